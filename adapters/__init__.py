@@ -1,0 +1,1 @@
+"""A LoRA from files to a batched `y += x A B`."""

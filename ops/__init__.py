@@ -1,0 +1,1 @@
+"""The kernel seam: one protocol (`ops.base`), one implementation per backend."""

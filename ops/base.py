@@ -1,0 +1,304 @@
+"""The kernel seam: what a backend must offer, and the structures it is called with.
+
+Every tensor lives on the backend's device. Sequences of a step are laid out one after the other:
+row `t` is one token of one sequence; a sequence's rows are contiguous; sequences that share an
+adapter slot are neighbours, base-only sequences come last.
+
+    S  sequences in the step        T  rows (tokens) in the step      L  layers
+    H  query heads, G  KV heads     D  head size                      V  vocabulary
+
+Activations are in `activation_dtype(weights)`; on CPU that is float32 whatever the serving dtype,
+so that sums keep their precision between ops; weights, KV pages and adapters are in the serving dtype.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+PAGE_TOKENS = 16
+"""Tokens in a KV page, on every backend."""
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""Projections an adapter may touch; the index in this tuple is the `projection` axis of the tables."""
+
+Activation = Literal["silu", "gelu_tanh"]
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """Geometry of one model's KV page: K and V of `PAGE_TOKENS` tokens in all layers.
+
+    A page is `[L][K then V][G][...]`; the inner `[...]` of `PAGE_TOKENS * D` elements is the backend's own.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of K and V of one layer in one page."""
+        return 2 * self.num_kv_heads * PAGE_TOKENS * self.head_dim * self.dtype.itemsize
+
+    @property
+    def page_bytes(self) -> int:
+        return self.num_layers * self.layer_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheView:
+    """The arena as attention sees it.
+
+    arena: uint8 [arena bytes]. The K of layer `l` of a page at byte offset `p` begins at
+    `p + l * layout.layer_bytes`, its V half a `layer_bytes` later.
+    """
+
+    arena: Tensor
+    layout: KVLayout
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """Who attends to what in one step.
+
+    query_start  int32 [S + 1]        rows of sequence s are query_start[s]..query_start[s + 1]
+    row_seq      int32 [T]            sequence of each row
+    positions    int32 [T]            absolute position of each row in its sequence
+    context_lens int32 [S]            tokens of the sequence in KV once this step's rows are written
+    block_tables int64 [S, P]         byte offset in the arena of each page; entries past the context are
+                                      undefined and must not be read
+    max_query    int                  largest number of rows of a sequence
+    max_context  int                  largest context_lens
+    """
+
+    query_start: Tensor
+    row_seq: Tensor
+    positions: Tensor
+    context_lens: Tensor
+    block_tables: Tensor
+    max_query: int
+    max_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class QKNorm:
+    """Per-head RMS norm of q and k before rope (Qwen3, Gemma 3). Weights float32 [D], offset folded in."""
+
+    q_weight: Tensor
+    k_weight: Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterTables:
+    """Where each resident adapter's factors lie. Rewritten in place, one slot at a time, at load.
+
+    a_offset int64 [slots, L, 7]  byte offset in the arena of A, [rank, K], K contiguous
+    b_offset int64 [slots, L, 7]  byte offset in the arena of B in the backend's layout; scale folded in
+    rank     int32 [slots, L, 7]  0 = the adapter does not touch this projection (offsets undefined)
+    """
+
+    a_offset: Tensor
+    b_offset: Tensor
+    rank: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LoRABatch:
+    """Rows of a step by adapter slot.
+
+    segment_start int32 [N + 1]   rows of segment n are segment_start[n]..segment_start[n + 1];
+                                  the rows after segment_start[N] are base only
+    segment_slot  int32 [N]       adapter slot; slots may repeat
+    """
+
+    arena: Tensor
+    dtype: torch.dtype
+    tables: AdapterTables
+    segment_start: Tensor
+    segment_slot: Tensor
+    max_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A linear whose output is one or more projections side by side.
+
+    projections: indices into PROJECTIONS, in output column order; widths: their output columns.
+    """
+
+    projections: tuple[int, ...]
+    widths: tuple[int, ...]
+    in_features: int
+
+
+class PackedLinear(Protocol):
+    """A weight in the form the backend's `linear` wants. Opaque but for these."""
+
+    in_features: int
+    out_features: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """How to draw one token for each of N rows of logits.
+
+    temperature float32 [N]   0 = greedy, the other fields but bias and penalties then have no effect
+    top_k       int32 [N]     0 = off
+    top_p       float32 [N]   1 = off
+    min_p       float32 [N]   0 = off
+    seed        int64 [N]     position int64 [N]   choice int64 [N]   the key of the random numbers
+    presence, frequency float32 [N]   OpenAI penalties over generated tokens, 0 = off
+    repetition  float32 [N]   over prompt and generated tokens, 1 = off
+    token_buffer int32 [rows, max_model_len]; buffer_row int32 [N]; prompt_len, total_len int32 [N]
+                              the tokens the penalties count
+    bias_start int32 [N + 1], bias_ids int32 [B], bias_values float32 [B]
+                              logit bias as ragged rows; -inf bans a token
+    all_greedy, has_penalties, has_bias
+                              host-side facts that let a backend skip work
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seed: Tensor
+    position: Tensor
+    choice: Tensor
+    presence: Tensor
+    frequency: Tensor
+    repetition: Tensor
+    token_buffer: Tensor
+    buffer_row: Tensor
+    prompt_len: Tensor
+    total_len: Tensor
+    bias_start: Tensor
+    bias_ids: Tensor
+    bias_values: Tensor
+    all_greedy: bool
+    has_penalties: bool
+    has_bias: bool
+
+
+class Ops(Protocol):
+    """A backend. Implementations hold no state but scratch; none keeps a reference to its arguments."""
+
+    name: str
+    device: torch.device
+    b_rank_major: bool
+    """Layout of B in the adapter image: True = [rank, N] (CPU), False = [N, rank] (GPU)."""
+
+    def activation_dtype(self, weights: torch.dtype) -> torch.dtype: ...
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+        """weight [N, K] in the serving dtype, bias [N]. The arguments may be freed afterwards."""
+        ...
+
+    def linear(self, x: Tensor, weight: PackedLinear) -> Tensor:
+        """Semantics: y = x W^T + bias.  Shape: x [T, K] -> [T, N].  DType: activation, sums in float32."""
+        ...
+
+    def embed(self, ids: Tensor, table: Tensor, scale: float = 1.0) -> Tensor:
+        """Semantics: y[t] = table[ids[t]] * scale.  Shape: ids int32 [T], table [V, K] -> [T, K]."""
+        ...
+
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
+    ) -> Tensor:
+        """Semantics: with residual: residual += x in place, y = norm(residual); else y = norm(x).
+        norm(v) = v / sqrt(mean(v^2) + eps) * weight.
+        Shape: x, residual [T, K]; weight float32 [K], a family's weight offset already folded in.
+        """
+        ...
+
+    def rope_write_kv(
+        self,
+        qkv: Tensor,
+        rope: Tensor,
+        batch: AttentionBatch,
+        kv: KVCacheView,
+        layer: int,
+        num_heads: int,
+        qk_norm: QKNorm | None = None,
+    ) -> None:
+        """Semantics: norm q and k per head if asked, rotate both (half-split pairs), write k and v into
+        their pages. q is left, rotated, in its columns of qkv; k and v columns are then undefined.
+        Shape: qkv [T, (H + 2G) * D]; rope float32 [max positions, D], cos in the first half, sin in the second.
+        """
+        ...
+
+    def paged_attention(
+        self,
+        qkv: Tensor,
+        batch: AttentionBatch,
+        kv: KVCacheView,
+        layer: int,
+        num_heads: int,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        """Semantics: causal attention of each row over its sequence's pages, prefill and decode alike.
+        Row at position p sees positions max(0, p - window + 1)..p. scores = q k^T * scale,
+        then softcap * tanh(scores / softcap). Query head h reads KV head h // (H / G).
+        Shape: q is the first H * D columns of qkv [T, (H + 2G) * D] -> [T, H * D]. Sums in float32.
+        """
+        ...
+
+    def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """Semantics: act(gate) * up.  Shape: [T, 2 * I] (gate first) -> [T, I]."""
+        ...
+
+    def add_lora(self, y: Tensor, x: Tensor, site: Site, layer: int, lora: LoRABatch) -> None:
+        """Semantics: for every segment and every projection of the site with rank > 0:
+        y[rows, columns] += (x[rows] A^T) B, partial sums in float32, y changed in place.
+        Shape: x [T, K], y [T, sum(site.widths)]. Rows outside the segments are untouched.
+        """
+        ...
+
+    def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
+        """Semantics: bias, then penalties, then temperature, top-k, top-p, min-p (in that order, each on what
+        the one before left), then argmax(logit / temperature + Gumbel noise), the noise a pure function
+        of (seed, position, choice, token id). Ties: the smallest id.
+        Shape: logits float32 [N, V], may be changed -> int32 [N].
+        """
+        ...
+
+    def log_softmax_top(
+        self, logits: Tensor, tokens: Tensor, num_top: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probabilities of the raw logits, which are not changed.
+        Shape: logits float32 [N, V], tokens int32 [N] -> chosen float32 [N], top ids int32 [N, num_top],
+        top values float32 [N, num_top], descending.
+        """
+        ...
+
+    def copy_pages(self, arena: Tensor, source: Tensor, target: Tensor, num_bytes: int) -> None:
+        """Semantics: copies num_bytes at each byte offset source[i] to target[i]; int64 [N], no overlap."""
+        ...
+
+    def synchronize(self) -> None:
+        """Returns when all work submitted so far is done."""
+        ...
+
+
+def select(name: str, **options: Any) -> Ops:
+    """The backend of that name, imported only now. Raises ValueError for an unknown one."""
+    match name:
+        case "reference":
+            from ops.reference import ReferenceOps
+
+            return ReferenceOps()
+        case "cpu":
+            from ops.cpu import CpuOps
+
+            return CpuOps(**options)
+        case _:
+            raise ValueError(f"unknown op backend {name!r}: this build has 'reference' and 'cpu'")

@@ -1,0 +1,137 @@
+"""Tiny models, tokenizers and adapters, made with transformers and peft themselves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FAMILIES = ("llama", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+    "pad_token_id": 258,
+}
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def make_tokenizer(folder: Path) -> None:
+    """A byte-level tokenizer of 256 bytes and a few specials, with a ChatML template, as tokenizer.json."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    specials = ("<|bos|>", "<|im_end|>", "<|pad|>", "<|im_start|>")
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in specials])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "bos_token": "<|bos|>",
+                "eos_token": "<|im_end|>",
+                "pad_token": "<|pad|>",
+                "chat_template": CHAT_TEMPLATE,
+            }
+        )
+    )
+
+
+def make_model(folder: Path, family: str = "llama", *, seed: int = 0, **changes: Any) -> Path:
+    """Writes a random model of the family as a Hugging Face directory (float32 safetensors) and returns it.
+
+    The initial weights are large enough that logits differ clearly between prompts.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    extra: dict[str, Any] = {}
+    model_type = family
+    match family:
+        case "llama":
+            extra = {"tie_word_embeddings": True}
+        case "llama3":
+            model_type = "llama"
+            extra = {
+                "tie_word_embeddings": False,
+                "rope_parameters": {
+                    "rope_type": "llama3",
+                    "rope_theta": 10000.0,
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                },
+            }
+        case "mistral":
+            extra = {"sliding_window": 24}
+        case "gemma2":
+            extra = {"sliding_window": 24, "query_pre_attn_scalar": 16}
+        case "gemma3_text":
+            extra = {
+                "sliding_window": 24,
+                "query_pre_attn_scalar": 16,
+                "layer_types": ["sliding_attention", "full_attention"],
+            }
+        case _:
+            pass
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(model_type, **{**SIZES, **extra, **changes})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(0.0, 0.08 if "embed" not in name else 0.5)
+            elif "norm" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+            else:
+                parameter.normal_(0.0, 0.1)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    make_tokenizer(folder)
+    return folder
+
+
+def make_adapter(
+    model: Path,
+    folder: Path,
+    *,
+    rank: int = 8,
+    alpha: float = 16,
+    targets: list[str] | str = "all-linear",
+    seed: int = 0,
+    b_std: float = 0.04,
+    **config: Any,
+) -> Path:
+    """Writes a random LoRA of the model at `model`, saved by peft, whose B is large enough to matter."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    lora = LoraConfig(
+        r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM", **config
+    )
+    torch.manual_seed(seed)
+    peft_model = get_peft_model(base, lora)
+    with torch.no_grad():
+        for name, parameter in peft_model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0.0, b_std)
+    peft_model.save_pretrained(str(folder))
+    return folder
