@@ -1,0 +1,268 @@
+"""The oracle: every op in plain torch, written to be read. Runs where there is no compiler, too."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ops.base import (
+    PAGE_TOKENS,
+    Activation,
+    AttentionBatch,
+    KVCacheView,
+    LoRABatch,
+    PackedLinear,
+    QKNorm,
+    SamplingBatch,
+    Site,
+)
+
+MASK = 0xFFFFFFFF
+
+
+class DenseLinear:
+    """weight float32 [N, K], bias float32 [N] or None."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight = weight.to(torch.float32, copy=True)
+        self.bias = None if bias is None else bias.to(torch.float32, copy=True)
+        self.out_features, self.in_features = weight.shape
+        self.num_bytes = self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+
+class ReferenceOps:
+    """Ops in float32 torch. Inner layout of a page: K and V both `[G][PAGE_TOKENS][D]`."""
+
+    name = "reference"
+    device = torch.device("cpu")
+    b_rank_major = True
+
+    def activation_dtype(self, weights: torch.dtype) -> torch.dtype:
+        return torch.float32
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+        return DenseLinear(weight, bias)
+
+    def linear(self, x: Tensor, weight: PackedLinear) -> Tensor:
+        assert isinstance(weight, DenseLinear)
+        return torch.nn.functional.linear(x, weight.weight, weight.bias)
+
+    def embed(self, ids: Tensor, table: Tensor, scale: float = 1.0) -> Tensor:
+        return table[ids.long()].float() * scale
+
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
+    ) -> Tensor:
+        if residual is not None:
+            x = residual.add_(x)
+        return _normalise(x, weight, eps)
+
+    def rope_write_kv(
+        self,
+        qkv: Tensor,
+        rope: Tensor,
+        batch: AttentionBatch,
+        kv: KVCacheView,
+        layer: int,
+        num_heads: int,
+        qk_norm: QKNorm | None = None,
+    ) -> None:
+        num_kv, dim = kv.layout.num_kv_heads, kv.layout.head_dim
+        heads = qkv.view(len(qkv), num_heads + 2 * num_kv, dim)
+        q, k, v = heads.split([num_heads, num_kv, num_kv], dim=1)
+        if qk_norm is not None:
+            q.copy_(_normalise(q, qk_norm.q_weight, qk_norm.eps))
+            k.copy_(_normalise(k, qk_norm.k_weight, qk_norm.eps))
+        angles = rope[batch.positions.long()]
+        _rotate(q, angles)
+        _rotate(k, angles)
+        for row, (seq, position) in enumerate(
+            zip(batch.row_seq.tolist(), batch.positions.tolist(), strict=True)
+        ):
+            page = int(batch.block_tables[seq, position // PAGE_TOKENS])
+            keys, values = _page(kv, layer, page)
+            keys[:, position % PAGE_TOKENS] = k[row].to(keys.dtype)
+            values[:, position % PAGE_TOKENS] = v[row].to(values.dtype)
+
+    def paged_attention(
+        self,
+        qkv: Tensor,
+        batch: AttentionBatch,
+        kv: KVCacheView,
+        layer: int,
+        num_heads: int,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        num_kv, dim = kv.layout.num_kv_heads, kv.layout.head_dim
+        queries = qkv[:, : num_heads * dim].view(-1, num_heads, dim)
+        out = torch.empty(len(qkv), num_heads, dim)
+        starts = batch.query_start.tolist()
+        for seq, length in enumerate(batch.context_lens.tolist()):
+            rows = slice(starts[seq], starts[seq + 1])
+            keys, values = _gather(kv, layer, batch.block_tables[seq], length)
+            keys = keys.repeat_interleave(num_heads // num_kv, dim=0)
+            values = values.repeat_interleave(num_heads // num_kv, dim=0)
+            scores = torch.einsum("qhd,htd->hqt", queries[rows], keys) * scale
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            own = batch.positions[rows].long().unsqueeze(1)
+            other = torch.arange(length).unsqueeze(0)
+            hidden = other > own
+            if window is not None:
+                hidden |= other <= own - window
+            probs = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
+            out[rows] = torch.einsum("hqt,htd->qhd", probs, values)
+        return out.view(len(qkv), num_heads * dim)
+
+    def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        if activation == "silu":
+            return torch.nn.functional.silu(gate) * up
+        return torch.nn.functional.gelu(gate, approximate="tanh") * up
+
+    def add_lora(self, y: Tensor, x: Tensor, site: Site, layer: int, lora: LoRABatch) -> None:
+        tables = lora.tables
+        starts = lora.segment_start.tolist()
+        for segment, slot in enumerate(lora.segment_slot.tolist()):
+            rows = slice(starts[segment], starts[segment + 1])
+            column = 0
+            for projection, width in zip(site.projections, site.widths, strict=True):
+                rank = int(tables.rank[slot, layer, projection])
+                if rank > 0 and rows.start < rows.stop:
+                    a_offset = int(tables.a_offset[slot, layer, projection])
+                    b_offset = int(tables.b_offset[slot, layer, projection])
+                    a = _matrix(lora.arena, a_offset, rank, site.in_features, lora.dtype)
+                    b = _matrix(lora.arena, b_offset, rank, width, lora.dtype)
+                    y[rows, column : column + width] += x[rows] @ a.T @ b
+                column += width
+
+    def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
+        drawn = [_sample_row(logits[row], batch, row) for row in range(len(logits))]
+        return torch.tensor(drawn, dtype=torch.int32)
+
+    def log_softmax_top(
+        self, logits: Tensor, tokens: Tensor, num_top: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        values = logits.double().log_softmax(dim=-1).float()
+        chosen = values.gather(1, tokens.long().unsqueeze(1)).squeeze(1)
+        ids = logits.sort(dim=-1, descending=True, stable=True).indices[:, :num_top]
+        return chosen, ids.int(), values.gather(1, ids)
+
+    def copy_pages(self, arena: Tensor, source: Tensor, target: Tensor, num_bytes: int) -> None:
+        for start, end in zip(source.tolist(), target.tolist(), strict=True):
+            arena[end : end + num_bytes] = arena[start : start + num_bytes]
+
+    def synchronize(self) -> None:
+        pass
+
+
+def gumbel_noise(seed: int, position: int, choice: int, num_tokens: int) -> Tensor:
+    """Standard Gumbel noise float32 [num_tokens], a pure function of its key and the token id.
+
+    Two 32-bit keys are hashed from (seed, position, choice), then each token id with both, so that
+    the integers are the same on every backend. Positions and choices count modulo 2^32.
+    """
+    low, high = 0x9E3779B9, 0x85EBCA6B
+    for word in (seed & MASK, seed >> 32 & MASK, position & MASK, choice & MASK):
+        low, high = int(_mix(torch.tensor(low ^ word))), int(_mix(torch.tensor(high ^ word)))
+    bits = _mix((_mix(torch.arange(num_tokens) ^ low) + high) & MASK)
+    uniform = ((bits >> 9).float() + 0.5) * 2.0**-23
+    return -torch.log(-torch.log(uniform))
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The 32-bit hash `lowbias32` (C. Wellons, hash-prospector), on int64 that hold 32 bits."""
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & MASK
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & MASK
+    return x ^ (x >> 16)
+
+
+def _sample_row(logits: Tensor, batch: SamplingBatch, row: int) -> int:
+    if batch.has_bias:
+        span = slice(int(batch.bias_start[row]), int(batch.bias_start[row + 1]))
+        logits.index_add_(0, batch.bias_ids[span].long(), batch.bias_values[span])
+    if batch.has_penalties:
+        _penalise(logits, batch, row)
+    temperature = float(batch.temperature[row])
+    if temperature == 0.0:
+        return int(logits.argmax())
+    scaled = _keep_top_k(logits / temperature, int(batch.top_k[row]))
+    scaled = _keep_top_p(scaled, float(batch.top_p[row]))
+    scaled = _keep_min_p(scaled, float(batch.min_p[row]))
+    key = (int(batch.seed[row]), int(batch.position[row]), int(batch.choice[row]))
+    return int((scaled + gumbel_noise(*key, len(logits))).argmax())
+
+
+def _penalise(logits: Tensor, batch: SamplingBatch, row: int) -> None:
+    """Repetition over all tokens, then frequency and presence over the generated ones."""
+    tokens = batch.token_buffer[int(batch.buffer_row[row])].long()
+    prompt_len, total_len = int(batch.prompt_len[row]), int(batch.total_len[row])
+    seen = tokens[:total_len].unique()
+    values, repetition = logits[seen], batch.repetition[row]
+    logits[seen] = torch.where(values > 0, values / repetition, values * repetition)
+    generated, counts = tokens[prompt_len:total_len].unique(return_counts=True)
+    logits[generated] -= batch.frequency[row] * counts + batch.presence[row]
+
+
+def _keep_top_k(scaled: Tensor, top_k: int) -> Tensor:
+    """The k largest, and whatever equals the smallest of them."""
+    if top_k <= 0 or top_k >= len(scaled):
+        return scaled
+    return scaled.masked_fill(scaled < scaled.topk(top_k).values[-1], -torch.inf)
+
+
+def _keep_top_p(scaled: Tensor, top_p: float) -> Tensor:
+    """The fewest largest whose probability reaches p, and whatever equals the smallest of them."""
+    if top_p >= 1.0:
+        return scaled
+    ordered = scaled.sort(descending=True).values
+    mass = (ordered - ordered[0]).exp().double()
+    before = mass.cumsum(dim=0) - mass
+    last = int((before < top_p * mass.sum()).sum()) - 1
+    return scaled.masked_fill(scaled < ordered[max(last, 0)], -torch.inf)
+
+
+def _keep_min_p(scaled: Tensor, min_p: float) -> Tensor:
+    """Those at least min_p times as probable as the most probable one."""
+    if min_p <= 0.0:
+        return scaled
+    return scaled.masked_fill(scaled < scaled.max() + math.log(min_p), -torch.inf)
+
+
+def _normalise(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(dim=-1, keepdim=True) + eps) * weight
+
+
+def _rotate(x: Tensor, angles: Tensor) -> None:
+    """x [T, heads, D] in place; angles [T, D]."""
+    cos, sin = angles.unsqueeze(1).chunk(2, dim=-1)
+    first, second = x.clone().chunk(2, dim=-1)
+    x.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1))
+
+
+def _matrix(arena: Tensor, offset: int, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    size = rows * columns * dtype.itemsize
+    return arena[offset : offset + size].view(dtype).view(rows, columns).float()
+
+
+def _page(kv: KVCacheView, layer: int, page: int) -> tuple[Tensor, Tensor]:
+    """Views of K and V of one layer of a page, each [G, PAGE_TOKENS, D]."""
+    layout = kv.layout
+    start = page + layer * layout.layer_bytes
+    both = kv.arena[start : start + layout.layer_bytes].view(layout.dtype)
+    keys, values = both.view(2, layout.num_kv_heads, PAGE_TOKENS, layout.head_dim)
+    return keys, values
+
+
+def _gather(kv: KVCacheView, layer: int, block_table: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """K and V of the first `length` tokens of a sequence, float32 [G, length, D]."""
+    num_pages = -(-length // PAGE_TOKENS)
+    pages = [_page(kv, layer, page) for page in block_table[:num_pages].tolist()]
+    keys = torch.cat([page[0] for page in pages], dim=1)[:, :length].float()
+    values = torch.cat([page[1] for page in pages], dim=1)[:, :length].float()
+    return keys, values
