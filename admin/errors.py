@@ -1,0 +1,50 @@
+"""What can go wrong in the Postgres plane. Knows nothing of HTTP: admin/problems.py answers."""
+
+from __future__ import annotations
+
+
+class AdminError(Exception):
+    """Base of all; `code` names the case for machines."""
+
+    code = "internal"
+
+    def __init__(self, message: str, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code or type(self).code
+        self.param = param
+
+
+class Invalid(AdminError):
+    """The input breaks a rule."""
+
+    code = "invalid"
+
+
+class NotFound(AdminError):
+    """No such thing, or not for this caller."""
+
+    code = "not_found"
+
+
+class AlreadyExists(AdminError):
+    """The name is taken."""
+
+    code = "already_exists"
+
+
+class Conflict(AdminError):
+    """The present state forbids it."""
+
+    code = "conflict"
+
+
+class DatabaseUnavailable(AdminError):
+    """Postgres cannot be reached, is starting, or did not answer in time."""
+
+    code = "database_unavailable"
+
+
+class MigrationError(AdminError):
+    """The schema is not what the migration files say."""
+
+    code = "migration"

@@ -1,0 +1,72 @@
+"""The named queries of admin/sql/*.sql, and what the gateway lives on: the whole catalog at once.
+
+A file holds blocks of a line `-- name: <name>` and the statement after it; no name is used twice.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from admin.database import Connection, Row
+from admin.records import (
+    AdapterVersion,
+    Alias,
+    ApiKey,
+    BaseModel,
+    CatalogSnapshot,
+    Tenant,
+)
+
+CATALOG_CHANNEL = "loraplex_catalog"
+"""NOTIFY channel; the payload is the new generation."""
+
+T = TypeVar("T")
+
+_HEADER = re.compile(r"^-- name: (\w+)[ \t]*$", re.MULTILINE)
+
+
+def load_queries(folder: Path) -> dict[str, str]:
+    """Name to SQL text. Raises ValueError for a name used twice."""
+    queries: dict[str, str] = {}
+    for file in sorted(folder.glob("*.sql")):
+        parts = _HEADER.split(file.read_text())
+        for name, text in zip(parts[1::2], parts[2::2], strict=True):
+            if name in queries:
+                raise ValueError(f"{file.name}: the query {name} is defined twice")
+            queries[name] = text.strip()
+    return queries
+
+
+sql = load_queries(Path(__file__).parent / "sql")
+
+
+def from_row(kind: type[T], row: Row) -> T:
+    """A record from a row whose columns bear its field names."""
+    return msgspec.convert(dict(row), kind)
+
+
+async def load_catalog(connection: Connection) -> CatalogSnapshot:
+    """Everything the gateway serves from, as of one instant."""
+    async with connection.transaction(isolation="repeatable_read", readonly=True):
+        generation: int = await connection.fetchval(sql["catalog_generation"])
+
+        async def all_of(kind: type[Any], query: str) -> tuple[Any, ...]:
+            return tuple(from_row(kind, row) for row in await connection.fetch(sql[query]))
+
+        return CatalogSnapshot(
+            generation=generation,
+            tenants=await all_of(Tenant, "catalog_tenants"),
+            keys=await all_of(ApiKey, "catalog_keys"),
+            models=await all_of(BaseModel, "catalog_models"),
+            versions=await all_of(AdapterVersion, "catalog_versions"),
+            aliases=await all_of(Alias, "catalog_aliases"),
+        )
+
+
+async def catalog_generation(connection: Connection) -> int:
+    """Cheap to poll: grows with every change the gateway must see."""
+    return await connection.fetchval(sql["catalog_generation"])
