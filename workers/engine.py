@@ -1,0 +1,205 @@
+"""One base model at work: receive, schedule, run, update, emit. Synchronous; one thread."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import Protocol
+
+from workers.model_runner import StepResult
+from workers.protocol import (
+    AdapterRef,
+    ErrorCode,
+    Failed,
+    FinishReason,
+    Generate,
+    ModelInfo,
+    SequenceOutput,
+    TokenLogprobs,
+)
+from workers.scheduler import Schedule, Scheduler
+from workers.sequence import Sequence
+from workers.step_ring import StepRing
+
+log = logging.getLogger(__name__)
+
+Event = tuple[int, SequenceOutput | Failed]
+"""(connection, what happened to one of its sequences)."""
+
+
+class Runner(Protocol):
+    """Computes a schedule: `ModelRunner`, or a stand-in without tensors."""
+
+    def run(self, schedule: Schedule) -> StepResult: ...
+
+
+class Engine:
+    """Continuous batching for one model. Every accepted `Generate` ends in a finish or in a `Failed`."""
+
+    def __init__(
+        self,
+        info: ModelInfo,
+        scheduler: Scheduler,
+        runner: Runner,
+        ring: StepRing,
+        *,
+        vocab_size: int,
+        end_tokens: frozenset[int],
+        clock: Callable[[], float],
+    ) -> None:
+        self.info = info
+        self.scheduler = scheduler
+        self._runner = runner
+        self._ring = ring
+        self._vocab_size = vocab_size
+        self._end_tokens = end_tokens
+        self._clock = clock
+        self._sequences: dict[tuple[int, int], Sequence] = {}
+        self.num_generated_tokens = 0
+        self.is_stalled = True
+        """The last step found nothing that could run: idle, or waiting for adapters."""
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def submit(self, connection: int, request: Generate) -> Failed | None:
+        """Queues the request, or says why not."""
+        sequence = Sequence(connection, request, self._clock(), self._end_tokens)
+        if sequence.key in self._sequences:
+            return Failed(request.id, ErrorCode.INVALID, f"sequence id {request.id} is in use")
+        if (refusal := self._refusal(sequence)) is not None:
+            return Failed(request.id, *refusal)
+        self._sequences[sequence.key] = sequence
+        self.is_stalled = False
+        self.scheduler.add(sequence)
+        return None
+
+    def abort(self, connection: int, sequence_id: int) -> None:
+        """Frees the sequence at once; nothing more is sent for it. Unknown ids are of the past."""
+        sequence = self._sequences.pop((connection, sequence_id), None)
+        if sequence is not None:
+            self.scheduler.remove(sequence)
+
+    def abort_connection(self, connection: int) -> None:
+        for key in [key for key in self._sequences if key[0] == connection]:
+            self.abort(*key)
+
+    def prefetch(self, adapter: AdapterRef) -> None:
+        self.scheduler.prefetch(adapter)
+
+    def step(self) -> list[Event]:
+        """Runs one step if anything fits; a step that fails fails its own sequences and no others."""
+        begin = perf_counter_ns()
+        start_s = self._clock()
+        schedule = self.scheduler.schedule()
+        events = [self._fail(*failure) for failure in schedule.failed]
+        self.is_stalled = not schedule.items
+        if self.is_stalled:
+            return events
+        num_prefill = sum(i.num_tokens for i in schedule.items if i.sequence.is_prefilling)
+        scheduled = perf_counter_ns()
+        try:
+            result = self._runner.run(schedule)
+        except Exception as error:
+            return events + self._fail_step(schedule, error)
+        computed = perf_counter_ns()
+        events += self._update(schedule, result)
+        self._ring.append(
+            start_s=start_s,
+            num_rows=schedule.num_tokens,
+            num_sequences=len(schedule.items),
+            num_prefill_tokens=num_prefill,
+            num_sampled=len(result.tokens),
+            num_adapters=len({item.slot for item in schedule.items if item.slot >= 0}),
+            num_running=len(self.scheduler.running),
+            num_waiting=len(self.scheduler.waiting),
+            num_free_pages=self.scheduler.num_free_pages,
+            num_preempted=schedule.num_preempted,
+            schedule_us=(scheduled - begin) // 1000,
+            build_us=result.build_us,
+            forward_us=result.forward_us,
+            sample_us=result.sample_us,
+            update_us=(perf_counter_ns() - computed) // 1000,
+        )
+        return events
+
+    def _refusal(self, sequence: Sequence) -> tuple[ErrorCode, str] | None:
+        params = sequence.params
+        if not sequence.tokens:
+            return ErrorCode.INVALID, "the prompt is empty"
+        if not 0 <= min(sequence.tokens) <= max(sequence.tokens) < self._vocab_size:
+            return ErrorCode.INVALID, f"token ids must lie in 0..{self._vocab_size - 1}"
+        if params.max_tokens < (0 if params.prompt_logprobs is not None else 1):
+            return ErrorCode.INVALID, "max_tokens must be at least 1 (0 with prompt_logprobs)"
+        if sequence.max_len > self.info.max_model_len:
+            return ErrorCode.PROMPT_TOO_LONG, (
+                f"{sequence.num_prompt} prompt tokens and {params.max_tokens} to generate exceed "
+                f"the model's {self.info.max_model_len}"
+            )
+        return self.scheduler.refusal(sequence)
+
+    def _update(self, schedule: Schedule, result: StepResult) -> list[Event]:
+        sampled = schedule.sampled
+        prompt_done = [item.sequence for item in schedule.items if _ends_unsampled(item.sequence)]
+        self.scheduler.update(schedule)
+        for item in schedule.items:
+            scored = result.prompt_logprobs.get(item.sequence.key)
+            if scored is not None:
+                item.sequence.prompt_logprobs += scored
+        events = [
+            self._emit(item.sequence, token, logprobs)
+            for item, token, logprobs in zip(sampled, result.tokens, result.logprobs, strict=True)
+        ]
+        self.num_generated_tokens += len(sampled)
+        return events + [self._finish_prompt(s) for s in prompt_done if s.num_uncomputed == 0]
+
+    def _emit(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> Event:
+        finish_reason = sequence.append(token)
+        is_stop = finish_reason is FinishReason.STOP
+        is_first = sequence.num_generated == 1
+        output = SequenceOutput(
+            id=sequence.request.id,
+            tokens=[token],
+            logprobs=None if logprobs is None else [logprobs],
+            prompt_logprobs=sequence.prompt_logprobs
+            if is_first and sequence.params.prompt_logprobs is not None
+            else None,
+            finish_reason=finish_reason,
+            stop_token=token if is_stop else None,
+            num_cached_tokens=sequence.num_cached if is_first or finish_reason else 0,
+        )
+        if finish_reason is not None:
+            self._forget(sequence)
+        return sequence.connection, output
+
+    def _finish_prompt(self, sequence: Sequence) -> Event:
+        self._forget(sequence)
+        return sequence.connection, SequenceOutput(
+            id=sequence.request.id,
+            tokens=[],
+            prompt_logprobs=sequence.prompt_logprobs,
+            finish_reason=FinishReason.LENGTH,
+        )
+
+    def _forget(self, sequence: Sequence) -> None:
+        del self._sequences[sequence.key]
+        self.scheduler.remove(sequence)
+
+    def _fail(self, sequence: Sequence, code: ErrorCode, message: str) -> Event:
+        del self._sequences[sequence.key]
+        return sequence.connection, Failed(sequence.request.id, code, message)
+
+    def _fail_step(self, schedule: Schedule, error: Exception) -> list[Event]:
+        message = f"the engine step failed: {type(error).__name__}"
+        log.exception("engine step failed", exc_info=error)
+        events: list[Event] = []
+        for item in schedule.items:
+            self.scheduler.remove(item.sequence)
+            events.append(self._fail(item.sequence, ErrorCode.INTERNAL, message))
+        return events
+
+
+def _ends_unsampled(sequence: Sequence) -> bool:
+    return sequence.params.max_tokens == 0

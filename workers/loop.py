@@ -1,0 +1,140 @@
+"""The engine thread: one inbox in, one delivery per step out, engines served in turn."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import assert_never
+
+from adapters.pool import AdapterPool
+from workers.engine import Engine, Event
+from workers.protocol import (
+    Abort,
+    Drain,
+    ErrorCode,
+    Failed,
+    Generate,
+    ModelInfo,
+    Prefetch,
+    SequenceOutput,
+    StepOutput,
+)
+from workers.server import Disconnected
+
+log = logging.getLogger(__name__)
+
+Command = Generate | Abort | Prefetch | Drain | Disconnected
+Delivery = list[tuple[int, StepOutput | Failed]]
+
+LOAD_POLL_S = 0.001
+"""How often an otherwise idle loop looks whether an adapter it waits for has arrived."""
+
+
+class WorkerLoop:
+    """Owns the engines and the adapter pools; nobody else touches them while it runs."""
+
+    def __init__(
+        self,
+        engines: dict[str, Engine],
+        pools: list[AdapterPool],
+        *,
+        deliver: Callable[[Delivery], None],
+    ) -> None:
+        self._engines = engines
+        self._pools = pools
+        self._deliver = deliver
+        self._inbox: SimpleQueue[tuple[int, Command] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="engine")
+        self.is_ready = False
+        self.is_draining = False
+
+    @property
+    def models(self) -> list[ModelInfo]:
+        return [engine.info for engine in self._engines.values()]
+
+    def post(self, connection: int, message: Command) -> None:
+        """Thread-safe; never blocks."""
+        self._inbox.put((connection, message))
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread after the step in progress; sequences still running are dropped."""
+        self._inbox.put(None)
+        self._thread.join()
+
+    @property
+    def has_work(self) -> bool:
+        return any(engine.has_work for engine in self._engines.values())
+
+    def _run(self) -> None:
+        self.is_ready = True
+        while self._receive():
+            for pool in self._pools:
+                pool.poll()
+            events: list[Event] = []
+            for engine in self._engines.values():
+                if engine.has_work:
+                    events += engine.step()
+            self._emit(events)
+        self.is_ready = False
+
+    def _receive(self) -> bool:
+        """Takes all that has come; waits only when there is nothing to compute. False = stop."""
+        timeout = None
+        if self.has_work:
+            is_stalled = all(engine.is_stalled for engine in self._engines.values())
+            timeout = LOAD_POLL_S if is_stalled else 0.0
+        try:
+            command = self._inbox.get(block=timeout != 0.0, timeout=timeout or None)
+            while command is not None:
+                self._handle(*command)
+                command = self._inbox.get_nowait()
+        except Empty:
+            return True
+        return False
+
+    def _handle(self, connection: int, message: Command) -> None:
+        match message:
+            case Generate():
+                self._submit(connection, message)
+            case Abort(id=sequence_id):
+                for engine in self._engines.values():
+                    engine.abort(connection, sequence_id)
+            case Disconnected():
+                for engine in self._engines.values():
+                    engine.abort_connection(connection)
+            case Prefetch(model=model, adapter=adapter):
+                if model in self._engines:
+                    self._engines[model].prefetch(adapter)
+            case Drain():
+                self.is_draining = True
+            case _:
+                assert_never(message)
+
+    def _submit(self, connection: int, request: Generate) -> None:
+        engine = self._engines.get(request.model)
+        if self.is_draining:
+            failed = Failed(request.id, ErrorCode.DRAINING, "the worker is draining")
+        elif engine is None:
+            failed = Failed(request.id, ErrorCode.MODEL_UNKNOWN, "the worker lacks this base model")
+        else:
+            failed = engine.submit(connection, request)
+        if failed is not None:
+            self._deliver([(connection, failed)])
+
+    def _emit(self, events: list[Event]) -> None:
+        outputs: defaultdict[int, list[SequenceOutput]] = defaultdict(list)
+        delivery: Delivery = []
+        for connection, event in events:
+            if isinstance(event, Failed):
+                delivery.append((connection, event))
+            else:
+                outputs[connection].append(event)
+        delivery += [(connection, StepOutput(events)) for connection, events in outputs.items()]
+        if delivery:
+            self._deliver(delivery)

@@ -1,0 +1,117 @@
+"""From a schedule to tokens: builds the batch, runs the model, samples. Owns no request state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+
+import torch
+from torch import Tensor
+
+from memory.kv_cache import KVCache
+from ops.base import AdapterTables, KVCacheView, Ops
+from workers.batch_builder import build_forward_batch, build_sampling_batch
+from workers.models.decoder import Decoder
+from workers.protocol import TokenLogprobs
+from workers.scheduler import Schedule, ScheduledSequence
+from workers.sequence import Sequence
+from workers.token_buffer import TokenBuffer
+
+
+@dataclass(slots=True)
+class StepResult:
+    """tokens[i] is the token drawn for `schedule.sampled[i]`, logprobs[i] its log-probability if asked for."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    prompt_logprobs: dict[tuple[int, int], list[TokenLogprobs]] = field(default_factory=dict)
+    """By sequence key: of the prompt tokens whose predecessors were computed in this step."""
+    build_us: int = 0
+    forward_us: int = 0
+    sample_us: int = 0
+
+
+class ModelRunner:
+    """One model on one device."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        ops: Ops,
+        arena: Tensor,
+        kv: KVCache,
+        buffer: TokenBuffer,
+        tables: AdapterTables,
+    ) -> None:
+        self.model = model
+        self._ops = ops
+        self._kv = kv
+        self._view = KVCacheView(arena, model.kv_layout)
+        self._buffer = buffer
+        self._tables = tables
+
+    @torch.inference_mode()
+    def run(self, schedule: Schedule) -> StepResult:
+        """Computes every scheduled row and draws a token for each sequence in `schedule.sampled`."""
+        result = StepResult()
+        begin = perf_counter_ns()
+        batch = build_forward_batch(schedule, self._buffer, self._kv, self._view, self._tables)
+        built = perf_counter_ns()
+        hidden = self.model.forward(batch)
+        self._score_prompts(schedule, hidden, result)
+        sampled = schedule.sampled
+        last_rows = torch.tensor(schedule.last_rows, dtype=torch.int64, device=hidden.device)
+        logits = self.model.logits(hidden[last_rows]) if sampled else None
+        self._ops.synchronize()
+        computed = perf_counter_ns()
+        if logits is not None:
+            self._sample([item.sequence for item in sampled], logits, result)
+        result.build_us = (built - begin) // 1000
+        result.forward_us = (computed - built) // 1000
+        result.sample_us = (perf_counter_ns() - computed) // 1000
+        return result
+
+    def _sample(self, sequences: list[Sequence], logits: Tensor, result: StepResult) -> None:
+        wanted = [s.params.logprobs for s in sequences if s.params.logprobs is not None]
+        raw = logits.clone() if wanted else logits
+        sampling = build_sampling_batch(sequences, self._buffer, logits.device)
+        tokens = self._ops.sample(logits, sampling)
+        self._buffer.scatter(sampling.buffer_row, sampling.position, tokens)
+        result.tokens = tokens.tolist()
+        result.logprobs = [None] * len(sequences)
+        if wanted:
+            scored = self._logprobs(raw, tokens, max(wanted))
+            for index, sequence in enumerate(sequences):
+                if (num_top := sequence.params.logprobs) is not None:
+                    result.logprobs[index] = _trim(scored[index], num_top)
+
+    def _score_prompts(self, schedule: Schedule, hidden: Tensor, result: StepResult) -> None:
+        first_row = 0
+        for item in schedule.items:
+            sequence = item.sequence
+            num_top = sequence.params.prompt_logprobs
+            if num_top is not None and (targets := _prompt_targets(item)):
+                logits = self.model.logits(hidden[first_row : first_row + len(targets)])
+                tokens = torch.tensor(targets, dtype=torch.int32, device=hidden.device)
+                result.prompt_logprobs[sequence.key] = self._logprobs(logits, tokens, num_top)
+            first_row += item.num_tokens
+
+    def _logprobs(self, logits: Tensor, tokens: Tensor, num_top: int) -> list[TokenLogprobs]:
+        chosen, top_ids, top_values = self._ops.log_softmax_top(logits, tokens, num_top)
+        return [
+            TokenLogprobs(token, logprob, list(zip(ids, values, strict=True)))
+            for token, logprob, ids, values in zip(
+                tokens.tolist(), chosen.tolist(), top_ids.tolist(), top_values.tolist(), strict=True
+            )
+        ]
+
+
+def _prompt_targets(item: ScheduledSequence) -> list[int]:
+    """The prompt tokens that this chunk's rows predict."""
+    first = item.sequence.num_computed + 1
+    last = min(first + item.num_tokens, item.sequence.num_prompt)
+    return item.sequence.tokens[first:last]
+
+
+def _trim(scored: TokenLogprobs, num_top: int) -> TokenLogprobs:
+    return TokenLogprobs(scored.token, scored.logprob, scored.top[:num_top])

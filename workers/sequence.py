@@ -1,0 +1,99 @@
+"""One request's sequence: its tokens and how far the engine has come with them. Changed by the scheduler only."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from workers.protocol import AdapterRef, FinishReason, Generate, SamplingParams, TokenLogprobs
+
+if TYPE_CHECKING:
+    from adapters.pool import AdapterLease
+    from memory.block_table import BlockTable
+
+
+class SequenceStatus(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Sequence:
+    """`tokens[:num_computed]` have their KV written; the rest is what the next steps compute.
+
+        0 ........ num_cached ........ num_computed ..... num_prompt .... len(tokens)
+        from the prefix cache | computed here       | still to compute  | generated
+
+    A preempted sequence goes back to `num_computed = 0` and keeps its generated tokens.
+    """
+
+    def __init__(
+        self, connection: int, request: Generate, arrival_s: float, end_tokens: frozenset[int]
+    ) -> None:
+        self.connection = connection
+        self.request = request
+        self.arrival_s = arrival_s
+        self.tokens = list(request.tokens)
+        self.num_prompt = len(request.tokens)
+        self.num_computed = 0
+        self.num_cached = 0
+        self.status = SequenceStatus.WAITING
+        self.block_table: BlockTable | None = None
+        self.lease: AdapterLease | None = None
+        self.row: int | None = None
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.num_preemptions = 0
+        self.first_scheduled_s: float | None = None
+        params = request.params
+        self.end_tokens = (frozenset() if params.ignore_eos else end_tokens) | frozenset(
+            params.stop_token_ids
+        )
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """(connection, id): unique in a worker."""
+        return self.connection, self.request.id
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.request.params
+
+    @property
+    def adapter(self) -> AdapterRef | None:
+        return self.request.adapter
+
+    @property
+    def num_uncomputed(self) -> int:
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def max_len(self) -> int:
+        """Tokens the sequence has when it has run to its `max_tokens`."""
+        return self.num_prompt + self.params.max_tokens
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self.num_uncomputed > 1 or self.num_generated == 0
+
+    @property
+    def is_end_banned(self) -> bool:
+        """`min_tokens` not reached: end tokens must not be drawn."""
+        return self.num_generated < self.params.min_tokens
+
+    @property
+    def policy_key(self) -> tuple[int, float]:
+        """Order of service: higher priority first, then first come."""
+        return -self.request.priority, self.arrival_s
+
+    def append(self, token: int) -> FinishReason | None:
+        """Takes a generated token; says whether the sequence ends with it."""
+        self.tokens.append(token)
+        if token in self.end_tokens:
+            return FinishReason.STOP
+        if self.num_generated >= self.params.max_tokens:
+            return FinishReason.LENGTH
+        return None

@@ -1,0 +1,50 @@
+"""The last steps of a worker, for tests, benchmarks and the live view."""
+
+from __future__ import annotations
+
+import numpy as np
+
+CAPACITY = 4096
+
+STEP = np.dtype(
+    [
+        ("step", "i8"),
+        ("start_s", "f8"),
+        ("num_rows", "i4"),
+        ("num_sequences", "i4"),
+        ("num_prefill_tokens", "i4"),
+        ("num_sampled", "i4"),
+        ("num_adapters", "i4"),
+        ("num_running", "i4"),
+        ("num_waiting", "i4"),
+        ("num_free_pages", "i4"),
+        ("num_preempted", "i4"),
+        ("schedule_us", "i4"),
+        ("build_us", "i4"),
+        ("forward_us", "i4"),
+        ("sample_us", "i4"),
+        ("update_us", "i4"),
+    ]
+)
+"""One record a step. The `*_us` parts add up to the step but for the emission of its output."""
+
+
+class StepRing:
+    """Written by the engine thread, read by anybody; a reader may see the newest record half written."""
+
+    def __init__(self) -> None:
+        self._records = np.zeros(CAPACITY, STEP)
+        self.num_steps = 0
+
+    def append(self, **values: float) -> None:
+        record = self._records[self.num_steps % CAPACITY]
+        record["step"] = self.num_steps
+        for name, value in values.items():
+            record[name] = value
+        self.num_steps += 1
+
+    def last(self, count: int = CAPACITY) -> np.ndarray:
+        """The newest `count` records at most, oldest first, as a copy of dtype STEP."""
+        count = min(count, self.num_steps, CAPACITY)
+        first = self.num_steps - count
+        return self._records[np.arange(first, self.num_steps) % CAPACITY].copy()
