@@ -1,0 +1,132 @@
+"""A device's one allocation, cut into equal extents that KV and adapters share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memory.errors import require
+
+
+class Arena:
+    """Who owns each extent: one KV cache, the adapters, or nobody.
+
+        extent   0   1   2   3   4   5   6   7
+                 k   k   k   .   .   a   a   a      KV from the low end, adapters from the high
+                                         `--+--'
+                                  floor: never KV, so adapters always find that much in one piece
+
+    The floor counts up to whole extents, the ceiling down. Sets of extents are bit masks, bit i =
+    extent i. Used by one thread.
+    """
+
+    def __init__(
+        self,
+        num_bytes: int,
+        extent_bytes: int,
+        adapter_floor_bytes: int = 0,
+        adapter_ceiling_bytes: int | None = None,
+    ) -> None:
+        """Raises ValueError for sizes that contradict each other."""
+        if extent_bytes <= 0 or num_bytes < extent_bytes:
+            raise ValueError(f"an arena of {num_bytes} bytes has no extent of {extent_bytes} bytes")
+        self.extent_bytes = extent_bytes
+        self.num_extents = num_bytes // extent_bytes
+        self.num_bytes = self.num_extents * extent_bytes
+        ceiling_bytes = self.num_bytes if adapter_ceiling_bytes is None else adapter_ceiling_bytes
+        self.adapter_floor = -(-adapter_floor_bytes // extent_bytes)
+        self.adapter_ceiling = min(ceiling_bytes // extent_bytes, self.num_extents)
+        if not 0 <= self.adapter_floor <= self.adapter_ceiling:
+            raise ValueError(
+                f"adapters need {adapter_floor_bytes} bytes or more ({self.adapter_floor} extents) "
+                f"and may have {ceiling_bytes} ({self.adapter_ceiling} extents of {extent_bytes})"
+            )
+        self._all = (1 << self.num_extents) - 1
+        self._kv_zone = (1 << (self.num_extents - self.adapter_floor)) - 1
+        self._free = self._all
+        self._adapters = 0
+        self._kv: dict[int, str] = {}
+
+    @property
+    def num_adapter_extents(self) -> int:
+        return self._adapters.bit_count()
+
+    @property
+    def num_kv_obtainable(self) -> int:
+        """Free extents that a KV cache may take now."""
+        return (self._free & self._kv_zone).bit_count()
+
+    @property
+    def num_adapters_obtainable(self) -> int:
+        """Free extents that adapters may take now, adjacent or not."""
+        return min(self._free.bit_count(), self.adapter_ceiling - self.num_adapter_extents)
+
+    def allocate_kv(self, owner: str) -> int | None:
+        """The lowest free extent becomes the owner's; None when KV may take no more."""
+        candidates = self._free & self._kv_zone
+        if not candidates:
+            return None
+        extent = (candidates & -candidates).bit_length() - 1
+        self._free ^= 1 << extent
+        self._kv[extent] = owner
+        return extent
+
+    def free_kv(self, extent: int, owner: str) -> None:
+        require(self._kv.get(extent) == owner, f"extent {extent} is not KV of {owner!r}")
+        del self._kv[extent]
+        self._free |= 1 << extent
+
+    def allocate_adapters(self, extents: range) -> bool:
+        """All of these become adapter extents, or none (False) if one is not free or the ceiling is
+        near."""
+        mask = ((1 << len(extents)) - 1) << extents.start
+        over = self.num_adapter_extents + len(extents) > self.adapter_ceiling
+        if over or mask & ~self._free:
+            return False
+        self._free ^= mask
+        self._adapters |= mask
+        return True
+
+    def free_adapters(self, extents: range) -> None:
+        mask = ((1 << len(extents)) - 1) << extents.start
+        require(not mask & ~self._adapters, f"extents {extents} are not all adapter extents")
+        self._adapters ^= mask
+        self._free |= mask
+
+    def free_ranges(self) -> Iterator[range]:
+        """Maximal ranges of adjacent free extents, from the low end."""
+        remaining = self._free
+        while remaining:
+            start = (remaining & -remaining).bit_length() - 1
+            shifted = remaining >> start
+            length = (~shifted & (shifted + 1)).bit_length() - 1
+            yield range(start, start + length)
+            remaining &= ~(((1 << length) - 1) << start)
+
+    def kv_extents(self, owner: str) -> set[int]:
+        return {extent for extent, name in self._kv.items() if name == owner}
+
+    def is_adapter(self, extent: int) -> bool:
+        return bool(self._adapters >> extent & 1)
+
+    def map(self) -> str:
+        """One character an extent: '.' free, 'k' KV, 'a' adapters."""
+        return "".join(
+            "k" if i in self._kv else "a" if self.is_adapter(i) else "."
+            for i in range(self.num_extents)
+        )
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError unless each extent has exactly one state and floor and ceiling are
+        kept."""
+        kv = sum(1 << extent for extent in self._kv)
+        counts = f"free {self._free:b}, kv {kv:b}, adapters {self._adapters:b}"
+        overlap = self._free & kv | self._free & self._adapters | kv & self._adapters
+        require(not overlap, f"extents in two states: {counts}")
+        union = self._free | kv | self._adapters
+        require(union == self._all, f"extents in no state, of {self.num_extents}: {counts}")
+        require(not kv & ~self._kv_zone, f"KV on the adapters' floor: {counts}")
+        num_adapters = self.num_adapter_extents
+        require(
+            num_adapters <= self.adapter_ceiling,
+            f"{num_adapters} adapter extents, ceiling {self.adapter_ceiling}",
+        )

@@ -1,0 +1,91 @@
+"""The KV pages of one sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memory.kv_cache import KVCache
+from memory.page_key import PAGE_TOKENS
+
+
+class BlockTable:
+    """pages[i] holds the KV of tokens 16 i .. 16 i + 15. Empty, and usable, when new and after `free`.
+
+    pages    0        1        2        3
+             matched  computed computed being filled
+             `- num_committed -'                        in the prefix cache, under their keys
+    """
+
+    def __init__(self, kv: KVCache) -> None:
+        self._kv = kv
+        self.pages: list[int] = []
+        self.num_committed = 0
+        self._twins: dict[int, int] = {}
+        """Cached pages of the same content as private ones, by index: held too, so that no page
+        cached after them outlives them in the prefix cache."""
+        self._last_key: bytes | None = None
+
+    @property
+    def capacity(self) -> int:
+        """Tokens the pages have room for."""
+        return len(self.pages) * PAGE_TOKENS
+
+    @property
+    def held_pages(self) -> list[int]:
+        """Every page this table has a reference to, once per reference, in token order."""
+        if not self._twins:
+            return self.pages
+        held: list[int] = []
+        for index, page in enumerate(self.pages):
+            held.append(page)
+            if index in self._twins:
+                held.append(self._twins[index])
+        return held
+
+    def match_prefix(self, keys: Sequence[bytes], max_tokens: int) -> int:
+        """Takes the longest cached prefix of whole pages and returns its number of tokens.
+
+        keys: of the sequence's full pages, in order. max_tokens: at most so many tokens are taken;
+        pass the sequence's length - 1, for the last token must be computed to have its logits. The
+        table must be empty.
+        """
+        assert not self.pages, "match_prefix on a table that has pages"
+        self.pages = self._kv.prefix_cache.match(keys[: max(max_tokens, 0) // PAGE_TOKENS])
+        self.num_committed = len(self.pages)
+        self._last_key = keys[self.num_committed - 1] if self.pages else None
+        return len(self.pages) * PAGE_TOKENS
+
+    def grow(self, num_tokens: int) -> bool:
+        """Makes room for num_tokens in all (not: more). False, and nothing changed, when memory is
+        short."""
+        missing = -(-num_tokens // PAGE_TOKENS) - len(self.pages)
+        if missing <= 0:
+            return True
+        pages = self._kv.allocate(missing)
+        if pages is None:
+            return False
+        self.pages += pages
+        return True
+
+    def commit(self, keys: Sequence[bytes]) -> None:
+        """Offers the pages that are full by now to the prefix cache.
+
+        keys[i] is page i's; those committed before are passed over. The pages stay this table's,
+        cached or not; where the cache has a page of that key already, ours stays private.
+        """
+        start, end = self.num_committed, len(keys)
+        if start >= end:
+            return
+        assert end <= len(self.pages), f"{end} keys for {len(self.pages)} pages"
+        own = self.pages[start:end]
+        cached = self._kv.prefix_cache.insert(keys[start:], own, self._last_key)
+        for index, (page, twin) in enumerate(zip(own, cached, strict=True), start):
+            if twin != page:
+                self._twins[index] = twin
+        self.num_committed, self._last_key = end, keys[-1]
+
+    def free(self) -> None:
+        """Gives all pages back; cached ones become idle once no other sequence holds them."""
+        self._kv.prefix_cache.release(self.held_pages)
+        self.pages, self._twins = [], {}
+        self.num_committed, self._last_key = 0, None

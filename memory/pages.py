@@ -1,0 +1,145 @@
+"""One owner's KV pages in the arena, counted by reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memory.arena import Arena
+from memory.errors import require
+
+
+class PagePool:
+    """Pages of one size. Page id = extent * pages_per_extent + place in the extent, so no page
+    crosses one.
+
+    New pages come from the fullest extent that has room, so that the others drain; an extent
+    without a used page goes back to the arena at once. A page is used while somebody has a
+    reference to it.
+    """
+
+    def __init__(self, arena: Arena, owner: str, page_bytes: int) -> None:
+        """Raises ValueError for a page that does not fit into an extent."""
+        if not 0 < page_bytes <= arena.extent_bytes:
+            raise ValueError(f"a page of {page_bytes} bytes in extents of {arena.extent_bytes}")
+        self._arena = arena
+        self.owner = owner
+        self.page_bytes = page_bytes
+        self.pages_per_extent = arena.extent_bytes // page_bytes
+        self._references: dict[int, int] = {}
+        self._free: dict[int, list[int]] = {}
+        """Free pages of each extent held, as a stack."""
+        self._extents_with: list[dict[int, None]] = [{} for _ in range(self.pages_per_extent + 1)]
+        """The extents held that have exactly so many free pages."""
+        self._num_held_free = 0
+
+    @property
+    def num_used(self) -> int:
+        return len(self._references)
+
+    @property
+    def num_free(self) -> int:
+        """Pages `allocate` would find now, in extents held and in those the arena would give."""
+        return self._num_held_free + self._arena.num_kv_obtainable * self.pages_per_extent
+
+    def allocate(self, num_pages: int) -> list[int] | None:
+        """New pages with one reference each, the caller's; None, and nothing changed, if they are
+        too few."""
+        if num_pages > self.num_free:
+            return None
+        pages: list[int] = []
+        while len(pages) < num_pages:
+            extent = self._fullest_extent()
+            count = min(num_pages - len(pages), len(self._free[extent]))
+            pages += self._take(extent, count)
+        return pages
+
+    def retain(self, page: int) -> None:
+        """One more reference to a used page, the caller's."""
+        require(page in self._references, f"page {page} of {self.owner!r} is free")
+        self._references[page] += 1
+
+    def release(self, page: int) -> int:
+        """Gives one reference back and returns how many are left; at 0 the page is free."""
+        count = self._references.get(page, 0) - 1
+        require(count >= 0, f"page {page} of {self.owner!r} is released but nobody holds it")
+        if count:
+            self._references[page] = count
+        else:
+            del self._references[page]
+            self._put_back(page)
+        return count
+
+    def num_references(self, page: int) -> int:
+        return self._references.get(page, 0)
+
+    def extent_of(self, page: int) -> int:
+        return page // self.pages_per_extent
+
+    def num_used_in(self, extent: int) -> int:
+        return self.pages_per_extent - len(self._free[extent])
+
+    def offsets(self, page_ids: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+        """Byte offset in the arena of each page. Shape: any -> the same."""
+        extents, places = np.divmod(page_ids.astype(np.int64), self.pages_per_extent)
+        return extents * self._arena.extent_bytes + places * self.page_bytes
+
+    def _fullest_extent(self) -> int:
+        for extents in self._extents_with[1:]:
+            if extents:
+                return next(iter(extents))
+        extent = self._arena.allocate_kv(self.owner)
+        assert extent is not None, "num_free counted an extent that the arena does not give"
+        first = extent * self.pages_per_extent
+        self._free[extent] = list(range(first + self.pages_per_extent - 1, first - 1, -1))
+        self._extents_with[self.pages_per_extent][extent] = None
+        self._num_held_free += self.pages_per_extent
+        return extent
+
+    def _take(self, extent: int, count: int) -> list[int]:
+        free = self._free[extent]
+        self._move(extent, len(free), len(free) - count)
+        pages = [free.pop() for _ in range(count)]
+        self._references.update(dict.fromkeys(pages, 1))
+        return pages
+
+    def _put_back(self, page: int) -> None:
+        extent = self.extent_of(page)
+        free = self._free[extent]
+        free.append(page)
+        self._move(extent, len(free) - 1, len(free))
+        if len(free) == self.pages_per_extent:
+            del self._extents_with[self.pages_per_extent][extent]
+            del self._free[extent]
+            self._num_held_free -= self.pages_per_extent
+            self._arena.free_kv(extent, self.owner)
+
+    def _move(self, extent: int, old: int, new: int) -> None:
+        """The extent has `new` free pages instead of `old`."""
+        del self._extents_with[old][extent]
+        self._extents_with[new][extent] = None
+        self._num_held_free += new - old
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError unless each page of each extent held is either free or referenced,
+        once."""
+        held = self._arena.kv_extents(self.owner)
+        require(held == set(self._free), f"extents {held} by the arena, {set(self._free)} here")
+        pages = [*self._references, *(page for free in self._free.values() for page in free)]
+        size = self.pages_per_extent
+        expected = [extent * size + place for extent in sorted(held) for place in range(size)]
+        require(
+            sorted(pages) == expected,
+            f"{self.num_used} used pages and {len(pages) - self.num_used} free ones are not the "
+            f"{len(expected)} pages of {len(held)} extents",
+        )
+        require(min(self._references.values(), default=1) > 0, "a used page without a reference")
+        for extent, free in self._free.items():
+            require(len(free) < size, f"extent {extent} is empty and was not given back")
+            require(extent in self._extents_with[len(free)], f"extent {extent} is filed wrongly")
+        num_filed = sum(map(len, self._extents_with))
+        require(num_filed == len(held), f"{num_filed} extents filed, {len(held)} held")
+        num_free = len(pages) - self.num_used
+        require(self._num_held_free == num_free, f"{self._num_held_free} free, in fact {num_free}")

@@ -1,0 +1,173 @@
+"""Contiguous runs of bytes for adapters, of any size, at the high end of the arena."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memory.arena import Arena
+from memory.errors import require
+
+UNIT_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Bytes offset..offset + num_bytes of the arena; num_bytes is whole units."""
+
+    offset: int
+    num_bytes: int
+
+
+class AdapterRuns:
+    """Runs of 64 KiB units over adjacent adapter extents. The only user of the arena's adapter
+    extents.
+
+    Holes are free units inside adapter extents: sorted, disjoint, coalesced, as [start, end) in
+    units. No hole covers a whole extent, for that extent went back to the arena.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        if arena.extent_bytes % UNIT_BYTES:
+            raise ValueError(
+                f"an extent of {arena.extent_bytes} bytes is not whole units of {UNIT_BYTES}"
+            )
+        self._arena = arena
+        self._extent_units = arena.extent_bytes // UNIT_BYTES
+        self._holes: list[tuple[int, int]] = []
+        self._runs: dict[int, Run] = {}
+
+    @property
+    def num_runs(self) -> int:
+        return len(self._runs)
+
+    @property
+    def num_used_bytes(self) -> int:
+        return sum(run.num_bytes for run in self._runs.values())
+
+    @property
+    def capacity_bytes(self) -> int:
+        """The largest run that could ever be: all the adapters' ceiling allows."""
+        return self._arena.adapter_ceiling * self._arena.extent_bytes
+
+    def allocate(self, num_bytes: int) -> Run | None:
+        """A run of at least num_bytes: where it costs the fewest new extents, then the highest
+        place.
+
+        None when no place is long enough now; the caller may evict and ask again.
+        """
+        if num_bytes <= 0:
+            raise ValueError(f"a run of {num_bytes} bytes")
+        num_units = -(-num_bytes // UNIT_BYTES)
+        start = self._find(num_units)
+        if start is None:
+            return None
+        self._take_extents(start, start + num_units)
+        self._carve(start, start + num_units)
+        run = Run(start * UNIT_BYTES, num_units * UNIT_BYTES)
+        self._runs[run.offset] = run
+        return run
+
+    def free(self, run: Run) -> None:
+        """Gives the run back, and to the arena each extent that no run touches any more."""
+        require(self._runs.pop(run.offset, None) == run, f"{run} is not a live run")
+        start = run.offset // UNIT_BYTES
+        self._return_extents(*self._add_hole(start, start + run.num_bytes // UNIT_BYTES))
+
+    def _find(self, num_units: int) -> int | None:
+        """First unit of the best place. A place that costs nothing lies in a hole; else the
+        cheapest ends at one end of a stretch of holes and free extents, since whole free extents
+        are only in its middle."""
+        for start, end in reversed(self._holes):
+            if end - start >= num_units:
+                return end - num_units
+        best: tuple[int, int] | None = None
+        for start, end in self._stretches():
+            if end - start < num_units:
+                continue
+            for place in (start, end - num_units):
+                key = (len(self._new_extents(place, place + num_units)), -place)
+                best = key if best is None else min(best, key)
+        if best is None or best[0] > self._arena.num_adapters_obtainable:
+            return None
+        return -best[1]
+
+    def _stretches(self) -> Iterator[tuple[int, int]]:
+        """Maximal intervals of units in holes and free extents."""
+        size = self._extent_units
+        free = [(r.start * size, r.stop * size) for r in self._arena.free_ranges()]
+        current: tuple[int, int] | None = None
+        for start, end in sorted([*self._holes, *free]):
+            if current is not None and current[1] == start:
+                current = (current[0], end)
+                continue
+            if current is not None:
+                yield current
+            current = (start, end)
+        if current is not None:
+            yield current
+
+    def _new_extents(self, start: int, end: int) -> range:
+        """Extents of the interval that adapters do not have yet: adjacent, for the interval is
+        free."""
+        first, last = start // self._extent_units, (end - 1) // self._extent_units
+        while first <= last and self._arena.is_adapter(first):
+            first += 1
+        while last >= first and self._arena.is_adapter(last):
+            last -= 1
+        return range(first, last + 1)
+
+    def _take_extents(self, start: int, end: int) -> None:
+        extents = self._new_extents(start, end)
+        if extents:
+            require(self._arena.allocate_adapters(extents), f"extents {extents} are not obtainable")
+            size = self._extent_units
+            self._add_hole(extents.start * size, extents.stop * size)
+
+    def _carve(self, start: int, end: int) -> None:
+        index = bisect_right(self._holes, start, key=lambda hole: hole[0]) - 1
+        hole_start, hole_end = self._holes[index]
+        rest = ((hole_start, start), (end, hole_end))
+        self._holes[index : index + 1] = [hole for hole in rest if hole[0] < hole[1]]
+
+    def _add_hole(self, start: int, end: int) -> tuple[int, int]:
+        """Adds free units and returns the hole they are now part of."""
+        index = bisect_left(self._holes, (start, end))
+        first, last = index, index
+        if index > 0 and self._holes[index - 1][1] == start:
+            first, start = index - 1, self._holes[index - 1][0]
+        if index < len(self._holes) and self._holes[index][0] == end:
+            last, end = index + 1, self._holes[index][1]
+        self._holes[first:last] = [(start, end)]
+        return start, end
+
+    def _return_extents(self, start: int, end: int) -> None:
+        """Gives the whole extents inside the hole back to the arena."""
+        size = self._extent_units
+        extents = range(-(-start // size), end // size)
+        if extents:
+            self._carve(extents.start * size, extents.stop * size)
+            self._arena.free_adapters(extents)
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError unless runs and holes tile the adapter extents exactly."""
+        size = self._extent_units
+        parts = [(r.offset // UNIT_BYTES, r.num_bytes // UNIT_BYTES) for r in self._runs.values()]
+        parts += [(start, end - start) for start, end in self._holes]
+        units = [unit for start, length in parts for unit in range(start, start + length)]
+        owned = [
+            unit
+            for extent in range(self._arena.num_extents)
+            if self._arena.is_adapter(extent)
+            for unit in range(extent * size, (extent + 1) * size)
+        ]
+        require(
+            sorted(units) == owned,
+            f"{len(self._runs)} runs and {len(self._holes)} holes cover {len(units)} units, "
+            f"adapter extents have {len(owned)}",
+        )
+        for (_, end), (start, _) in zip(self._holes, self._holes[1:], strict=False):
+            require(end < start, f"holes touch at unit {start}")
+        for start, end in self._holes:
+            require(-(-start // size) >= end // size, f"hole {start}..{end} keeps a whole extent")
