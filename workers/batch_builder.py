@@ -17,8 +17,8 @@ from ops.base import (
     SamplingBatch,
 )
 from workers.batch import ForwardBatch
-from workers.scheduler import Schedule
 from workers.sequence import Sequence
+from workers.step import Schedule
 from workers.token_buffer import TokenBuffer
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from workers.model_runner import StepResult
+from memory.block_table import BlockTable
+from memory.kv_cache import KVCache
 from workers.protocol import (
     AdapterRef,
     ErrorCode,
@@ -18,9 +19,13 @@ from workers.protocol import (
     SequenceOutput,
     TokenLogprobs,
 )
-from workers.scheduler import Schedule, Scheduler
+from workers.scheduler import Scheduler
 from workers.sequence import Sequence
+from workers.step import Schedule, StepResult
 from workers.step_ring import StepRing
+
+if TYPE_CHECKING:
+    from adapters.pool import AdapterPool
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +47,11 @@ class Engine:
         info: ModelInfo,
         scheduler: Scheduler,
         runner: Runner,
+        kv: KVCache,
+        pool: AdapterPool,
         ring: StepRing,
         *,
+        layout: str,
         vocab_size: int,
         end_tokens: frozenset[int],
         clock: Callable[[], float],
@@ -51,7 +59,10 @@ class Engine:
         self.info = info
         self.scheduler = scheduler
         self._runner = runner
+        self._kv = kv
+        self._pool = pool
         self._ring = ring
+        self._layout = layout
         self._vocab_size = vocab_size
         self._end_tokens = end_tokens
         self._clock = clock
@@ -66,7 +77,14 @@ class Engine:
 
     def submit(self, connection: int, request: Generate) -> Failed | None:
         """Queues the request, or says why not."""
-        sequence = Sequence(connection, request, self._clock(), self._end_tokens)
+        sequence = Sequence(
+            connection,
+            request,
+            arrival_s=self._clock(),
+            end_tokens=self._end_tokens,
+            block_table=BlockTable(self._kv),
+            layout=self._layout,
+        )
         if sequence.key in self._sequences:
             return Failed(request.id, ErrorCode.INVALID, f"sequence id {request.id} is in use")
         if (refusal := self._refusal(sequence)) is not None:
@@ -87,7 +105,7 @@ class Engine:
             self.abort(*key)
 
     def prefetch(self, adapter: AdapterRef) -> None:
-        self.scheduler.prefetch(adapter)
+        self._pool.prefetch(adapter)
 
     def step(self) -> list[Event]:
         """Runs one step if anything fits; a step that fails fails its own sequences and no others."""

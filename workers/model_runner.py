@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from time import perf_counter_ns
 
 import torch
@@ -13,22 +12,9 @@ from ops.base import AdapterTables, KVCacheView, Ops
 from workers.batch_builder import build_forward_batch, build_sampling_batch
 from workers.models.decoder import Decoder
 from workers.protocol import TokenLogprobs
-from workers.scheduler import Schedule, ScheduledSequence
 from workers.sequence import Sequence
+from workers.step import Schedule, ScheduledSequence, StepResult
 from workers.token_buffer import TokenBuffer
-
-
-@dataclass(slots=True)
-class StepResult:
-    """tokens[i] is the token drawn for `schedule.sampled[i]`, logprobs[i] its log-probability if asked for."""
-
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-    prompt_logprobs: dict[tuple[int, int], list[TokenLogprobs]] = field(default_factory=dict)
-    """By sequence key: of the prompt tokens whose predecessors were computed in this step."""
-    build_us: int = 0
-    forward_us: int = 0
-    sample_us: int = 0
 
 
 class ModelRunner:

@@ -7,67 +7,25 @@ rows, KV pages and adapter leases. No tensors.
 from __future__ import annotations
 
 from bisect import insort
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 from adapters.errors import AdapterUnavailable
-from adapters.pool import AdapterPool
-from memory.block_table import BlockTable
 from memory.kv_cache import KVCache
-from memory.page_key import PageHasher
-from ops.base import PAGE_TOKENS
+from memory.page_key import PAGE_TOKENS
 from workers.protocol import ErrorCode
 from workers.sequence import Sequence, SequenceStatus
+from workers.step import Schedule, ScheduledSequence
+
+if TYPE_CHECKING:
+    from adapters.pool import AdapterPool
 
 
-@dataclass(slots=True)
-class ScheduledSequence:
-    """`num_tokens` rows of a sequence, from its `num_computed` on."""
+class RowAllocator(Protocol):
+    """Rows of the device's token buffer, one for each running sequence."""
 
-    sequence: Sequence
-    num_tokens: int
+    def allocate(self, tokens: list[int]) -> int: ...
 
-    @property
-    def slot(self) -> int:
-        """Adapter slot, -1 for base only."""
-        lease = self.sequence.lease
-        return -1 if lease is None else lease.slot
-
-    @property
-    def is_sampled(self) -> bool:
-        """The rows reach the sequence's last token, so the next one is drawn."""
-        sequence = self.sequence
-        reaches_end = sequence.num_computed + self.num_tokens == len(sequence.tokens)
-        return reaches_end and sequence.params.max_tokens > 0
-
-
-@dataclass(slots=True)
-class Schedule:
-    """items: neighbours share an adapter slot; base-only sequences last. failed: dropped, with the reason."""
-
-    items: list[ScheduledSequence] = field(default_factory=list)
-    failed: list[tuple[Sequence, ErrorCode, str]] = field(default_factory=list)
-    num_preempted: int = 0
-
-    @property
-    def sampled(self) -> list[ScheduledSequence]:
-        return [item for item in self.items if item.is_sampled]
-
-    @property
-    def last_rows(self) -> list[int]:
-        """The batch row of each sampled sequence's last token."""
-        rows: list[int] = []
-        end = 0
-        for item in self.items:
-            end += item.num_tokens
-            if item.is_sampled:
-                rows.append(end - 1)
-        return rows
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(item.num_tokens for item in self.items)
+    def free(self, row: int) -> None: ...
 
 
 class Scheduler:
@@ -77,37 +35,46 @@ class Scheduler:
         self,
         kv: KVCache,
         pool: AdapterPool,
+        rows: RowAllocator,
         *,
-        page_hasher: Callable[[Sequence], PageHasher],
-        allocate_row: Callable[[list[int]], int],
-        free_row: Callable[[int], None],
         max_num_seqs: int,
         max_batched_tokens: int,
-        clock: Callable[[], float],
     ) -> None:
         self._kv = kv
         self._pool = pool
-        self._page_hasher = page_hasher
-        self._allocate_row = allocate_row
-        self._free_row = free_row
+        self._rows = rows
         self._max_num_seqs = max_num_seqs
         self._max_batched_tokens = max_batched_tokens
-        self._clock = clock
-        self.waiting: deque[Sequence] = deque()
+        self.waiting: list[Sequence] = []
+        """In policy order."""
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
+        self._max_pages = kv.num_total
 
     @property
     def has_work(self) -> bool:
         return bool(self.running or self.waiting)
 
+    @property
+    def num_free_pages(self) -> int:
+        return self._kv.num_free
+
+    def refusal(self, sequence: Sequence) -> tuple[ErrorCode, str] | None:
+        """Why the sequence could never run, even alone."""
+        num_pages = _num_pages(sequence.max_len)
+        if num_pages > self._max_pages:
+            return ErrorCode.PROMPT_TOO_LONG, (
+                f"needs {num_pages} KV pages of {PAGE_TOKENS} tokens, the arena has {self._max_pages}"
+            )
+        return None
+
     def add(self, sequence: Sequence) -> None:
         """Queues it; its adapter starts to load at once."""
         if sequence.adapter is not None:
             self._pool.prefetch(sequence.adapter)
-        self._enqueue(sequence)
+        insort(self.waiting, sequence, key=_policy_key)
 
     def remove(self, sequence: Sequence) -> None:
         """Frees all it holds, whatever it was doing."""
@@ -116,64 +83,134 @@ class Scheduler:
             self._release(sequence)
         elif sequence.status is SequenceStatus.WAITING:
             self.waiting.remove(sequence)
-            if sequence.adapter is not None:
-                self._pool.cancel(sequence.adapter)
         sequence.status = SequenceStatus.FINISHED
 
     def schedule(self) -> Schedule:
-        """The next step: running sequences first (decode before prefill), then as many waiting ones as fit."""
+        """The next step: running sequences first, decode before prefill, then waiting ones as far as they fit."""
         schedule = Schedule()
         budget = self._max_batched_tokens
         for sequence in sorted(self.running, key=lambda s: (s.is_prefilling, s.policy_key)):
             if sequence.status is SequenceStatus.RUNNING and budget > 0:
                 budget -= self._continue(sequence, budget, schedule)
-        if not schedule.num_preempted:
+        if schedule.num_preempted == 0:
             self._admit(budget, schedule)
-        schedule.items = [i for i in schedule.items if i.sequence.status is SequenceStatus.RUNNING]
         schedule.items.sort(key=lambda item: (item.slot < 0, item.slot))
         return schedule
 
     def update(self, schedule: Schedule) -> None:
-        """The step was computed: its full pages may now be shared."""
+        """The step was computed: full pages may now be shared."""
         for item in schedule.items:
-            item.sequence.num_computed += item.num_tokens
-            assert item.sequence.block_table is not None
-            item.sequence.block_table.commit(item.sequence.tokens, item.sequence.num_computed)
+            sequence = item.sequence
+            sequence.num_computed += item.num_tokens
+            num_full = sequence.num_computed // PAGE_TOKENS
+            if num_full > sequence.block_table.num_committed:
+                sequence.block_table.commit(sequence.page_keys[:num_full])
 
     def _continue(self, sequence: Sequence, budget: int, schedule: Schedule) -> int:
+        """Gives a running sequence its rows, preempting the last in order while pages are short."""
         num_tokens = min(sequence.num_uncomputed, budget)
-        assert sequence.block_table is not None
         while not sequence.block_table.grow(sequence.num_computed + num_tokens):
-            victim = max(self.running, key=lambda s: s.policy_key)
+            if self._pool.evict_idle():
+                continue
+            victim = max(self.running, key=_policy_key)
             self._preempt(victim, schedule)
             if victim is sequence:
                 return 0
         schedule.items.append(ScheduledSequence(sequence, num_tokens))
         return num_tokens
 
+    def _preempt(self, victim: Sequence, schedule: Schedule) -> None:
+        self.running.remove(victim)
+        self._release(victim)
+        victim.status = SequenceStatus.WAITING
+        insort(self.waiting, victim, key=_policy_key)
+        schedule.items = [item for item in schedule.items if item.sequence is not victim]
+        schedule.num_preempted += 1
+        self.num_preemptions += 1
+
     def _admit(self, budget: int, schedule: Schedule) -> None:
-        """Waiting sequences in order; those whose adapter is on its way are passed over, the first that
-        lacks memory ends the search."""
-        computing = {s.block_table.next_key for s in self.running if s.block_table is not None}
+        """Starts waiting sequences in order. Passed over: those whose adapter is on its way, and those whose next
+        page another sequence computes right now. The first that lacks pages ends the search."""
+        computing = {sequence.next_page_key for sequence in self.running if sequence.is_prefilling}
         for sequence in list(self.waiting):
             if budget <= 0 or len(self.running) >= self._max_num_seqs:
                 return
-            try:
-                lease = None if sequence.adapter is None else self._pool.acquire(sequence.adapter)
-            except AdapterUnavailable as error:
-                self._fail(sequence, schedule, ErrorCode.ADAPTER_UNAVAILABLE, str(error))
+            if not self._acquire_adapter(sequence, schedule):
                 continue
-            if sequence.adapter is not None and lease is None:
+            self._match_prefix(sequence)
+            key = sequence.next_page_key
+            if key is not None and key in computing:
+                self._release(sequence)
                 continue
-            sequence.lease = lease
-            outcome = self._try_start(sequence, budget, computing)
-            if outcome is None:
-                self._drop_lease(sequence)
-                if not self.running and not schedule.items:
-                    self._fail_unplaceable(sequence, schedule)
+            if not self._has_room(sequence):
+                self._release(sequence)
+                if not self.running:
+                    self._fail(
+                        sequence, schedule, ErrorCode.OVERLOADED, "KV memory is held elsewhere"
+                    )
                 return
-            if outcome == 0:
-                self._drop_lease(sequence)
-                continue
-            schedule.items.append(ScheduledSequence(sequence, outcome))
-            budget -= outcome
+            budget -= self._start(sequence, budget, schedule)
+            computing.add(sequence.next_page_key)
+
+    def _acquire_adapter(self, sequence: Sequence, schedule: Schedule) -> bool:
+        if sequence.adapter is None:
+            return True
+        try:
+            sequence.lease = self._pool.acquire(sequence.adapter)
+        except AdapterUnavailable as error:
+            self._fail(sequence, schedule, ErrorCode.ADAPTER_UNAVAILABLE, str(error))
+        return sequence.lease is not None
+
+    def _match_prefix(self, sequence: Sequence) -> None:
+        if sequence.params.prompt_logprobs is None:
+            num_matchable = len(sequence.tokens) - 1
+            sequence.num_computed = sequence.block_table.match_prefix(
+                sequence.page_keys, num_matchable
+            )
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        """Pages for all its tokens are obtainable: it need not stop half way through its prefill."""
+        missing = _num_pages(len(sequence.tokens)) - len(sequence.block_table.pages)
+        while missing > self._kv.num_free:
+            if not self._pool.evict_idle():
+                return False
+        return True
+
+    def _start(self, sequence: Sequence, budget: int, schedule: Schedule) -> int:
+        num_tokens = min(sequence.num_uncomputed, budget)
+        if not sequence.block_table.grow(sequence.num_computed + num_tokens):
+            raise AssertionError("pages counted as obtainable were not")
+        if sequence.num_generated == 0:
+            sequence.num_cached = sequence.num_computed
+            self.num_queried_tokens += sequence.num_prompt
+            self.num_hit_tokens += sequence.num_cached
+        sequence.row = self._rows.allocate(sequence.tokens)
+        sequence.status = SequenceStatus.RUNNING
+        self.waiting.remove(sequence)
+        self.running.append(sequence)
+        schedule.items.append(ScheduledSequence(sequence, num_tokens))
+        return num_tokens
+
+    def _release(self, sequence: Sequence) -> None:
+        """Gives back pages, adapter and row; the sequence could start anew."""
+        sequence.block_table.free()
+        sequence.num_computed = 0
+        if sequence.lease is not None:
+            sequence.lease.release()
+            sequence.lease = None
+        if sequence.row is not None:
+            self._rows.free(sequence.row)
+            sequence.row = None
+
+    def _fail(self, sequence: Sequence, schedule: Schedule, code: ErrorCode, message: str) -> None:
+        self.waiting.remove(sequence)
+        sequence.status = SequenceStatus.FINISHED
+        schedule.failed.append((sequence, code, message))
+
+
+def _policy_key(sequence: Sequence) -> tuple[int, float]:
+    return sequence.policy_key
+
+
+def _num_pages(num_tokens: int) -> int:
+    return -(-num_tokens // PAGE_TOKENS)

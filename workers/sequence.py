@@ -5,11 +5,12 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from memory.block_table import BlockTable
+from memory.page_key import PAGE_TOKENS, PageHasher
 from workers.protocol import AdapterRef, FinishReason, Generate, SamplingParams, TokenLogprobs
 
 if TYPE_CHECKING:
     from adapters.pool import AdapterLease
-    from memory.block_table import BlockTable
 
 
 class SequenceStatus(Enum):
@@ -28,7 +29,14 @@ class Sequence:
     """
 
     def __init__(
-        self, connection: int, request: Generate, arrival_s: float, end_tokens: frozenset[int]
+        self,
+        connection: int,
+        request: Generate,
+        *,
+        arrival_s: float,
+        end_tokens: frozenset[int],
+        block_table: BlockTable,
+        layout: str,
     ) -> None:
         self.connection = connection
         self.request = request
@@ -38,12 +46,18 @@ class Sequence:
         self.num_computed = 0
         self.num_cached = 0
         self.status = SequenceStatus.WAITING
-        self.block_table: BlockTable | None = None
+        self.block_table = block_table
         self.lease: AdapterLease | None = None
         self.row: int | None = None
         self.prompt_logprobs: list[TokenLogprobs] = []
-        self.num_preemptions = 0
-        self.first_scheduled_s: float | None = None
+        self._hasher = PageHasher(
+            model=request.model,
+            domain=request.cache_domain,
+            adapter=None if request.adapter is None else request.adapter.digest,
+            salt=request.cache_salt,
+            layout=layout,
+        )
+        self._page_keys: list[bytes] = []
         params = request.params
         self.end_tokens = (frozenset() if params.ignore_eos else end_tokens) | frozenset(
             params.stop_token_ids
@@ -88,6 +102,18 @@ class Sequence:
     def policy_key(self) -> tuple[int, float]:
         """Order of service: higher priority first, then first come."""
         return -self.request.priority, self.arrival_s
+
+    @property
+    def page_keys(self) -> list[bytes]:
+        """Keys of all full pages of `tokens`, computed or not."""
+        self._hasher.extend(self._page_keys, self.tokens)
+        return self._page_keys
+
+    @property
+    def next_page_key(self) -> bytes | None:
+        """Key of the first full page that has no KV yet."""
+        index = self.num_computed // PAGE_TOKENS
+        return self.page_keys[index] if index < len(self.page_keys) else None
 
     def append(self, token: int) -> FinishReason | None:
         """Takes a generated token; says whether the sequence ends with it."""

@@ -1,0 +1,1 @@
+"""Speed, measured from outside: nothing here is a test."""

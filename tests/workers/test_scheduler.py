@@ -1,0 +1,369 @@
+"""The scheduler and the engine under a fake clock, with a model made of digests (see simulator.py)."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adapters.errors import AdapterUnavailable
+from memory.arena import Arena
+from memory.kv_cache import KVCache
+from tests.workers.simulator import END, VOCAB, FakeClock, SimulatedRunner, alone
+from workers.engine import Engine
+from workers.protocol import (
+    AdapterRef,
+    ErrorCode,
+    Failed,
+    FinishReason,
+    Generate,
+    ModelInfo,
+    SamplingParams,
+    SequenceOutput,
+)
+from workers.scheduler import Scheduler
+from workers.step_ring import StepRing
+
+PAGE_BYTES = 1024
+
+
+@dataclass
+class StubLease:
+    pool: StubPool
+    slot: int
+    max_rank: int = 8
+
+    def release(self) -> None:
+        self.pool.leases[self.slot] -= 1
+
+
+@dataclass
+class StubPool:
+    """Adapters arrive some steps after they are first asked for; `num_slots` fit at a time."""
+
+    num_slots: int
+    delay_steps: int = 0
+    broken: frozenset[str] = frozenset()
+    slots: dict[str, int] = field(default_factory=dict)
+    leases: dict[int, int] = field(default_factory=dict)
+    asked: dict[str, int] = field(default_factory=dict)
+
+    def prefetch(self, ref: AdapterRef) -> None:
+        self.asked.setdefault(ref.digest, self.delay_steps)
+
+    def acquire(self, ref: AdapterRef) -> StubLease | None:
+        if ref.digest in self.broken:
+            raise AdapterUnavailable("adapter.test", "it is broken")
+        if ref.digest not in self.slots:
+            self.asked[ref.digest] = self.asked.get(ref.digest, self.delay_steps) - 1
+            if self.asked[ref.digest] >= 0 or not self._make_room():
+                return None
+            self.slots[ref.digest] = next(
+                slot for slot in range(self.num_slots) if slot not in self.slots.values()
+            )
+            del self.asked[ref.digest]
+        slot = self.slots[ref.digest]
+        self.leases[slot] = self.leases.get(slot, 0) + 1
+        return StubLease(self, slot)
+
+    def _make_room(self) -> bool:
+        return len(self.slots) < self.num_slots or self.evict_idle()
+
+    def evict_idle(self) -> bool:
+        for digest, slot in self.slots.items():
+            if not self.leases.get(slot):
+                del self.slots[digest]
+                return True
+        return False
+
+
+class Rows:
+    def __init__(self, count: int) -> None:
+        self.free_rows = list(range(count))
+
+    def allocate(self, tokens: list[int]) -> int:
+        return self.free_rows.pop()
+
+    def free(self, row: int) -> None:
+        self.free_rows.append(row)
+
+
+class Simulation:
+    """An engine with everything real but the tensors."""
+
+    def __init__(
+        self,
+        *,
+        num_pages: int = 64,
+        max_num_seqs: int = 8,
+        max_batched_tokens: int = 64,
+        pool: StubPool | None = None,
+    ) -> None:
+        self.clock = FakeClock()
+        self.pool = pool or StubPool(num_slots=4)
+        arena = Arena(num_pages * PAGE_BYTES, 4 * PAGE_BYTES)
+        self.kv = KVCache(arena, "model", PAGE_BYTES)
+        self.rows = Rows(max_num_seqs)
+        self.scheduler = Scheduler(
+            self.kv,
+            self.pool,  # pyright: ignore[reportArgumentType]
+            self.rows,
+            max_num_seqs=max_num_seqs,
+            max_batched_tokens=max_batched_tokens,
+        )
+        self.runner = SimulatedRunner(self.clock)
+        self.ring = StepRing()
+        self.engine = Engine(
+            ModelInfo("model", "m", 4096),
+            self.scheduler,
+            self.runner,
+            self.kv,
+            self.pool,  # pyright: ignore[reportArgumentType]
+            self.ring,
+            layout="test",
+            vocab_size=VOCAB,
+            end_tokens=frozenset([END]),
+            clock=self.clock,
+        )
+        self.outputs: dict[int, list[int]] = {}
+        self.finished: dict[int, FinishReason | ErrorCode] = {}
+        self.cached: dict[int, int] = {}
+
+    def submit(self, request: Generate) -> Failed | None:
+        self.clock.now += 1e-6
+        self.outputs[request.id] = []
+        failed = self.engine.submit(0, request)
+        if failed is not None:
+            self.finished[request.id] = failed.code
+        return failed
+
+    def step(self) -> None:
+        for _, event in self.engine.step():
+            if isinstance(event, Failed):
+                self.finished[event.id] = event.code
+                continue
+            assert isinstance(event, SequenceOutput)
+            assert event.id not in self.finished
+            self.outputs[event.id] += event.tokens
+            if event.finish_reason is not None:
+                self.finished[event.id] = event.finish_reason
+                self.cached[event.id] = event.num_cached_tokens
+        self.kv.check_integrity(
+            held=[page for s in self.scheduler.running for page in s.block_table.held_pages]
+        )
+
+    def run(self, max_steps: int = 20_000) -> None:
+        for _ in range(max_steps):
+            if not self.engine.has_work:
+                return
+            self.step()
+        raise AssertionError("the engine did not come to rest")
+
+    def assert_at_rest(self) -> None:
+        self.kv.check_integrity(held=())
+        assert self.kv.num_free == self.kv.num_total
+        assert not any(self.pool.leases.values())
+        assert len(set(self.rows.free_rows)) == len(self.rows.free_rows) == 8
+
+
+def generate(
+    number: int,
+    prompt: list[int],
+    max_tokens: int = 12,
+    adapter: str | None = None,
+    **fields: object,
+) -> Generate:
+    return Generate(
+        id=number,
+        request_id=str(number),
+        model="model",
+        tokens=prompt,
+        params=SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0),
+        cache_domain="tenant",
+        adapter=None if adapter is None else AdapterRef(adapter),
+        **fields,  # pyright: ignore[reportArgumentType]
+    )
+
+
+def prompt_of(rng: random.Random, length: int) -> list[int]:
+    return [rng.randrange(VOCAB - 1) for _ in range(length)]
+
+
+def assert_equals_alone(simulation: Simulation, requests: list[Generate]) -> None:
+    for request in requests:
+        adapter = request.adapter.digest if request.adapter else "base"
+        expected = alone(adapter, request.tokens, request.params.max_tokens)
+        assert simulation.outputs[request.id] == expected
+        ended = FinishReason.STOP if expected[-1] == END else FinishReason.LENGTH
+        assert simulation.finished[request.id] == ended
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.integers(14, 80), st.integers(16, 200), st.integers(0, 3))
+def test_batched_with_strangers_equals_alone(
+    seed: int, num_pages: int, max_batched_tokens: int, delay_steps: int
+) -> None:
+    rng = random.Random(seed)
+    simulation = Simulation(
+        num_pages=num_pages,
+        max_batched_tokens=max_batched_tokens,
+        pool=StubPool(num_slots=2, delay_steps=delay_steps),
+    )
+    shared = prompt_of(rng, 40)
+    requests = [
+        generate(
+            number,
+            (shared[: rng.randrange(40)] if rng.random() < 0.6 else [])
+            + prompt_of(rng, rng.randrange(1, 50)),
+            rng.randrange(1, 60),
+            rng.choice([None, "a", "b", "c"]),
+            priority=rng.randrange(2),
+        )
+        for number in range(24)
+    ]
+    for request in requests:
+        simulation.submit(request)
+        for _ in range(rng.randrange(3)):
+            simulation.step()
+    simulation.run()
+    assert_equals_alone(simulation, requests)
+    simulation.assert_at_rest()
+
+
+def test_preemption_happens_and_changes_nothing() -> None:
+    rng = random.Random(1)
+    simulation = Simulation(num_pages=12)
+    requests = [generate(n, prompt_of(rng, 30), 60) for n in range(12)]
+    for request in requests:
+        simulation.submit(request)
+    simulation.run()
+    assert simulation.scheduler.num_preemptions > 0
+    assert_equals_alone(simulation, requests)
+    simulation.assert_at_rest()
+
+
+def test_a_shared_prefix_is_computed_once() -> None:
+    rng = random.Random(2)
+    simulation = Simulation(num_pages=128, max_batched_tokens=512)
+    prefix = prompt_of(rng, 64)
+    requests = [generate(n, prefix + prompt_of(rng, 5), 4, "a") for n in range(6)]
+    for request in requests:
+        simulation.submit(request)
+    simulation.run()
+    assert_equals_alone(simulation, requests)
+    assert sorted(simulation.cached.values()) == [0, 64, 64, 64, 64, 64]
+
+
+def test_prefixes_are_not_shared_across_adapters_domains_or_salts() -> None:
+    prompt = prompt_of(random.Random(3), 48)
+    simulation = Simulation(num_pages=128)
+    requests = [
+        generate(0, prompt),
+        generate(1, prompt, adapter="a"),
+        generate(2, prompt, adapter="b"),
+    ]
+    requests.append(generate(3, prompt, cache_salt="s"))
+    for request in requests:
+        simulation.submit(request)
+        simulation.run()
+    assert set(simulation.cached.values()) == {0}
+    simulation.submit(generate(4, prompt, adapter="a"))
+    simulation.run()
+    assert simulation.cached[4] == 32
+
+
+def test_a_loading_adapter_is_passed_over() -> None:
+    rng = random.Random(4)
+    simulation = Simulation(pool=StubPool(num_slots=1, delay_steps=50))
+    cold = generate(0, prompt_of(rng, 20), 5, "cold")
+    warm = generate(1, prompt_of(rng, 20), 5)
+    simulation.submit(cold)
+    simulation.submit(warm)
+    for _ in range(10):
+        simulation.step()
+    assert 1 in simulation.finished
+    assert 0 not in simulation.finished
+    simulation.run()
+    assert_equals_alone(simulation, [cold, warm])
+
+
+def test_a_broken_adapter_fails_only_its_own() -> None:
+    rng = random.Random(5)
+    simulation = Simulation(pool=StubPool(num_slots=1, broken=frozenset(["bad"])))
+    good = generate(1, prompt_of(rng, 20), 5)
+    simulation.submit(generate(0, prompt_of(rng, 20), 5, "bad"))
+    simulation.submit(good)
+    simulation.run()
+    assert simulation.finished[0] is ErrorCode.ADAPTER_UNAVAILABLE
+    assert_equals_alone(simulation, [good])
+    simulation.assert_at_rest()
+
+
+def test_abort_frees_everything_within_one_step() -> None:
+    rng = random.Random(6)
+    simulation = Simulation()
+    for number in range(12):
+        simulation.submit(generate(number, prompt_of(rng, 30), 50, rng.choice([None, "a", "b"])))
+    for _ in range(4):
+        simulation.step()
+    for number in range(12):
+        simulation.engine.abort(0, number)
+    assert not simulation.engine.has_work
+    simulation.assert_at_rest()
+
+
+def test_a_failing_step_fails_its_sequences_and_no_others() -> None:
+    rng = random.Random(7)
+    simulation = Simulation()
+    simulation.submit(generate(0, prompt_of(rng, 10)))
+
+    class Broken:
+        def run(self, schedule: object) -> None:
+            raise RuntimeError("kernel")
+
+    working = simulation.engine._runner
+    simulation.engine._runner = Broken()  # pyright: ignore
+    simulation.step()
+    assert simulation.finished[0] is ErrorCode.INTERNAL
+    simulation.engine._runner = working
+    later = generate(1, prompt_of(rng, 10))
+    simulation.submit(later)
+    simulation.run()
+    assert_equals_alone(simulation, [later])
+    simulation.assert_at_rest()
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (generate(0, []), ErrorCode.INVALID),
+        (generate(0, [VOCAB]), ErrorCode.INVALID),
+        (generate(0, [-1]), ErrorCode.INVALID),
+        (generate(0, [1], 0), ErrorCode.INVALID),
+        (generate(0, [1] * 10, 4090), ErrorCode.PROMPT_TOO_LONG),
+        (generate(0, [1] * 1000, 100), ErrorCode.PROMPT_TOO_LONG),
+    ],
+)
+def test_what_can_never_run_is_refused(request_: Generate, code: ErrorCode) -> None:
+    simulation = Simulation()
+    failed = simulation.submit(request_)
+    assert failed is not None
+    assert failed.code is code
+    assert not simulation.engine.has_work
+
+
+def test_the_step_budget_is_kept_and_decodes_go_first() -> None:
+    rng = random.Random(8)
+    simulation = Simulation(num_pages=400, max_batched_tokens=32)
+    running = generate(0, prompt_of(rng, 10), 200)
+    simulation.submit(running)
+    simulation.step()
+    before = len(simulation.outputs[0])
+    simulation.submit(generate(1, prompt_of(rng, 320), 4))
+    for _ in range(5):
+        simulation.step()
+    assert len(simulation.outputs[0]) == before + 5
+    assert max(simulation.ring.last()["num_rows"]) == 32
