@@ -9,7 +9,7 @@ from memory.page_key import PAGE_TOKENS
 
 
 class BlockTable:
-    """pages[i] holds the KV of tokens 16 i .. 16 i + 15. Empty, and usable, when new and after `free`.
+    """pages[i] holds the KV of tokens 16 i .. 16 i + 15. Usable again after `free`.
 
     pages    0        1        2        3
              matched  computed computed being filled

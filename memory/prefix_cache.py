@@ -154,7 +154,7 @@ class PrefixCache:
             self._check_references(Counter(held))
 
     def _check_references(self, held: Counter[int]) -> None:
-        held.update(self._by_page)
+        held.update(list(self._by_page))
         for page, count in held.items():
             actual = self._pool.num_references(page)
             require(actual == count, f"page {page} has {actual} references, {count} holders")

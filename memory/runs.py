@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from memory.arena import Arena
 from memory.errors import require
@@ -167,7 +168,7 @@ class AdapterRuns:
             f"{len(self._runs)} runs and {len(self._holes)} holes cover {len(units)} units, "
             f"adapter extents have {len(owned)}",
         )
-        for (_, end), (start, _) in zip(self._holes, self._holes[1:], strict=False):
+        for (_, end), (start, _) in pairwise(self._holes):
             require(end < start, f"holes touch at unit {start}")
         for start, end in self._holes:
             require(-(-start // size) >= end // size, f"hole {start}..{end} keeps a whole extent")
