@@ -1,0 +1,126 @@
+"""What is reused, what stays private, and in which order cached pages leave."""
+
+from __future__ import annotations
+
+import pytest
+
+from memory.arena import Arena
+from memory.block_table import BlockTable
+from memory.errors import IntegrityError
+from memory.kv_cache import KVCache
+from memory.page_key import PAGE_TOKENS, PageHasher, page_keys
+from memory.runs import UNIT_BYTES, AdapterRuns
+
+HASHER = PageHasher(model="m", domain="acme")
+
+
+def make_kv(num_extents: int = 4, pages_per_extent: int = 4) -> KVCache:
+    arena = Arena(num_extents * UNIT_BYTES, UNIT_BYTES)
+    return KVCache(arena, "m", UNIT_BYTES // pages_per_extent)
+
+
+def keys_of(*words: int) -> list[bytes]:
+    return page_keys(HASHER, [word for word in words for _ in range(PAGE_TOKENS)])
+
+
+def compute(kv: KVCache, keys: list[bytes]) -> BlockTable:
+    """A sequence that has all these pages computed and shared."""
+    table = BlockTable(kv)
+    table.match_prefix(keys, len(keys) * PAGE_TOKENS)
+    assert table.grow(len(keys) * PAGE_TOKENS)
+    table.commit(keys)
+    return table
+
+
+def num_matched(kv: KVCache, keys: list[bytes]) -> int:
+    pages = kv.prefix_cache.match(keys)
+    kv.prefix_cache.release(pages)
+    return len(pages)
+
+
+def test_a_finished_sequence_is_reused_up_to_the_allowed_tokens() -> None:
+    kv = make_kv()
+    keys = keys_of(1, 2, 3)
+    first = compute(kv, keys)
+    pages = list(first.pages)
+    first.free()
+    assert (kv.num_cached, kv.num_free, kv.num_total) == (3, 16, 16)
+    table = BlockTable(kv)
+    assert table.match_prefix(keys, 3 * PAGE_TOKENS - 1) == 2 * PAGE_TOKENS
+    assert table.pages == pages[:2] and kv.num_cached == 1
+    table.free()
+    assert table.match_prefix(keys_of(1, 9, 3), 3 * PAGE_TOKENS) == PAGE_TOKENS
+    table.free()
+    kv.check_integrity(held=())
+
+
+def test_running_sequences_share_pages_at_once() -> None:
+    kv = make_kv()
+    keys = keys_of(1, 2)
+    first, second = compute(kv, keys), compute(kv, keys)
+    assert first.pages == second.pages and kv.pool.num_used == 2
+    first.free()
+    assert kv.num_cached == 0
+    second.free()
+    assert kv.num_cached == 2
+
+
+def test_a_page_computed_twice_stays_private_and_what_follows_it_is_cached() -> None:
+    kv = make_kv()
+    first, second = BlockTable(kv), BlockTable(kv)
+    keys = keys_of(1, 2)
+    for table in (first, second):
+        assert table.grow(2 * PAGE_TOKENS)
+    first.commit(keys[:1])
+    second.commit(keys[:1])
+    second.commit(keys)
+    assert first.pages[0] != second.pages[0]
+    kv.check_integrity([*first.held_pages, *second.held_pages])
+    first.free()
+    assert kv.num_cached == 0, "the cached twin is held as long as the page cached after it"
+    second.free()
+    assert kv.num_cached == 2 and kv.pool.num_used == 2
+    assert num_matched(kv, keys) == 2
+    assert kv.prefix_cache.evict(1) == 1 and num_matched(kv, keys) == 1
+
+
+def test_eviction_takes_leaves_of_the_least_recently_used_prefix_first() -> None:
+    kv = make_kv()
+    old, new = keys_of(1, 2, 3), keys_of(1, 5)
+    for keys in (old, new):
+        compute(kv, keys).free()
+    assert kv.prefix_cache.evict(2) == 2
+    assert num_matched(kv, old) == 1 and num_matched(kv, new) == 2
+    assert kv.prefix_cache.evict(9) == 2 and num_matched(kv, new) == 0
+
+
+def test_allocation_evicts_what_is_idle_and_never_what_is_used() -> None:
+    kv = make_kv(num_extents=1)
+    used = compute(kv, keys_of(1, 2))
+    compute(kv, keys_of(3, 4)).free()
+    table = BlockTable(kv)
+    assert not table.grow(3 * PAGE_TOKENS) and table.pages == [] and kv.num_cached == 2
+    assert table.grow(2 * PAGE_TOKENS) and kv.num_cached == 0
+    assert not set(table.pages) & set(used.pages)
+    assert not table.grow(2 * PAGE_TOKENS + 1) and table.grow(1)
+
+
+def test_drain_gives_the_cheapest_extent_to_adapters() -> None:
+    arena = Arena(2 * UNIT_BYTES, UNIT_BYTES)
+    kv, runs = KVCache(arena, "m", UNIT_BYTES // 4), AdapterRuns(arena)
+    running = compute(kv, keys_of(1, 2, 3))
+    compute(kv, keys_of(4, 5, 6)).free()
+    assert arena.map() == "kk" and runs.allocate(1) is None
+    assert kv.drain_extent() and arena.map() == "k."
+    assert runs.allocate(1) is not None
+    assert not kv.drain_extent(), "the last extent has pages in use"
+    assert num_matched(kv, keys_of(1, 2, 3)) == 3 and num_matched(kv, keys_of(4)) == 1
+    running.free()
+
+
+def test_the_reference_count_of_a_forgotten_page_does_not_add_up() -> None:
+    kv = make_kv()
+    pages = kv.allocate(1)
+    kv.check_integrity(held=pages)
+    with pytest.raises(IntegrityError, match="1 pages are used, 0 have a holder"):
+        kv.check_integrity(held=())
