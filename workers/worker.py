@@ -1,0 +1,133 @@
+"""The worker's composition root: from a config to a loop of engines that share one arena."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+
+import torch
+
+import ops.base
+from adapters.pool import AdapterPool
+from adapters.store import LocalStore
+from memory.arena import Arena
+from memory.kv_cache import KVCache
+from memory.runs import UNIT_BYTES, AdapterRuns
+from ops.base import Ops
+from workers.config import WorkerConfig
+from workers.engine import Engine
+from workers.loop import Delivery, WorkerLoop
+from workers.model_runner import ModelRunner
+from workers.models.decoder import Decoder
+from workers.protocol import Generate, ModelInfo, SamplingParams
+from workers.scheduler import Scheduler
+from workers.step_ring import StepRing
+from workers.token_buffer import TokenBuffer
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is loading, the bytes done and the bytes in all."""
+
+PAGES_PER_EXTENT = 8
+
+
+class Worker:
+    """Everything one worker process owns, built and warmed up; `loop.start()` sets it to work."""
+
+    def __init__(
+        self, config: WorkerConfig, deliver: Callable[[Delivery], None], progress: Progress
+    ) -> None:
+        self.config = config
+        self.ring = StepRing()
+        self.ops = _select_ops(config)
+        self.store = LocalStore(config.store)
+        models = {name: self._load(name, digest, progress) for name, digest in config.models.items()}
+        extent_bytes = _extent_bytes([model.kv_layout.page_bytes for model in models.values()])
+        self.arena = Arena(
+            config.memory,
+            extent_bytes,
+            adapter_floor_bytes=config.adapter_memory_min,
+            adapter_ceiling_bytes=config.adapter_memory_max,
+        )
+        self.memory = torch.empty(config.memory, dtype=torch.uint8, device=self.ops.device)
+        self.runs = AdapterRuns(self.arena)
+        engines = {
+            config.models[name]: self._build_engine(name, model) for name, model in models.items()
+        }
+        for engine in engines.values():
+            warm_up(engine)
+        self.loop = WorkerLoop(engines, deliver=deliver)
+
+    def _load(self, name: str, digest: str, progress: Progress) -> Decoder:
+        return Decoder.load(
+            self.store.model_folder(digest),
+            digest,
+            self.ops,
+            getattr(torch, self.config.dtype),
+            max_model_len=self.config.max_model_len,
+            progress=lambda done, total: progress(name, done, total),
+        )
+
+    def _build_engine(self, name: str, model: Decoder) -> Engine:
+        config = self.config
+        digest = config.models[name]
+        kv = KVCache(self.arena, digest, model.kv_layout.page_bytes)
+        pool = AdapterPool(
+            self.memory,
+            self.runs,
+            store=self.store,
+            ops=self.ops,
+            shape=model.shape,
+            dtype=model.kv_layout.dtype,
+            num_slots=config.max_loaded_adapters,
+            host_bytes=config.host_adapter_memory,
+            cache_dir=config.cache_dir,
+            clock=time.monotonic,
+            reclaim=kv.drain_extent,
+        )
+        buffer = TokenBuffer(config.max_num_seqs, model.max_model_len, self.ops.device)
+        scheduler = Scheduler(
+            kv,
+            pool,
+            buffer,
+            max_num_seqs=config.max_num_seqs,
+            max_batched_tokens=config.max_batched_tokens,
+        )
+        return Engine(
+            ModelInfo(digest, name, model.max_model_len),
+            scheduler,
+            ModelRunner(model, self.ops, self.memory, kv, buffer, pool.tables),
+            kv,
+            pool,
+            self.ring,
+            layout=f"{self.ops.name}:{config.dtype}",
+            vocab_size=model.spec.vocab_size,
+            end_tokens=frozenset(model.spec.eos_token_ids),
+            clock=time.monotonic,
+        )
+
+
+def warm_up(engine: Engine) -> None:
+    """One short sequence through the whole engine: kernels are built, caches and threads are warm."""
+    params = SamplingParams(max_tokens=2, seed=0, temperature=0.0, ignore_eos=True)
+    request = Generate(0, "warm-up", engine.info.digest, [0, 1, 2], params, cache_domain="")
+    failed = engine.submit(-1, request)
+    assert failed is None, failed
+    while engine.has_work:
+        engine.step()
+
+
+def _select_ops(config: WorkerConfig) -> Ops:
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    log.info("op backend %s, %d threads, pid %d", config.ops, torch.get_num_threads(), os.getpid())
+    return ops.base.select(config.ops)
+
+
+def _extent_bytes(page_bytes: list[int]) -> int:
+    """Some pages of the largest model, in whole adapter units."""
+    wanted = PAGES_PER_EXTENT * max(page_bytes)
+    return -(-wanted // UNIT_BYTES) * UNIT_BYTES
