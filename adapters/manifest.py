@@ -1,4 +1,4 @@
-"""What an adapter and its base declare about themselves. Torch-free: read by workers, admin and gateway alike."""
+"""What an adapter and its base declare about themselves. Torch-free."""
 
 from __future__ import annotations
 

@@ -1,0 +1,59 @@
+"""Why an adapter was refused, and why one cannot be served now. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class AdapterRejected(Exception):
+    """An uploaded adapter breaks a rule.
+
+    `code` is stable; `field` names the config key, tensor or file; `got` and
+    `allowed` are JSON values, what came from the uploader cut to a few hundred characters.
+    """
+
+    def __init__(
+        self, code: str, field: str, got: object = None, allowed: object = None, hint: str = ""
+    ) -> None:
+        self.code = code
+        self.field = _shorten(field)
+        self.got = _shorten(got)
+        self.allowed = allowed
+        self.hint = hint
+        super().__init__(f"{code} ({self.field}): got {self.got!r}. {hint}".rstrip())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object the upload route answers with, and the `rejected` row keeps."""
+        return {
+            "code": self.code,
+            "field": self.field,
+            "got": self.got,
+            "allowed": self.allowed,
+            "hint": self.hint,
+        }
+
+
+class AdapterUnavailable(Exception):
+    """An adapter version cannot be brought to the device: missing, corrupt or too large."""
+
+    def __init__(self, code: str, message: str) -> None:
+        self.code = code
+        super().__init__(message)
+
+
+def _shorten(value: Any, limit: int = 200) -> Any:
+    if value is None or isinstance(value, bool | float):
+        return value
+    if isinstance(value, int) and abs(value) < 1 << 63:
+        return value
+    text = value if isinstance(value, str) else _render(value)
+    return text.encode("utf-8", "replace").decode() if len(text) <= limit else text[:limit] + "..."
+
+
+def _render(value: object) -> str:
+    """repr, of the head alone where the whole could be large."""
+    if isinstance(value, int):
+        return f"an integer of {value.bit_length()} bits"
+    if isinstance(value, dict | list | tuple | set) and len(value) > 20:
+        return f"{type(value).__name__} of {len(value)} items"
+    return repr(value)
