@@ -44,12 +44,17 @@ class Sequences(RuleBasedStateMachine):
         domain=st.integers(0, 1),
         words=st.lists(st.integers(0, 1), min_size=1, max_size=7),
         tail=st.integers(1, PAGE_TOKENS),
+        num_choices=st.integers(1, 3),
     )
-    def start(self, domain: int, words: list[int], tail: int) -> None:
-        """A prompt of few different pages, so that prefixes are often shared."""
+    def start(self, domain: int, words: list[int], tail: int, num_choices: int) -> None:
+        """A prompt of few different pages, so that prefixes are often shared or computed twice."""
         tokens = [word for word in words for _ in range(PAGE_TOKENS)]
         tokens = tokens[: len(tokens) - PAGE_TOKENS + tail]
-        sequence = _Sequence(self.kv, domain, tokens)
+        for _ in range(num_choices):
+            self._start_one(domain, tokens)
+
+    def _start_one(self, domain: int, tokens: list[int]) -> None:
+        sequence = _Sequence(self.kv, domain, list(tokens))
         HASHERS[domain].extend(sequence.keys, tokens)
         num_cached = sequence.table.match_prefix(sequence.keys, len(tokens) - 1)
         assert num_cached % PAGE_TOKENS == 0 and num_cached < len(tokens)
