@@ -1,0 +1,33 @@
+"""Base models by `model_type`: how each family reads its config.json. One decoder serves all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from workers.models.gemma import read_gemma2, read_gemma3_text
+from workers.models.llama import read_llama, read_mistral
+from workers.models.qwen import read_qwen2, read_qwen3
+from workers.models.spec import ModelSpec, UnsupportedModel
+
+FAMILIES: dict[str, Callable[[dict[str, Any]], ModelSpec]] = {
+    "llama": read_llama,
+    "mistral": read_mistral,
+    "qwen2": read_qwen2,
+    "qwen3": read_qwen3,
+    "gemma2": read_gemma2,
+    "gemma3_text": read_gemma3_text,
+}
+
+
+def read_spec(config: dict[str, Any], generation: dict[str, Any] | None = None) -> ModelSpec:
+    """The spec of a Hugging Face config.json. Raises UnsupportedModel, naming the field.
+
+    The end tokens of generation_config.json, where it names some, take the place of the config's.
+    """
+    if generation and generation.get("eos_token_id") is not None:
+        config = {**config, "eos_token_id": generation["eos_token_id"]}
+    model_type = config.get("model_type")
+    if model_type not in FAMILIES:
+        raise UnsupportedModel("model_type", model_type, ", ".join(FAMILIES))
+    return FAMILIES[model_type](config)

@@ -1,0 +1,132 @@
+"""Drives a decoder over scattered pages of one arena: several sequences at once, with adapters."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from ops.base import (
+    PAGE_TOKENS,
+    PROJECTIONS,
+    AdapterTables,
+    AttentionBatch,
+    KVCacheView,
+    LoRABatch,
+    Ops,
+)
+from workers.batch import ForwardBatch
+from workers.models.decoder import Decoder
+
+ADAPTER_BYTES = 1 << 21
+MAX_SLOTS = 4
+
+
+@dataclass
+class Stream:
+    """One sequence; slot -1 is the bare base."""
+
+    slot: int = -1
+    length: int = 0
+    pages: list[int] = field(default_factory=list)
+
+
+class PagedModel:
+    """Pages are handed out in a shuffled order, so that no sequence's pages lie together."""
+
+    def __init__(self, model: Decoder, ops: Ops, num_pages: int = 64) -> None:
+        self.model, self.ops = model, ops
+        page_bytes = model.kv_layout.page_bytes
+        self.arena = torch.full((ADAPTER_BYTES + num_pages * page_bytes,), 0xFF, dtype=torch.uint8)
+        order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(7))
+        self.free = [ADAPTER_BYTES + int(page) * page_bytes for page in order]
+        shape = (MAX_SLOTS, model.spec.num_layers, len(PROJECTIONS))
+        self.tables = AdapterTables(
+            torch.zeros(shape, dtype=torch.int64),
+            torch.zeros(shape, dtype=torch.int64),
+            torch.zeros(shape, dtype=torch.int32),
+        )
+        self.end = 0
+
+    def load_adapter(self, slot: int, folder: Path) -> None:
+        """A uniform-rank adapter as peft saved it."""
+        config = json.loads((folder / "adapter_config.json").read_text())
+        scale = config["lora_alpha"] / config["r"]
+        tensors = load_file(folder / "adapter_model.safetensors")
+        for layer in range(self.model.spec.num_layers):
+            for index, projection in enumerate(PROJECTIONS):
+                path = self.model.shape.module_path(layer, projection)
+                name = f"base_model.model.{path}.lora_A.weight"
+                if name not in tensors:
+                    continue
+                a, b = tensors[name], tensors[name.replace("lora_A", "lora_B")] * scale
+                b = b.T.contiguous() if self.ops.b_rank_major else b
+                self.tables.a_offset[slot, layer, index] = self._write(a)
+                self.tables.b_offset[slot, layer, index] = self._write(b)
+                self.tables.rank[slot, layer, index] = len(a)
+
+    def _write(self, matrix: Tensor) -> int:
+        raw = matrix.to(self.model.kv_layout.dtype).contiguous().view(torch.uint8).flatten()
+        start, self.end = self.end, self.end + (-(-len(raw) // 64) * 64)
+        assert self.end <= ADAPTER_BYTES
+        self.arena[start : start + len(raw)] = raw
+        return start
+
+    def step(self, work: list[tuple[Stream, list[int]]]) -> list[Tensor]:
+        """Computes the next tokens of each stream, those with adapters first; logits [n, V] of each."""
+        tables = []
+        for stream, tokens in work:
+            while len(stream.pages) * PAGE_TOKENS < stream.length + len(tokens):
+                stream.pages.append(self.free.pop())
+            tables.append(stream.pages)
+        counts = torch.tensor([len(tokens) for _, tokens in work])
+        query_start = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
+        positions = [s.length + i for s, tokens in work for i in range(len(tokens))]
+        contexts = [s.length + len(tokens) for s, tokens in work]
+        block_tables = torch.full((len(work), max(map(len, tables))), -(1 << 40))
+        for row, pages in enumerate(tables):
+            block_tables[row, : len(pages)] = torch.tensor(pages)
+        batch = ForwardBatch(
+            input_ids=torch.tensor([t for _, tokens in work for t in tokens], dtype=torch.int32),
+            attention=AttentionBatch(
+                query_start=query_start,
+                row_seq=torch.repeat_interleave(torch.arange(len(work)), counts).int(),
+                positions=torch.tensor(positions, dtype=torch.int32),
+                context_lens=torch.tensor(contexts, dtype=torch.int32),
+                block_tables=block_tables,
+                max_query=int(counts.max()),
+                max_context=max(contexts),
+            ),
+            kv=KVCacheView(self.arena, self.model.kv_layout),
+            lora=self._lora([stream.slot for stream, _ in work], query_start),
+        )
+        hidden = self.model.forward(batch)
+        for (stream, _), context in zip(work, contexts, strict=True):
+            stream.length = context
+        return list(self.model.logits(hidden).split(counts.tolist()))
+
+    def _lora(self, slots: list[int], query_start: Tensor) -> LoRABatch | None:
+        used = [slot for slot in slots if slot >= 0]
+        assert slots[: len(used)] == used, "adapter streams first"
+        if not used:
+            return None
+        return LoRABatch(
+            arena=self.arena,
+            dtype=self.model.kv_layout.dtype,
+            tables=self.tables,
+            segment_start=query_start[: len(used) + 1].contiguous(),
+            segment_slot=torch.tensor(used, dtype=torch.int32),
+            max_rank=int(self.tables.rank.max()),
+        )
+
+    def generate(self, stream: Stream, prompt: list[int], num_tokens: int) -> list[int]:
+        """Greedy tokens after the prompt."""
+        tokens = list(prompt)
+        for _ in range(num_tokens):
+            (logits,) = self.step([(stream, tokens[stream.length :])])
+            tokens.append(int(logits[-1].argmax()))
+        return tokens[len(prompt) :]

@@ -1,0 +1,37 @@
+"""The two ends of a model: token ids in, logits out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ops.base import Ops, PackedLinear
+
+
+class Embedding:
+    """table [V, K] in the serving dtype."""
+
+    def __init__(self, ops: Ops, table: Tensor, scale: float) -> None:
+        self._ops = ops
+        self._table = table
+        self._scale = scale
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids int32 [T] -> [T, K]."""
+        return self._ops.embed(ids, self._table, self._scale)
+
+
+class LMHead:
+    """Hidden rows to logits, capped where the family caps them (Gemma 2)."""
+
+    def __init__(self, ops: Ops, weight: PackedLinear, softcap: float | None) -> None:
+        self._ops = ops
+        self._weight = weight
+        self._softcap = softcap
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[N, K] -> float32 [N, V]."""
+        logits = self._ops.linear(hidden, self._weight).to(torch.float32)
+        if self._softcap is not None:
+            logits.div_(self._softcap).tanh_().mul_(self._softcap)
+        return logits

@@ -1,0 +1,107 @@
+"""The weights of a canonical folder: which tensors a spec asks for, and how they are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from workers.models.spec import ModelSpec
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+
+class CheckpointError(ValueError):
+    """The weights are not those of the model that config.json describes."""
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder: the single file, or the shards that its index names."""
+    if (folder / SINGLE_FILE).is_file():
+        return [folder / SINGLE_FILE]
+    if not (folder / INDEX_FILE).is_file():
+        raise CheckpointError(f"neither {SINGLE_FILE} nor {INDEX_FILE} in {folder}")
+    names = set(json.loads((folder / INDEX_FILE).read_text())["weight_map"].values())
+    for name in names:
+        if "/" in name or "\\" in name or not name.endswith(".safetensors"):
+            raise CheckpointError(f"{INDEX_FILE} names {name!r}, which is no shard beside it")
+        if not (folder / name).is_file():
+            raise CheckpointError(f"shard {name} is missing")
+    return [folder / name for name in sorted(names)]
+
+
+def expected_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of every tensor of the model, as transformers spells them."""
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    q, kv = spec.q_width, spec.kv_width
+    yield "model.embed_tokens.weight", (spec.vocab_size, hidden)
+    norms = ["input_layernorm", "post_attention_layernorm"]
+    if spec.post_norms:
+        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    for layer in range(spec.num_layers):
+        prefix = f"model.layers.{layer}"
+        for norm in norms:
+            yield f"{prefix}.{norm}.weight", (hidden,)
+        for projection, width in (("q", q), ("k", kv), ("v", kv)):
+            yield f"{prefix}.self_attn.{projection}_proj.weight", (width, hidden)
+            if spec.qkv_bias:
+                yield f"{prefix}.self_attn.{projection}_proj.bias", (width,)
+        if spec.qk_norm:
+            yield f"{prefix}.self_attn.q_norm.weight", (spec.head_dim,)
+            yield f"{prefix}.self_attn.k_norm.weight", (spec.head_dim,)
+        yield f"{prefix}.self_attn.o_proj.weight", (hidden, q)
+        yield f"{prefix}.mlp.gate_proj.weight", (inner, hidden)
+        yield f"{prefix}.mlp.up_proj.weight", (inner, hidden)
+        yield f"{prefix}.mlp.down_proj.weight", (hidden, inner)
+    yield "model.norm.weight", (hidden,)
+    if not spec.tie_word_embeddings:
+        yield "lm_head.weight", (spec.vocab_size, hidden)
+
+
+class Checkpoint:
+    """Open weight files. Tensors are mapped, and copied only when asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._stack = ExitStack()
+        self._handles: dict[str, Any] = {}
+        for path in weight_files(folder):
+            try:
+                handle = self._stack.enter_context(safe_open(path, framework="pt"))
+            except SafetensorError as error:
+                raise CheckpointError(f"{path.name}: {error}") from error
+            self._handles.update(dict.fromkeys(handle.keys(), handle))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._handles.clear()
+        self._stack.close()
+
+    def get(self, name: str) -> Tensor:
+        """A view of the mapped file, valid while the checkpoint is open."""
+        return self._handles[name].get_tensor(name)
+
+    def check(self, spec: ModelSpec) -> None:
+        """All tensors of the spec are there in their shapes, and none that would be left out."""
+        expected = dict(expected_tensors(spec))
+        for name, shape in expected.items():
+            if name not in self._handles:
+                raise CheckpointError(f"tensor {name} is missing")
+            if (got := tuple(self._handles[name].get_slice(name).get_shape())) != shape:
+                raise CheckpointError(f"tensor {name} has shape {got}, config.json says {shape}")
+        for name in self._handles.keys() - expected.keys():
+            if name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq"):
+                raise CheckpointError(f"tensor {name} belongs to no module of {spec.model_type}")

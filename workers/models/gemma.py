@@ -1,0 +1,62 @@
+"""Gemma 2 (softcaps) and Gemma 3 (norm on q and k, a second rope for sliding layers)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workers.models.rope_config import read_ropes
+from workers.models.spec import ModelSpec, common_fields, layer_specs, positive, require
+
+DEFAULTS: dict[str, Any] = {
+    "head_dim": 256,
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
+"""What both families mean where their config is silent."""
+
+
+def read_gemma2(config: dict[str, Any]) -> ModelSpec:
+    """Layers alternate, sliding first."""
+    softcaps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    config = DEFAULTS | softcaps | config
+    return ModelSpec(
+        **_fields(config),
+        layers=layer_specs(
+            config, read_ropes(config, 10_000.0), _pattern(config, 2), config["sliding_window"]
+        ),
+        attention_softcap=config["attn_logit_softcapping"],
+    )
+
+
+def read_gemma3_text(config: dict[str, Any]) -> ModelSpec:
+    """Every sixth layer sees everything unless the config has another pattern."""
+    config = DEFAULTS | config
+    require(config, "attn_logit_softcapping", None, None)
+    period = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
+    ropes = read_ropes(config, 1_000_000.0, local_theta=10_000.0)
+    return ModelSpec(
+        **_fields(config),
+        layers=layer_specs(config, ropes, _pattern(config, period), config["sliding_window"]),
+        qk_norm=True,
+    )
+
+
+def _fields(config: dict[str, Any]) -> dict[str, Any]:
+    require(config, "hidden_activation", "gelu_pytorch_tanh", None)
+    return common_fields(config) | {
+        "activation": "gelu_tanh",
+        "attention_scale": config["query_pre_attn_scalar"] ** -0.5,
+        "embed_scale": config["hidden_size"] ** 0.5,
+        "logits_softcap": config.get("final_logit_softcapping"),
+        "norm_offset": 1.0,
+        "post_norms": True,
+    }
+
+
+def _pattern(config: dict[str, Any], period: int) -> list[str]:
+    return [
+        "sliding_attention" if (layer + 1) % period else "full_attention"
+        for layer in range(positive(config, "num_hidden_layers"))
+    ]

@@ -1,0 +1,29 @@
+"""Qwen 2 and 2.5 (bias on q, k, v) and Qwen 3 (norm on q and k)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workers.models.rope_config import read_ropes
+from workers.models.spec import LayerSpec, ModelSpec, common_fields, layer_specs, positive, require
+
+
+def read_qwen2(config: dict[str, Any]) -> ModelSpec:
+    return ModelSpec(**common_fields(config), layers=_layers(config), qkv_bias=True)
+
+
+def read_qwen3(config: dict[str, Any]) -> ModelSpec:
+    fields = common_fields({"head_dim": 128, **config})
+    return ModelSpec(**fields, layers=_layers(config), qk_norm=True)
+
+
+def _layers(config: dict[str, Any]) -> tuple[LayerSpec, ...]:
+    """`use_sliding_window` gates the window; layers below `max_window_layers` see everything."""
+    require(config, "hidden_act", "silu", "silu")
+    window = config.get("sliding_window") if config.get("use_sliding_window") else None
+    first_sliding = config.get("max_window_layers", 28) if window is not None else None
+    pattern = [
+        "full_attention" if first_sliding is None or layer < first_sliding else "sliding_attention"
+        for layer in range(positive(config, "num_hidden_layers"))
+    ]
+    return layer_specs(config, read_ropes(config, 10_000.0), pattern, window)

@@ -1,0 +1,147 @@
+"""What a decoder needs to know of a model, free of any family's spelling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ops.base import Activation
+from workers.layers.rotary import RopeSpec
+
+
+class UnsupportedModel(ValueError):
+    """A config asks for something this build does not compute."""
+
+    def __init__(self, field: str, got: object, allowed: str) -> None:
+        super().__init__(f"{field} = {got!r} is not supported; allowed: {allowed}")
+        self.field = field
+        self.got = got
+        self.allowed = allowed
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """What may differ between layers. window: tokens a row sees, itself included; None = all."""
+
+    rope: RopeSpec
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A decoder-only transformer of RMS norms, rotary grouped-query attention and a gated MLP.
+
+    attention_scale   factor on q k^T            norm_offset   added to every stored norm weight
+    post_norms        norms also after attention and after the MLP (Gemma)
+    qk_norm           RMS norm of each head of q and k before rope
+    """
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    layers: tuple[LayerSpec, ...]
+    rms_norm_eps: float
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    attention_scale: float
+    eos_token_ids: tuple[int, ...]
+    activation: Activation = "silu"
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    post_norms: bool = False
+    norm_offset: float = 0.0
+    embed_scale: float = 1.0
+    attention_softcap: float | None = None
+    logits_softcap: float | None = None
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def q_width(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+
+def common_fields(config: dict[str, Any]) -> dict[str, Any]:
+    """The fields all families spell alike, checked; for `ModelSpec(**...)`."""
+    _refuse_extensions(config)
+    num_heads = positive(config, "num_attention_heads")
+    hidden_size = positive(config, "hidden_size")
+    head_dim = config.get("head_dim") or hidden_size // num_heads
+    num_kv_heads = config.get("num_key_value_heads") or num_heads
+    if num_heads % num_kv_heads:
+        raise UnsupportedModel("num_key_value_heads", num_kv_heads, f"a divisor of {num_heads}")
+    if head_dim % 2:
+        raise UnsupportedModel("head_dim", head_dim, "an even number")
+    return {
+        "model_type": config["model_type"],
+        "vocab_size": positive(config, "vocab_size"),
+        "hidden_size": hidden_size,
+        "intermediate_size": positive(config, "intermediate_size"),
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "rms_norm_eps": config.get("rms_norm_eps", 1e-6),
+        "max_position_embeddings": positive(config, "max_position_embeddings"),
+        "tie_word_embeddings": bool(config.get("tie_word_embeddings", False)),
+        "attention_scale": head_dim**-0.5,
+        "eos_token_ids": _token_ids(config.get("eos_token_id")),
+    }
+
+
+def positive(config: dict[str, Any], field: str) -> int:
+    """A whole number above zero, which must be there."""
+    value = config.get(field)
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise UnsupportedModel(field, value, "a whole number above zero")
+    return value
+
+
+def require(config: dict[str, Any], field: str, allowed: object, default: object) -> None:
+    """Refuses a field whose value would change the computation in a way not implemented."""
+    if (value := config.get(field, default)) != allowed:
+        raise UnsupportedModel(field, value, repr(allowed))
+
+
+def layer_specs(
+    config: dict[str, Any],
+    ropes: dict[str, RopeSpec],
+    default_types: list[str],
+    window: int | None,
+) -> tuple[LayerSpec, ...]:
+    """One spec a layer, from `layer_types` or else from the family's own pattern."""
+    types = config.get("layer_types") or default_types
+    if len(types) != positive(config, "num_hidden_layers"):
+        raise UnsupportedModel("layer_types", types, "one entry a layer")
+    windows = {"full_attention": None, "sliding_attention": window}
+    if unknown := set(types) - set(windows):
+        raise UnsupportedModel("layer_types", min(unknown), ", ".join(windows))
+    if "sliding_attention" in types and (window is None or window <= 0):
+        raise UnsupportedModel("sliding_window", window, "a whole number above zero")
+    return tuple(LayerSpec(ropes[kind], windows[kind]) for kind in types)
+
+
+def _refuse_extensions(config: dict[str, Any]) -> None:
+    for field in ("quantization_config", "auto_map", "num_experts", "num_local_experts"):
+        if config.get(field):
+            raise UnsupportedModel(field, config[field], "absent")
+    require(config, "mlp_bias", False, False)
+    require(config, "attention_bias", False, False)
+    require(config, "partial_rotary_factor", 1.0, 1.0)
+    if config.get("use_bidirectional_attention"):
+        raise UnsupportedModel("use_bidirectional_attention", True, "False")
+
+
+def _token_ids(value: int | list[int] | None) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list) else (value,)
