@@ -1,0 +1,95 @@
+"""The data plane as an ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+
+from litestar import Litestar, Router
+from litestar.datastructures import State
+from litestar.openapi import OpenAPIConfig
+
+from gateway import errors
+from gateway.admission import Admission
+from gateway.auth import public
+from gateway.catalog import Catalog, SnapshotSource
+from gateway.config import GatewayConfig
+from gateway.fleet import Fleet
+from gateway.openapi import Document
+from gateway.request import GatewayRequest, add_request_headers
+from gateway.routes import completions, health, models, tokens
+from gateway.schemas import MAX_BODY_BYTES
+from gateway.tokenizer import Tokenizers
+from workers.client import WorkerClient
+
+ROUTES = [
+    completions.create_chat_completion,
+    completions.create_completion,
+    models.list_models,
+    models.get_model,
+    tokens.tokenize,
+    tokens.detokenize,
+    health.livez,
+    health.readyz,
+    health.get_version,
+]
+
+
+class Gateway:
+    """What the handlers work with, one of each in a process."""
+
+    def __init__(
+        self, config: GatewayConfig, source: SnapshotSource, clients: Sequence[WorkerClient]
+    ) -> None:
+        self.config = config
+        self.catalog = Catalog(source)
+        self.tokenizers = Tokenizers(config.store)
+        self.admission = Admission()
+        self.fleet = Fleet(clients)
+        self.is_draining = False
+
+    def why_not_ready(self) -> str | None:
+        """None if requests can be served."""
+        if self.is_draining:
+            return "draining"
+        if self.catalog.view is None:
+            return "the catalog is not loaded"
+        return None if self.fleet.is_ready else "no worker is ready"
+
+    @asynccontextmanager
+    async def running(self, _app: Litestar) -> AsyncGenerator[None, None]:
+        """Keeps the catalog and the connections to the workers."""
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(self.catalog.run()), tasks.create_task(self.fleet.run())]
+            try:
+                yield
+            finally:
+                self.is_draining = True
+                for task in running:
+                    task.cancel()
+
+
+def create_app(
+    config: GatewayConfig, *, source: SnapshotSource, clients: Sequence[WorkerClient]
+) -> Litestar:
+    """`source` yields the catalog's snapshots, `clients` are the workers' (not yet connected)."""
+    gateway = Gateway(config, source, clients)
+    return Litestar(
+        route_handlers=ROUTES,
+        lifespan=[gateway.running],
+        state=State({"gateway": gateway}),
+        request_class=GatewayRequest,
+        request_max_body_size=MAX_BODY_BYTES,
+        exception_handlers={Exception: errors.to_response},
+        before_send=[add_request_headers],
+        openapi_config=OpenAPIConfig(
+            title="loraplex",
+            version="1",
+            render_plugins=[Document()],
+            openapi_router=Router(
+                "/schema", route_handlers=[], guards=[public], include_in_schema=False
+            ),
+        ),
+        logging_config=None,
+    )

@@ -1,0 +1,151 @@
+"""The one table from our exceptions and the worker's error codes to OpenAI-shaped problems.
+
+ApiError
+├── InvalidRequest            400
+│   └── ContextLengthExceeded 400
+├── Unauthenticated           401
+├── Forbidden                 403
+├── ModelNotFound             404
+└── Overloaded                503
+    └── NoWorker              503
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from litestar import Request, Response
+from litestar.exceptions import HTTPException
+
+from workers.client import WorkerFailed
+from workers.protocol import ErrorCode
+
+log = logging.getLogger(__name__)
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """How a kind of failure looks from outside. `retry_after_s` None: waiting does not help."""
+
+    status: int
+    type: str
+    code: str | None = None
+    retry_after_s: float | None = None
+
+
+class ApiError(Exception):
+    """A failure with an answer: its class finds the `Problem`, it adds words and the field."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+class InvalidRequest(ApiError):
+    """The request asks for something impossible or unsupported."""
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """Prompt and answer together do not fit the model's context."""
+
+
+class Unauthenticated(ApiError):
+    """No API key, or not a valid one."""
+
+
+class Forbidden(ApiError):
+    """The key is valid and may not do this."""
+
+
+class ModelNotFound(ApiError):
+    """No such model for this tenant; the same words whoever else may own it."""
+
+    def __init__(self, name: str) -> None:
+        shown = name if len(name) <= 128 else name[:128] + "..."
+        super().__init__(
+            f"The model '{shown}' does not exist or you do not have access to it.", param="model"
+        )
+
+
+class Overloaded(ApiError):
+    """The service cannot take this now."""
+
+
+class NoWorker(Overloaded):
+    """No ready worker has the model."""
+
+
+INVALID = "invalid_request_error"
+SERVER = "server_error"
+
+PROBLEMS: Mapping[type[Exception] | ErrorCode | int, Problem] = {
+    InvalidRequest: Problem(400, INVALID),
+    ContextLengthExceeded: Problem(400, INVALID, "context_length_exceeded"),
+    Unauthenticated: Problem(401, "authentication_error", "invalid_api_key"),
+    Forbidden: Problem(403, "permission_error", "insufficient_scope"),
+    ModelNotFound: Problem(404, "not_found_error", "model_not_found"),
+    Overloaded: Problem(503, SERVER, "overloaded", retry_after_s=1),
+    NoWorker: Problem(503, SERVER, "no_worker", retry_after_s=2),
+    ErrorCode.INVALID: Problem(400, INVALID),
+    ErrorCode.MODEL_UNKNOWN: Problem(503, SERVER, "no_worker", retry_after_s=2),
+    ErrorCode.PROMPT_TOO_LONG: Problem(400, INVALID, "context_length_exceeded"),
+    ErrorCode.ADAPTER_UNAVAILABLE: Problem(503, SERVER, "adapter_unavailable", retry_after_s=2),
+    ErrorCode.OVERLOADED: Problem(503, SERVER, "overloaded", retry_after_s=1),
+    ErrorCode.DRAINING: Problem(503, SERVER, "draining", retry_after_s=1),
+    ErrorCode.WORKER_LOST: Problem(503, SERVER, "worker_lost", retry_after_s=1),
+    ErrorCode.INTERNAL: Problem(500, SERVER, "internal_error"),
+    400: Problem(400, INVALID),
+    404: Problem(404, "not_found_error", "route_not_found"),
+    405: Problem(405, INVALID, "method_not_allowed"),
+    413: Problem(413, INVALID, "request_too_large"),
+    500: Problem(500, SERVER, "internal_error"),
+}
+
+
+def problem_of(error: Exception) -> tuple[Problem, str]:
+    """The table's row for an error and the words to show; unknown errors show nothing of theirs."""
+    if isinstance(error, WorkerFailed):
+        return PROBLEMS[error.code], error.message
+    if isinstance(error, ApiError):
+        return next(PROBLEMS[cls] for cls in type(error).__mro__ if cls in PROBLEMS), error.message
+    if isinstance(error, HTTPException) and error.status_code < 500:
+        known = PROBLEMS.get(error.status_code)
+        return known or Problem(error.status_code, INVALID), error.detail
+    log.error("unexpected failure", exc_info=error)
+    return PROBLEMS[500], "The server had an error while processing your request."
+
+
+def error_body(error: Exception) -> dict[str, Any]:
+    """`{"error": {message, type, param, code}}` as OpenAI shapes it."""
+    problem, message = problem_of(error)
+    param = error.param if isinstance(error, ApiError) else None
+    code = (error.code if isinstance(error, ApiError) else None) or problem.code
+    return {"error": {"message": message, "type": problem.type, "param": param, "code": code}}
+
+
+def retry_headers(problem: Problem) -> dict[str, str]:
+    """What the official clients read before they try again."""
+    if problem.retry_after_s is not None:
+        return {
+            "retry-after": str(max(1, round(problem.retry_after_s))),
+            "retry-after-ms": str(round(problem.retry_after_s * 1000)),
+        }
+    return {"x-should-retry": "false"} if problem.status in (409, 429) else {}
+
+
+def to_response(_: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
+    """The exception handler of the whole application."""
+    problem, _message = problem_of(error)
+    headers = retry_headers(problem)
+    if problem.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return Response(
+        error_body(error),
+        status_code=problem.status,
+        headers=headers,
+        media_type="application/json",
+    )

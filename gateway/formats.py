@@ -1,0 +1,242 @@
+"""The bytes of answers: OpenAI's chunks and bodies for chat and text completions.
+
+A chunk is put together from parts prepared once per response, since it is made for every token.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import msgspec
+
+from gateway.admission import Usage
+from gateway.choice import Delta, ScoredToken
+from gateway.detokenizer import TokenBytes
+
+DONE = b"data: [DONE]\n\n"
+PING = b": ping\n\n"
+LOWEST_LOGPROB = -9999.0
+"""JSON has no infinity."""
+
+encode = msgspec.json.encode
+
+
+class Answer(msgspec.Struct):
+    """A choice's deltas, gathered."""
+
+    index: int
+    pieces: list[str] = []
+    scored: list[ScoredToken] = []
+    finish_reason: str | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.pieces.append(delta.text)
+        self.scored.extend(delta.scored)
+        self.finish_reason = delta.finish_reason
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+class ResponseIdentity(msgspec.Struct, frozen=True):
+    """What every chunk of a response repeats."""
+
+    id: str
+    created: int
+    model: str
+
+
+class Format(ABC):
+    """One dialect's answers to one request."""
+
+    chunk_kind: ClassVar[str]
+    body_kind: ClassVar[str]
+
+    def __init__(
+        self,
+        identity: ResponseIdentity,
+        spelled: TokenBytes,
+        *,
+        logprobs: bool,
+        include_usage: bool = False,
+    ) -> None:
+        self._identity = identity
+        self._spelled = spelled
+        self._logprobs = logprobs
+        self._head = b'data: {"id":%s,"object":%s,"created":%d,"model":%s,"choices":[' % (
+            encode(identity.id),
+            encode(self.chunk_kind),
+            identity.created,
+            encode(identity.model),
+        )
+        self._tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
+        self._plain_end = b',"logprobs":null,"finish_reason":null}]' + self._tail
+
+    @abstractmethod
+    def chunk(self, delta: Delta) -> bytes:
+        """Server-sent events for a delta; none if it has nothing to show."""
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        return b'%s],"usage":%s}\n\n' % (self._head, encode(usage_object(usage)))
+
+    def body(self, answers: list[Answer], usage: Usage) -> bytes:
+        """The whole answer as one JSON object."""
+        return encode(
+            {
+                "id": self._identity.id,
+                "object": self.body_kind,
+                "created": self._identity.created,
+                "model": self._identity.model,
+                "choices": [
+                    {
+                        "index": answer.index,
+                        **self._content(answer.text),
+                        "logprobs": (
+                            self._logprobs_of(answer.index, answer.scored)
+                            if self._logprobs
+                            else None
+                        ),
+                        "finish_reason": answer.finish_reason,
+                    }
+                    for answer in answers
+                ],
+                "usage": usage_object(usage),
+            }
+        )
+
+    @abstractmethod
+    def _content(self, text: str) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _logprobs_of(self, index: int, scored: list[ScoredToken]) -> dict[str, Any]: ...
+
+    def _end(self, delta: Delta) -> bytes:
+        """The rest of a chunk after its text."""
+        if not delta.scored and delta.finish_reason is None:
+            return self._plain_end
+        return b',"logprobs":%s,"finish_reason":%s}]%s' % (
+            encode(self._logprobs_of(delta.index, delta.scored) if delta.scored else None),
+            encode(delta.finish_reason),
+            self._tail,
+        )
+
+
+class ChatFormat(Format):
+    chunk_kind = "chat.completion.chunk"
+    body_kind = "chat.completion"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._begun: set[int] = set()
+
+    def chunk(self, delta: Delta) -> bytes:
+        """A choice's first chunk says the role."""
+        role = b""
+        if delta.index not in self._begun:
+            self._begun.add(delta.index)
+            role = b'%s{"index":%d,"delta":{"role":"assistant","content":""}%s' % (
+                self._head,
+                delta.index,
+                self._plain_end,
+            )
+        if not (delta.text or delta.scored or delta.finish_reason):
+            return role
+        return b'%s%s{"index":%d,"delta":{"content":%s}%s' % (
+            role,
+            self._head,
+            delta.index,
+            encode(delta.text),
+            self._end(delta),
+        )
+
+    def _content(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def _logprobs_of(self, index: int, scored: list[ScoredToken]) -> dict[str, Any]:
+        content = [
+            {
+                **self._token(entry.token, entry.logprob),
+                "top_logprobs": [self._token(token, logprob) for token, logprob in entry.top],
+            }
+            for entry in scored
+        ]
+        return {"content": content, "refusal": None}
+
+    def _token(self, token: int, logprob: float | None) -> dict[str, Any]:
+        spelled = self._spelled[token]
+        return {"token": token_text(spelled), "logprob": finite(logprob), "bytes": list(spelled)}
+
+
+class CompletionFormat(Format):
+    chunk_kind = "text_completion"
+    body_kind = "text_completion"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._offsets: dict[int, int] = {}
+
+    def chunk(self, delta: Delta) -> bytes:
+        if not (delta.text or delta.scored or delta.finish_reason):
+            return b""
+        return b'%s{"index":%d,"text":%s%s' % (
+            self._head,
+            delta.index,
+            encode(delta.text),
+            self._end(delta),
+        )
+
+    def _content(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def _logprobs_of(self, index: int, scored: list[ScoredToken]) -> dict[str, Any]:
+        """Offsets count the characters of the token texts before, over the whole choice."""
+        texts = [token_text(self._spelled[entry.token]) for entry in scored]
+        offsets: list[int] = []
+        offset = self._offsets.get(index, 0)
+        for text in texts:
+            offsets.append(offset)
+            offset += len(text)
+        self._offsets[index] = offset
+        return {
+            "tokens": texts,
+            "token_logprobs": [finite(entry.logprob) for entry in scored],
+            "top_logprobs": [self._top(entry) for entry in scored],
+            "text_offset": offsets,
+        }
+
+    def _top(self, entry: ScoredToken) -> dict[str, float | None] | None:
+        if entry.logprob is None:
+            return None
+        return {token_text(self._spelled[token]): finite(logprob) for token, logprob in entry.top}
+
+
+def token_text(spelled: bytes) -> str:
+    """A token by itself; parts of characters are written as OpenAI does, `bytes:\\xe2\\x82`."""
+    try:
+        return spelled.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def event(data: object) -> bytes:
+    return b"data: %s\n\n" % encode(data)
+
+
+def join_chunks(format: Format, deltas: Iterable[Delta]) -> bytes:
+    return b"".join([format.chunk(delta) for delta in deltas])
+
+
+def finite(logprob: float | None) -> float | None:
+    return None if logprob is None else max(logprob, LOWEST_LOGPROB)

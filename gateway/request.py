@@ -1,0 +1,43 @@
+"""A request to the data plane, with what its handlers need at hand."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from litestar import Request
+from litestar.datastructures import State
+from litestar.types import Message, Scope
+
+from gateway.auth import Principal
+
+if TYPE_CHECKING:
+    from gateway.app import Gateway
+
+
+class GatewayRequest(Request[Principal, Any, State]):
+    """Numbered and timed from its first moment. The id is always ours: usage is counted by it."""
+
+    def __init__(self, scope: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(scope, *args, **kwargs)
+        scope["state"].setdefault("request_id", uuid.uuid4().hex)
+        scope["state"].setdefault("started_at", time.perf_counter())
+
+    @property
+    def request_id(self) -> str:
+        return self.scope["state"]["request_id"]
+
+    @property
+    def gateway(self) -> Gateway:
+        return self.app.state.gateway
+
+
+async def add_request_headers(message: Message, scope: Scope) -> None:
+    """Hook before each send: every answer, refusals included, says its id and how long it took."""
+    if message["type"] != "http.response.start":
+        return
+    state: dict[str, Any] = scope["state"]
+    headers = [*message["headers"], (b"x-request-id", b"req_%s" % state["request_id"].encode())]
+    elapsed_ms = round((time.perf_counter() - state["started_at"]) * 1000)
+    message["headers"] = [*headers, (b"openai-processing-ms", b"%d" % elapsed_ms)]

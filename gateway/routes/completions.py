@@ -1,0 +1,111 @@
+"""The routes that matter: resolve, tokenise, admit, choose, submit, stream, settle."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import msgspec
+from litestar import post
+
+from gateway.auth import INFERENCE, requires
+from gateway.formats import ChatFormat, CompletionFormat, Format, ResponseIdentity
+from gateway.generation import Generation
+from gateway.request import GatewayRequest
+from gateway.schemas import ChatCompletionRequest, CompletionRequest, decode_request
+from gateway.sequences import Call, Prompt, chat_prompts, check_tokens, completion_prompts, plan
+from gateway.streaming import GenerationResponse, Headers, StreamResponse, WholeResponse
+from gateway.tokenizer import ModelTokenizer
+
+CHAT = msgspec.json.Decoder(ChatCompletionRequest)
+COMPLETION = msgspec.json.Decoder(CompletionRequest)
+
+A = TypeVar("A", ChatCompletionRequest, CompletionRequest)
+
+
+@post("/v1/chat/completions", guards=[requires(INFERENCE)], status_code=200)
+async def create_chat_completion(request: GatewayRequest) -> GenerationResponse:
+    """Answers a conversation, as one body or as a stream of server-sent events."""
+    asked = decode_request(CHAT, await request.body())
+    default_tokens = request.gateway.config.default_chat_tokens
+    call = await prepare(request, asked, chat_prompts)
+    return respond(request, call, ChatFormat, "chatcmpl", default_tokens)
+
+
+@post("/v1/completions", guards=[requires(INFERENCE)], status_code=200)
+async def create_completion(request: GatewayRequest) -> GenerationResponse:
+    """Continues one or many prompts, as one body or as a stream of server-sent events."""
+    asked = decode_request(COMPLETION, await request.body())
+    default_tokens = request.gateway.config.default_completion_tokens
+    call = await prepare(request, asked, completion_prompts)
+    return respond(request, call, CompletionFormat, "cmpl", default_tokens)
+
+
+async def prepare(
+    request: GatewayRequest,
+    asked: A,
+    encode: Callable[[ModelTokenizer, A], Awaitable[list[Prompt]]],
+) -> Call:
+    """Resolves the model and tokenises."""
+    caller = request.user
+    target = caller.view.resolve(caller.tenant, asked.model)
+    tokenizer = await request.gateway.tokenizers.get(target.base.digest)
+    call = Call(
+        request_id=request.request_id,
+        caller=caller,
+        asked=asked,
+        target=target,
+        tokenizer=tokenizer,
+        prompts=await encode(tokenizer, asked),
+        traceparent=request.headers.get("traceparent"),
+    )
+    check_tokens(call)
+    return call
+
+
+def respond(
+    request: GatewayRequest, call: Call, dialect: type[Format], prefix: str, default_tokens: int
+) -> GenerationResponse:
+    """Admits, chooses and hands over to the response, which submits, streams and settles."""
+    gateway, asked, target = request.gateway, call.asked, call.target
+    worker = gateway.fleet.choose(target.base.digest, target.adapter)
+    include_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+    format = dialect(
+        ResponseIdentity(f"{prefix}-{call.request_id}", int(time.time()), asked.model),
+        call.tokenizer.spelling.all,
+        logprobs=asked.num_logprobs is not None,
+        include_usage=include_usage,
+    )
+    reservation = gateway.admission.reserve(
+        call.caller.tenant.id,
+        [len(prompt.tokens) for prompt in call.prompts],
+        asked_tokens=asked.asked_tokens,
+        default_tokens=default_tokens,
+        num_choices=asked.n or 1,
+        max_model_len=target.base.max_model_len,
+    )
+    generation = plan(call, reservation, gateway.fleet, worker)
+
+    def settle(generation: Generation) -> None:
+        gateway.admission.settle(reservation, generation.usage)
+
+    headers = _headers(call, generation)
+    if not asked.stream:
+        return WholeResponse(generation, format, headers=headers, settle=settle)
+    return StreamResponse(
+        generation,
+        format,
+        headers=headers,
+        settle=settle,
+        include_usage=include_usage,
+        ping_interval_s=gateway.config.ping_interval_s,
+        slow_client_s=gateway.config.slow_client_s,
+    )
+
+
+def _headers(call: Call, generation: Generation) -> Headers:
+    headers = [(b"loraplex-worker", generation.worker.instance_id.encode())]
+    if call.target.version is not None:
+        headers.append((b"loraplex-adapter-version", b"%d" % call.target.version.version))
+    return headers

@@ -1,0 +1,30 @@
+"""For probes and people: alive, ready, which version, which interface. No key needed."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from litestar import Response, get
+
+from gateway.auth import public
+from gateway.request import GatewayRequest
+
+
+@get("/livez", guards=[public])
+async def livez() -> dict[str, str]:
+    """The process answers."""
+    return {"status": "ok"}
+
+
+@get(["/readyz", "/health"], guards=[public])
+async def readyz(request: GatewayRequest) -> Response[dict[str, str]]:
+    """Requests can be served: the catalog is loaded, a worker is ready, and nothing drains."""
+    reason = request.gateway.why_not_ready()
+    if reason is None:
+        return Response({"status": "ok"})
+    return Response({"status": "unavailable", "reason": reason}, status_code=503)
+
+
+@get("/version", guards=[public])
+async def get_version() -> dict[str, str]:
+    return {"version": version("loraplex")}

@@ -1,0 +1,54 @@
+"""Text to token ids and back, as the completion routes do it."""
+
+from __future__ import annotations
+
+import msgspec
+from litestar import post
+
+from gateway.auth import INFERENCE, requires
+from gateway.catalog import Target
+from gateway.errors import InvalidRequest
+from gateway.request import GatewayRequest
+from gateway.schemas import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+    decode_request,
+)
+from gateway.tokenizer import ModelTokenizer
+
+TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
+DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
+
+
+@post("/tokenize", guards=[requires(INFERENCE)], status_code=200)
+async def tokenize(request: GatewayRequest) -> TokenizeResponse:
+    """The ids that a prompt or a conversation becomes."""
+    asked = decode_request(TOKENIZE, await request.body())
+    target, tokenizer = await _tokenizer(request, asked.model)
+    if asked.messages is not None:
+        with_prompt = asked.add_generation_prompt is not False
+        tokens = await tokenizer.encode_chat(asked.messages, add_generation_prompt=with_prompt)
+    else:
+        with_specials = asked.add_special_tokens is not False
+        tokens = await tokenizer.encode(asked.prompt or "", add_special_tokens=with_specials)
+    return TokenizeResponse(
+        count=len(tokens), max_model_len=target.base.max_model_len, tokens=tokens
+    )
+
+
+@post("/detokenize", guards=[requires(INFERENCE)], status_code=200)
+async def detokenize(request: GatewayRequest) -> DetokenizeResponse:
+    """The text of token ids, special tokens included."""
+    asked = decode_request(DETOKENIZE, await request.body())
+    target, tokenizer = await _tokenizer(request, asked.model)
+    size = target.base.shape.vocab_size
+    if asked.tokens and max(asked.tokens) >= size:
+        raise InvalidRequest(f"Token ids must be below {size}.", param="tokens")
+    return DetokenizeResponse(prompt=tokenizer.decode(asked.tokens))
+
+
+async def _tokenizer(request: GatewayRequest, model: str) -> tuple[Target, ModelTokenizer]:
+    target = request.user.view.resolve(request.user.tenant, model)
+    return target, await request.gateway.tokenizers.get(target.base.digest)

@@ -1,0 +1,143 @@
+"""From a checked request to the sequences a worker runs: one for each choice of each prompt."""
+
+from __future__ import annotations
+
+import secrets
+
+import msgspec
+
+from gateway.admission import Reservation
+from gateway.auth import Principal
+from gateway.catalog import Target
+from gateway.choice import Choice
+from gateway.errors import InvalidRequest
+from gateway.fleet import Fleet
+from gateway.generation import Generation
+from gateway.schemas import ChatCompletionRequest, CompletionRequest
+from gateway.tokenizer import ModelTokenizer, SamplingDefaults
+from workers.client import WorkerClient
+from workers.protocol import Generate, SamplingParams
+
+Asked = ChatCompletionRequest | CompletionRequest
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    tokens: list[int]
+    echo: str = ""
+    """What is shown of it before the answer."""
+
+
+class Call(msgspec.Struct, frozen=True):
+    """All that is known of a request when its sequences are made."""
+
+    request_id: str
+    caller: Principal
+    asked: Asked
+    target: Target
+    tokenizer: ModelTokenizer
+    prompts: list[Prompt]
+    traceparent: str | None = None
+
+
+async def chat_prompts(tokenizer: ModelTokenizer, asked: ChatCompletionRequest) -> list[Prompt]:
+    return [Prompt(await tokenizer.encode_chat(asked.messages))]
+
+
+async def completion_prompts(tokenizer: ModelTokenizer, asked: CompletionRequest) -> list[Prompt]:
+    prompts: list[Prompt] = []
+    for given in asked.prompts:
+        if isinstance(given, str):
+            prompts.append(Prompt(await tokenizer.encode(given), given if asked.echo else ""))
+        else:
+            prompts.append(Prompt(given, tokenizer.decode(given) if asked.echo else ""))
+    return prompts
+
+
+def check_tokens(call: Call) -> None:
+    """InvalidRequest if a prompt is empty or an id is not of the model's vocabulary."""
+    size = call.target.base.shape.vocab_size
+    asked = call.asked
+    for prompt in call.prompts:
+        if not prompt.tokens:
+            raise InvalidRequest("The prompt is empty.", param="prompt")
+        if max(prompt.tokens) >= size:
+            raise InvalidRequest(f"Token ids must be below {size}.", param="prompt")
+    if asked.logit_bias and max(asked.logit_bias) >= size:
+        raise InvalidRequest(f"Token ids must be below {size}.", param="logit_bias")
+    if asked.stop_token_ids and max(asked.stop_token_ids) >= size:
+        raise InvalidRequest(f"Token ids must be below {size}.", param="stop_token_ids")
+
+
+def plan(call: Call, reservation: Reservation, fleet: Fleet, worker: WorkerClient) -> Generation:
+    requests: list[Generate] = []
+    choices: list[Choice] = []
+    for prompt, max_tokens in zip(call.prompts, reservation.max_tokens, strict=True):
+        params = sampling_params(call.asked, call.tokenizer.defaults, max_tokens)
+        for number in range(call.asked.n or 1):
+            requests.append(
+                _generate(
+                    call,
+                    prompt,
+                    msgspec.structs.replace(params, choice=number),
+                    fleet.next_sequence_id(),
+                )
+            )
+            choices.append(_choice(call, prompt, len(choices)))
+    return Generation(worker, requests, choices)
+
+
+def sampling_params(asked: Asked, defaults: SamplingDefaults, max_tokens: int) -> SamplingParams:
+    """What the caller leaves out is as the model's generation_config.json or OpenAI has it."""
+    is_echo = isinstance(asked, CompletionRequest) and bool(asked.echo)
+    scores_prompt = is_echo and (asked.num_logprobs is not None or max_tokens == 0)
+    top_k = _first(asked.top_k, defaults.top_k, 0)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        seed=secrets.randbits(63) if asked.seed is None else asked.seed,
+        temperature=_first(asked.temperature, defaults.temperature, 1.0),
+        top_k=max(int(top_k), 0),
+        top_p=_first(asked.top_p, defaults.top_p, 1.0),
+        min_p=_first(asked.min_p, defaults.min_p, 0.0),
+        presence_penalty=asked.presence_penalty or 0.0,
+        frequency_penalty=asked.frequency_penalty or 0.0,
+        repetition_penalty=_first(asked.repetition_penalty, defaults.repetition_penalty, 1.0),
+        logit_bias=asked.logit_bias or None,
+        stop_token_ids=tuple(asked.stop_token_ids or ()),
+        ignore_eos=bool(asked.ignore_eos),
+        min_tokens=min(asked.min_tokens or 0, max_tokens),
+        logprobs=asked.num_logprobs,
+        prompt_logprobs=(asked.num_logprobs or 0) if scores_prompt else None,
+    )
+
+
+def _first(asked: float | None, default: float | None, otherwise: float) -> float:
+    if asked is not None:
+        return asked
+    return otherwise if default is None else default
+
+
+def _generate(call: Call, prompt: Prompt, params: SamplingParams, sequence_id: int) -> Generate:
+    return Generate(
+        id=sequence_id,
+        request_id=call.request_id,
+        model=call.target.base.digest,
+        tokens=prompt.tokens,
+        params=params,
+        cache_domain=call.caller.cache_domain,
+        adapter=call.target.adapter,
+        cache_salt=call.asked.cache_salt or "",
+        tenant=call.caller.tenant.id,
+        priority=call.asked.priority or 0,
+        traceparent=call.traceparent,
+    )
+
+
+def _choice(call: Call, prompt: Prompt, index: int) -> Choice:
+    return Choice(
+        index,
+        prompt.tokens,
+        call.tokenizer,
+        stops=call.asked.stops,
+        min_tokens=call.asked.min_tokens or 0,
+        echo=prompt.echo,
+    )

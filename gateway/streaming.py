@@ -1,0 +1,158 @@
+"""Answers on the wire: server-sent events or one body, ended at once when the client goes.
+
+The framework's own streaming neither closes generators nor stops for a client that has left, so
+these are plain ASGI applications that cancel their generation in a `finally` around the send.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from litestar.types import Receive, Scope, Send
+
+from gateway.errors import error_body
+from gateway.formats import DONE, PING, Answer, Format, event, join_chunks
+from gateway.generation import Generation
+
+log = logging.getLogger(__name__)
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class GenerationResponse(ABC):
+    """Runs a generation for as long as the client is there to take it."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        format: Format,
+        *,
+        headers: Headers,
+        settle: Callable[[Generation], None],
+    ) -> None:
+        """`settle` is called once, when all is over, however it ended."""
+        self._generation = generation
+        self._format = format
+        self._headers = headers
+        self._settle = settle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = asyncio.create_task(self._answer(send))
+        watch = asyncio.create_task(self._watch(receive, send))
+        try:
+            await asyncio.wait((answer, watch), return_when=asyncio.FIRST_COMPLETED)
+            (answer if answer.done() else watch).result()
+        finally:
+            self._generation.cancel()
+            answer.cancel()
+            watch.cancel()
+            self._settle(self._generation)
+
+    @abstractmethod
+    async def _answer(self, send: Send) -> None:
+        """Sends everything. Raises only before anything was sent."""
+
+    async def _watch(self, receive: Receive, send: Send) -> None:
+        """Returns when there is nobody to answer to."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+class WholeResponse(GenerationResponse):
+    """One JSON body when all choices have ended."""
+
+    async def _answer(self, send: Send) -> None:
+        answers: dict[int, Answer] = {}
+        while not self._generation.is_done:
+            for delta in await self._generation.step():
+                answers.setdefault(delta.index, Answer(delta.index)).add(delta)
+        in_order = [answers[index] for index in sorted(answers)]
+        body = self._format.body(in_order, self._generation.usage)
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            *self._headers,
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+class StreamResponse(GenerationResponse):
+    """One write per engine step; comments while it is silent; cut if the client does not read.
+
+    The head goes out with the first event, so a failure before that is a plain HTTP error.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        format: Format,
+        *,
+        headers: Headers,
+        settle: Callable[[Generation], None],
+        include_usage: bool,
+        ping_interval_s: float,
+        slow_client_s: float,
+    ) -> None:
+        super().__init__(generation, format, headers=headers, settle=settle)
+        self._include_usage = include_usage
+        self._ping_interval_s = ping_interval_s
+        self._slow_client_s = slow_client_s
+        self._has_started = False
+        self._write_lock = asyncio.Lock()
+        self._last_write = asyncio.get_running_loop().time()
+
+    async def _answer(self, send: Send) -> None:
+        try:
+            while not self._generation.is_done:
+                if chunks := join_chunks(self._format, await self._generation.step()):
+                    await self._write(send, chunks)
+            usage = self._format.usage_chunk(self._generation.usage) if self._include_usage else b""
+            await self._write(send, usage + DONE, more=False)
+        except Exception as error:
+            if not self._has_started:
+                raise
+            await self._write(send, event(error_body(error)), more=False)
+
+    async def _write(self, send: Send, data: bytes, *, more: bool = True) -> None:
+        async with self._write_lock:
+            self._last_write = asyncio.get_running_loop().time()
+            if not self._has_started:
+                self._has_started = True
+                headers = [
+                    (b"content-type", b"text/event-stream; charset=utf-8"),
+                    (b"cache-control", b"no-cache"),
+                    (b"x-accel-buffering", b"no"),
+                    *self._headers,
+                ]
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def _watch(self, receive: Receive, send: Send) -> None:
+        """Also pings, and returns when a write has been stuck for too long."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._patience()):
+                    return await super()._watch(receive, send)
+            if self._patience() > 0:
+                continue
+            if self._write_lock.locked() or not await self._ping(send):
+                log.warning("a client did not read for %s s and was cut", self._slow_client_s)
+                return None
+
+    async def _ping(self, send: Send) -> bool:
+        """Whether the client took it in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._slow_client_s):
+                await self._write(send, PING)
+                return True
+        return False
+
+    def _patience(self) -> float:
+        """Seconds until the silence or the stuck write is too long."""
+        limit = self._slow_client_s if self._write_lock.locked() else self._ping_interval_s
+        return self._last_write + limit - asyncio.get_running_loop().time()

@@ -1,0 +1,203 @@
+"""Text to token ids and back, and the chat template, from a base model's canonical folder.
+
+Templates run in process because only imported, operator-approved models have one here; they are
+sandboxed all the same. No template ever comes from a request or an adapter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import msgspec
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+
+from gateway.detokenizer import Spelling
+from gateway.errors import InvalidRequest
+from gateway.schemas import Message
+
+THREAD_THRESHOLD = 16 << 10
+"""Longer texts are encoded in a thread, so that they do not hold up the others."""
+
+SPECIAL_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+
+
+class SamplingDefaults(msgspec.Struct, frozen=True):
+    """What the model's generation_config.json has for what a caller leaves out."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+class _TokenizerFile(msgspec.Struct):
+    decoder: dict[str, Any] | None = None
+    post_processor: dict[str, Any] | None = None
+
+
+class ModelTokenizer:
+    """Immutable. Its constructor reads files and compiles the template: call it in a thread."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises UnsupportedDecoder or OSError."""
+        source = (folder / "tokenizer.json").read_bytes()
+        parts = msgspec.json.decode(source, type=_TokenizerFile)
+        config: dict[str, Any] = _read_json(folder / "tokenizer_config.json")
+        self._tokenizer = Tokenizer.from_buffer(source)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._special_tokens = _special_tokens(config)
+        self._add_configured_specials(config)
+        self.spelling = Spelling(self._tokenizer, parts.decoder)
+        self.defaults = msgspec.convert(
+            _read_json(folder / "generation_config.json"), SamplingDefaults
+        )
+        template = _template_source(folder, config)
+        self._template = None if template is None else ENVIRONMENT.from_string(template)
+
+    def _add_configured_specials(self, config: dict[str, Any]) -> None:
+        """`add_bos_token` and `add_eos_token` of the config overrule tokenizer.json."""
+        if "add_bos_token" not in config and "add_eos_token" not in config:
+            return
+        before = self._special_tokens.get("bos_token") if config.get("add_bos_token") else None
+        after = self._special_tokens.get("eos_token") if config.get("add_eos_token") else None
+        specials = [(t, self._tokenizer.token_to_id(t)) for t in (before, after) if t is not None]
+        single = " ".join(part for part in (before, "$A", after) if part is not None)
+        tokenizer: Any = self._tokenizer
+        tokenizer.post_processor = TemplateProcessing(
+            single=single, pair=f"{single} $B", special_tokens=specials
+        )
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        if len(text) <= THREAD_THRESHOLD:
+            return self._encode(text, add_special_tokens)
+        return await asyncio.to_thread(self._encode, text, add_special_tokens)
+
+    async def encode_chat(
+        self, messages: list[Message], *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """The template writes the special tokens itself, so none are added."""
+        text = self.render(messages, add_generation_prompt=add_generation_prompt)
+        return await self.encode(text, add_special_tokens=False)
+
+    def render(self, messages: list[Message], *, add_generation_prompt: bool = True) -> str:
+        """InvalidRequest if the template refuses the conversation, or the model has none."""
+        if self._template is None:
+            raise InvalidRequest("This model has no chat template; use completions.", param="model")
+        try:
+            return self._template.render(
+                messages=[message.for_template() for message in messages],
+                add_generation_prompt=add_generation_prompt,
+                tools=None,
+                documents=None,
+                **self._special_tokens,
+            )
+        except jinja2.TemplateError as error:
+            raise InvalidRequest(
+                f"The model's chat template refused: {error.message}", param="messages"
+            ) from error
+
+    def decode(self, tokens: list[int], *, skip_special_tokens: bool = False) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+
+class Tokenizers:
+    """The tokenizer of each model digest, loaded once from `<store>/models/<digest>`."""
+
+    def __init__(self, store: Path) -> None:
+        self._store = store
+        self._loading: dict[str, asyncio.Task[ModelTokenizer]] = {}
+
+    async def get(self, digest: str) -> ModelTokenizer:
+        task = self._loading.get(digest)
+        if task is None or (task.done() and task.exception() is not None):
+            folder = self._store / "models" / digest
+            task = asyncio.create_task(asyncio.to_thread(ModelTokenizer, folder))
+            self._loading[digest] = task
+        return task.result() if task.done() else await asyncio.shield(task)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return msgspec.json.decode(path.read_bytes()) if path.exists() else {}
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """bos_token and its like as text; older configs write them as objects."""
+    entries = {f"{name}_token": config.get(f"{name}_token") for name in SPECIAL_TOKENS}
+    return {
+        name: entry["content"] if isinstance(entry, dict) else str(entry)
+        for name, entry in entries.items()
+        if entry is not None
+    }
+
+
+def _template_source(folder: Path, config: dict[str, Any]) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        return path.read_text()
+    template: str | list[dict[str, str]] | None = config.get("chat_template")
+    if isinstance(template, list):
+        return next((t["template"] for t in template if t["name"] == "default"), None)
+    return template
+
+
+class _Generation(Extension):
+    """`{% generation %}`, which marks answers for training, renders as what stands inside."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes HTML, which chat templates do not mean."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """Renders as transformers' apply_chat_template does."""
+    environment: Any = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+    return environment
+
+
+ENVIRONMENT = _environment()
