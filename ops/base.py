@@ -8,11 +8,13 @@ adapter slot are neighbours, base-only sequences come last.
     H  query heads, G  KV heads     D  head size                      V  vocabulary
 
 Activations are in `activation_dtype(weights)`; on CPU that is float32 whatever the serving dtype,
-so that sums keep their precision between ops; weights, KV pages and adapters are in the serving dtype.
+so that sums keep their precision between ops; weights, KV pages and adapters are in the serving
+dtype.
 """
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -23,7 +25,7 @@ PAGE_TOKENS = 16
 """Tokens in a KV page, on every backend."""
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""Projections an adapter may touch; the index in this tuple is the `projection` axis of the tables."""
+"""Projections an adapter may touch; an index here is the `projection` axis of the tables."""
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -32,7 +34,8 @@ Activation = Literal["silu", "gelu_tanh"]
 class KVLayout:
     """Geometry of one model's KV page: K and V of `PAGE_TOKENS` tokens in all layers.
 
-    A page is `[L][K then V][G][...]`; the inner `[...]` of `PAGE_TOKENS * D` elements is the backend's own.
+    A page is `[L][K then V][G][...]`; the inner `[...]`, `PAGE_TOKENS * D` elements, is the
+    backend's own.
     """
 
     num_layers: int
@@ -69,9 +72,9 @@ class AttentionBatch:
     query_start  int32 [S + 1]        rows of sequence s are query_start[s]..query_start[s + 1]
     row_seq      int32 [T]            sequence of each row
     positions    int32 [T]            absolute position of each row in its sequence
-    context_lens int32 [S]            tokens of the sequence in KV once this step's rows are written
-    block_tables int64 [S, P]         byte offset in the arena of each page; entries past the context are
-                                      undefined and must not be read
+    context_lens int32 [S]            tokens of the sequence in KV with this step's rows written
+    block_tables int64 [S, P]         byte offset in the arena of each page; entries past the
+                                      context are undefined and must not be read
     max_query    int                  largest number of rows of a sequence
     max_context  int                  largest context_lens
     """
@@ -87,7 +90,10 @@ class AttentionBatch:
 
 @dataclass(frozen=True, slots=True)
 class QKNorm:
-    """Per-head RMS norm of q and k before rope (Qwen3, Gemma 3). Weights float32 [D], offset folded in."""
+    """Per-head RMS norm of q and k before rope (Qwen3, Gemma 3).
+
+    Weights float32 [D], offset folded in.
+    """
 
     q_weight: Tensor
     k_weight: Tensor
@@ -99,7 +105,7 @@ class AdapterTables:
     """Where each resident adapter's factors lie. Rewritten in place, one slot at a time, at load.
 
     a_offset int64 [slots, L, 7]  byte offset in the arena of A, [rank, K], K contiguous
-    b_offset int64 [slots, L, 7]  byte offset in the arena of B in the backend's layout; scale folded in
+    b_offset int64 [slots, L, 7]  byte offset in the arena of B in the backend's layout, scaled
     rank     int32 [slots, L, 7]  0 = the adapter does not touch this projection (offsets undefined)
     """
 
@@ -149,7 +155,7 @@ class PackedLinear(Protocol):
 class SamplingBatch:
     """How to draw one token for each of N rows of logits.
 
-    temperature float32 [N]   0 = greedy, the other fields but bias and penalties then have no effect
+    temperature float32 [N]   0 = greedy: of the other fields only bias and penalties have effect
     top_k       int32 [N]     0 = off
     top_p       float32 [N]   1 = off
     min_p       float32 [N]   0 = off
@@ -187,7 +193,7 @@ class SamplingBatch:
 
 
 class Ops(Protocol):
-    """A backend. Implementations hold no state but scratch; none keeps a reference to its arguments."""
+    """A backend. It holds no state but scratch and keeps no reference to its arguments."""
 
     name: str
     device: torch.device
@@ -201,11 +207,15 @@ class Ops(Protocol):
         ...
 
     def linear(self, x: Tensor, weight: PackedLinear) -> Tensor:
-        """Semantics: y = x W^T + bias.  Shape: x [T, K] -> [T, N].  DType: activation, sums in float32."""
+        """Semantics: y = x W^T + bias.  Shape: x [T, K] -> [T, N].
+        DType: activation, sums in float32.
+        """
         ...
 
     def embed(self, ids: Tensor, table: Tensor, scale: float = 1.0) -> Tensor:
-        """Semantics: y[t] = table[ids[t]] * scale.  Shape: ids int32 [T], table [V, K] -> [T, K]."""
+        """Semantics: y[t] = table[ids[t]] * scale.
+        Shape: ids int32 [T], table [V, K] -> [T, K].
+        """
         ...
 
     def rms_norm(
@@ -227,9 +237,11 @@ class Ops(Protocol):
         num_heads: int,
         qk_norm: QKNorm | None = None,
     ) -> None:
-        """Semantics: norm q and k per head if asked, rotate both (half-split pairs), write k and v into
-        their pages. q is left, rotated, in its columns of qkv; k and v columns are then undefined.
-        Shape: qkv [T, (H + 2G) * D]; rope float32 [max positions, D], cos in the first half, sin in the second.
+        """Semantics: norm q and k per head if asked, rotate both (half-split pairs), write k and v
+        into their pages. q is left, rotated, in its columns of qkv; k and v columns are then
+        undefined.
+        Shape: qkv [T, (H + 2G) * D]; rope float32 [max positions, D], cos in the first half, sin
+        in the second.
         """
         ...
 
@@ -245,8 +257,8 @@ class Ops(Protocol):
         window: int | None = None,
         softcap: float | None = None,
     ) -> Tensor:
-        """Semantics: causal attention of each row over its sequence's pages, prefill and decode alike.
-        Row at position p sees positions max(0, p - window + 1)..p. scores = q k^T * scale,
+        """Semantics: causal attention of each row over its sequence's pages, prefill and decode
+        alike. Row at position p sees positions max(0, p - window + 1)..p. scores = q k^T * scale,
         then softcap * tanh(scores / softcap). Query head h reads KV head h // (H / G).
         Shape: q is the first H * D columns of qkv [T, (H + 2G) * D] -> [T, H * D]. Sums in float32.
         """
@@ -264,9 +276,9 @@ class Ops(Protocol):
         ...
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
-        """Semantics: bias, then penalties, then temperature, top-k, top-p, min-p (in that order, each on what
-        the one before left), then argmax(logit / temperature + Gumbel noise), the noise a pure function
-        of (seed, position, choice, token id). Ties: the smallest id.
+        """Semantics: bias, then penalties, then temperature, top-k, top-p, min-p (in that order,
+        each on what the one before left), then argmax(logit / temperature + Gumbel noise), the
+        noise a pure function of (seed, position, choice, token id). Ties: the smallest id.
         Shape: logits float32 [N, V], may be changed -> int32 [N].
         """
         ...
@@ -275,13 +287,15 @@ class Ops(Protocol):
         self, logits: Tensor, tokens: Tensor, num_top: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities of the raw logits, which are not changed.
-        Shape: logits float32 [N, V], tokens int32 [N] -> chosen float32 [N], top ids int32 [N, num_top],
-        top values float32 [N, num_top], descending.
+        Shape: logits float32 [N, V], tokens int32 [N] -> chosen float32 [N], top ids int32
+        [N, num_top], top values float32 [N, num_top], descending.
         """
         ...
 
     def copy_pages(self, arena: Tensor, source: Tensor, target: Tensor, num_bytes: int) -> None:
-        """Semantics: copies num_bytes at each byte offset source[i] to target[i]; int64 [N], no overlap."""
+        """Semantics: copies num_bytes from each byte offset source[i] to target[i], no overlap.
+        Shape: source, target int64 [N].
+        """
         ...
 
     def synchronize(self) -> None:
@@ -297,8 +311,18 @@ def select(name: str, **options: Any) -> Ops:
 
             return ReferenceOps()
         case "cpu":
-            from ops.cpu import CpuOps
-
-            return CpuOps(**options)
+            return _cpu(**options)
         case _:
             raise ValueError(f"unknown op backend {name!r}: this build has 'reference' and 'cpu'")
+
+
+def _cpu(**options: Any) -> Ops:
+    """The CPU backend, or, where its kernels cannot be compiled, the reference and a warning."""
+    from ops.build import BuildError
+    from ops.cpu import CpuOps
+
+    try:
+        return CpuOps(**options)
+    except BuildError as error:
+        warnings.warn(f"slow reference ops are used: {error}", RuntimeWarning, stacklevel=3)
+        return select("reference")

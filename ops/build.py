@@ -1,0 +1,120 @@
+"""Compiles the C++ kernels with the system compiler, once per source, processor and compiler.
+
+The libraries live in a cache folder that only this user can write to.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "native"
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno")
+VARIANTS = {
+    "native": ("-march=native",),
+    "avx2": ("-march=x86-64-v3",),
+    "scalar": (),
+    "avx512bf16": ("-march=native", "-mavx512bf16"),
+    "pairs": ("-march=native", "-DPAIR_DOT=1"),
+}
+"""Compiler flags of each form of the kernels: `native` is what runs, `avx2` and `scalar` narrow the
+vectors, `avx512bf16` adds that instruction set, `pairs` its arithmetic on any processor."""
+
+
+class BuildError(Exception):
+    """The kernels could not be compiled."""
+
+
+def load(variant: str = "native") -> ctypes.CDLL:
+    """The library of that variant, compiled now if the cache lacks it. Raises BuildError."""
+    return ctypes.CDLL(str(compile_library(variant)))
+
+
+def compile_library(variant: str) -> Path:
+    """Path of the compiled library of that variant. Raises BuildError."""
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        raise BuildError("no C++ compiler found (looked for $CXX, g++, c++)")
+    openmp = mapped_openmp()
+    library = _cache_dir() / f"ops-{variant}-{_digest(compiler, variant, openmp)}.so"
+    if not library.exists():
+        _compile(compiler, variant, openmp, library)
+    return library
+
+
+def mapped_openmp() -> list[str]:
+    """Files of the OpenMP runtimes that this process has loaded."""
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return []
+    paths = {line.split(maxsplit=5)[-1] for line in maps.splitlines() if "/" in line}
+    names = ("libgomp", "libomp", "libiomp")
+    return sorted(path for path in paths if Path(path).name.startswith(names))
+
+
+def _cache_dir() -> Path:
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = root / "loraplex" / "ops"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError as error:
+        raise BuildError(f"cannot use the cache folder {folder}: {error}") from error
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise BuildError(f"others may write to the cache folder {folder}: not used")
+    return folder
+
+
+def _digest(compiler: str, variant: str, openmp: list[str]) -> str:
+    """Everything that the compiled code depends on."""
+    version = _run([compiler, "--version"])
+    parts = [compiler, version, *FLAGS, *VARIANTS[variant], *openmp, _processor()]
+    digest = hashlib.sha256("\0".join(parts).encode())
+    for path in sorted(SOURCES.iterdir()):
+        digest.update(f"\0{path.name}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:24]
+
+
+def _processor() -> str:
+    """What `-march=native` looks at: the machine's model and instruction sets."""
+    keys = ("flags", "Features", "model name", "CPU part")
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return " ".join(os.uname())
+    return "\n".join(sorted({line for line in lines if line.startswith(keys)}))
+
+
+def _compile(compiler: str, variant: str, openmp: list[str], library: Path) -> None:
+    flags = [*FLAGS, *VARIANTS[variant]]
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        sources = sorted(SOURCES.glob("*.cpp"))
+        objects = [f"{folder}/{source.stem}.o" for source in sources]
+        commands = [
+            [compiler, *flags, "-c", str(source), "-o", target]
+            for source, target in zip(sources, objects, strict=True)
+        ]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(_run, commands))
+        # NOTE: torch brings its own OpenMP runtime; linked first, it is the one that gets used.
+        linked = f"{folder}/ops.so"
+        runtimes = openmp if len(openmp) == 1 else []
+        _run([compiler, *flags, "-shared", *objects, "-Wl,--as-needed", *runtimes, "-o", linked])
+        os.replace(linked, library)
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BuildError(f"{command[0]} could not be run: {error}") from error
+    if done.returncode != 0:
+        raise BuildError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    return done.stdout

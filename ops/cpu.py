@@ -1,0 +1,293 @@
+"""The CPU backend: C++ kernels behind a C ABI, called through ctypes.
+
+This module checks shapes and types and hands pointers over; what is computed stands in `native/`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from ctypes import POINTER, Structure, byref, c_float, c_int, c_int32, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from ops import build
+from ops.base import (
+    PAGE_TOKENS,
+    PROJECTIONS,
+    Activation,
+    AttentionBatch,
+    KVCacheView,
+    LoRABatch,
+    PackedLinear,
+    QKNorm,
+    SamplingBatch,
+    Site,
+)
+
+PANEL = 48
+"""Output columns that a packed weight keeps together; see native/linear.cpp."""
+
+MAX_HEAD_DIM = 256
+
+
+class PanelLinear:
+    """A weight in panels, and its bias float32, padded to whole panels."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        assert weight.dtype in (torch.bfloat16, torch.float32)
+        self.is_bf16 = weight.dtype is torch.bfloat16
+        self.out_features, self.in_features = weight.shape
+        rows = -(-self.out_features // PANEL) * PANEL
+        depth = self.in_features + (self.in_features % 2 if self.is_bf16 else 0)
+        self.panels = torch.empty(rows * depth, dtype=weight.dtype)
+        self.bias = None
+        if bias is not None:
+            self.bias = torch.zeros(rows)
+            self.bias[: self.out_features] = bias
+        self.panels_ptr = self.panels.data_ptr()
+        self.bias_ptr = 0 if self.bias is None else self.bias.data_ptr()
+        self.num_bytes = self.panels.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+
+SAMPLING_POINTERS = (
+    *("temperature", "top_k", "top_p", "min_p", "seed", "position", "choice"),
+    *("presence", "frequency", "repetition", "token_buffer", "buffer_row"),
+    *("prompt_len", "total_len", "bias_start", "bias_ids", "bias_values"),
+)
+
+
+class Sampling(Structure):
+    """`Sampling` of native/sampling.cpp: a SamplingBatch as pointers."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in SAMPLING_POINTERS),
+        ("token_buffer_stride", c_int64),
+        ("has_penalties", c_int64),
+        ("has_bias", c_int64),
+    )
+
+
+P, I32, I64, F32 = c_void_p, c_int, c_int64, c_float
+SIGNATURES: dict[str, tuple[type, ...]] = {
+    "set_num_threads": (I32,),
+    "pack_linear": (P, I32, I64, I64, P),
+    "linear": (P, I64, I64, P, I32, P, I64, P),
+    "embed": (P, I64, P, I32, I64, F32, P),
+    "rms_norm": (P, P, P, I64, I64, F32, P),
+    "gated_activation": (P, I64, I64, I32, P),
+    "rope_write_kv": (P, I64, I64, I64, I64, P, P, P, F32, P, P, P, I64, P, I64, I32),
+    "paged_attention": (
+        *(P, I64, P, P, I64, P, I64, P, I64, I32),
+        *(I64, I64, I64, F32, I64, F32, P),
+    ),
+    "add_lora": (P, P, I64, P, P, I64, I64, I64, P, P, I64, P, P, P, P, I32),
+    "copy_pages": (P, P, P, I64, I64),
+    "sample": (P, I64, I64, POINTER(Sampling), P),
+    "greedy": (P, I64, I64, P),
+    "log_softmax_top": (P, P, I64, I64, I64, P, P, P),
+}
+
+
+class CpuOps:
+    """Ops in C++. Inner layout of a page: K `[G][D][PAGE_TOKENS]`, V `[G][PAGE_TOKENS][D]`.
+
+    variant: how the kernels are compiled, see build.VARIANTS. threads: None = torch's number.
+    Raises build.BuildError.
+    """
+
+    name = "cpu"
+    device = torch.device("cpu")
+    b_rank_major = True
+
+    def __init__(self, *, variant: str = "native", threads: int | None = None) -> None:
+        self._lib = build.load(variant)
+        for name, arguments in SIGNATURES.items():
+            function = getattr(self._lib, name)
+            function.argtypes, function.restype = arguments, None
+        self._sites: dict[Site, tuple[ctypes.Array[c_int32], ctypes.Array[c_int32]]] = {}
+        self.threads = threads or torch.get_num_threads()
+        runtimes = build.mapped_openmp()
+        if self.threads > 1 and len(runtimes) > 1:
+            warnings.warn(
+                f"several OpenMP runtimes are loaded ({', '.join(runtimes)}): one thread is used",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            self.threads = 1
+        self._lib.set_num_threads(self.threads)
+
+    def activation_dtype(self, weights: torch.dtype) -> torch.dtype:
+        return torch.float32
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+        packed = PanelLinear(weight, bias)
+        weight = weight.contiguous()
+        self._lib.pack_linear(weight.data_ptr(), packed.is_bf16, *weight.shape, packed.panels_ptr)
+        return packed
+
+    def linear(self, x: Tensor, weight: PackedLinear) -> Tensor:
+        assert isinstance(weight, PanelLinear)
+        rows, depth = x.shape
+        assert depth == weight.in_features and _is_float(x)
+        y = torch.empty(rows, weight.out_features)
+        self._lib.linear(
+            *(x.data_ptr(), rows, depth, weight.panels_ptr, weight.is_bf16, weight.bias_ptr),
+            *(weight.out_features, y.data_ptr()),
+        )
+        return y
+
+    def embed(self, ids: Tensor, table: Tensor, scale: float = 1.0) -> Tensor:
+        assert ids.dtype is torch.int32 and table.is_contiguous()
+        rows, width = len(ids), table.shape[1]
+        y = torch.empty(rows, width)
+        self._lib.embed(
+            *(ids.data_ptr(), rows, table.data_ptr(), _is_bf16(table.dtype), width, scale),
+            y.data_ptr(),
+        )
+        return y
+
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
+    ) -> Tensor:
+        assert _is_float(x) and weight.dtype is torch.float32
+        assert residual is None or (_is_float(residual) and residual.shape == x.shape)
+        y = torch.empty_like(x)
+        self._lib.rms_norm(
+            *(x.data_ptr(), 0 if residual is None else residual.data_ptr(), weight.data_ptr()),
+            *(*x.shape, eps, y.data_ptr()),
+        )
+        return y
+
+    def rope_write_kv(
+        self,
+        qkv: Tensor,
+        rope: Tensor,
+        batch: AttentionBatch,
+        kv: KVCacheView,
+        layer: int,
+        num_heads: int,
+        qk_norm: QKNorm | None = None,
+    ) -> None:
+        layout, tables = kv.layout, batch.block_tables
+        num_kv, dim = layout.num_kv_heads, layout.head_dim
+        rows, width = qkv.shape
+        assert _is_float(qkv) and _is_float(rope) and tables.dtype is torch.int64
+        assert width == (num_heads + 2 * num_kv) * dim and rope.shape[1] == dim
+        norm = (0, 0, 0.0)
+        if qk_norm is not None:
+            norm = (qk_norm.q_weight.data_ptr(), qk_norm.k_weight.data_ptr(), qk_norm.eps)
+        self._lib.rope_write_kv(
+            *(qkv.data_ptr(), rows, num_heads, num_kv, dim, rope.data_ptr(), *norm),
+            *(batch.row_seq.data_ptr(), batch.positions.data_ptr()),
+            *(tables.data_ptr(), tables.stride(0), kv.arena.data_ptr()),
+            *(layer * layout.layer_bytes, _is_bf16(layout.dtype)),
+        )
+
+    def paged_attention(
+        self,
+        qkv: Tensor,
+        batch: AttentionBatch,
+        kv: KVCacheView,
+        layer: int,
+        num_heads: int,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        layout, tables = kv.layout, batch.block_tables
+        num_kv, dim = layout.num_kv_heads, layout.head_dim
+        assert _is_float(qkv) and tables.dtype is torch.int64
+        assert dim % PAGE_TOKENS == 0 and dim <= MAX_HEAD_DIM
+        out = torch.empty(len(qkv), num_heads * dim)
+        self._lib.paged_attention(
+            *(qkv.data_ptr(), len(batch.context_lens), batch.query_start.data_ptr()),
+            *(batch.positions.data_ptr(), batch.max_context, tables.data_ptr(), tables.stride(0)),
+            *(kv.arena.data_ptr(), layer * layout.layer_bytes, _is_bf16(layout.dtype)),
+            *(num_heads, num_kv, dim, scale, window or 0, softcap or 0.0, out.data_ptr()),
+        )
+        return out
+
+    def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        assert _is_float(gate_up)
+        rows, width = len(gate_up), gate_up.shape[1] // 2
+        y = torch.empty(rows, width)
+        self._lib.gated_activation(
+            gate_up.data_ptr(), rows, width, activation == "silu", y.data_ptr()
+        )
+        return y
+
+    def add_lora(self, y: Tensor, x: Tensor, site: Site, layer: int, lora: LoRABatch) -> None:
+        assert _is_float(x) and _is_float(y) and x.shape[1] == site.in_features
+        tables = lora.tables
+        projections, widths = self._site_arrays(site)
+        self._lib.add_lora(
+            *(y.data_ptr(), x.data_ptr(), site.in_features, projections, widths, len(widths)),
+            *(layer, tables.rank.shape[1]),
+            *(lora.segment_start.data_ptr(), lora.segment_slot.data_ptr()),
+            *(len(lora.segment_slot), tables.a_offset.data_ptr(), tables.b_offset.data_ptr()),
+            *(tables.rank.data_ptr(), lora.arena.data_ptr(), _is_bf16(lora.dtype)),
+        )
+
+    def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
+        assert _is_float(logits)
+        tokens = torch.empty(len(logits), dtype=torch.int32)
+        if batch.all_greedy and not batch.has_penalties and not batch.has_bias:
+            self._lib.greedy(logits.data_ptr(), *logits.shape, tokens.data_ptr())
+        else:
+            self._lib.sample(
+                logits.data_ptr(), *logits.shape, byref(_sampling(batch)), tokens.data_ptr()
+            )
+        return tokens
+
+    def log_softmax_top(
+        self, logits: Tensor, tokens: Tensor, num_top: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        assert _is_float(logits) and tokens.dtype is torch.int32
+        rows, vocab = logits.shape
+        chosen, values = torch.empty(rows), torch.empty(rows, num_top)
+        ids = torch.empty(rows, num_top, dtype=torch.int32)
+        self._lib.log_softmax_top(
+            *(logits.data_ptr(), tokens.data_ptr(), rows, vocab, num_top),
+            *(chosen.data_ptr(), ids.data_ptr(), values.data_ptr()),
+        )
+        return chosen, ids, values
+
+    def copy_pages(self, arena: Tensor, source: Tensor, target: Tensor, num_bytes: int) -> None:
+        assert source.dtype is torch.int64 and target.dtype is torch.int64
+        assert len(source) == len(target)
+        self._lib.copy_pages(
+            arena.data_ptr(), source.data_ptr(), target.data_ptr(), len(source), num_bytes
+        )
+
+    def synchronize(self) -> None:
+        pass
+
+    def _site_arrays(self, site: Site) -> tuple[ctypes.Array[c_int32], ctypes.Array[c_int32]]:
+        arrays = self._sites.get(site)
+        if arrays is None:
+            assert max(site.projections) < len(PROJECTIONS)
+            kind = c_int32 * len(site.projections)
+            arrays = self._sites[site] = (kind(*site.projections), kind(*site.widths))
+        return arrays
+
+
+def _is_float(x: Tensor) -> bool:
+    return x.dtype is torch.float32 and x.is_contiguous()
+
+
+def _is_bf16(dtype: torch.dtype) -> bool:
+    assert dtype in (torch.bfloat16, torch.float32)
+    return dtype is torch.bfloat16
+
+
+def _sampling(batch: SamplingBatch) -> Sampling:
+    pointers = {name: getattr(batch, name).data_ptr() for name in SAMPLING_POINTERS}
+    return Sampling(
+        **pointers,
+        token_buffer_stride=batch.token_buffer.stride(0),
+        has_penalties=batch.has_penalties,
+        has_bias=batch.has_bias,
+    )

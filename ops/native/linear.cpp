@@ -1,0 +1,296 @@
+// y = x W^T + bias over weights packed in panels of PANEL output columns.
+//
+// A panel of bfloat16 weights is [K / 2][PANEL] of pairs (k even in the low half of a 32-bit word,
+// k odd in the high half), a panel of float32 weights [K][PANEL]. Every element of y is one chain of
+// fused multiply-adds over k in ascending order, begun with the bias, whatever the number of rows or
+// threads: a row alone and a row in a batch give the same bits.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <type_traits>
+#include <vector>
+
+#include "parallel.h"
+#include "vector.h"
+
+namespace {
+
+constexpr int PANEL = 48;
+constexpr int NV = 3;               // vectors in a tile's width
+constexpr int WIDTH = NV * LANES;   // columns of a tile
+constexpr int ROWS = LANES == 16 ? 8 : 4;
+constexpr int BLOCK = 128;          // k of a panel widened at once: 24 KiB of float32 stay in L1
+constexpr int WIDEN_ROWS = 3 * ROWS;  // from here on a widened panel is read often enough to pay
+constexpr int PREFETCH = 2048;        // bytes ahead; a panel is one stream through memory
+
+static_assert(PANEL % WIDTH == 0);
+
+const float NO_BIAS[PANEL] = {};
+
+template <int R>
+inline void start(F (&acc)[R][NV], const float* bias, const float* y, int64_t stride) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 3
+        for (int v = 0; v < NV; v++)
+            acc[r][v] = bias ? load(bias + v * LANES) : load(y + r * stride + v * LANES);
+}
+
+template <int R>
+inline void finish(F (&acc)[R][NV], float* y, int64_t stride) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 3
+        for (int v = 0; v < NV; v++) store(y + r * stride + v * LANES, acc[r][v]);
+}
+
+template <int R>
+inline void multiply_add(F (&acc)[R][NV], const float* x, int64_t stride, const F (&w)[NV]) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+        const F a = splat(x[r * stride]);
+#pragma GCC unroll 3
+        for (int v = 0; v < NV; v++) acc[r][v] = fma(a, w[v], acc[r][v]);
+    }
+}
+
+// Where the weights of the near future lie: each step of a tile fetches `step` bytes on.
+struct Ahead {
+    const char* begin;
+    int64_t step;
+};
+
+// float32 weights [depth][PANEL]
+template <int R>
+void tile(const float* x, int64_t x_stride, const float* w, int64_t depth, Ahead ahead,
+          const float* bias, float* y, int64_t y_stride) {
+    F acc[R][NV];
+    start<R>(acc, bias, y, y_stride);
+    for (int64_t k = 0; k < depth; k++) {
+        F column[NV];
+        __builtin_prefetch(ahead.begin + k * ahead.step);
+#pragma GCC unroll 3
+        for (int v = 0; v < NV; v++) column[v] = load(w + k * PANEL + v * LANES);
+        multiply_add<R>(acc, x + k, x_stride, column);
+    }
+    finish<R>(acc, y, y_stride);
+}
+
+// bfloat16 pairs [depth / 2][PANEL], widened on the way
+template <int R>
+void tile(const float* x, int64_t x_stride, const uint32_t* w, int64_t depth, Ahead ahead,
+          const float* bias, float* y, int64_t y_stride) {
+    F acc[R][NV];
+    start<R>(acc, bias, y, y_stride);
+    for (int64_t k = 0; k < depth; k += 2) {
+        F low[NV], high[NV];
+        const uint32_t* pair = w + k / 2 * PANEL;
+        __builtin_prefetch(ahead.begin + k * ahead.step);
+#pragma GCC unroll 3
+        for (int v = 0; v < NV; v++) {
+            const U bits = load(pair + v * LANES);
+            low[v] = (F)(bits << 16);
+            high[v] = (F)(bits & 0xffff0000u);
+        }
+        multiply_add<R>(acc, x + k, x_stride, low);
+        if (k + 1 < depth) multiply_add<R>(acc, x + k + 1, x_stride, high);
+    }
+    finish<R>(acc, y, y_stride);
+}
+
+#ifdef PAIR_DOT
+// Both sides as bfloat16 pairs: the processor multiplies and adds two k at once.
+inline F pair_dot(F acc, U a, U w) {
+#ifdef __AVX512BF16__
+    return (F)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)w);
+#else
+    acc = fma((F)(a & 0xffff0000u), (F)(w & 0xffff0000u), acc);
+    return fma((F)(a << 16), (F)(w << 16), acc);
+#endif
+}
+
+template <int R>
+void tile(const uint32_t* x, int64_t x_stride, const uint32_t* w, int64_t depth, Ahead ahead,
+          const float* bias, float* y, int64_t y_stride) {
+    F acc[R][NV];
+    start<R>(acc, bias, y, y_stride);
+    for (int64_t k = 0; k < (depth + 1) / 2; k++) {
+        U column[NV];
+        __builtin_prefetch(ahead.begin + 2 * k * ahead.step);
+#pragma GCC unroll 3
+        for (int v = 0; v < NV; v++) column[v] = load(w + k * PANEL + v * LANES);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            const U a = splat(x[r * x_stride + k]);
+#pragma GCC unroll 3
+            for (int v = 0; v < NV; v++) acc[r][v] = pair_dot(acc[r][v], a, column[v]);
+        }
+    }
+    finish<R>(acc, y, y_stride);
+}
+#endif
+
+template <class X, class W>
+void tile_rows(int64_t rows, const X* x, int64_t x_stride, const W* w, int64_t depth,
+               Ahead ahead, const float* bias, float* y, int64_t y_stride) {
+    switch (rows) {
+        case 1: return tile<1>(x, x_stride, w, depth, ahead, bias, y, y_stride);
+        case 2: return tile<2>(x, x_stride, w, depth, ahead, bias, y, y_stride);
+        case 3: return tile<3>(x, x_stride, w, depth, ahead, bias, y, y_stride);
+        case 4: return tile<4>(x, x_stride, w, depth, ahead, bias, y, y_stride);
+        case 5: return tile<5>(x, x_stride, w, depth, ahead, bias, y, y_stride);
+        case 6: return tile<6>(x, x_stride, w, depth, ahead, bias, y, y_stride);
+        case 7: return tile<7>(x, x_stride, w, depth, ahead, bias, y, y_stride);
+        case 8: return tile<8>(x, x_stride, w, depth, ahead, bias, y, y_stride);
+    }
+}
+
+// All rows against `depth` of a panel, while `next_bytes` at `next` are fetched; rows are cut evenly,
+// so that no block is left with one or two.
+template <class X, class W>
+void multiply(int64_t rows, const X* x, int64_t x_stride, const W* w, int64_t depth,
+              const char* next, int64_t next_bytes, const float* bias, float* y, int64_t y_stride) {
+    const int64_t blocks = ceil_div(rows, ROWS), calls = blocks * (PANEL / WIDTH);
+    const int64_t step = ceil_div(next_bytes, calls * depth);
+    for (int64_t b = 0, row = 0, call = 0; b < blocks; b++) {
+        const int64_t count = (rows - row) / (blocks - b);
+        for (int c = 0; c < PANEL; c += WIDTH, call++)
+            tile_rows(count, x + row * x_stride, x_stride, w + c, depth,
+                      Ahead{next + call * depth * step, step}, bias ? bias + c : nullptr,
+                      y + row * y_stride + c, y_stride);
+        row += count;
+    }
+}
+
+inline const float* widen(const float* w, int64_t k, int64_t, float*) { return w + k * PANEL; }
+
+inline const float* widen(const uint32_t* w, int64_t k, int64_t depth, float* wide) {
+    for (int64_t i = 0; i < depth; i += 2)
+        for (int c = 0; c < PANEL; c += LANES) {
+            const U bits = load(w + (k + i) / 2 * PANEL + c);
+            store(wide + i * PANEL + c, (F)(bits << 16));
+            store(wide + (i + 1) * PANEL + c, (F)(bits & 0xffff0000u));
+        }
+    return wide;
+}
+
+inline const void* at(const float* w, int64_t k) { return w + k * PANEL; }
+inline const void* at(const uint32_t* w, int64_t k) { return w + k / 2 * PANEL; }
+
+// Many rows against a whole panel, a BLOCK of k at a time.
+template <class W>
+void multiply_blocked(int64_t rows, const float* x, const W* w, int64_t depth, const float* bias,
+                      float* y, int64_t y_stride) {
+    alignas(64) float wide[BLOCK * PANEL];
+    for (int64_t k = 0; k < depth; k += BLOCK) {
+        const int64_t part = std::min<int64_t>(BLOCK, depth - k);
+        const char* next = (const char*)at(w, k + BLOCK);
+        const int64_t next_bytes = (const char*)at(w, k + 2 * BLOCK) - next;
+        multiply(rows, x + k, depth, widen(w, k, part, wide), part, next, next_bytes,
+                 k ? nullptr : bias, y, y_stride);
+    }
+}
+
+// Some rows against one panel, of which the first `width` columns count.
+template <class X, class W>
+void panel(const X* x, int64_t x_stride, int64_t rows, int64_t depth, const W* w, const float* bias,
+           float* y, int64_t columns, int64_t width) {
+    const bool blocked = std::is_same_v<X, float> && rows >= WIDEN_ROWS;
+    // NOTE: sums that go back and forth to y would, with a power of two of columns, share few sets
+    // of the cache.
+    static thread_local std::vector<float> scratch;
+    const bool apart = blocked || width < PANEL;
+    if (apart) scratch.resize(rows * PANEL);
+    float* out = apart ? scratch.data() : y;
+    const int64_t stride = apart ? PANEL : columns;
+    if constexpr (std::is_same_v<X, float>) {
+        if (blocked) multiply_blocked(rows, x, w, depth, bias, out, stride);
+    }
+    if (!blocked)
+        multiply(rows, x, x_stride, w, depth, (const char*)w + PREFETCH,
+                 (const char*)at(w, depth) - (const char*)w, bias, out, stride);
+    if (apart)
+        for (int64_t r = 0; r < rows; r++)
+            std::copy_n(out + r * PANEL, width, y + r * columns);
+}
+
+template <class X, class W>
+void linear(const X* x, int64_t x_stride, int64_t rows, int64_t depth, const W* weight,
+            int64_t panel_size, const float* bias, int64_t columns, float* y) {
+    const int64_t panels = ceil_div(columns, PANEL);
+    const int threads = team(rows * depth * columns);
+    // Rows are cut, too, where there are too few panels to go round.
+    const int64_t cuts = std::clamp<int64_t>(4 * threads / panels, 1, ceil_div(rows, 4 * ROWS));
+    const int64_t cut = ceil_div(rows, cuts);
+#pragma omp parallel for collapse(2) schedule(static) num_threads(threads) if (threads > 1)
+    for (int64_t p = 0; p < panels; p++)
+        for (int64_t c = 0; c < cuts; c++) {
+            const int64_t row = c * cut, count = std::min(cut, rows - row);
+            if (count > 0)
+                panel(x + row * x_stride, x_stride, count, depth, weight + p * panel_size,
+                      bias ? bias + p * PANEL : NO_BIAS, y + row * columns + p * PANEL, columns,
+                      std::min<int64_t>(PANEL, columns - p * PANEL));
+        }
+}
+
+// The element (row, k) of a weight goes to [row / PANEL][k][row % PANEL].
+template <class T>
+void pack(const T* weight, int64_t columns, int64_t depth, int64_t padded, T* out, bool pairs) {
+#pragma omp parallel for schedule(static) num_threads(num_threads)
+    for (int64_t p = 0; p < ceil_div(columns, PANEL); p++)
+        for (int64_t c = 0; c < PANEL; c++) {
+            const int64_t row = p * PANEL + c;
+            T* target = out + p * padded * PANEL;
+            for (int64_t k = 0; k < padded; k++) {
+                const T value = row < columns && k < depth ? weight[row * depth + k] : T{};
+                target[pairs ? (k / 2 * PANEL + c) * 2 + k % 2 : k * PANEL + c] = value;
+            }
+        }
+}
+
+#ifdef PAIR_DOT
+// x [rows, depth] as bfloat16 pairs [rows, (depth + 1) / 2]
+void to_pairs(const float* x, int64_t rows, int64_t depth, bf16* out) {
+    const int64_t padded = ceil_div(depth, 2) * 2;
+#pragma omp parallel for schedule(static) num_threads(team(rows * depth)) if (rows > 1)
+    for (int64_t r = 0; r < rows; r++) {
+        out[(r + 1) * padded - 1] = bf16{};
+        for (int64_t k = 0; k < depth; k++) narrow(x[r * depth + k], out + r * padded + k);
+    }
+}
+#endif
+
+}  // namespace
+
+// Semantics: packs weight [columns, depth], bfloat16 or float32, for linear().
+// Shape: out has ceil(columns / 48) panels of 48 * depth elements, depth rounded up to even for bfloat16.
+EXPORT void pack_linear(const void* weight, int is_bf16, int64_t columns, int64_t depth, void* out) {
+    const int64_t padded = is_bf16 ? ceil_div(depth, 2) * 2 : depth;
+#ifdef MADV_HUGEPAGE
+    const int64_t bytes = ceil_div(columns, PANEL) * PANEL * padded * (is_bf16 ? 2 : 4);
+    const uintptr_t from = ((uintptr_t)out + 4095) & ~(uintptr_t)4095;
+    if (bytes > 1 << 21) madvise((void*)from, (uintptr_t)out + bytes - from, MADV_HUGEPAGE);
+#endif
+    if (is_bf16)
+        pack((const uint16_t*)weight, columns, depth, padded, (uint16_t*)out, true);
+    else
+        pack((const uint32_t*)weight, columns, depth, padded, (uint32_t*)out, false);
+}
+
+// Semantics: y = x W^T + bias.
+// Shape: x float32 [rows, depth], weight from pack_linear, bias float32 [columns rounded up to 48] or
+// null, y float32 [rows, columns].
+EXPORT void linear(const float* x, int64_t rows, int64_t depth, const void* weight, int is_bf16,
+                   const float* bias, int64_t columns, float* y) {
+    if (!is_bf16)
+        return linear(x, depth, rows, depth, (const float*)weight, depth * PANEL, bias, columns, y);
+    const int64_t half = ceil_div(depth, 2);
+#ifdef PAIR_DOT
+    static thread_local std::vector<uint32_t> pairs;
+    pairs.resize(rows * half);
+    to_pairs(x, rows, depth, (bf16*)pairs.data());
+    linear(pairs.data(), half, rows, depth, (const uint32_t*)weight, half * PANEL, bias, columns, y);
+#else
+    linear(x, depth, rows, depth, (const uint32_t*)weight, half * PANEL, bias, columns, y);
+#endif
+}

@@ -1,0 +1,207 @@
+// y += (x A^T) B for every segment and projection of one site (SGMV), after Punica's shrink and expand.
+//
+// A is [rank, K], B [rank, N]. Shrink: each (row, rank) is a dot product over K in LANES partial sums.
+// Expand: each element of y is one chain of multiply-adds over the ranks. Neither order depends on the
+// other rows, the other segments or the threads.
+#include <algorithm>
+#include <vector>
+
+#include "parallel.h"
+#include "vector.h"
+
+namespace {
+
+constexpr int SHRINK_ROWS = LANES == 16 ? 8 : 4;
+constexpr int SHRINK_RANKS = 2;
+constexpr int EXPAND_ROWS = LANES == 16 ? 8 : 4;
+constexpr int ROW_BLOCK = 32;     // rows of an item: A and B are read once for all of them
+constexpr int RANK_BLOCK = 16;    // ranks of a shrink item
+constexpr int DEPTH_BLOCK = 768;  // k at a time, so that SHRINK_ROWS of x stay in L1
+constexpr int FEW_ROWS = 8;
+
+// One projection of one segment: rows first..first + rows, rank columns of `hidden` per row.
+struct Part {
+    int64_t first, rows, rank, width, column;
+    const char *a, *b;
+    float* hidden;
+};
+
+struct Item {
+    const Part* part;
+    int64_t row, rows, begin, end;  // ranks (shrink) or columns (expand) begin..end
+};
+
+template <int M, int R, class T>
+void dot_tile(const float* x, int64_t depth, const T* a, int64_t begin, int64_t end, float* hidden,
+              int64_t rank) {
+    F acc[M][R] = {};
+    int64_t k = begin;
+    for (; k + LANES <= end; k += LANES) {
+        F row[R];
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++) row[r] = load(a + r * depth + k);
+#pragma GCC unroll 8
+        for (int m = 0; m < M; m++) {
+            const F value = load(x + m * depth + k);
+#pragma GCC unroll 16
+            for (int r = 0; r < R; r++) acc[m][r] = fma(value, row[r], acc[m][r]);
+        }
+    }
+    for (int m = 0; m < M; m++)
+        for (int r = 0; r < R; r++) {
+            float total = sum(acc[m][r]);
+            for (int64_t tail = k; tail < end; tail++)
+                total += x[m * depth + tail] * widen(a[r * depth + tail]);
+            float* out = hidden + m * rank + r;
+            *out = begin ? *out + total : total;
+        }
+}
+
+template <int M, class T>
+void dot_rows(const float* x, int64_t depth, const T* a, int64_t begin, int64_t end, int64_t ranks,
+              float* hidden, int64_t rank) {
+    constexpr int R = M == 1 ? 4 : SHRINK_RANKS;
+    int64_t r = 0;
+    for (; r + R <= ranks; r += R)
+        dot_tile<M, R>(x, depth, a + r * depth, begin, end, hidden + r, rank);
+    for (; r < ranks; r++)
+        dot_tile<M, 1>(x, depth, a + r * depth, begin, end, hidden + r, rank);
+}
+
+template <class T>
+void shrink(const Item& item, const float* x, int64_t depth) {
+    const Part& part = *item.part;
+    const T* a = (const T*)part.a + item.begin * depth;
+    const int64_t ranks = item.end - item.begin;
+    const int64_t blocks = ceil_div(depth, DEPTH_BLOCK);
+    const int64_t block = ceil_div(ceil_div(depth, blocks), 16) * 16;
+    int64_t row = item.row;
+    const auto run = [&](auto count) {
+        constexpr int M = decltype(count)::value;
+        for (; row + M <= item.row + item.rows; row += M)
+            for (int64_t k = 0; k < depth; k += block)
+                dot_rows<M>(x + (part.first + row) * depth, depth, a, k,
+                            std::min(k + block, depth), ranks,
+                            part.hidden + row * part.rank + item.begin, part.rank);
+    };
+    run(std::integral_constant<int, SHRINK_ROWS>{});
+    run(std::integral_constant<int, 4>{});
+    run(std::integral_constant<int, 2>{});
+    run(std::integral_constant<int, 1>{});
+}
+
+// y[m][0..columns) += hidden[m][0..R) · B[0..R)[0..columns)
+template <int M, int R, class T>
+void add_ranks(const float* hidden, int64_t rank, const T* b, int64_t width, int64_t columns,
+               float* y, int64_t stride) {
+    int64_t c = 0;
+    for (; c + LANES <= columns; c += LANES) {
+        F row[R];
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) row[r] = load(b + r * width + c);
+#pragma GCC unroll 8
+        for (int m = 0; m < M; m++) {
+            F value = load(y + m * stride + c);
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++) value = fma(splat(hidden[m * rank + r]), row[r], value);
+            store(y + m * stride + c, value);
+        }
+    }
+    for (; c < columns; c++)
+        for (int m = 0; m < M; m++)
+            for (int r = 0; r < R; r++)
+                y[m * stride + c] += hidden[m * rank + r] * widen(b[r * width + c]);
+}
+
+template <int M, class T>
+void expand_rows(const float* hidden, const Part& part, const T* b, int64_t columns, float* y,
+                 int64_t stride) {
+    int64_t r = 0;
+    for (; r + 4 <= part.rank; r += 4)
+        add_ranks<M, 4>(hidden + r, part.rank, b + r * part.width, part.width, columns, y, stride);
+    for (; r < part.rank; r++)
+        add_ranks<M, 1>(hidden + r, part.rank, b + r * part.width, part.width, columns, y, stride);
+}
+
+template <class T>
+void expand(const Item& item, float* y, int64_t stride) {
+    const Part& part = *item.part;
+    int64_t row = item.row;
+    const auto run = [&](auto count) {
+        constexpr int M = decltype(count)::value;
+        for (; row + M <= item.row + item.rows; row += M)
+            expand_rows<M>(part.hidden + row * part.rank, part, (const T*)part.b + item.begin,
+                           item.end - item.begin,
+                           y + (part.first + row) * stride + part.column + item.begin, stride);
+    };
+    run(std::integral_constant<int, EXPAND_ROWS>{});
+    run(std::integral_constant<int, 4>{});
+    run(std::integral_constant<int, 2>{});
+    run(std::integral_constant<int, 1>{});
+}
+
+void list_items(const std::vector<Part>& parts, bool expanding, std::vector<Item>& items) {
+    items.clear();
+    for (const Part& part : parts) {
+        const int64_t all = expanding ? part.width : part.rank;
+        const int64_t block = !expanding ? RANK_BLOCK : part.rows < FEW_ROWS ? 1024 : 256;
+        for (int64_t begin = 0; begin < all; begin += block)
+            for (int64_t row = 0; row < part.rows; row += ROW_BLOCK)
+                items.push_back({&part, row, std::min<int64_t>(ROW_BLOCK, part.rows - row), begin,
+                                 std::min(begin + block, all)});
+    }
+}
+
+template <class T>
+void run(const std::vector<Item>& shrinks, const std::vector<Item>& expands, const float* x,
+         int64_t depth, float* y, int64_t stride, int threads) {
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+#pragma omp for schedule(dynamic)
+        for (size_t i = 0; i < shrinks.size(); i++) shrink<T>(shrinks[i], x, depth);
+#pragma omp for schedule(dynamic)
+        for (size_t i = 0; i < expands.size(); i++) expand<T>(expands[i], y, stride);
+    }
+}
+
+}  // namespace
+
+// Semantics: y[rows of n, columns of p] += (x[rows of n] A^T) B for segment n and projection p, A and
+// B of (segment_slot[n], layer, projections[p]); nothing where the rank is 0.
+// Shape: x float32 [*, depth], y float32 [*, sum of widths]; segment_start int32 [N + 1],
+// segment_slot int32 [N]; a_offset, b_offset int64 and rank int32 [slots, layers, 7].
+EXPORT void add_lora(float* y, const float* x, int64_t depth, const int32_t* projections,
+                     const int32_t* widths, int64_t num_projections, int64_t layer,
+                     int64_t num_layers, const int32_t* segment_start, const int32_t* segment_slot,
+                     int64_t num_segments, const int64_t* a_offset, const int64_t* b_offset,
+                     const int32_t* rank, const char* arena, int is_bf16) {
+    static thread_local std::vector<Part> parts;
+    static thread_local std::vector<Item> shrinks, expands;
+    static thread_local std::vector<float> hidden;
+    parts.clear();
+    int64_t stride = 0, size = 0;
+    for (int64_t p = 0; p < num_projections; p++) stride += widths[p];
+    for (int64_t n = 0; n < num_segments; n++) {
+        const int64_t first = segment_start[n], rows = segment_start[n + 1] - first;
+        int64_t column = 0;
+        for (int64_t p = 0; p < num_projections; column += widths[p++]) {
+            const int64_t i = (segment_slot[n] * num_layers + layer) * 7 + projections[p];
+            if (rows == 0 || rank[i] == 0) continue;
+            parts.push_back({first, rows, rank[i], widths[p], column, arena + a_offset[i],
+                             arena + b_offset[i], nullptr});
+            size += rows * rank[i];
+        }
+    }
+    if (parts.empty()) return;
+    hidden.resize(size);
+    float* free_hidden = hidden.data();
+    for (Part& part : parts) {
+        part.hidden = free_hidden;
+        free_hidden += part.rows * part.rank;
+    }
+    list_items(parts, false, shrinks);
+    list_items(parts, true, expands);
+    const int threads = team(size * depth);
+    is_bf16 ? run<bf16>(shrinks, expands, x, depth, y, stride, threads)
+            : run<float>(shrinks, expands, x, depth, y, stride, threads);
+}

@@ -1,0 +1,184 @@
+// The ops that touch every row once: embedding, RMS norm, gated activation, rope with the KV write,
+// page copies. A row's result never depends on the other rows.
+#include <algorithm>
+#include <cstring>
+
+#include "parallel.h"
+#include "vector.h"
+
+namespace {
+
+template <class T>
+void embed_row(const T* row, int64_t width, float scale, float* y) {
+    int64_t i = 0;
+    for (; i + LANES <= width; i += LANES) store(y + i, load(row + i) * scale);
+    for (; i < width; i++) y[i] = widen(row[i]) * scale;
+}
+
+template <class T>
+void embed_rows(const int32_t* ids, int64_t rows, const T* table, int64_t width, float scale,
+                float* y) {
+#pragma omp parallel for schedule(static) num_threads(team(rows * width)) if (rows > 1)
+    for (int64_t r = 0; r < rows; r++) embed_row(table + ids[r] * width, width, scale, y + r * width);
+}
+
+float sum_of_squares(const float* x, int64_t width) {
+    F total[4] = {};
+    int64_t i = 0;
+    for (; i + 4 * LANES <= width; i += 4 * LANES)
+        for (int v = 0; v < 4; v++) {
+            const F value = load(x + i + v * LANES);
+            total[v] = fma(value, value, total[v]);
+        }
+    float squares = sum((total[0] + total[1]) + (total[2] + total[3]));
+    for (; i < width; i++) squares += x[i] * x[i];
+    return squares;
+}
+
+void normalise(const float* x, const float* weight, int64_t width, float eps, float* y) {
+    const float factor = 1.0f / __builtin_sqrtf(sum_of_squares(x, width) / (float)width + eps);
+    int64_t i = 0;
+    for (; i + LANES <= width; i += LANES) store(y + i, load(x + i) * factor * load(weight + i));
+    for (; i < width; i++) y[i] = x[i] * factor * weight[i];
+}
+
+void add(float* to, const float* x, int64_t width) {
+    for (int64_t i = 0; i < width; i++) to[i] += x[i];
+}
+
+template <bool SILU>
+void gate_row(const float* gate, const float* up, int64_t width, float* y) {
+    for (int64_t i = 0; i < width; i += LANES) {
+        const int64_t left = width - i;
+        float g_tail[LANES] = {}, u_tail[LANES] = {}, y_tail[LANES];
+        if (left < LANES) {
+            std::copy_n(gate + i, left, g_tail);
+            std::copy_n(up + i, left, u_tail);
+        }
+        const F g = load(left < LANES ? g_tail : gate + i), u = load(left < LANES ? u_tail : up + i);
+        F act;
+        if constexpr (SILU) {
+            act = g / (splat(1.0f) + exp(-g));
+        } else {
+            const F inner = fma(g * g * g, splat(0.044715f), g) * 0.7978845608028654f;
+            act = g * 0.5f * (splat(1.0f) + tanh(inner));
+        }
+        store(left < LANES ? y_tail : y + i, act * u);
+        if (left < LANES) std::copy_n(y_tail, left, y + i);
+    }
+}
+
+template <bool SILU>
+void gate_rows(const float* gate_up, int64_t rows, int64_t width, float* y) {
+    // Rows are cut in parts, so that one row, too, keeps all threads busy.
+    constexpr int64_t PART = 512;
+    const int64_t parts = ceil_div(width, PART);
+#pragma omp parallel for collapse(2) schedule(static) num_threads(team(16 * rows * width)) \
+    if (rows * width > 4096)
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t p = 0; p < parts; p++) {
+            const float* gate = gate_up + 2 * r * width + p * PART;
+            gate_row<SILU>(gate, gate + width, std::min(PART, width - p * PART),
+                           y + r * width + p * PART);
+        }
+}
+
+// x [D] in place; angles: D / 2 cosines, then D / 2 sines
+void rotate(float* x, const float* angles, int64_t dim) {
+    const int64_t half = dim / 2;
+    for (int64_t i = 0; i < half; i++) {
+        const float first = x[i], second = x[i + half];
+        const float cos = angles[i], sin = angles[i + half];
+        x[i] = first * cos - second * sin;
+        x[i + half] = second * cos + first * sin;
+    }
+}
+
+struct Heads {
+    int64_t queries, kv, dim;
+};
+
+template <class T>
+void rope_row(float* row, const float* angles, const Heads& heads, const float* q_weight,
+              const float* k_weight, float eps, T* keys, T* values, int64_t slot) {
+    for (int64_t h = 0; h < heads.queries + heads.kv; h++) {
+        float* head = row + h * heads.dim;
+        const float* weight = h < heads.queries ? q_weight : k_weight;
+        if (weight) normalise(head, weight, heads.dim, eps, head);
+        rotate(head, angles, heads.dim);
+    }
+    const float* k = row + heads.queries * heads.dim;
+    const float* v = k + heads.kv * heads.dim;
+    for (int64_t i = 0; i < heads.kv * heads.dim; i++) narrow(k[i], keys + i * PAGE + slot);
+    for (int64_t g = 0; g < heads.kv; g++)
+        for (int64_t d = 0; d < heads.dim; d++)
+            narrow(v[g * heads.dim + d], values + (g * PAGE + slot) * heads.dim + d);
+}
+
+}  // namespace
+
+// Shape: ids int32 [rows], table [*, width] bfloat16 or float32, y float32 [rows, width].
+EXPORT void embed(const int32_t* ids, int64_t rows, const void* table, int is_bf16, int64_t width,
+                  float scale, float* y) {
+    if (is_bf16)
+        embed_rows(ids, rows, (const bf16*)table, width, scale, y);
+    else
+        embed_rows(ids, rows, (const float*)table, width, scale, y);
+}
+
+// Semantics: with residual: residual += x, y = norm(residual); else y = norm(x).
+// Shape: x, residual (or null), y float32 [rows, width]; weight float32 [width].
+EXPORT void rms_norm(const float* x, float* residual, const float* weight, int64_t rows,
+                     int64_t width, float eps, float* y) {
+#pragma omp parallel for schedule(static) num_threads(team(rows * width)) if (rows > 1)
+    for (int64_t r = 0; r < rows; r++) {
+        const float* row = x + r * width;
+        if (residual) {
+            add(residual + r * width, row, width);
+            row = residual + r * width;
+        }
+        normalise(row, weight, width, eps, y + r * width);
+    }
+}
+
+// Semantics: act(gate) * up, silu or tanh-gelu.
+// Shape: gate_up float32 [rows, 2 * width], gate first; y float32 [rows, width].
+EXPORT void gated_activation(const float* gate_up, int64_t rows, int64_t width, int silu, float* y) {
+    if (silu)
+        gate_rows<true>(gate_up, rows, width, y);
+    else
+        gate_rows<false>(gate_up, rows, width, y);
+}
+
+// Semantics: norm (if q_weight) and rotate q and k in place, write k and v to their pages.
+// Shape: qkv float32 [rows, (H + 2G) * D]; rope float32 [*, D]; q_weight, k_weight float32 [D] or null;
+// page: K as [G][D][16], V as [G][16][D], from byte `layer` of each page on.
+EXPORT void rope_write_kv(float* qkv, int64_t rows, int64_t num_heads, int64_t num_kv, int64_t dim,
+                          const float* rope, const float* q_weight, const float* k_weight,
+                          float eps, const int32_t* row_seq, const int32_t* positions,
+                          const int64_t* block_tables, int64_t table_stride, char* arena,
+                          int64_t layer, int is_bf16) {
+    const Heads heads{num_heads, num_kv, dim};
+    const int64_t width = (num_heads + 2 * num_kv) * dim, half = num_kv * dim * PAGE;
+#pragma omp parallel for schedule(static) num_threads(team(4 * rows * width)) if (rows > 1)
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t position = positions[r], slot = position % PAGE;
+        char* page = arena + block_tables[row_seq[r] * table_stride + position / PAGE] + layer;
+        const float* angles = rope + position * dim;
+        float* row = qkv + r * width;
+        if (is_bf16)
+            rope_row(row, angles, heads, q_weight, k_weight, eps, (bf16*)page, (bf16*)page + half,
+                     slot);
+        else
+            rope_row(row, angles, heads, q_weight, k_weight, eps, (float*)page,
+                     (float*)page + half, slot);
+    }
+}
+
+// Shape: source, target int64 [count], byte offsets in the arena.
+EXPORT void copy_pages(char* arena, const int64_t* source, const int64_t* target, int64_t count,
+                       int64_t num_bytes) {
+#pragma omp parallel for schedule(static) num_threads(team(count * num_bytes)) if (count > 1)
+    for (int64_t i = 0; i < count; i++)
+        std::memcpy(arena + target[i], arena + source[i], num_bytes);
+}

@@ -1,0 +1,193 @@
+// The one vector type the kernels are written in: LANES floats in a native register (16 with AVX-512,
+// 8 with AVX2, else 4 of the compiler's generic vectors), and the functions libm has no vectors for.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__AVX2__) || defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#define VECTOR_AVX512 1
+constexpr int LANES = 16;
+#elif defined(__AVX2__) && defined(__FMA__)
+#define VECTOR_AVX2 1
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
+
+// bfloat16 x bfloat16 instructions make it worth rounding a linear's input, too.
+#if defined(__AVX512BF16__) && defined(VECTOR_AVX512)
+#define PAIR_DOT 1
+#endif
+
+struct bf16 {
+    uint16_t bits;
+};
+
+typedef float F __attribute__((vector_size(LANES * 4), may_alias));
+typedef int32_t I __attribute__((vector_size(LANES * 4), may_alias));
+typedef uint32_t U __attribute__((vector_size(LANES * 4), may_alias));
+typedef uint16_t H __attribute__((vector_size(LANES * 2), may_alias));
+typedef float FMem __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef uint32_t UMem __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef uint16_t HMem __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
+
+static inline F splat(float x) { return x - F{}; }
+static inline U splat(uint32_t x) { return x - U{}; }
+static inline I splat(int32_t x) { return x - I{}; }
+
+static inline F load(const float* p) { return *(const FMem*)p; }
+static inline U load(const uint32_t* p) { return *(const UMem*)p; }
+static inline F load(const bf16* p) {
+    return (F)(__builtin_convertvector(*(const HMem*)p, U) << 16);
+}
+static inline void store(float* p, F x) { *(FMem*)p = x; }
+
+static inline float widen(float x) { return x; }
+static inline float widen(bf16 x) {
+    const uint32_t bits = (uint32_t)x.bits << 16;
+    float out;
+    __builtin_memcpy(&out, &bits, 4);
+    return out;
+}
+
+// Rounds to nearest, ties to even; a NaN stays one.
+static inline void narrow(float x, float* p) { *p = x; }
+static inline void narrow(float x, bf16* p) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, &x, 4);
+    p->bits = x == x ? (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) : (uint16_t)0x7fc0;
+}
+
+// NOTE: spelt as intrinsics, for some processors' tuning splits contracted chains again.
+static inline F fma(F a, F b, F c) {
+#if defined(VECTOR_AVX512)
+    return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(VECTOR_AVX2)
+    return (F)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
+
+static inline F maximum(F a, F b) {
+#if defined(VECTOR_AVX512)
+    return (F)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(VECTOR_AVX2)
+    return (F)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return a > b ? a : b;
+#endif
+}
+
+static inline F square_root(F a) {
+#if defined(VECTOR_AVX512)
+    return (F)_mm512_sqrt_ps((__m512)a);
+#elif defined(VECTOR_AVX2)
+    return (F)_mm256_sqrt_ps((__m256)a);
+#else
+    for (int i = 0; i < LANES; i++) a[i] = __builtin_sqrtf(a[i]);
+    return a;
+#endif
+}
+
+static inline bool any(I mask) {
+#if defined(VECTOR_AVX512)
+    return _mm512_movepi32_mask((__m512i)mask) != 0;
+#elif defined(VECTOR_AVX2)
+    return _mm256_movemask_ps((__m256)mask) != 0;
+#else
+    int32_t found = 0;
+    for (int i = 0; i < LANES; i++) found |= mask[i];
+    return found != 0;
+#endif
+}
+
+static inline I lane_ids() {
+    I ids;
+    for (int i = 0; i < LANES; i++) ids[i] = i;
+    return ids;
+}
+
+// Lanes are folded in halves, always in this order.
+static inline float sum(F x) {
+    float v[LANES];
+    store(v, x);
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) v[i] += v[i + half];
+    return v[0];
+}
+
+static inline float maximum(F x) {
+    float v[LANES];
+    store(v, x);
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) v[i] = v[i] > v[i + half] ? v[i] : v[i + half];
+    return v[0];
+}
+
+static inline F round_nearest(F x) {
+    const F magic = splat(12582912.0f);  // 1.5 * 2^23 pushes the fraction out
+    return (x + magic) - magic;
+}
+
+// e^x to about 1 ulp; 0 below -87.3 (so for -inf), inf above 88.7.
+// Range reduction and coefficients after Cephes expf.
+static inline F exp(F x) {
+    const F low = splat(-87.33654f), high = splat(88.72284f);
+    const F n = round_nearest(x * splat(1.44269504088896341f));
+    F r = fma(n, splat(-0.693359375f), x);
+    r = fma(n, splat(2.12194440e-4f), r);
+    F p = splat(1.9875691500e-4f);
+    p = fma(p, r, splat(1.3981999507e-3f));
+    p = fma(p, r, splat(8.3334519073e-3f));
+    p = fma(p, r, splat(4.1665795894e-2f));
+    p = fma(p, r, splat(1.6666665459e-1f));
+    p = fma(p, r, splat(5.0000001201e-1f));
+    p = fma(p, r * r, r) + splat(1.0f);
+    // 2^n in two factors: n may be 128, whose power alone overflows.
+    const I whole = __builtin_convertvector(n, I), part = whole >> 1;
+    F y = p * (F)((part + 127) << 23) * (F)((whole - part + 127) << 23);
+    y = x < low ? F{} : y;
+    return x > high ? splat(__builtin_inff()) : y;
+}
+
+// ln x to about 1 ulp for normal positive x. Reduction and coefficients after Cephes logf.
+static inline F log(F x) {
+    I bits = (I)x;
+    I exponent = (bits >> 23) - 126;
+    F m = (F)((bits & 0x007fffff) | 0x3f000000);
+    const I small = m < splat(0.707106781186547524f);
+    exponent += small;
+    m = (small ? m + m : m) - splat(1.0f);
+    const F e = __builtin_convertvector(exponent, F), z = m * m;
+    F p = splat(7.0376836292e-2f);
+    p = fma(p, m, splat(-1.1514610310e-1f));
+    p = fma(p, m, splat(1.1676998740e-1f));
+    p = fma(p, m, splat(-1.2420140846e-1f));
+    p = fma(p, m, splat(1.4249322787e-1f));
+    p = fma(p, m, splat(-1.6668057665e-1f));
+    p = fma(p, m, splat(2.0000714765e-1f));
+    p = fma(p, m, splat(-2.4999993993e-1f));
+    p = fma(p, m, splat(3.3333331174e-1f));
+    p = p * m * z;
+    p = fma(e, splat(-2.12194440e-4f), p);
+    p = fma(z, splat(-0.5f), p);
+    return fma(e, splat(0.693359375f), m + p);
+}
+
+// tanh x to a few ulp: a polynomial near 0 (Cephes tanhf), 1 - 2 / (e^2x + 1) elsewhere.
+static inline F tanh(F x) {
+    const F z = x * x;
+    F p = splat(-5.70498872745e-3f);
+    p = fma(p, z, splat(2.06390887954e-2f));
+    p = fma(p, z, splat(-5.37397155531e-2f));
+    p = fma(p, z, splat(1.33314422036e-1f));
+    p = fma(p, z, splat(-3.33332819422e-1f));
+    const F near = fma(p * z, x, x);
+    const F far = splat(1.0f) - splat(2.0f) / (exp(x + x) + splat(1.0f));
+    return z < splat(0.390625f) ? near : far;
+}
