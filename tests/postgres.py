@@ -1,0 +1,82 @@
+"""A real PostgreSQL for tests: one server a process, a migrated template, a database a test.
+
+from tests.postgres import fresh_database
+with fresh_database() as dsn: ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import asyncpg
+
+from admin.database import Database
+from admin.migrate import migrate
+from loraplex.postgres import EmbeddedPostgres
+
+_numbers = itertools.count()
+# Tests may lose data when the machine stops, so nothing waits for the disk.
+SETTINGS = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+
+
+@cache
+def server() -> EmbeddedPostgres:
+    """The server of this test process; it stops and is removed at exit."""
+    data_dir = Path(tempfile.mkdtemp(prefix="lpx-"))
+    postgres = EmbeddedPostgres(data_dir, settings=SETTINGS)
+    postgres.start()
+
+    def remove() -> None:
+        postgres.stop()
+        shutil.rmtree(postgres.home, ignore_errors=True)
+        shutil.rmtree(data_dir, ignore_errors=True)
+
+    atexit.register(remove)
+    _run(_execute(postgres.dsn(), "CREATE DATABASE template_loraplex"))
+    _run(_migrate(postgres.dsn("template_loraplex")))
+    return postgres
+
+
+@contextmanager
+def fresh_database(*, migrated: bool = True) -> Iterator[str]:
+    """The DSN of a database of its own, dropped afterwards."""
+    postgres = server()
+    name = f"test_{os.getpid()}_{next(_numbers)}"
+    template = "template_loraplex" if migrated else "template0"
+    _run(_execute(postgres.dsn(), f"CREATE DATABASE {name} TEMPLATE {template}"))
+    try:
+        yield postgres.dsn(name)
+    finally:
+        _run(_execute(postgres.dsn(), f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+async def _execute(dsn: str, statement: str) -> None:
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+async def _migrate(dsn: str) -> None:
+    database = await Database.connect(dsn, max_size=1)
+    try:
+        await migrate(database)
+    finally:
+        await database.close()
+
+
+def _run(coroutine: Coroutine[None, None, None]) -> None:
+    """On a loop of its own, so that it can be called where one runs already."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, coroutine).result()
