@@ -16,6 +16,7 @@ from workers.models.spec import ModelSpec
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+DTYPES = ("F32", "F16", "BF16")
 
 
 class CheckpointError(ValueError):
@@ -100,8 +101,11 @@ class Checkpoint:
         for name, shape in expected.items():
             if name not in self._handles:
                 raise CheckpointError(f"tensor {name} is missing")
-            if (got := tuple(self._handles[name].get_slice(name).get_shape())) != shape:
+            stored = self._handles[name].get_slice(name)
+            if (got := tuple(stored.get_shape())) != shape:
                 raise CheckpointError(f"tensor {name} has shape {got}, config.json says {shape}")
+            if (dtype := stored.get_dtype()) not in DTYPES:
+                raise CheckpointError(f"tensor {name} is {dtype}; allowed: {', '.join(DTYPES)}")
         for name in self._handles.keys() - expected.keys():
             if name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq"):
                 raise CheckpointError(f"tensor {name} belongs to no module of {spec.model_type}")

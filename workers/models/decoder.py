@@ -20,7 +20,8 @@ from workers.layers.norm import RMSNorm
 from workers.layers.rotary import RopeSpec, rope_table
 from workers.models import read_spec
 from workers.models.checkpoint import Checkpoint, weight_files
-from workers.models.loader import Progress, WeightLoader
+from workers.models.loader import WeightLoader
+from workers.models.progress import Progress, ProgressMeter
 from workers.models.spec import ModelSpec
 
 
@@ -99,21 +100,13 @@ class Decoder:
         """
         config = _read_json(folder / "config.json")
         spec = read_spec(config, _read_json(folder / "generation_config.json"))
-        total = sum(path.stat().st_size for path in weight_files(folder))
-        done = 0
-
-        def count(num_bytes: int) -> None:
-            nonlocal done
-            done = min(total, done + num_bytes)
-            if progress is not None:
-                progress(done, total)
-
+        meter = ProgressMeter(sum(path.stat().st_size for path in weight_files(folder)), progress)
         length = min(max_model_len or spec.max_position_embeddings, spec.max_position_embeddings)
         with Checkpoint(folder) as checkpoint:
             checkpoint.check(spec)
-            loader = WeightLoader(checkpoint, ops, dtype, count)
+            loader = WeightLoader(checkpoint, ops, dtype, meter)
             model = cls(loader, spec, BaseModelShape.from_config(config, digest), dtype, length)
-        count(total)
+        meter.finish()
         return model
 
     def forward(self, batch: ForwardBatch) -> Tensor:

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from ops.base import Ops, PackedLinear
 from workers.models.checkpoint import Checkpoint
-
-Progress = Callable[[int, int], None]
-"""Called with the bytes done and the bytes in all."""
+from workers.models.progress import ProgressMeter
 
 
 class WeightLoader:
     """Casts, packs and counts. dtype: of linears and embeddings; norms are always float32."""
 
     def __init__(
-        self, checkpoint: Checkpoint, ops: Ops, dtype: torch.dtype, on_bytes: Callable[[int], None]
+        self, checkpoint: Checkpoint, ops: Ops, dtype: torch.dtype, meter: ProgressMeter
     ) -> None:
         self.ops = ops
         self._checkpoint = checkpoint
         self._dtype = dtype
-        self._on_bytes = on_bytes
+        self._meter = meter
 
     def linear(self, modules: list[str], *, bias: bool = False) -> PackedLinear:
         """One packed linear whose rows are those of the modules, one module after the other."""
@@ -41,5 +37,5 @@ class WeightLoader:
 
     def _read(self, name: str, dtype: torch.dtype) -> Tensor:
         tensor = self._checkpoint.get(name)
-        self._on_bytes(tensor.nbytes)
+        self._meter.add(tensor.nbytes)
         return tensor.to(self.ops.device, dtype)

@@ -1,0 +1,65 @@
+"""The canonical folder: the one form in which the store keeps a model.
+
+config.json, tokenizer.json, tokenizer_config.json, chat_template.jinja (if the model has one),
+generation_config.json, model.safetensors (or shards and their index). transformers can load it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from workers.models.spec import ModelSpec
+
+CHUNK_BYTES = 8 << 20
+
+
+class ImportRefused(ValueError):
+    """The source is no model that can be imported."""
+
+
+def publish(store_root: Path, write: Callable[[Path], None]) -> str:
+    """Lets `write` fill a folder, which then enters the store under its digest, whole or not."""
+    models = store_root / "models"
+    models.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=".importing-", dir=models))
+    try:
+        write(staging)
+        digest = folder_digest(staging)
+        target = models / digest
+        if not target.exists():
+            staging.rename(target)
+        return digest
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def folder_digest(folder: Path) -> str:
+    """SHA-256 (hex) over every file's name, length and bytes, in the order of their names."""
+    digest = hashlib.sha256(b"loraplex model 1\0")
+    for path in sorted(folder.iterdir()):
+        name = path.name.encode()
+        digest.update(len(name).to_bytes(8, "little") + name)
+        digest.update(path.stat().st_size.to_bytes(8, "little"))
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+
+
+def complete_config(config: dict[str, Any], spec: ModelSpec) -> dict[str, Any]:
+    """Spells out what readers of a config would otherwise have to know of the family."""
+    return config | {
+        "head_dim": spec.head_dim,
+        "num_key_value_heads": spec.num_kv_heads,
+        "tie_word_embeddings": spec.tie_word_embeddings,
+    }

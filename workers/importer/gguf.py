@@ -1,0 +1,53 @@
+"""A GGUF file as a canonical folder: config, tokenizer, template and weights out of one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from gguf import GGUFReader
+
+from workers.importer.canonical import ImportRefused, complete_config, write_json
+from workers.importer.gguf_config import build_config, build_generation_config
+from workers.importer.gguf_tensors import GGUFTensors
+from workers.importer.gguf_tokenizer import build_tokenizer, build_tokenizer_config
+from workers.importer.safetensors_file import write_safetensors
+from workers.models import read_spec
+from workers.models.checkpoint import SINGLE_FILE, expected_tensors
+from workers.models.progress import Progress, ProgressMeter
+
+
+def write_from_gguf(source: Path, folder: Path, progress: Progress | None) -> None:
+    """Weights are dequantised in float32 and stored as bfloat16, rounded to nearest even."""
+    try:
+        reader = GGUFReader(source)
+    except (ValueError, IndexError) as error:
+        raise ImportRefused(f"{source.name} is no GGUF file: {error}") from error
+    metadata = {name: field.contents() for name, field in reader.fields.items()}
+    if metadata.get("split.count", 1) > 1:
+        raise ImportRefused(f"split.count = {metadata['split.count']}: merge the parts first")
+    tensors = GGUFTensors(reader.tensors, metadata.get("general.architecture", ""))
+    config = build_config(metadata, tensors)
+    spec = read_spec(config)
+    expected = dict(expected_tensors(spec))
+    tensors.check(expected)
+
+    build_tokenizer(metadata).save(str(folder / "tokenizer.json"))
+    write_json(folder / "tokenizer_config.json", build_tokenizer_config(metadata))
+    write_json(folder / "config.json", complete_config(config, spec))
+    write_json(folder / "generation_config.json", build_generation_config(metadata))
+    _write_template(folder, metadata)
+    meter = ProgressMeter(2 * sum(map(_num_elements, expected.values())), progress)
+    write_safetensors(
+        folder / SINGLE_FILE, expected, lambda name: tensors.read(name, spec), meter.add
+    )
+
+
+def _write_template(folder: Path, metadata: dict[str, Any]) -> None:
+    if template := metadata.get("tokenizer.chat_template"):
+        (folder / "chat_template.jinja").write_text(template)
+
+
+def _num_elements(shape: tuple[int, ...]) -> int:
+    return torch.Size(shape).numel()

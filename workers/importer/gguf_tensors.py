@@ -1,0 +1,113 @@
+"""GGUF tensors under their Hugging Face names and in their Hugging Face form."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from gguf import ReaderTensor
+from gguf.quants import dequantize
+from torch import Tensor
+
+from workers.importer.canonical import ImportRefused
+from workers.models.spec import ModelSpec
+
+CHUNK_ELEMENTS = 1 << 22
+ROPE_FACTORS = "rope_freqs.weight"
+
+TOP = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+BLOCK = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+GEMMA_BLOCK = BLOCK | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
+
+class GGUFTensors:
+    """The tensors of an open file, by Hugging Face name."""
+
+    def __init__(self, tensors: Iterable[ReaderTensor], architecture: str) -> None:
+        self._is_llama = architecture == "llama"
+        self._norm_offset = 1.0 if architecture.startswith("gemma") else 0.0
+        blocks = GEMMA_BLOCK if architecture.startswith("gemma") else BLOCK
+        self._tensors = {_rename(tensor.name, blocks): tensor for tensor in tensors}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def rope_factors(self) -> np.ndarray | None:
+        """What stands in GGUF for Llama 3's rope parameters: float32 [head_dim / 2]."""
+        tensor = self._tensors.get(ROPE_FACTORS)
+        return None if tensor is None else np.asarray(tensor.data, np.float32).ravel()
+
+    def check(self, expected: dict[str, tuple[int, ...]]) -> None:
+        """Every tensor expected is there in its shape, and no other."""
+        for name, shape in expected.items():
+            if name not in self._tensors:
+                raise ImportRefused(f"tensor {name} is missing")
+            if (got := tuple(map(int, self._tensors[name].shape[::-1]))) != shape:
+                raise ImportRefused(f"tensor {name} has shape {got}, its metadata says {shape}")
+        if stray := self._tensors.keys() - expected.keys() - {ROPE_FACTORS}:
+            raise ImportRefused(f"tensor {min(stray)} belongs to no module of this model")
+
+    def read(self, name: str, spec: ModelSpec) -> Tensor:
+        """bfloat16, in the layout and with the offset of the Hugging Face checkpoint."""
+        if name.endswith("norm.weight"):
+            return _dequantise(self._tensors[name], self._norm_offset)
+        weight = _dequantise(self._tensors[name], 0.0)
+        if self._is_llama and name.endswith("q_proj.weight"):
+            return _split_halves(weight, spec.num_heads)
+        if self._is_llama and name.endswith("k_proj.weight"):
+            return _split_halves(weight, spec.num_kv_heads)
+        return weight
+
+
+def _rename(name: str, blocks: dict[str, str]) -> str:
+    if name == ROPE_FACTORS:
+        return name
+    if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name):
+        layer, module, kind = match.groups()
+        if module in blocks:
+            return f"model.layers.{layer}.{blocks[module]}.{kind}"
+    elif (match := re.fullmatch(r"(\w+)\.weight", name)) and match[1] in TOP:
+        return f"{TOP[match[1]]}.weight"
+    raise ImportRefused(f"tensor {name} is of no supported module")
+
+
+def _dequantise(tensor: ReaderTensor, offset: float) -> Tensor:
+    """float32 a block of rows at a time, less the offset, then rounded to bfloat16."""
+    shape = tuple(map(int, tensor.shape[::-1]))
+    rows = np.atleast_2d(tensor.data)
+    out = torch.empty(len(rows), shape[-1], dtype=torch.bfloat16)
+    step = max(1, CHUNK_ELEMENTS // shape[-1])
+    for start in range(0, len(rows), step):
+        values = dequantize(rows[start : start + step], tensor.tensor_type)
+        exact = torch.from_numpy(np.array(values, np.float32)) - offset
+        out[start : start + step] = exact.to(torch.bfloat16)
+    return out.view(shape)
+
+
+def _split_halves(weight: Tensor, num_heads: int) -> Tensor:
+    """GGUF pairs Llama's rotated rows as neighbours, the checkpoint as two halves of a head."""
+    rows, columns = weight.shape
+    pairs = weight.view(num_heads, rows // num_heads // 2, 2, columns)
+    return pairs.transpose(1, 2).reshape(rows, columns)

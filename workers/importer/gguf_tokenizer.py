@@ -1,0 +1,187 @@
+"""tokenizer.json out of GGUF metadata, by `tokenizer.ggml.model` and `tokenizer.ggml.pre`.
+
+Each pre-tokenizer is the one its family publishes in its own tokenizer.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+
+from workers.importer.canonical import ImportRefused
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
+"""Values of `tokenizer.ggml.token_type` that matter here."""
+
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+
+CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3_WORDS = rf"{CONTRACTIONS}|{WORDS}|\p{{N}}{{1,3}}|{REST}"
+QWEN2_WORDS = rf"{CONTRACTIONS}|{WORDS}|\p{{N}}|{REST}"
+
+
+def _byte_level(use_regex: bool) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+
+
+def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
+    words = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    return pre_tokenizers.Sequence([words, _byte_level(use_regex=False)])
+
+
+def _digits() -> pre_tokenizers.PreTokenizer:
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    return pre_tokenizers.Sequence([digits, _byte_level(use_regex=True)])
+
+
+PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
+    "gpt-2": lambda: _byte_level(use_regex=True),
+    "llama-bpe": lambda: _split(LLAMA3_WORDS),
+    "qwen2": lambda: _split(QWEN2_WORDS),
+    "smollm": _digits,
+}
+"""By `tokenizer.ggml.pre`, for byte-level BPE."""
+
+
+def build_tokenizer(metadata: dict[str, Any]) -> Tokenizer:
+    """Raises ImportRefused for a model or pre-tokenizer not known."""
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    if len(set(tokens)) != len(tokens):
+        raise ImportRefused("tokenizer.ggml.tokens names a token twice")
+    pre = metadata.get("tokenizer.ggml.pre")
+    match metadata.get("tokenizer.ggml.model"):
+        case "gpt2" if pre in PRE_TOKENIZERS:
+            tokenizer = _byte_level_bpe(metadata, pre)
+        case "llama" if pre in (None, "default"):
+            tokenizer = _sentencepiece_bpe(metadata)
+        case "gpt2":
+            raise ImportRefused(
+                f"tokenizer.ggml.pre = {pre!r}; allowed: {', '.join(PRE_TOKENIZERS)}"
+            )
+        case "llama":
+            raise ImportRefused(f"tokenizer.ggml.pre = {pre!r}; allowed: 'default'")
+        case other:
+            raise ImportRefused(f"tokenizer.ggml.model = {other!r}; allowed: 'gpt2', 'llama'")
+    tokenizer.add_tokens(_added_tokens(metadata))
+    _add_template(tokenizer, metadata)
+    return tokenizer
+
+
+def build_tokenizer_config(metadata: dict[str, Any]) -> dict[str, Any]:
+    tokens = metadata["tokenizer.ggml.tokens"]
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "add_bos_token": _adds(metadata, "bos"),
+        "add_eos_token": _adds(metadata, "eos"),
+    }
+    for kind, name in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        if (token_id := metadata.get(f"tokenizer.ggml.{name}_token_id")) is not None:
+            config[f"{kind}_token"] = tokens[token_id]
+    return config
+
+
+def _byte_level_bpe(metadata: dict[str, Any], pre: str) -> Tokenizer:
+    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
+    vocab = {token: index for index, token in enumerate(metadata["tokenizer.ggml.tokens"])}
+    is_llama = pre == "llama-bpe"
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=is_llama))
+    if pre == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = PRE_TOKENIZERS[pre]()
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _sentencepiece_bpe(metadata: dict[str, Any]) -> Tokenizer:
+    """Spaces as U+2581, unknown characters as bytes; Llama puts a space in front, Gemma none."""
+    tokens = metadata["tokenizer.ggml.tokens"]
+    unknown = metadata.get("tokenizer.ggml.unknown_token_id")
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab={token: index for index, token in enumerate(tokens)},
+            merges=_merges(metadata),
+            unk_token=None if unknown is None else tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    marks = normalizers.Replace(" ", SPACE)
+    decoding = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if metadata.get("tokenizer.ggml.add_space_prefix", True):
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), marks])
+        decoding.append(decoders.Strip(content=" ", left=1))
+    else:
+        tokenizer.normalizer = marks
+    tokenizer.decoder = decoders.Sequence(decoding)
+    return tokenizer
+
+
+def _merges(metadata: dict[str, Any]) -> list[tuple[str, str]]:
+    """The pairs that SentencePiece would join, best piece first: all splits of a piece in two.
+
+    SentencePiece never joins into or out of control and user-defined symbols.
+    """
+    scores = {
+        token: score
+        for token, score, kind in zip(
+            metadata["tokenizer.ggml.tokens"],
+            metadata["tokenizer.ggml.scores"],
+            metadata["tokenizer.ggml.token_type"],
+            strict=True,
+        )
+        if kind == NORMAL
+    }
+    merges: list[tuple[str, str]] = []
+    for piece in sorted(scores, key=scores.__getitem__, reverse=True):
+        splits = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))
+        pairs = [pair for pair in splits if pair[0] in scores and pair[1] in scores]
+        merges += sorted(pairs, key=lambda pair: (scores[pair[0]], scores[pair[1]]), reverse=True)
+    return merges
+
+
+def _added_tokens(metadata: dict[str, Any]) -> list[AddedToken]:
+    """Tokens that are cut out of the text before anything else; control and unknown are special."""
+    return [
+        AddedToken(token, special=kind != USER_DEFINED, normalized=False)
+        for token, kind in zip(
+            metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"], strict=True
+        )
+        if kind in (UNKNOWN, CONTROL, USER_DEFINED)
+    ]
+
+
+def _adds(metadata: dict[str, Any], kind: str) -> bool:
+    """Whether encoding puts a bos in front or an eos behind; by family if the file is silent."""
+    families = ("llama", "llama-bpe")
+    names = (metadata["tokenizer.ggml.model"], metadata.get("tokenizer.ggml.pre"))
+    default = kind == "bos" and any(name in families for name in names)
+    return bool(metadata.get(f"tokenizer.ggml.add_{kind}_token", default))
+
+
+def _add_template(tokenizer: Tokenizer, metadata: dict[str, Any]) -> None:
+    pieces = ["$A"]
+    special: list[tuple[str, int]] = []
+    for kind, place in (("bos", 0), ("eos", len(pieces) + 1)):
+        token_id = metadata.get(f"tokenizer.ggml.{kind}_token_id")
+        if _adds(metadata, kind) and token_id is not None:
+            token = metadata["tokenizer.ggml.tokens"][token_id]
+            pieces.insert(place, token)
+            special.append((token, token_id))
+    if special:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=pieces, pair=None, special_tokens=special
+        )

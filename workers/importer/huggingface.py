@@ -1,0 +1,88 @@
+"""A Hugging Face directory as a canonical folder: the weights bit for bit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from workers.importer.canonical import CHUNK_BYTES, ImportRefused, complete_config, write_json
+from workers.models import read_spec
+from workers.models.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, weight_files
+from workers.models.progress import Progress, ProgressMeter
+
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+def write_from_huggingface(source: Path, folder: Path, progress: Progress | None) -> None:
+    """Checks config, weights and tokenizer before the first byte is copied."""
+    config = _read_object(source / "config.json")
+    spec = read_spec(config)
+    _refuse_pickles(source)
+    with Checkpoint(source) as checkpoint:
+        checkpoint.check(spec)
+    _write_tokenizer(source, folder)
+    write_json(folder / "config.json", complete_config(config, spec))
+    if (source / "generation_config.json").is_file():
+        generation = _read_object(source / "generation_config.json")
+        write_json(folder / "generation_config.json", generation)
+    _copy_weights(source, folder, progress)
+
+
+def _refuse_pickles(source: Path) -> None:
+    if (source / SINGLE_FILE).is_file() or (source / INDEX_FILE).is_file():
+        return
+    pickles = sorted(path.name for pattern in PICKLES for path in source.glob(pattern))
+    found = f"only {pickles[0]}, a pickle, which is never opened" if pickles else "none"
+    raise ImportRefused(f"{source} needs its weights as safetensors; found {found}")
+
+
+def _write_tokenizer(source: Path, folder: Path) -> None:
+    if not (source / "tokenizer.json").is_file():
+        raise ImportRefused(f"{source} has no tokenizer.json; other tokenizer files are not read")
+    shutil.copyfile(source / "tokenizer.json", folder / "tokenizer.json")
+    try:
+        Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # the library raises nothing narrower
+        raise ImportRefused(f"tokenizer.json cannot be read: {error}") from error
+    config = _read_object(source / "tokenizer_config.json")
+    template = _chat_template(source, config.pop("chat_template", None))
+    write_json(folder / "tokenizer_config.json", config)
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
+
+
+def _chat_template(source: Path, embedded: Any) -> str | None:
+    """The template's own file first, as transformers has it; of several named ones, `default`."""
+    if (source / "chat_template.jinja").is_file():
+        return (source / "chat_template.jinja").read_text()
+    if isinstance(embedded, list):
+        return {entry["name"]: entry["template"] for entry in embedded}.get("default")
+    return embedded
+
+
+def _copy_weights(source: Path, folder: Path, progress: Progress | None) -> None:
+    paths = weight_files(source)
+    meter = ProgressMeter(sum(path.stat().st_size for path in paths), progress)
+    for path in paths:
+        with path.open("rb") as reader, (folder / path.name).open("wb") as writer:
+            while chunk := reader.read(CHUNK_BYTES):
+                writer.write(chunk)
+                meter.add(len(chunk))
+    if paths[0].name != SINGLE_FILE:
+        shutil.copyfile(source / INDEX_FILE, folder / INDEX_FILE)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ImportRefused(f"{path.name} is missing in {path.parent}")
+    try:
+        value = json.loads(path.read_text())
+    except ValueError as error:
+        raise ImportRefused(f"{path.name}: {error}") from error
+    if not isinstance(value, dict):
+        raise ImportRefused(f"{path.name} is no JSON object")
+    return value

@@ -1,0 +1,25 @@
+"""Telling how far long work has come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes done and the bytes in all; the last call has both equal."""
+
+
+class ProgressMeter:
+    """Counts bytes towards a total and reports each advance."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self._total = total
+        self._done = 0
+        self._progress = progress
+
+    def add(self, num_bytes: int) -> None:
+        self._done = min(self._total, self._done + num_bytes)
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+    def finish(self) -> None:
+        self.add(self._total - self._done)
