@@ -33,8 +33,12 @@ class Store(Protocol):
         """Moves a staged folder in, whole or not at all. One already there stays as it is."""
         ...
 
-    def path(self, kind: Kind, digest: str) -> Path:
-        """The folder, to be read only. Raises NotInStore."""
+    def adapter_folder(self, digest: str) -> Path:
+        """The two files as peft names them, to be read only. Raises NotInStore."""
+        ...
+
+    def model_folder(self, digest: str) -> Path:
+        """A canonical base model, to be read only. Raises NotInStore."""
         ...
 
     def exists(self, kind: Kind, digest: str) -> bool: ...
@@ -77,11 +81,11 @@ class LocalStore:
             shutil.rmtree(staged)
         _fsync(target.parent)
 
-    def path(self, kind: Kind, digest: str) -> Path:
-        target = self._locate(kind, digest)
-        if not target.is_dir():
-            raise NotInStore(f"{kind}/{digest}")
-        return target
+    def adapter_folder(self, digest: str) -> Path:
+        return self._existing("adapters", digest)
+
+    def model_folder(self, digest: str) -> Path:
+        return self._existing("models", digest)
 
     def exists(self, kind: Kind, digest: str) -> bool:
         return self._locate(kind, digest).is_dir()
@@ -98,6 +102,12 @@ class LocalStore:
 
     def digests(self, kind: Kind) -> list[str]:
         return sorted(entry.name for entry in (self._root / kind).iterdir())
+
+    def _existing(self, kind: Kind, digest: str) -> Path:
+        target = self._locate(kind, digest)
+        if not target.is_dir():
+            raise NotInStore(f"{kind}/{digest}")
+        return target
 
     def _locate(self, kind: Kind, digest: str) -> Path:
         if kind not in ("adapters", "models") or not DIGEST.fullmatch(digest):

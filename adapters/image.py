@@ -1,0 +1,190 @@
+"""Packed images on local disk: checksummed files that can always be built again from the store.
+
+File: magic, u32 header length, SHA-256 of the header, header (msgpack), zeros to a multiple of 64,
+payload.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import OrderedDict
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from adapters.lora import ALIGNMENT, ImageTables
+from adapters.manifest import PROJECTIONS
+
+MAGIC = b"lpximg01"
+PREFIX_BYTES = len(MAGIC) + 4 + 32
+MAX_HEADER_BYTES = 16 << 20
+CHUNK_BYTES = 1 << 20
+
+
+class ImageCorrupt(Exception):
+    """The bytes are not those that were packed."""
+
+
+class ImageHeader(msgspec.Struct, frozen=True):
+    """rank, a_offset, b_offset: the tables' arrays, little-endian."""
+
+    digest: str
+    layout: str
+    num_layers: int
+    num_bytes: int
+    sha256: bytes
+    rank: bytes
+    a_offset: bytes
+    b_offset: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterImage:
+    """An adapter on the host. payload uint8 [num_bytes]: mapped from the cache, or plain memory."""
+
+    digest: str
+    tables: ImageTables
+    payload: NDArray[np.uint8]
+    sha256: bytes
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.payload)
+
+    def copy_to(self, target: Tensor) -> None:
+        """Fills target, uint8 [num_bytes]; hashes what it copies. Raises ImageCorrupt."""
+        hasher = hashlib.sha256()
+        for start in range(0, self.num_bytes, CHUNK_BYTES):
+            chunk = bytearray(self.payload[start : start + CHUNK_BYTES])
+            hasher.update(chunk)
+            target[start : start + len(chunk)].copy_(torch.frombuffer(chunk, dtype=torch.uint8))
+        if hasher.digest() != self.sha256:
+            raise ImageCorrupt(f"image of {self.digest}: wrong checksum")
+
+
+class ImageCache:
+    """Images of one layout, `<root>/<layout>/<digest>.img`: max_bytes in all, the oldest go first.
+
+    Used by the loader thread alone, but for `digests`.
+    """
+
+    def __init__(self, root: Path, layout: str, max_bytes: int) -> None:
+        self._folder = root / layout
+        self._layout = layout
+        self._max_bytes = max_bytes
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for leftover in self._folder.glob("*.tmp"):
+            leftover.unlink()
+        files = [(entry.stat(), entry.stem) for entry in self._folder.glob("*.img")]
+        files.sort(key=lambda item: item[0].st_mtime)
+        self._sizes = OrderedDict((digest, status.st_size) for status, digest in files)
+
+    def digests(self) -> list[str]:
+        return list(self._sizes)
+
+    def load(self, digest: str) -> AdapterImage | None:
+        """The mapped image, proved by its checksum, or None. A damaged file is removed."""
+        path = self._path(digest)
+        try:
+            image = _open(path, digest, self._layout)
+        except FileNotFoundError:
+            self._sizes.pop(digest, None)
+            return None
+        except ImageCorrupt:
+            self.delete(digest)
+            return None
+        os.utime(path)
+        self._sizes.move_to_end(digest)
+        return image
+
+    def save(self, digest: str, tables: ImageTables, payload: Tensor) -> AdapterImage:
+        """Keeps the image if the disk can, and returns it either way."""
+        raw: NDArray[np.uint8] = payload.numpy()
+        image = AdapterImage(digest, tables, raw, hashlib.sha256(raw.data).digest())
+        try:
+            self._write(image)
+        except OSError:
+            return image
+        self._sizes[digest] = self._path(digest).stat().st_size
+        self._trim(keep=digest)
+        return self.load(digest) or image
+
+    def delete(self, digest: str) -> None:
+        self._sizes.pop(digest, None)
+        self._path(digest).unlink(missing_ok=True)
+
+    def _path(self, digest: str) -> Path:
+        return self._folder / f"{digest}.img"
+
+    def _write(self, image: AdapterImage) -> None:
+        temporary = self._path(image.digest).with_suffix(".tmp")
+        try:
+            with temporary.open("wb") as file:
+                file.write(_encode_head(image, self._layout))
+                file.write(image.payload.data)
+            temporary.replace(self._path(image.digest))
+        except OSError:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+
+    def _trim(self, keep: str) -> None:
+        total = sum(self._sizes.values())
+        for digest in list(self._sizes):
+            if total <= self._max_bytes:
+                return
+            if digest != keep:
+                total -= self._sizes[digest]
+                self.delete(digest)
+
+
+def _encode_head(image: AdapterImage, layout: str) -> bytes:
+    header = msgspec.msgpack.encode(
+        ImageHeader(
+            digest=image.digest,
+            layout=layout,
+            num_layers=len(image.tables.rank),
+            num_bytes=image.num_bytes,
+            sha256=image.sha256,
+            rank=image.tables.rank.tobytes(),
+            a_offset=image.tables.a_offset.tobytes(),
+            b_offset=image.tables.b_offset.tobytes(),
+        )
+    )
+    head = MAGIC + len(header).to_bytes(4, "little") + hashlib.sha256(header).digest() + header
+    return head + bytes(-len(head) % ALIGNMENT)
+
+
+def _open(path: Path, digest: str, layout: str) -> AdapterImage:
+    """Raises FileNotFoundError or ImageCorrupt."""
+    with path.open("rb") as file:
+        prefix = file.read(PREFIX_BYTES)
+        size = int.from_bytes(prefix[len(MAGIC) : len(MAGIC) + 4], "little")
+        raw = file.read(min(size, MAX_HEADER_BYTES))
+        file_bytes = os.fstat(file.fileno()).st_size
+    if prefix[:8] != MAGIC or prefix[-32:] != hashlib.sha256(raw).digest():
+        raise ImageCorrupt(f"{path.name}: damaged header")
+    header = msgspec.msgpack.decode(raw, type=ImageHeader)
+    start = -(-(PREFIX_BYTES + size) // ALIGNMENT) * ALIGNMENT
+    if (header.digest, header.layout) != (digest, layout) or file_bytes != start + header.num_bytes:
+        raise ImageCorrupt(f"{path.name}: another image, or cut")
+    payload = np.memmap(path, np.uint8, mode="r", offset=start, shape=(header.num_bytes,))
+    if hashlib.sha256(payload.data).digest() != header.sha256:
+        raise ImageCorrupt(f"{path.name}: wrong checksum")
+    return AdapterImage(digest, _decode_tables(header), payload, header.sha256)
+
+
+def _decode_tables(header: ImageHeader) -> ImageTables:
+    size = (header.num_layers, len(PROJECTIONS))
+    return ImageTables(
+        rank=np.frombuffer(header.rank, np.int32).reshape(size),
+        a_offset=np.frombuffer(header.a_offset, np.int64).reshape(size),
+        b_offset=np.frombuffer(header.b_offset, np.int64).reshape(size),
+    )

@@ -1,0 +1,66 @@
+"""Brings an adapter from the store to the host, and from the host into a run of the arena."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from adapters.errors import AdapterRejected, AdapterUnavailable
+from adapters.image import AdapterImage, ImageCache, ImageCorrupt
+from adapters.lora import ImageLayout, pack
+from adapters.manifest import BaseModelShape
+from adapters.store import DIGEST, NotInStore, Store
+from adapters.validator import AdapterFiles, content_digest
+
+
+class AdapterLoader:
+    """Runs on one loader thread. Raises AdapterUnavailable when the store cannot help."""
+
+    def __init__(
+        self,
+        store: Store,
+        base: BaseModelShape,
+        dtype: torch.dtype,
+        b_rank_major: bool,
+        cache_dir: Path,
+        cache_bytes: int,
+    ) -> None:
+        self._store = store
+        self._base = base
+        self._layout = ImageLayout(base.num_layers, dtype, b_rank_major)
+        self.cache = ImageCache(cache_dir, self._layout.version, cache_bytes)
+
+    def fetch(self, digest: str) -> AdapterImage:
+        """Disk to host: the cached image, or one packed from the store."""
+        if not DIGEST.fullmatch(digest):
+            raise AdapterUnavailable("adapter.store.missing", "not a digest")
+        return self.cache.load(digest) or self._build(digest)
+
+    def copy(self, image: AdapterImage, target: Tensor) -> AdapterImage:
+        """Host to device; returns the image that was copied: one gone bad meanwhile is built again.
+
+        target: uint8 [image.num_bytes], a run of the arena that nobody reads yet.
+        """
+        try:
+            image.copy_to(target)
+        except ImageCorrupt:
+            self.cache.delete(image.digest)
+            image = self._build(image.digest)
+            image.copy_to(target)
+        return image
+
+    def _build(self, digest: str) -> AdapterImage:
+        try:
+            files = AdapterFiles.in_folder(self._store.adapter_folder(digest))
+            if content_digest(files) != digest:
+                raise AdapterUnavailable("adapter.store.corrupt", f"adapter {digest} is damaged")
+            tables, payload = pack(files, self._base, self._layout)
+        except NotInStore:
+            raise AdapterUnavailable("adapter.store.missing", f"no adapter {digest}") from None
+        except OSError as error:
+            raise AdapterUnavailable("adapter.store.unreadable", str(error)) from error
+        except AdapterRejected as error:
+            raise AdapterUnavailable(error.code, str(error)) from error
+        return self.cache.save(digest, tables, payload)

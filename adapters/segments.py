@@ -1,0 +1,39 @@
+"""Which rows of a step belong to which adapter slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Rows of segment n are start[n]..start[n + 1], of adapter slot[n]; later rows are base only.
+
+    start int32 [N + 1], slot int32 [N].
+    """
+
+    start: NDArray[np.int32]
+    slot: NDArray[np.int32]
+
+
+def build_segments(groups: Sequence[tuple[int, int]]) -> Segments | None:
+    """groups: (slot, number of rows) of each sequence in row order, base-only (-1) ones last.
+
+    Neighbours of one slot become one segment. None when no row has an adapter.
+    """
+    starts, slots = [0], list[int]()
+    for slot, num_rows in groups:
+        if slot < 0 or num_rows == 0:
+            continue
+        if slots and slots[-1] == slot:
+            starts[-1] += num_rows
+        else:
+            slots.append(slot)
+            starts.append(starts[-1] + num_rows)
+    if not slots:
+        return None
+    return Segments(np.array(starts, np.int32), np.array(slots, np.int32))
