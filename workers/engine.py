@@ -111,6 +111,7 @@ class Engine:
         """Runs one step if anything fits; a step that fails fails its own sequences and no others."""
         begin = perf_counter_ns()
         start_s = self._clock()
+        self._pool.poll()
         schedule = self.scheduler.schedule()
         events = [self._fail(*failure) for failure in schedule.failed]
         self.is_stalled = not schedule.items

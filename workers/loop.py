@@ -9,7 +9,6 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import assert_never
 
-from adapters.pool import AdapterPool
 from workers.engine import Engine, Event
 from workers.protocol import (
     Abort,
@@ -22,9 +21,14 @@ from workers.protocol import (
     SequenceOutput,
     StepOutput,
 )
-from workers.server import Disconnected
 
 log = logging.getLogger(__name__)
+
+
+
+class Disconnected:
+    """A gateway has gone; all its work is to be dropped."""
+
 
 Command = Generate | Abort | Prefetch | Drain | Disconnected
 Delivery = list[tuple[int, StepOutput | Failed]]
@@ -39,12 +43,10 @@ class WorkerLoop:
     def __init__(
         self,
         engines: dict[str, Engine],
-        pools: list[AdapterPool],
         *,
         deliver: Callable[[Delivery], None],
     ) -> None:
         self._engines = engines
-        self._pools = pools
         self._deliver = deliver
         self._inbox: SimpleQueue[tuple[int, Command] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine")
@@ -74,8 +76,6 @@ class WorkerLoop:
     def _run(self) -> None:
         self.is_ready = True
         while self._receive():
-            for pool in self._pools:
-                pool.poll()
             events: list[Event] = []
             for engine in self._engines.values():
                 if engine.has_work:

@@ -44,7 +44,9 @@ class Worker:
         self.ring = StepRing()
         self.ops = _select_ops(config)
         self.store = LocalStore(config.store)
-        models = {name: self._load(name, digest, progress) for name, digest in config.models.items()}
+        models = {
+            name: self._load(name, digest, progress) for name, digest in config.models.items()
+        }
         extent_bytes = _extent_bytes([model.kv_layout.page_bytes for model in models.values()])
         self.arena = Arena(
             config.memory,

@@ -69,6 +69,9 @@ class StubPool:
         self.leases[slot] = self.leases.get(slot, 0) + 1
         return StubLease(self, slot)
 
+    def poll(self) -> None:
+        pass
+
     def _make_room(self) -> bool:
         return len(self.slots) < self.num_slots or self.evict_idle()
 
