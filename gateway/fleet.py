@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Sequence
 
@@ -21,6 +22,12 @@ class Fleet:
     @property
     def is_ready(self) -> bool:
         return any(client.is_ready for client in self._clients)
+
+    async def run(self) -> None:
+        """Keeps every connection up until cancelled."""
+        async with asyncio.TaskGroup() as connections:
+            for client in self._clients:
+                connections.create_task(client.run())
 
     def next_sequence_id(self) -> int:
         return next(self._ids)

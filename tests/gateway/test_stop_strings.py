@@ -1,4 +1,4 @@
-"""The incremental search for stop strings equals a search over the whole text, however it is cut."""
+"""The incremental search for stop strings equals a naive one over the whole text, however cut."""
 
 from hypothesis import given
 from hypothesis import strategies as st

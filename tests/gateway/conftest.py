@@ -1,0 +1,37 @@
+"""One gateway with one scripted worker for all tests of a module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from tests.gateway.scripted import ScriptedWorker
+from tests.gateway.service import Service, make_store
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory):
+    return make_store(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(scope="session")
+def worker() -> ScriptedWorker:
+    return ScriptedWorker()
+
+
+@pytest.fixture(scope="session")
+def service(store, worker: ScriptedWorker) -> Iterator[Service]:
+    service = Service(store, worker.clients)
+    service.start()
+    yield service
+    service.stop()
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[openai.OpenAI]:
+    """acme's; afterwards nothing of the test is left running."""
+    with service.client() as client:
+        yield client
+    service.wait_for(lambda: service.gateway.admission.num_open == 0)

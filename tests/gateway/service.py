@@ -1,0 +1,208 @@
+"""A gateway for tests: real uvicorn with uvloop on a free port, in a thread, over a fed catalog."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import openai
+import uvicorn
+import uvloop
+
+from adapters.manifest import BaseModelShape
+from admin.records import (
+    AdapterState,
+    AdapterVersion,
+    Alias,
+    ApiKey,
+    BaseModel,
+    CatalogSnapshot,
+    Tenant,
+    hash_key,
+    new_key,
+)
+from gateway.app import Gateway, create_app
+from gateway.config import GatewayConfig
+from tests.doubles import SIZES, make_tokenizer
+from workers.client import WorkerClient
+
+T = TypeVar("T")
+
+PEPPER = b"pepper"
+DIGEST = "d" * 64
+OTHER_DIGEST = "e" * 64
+MAX_MODEL_LEN = 128
+THEN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Keys:
+    """One key of each kind, as text and as record."""
+
+    def __init__(self) -> None:
+        self.records: list[ApiKey] = []
+        self.acme = self._issue("ten_acme", {"inference"})
+        self.globex = self._issue("ten_globex", {"inference", "adapters:write"})
+        self.admin = self._issue(None, {"admin"})
+        self.uploader = self._issue("ten_acme", {"adapters:write"})
+        self.expired = self._issue("ten_acme", {"inference"}, expires_at=THEN)
+        self.revoked = self._issue("ten_acme", {"inference"}, revoked_at=THEN)
+        self.unissued = new_key().text
+
+    def _issue(self, tenant: str | None, scopes: set[str], **fields: Any) -> str:
+        key = new_key()
+        self.records.append(
+            ApiKey(
+                id=key.id,
+                tenant_id=tenant,
+                hash=hash_key(key.text, PEPPER),
+                scopes=frozenset(scopes),
+                **fields,
+            )
+        )
+        return key.text
+
+
+def snapshot(
+    keys: Sequence[ApiKey],
+    *,
+    generation: int = 1,
+    prod: int = 7,
+    max_model_len: int = MAX_MODEL_LEN,
+) -> CatalogSnapshot:
+    """Two tenants who both have a `support-bot`; acme's has versions 3 and 7, globex' version 1."""
+    shape = BaseModelShape.from_config({**SIZES, "model_type": "llama"}, DIGEST)
+
+    def version(tenant: str, name: str, number: int) -> AdapterVersion:
+        return AdapterVersion(
+            tenant_id=tenant,
+            name=name,
+            version=number,
+            state=AdapterState.READY,
+            created_at=THEN + timedelta(days=number),
+            digest=f"{tenant}-{name}-{number}",
+            base_name="tiny",
+        )
+
+    return CatalogSnapshot(
+        generation=generation,
+        tenants=(
+            Tenant(id="ten_acme", name="acme"),
+            Tenant(id="ten_globex", name="globex", sharing_group="family"),
+        ),
+        keys=tuple(keys),
+        models=(
+            BaseModel("tiny", DIGEST, shape, max_model_len, THEN),
+            BaseModel("elsewhere", OTHER_DIGEST, shape, max_model_len, THEN),
+        ),
+        versions=(
+            version("ten_acme", "support-bot", 3),
+            version("ten_acme", "support-bot", 7),
+            version("ten_globex", "support-bot", 1),
+            version("ten_globex", "secret", 1),
+        ),
+        aliases=(
+            Alias("ten_acme", "support-bot", "prod", prod),
+            Alias("ten_acme", "support-bot", "staging", 3),
+            Alias("ten_globex", "support-bot", "prod", 1),
+            Alias("ten_globex", "secret", "prod", 1),
+        ),
+    )
+
+
+class FedSource:
+    """Yields what the test gives it."""
+
+    def __init__(self, first: CatalogSnapshot) -> None:
+        self._queue: asyncio.Queue[CatalogSnapshot] = asyncio.Queue()
+        self._queue.put_nowait(first)
+
+    def feed(self, snapshot: CatalogSnapshot) -> None:
+        self._queue.put_nowait(snapshot)
+
+    async def snapshots(self) -> AsyncIterator[CatalogSnapshot]:
+        while True:
+            yield await self._queue.get()
+
+
+def make_store(folder: Path) -> Path:
+    """A store with the tiny tokenizer under both digests."""
+    for digest in (DIGEST, OTHER_DIGEST):
+        model = folder / "models" / digest
+        model.mkdir(parents=True)
+        make_tokenizer(model)
+    return folder
+
+
+class Service:
+    """A running gateway. `clients` is called in its loop."""
+
+    def __init__(
+        self,
+        store: Path,
+        clients: Callable[[], Coroutine[Any, Any, Sequence[WorkerClient]]],
+        **config: Any,
+    ) -> None:
+        self.keys = Keys()
+        self.config = GatewayConfig(store=store, pepper=PEPPER, **config)
+        self.loop = uvloop.new_event_loop()
+        self._clients = clients
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.gateway: Gateway
+        self.source: FedSource
+        self._server: uvicorn.Server
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        self.wait_for(lambda: hasattr(self, "_server") and self._server.started)
+        self.wait_for(lambda: self.gateway.why_not_ready() is None)
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(timeout=20)
+        assert not self._thread.is_alive()
+        self._socket.close()
+
+    def client(self, key: str | None = None, **options: Any) -> openai.OpenAI:
+        return openai.OpenAI(
+            base_url=f"{self.url}/v1",
+            api_key=key or self.keys.acme,
+            **{"max_retries": 0, "timeout": 20, **options},
+        )
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Runs the function in the gateway's loop."""
+
+        async def run() -> T:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(timeout=10)
+
+    @staticmethod
+    def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, "the condition never came true"
+            time.sleep(0.01)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        self.source = FedSource(snapshot(self.keys.records))
+        app = create_app(self.config, source=self.source, clients=await self._clients())
+        self.gateway = app.state.gateway
+        config = uvicorn.Config(
+            app, http="httptools", loop="none", log_level="error", timeout_graceful_shutdown=5
+        )
+        self._server = uvicorn.Server(config)
+        await self._server.serve(sockets=[self._socket])

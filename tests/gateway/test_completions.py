@@ -1,0 +1,103 @@
+"""Text completions through the official client."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+
+from tests.gateway.scripted import ScriptedWorker
+from tests.gateway.scripts import ids, repeat_prompt, say
+
+
+def test_one_prompt(client: openai.OpenAI, worker: ScriptedWorker) -> None:
+    worker.script = say(" there was a long answer")
+    answer = client.completions.create(model="tiny", prompt="Once")
+    assert answer.object == "text_completion"
+    assert answer.choices[0].text == " there was a lon"
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage and answer.usage.completion_tokens == 16
+    assert worker.requests[-1].tokens == ids("Once")
+    assert worker.requests[-1].params.max_tokens == 16
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [["one", "two"], [ids("one"), ids("two")]],
+    ids=["texts", "token lists"],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_prompts_and_choices_are_told_apart(
+    client: openai.OpenAI, worker: ScriptedWorker, prompt: list, stream: bool
+) -> None:
+    worker.script = repeat_prompt
+    before = len(worker.requests)
+    texts = ["", "", "", ""]
+    if stream:
+        for chunk in client.completions.create(model="tiny", prompt=prompt, n=2, stream=True):
+            for choice in chunk.choices:
+                texts[choice.index] += choice.text
+    else:
+        answer = client.completions.create(model="tiny", prompt=prompt, n=2)
+        assert answer.usage and answer.usage.prompt_tokens == 6
+        texts = [choice.text for choice in answer.choices]
+        assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert texts == ["one#0", "one#1", "two#0", "two#1"]
+    seeds = [request.params.seed for request in worker.requests[before:]]
+    assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
+
+
+def test_a_prompt_of_token_ids(client: openai.OpenAI, worker: ScriptedWorker) -> None:
+    worker.script = repeat_prompt
+    answer = client.completions.create(model="tiny", prompt=ids("ids"), seed=1)
+    assert answer.choices[0].text == "ids#0"
+    assert worker.requests[-1].params.seed == 1
+
+
+def test_echo(client: openai.OpenAI, worker: ScriptedWorker) -> None:
+    worker.script = say(" world")
+    answer = client.completions.create(model="tiny", prompt="Hello STOP", echo=True, stop="STOP")
+    assert answer.choices[0].text == "Hello STOP world"
+    assert worker.requests[-1].params.prompt_logprobs is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_with_logprobs(client: openai.OpenAI, worker: ScriptedWorker, stream: bool) -> None:
+    worker.script = say("cd")
+    tokens: list[str] = []
+    logprobs: list[float | None] = []
+    offsets: list[int] = []
+    tops: list[dict[str, float] | None] = []
+    answer = client.completions.create(
+        model="tiny", prompt="ab", echo=True, logprobs=2, stream=stream
+    )
+    for part in answer if stream else [answer]:
+        found = part.choices[0].logprobs
+        if found:
+            tokens += found.tokens
+            logprobs += found.token_logprobs
+            offsets += found.text_offset
+            tops += found.top_logprobs
+    assert tokens == ["a", "b", "c", "d"]
+    assert logprobs == [None, -0.5, -0.5, -0.5]
+    assert offsets == [0, 1, 2, 3]
+    assert tops[0] is None and tops[1] == {"b": -0.5, "c": -1.5}
+
+
+def test_scoring_a_prompt_generates_nothing(client: openai.OpenAI, worker: ScriptedWorker) -> None:
+    worker.script = say("never shown")
+    answer = client.completions.create(
+        model="tiny", prompt=ids("score me"), echo=True, logprobs=0, max_tokens=0
+    )
+    assert answer.choices[0].text == "score me"
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.choices[0].logprobs and len(answer.choices[0].logprobs.tokens) == 8
+    assert answer.usage and answer.usage.completion_tokens == 0
+    assert worker.requests[-1].params.max_tokens == 0
+    assert worker.requests[-1].params.prompt_logprobs == 0
+
+
+def test_echo_alone_needs_no_logprobs(client: openai.OpenAI, worker: ScriptedWorker) -> None:
+    worker.script = say("never shown")
+    answer = client.completions.create(model="tiny", prompt="only this", echo=True, max_tokens=0)
+    assert answer.choices[0].text == "only this"
+    assert answer.choices[0].logprobs is None
