@@ -1,0 +1,236 @@
+"""A gateway's end of one worker: requests in, one async iterator of outputs each. No torch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import random
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import assert_never
+
+import msgspec
+
+from workers.protocol import (
+    PROTOCOL_VERSION,
+    Abort,
+    AdapterRef,
+    Drain,
+    ErrorCode,
+    Failed,
+    Generate,
+    Hello,
+    ModelInfo,
+    Prefetch,
+    SequenceOutput,
+    StepOutput,
+    ToGateway,
+    WorkerStatus,
+)
+from workers.transport.base import (
+    FrameTooLarge,
+    GatewayConnection,
+    ProtocolMismatch,
+    Security,
+    TransportError,
+)
+from workers.transport.registry import connect, exchange_hello
+
+log = logging.getLogger(__name__)
+
+FIRST_RETRY_S = 0.05
+LAST_RETRY_S = 2.0
+
+
+class WorkerFailed(Exception):
+    """The worker cannot finish a sequence; `code` says whose fault it is."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+
+
+class Handle:
+    """The outputs of one sequence, the last with its finish reason; raises WorkerFailed in its
+    place.
+
+    At most as many outputs wait here as the sequence may have tokens.
+    """
+
+    def __init__(self, client: WorkerClient, sequence_id: int) -> None:
+        self.id = sequence_id
+        self._client = client
+        self._outputs: asyncio.Queue[SequenceOutput | WorkerFailed | None] = asyncio.Queue()
+        self._is_over = False
+
+    def __aiter__(self) -> AsyncIterator[SequenceOutput]:
+        return self
+
+    async def __anext__(self) -> SequenceOutput:
+        if self._is_over:
+            raise StopAsyncIteration
+        output = await self._outputs.get()
+        if isinstance(output, SequenceOutput):
+            self._is_over = output.finish_reason is not None
+            return output
+        self._is_over = True
+        if output is None:
+            raise StopAsyncIteration
+        raise output
+
+    def cancel(self) -> None:
+        """Gives the sequence up: the worker frees it within a step, iteration ends. Harmless
+        twice."""
+        self._client.cancel(self)
+        if not self._is_over:
+            self._is_over = True
+            self._outputs.put_nowait(None)
+
+    async def aclose(self) -> None:
+        self.cancel()
+
+    def put(self, output: SequenceOutput | WorkerFailed) -> None:
+        self._outputs.put_nowait(output)
+
+
+class WorkerClient:
+    """One worker's connection, kept up by `run`. Used in one event loop."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        instance_id: str = "gateway",
+        security: Security = Security(),  # noqa: B008
+    ) -> None:
+        self.address = address
+        self.instance_id = ""
+        """The worker's name for itself, once connected."""
+        self.models: dict[str, ModelInfo] = {}
+        """By digest; empty while there is no connection."""
+        self.status: WorkerStatus | None = None
+        """The last one; None while there is no connection."""
+        self._own_hello = Hello(PROTOCOL_VERSION, instance_id)
+        self._security = security
+        self._connection: GatewayConnection | None = None
+        self._handles: dict[int, Handle] = {}
+        self._ids = itertools.count(1)
+
+    @property
+    def is_ready(self) -> bool:
+        """Connected, and not known to drain."""
+        return self._connection is not None and not (self.status and self.status.draining)
+
+    @property
+    def num_open(self) -> int:
+        """Sequences sent and not ended."""
+        return len(self._handles)
+
+    def submit(self, request: Generate) -> Handle:
+        """Sends the request under an id of the client's own. Raises WorkerFailed at once if it
+        cannot."""
+        sequence_id = next(self._ids)
+        if self._connection is None:
+            raise WorkerFailed(ErrorCode.WORKER_LOST, "there is no connection to the worker")
+        try:
+            self._connection.send(msgspec.structs.replace(request, id=sequence_id))
+        except FrameTooLarge as error:
+            raise WorkerFailed(ErrorCode.INVALID, f"the request is too large: {error}") from error
+        except TransportError as error:
+            raise WorkerFailed(ErrorCode.WORKER_LOST, str(error)) from error
+        handle = self._handles[sequence_id] = Handle(self, sequence_id)
+        return handle
+
+    def cancel(self, handle: Handle) -> None:
+        """What `Handle.cancel` does for the worker."""
+        if self._handles.pop(handle.id, None) is not None:
+            self._tell(Abort(handle.id))
+
+    def prefetch(self, model: str, adapter: AdapterRef) -> None:
+        """Asks the worker to bring an adapter nearer. No answer, no error."""
+        self._tell(Prefetch(model, adapter))
+
+    def drain(self) -> None:
+        """Asks the worker to take no more work; `status` then tells."""
+        self._tell(Drain())
+
+    async def run(self) -> None:
+        """Connects, reads, and connects again with growing pauses, until cancelled."""
+        retry_s = FIRST_RETRY_S
+        while True:
+            try:
+                async with self.connect() as reading:
+                    log.info("connected to worker %s at %s", self.instance_id, self.address)
+                    retry_s = FIRST_RETRY_S
+                    await reading
+            except (TransportError, OSError) as error:
+                log.warning("worker at %s: %s", self.address, error)
+            await asyncio.sleep(retry_s * random.uniform(0.5, 1.0))
+            retry_s = min(2 * retry_s, LAST_RETRY_S)
+
+    @contextlib.asynccontextmanager
+    async def connect(self) -> AsyncGenerator[asyncio.Task[None]]:
+        """One connection, greeted and being read by the task given; closed on leaving.
+
+        Raises OSError, or TransportError (ProtocolMismatch if the worker is of another version).
+        The task ends with the connection and raises TransportError if it broke.
+        """
+        connection = await connect(self.address, self._security)
+        reading: asyncio.Task[None] | None = None
+        try:
+            hello = await exchange_hello(connection, self._own_hello)
+            self.instance_id = hello.instance_id
+            self.models = {model.digest: model for model in hello.models}
+            self._connection = connection
+            reading = asyncio.create_task(self._read(connection))
+            yield reading
+        finally:
+            connection.abort()
+            self._disconnected()
+            if reading is not None:
+                reading.cancel()
+                await asyncio.wait([reading])
+
+    async def _read(self, connection: GatewayConnection) -> None:
+        try:
+            while (message := await connection.receive()) is not None:
+                self._dispatch(message)
+        finally:
+            self._disconnected()
+
+    def _dispatch(self, message: ToGateway) -> None:
+        """Outputs of sequences already given up are dropped."""
+        match message:
+            case StepOutput(sequences=outputs):
+                for output in outputs:
+                    self._put(output.id, output, is_last=output.finish_reason is not None)
+            case Failed(id=sequence_id, code=code, message=text):
+                self._put(sequence_id, WorkerFailed(code, text), is_last=True)
+            case WorkerStatus():
+                self.status = message
+            case Hello():
+                raise ProtocolMismatch("a second Hello")
+            case _:
+                assert_never(message)
+
+    def _put(self, sequence_id: int, output: SequenceOutput | WorkerFailed, is_last: bool) -> None:
+        handle = self._handles.get(sequence_id)
+        if handle is None:
+            return
+        if is_last:
+            del self._handles[sequence_id]
+        handle.put(output)
+
+    def _disconnected(self) -> None:
+        self._connection, self.status, self.models = None, None, {}
+        handles, self._handles = self._handles, {}
+        for handle in handles.values():
+            handle.put(WorkerFailed(ErrorCode.WORKER_LOST, "the connection to the worker was lost"))
+
+    def _tell(self, message: Abort | Prefetch | Drain) -> None:
+        """Sends what a lost worker need not know."""
+        if self._connection is not None:
+            with contextlib.suppress(TransportError):
+                self._connection.send(message)

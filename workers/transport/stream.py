@@ -1,0 +1,197 @@
+"""Length-prefixed msgpack frames over asyncio streams: Unix sockets and TCP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import stat
+from asyncio import StreamReader, StreamWriter
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from workers.protocol import MAX_FRAME_BYTES, ToGateway, ToWorker
+from workers.transport.base import (
+    Accept,
+    ConnectionLost,
+    FrameTooLarge,
+    GatewayConnection,
+    InsecureTransport,
+    MalformedFrame,
+    Security,
+    WorkerConnection,
+)
+
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
+
+LENGTH_BYTES = 4
+READ_LIMIT = 1 << 20
+"""Bytes read ahead of `receive` before the other side is made to wait (twice that at most)."""
+
+
+class StreamConnection(Generic[Sent, Received]):
+    """A `Connection` over a pair of streams."""
+
+    def __init__(
+        self,
+        reader: StreamReader,
+        writer: StreamWriter,
+        decoder: msgspec.msgpack.Decoder[Received],
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = decoder
+
+    @property
+    def num_unsent_bytes(self) -> int:
+        return self._writer.transport.get_write_buffer_size()
+
+    def send(self, message: Sent) -> None:
+        if self._writer.is_closing():
+            raise ConnectionLost("the connection is closed")
+        payload = self._encoder.encode(message)
+        if len(payload) > MAX_FRAME_BYTES:
+            raise FrameTooLarge(f"a frame of {len(payload)} bytes, at most {MAX_FRAME_BYTES}")
+        self._writer.write(len(payload).to_bytes(LENGTH_BYTES, "big") + payload)
+
+    async def receive(self) -> Received | None:
+        try:
+            return await self._receive()
+        except (FrameTooLarge, MalformedFrame):
+            self.abort()
+            raise
+        except OSError as error:
+            self.abort()
+            raise ConnectionLost(str(error)) from error
+
+    async def _receive(self) -> Received | None:
+        try:
+            header = await self._reader.readexactly(LENGTH_BYTES)
+        except asyncio.IncompleteReadError as error:
+            if error.partial:
+                raise MalformedFrame("the stream ended in the middle of a frame") from error
+            return None
+        length = int.from_bytes(header, "big")
+        if length > MAX_FRAME_BYTES:
+            raise FrameTooLarge(
+                f"a frame of {length} bytes is announced, at most {MAX_FRAME_BYTES}"
+            )
+        try:
+            return self._decoder.decode(await self._reader.readexactly(length))
+        except asyncio.IncompleteReadError as error:
+            raise MalformedFrame("the stream ended in the middle of a frame") from error
+        except msgspec.DecodeError as error:
+            raise MalformedFrame(f"not a message of this protocol: {error}") from error
+
+    async def close(self) -> None:
+        self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+
+    def abort(self) -> None:
+        self._writer.transport.abort()
+
+
+def gateway_end(reader: StreamReader, writer: StreamWriter) -> GatewayConnection:
+    return StreamConnection[ToWorker, ToGateway](
+        reader, writer, msgspec.msgpack.Decoder[Any](ToGateway)
+    )
+
+
+def worker_end(reader: StreamReader, writer: StreamWriter) -> WorkerConnection:
+    return StreamConnection[ToGateway, ToWorker](
+        reader, writer, msgspec.msgpack.Decoder[Any](ToWorker)
+    )
+
+
+class StreamListener:
+    """An asyncio server and, for a Unix socket, its file."""
+
+    def __init__(self, server: asyncio.Server, address: str, path: Path | None = None) -> None:
+        self.address = address
+        self._server = server
+        self._path = path
+
+    async def close(self) -> None:
+        self._server.close()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
+class UnixTransport:
+    """`unix:/path`. The socket is its owner's alone (0600)."""
+
+    async def connect(self, address: str, security: Security) -> GatewayConnection:
+        return gateway_end(*await asyncio.open_unix_connection(_path_of(address), limit=READ_LIMIT))
+
+    async def listen(self, address: str, accept: Accept, security: Security) -> StreamListener:
+        async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+            await accept(worker_end(reader, writer))
+
+        path = _path_of(address)
+        server = await asyncio.start_unix_server(serve, sock=bind_private(path), limit=READ_LIMIT)
+        return StreamListener(server, address, path)
+
+
+def bind_private(path: Path) -> socket.socket:
+    """A bound Unix socket of mode 0600 in place of one left behind; any other file there stays.
+
+    Nobody can connect before the mode is set, for the socket does not listen yet.
+    """
+    if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
+        path.unlink()
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(str(path))
+        os.chmod(path, 0o600)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+class TcpTransport:
+    """`tcp://host:port`, with mutual TLS unless `Security.insecure` says otherwise."""
+
+    async def connect(self, address: str, security: Security) -> GatewayConnection:
+        _require_security(address, security)
+        host, port = _host_and_port(address)
+        context = security.tls.client_context() if security.tls else None
+        return gateway_end(
+            *await asyncio.open_connection(host, port, ssl=context, limit=READ_LIMIT)
+        )
+
+    async def listen(self, address: str, accept: Accept, security: Security) -> StreamListener:
+        async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+            await accept(worker_end(reader, writer))
+
+        _require_security(address, security)
+        host, port = _host_and_port(address)
+        context = security.tls.server_context() if security.tls else None
+        server = await asyncio.start_server(serve, host, port, ssl=context, limit=READ_LIMIT)
+        port = server.sockets[0].getsockname()[1]
+        return StreamListener(server, f"tcp://{host}:{port}")
+
+
+def _path_of(address: str) -> Path:
+    path = address.removeprefix("unix:")
+    if not path.startswith("/"):
+        raise ValueError(f"{address!r} is not unix:/absolute/path")
+    return Path(path)
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError(f"{address!r} is not tcp://host:port")
+    return host.strip("[]"), int(port)
+
+
+def _require_security(address: str, security: Security) -> None:
+    if security.tls is None and not security.insecure:
+        raise InsecureTransport(f"{address} needs mutual TLS, or leave to do without it")
