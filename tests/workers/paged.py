@@ -77,7 +77,7 @@ class PagedModel:
         return start
 
     def step(self, work: list[tuple[Stream, list[int]]]) -> list[Tensor]:
-        """Computes the next tokens of each stream, those with adapters first; logits [n, V] of each."""
+        """Computes the next tokens of each stream, adapters first; logits [n, V] of each."""
         tables = []
         for stream, tokens in work:
             while len(stream.pages) * PAGE_TOKENS < stream.length + len(tokens):

@@ -98,7 +98,7 @@ def _byte_level_bpe(metadata: dict[str, Any], pre: str) -> Tokenizer:
     merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
     vocab = {token: index for index, token in enumerate(metadata["tokenizer.ggml.tokens"])}
     is_llama = pre == "llama-bpe"
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=is_llama))
+    tokenizer = Tokenizer(_bpe(vocab=vocab, merges=merges, ignore_merges=is_llama))
     if pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = PRE_TOKENIZERS[pre]()
@@ -111,7 +111,7 @@ def _sentencepiece_bpe(metadata: dict[str, Any]) -> Tokenizer:
     tokens = metadata["tokenizer.ggml.tokens"]
     unknown = metadata.get("tokenizer.ggml.unknown_token_id")
     tokenizer = Tokenizer(
-        models.BPE(
+        _bpe(
             vocab={token: index for index, token in enumerate(tokens)},
             merges=_merges(metadata),
             unk_token=None if unknown is None else tokens[unknown],
@@ -128,6 +128,13 @@ def _sentencepiece_bpe(metadata: dict[str, Any]) -> Tokenizer:
         tokenizer.normalizer = marks
     tokenizer.decoder = decoders.Sequence(decoding)
     return tokenizer
+
+
+def _bpe(**options: Any) -> models.BPE:
+    try:
+        return models.BPE(**options)
+    except Exception as error:  # the library raises nothing narrower
+        raise ImportRefused(f"tokenizer.ggml.merges: {error}") from error
 
 
 def _merges(metadata: dict[str, Any]) -> list[tuple[str, str]]:
