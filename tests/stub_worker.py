@@ -1,0 +1,175 @@
+"""A worker that speaks real frames and answers from a script, one token a step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from workers.protocol import (
+    Abort,
+    Drain,
+    ErrorCode,
+    Failed,
+    FinishReason,
+    Generate,
+    ModelInfo,
+    Prefetch,
+    SequenceOutput,
+    StepOutput,
+    TokenLogprobs,
+    WorkerStatus,
+)
+from workers.server import Command, Disconnected, Server
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The answer to one Generate. After the tokens: `failure` if given, else the finish."""
+
+    tokens: list[int]
+    finish_reason: FinishReason = FinishReason.STOP
+    stop_token: int | None = None
+    num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """Sent with the first token; each token's own are -0.5 with itself on top, if asked for."""
+    failure: ErrorCode | None = None
+    hangs_up: bool = False
+    """The worker closes everything instead of finishing."""
+    never_ends: bool = False
+    """The tokens come again and again until the sequence is aborted."""
+
+
+Script = Callable[[Generate], Reply]
+
+
+@dataclass
+class _Running:
+    connection: int
+    request: Generate
+    reply: Reply
+    num_sent: int = 0
+
+
+@dataclass
+class StubWorker:
+    """`async with StubWorker(f"unix:{path}", ["digest"], script)`; may be entered again
+    afterwards."""
+
+    address: str
+    model_digests: list[str]
+    script: Script
+    step_s: float = 0.001
+    max_model_len: int = 4096
+    received: list[Generate] = field(default_factory=list)
+    aborted: list[int] = field(default_factory=list)
+    """Ids of sequences aborted while they ran, or lost with their connection."""
+    prefetched: list[str] = field(default_factory=list)
+    is_ready: bool = True
+    is_draining: bool = False
+
+    async def __aenter__(self) -> StubWorker:
+        self._running: dict[tuple[int, int], _Running] = {}
+        self._wake = asyncio.Event()
+        self.server = Server(self.address, instance_id="stub")
+        await self.server.start(self)
+        self.address = self.server.address
+        self._steps = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._steps.cancel()
+        await asyncio.wait([self._steps])
+        await self.server.close()
+
+    @property
+    def models(self) -> list[ModelInfo]:
+        return [ModelInfo(digest, digest, self.max_model_len) for digest in self.model_digests]
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def report(self) -> None:
+        """Sends a status to all gateways."""
+        status = WorkerStatus("stub", self.is_draining, [], [], 0, "", {}, 0, 0.0)
+        self.server.deliver([(0, status)])
+
+    def post(self, connection: int, message: Command) -> None:
+        match message:
+            case Generate():
+                self.received.append(message)
+                reply = self.script(message)
+                self._running[connection, message.id] = _Running(connection, message, reply)
+                self._wake.set()
+            case Abort(id=sequence_id):
+                if self._running.pop((connection, sequence_id), None):
+                    self.aborted.append(sequence_id)
+            case Disconnected():
+                lost = [key for key in self._running if key[0] == connection]
+                self.aborted += [self._running.pop(key).request.id for key in lost]
+            case Prefetch(adapter=adapter):
+                self.prefetched.append(adapter.digest)
+            case Drain():
+                self.is_draining = True
+                self.report()
+
+    async def _run(self) -> None:
+        while True:
+            await self._wake.wait()
+            while self._running:
+                await asyncio.sleep(self.step_s)
+                await self._step()
+            self._wake.clear()
+
+    async def _step(self) -> None:
+        outputs: dict[int, list[SequenceOutput]] = {}
+        failures: list[tuple[int, Failed]] = []
+        for key, running in list(self._running.items()):
+            reply = running.reply
+            is_done = running.num_sent >= len(reply.tokens) and not reply.never_ends
+            if is_done and reply.hangs_up:
+                await self.server.close()
+                return
+            if is_done and reply.failure is not None:
+                del self._running[key]
+                failed = Failed(running.request.id, reply.failure, "as the script says")
+                failures.append((running.connection, failed))
+                continue
+            output = self._output(running)
+            outputs.setdefault(running.connection, []).append(output)
+            if output.finish_reason is not None:
+                del self._running[key]
+        steps = [(connection, StepOutput(each)) for connection, each in outputs.items()]
+        self.server.deliver([*failures, *steps])
+
+    def _output(self, running: _Running) -> SequenceOutput:
+        reply, params = running.reply, running.request.params
+        is_first = running.num_sent == 0
+        index = running.num_sent % max(len(reply.tokens), 1)
+        tokens = reply.tokens[index : index + 1]
+        running.num_sent += 1
+        is_scripted_end = running.num_sent >= len(reply.tokens) and not reply.never_ends
+        finish = None
+        if is_scripted_end and reply.failure is None and not reply.hangs_up:
+            finish = reply.finish_reason
+        if finish is None and running.num_sent >= params.max_tokens:
+            finish = FinishReason.LENGTH
+        logprobs = None
+        if params.logprobs is not None:
+            logprobs = [TokenLogprobs(t, -0.5, [(t, -0.5)][: params.logprobs]) for t in tokens]
+        return SequenceOutput(
+            running.request.id,
+            tokens,
+            logprobs=logprobs,
+            prompt_logprobs=reply.prompt_logprobs if is_first else None,
+            finish_reason=finish,
+            stop_token=reply.stop_token if finish is FinishReason.STOP else None,
+            num_cached_tokens=reply.num_cached_tokens if is_first or finish else 0,
+        )

@@ -1,0 +1,254 @@
+"""The asyncio side of a worker process: gateways' frames in, the engine loop's deliveries out. No
+torch."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, assert_never
+
+import msgspec
+
+from workers.protocol import (
+    PROTOCOL_VERSION,
+    Abort,
+    Drain,
+    ErrorCode,
+    Failed,
+    Generate,
+    Hello,
+    ModelInfo,
+    Prefetch,
+    StepOutput,
+    ToGateway,
+    ToWorker,
+    WorkerStatus,
+)
+from workers.transport.base import (
+    FrameTooLarge,
+    Listener,
+    ProtocolMismatch,
+    Security,
+    TransportError,
+    WorkerConnection,
+)
+from workers.transport.registry import exchange_hello, listen
+
+log = logging.getLogger(__name__)
+
+OUTBOX_BYTES = 8 << 20
+
+
+class Disconnected(msgspec.Struct, frozen=True):
+    """The gateway of this connection is gone: all its sequences are to be freed."""
+
+
+Command = Generate | Abort | Prefetch | Drain | Disconnected
+Delivery = Sequence[tuple[int, StepOutput | Failed | WorkerStatus]]
+"""What one engine step has for each connection. A WorkerStatus is for all, whatever its number."""
+
+
+class EngineLoop(Protocol):
+    """The engine thread as the server sees it. Its constructor is given `Server.deliver`."""
+
+    @property
+    def is_ready(self) -> bool: ...
+
+    @property
+    def models(self) -> list[ModelInfo]: ...
+
+    def post(self, connection: int, message: Command) -> None:
+        """Thread-safe; never blocks."""
+        ...
+
+
+@dataclass(slots=True)
+class _Gateway:
+    connection: WorkerConnection
+    instance_id: str
+    open_ids: set[int] = field(default_factory=set[int])
+
+
+class Server:
+    """Accepts gateways for one engine loop. Made and used in one event loop, but for `deliver`."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        instance_id: str,
+        security: Security = Security(),  # noqa: B008
+        outbox_bytes: int = OUTBOX_BYTES,
+    ) -> None:
+        self.address = address
+        self.instance_id = instance_id
+        self.status: WorkerStatus | None = None
+        """The engine loop's last."""
+        self._security = security
+        self._outbox_bytes = outbox_bytes
+        self._events = asyncio.get_running_loop()
+        self._gateways: dict[int, _Gateway] = {}
+        self._serving: dict[asyncio.Future[None], WorkerConnection] = {}
+        self._numbers = itertools.count(1)
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._engine: EngineLoop | None = None
+        self._listener: Listener | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Takes new work: listening, warmed up, not draining."""
+        is_draining = self.status is not None and self.status.draining
+        has_engine = self._engine is not None and self._engine.is_ready
+        return self._listener is not None and has_engine and not is_draining
+
+    @property
+    def num_open(self) -> int:
+        """Sequences of all gateways that have not ended."""
+        return sum(len(gateway.open_ids) for gateway in self._gateways.values())
+
+    async def start(self, engine: EngineLoop) -> None:
+        """Listens; `address` is then the true one. Raises what `transport.registry.listen` does."""
+        self._engine = engine
+        self._listener = await listen(self.address, self._accept, self._security)
+        self.address = self._listener.address
+
+    async def drain(self) -> None:
+        """Makes the engine refuse new work and returns when no sequence is open any more."""
+        assert self._engine is not None
+        self._engine.post(0, Drain())
+        await self._idle.wait()
+
+    async def close(self) -> None:
+        """Accepts no more and drops every gateway; their sequences are aborted."""
+        if self._listener is not None:
+            await self._listener.close()
+            self._listener = None
+        for connection in self._serving.values():
+            connection.abort()
+        if self._serving:
+            await asyncio.wait(self._serving)
+
+    def deliver(self, delivery: Delivery) -> None:
+        """Called by the engine's thread once a step; never waits. The event loop must still run."""
+        self._events.call_soon_threadsafe(self._send_all, delivery)
+
+    async def _accept(self, connection: WorkerConnection) -> None:
+        done = self._events.create_future()
+        self._serving[done] = connection
+        try:
+            await self._serve(connection)
+        finally:
+            del self._serving[done]
+            done.set_result(None)
+
+    async def _serve(self, connection: WorkerConnection) -> None:
+        assert self._engine is not None
+        own = Hello(PROTOCOL_VERSION, self.instance_id, self._engine.models)
+        number = next(self._numbers)
+        try:
+            hello = await exchange_hello(connection, own)
+            log.info("gateway %s connected (%d)", hello.instance_id, number)
+            self._gateways[number] = _Gateway(connection, hello.instance_id)
+            if self.status is not None:
+                connection.send(self.status)
+            while number in self._gateways and (message := await connection.receive()) is not None:
+                self._receive(number, message)
+        except TransportError as error:
+            log.warning("gateway connection %d is closed: %s", number, error)
+        finally:
+            self._drop(number)
+            await connection.close()
+
+    def _receive(self, number: int, message: ToWorker) -> None:
+        assert self._engine is not None
+        match message:
+            case Generate(id=sequence_id):
+                self._gateways[number].open_ids.add(sequence_id)
+                self._idle.clear()
+            case Abort(id=sequence_id):
+                self._end(number, sequence_id)
+            case Prefetch() | Drain():
+                pass
+            case Hello():
+                raise ProtocolMismatch("a second Hello")
+            case _:
+                assert_never(message)
+        self._engine.post(number, message)
+
+    def _send_all(self, delivery: Delivery) -> None:
+        for number, message in delivery:
+            if isinstance(message, WorkerStatus):
+                self.status = message
+                for each in list(self._gateways):
+                    self._send(each, message)
+            else:
+                self._send(number, message)
+
+    def _send(self, number: int, message: StepOutput | Failed | WorkerStatus) -> None:
+        """Nothing goes to a gateway that does not read: it is dropped, its work aborted."""
+        gateway = self._gateways.get(number)
+        if gateway is None:
+            return
+        unsent = gateway.connection.num_unsent_bytes
+        if unsent > self._outbox_bytes:
+            log.warning("gateway %s is cut: %d bytes unread", gateway.instance_id, unsent)
+            self._drop(number)
+            return
+        try:
+            gateway.connection.send(message)
+        except FrameTooLarge as error:
+            self._send_apart(number, message, error)
+            return
+        except TransportError:
+            self._drop(number)
+            return
+        self._note_ends(number, message)
+
+    def _send_apart(self, number: int, message: ToGateway, error: FrameTooLarge) -> None:
+        """A step too large for one frame goes one sequence at a time; a sequence too large
+        fails."""
+        match message:
+            case StepOutput(sequences=[output]):
+                if self._engine is not None:
+                    self._engine.post(number, Abort(output.id))
+                self._send(number, Failed(output.id, ErrorCode.INVALID, f"the answer is {error}"))
+            case StepOutput(sequences=outputs):
+                for output in outputs:
+                    self._send(number, StepOutput([output]))
+            case _:
+                self._drop(number)
+
+    def _note_ends(self, number: int, message: StepOutput | Failed | WorkerStatus) -> None:
+        match message:
+            case StepOutput(sequences=outputs):
+                for output in outputs:
+                    if output.finish_reason is not None:
+                        self._end(number, output.id)
+            case Failed(id=sequence_id):
+                self._end(number, sequence_id)
+            case WorkerStatus():
+                pass
+            case _:
+                assert_never(message)
+
+    def _end(self, number: int, sequence_id: int) -> None:
+        gateway = self._gateways.get(number)
+        if gateway is not None:
+            gateway.open_ids.discard(sequence_id)
+        if not self.num_open:
+            self._idle.set()
+
+    def _drop(self, number: int) -> None:
+        """Forgets the gateway, closes its connection at once and frees its work. Harmless twice."""
+        gateway = self._gateways.pop(number, None)
+        if gateway is None:
+            return
+        gateway.connection.abort()
+        if self._engine is not None:
+            self._engine.post(number, Disconnected())
+        if not self.num_open:
+            self._idle.set()
