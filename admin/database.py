@@ -164,6 +164,8 @@ def translated_errors() -> Generator[None, None, None]:
     except asyncpg.PostgresError as error:
         raise _translate(error) from error
     except (asyncpg.InterfaceError, OSError, TimeoutError) as error:
+        if isinstance(error, ValueError):
+            raise Invalid(f"not a value the database can hold: {error}") from error
         raise DatabaseUnavailable(f"the database does not answer: {error}") from error
 
 

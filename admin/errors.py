@@ -48,3 +48,21 @@ class MigrationError(AdminError):
     """The schema is not what the migration files say."""
 
     code = "migration"
+
+
+class Unauthenticated(AdminError):
+    """No API key, or none that is valid."""
+
+    code = "invalid_api_key"
+
+
+class Forbidden(AdminError):
+    """The key is valid and may not do this."""
+
+    code = "insufficient_scope"
+
+
+class TooLarge(AdminError):
+    """More bytes than allowed."""
+
+    code = "request_too_large"

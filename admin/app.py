@@ -1,0 +1,34 @@
+"""The admin plane as an ASGI application."""
+
+from __future__ import annotations
+
+from litestar import Litestar, Router
+from litestar.datastructures import State
+
+from adapters.store import LocalStore
+from admin import problems
+from admin.config import AdminConfig
+from admin.controllers.adapters import AdapterController
+from admin.controllers.keys import KeyController
+from admin.controllers.models import ModelController
+from admin.controllers.tenants import TenantController
+from admin.database import Database
+from admin.plane import AdminPlane
+from admin.request import AdminRequest
+
+MAX_BODY_BYTES = 64 << 10
+"""Of every request but an upload, which has its own bounds."""
+
+
+def create_app(config: AdminConfig, *, database: Database, store: LocalStore) -> Litestar:
+    """Serves /admin/v1. The database is the caller's to open and close."""
+    controllers = [TenantController, KeyController, ModelController, AdapterController]
+    return Litestar(
+        route_handlers=[Router("/admin/v1", route_handlers=controllers)],
+        state=State({"admin": AdminPlane(config, database, store)}),
+        request_class=AdminRequest,
+        request_max_body_size=MAX_BODY_BYTES,
+        exception_handlers={Exception: problems.to_response},
+        openapi_config=None,
+        logging_config=None,
+    )

@@ -1,0 +1,12 @@
+"""The admin plane's settings, as its composition root hands them over."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class AdminConfig(msgspec.Struct, frozen=True, kw_only=True):
+    pepper: bytes
+    """The secret of the keyed hash of API keys."""
+    max_upload_bytes: int = 1 << 30
+    max_lora_rank: int = 256

@@ -1,0 +1,211 @@
+"""Adapters: upload, versions, aliases, delete. An admin key says whose with `tenant`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from litestar import Controller, Response, delete, get, post, put
+from litestar.params import FromPath, FromQuery, Parameter
+
+from adapters.errors import AdapterRejected
+from admin import adapters, models
+from admin.database import Connection
+from admin.errors import Invalid, NotFound
+from admin.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
+from admin.plane import remove_staged
+from admin.records import AdapterVersion, Alias, BaseModel
+from admin.request import AdminRequest
+from admin.schemas import (
+    AdapterView,
+    AliasMoveView,
+    AliasSet,
+    AliasView,
+    Deleted,
+    Page,
+    VersionView,
+    page,
+)
+from admin.upload import receive
+
+OWN = [requires(ADMIN, ADAPTERS_WRITE)]
+
+
+class AdapterController(Controller):
+    path = "/adapters"
+
+    @post(guards=OWN, request_max_body_size=None)
+    async def upload(self, request: AdminRequest) -> Response[VersionView]:
+        """Makes a version: multipart fields name, model, tenant, alias, and the files peft writes.
+
+        201 for a new version; 200 and the existing one if its content is already there.
+        """
+        plane = request.plane
+        staged = await asyncio.to_thread(plane.store.stage)
+        try:
+            limit = plane.config.max_upload_bytes
+            kind = request.headers.get("content-type", "")
+            given = await receive(kind, request.stream(), staged, limit)
+            if not given.name:
+                raise Invalid("the field name is missing", "name_missing", "name")
+            async with plane.database.acquire() as connection:
+                tenant = await tenant_for(connection, request.user, given.tenant)
+                bases = await _bases(connection, given.model)
+            try:
+                manifest = await plane.validate(staged, bases)
+            except AdapterRejected as rejected:
+                await plane.reject(tenant, given.name, rejected)
+                raise
+            base = next(base for base in bases if base.digest == manifest.base_digest)
+            version, is_new = await plane.publish(
+                tenant, given.name, base.name, manifest, staged, given.alias, request.user.id
+            )
+        finally:
+            await asyncio.to_thread(remove_staged, staged)
+        async with plane.database.acquire() as connection:
+            aliases = await adapters.list_aliases(connection, tenant.id, given.name)
+        return Response(_view(version, aliases), status_code=201 if is_new else 200)
+
+    @get(guards=OWN)
+    async def list_adapters(
+        self,
+        request: AdminRequest,
+        tenant: FromQuery[str | None] = None,
+        after: FromQuery[str] = "",
+        limit: Annotated[FromQuery[int], Parameter(ge=1, le=1000)] = 100,
+    ) -> Page[AdapterView]:
+        async with request.plane.database.acquire() as connection:
+            owner = await tenant_for(connection, request.user, tenant)
+            found = await adapters.list_adapters(connection, owner.id, after, limit + 1)
+            shown = [
+                await _describe(connection, owner.id, owner.name, adapter) for adapter in found
+            ]
+        return page(shown, limit)
+
+    @get("/{name:str}", guards=OWN)
+    async def show_adapter(
+        self, request: AdminRequest, name: FromPath[str], tenant: FromQuery[str | None] = None
+    ) -> AdapterView:
+        async with request.plane.database.acquire() as connection:
+            owner = await tenant_for(connection, request.user, tenant)
+            adapter = await adapters.find_adapter(connection, owner.id, name)
+            return await _describe(connection, owner.id, owner.name, adapter)
+
+    @delete("/{name:str}", guards=OWN, status_code=200)
+    async def delete_adapter(
+        self, request: AdminRequest, name: FromPath[str], tenant: FromQuery[str | None] = None
+    ) -> Deleted:
+        """With all its versions and aliases. Answers that run go on."""
+        async with request.plane.database.transaction() as connection:
+            owner = await tenant_for(connection, request.user, tenant)
+            doomed = await adapters.delete_adapter(connection, owner.id, name)
+        await request.plane.discard_unused({v.digest for v in doomed if v.digest})
+        return Deleted(name)
+
+    @get("/{name:str}/versions", guards=OWN)
+    async def list_versions(
+        self, request: AdminRequest, name: FromPath[str], tenant: FromQuery[str | None] = None
+    ) -> Page[VersionView]:
+        """Rejected ones too, with the reason."""
+        async with request.plane.database.acquire() as connection:
+            owner = await tenant_for(connection, request.user, tenant)
+            adapter = await adapters.find_adapter(connection, owner.id, name)
+            shown = await _describe(connection, owner.id, owner.name, adapter)
+        return Page(data=shown.versions, has_more=False)
+
+    @get("/{name:str}/versions/{version:int}", guards=OWN)
+    async def show_version(
+        self,
+        request: AdminRequest,
+        name: FromPath[str],
+        version: FromPath[int],
+        tenant: FromQuery[str | None] = None,
+    ) -> VersionView:
+        async with request.plane.database.acquire() as connection:
+            owner = await tenant_for(connection, request.user, tenant)
+            found = await adapters.find_version(connection, owner.id, name, version)
+            return _view(found, await adapters.list_aliases(connection, owner.id, name))
+
+    @delete("/{name:str}/versions/{version:int}", guards=OWN, status_code=200)
+    async def delete_version(
+        self,
+        request: AdminRequest,
+        name: FromPath[str],
+        version: FromPath[int],
+        tenant: FromQuery[str | None] = None,
+    ) -> Deleted:
+        """409 while an alias points to it."""
+        async with request.plane.database.transaction() as connection:
+            owner = await tenant_for(connection, request.user, tenant)
+            doomed = await adapters.delete_version(connection, owner.id, name, version)
+        if doomed.digest:
+            await request.plane.discard_unused({doomed.digest})
+        return Deleted(f"{name}@{version}")
+
+    @get("/{name:str}/aliases/{alias:str}", guards=OWN)
+    async def show_alias(
+        self,
+        request: AdminRequest,
+        name: FromPath[str],
+        alias: FromPath[str],
+        tenant: FromQuery[str | None] = None,
+    ) -> AliasView:
+        """With its history."""
+        async with request.plane.database.acquire() as connection:
+            owner = await tenant_for(connection, request.user, tenant)
+            current = await adapters.find_alias(connection, owner.id, name, alias)
+            history = await adapters.alias_history(connection, owner.id, name, alias)
+        return _alias_view(current, history)
+
+    @put("/{name:str}/aliases/{alias:str}", guards=OWN)
+    async def set_alias(
+        self,
+        request: AdminRequest,
+        name: FromPath[str],
+        alias: FromPath[str],
+        data: AliasSet,
+        tenant: FromQuery[str | None] = None,
+    ) -> AliasView:
+        """Promote or roll back: in one step, for every request from then on."""
+        async with request.plane.database.transaction() as connection:
+            owner = await tenant_for(connection, request.user, tenant)
+            current = await adapters.set_alias(
+                connection, owner.id, name, alias, data.version, request.user.id
+            )
+            history = await adapters.alias_history(connection, owner.id, name, alias)
+        return _alias_view(current, history)
+
+
+async def _bases(connection: Connection, name: str | None) -> list[BaseModel]:
+    """The one named, or all registered: then the tensors decide."""
+    if name:
+        return [await models.find_model(connection, name)]
+    if found := await models.list_models(connection):
+        return found
+    raise Invalid("no base model is registered yet", "no_base_model", "model")
+
+
+async def _describe(
+    connection: Connection, tenant_id: str, tenant_name: str, adapter: adapters.Adapter
+) -> AdapterView:
+    aliases = await adapters.list_aliases(connection, tenant_id, adapter.name)
+    versions = await adapters.list_versions(connection, tenant_id, adapter.name)
+    return AdapterView(
+        name=adapter.name,
+        tenant=tenant_name,
+        created_at=adapter.created_at,
+        aliases={alias.alias: alias.version for alias in aliases},
+        versions=[_view(version, aliases) for version in versions],
+    )
+
+
+def _view(version: AdapterVersion, aliases: list[Alias]) -> VersionView:
+    names = [alias.alias for alias in aliases if alias.version == version.version]
+    return VersionView.of(version, names)
+
+
+def _alias_view(current: Alias | None, history: list[adapters.AliasMove]) -> AliasView:
+    if current is None:
+        raise NotFound("no such alias", "alias_not_found")
+    moves = [AliasMoveView(m.version, m.previous, m.changed_by, m.changed_at) for m in history]
+    return AliasView(current.name, current.alias, current.version, moves)

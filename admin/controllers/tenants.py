@@ -1,0 +1,52 @@
+"""Tenants: create, list, read, delete."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from litestar import Controller, delete, get, post
+from litestar.params import FromPath, FromQuery, Parameter
+
+from admin import adapters, tenants
+from admin.guards import ADMIN, requires
+from admin.request import AdminRequest
+from admin.schemas import Deleted, Page, TenantCreate, TenantView, page
+
+
+class TenantController(Controller):
+    path = "/tenants"
+
+    @post(guards=[requires(ADMIN)])
+    async def create_tenant(self, request: AdminRequest, data: TenantCreate) -> TenantView:
+        """A name is taken once."""
+        async with request.plane.database.transaction() as connection:
+            tenant = await tenants.create_tenant(connection, data.name, data.sharing_group)
+        return TenantView.of(tenant)
+
+    @get(guards=[requires(ADMIN)])
+    async def list_tenants(
+        self,
+        request: AdminRequest,
+        after: FromQuery[str] = "",
+        limit: Annotated[FromQuery[int], Parameter(ge=1, le=1000)] = 100,
+    ) -> Page[TenantView]:
+        """By name."""
+        async with request.plane.database.acquire() as connection:
+            found = await tenants.list_tenants(connection, after, limit + 1)
+        return page([TenantView.of(tenant) for tenant in found], limit)
+
+    @get("/{tenant:str}", guards=[requires(ADMIN)])
+    async def show_tenant(self, request: AdminRequest, tenant: FromPath[str]) -> TenantView:
+        """By id or name."""
+        async with request.plane.database.acquire() as connection:
+            return TenantView.of(await tenants.find_tenant(connection, tenant))
+
+    @delete("/{tenant:str}", guards=[requires(ADMIN)], status_code=200)
+    async def delete_tenant(self, request: AdminRequest, tenant: FromPath[str]) -> Deleted:
+        """With its keys, its adapters and the files nobody else has."""
+        async with request.plane.database.transaction() as connection:
+            doomed = await tenants.find_tenant(connection, tenant)
+            digests = await adapters.digests_of_tenant(connection, doomed.id)
+            await tenants.delete_tenant(connection, doomed)
+        await request.plane.discard_unused(digests)
+        return Deleted(doomed.id)

@@ -1,0 +1,46 @@
+"""Base models by served name."""
+
+from __future__ import annotations
+
+from adapters.manifest import BaseModelShape
+from admin.database import Connection
+from admin.errors import Conflict, NotFound
+from admin.queries import from_row, sql
+from admin.records import BaseModel
+
+
+async def register_model(
+    connection: Connection, name: str, shape: BaseModelShape, max_model_len: int
+) -> BaseModel:
+    """Gives the weights of `shape.digest` a name, in a transaction of the caller's.
+
+    A name may be given to other weights while no adapter is bound to it. Raises Conflict
+    (adapters are), AlreadyExists (an adapter has that name), Invalid.
+    """
+    known = await connection.fetchrow(sql["model_find"], name)
+    values = (name, shape.digest, shape, max_model_len)
+    if known is None:
+        row = await connection.fetchrow(sql["model_insert"], *values)
+    else:
+        row = await connection.fetchrow(sql["model_update"], *values)
+        if known["digest"] != shape.digest and await connection.fetchval(sql["model_in_use"], name):
+            raise Conflict(
+                f"adapters are bound to the weights that are served as {name!r};"
+                " register the new ones under another name",
+                "model_in_use",
+                "digest",
+            )
+    assert row is not None
+    return from_row(BaseModel, row)
+
+
+async def list_models(connection: Connection) -> list[BaseModel]:
+    return [from_row(BaseModel, row) for row in await connection.fetch(sql["model_list"])]
+
+
+async def find_model(connection: Connection, name: str) -> BaseModel:
+    """Raises NotFound."""
+    row = await connection.fetchrow(sql["model_find"], name)
+    if row is None:
+        raise NotFound(f"no base model {name[:128]!r}", "model_not_found", "model")
+    return from_row(BaseModel, row)

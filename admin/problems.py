@@ -1,0 +1,80 @@
+"""The one table from failures to HTTP answers, with bodies as OpenAI shapes them."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+from litestar import Request, Response
+from litestar.exceptions import HTTPException, ValidationException
+
+from adapters.errors import AdapterRejected
+from admin import errors
+
+log = logging.getLogger(__name__)
+
+
+class Problem(msgspec.Struct, frozen=True):
+    status: int
+    type: str
+
+
+INVALID = "invalid_request_error"
+
+PROBLEMS: dict[type[errors.AdminError], Problem] = {
+    errors.Invalid: Problem(400, INVALID),
+    errors.Unauthenticated: Problem(401, "authentication_error"),
+    errors.Forbidden: Problem(403, "permission_error"),
+    errors.NotFound: Problem(404, "not_found_error"),
+    errors.AlreadyExists: Problem(409, INVALID),
+    errors.Conflict: Problem(409, INVALID),
+    errors.TooLarge: Problem(413, INVALID),
+    errors.DatabaseUnavailable: Problem(503, "server_error"),
+}
+HEADERS = {
+    401: {"www-authenticate": "Bearer"},
+    # Else the official clients repeat what cannot succeed.
+    409: {"x-should-retry": "false"},
+    503: {"retry-after": "1", "retry-after-ms": "1000"},
+}
+
+
+def to_response(_: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
+    """The exception handler of the whole application. Unknown errors show nothing of theirs."""
+    match error:
+        case AdapterRejected():
+            return _answer(400, INVALID, str(error), error.field, error.code, error.to_dict())
+        case errors.AdminError() if type(error) in PROBLEMS:
+            problem = PROBLEMS[type(error)]
+            return _answer(problem.status, problem.type, str(error), error.param, error.code)
+        case ValidationException():
+            return _answer(400, INVALID, _explain(error), None, "invalid")
+        case HTTPException() if error.status_code < 500:
+            kind = "not_found_error" if error.status_code == 404 else INVALID
+            return _answer(error.status_code, kind, error.detail, None, None)
+        case _:
+            log.error("unexpected failure", exc_info=error)
+            return _answer(500, "server_error", "The server had an error.", None, "internal_error")
+
+
+def _answer(
+    status: int,
+    kind: str,
+    message: str,
+    param: str | None,
+    code: str | None,
+    more: dict[str, Any] | None = None,
+) -> Response[dict[str, Any]]:
+    problem = {**(more or {}), "message": message, "type": kind, "param": param, "code": code}
+    return Response({"error": problem}, status_code=status, headers=HEADERS.get(status))
+
+
+def _explain(error: ValidationException) -> str:
+    """Which field is wrong, in the framework's words."""
+    extra: Any = error.extra
+    if isinstance(extra, list) and extra:
+        first: Any = extra[0]  # pyright: ignore[reportUnknownVariableType]
+        if isinstance(first, dict):
+            return ": ".join(str(first[part]) for part in ("key", "message") if part in first)  # pyright: ignore[reportUnknownArgumentType]
+    return error.detail

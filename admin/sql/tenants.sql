@@ -1,0 +1,12 @@
+-- name: tenant_insert
+INSERT INTO tenants (id, name, sharing_group) VALUES ($1, $2, $3)
+RETURNING id, name, sharing_group, created_at;
+
+-- name: tenant_list
+SELECT id, name, sharing_group, created_at FROM tenants WHERE name > $1 ORDER BY name LIMIT $2;
+
+-- name: tenant_find
+SELECT id, name, sharing_group, created_at FROM tenants WHERE id = $1 OR name = $1;
+
+-- name: tenant_delete
+DELETE FROM tenants WHERE id = $1;
