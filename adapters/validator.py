@@ -125,10 +125,11 @@ def _open(path: Path, max_bytes: int) -> Generator[tuple[BinaryIO, int]]:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise _explain_absence(path, error) from None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise AdapterRejected("adapter.file.kind", path.name, "not a regular file")
     with open(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise AdapterRejected("adapter.file.kind", path.name, "not a regular file")
         if status.st_size > max_bytes:
             raise AdapterRejected("adapter.file.too_large", path.name, status.st_size, max_bytes)
         yield file, status.st_size

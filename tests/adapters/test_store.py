@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from adapters.errors import AdapterUnavailable
+from adapters.loader import AdapterLoader
+from adapters.store import LocalStore, NotInStore
+from tests.adapters.files import BASE, write_adapter
+
+DIGEST = "0123456789abcdef" * 4
+
+HOSTILE = [
+    "",
+    "..",
+    "../" * 20 + "etc",
+    "/etc/passwd",
+    DIGEST.upper(),
+    DIGEST + "\n",
+    "a" * 63,
+    "C:\\x",
+]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "store")
+
+
+def stage(store: LocalStore, content: bytes = b"x") -> Path:
+    folder = store.stage()
+    (folder / "model.safetensors").write_bytes(content)
+    return folder
+
+
+def test_put_moves_a_folder_in_whole(store: LocalStore) -> None:
+    folder = stage(store)
+    assert not store.exists("models", DIGEST)
+    store.put("models", DIGEST, folder)
+    assert not folder.exists()
+    assert store.exists("models", DIGEST) and not store.exists("adapters", DIGEST)
+    assert (store.model_folder(DIGEST) / "model.safetensors").read_bytes() == b"x"
+    assert store.digests("models") == [DIGEST]
+
+
+def test_a_version_never_changes(store: LocalStore) -> None:
+    store.put("adapters", DIGEST, stage(store, b"first"))
+    second = stage(store, b"second")
+    store.put("adapters", DIGEST, second)
+    assert not second.exists()
+    assert (store.adapter_folder(DIGEST) / "model.safetensors").read_bytes() == b"first"
+
+
+def test_delete_and_absence(store: LocalStore) -> None:
+    store.put("adapters", DIGEST, stage(store))
+    store.delete("adapters", DIGEST)
+    store.delete("adapters", DIGEST)
+    assert store.digests("adapters") == []
+    with pytest.raises(NotInStore):
+        store.adapter_folder(DIGEST)
+
+
+@pytest.mark.parametrize("digest", HOSTILE)
+def test_only_digests_become_paths(store: LocalStore, tmp_path: Path, digest: str) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    for call in (
+        lambda: store.adapter_folder(digest),
+        lambda: store.model_folder(digest),
+        lambda: store.exists("models", digest),
+        lambda: store.put("adapters", digest, tmp_path),
+    ):
+        with pytest.raises(ValueError, match="not a store address"):
+            call()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_sweep_removes_what_writers_left(store: LocalStore) -> None:
+    old, fresh = stage(store), stage(store)
+    os.utime(old, (0, 0))
+    store.sweep(max_age_s=60)
+    assert fresh.exists() and not old.exists()
+
+
+# The cache of packed images
+
+
+@pytest.fixture
+def digest(store: LocalStore) -> str:
+    folder = store.stage()
+    digest = write_adapter(folder)
+    store.put("adapters", digest, folder)
+    return digest
+
+
+def make_loader(store: LocalStore, tmp_path: Path, cache_bytes: int = 1 << 30) -> AdapterLoader:
+    return AdapterLoader(store, BASE, torch.float32, True, tmp_path / "cache", cache_bytes)
+
+
+def test_second_fetch_needs_no_store(store: LocalStore, tmp_path: Path, digest: str) -> None:
+    first = make_loader(store, tmp_path).fetch(digest)
+    store.delete("adapters", digest)
+    second = make_loader(store, tmp_path).fetch(digest)
+    assert bytes(first.payload) == bytes(second.payload)
+    assert (first.tables.rank == second.tables.rank).all()
+    assert (first.tables.b_offset == second.tables.b_offset).all()
+
+
+@pytest.mark.parametrize("damage", ["first byte", "header", "payload", "cut", "longer", "empty"])
+def test_a_damaged_image_is_built_again(
+    store: LocalStore, tmp_path: Path, digest: str, damage: str
+) -> None:
+    expected = bytes(make_loader(store, tmp_path).fetch(digest).payload)
+    (path,) = (tmp_path / "cache").rglob("*.img")
+    raw = bytearray(path.read_bytes())
+    match damage:
+        case "first byte":
+            raw[0] ^= 1
+        case "header":
+            raw[100] ^= 1
+        case "payload":
+            raw[-1] ^= 1
+        case "cut":
+            raw = raw[:-64]
+        case "longer":
+            raw += b"\0"
+        case _:
+            raw = bytearray()
+    path.unlink()
+    path.write_bytes(raw)
+    assert bytes(make_loader(store, tmp_path).fetch(digest).payload) == expected
+
+
+def test_an_image_under_anothers_name_is_not_taken(
+    store: LocalStore, tmp_path: Path, digest: str
+) -> None:
+    folder = store.stage()
+    other = write_adapter(folder, seed=1)
+    store.put("adapters", other, folder)
+    loader = make_loader(store, tmp_path)
+    expected = bytes(loader.fetch(digest).payload)
+    loader.fetch(other)
+    folder = next((tmp_path / "cache").rglob(f"{other}.img")).parent
+    (folder / f"{other}.img").replace(folder / f"{digest}.img")
+    assert bytes(make_loader(store, tmp_path).fetch(digest).payload) == expected
+
+
+def test_damage_between_host_and_device_is_mended(
+    store: LocalStore, tmp_path: Path, digest: str
+) -> None:
+    loader = make_loader(store, tmp_path)
+    image = loader.fetch(digest)
+    expected = bytes(image.payload)
+    (path,) = (tmp_path / "cache").rglob("*.img")
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([expected[-1] ^ 1]))
+    assert bytes(image.payload) != expected
+    target = torch.zeros(image.num_bytes, dtype=torch.uint8)
+    loader.copy(image, target)
+    assert target.numpy().tobytes() == expected
+
+
+def test_a_damaged_store_file_is_refused(store: LocalStore, tmp_path: Path, digest: str) -> None:
+    path = store.adapter_folder(digest) / "adapter_model.safetensors"
+    raw = bytearray(path.read_bytes())
+    raw[-2] ^= 1
+    path.chmod(0o600)
+    path.write_bytes(raw)
+    with pytest.raises(AdapterUnavailable) as caught:
+        make_loader(store, tmp_path).fetch(digest)
+    assert caught.value.code == "adapter.store.corrupt"
+    assert not list((tmp_path / "cache").rglob("*.img"))
+
+
+@pytest.mark.parametrize("name", [DIGEST, "../../etc/passwd"])
+def test_what_is_not_there(store: LocalStore, tmp_path: Path, name: str) -> None:
+    with pytest.raises(AdapterUnavailable) as caught:
+        make_loader(store, tmp_path).fetch(name)
+    assert caught.value.code == "adapter.store.missing"
+
+
+def test_the_cache_keeps_its_bound(store: LocalStore, tmp_path: Path) -> None:
+    digests: list[str] = []
+    for seed in range(4):
+        folder = store.stage()
+        digests.append(write_adapter(folder, projections=("q_proj",), seed=seed))
+        store.put("adapters", digests[-1], folder)
+    make_loader(store, tmp_path).fetch(digests[0])
+    size = next((tmp_path / "cache").rglob("*.img")).stat().st_size
+    loader = make_loader(store, tmp_path, cache_bytes=2 * size + size // 2)
+    for digest in (digests[0], digests[1], digests[0], digests[2]):
+        loader.fetch(digest)
+    files = {path.stem for path in (tmp_path / "cache").rglob("*.img")}
+    assert files == set(loader.cache.digests()) == {digests[0], digests[2]}
