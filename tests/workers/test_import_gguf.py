@@ -162,7 +162,9 @@ def test_demo_model_answers_as_under_transformers(tmp_path: Path) -> None:
         return_dict=False,
     )
     oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    expected = oracle.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)
+    expected = oracle.generate(  # pyright: ignore[reportAttributeAccessIssue]
+        torch.tensor([prompt]), max_new_tokens=20, do_sample=False
+    )
     ops = select("reference")
     model = PagedModel(Decoder.load(folder, digest, ops, torch.float32), ops)
     answer = expected[0, len(prompt) :].tolist()

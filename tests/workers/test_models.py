@@ -22,7 +22,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return make_model(tmp_path_factory.mktemp(request.param), request.param)
 
 
-@pytest.fixture(scope="module", params=["reference"])
+@pytest.fixture(scope="module", params=["reference", "cpu"])
 def paged(request: pytest.FixtureRequest, folder: Path) -> PagedModel:
     ops = select(request.param)
     return PagedModel(Decoder.load(folder, "tiny", ops, torch.float32), ops)

@@ -46,7 +46,8 @@ def write_gguf(
 ) -> Path:
     """`metadata` and `tensors` are added, or replace what would be written."""
     config = json.loads((model / "config.json").read_text())
-    architecture = ARCHITECTURES.get(config["model_type"], config["model_type"])
+    model_type: str = config["model_type"]
+    architecture = ARCHITECTURES.get(model_type, model_type)
     writer = GGUFWriter(path, architecture)
     for key, value in (_metadata(model, config, architecture) | (metadata or {})).items():
         _add(writer, key, value)
