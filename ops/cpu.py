@@ -106,6 +106,8 @@ class CpuOps:
         for name, arguments in SIGNATURES.items():
             function = getattr(self._lib, name)
             function.argtypes, function.restype = arguments, None
+        self.rounds_input = bool(self._lib.rounds_input())
+        """Whether a bfloat16 linear rounds its input, too: where the processor multiplies so."""
         self._sites: dict[Site, tuple[ctypes.Array[c_int32], ctypes.Array[c_int32]]] = {}
         self.threads = threads or torch.get_num_threads()
         runtimes = build.mapped_openmp()

@@ -262,6 +262,15 @@ void to_pairs(const float* x, int64_t rows, int64_t depth, bf16* out) {
 
 }  // namespace
 
+// Semantics: whether linear() rounds x to bfloat16 when the weights are.
+EXPORT int rounds_input() {
+#ifdef PAIR_DOT
+    return 1;
+#else
+    return 0;
+#endif
+}
+
 // Semantics: packs weight [columns, depth], bfloat16 or float32, for linear().
 // Shape: out has ceil(columns / 48) panels of 48 * depth elements, depth rounded up to even for bfloat16.
 EXPORT void pack_linear(const void* weight, int is_bf16, int64_t columns, int64_t depth, void* out) {
@@ -282,6 +291,7 @@ EXPORT void pack_linear(const void* weight, int is_bf16, int64_t columns, int64_
 // null, y float32 [rows, columns].
 EXPORT void linear(const float* x, int64_t rows, int64_t depth, const void* weight, int is_bf16,
                    const float* bias, int64_t columns, float* y) {
+    if (rows == 0) return;
     if (!is_bf16)
         return linear(x, depth, rows, depth, (const float*)weight, depth * PANEL, bias, columns, y);
     const int64_t half = ceil_div(depth, 2);

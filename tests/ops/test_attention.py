@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ops.base import PAGE_TOKENS, AttentionBatch, KVCacheView, KVLayout, Ops, QKNorm
+from tests.ops import formulas
+
+NUM_LAYERS, LAYER = 2, 1
+
+
+@dataclass
+class Case:
+    """Sequences: `cached` tokens written by an earlier call, then `fresh` rows."""
+
+    cached: list[int]
+    fresh: list[int]
+    num_heads: int
+    num_kv: int
+    dim: int
+    dtype: torch.dtype
+    window: int | None
+    softcap: float | None
+    seed: int
+    norm: bool = False
+
+    @property
+    def contexts(self) -> list[int]:
+        return [c + f for c, f in zip(self.cached, self.fresh, strict=True)]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    num = draw(st.integers(1, 5))
+    cached = draw(st.lists(st.integers(0, 90), min_size=num, max_size=num))
+    fresh = draw(st.lists(st.sampled_from([1, 1, 2, 5, 17, 40]), min_size=num, max_size=num))
+    num_kv = draw(st.integers(1, 3))
+    return Case(
+        cached,
+        fresh,
+        num_kv * draw(st.sampled_from([1, 3, 4, 8])),
+        num_kv,
+        draw(st.sampled_from([16, 32, 48, 64, 80])),
+        draw(st.sampled_from([torch.bfloat16, torch.float32])),
+        draw(st.sampled_from([None, None, 1, 13, 64])),
+        draw(st.sampled_from([None, 5.0])),
+        draw(st.integers(0, 2**31)),
+        draw(st.booleans()),
+    )
+
+
+def int32(values: list[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def make_batch(tables: Tensor, first: list[int], count: list[int]) -> AttentionBatch:
+    """Rows first..first + count of each sequence."""
+    ends = [f + c for f, c in zip(first, count, strict=True)]
+    starts = [sum(count[:i]) for i in range(len(count) + 1)]
+    return AttentionBatch(
+        int32(starts),
+        int32([seq for seq, c in enumerate(count) for _ in range(c)]),
+        int32([p for f, e in zip(first, ends, strict=True) for p in range(f, e)]),
+        int32(ends),
+        tables,
+        max(count),
+        max(ends),
+    )
+
+
+def make_cache(case: Case) -> tuple[KVCacheView, Tensor]:
+    """An arena of NaN bytes and shuffled pages; table entries past the context point nowhere."""
+    layout = KVLayout(NUM_LAYERS, case.num_kv, case.dim, case.dtype)
+    needed = [-(-c // PAGE_TOKENS) for c in case.contexts]
+    arena = torch.full((layout.page_bytes * (sum(needed) + 2),), 255, dtype=torch.uint8)
+    pages = (torch.randperm(sum(needed) + 2) * layout.page_bytes).tolist()
+    tables = torch.full((len(needed), max(needed) + 1), -(2**60))
+    for seq, count in enumerate(needed):
+        for index in range(count):
+            tables[seq, index] = pages.pop()
+    return KVCacheView(arena, layout), tables
+
+
+def run(ops: Ops, case: Case) -> tuple[Tensor, Tensor]:
+    """Output of the fresh rows by the backend and by the formula."""
+    torch.manual_seed(case.seed)
+    kv, tables = make_cache(case)
+    heads = case.num_heads
+    rope = torch.randn(max(case.contexts), case.dim)
+    norm = QKNorm(torch.randn(case.dim), torch.randn(case.dim), 1e-6) if case.norm else None
+    width = (heads + 2 * case.num_kv) * case.dim
+    tokens = [torch.randn(c, width) for c in case.contexts]
+
+    old = make_batch(tables, [0] * len(tokens), case.cached)
+    if sum(case.cached):
+        rows = torch.cat([t[:c] for t, c in zip(tokens, case.cached, strict=True)])
+        ops.rope_write_kv(rows, rope, old, kv, LAYER, heads, norm)
+    new = make_batch(tables, case.cached, case.fresh)
+    qkv = torch.cat([t[c:] for t, c in zip(tokens, case.cached, strict=True)])
+    ops.rope_write_kv(qkv, rope, new, kv, LAYER, heads, norm)
+    scale = case.dim**-0.5
+    out = ops.paged_attention(
+        qkv, new, kv, LAYER, heads, scale=scale, window=case.window, softcap=case.softcap
+    )
+
+    queries, keys, values = [], [], []
+    for rows, cached in zip(tokens, case.cached, strict=True):
+        turned = formulas.rope(rows, rope, torch.arange(len(rows)), heads, norm)
+        queries.append(turned[cached:, :heads])
+        keys.append(turned[:, heads : heads + case.num_kv].to(case.dtype))
+        values.append(turned[:, heads + case.num_kv :].to(case.dtype))
+    expected = formulas.attention(
+        torch.cat(queries), keys, values, new, scale, case.window, case.softcap
+    )
+    return out.double(), expected.flatten(1)
+
+
+@settings(max_examples=10, deadline=None)
+@given(case=cases())
+def test_rope_and_attention_over_pages(ops: Ops, case: Case):
+    out, expected = run(ops, case)
+    # A key that rounds to the other neighbour in bfloat16 moves a weight by up to 2^-8 of it.
+    tolerance = 2e-2 if case.dtype is torch.bfloat16 else 2e-5
+    torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance)
+
+
+LONG = Case([1100, 3, 700], [1, 20, 2], 3, 1, 32, torch.float32, None, None, 0)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        LONG,
+        replace(LONG, window=600),
+        replace(LONG, cached=[1023, 511, 512], fresh=[1, 1, 1]),
+        replace(LONG, cached=[0], fresh=[530], num_heads=1, dim=16),
+        replace(LONG, cached=[40, 2], fresh=[3, 1], num_heads=2, dim=256),
+        replace(LONG, cached=[600], fresh=[1], window=20, softcap=30.0),
+    ],
+)
+def test_long_contexts_and_large_heads(ops: Ops, case: Case):
+    out, expected = run(ops, case)
+    torch.testing.assert_close(out, expected, rtol=2e-5, atol=2e-5)
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    contexts=st.lists(st.integers(1, 1300), min_size=2, max_size=6),
+    window=st.sampled_from([None, 100]),
+    rows=st.integers(1, 30),
+)
+def test_a_sequence_has_the_same_bits_in_any_batch(cpu: Ops, contexts, window, rows):
+    torch.manual_seed(0)
+    heads, dim = 3, 32
+    fresh = [min(rows, c) for c in contexts]
+    cached = [c - f for c, f in zip(contexts, fresh, strict=True)]
+    case = Case(cached, fresh, heads, 1, dim, torch.bfloat16, window, None, 0)
+    kv, tables = make_cache(case)
+    everything = make_batch(tables, [0] * len(contexts), contexts)
+    qkv = torch.randn(sum(contexts), (heads + 2) * dim)
+    rope = torch.randn(1300, dim)
+    cpu.rope_write_kv(qkv, rope, everything, kv, LAYER, heads)
+
+    def attend(first: list[int], count: list[int], seqs: list[int]) -> Tensor:
+        starts = everything.query_start.tolist()
+        picked = [
+            qkv[starts[s] + f : starts[s] + f + c]
+            for s, f, c in zip(seqs, first, count, strict=True)
+        ]
+        batch = make_batch(tables[seqs].contiguous(), first, count)
+        return cpu.paged_attention(
+            torch.cat(picked), batch, kv, LAYER, heads, scale=0.2, window=window
+        )
+
+    together = attend(cached, fresh, list(range(len(contexts)))).split(fresh)
+    for seq, expected in enumerate(together):
+        assert torch.equal(attend([cached[seq]], [fresh[seq]], [seq]), expected)
+        last = attend([contexts[seq] - 1], [1], [seq])
+        assert torch.equal(last[0], expected[-1])
+
+
+def test_page_bytes_outside_the_written_tokens_stay(ops: Ops):
+    torch.manual_seed(0)
+    case = replace(LONG, cached=[0], fresh=[5])
+    kv, tables = make_cache(case)
+    batch = make_batch(tables, [0], [5])
+    ops.rope_write_kv(torch.randn(5, 5 * 32), torch.randn(5, 32), batch, kv, LAYER, 3)
+    layout = kv.layout
+    start = int(tables[0, 0]) + LAYER * layout.layer_bytes
+    assert int((kv.arena[start : start + layout.layer_bytes] != 255).sum()) <= 2 * 5 * 32 * 4
+    kv.arena[start : start + layout.layer_bytes] = 255
+    assert bool((kv.arena == 255).all())

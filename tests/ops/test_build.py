@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+
+from ops import build
+from ops.base import select
+
+
+def test_the_library_is_compiled_once_into_a_private_folder(monkeypatch, tmp_path: Path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    library = build.compile_library("scalar")
+    assert stat.S_IMODE(library.parent.stat().st_mode) == 0o700
+    written = library.stat().st_mtime_ns
+    assert build.compile_library("scalar") == library
+    assert library.stat().st_mtime_ns == written
+    assert [path.name for path in library.parent.iterdir()] == [library.name]
+
+
+def test_the_bfloat16_instructions_compile():
+    if os.uname().machine != "x86_64":
+        pytest.skip("instructions of x86-64")
+    assert build.compile_library("avx512bf16").exists()
+
+
+def test_a_cache_that_others_can_write_to_is_refused(monkeypatch, tmp_path: Path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "loraplex" / "ops"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    with pytest.raises(build.BuildError, match="others may write"):
+        build.compile_library("native")
+
+
+def test_without_a_compiler_the_reference_serves_with_one_warning(monkeypatch, tmp_path: Path):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.warns(RuntimeWarning, match="no C\\+\\+ compiler") as caught:
+        ops = select("cpu")
+    assert ops.name == "reference" and len(caught) == 1
+
+
+def test_a_compiler_that_fails_is_named(monkeypatch, tmp_path: Path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "/bin/false")
+    with pytest.raises(build.BuildError, match="/bin/false"):
+        build.compile_library("native")
+
+
+def test_an_unknown_backend_is_refused_by_name():
+    with pytest.raises(ValueError, match="'tpu'"):
+        select("tpu")
+
+
+def test_one_openmp_runtime_is_loaded():
+    select("cpu")
+    assert torch.get_num_threads() >= 1
+    assert len(build.mapped_openmp()) == 1
