@@ -34,3 +34,21 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_lora_rank: int = 256
     max_loaded_adapters: int = 128
     """Adapter slots: entries of the device tables, not memory."""
+
+    @classmethod
+    def read(cls, path: Path) -> WorkerConfig:
+        """From a JSON file. Raises msgspec.ValidationError, which names the field."""
+        return msgspec.json.decode(path.read_bytes(), type=cls, dec_hook=_decode)
+
+    def write(self, path: Path) -> None:
+        path.write_bytes(msgspec.json.encode(self, enc_hook=str))
+
+    def effective(self) -> dict[str, str]:
+        """Every setting as text, for people; there are no secrets among them."""
+        return {name: str(getattr(self, name)) for name in self.__struct_fields__}
+
+
+def _decode(kind: type, value: object) -> object:
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise NotImplementedError(kind)

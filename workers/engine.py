@@ -11,11 +11,13 @@ from memory.block_table import BlockTable
 from memory.kv_cache import KVCache
 from workers.protocol import (
     AdapterRef,
+    AdapterStatus,
     ErrorCode,
     Failed,
     FinishReason,
     Generate,
     ModelInfo,
+    ModelStatus,
     SequenceOutput,
     TokenLogprobs,
 )
@@ -103,6 +105,27 @@ class Engine:
     def abort_connection(self, connection: int) -> None:
         for key in [key for key in self._sequences if key[0] == connection]:
             self.abort(*key)
+
+    def status(self) -> ModelStatus:
+        scheduler, kv = self.scheduler, self._kv
+        return ModelStatus(
+            digest=self.info.digest,
+            name=self.info.name,
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            pages_total=kv.num_total,
+            pages_free=kv.num_free - kv.num_cached,
+            pages_cached=kv.num_cached,
+            num_preemptions=scheduler.num_preemptions,
+            prefix_queried_tokens=scheduler.num_queried_tokens,
+            prefix_hit_tokens=scheduler.num_hit_tokens,
+        )
+
+    def adapter_status(self) -> list[AdapterStatus]:
+        return [
+            AdapterStatus(a.digest, a.tier, a.num_bytes, a.leases, a.pinned)
+            for a in self._pool.status()
+        ]
 
     def prefetch(self, adapter: AdapterRef) -> None:
         self._pool.prefetch(adapter)

@@ -1,11 +1,11 @@
-"""A worker's plain HTTP: /livez, /readyz and /metrics. GET only, one request to a connection."""
+"""A worker's plain HTTP: /livez, /readyz and its documents. GET only, one request to a connection."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from workers.transport.stream import bind_private
@@ -21,12 +21,16 @@ class HealthServer:
     turns."""
 
     def __init__(
-        self, address: str, *, is_ready: Callable[[], bool], metrics: Callable[[], bytes]
+        self,
+        address: str,
+        *,
+        is_ready: Callable[[], bool],
+        documents: Mapping[str, Callable[[], bytes]],
     ) -> None:
-        """address: HOST:PORT or `unix:PATH`. metrics: Prometheus text."""
+        """address: HOST:PORT or `unix:PATH`. documents: by path, such as /metrics."""
         self.address = address
         self._is_ready = is_ready
-        self._metrics = metrics
+        self._documents = documents
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -76,10 +80,9 @@ class HealthServer:
                 return 200, b"ok\n"
             case b"/readyz":
                 return (200, b"ok\n") if self._is_ready() else (503, b"not ready\n")
-            case b"/metrics":
-                return 200, self._metrics()
-            case _:
-                return 404, b"not found\n"
+            case path:
+                document = self._documents.get(path.decode("latin-1"))
+                return (404, b"not found\n") if document is None else (200, document())
 
 
 def _response(status: int, body: bytes) -> bytes:

@@ -20,19 +20,14 @@ from workers.protocol import (
     Prefetch,
     SequenceOutput,
     StepOutput,
+    WorkerStatus,
 )
+from workers.server import Command, Delivery, Disconnected
 
 log = logging.getLogger(__name__)
 
 
-
-class Disconnected:
-    """A gateway has gone; all its work is to be dropped."""
-
-
-Command = Generate | Abort | Prefetch | Drain | Disconnected
-Delivery = list[tuple[int, StepOutput | Failed]]
-
+STATUS_PERIOD_S = 1.0
 LOAD_POLL_S = 0.001
 """How often an otherwise idle loop looks whether an adapter it waits for has arrived."""
 
@@ -45,9 +40,15 @@ class WorkerLoop:
         engines: dict[str, Engine],
         *,
         deliver: Callable[[Delivery], None],
+        status: Callable[[bool], WorkerStatus],
+        clock: Callable[[], float],
     ) -> None:
-        self._engines = engines
+        """status: what is, given whether the worker drains."""
+        self.engines = engines
         self._deliver = deliver
+        self._status = status
+        self._clock = clock
+        self._next_status_s = 0.0
         self._inbox: SimpleQueue[tuple[int, Command] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine")
         self.is_ready = False
@@ -55,7 +56,7 @@ class WorkerLoop:
 
     @property
     def models(self) -> list[ModelInfo]:
-        return [engine.info for engine in self._engines.values()]
+        return [engine.info for engine in self.engines.values()]
 
     def post(self, connection: int, message: Command) -> None:
         """Thread-safe; never blocks."""
@@ -71,26 +72,27 @@ class WorkerLoop:
 
     @property
     def has_work(self) -> bool:
-        return any(engine.has_work for engine in self._engines.values())
+        return any(engine.has_work for engine in self.engines.values())
 
     def _run(self) -> None:
         self.is_ready = True
         while self._receive():
             events: list[Event] = []
-            for engine in self._engines.values():
+            for engine in self.engines.values():
                 if engine.has_work:
                     events += engine.step()
             self._emit(events)
+            self._report()
         self.is_ready = False
 
     def _receive(self) -> bool:
         """Takes all that has come; waits only when there is nothing to compute. False = stop."""
-        timeout = None
+        timeout = max(self._next_status_s - self._clock(), LOAD_POLL_S)
         if self.has_work:
-            is_stalled = all(engine.is_stalled for engine in self._engines.values())
+            is_stalled = all(engine.is_stalled for engine in self.engines.values())
             timeout = LOAD_POLL_S if is_stalled else 0.0
         try:
-            command = self._inbox.get(block=timeout != 0.0, timeout=timeout or None)
+            command = self._inbox.get(block=timeout > 0.0, timeout=timeout or None)
             while command is not None:
                 self._handle(*command)
                 command = self._inbox.get_nowait()
@@ -103,21 +105,26 @@ class WorkerLoop:
             case Generate():
                 self._submit(connection, message)
             case Abort(id=sequence_id):
-                for engine in self._engines.values():
+                for engine in self.engines.values():
                     engine.abort(connection, sequence_id)
             case Disconnected():
-                for engine in self._engines.values():
+                for engine in self.engines.values():
                     engine.abort_connection(connection)
             case Prefetch(model=model, adapter=adapter):
-                if model in self._engines:
-                    self._engines[model].prefetch(adapter)
+                if model in self.engines:
+                    self.engines[model].prefetch(adapter)
             case Drain():
                 self.is_draining = True
             case _:
                 assert_never(message)
 
+    def _report(self) -> None:
+        if self._clock() >= self._next_status_s:
+            self._next_status_s = self._clock() + STATUS_PERIOD_S
+            self._deliver([(0, self._status(self.is_draining))])
+
     def _submit(self, connection: int, request: Generate) -> None:
-        engine = self._engines.get(request.model)
+        engine = self.engines.get(request.model)
         if self.is_draining:
             failed = Failed(request.id, ErrorCode.DRAINING, "the worker is draining")
         elif engine is None:
@@ -129,7 +136,7 @@ class WorkerLoop:
 
     def _emit(self, events: list[Event]) -> None:
         outputs: defaultdict[int, list[SequenceOutput]] = defaultdict(list)
-        delivery: Delivery = []
+        delivery: list[tuple[int, StepOutput | Failed]] = []
         for connection, event in events:
             if isinstance(event, Failed):
                 delivery.append((connection, event))

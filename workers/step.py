@@ -22,6 +22,12 @@ class ScheduledSequence:
         return -1 if lease is None else lease.slot
 
     @property
+    def max_rank(self) -> int:
+        """Of the adapter, over its projections; 0 for base only."""
+        lease = self.sequence.lease
+        return 0 if lease is None else lease.max_rank
+
+    @property
     def is_sampled(self) -> bool:
         """The rows reach the sequence's last token, so the next one is drawn."""
         sequence = self.sequence

@@ -18,11 +18,12 @@ from memory.runs import UNIT_BYTES, AdapterRuns
 from ops.base import Ops
 from workers.config import WorkerConfig
 from workers.engine import Engine
-from workers.loop import Delivery, WorkerLoop
+from workers.loop import WorkerLoop
 from workers.model_runner import ModelRunner
 from workers.models.decoder import Decoder
-from workers.protocol import Generate, ModelInfo, SamplingParams
+from workers.protocol import Generate, ModelInfo, SamplingParams, WorkerStatus
 from workers.scheduler import Scheduler
+from workers.server import Delivery
 from workers.step_ring import StepRing
 from workers.token_buffer import TokenBuffer
 
@@ -35,12 +36,11 @@ PAGES_PER_EXTENT = 8
 
 
 class Worker:
-    """Everything one worker process owns, built and warmed up; `loop.start()` sets it to work."""
+    """Everything one worker process owns, built and warmed up."""
 
-    def __init__(
-        self, config: WorkerConfig, deliver: Callable[[Delivery], None], progress: Progress
-    ) -> None:
+    def __init__(self, config: WorkerConfig, *, instance_id: str, progress: Progress) -> None:
         self.config = config
+        self.instance_id = instance_id
         self.ring = StepRing()
         self.ops = _select_ops(config)
         self.store = LocalStore(config.store)
@@ -56,12 +56,30 @@ class Worker:
         )
         self.memory = torch.empty(config.memory, dtype=torch.uint8, device=self.ops.device)
         self.runs = AdapterRuns(self.arena)
-        engines = {
+        self.engines = {
             config.models[name]: self._build_engine(name, model) for name, model in models.items()
         }
-        for engine in engines.values():
+        for engine in self.engines.values():
             warm_up(engine)
-        self.loop = WorkerLoop(engines, deliver=deliver)
+
+    def make_loop(self, deliver: Callable[[Delivery], None]) -> WorkerLoop:
+        """The thread that runs the engines; `start` it once."""
+        return WorkerLoop(self.engines, deliver=deliver, status=self.status, clock=time.monotonic)
+
+    def status(self, draining: bool) -> WorkerStatus:
+        """What is, now. On the engine's thread only."""
+        engines = self.engines.values()
+        return WorkerStatus(
+            instance_id=self.instance_id,
+            draining=draining,
+            models=[engine.status() for engine in engines],
+            adapters=[adapter for engine in engines for adapter in engine.adapter_status()],
+            arena_bytes=self.arena.num_bytes,
+            extents=self.arena.map(),
+            settings=self.config.effective(),
+            step=self.ring.num_steps,
+            tokens_per_s=_tokens_per_s(self.ring),
+        )
 
     def _load(self, name: str, digest: str, progress: Progress) -> Decoder:
         return Decoder.load(
@@ -120,6 +138,15 @@ def warm_up(engine: Engine) -> None:
     assert failed is None, failed
     while engine.has_work:
         engine.step()
+
+
+def _tokens_per_s(ring: StepRing) -> float:
+    """Generated tokens a second over the last steps of the last ten seconds."""
+    recent = ring.last()
+    recent = recent[recent["start_s"] > time.monotonic() - 10.0]
+    if len(recent) < 2:
+        return 0.0
+    return float(recent["num_sampled"].sum() / max(time.monotonic() - recent["start_s"][0], 1e-9))
 
 
 def _select_ops(config: WorkerConfig) -> Ops:

@@ -1,0 +1,76 @@
+"""A worker in this process without its server: requests in, token ids out."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from queue import SimpleQueue
+
+from adapters.manifest import BaseModelShape
+from adapters.store import LocalStore
+from adapters.validator import AdapterFiles, validate
+from workers.config import WorkerConfig
+from workers.protocol import (
+    AdapterRef,
+    ErrorCode,
+    Failed,
+    FinishReason,
+    Generate,
+    SequenceOutput,
+    StepOutput,
+    WorkerStatus,
+)
+from workers.server import Delivery
+from workers.worker import Worker
+
+
+def store_adapter(store: LocalStore, folder: Path, shape: BaseModelShape) -> AdapterRef:
+    """Validates and stores what peft saved in `folder`, as an upload would."""
+    manifest = validate(AdapterFiles.in_folder(folder), shape)
+    staged = store.stage()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        shutil.copyfile(folder / name, staged / name)
+    store.put("adapters", manifest.digest, staged)
+    return AdapterRef(manifest.digest, folder.name)
+
+
+class Driver:
+    """Starts the loop of a worker and waits for answers; use as a context manager."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._deliveries: SimpleQueue[Delivery] = SimpleQueue()
+        self.worker = Worker(config, instance_id="test", progress=lambda *_: None)
+        self.loop = self.worker.make_loop(self._deliveries.put)
+        self.answers: dict[int, list[int]] = {}
+        self.outputs: dict[int, list[SequenceOutput]] = {}
+        self.ended: dict[int, FinishReason | ErrorCode] = {}
+
+    def __enter__(self) -> Driver:
+        self.loop.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.loop.stop()
+
+    def submit(self, request: Generate) -> None:
+        self.answers[request.id] = []
+        self.outputs[request.id] = []
+        self.loop.post(0, request)
+
+    def wait(self) -> None:
+        """Until everything submitted has ended."""
+        while len(self.ended) < len(self.answers):
+            for _, message in self._deliveries.get(timeout=120):
+                self._take(message)
+
+    def _take(self, message: StepOutput | Failed | WorkerStatus) -> None:
+        if isinstance(message, WorkerStatus):
+            return
+        if isinstance(message, Failed):
+            self.ended[message.id] = message.code
+            return
+        for output in message.sequences:
+            self.outputs[output.id].append(output)
+            self.answers[output.id] += output.tokens
+            if output.finish_reason is not None:
+                self.ended[output.id] = output.finish_reason
