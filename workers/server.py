@@ -180,6 +180,7 @@ class Server:
         self._engine.post(number, message)
 
     def _send_all(self, delivery: Delivery) -> None:
+        self._cut_slow()
         for number, message in delivery:
             if isinstance(message, WorkerStatus):
                 self.status = message
@@ -188,15 +189,18 @@ class Server:
             else:
                 self._send(number, message)
 
+    def _cut_slow(self) -> None:
+        """A gateway that does not read is dropped. Looked at between steps, so a large step alone
+        cuts none."""
+        for number, gateway in list(self._gateways.items()):
+            unsent = gateway.connection.num_unsent_bytes
+            if unsent > self._outbox_bytes:
+                log.warning("gateway %s is cut: %d bytes unread", gateway.instance_id, unsent)
+                self._drop(number)
+
     def _send(self, number: int, message: StepOutput | Failed | WorkerStatus) -> None:
-        """Nothing goes to a gateway that does not read: it is dropped, its work aborted."""
         gateway = self._gateways.get(number)
         if gateway is None:
-            return
-        unsent = gateway.connection.num_unsent_bytes
-        if unsent > self._outbox_bytes:
-            log.warning("gateway %s is cut: %d bytes unread", gateway.instance_id, unsent)
-            self._drop(number)
             return
         try:
             gateway.connection.send(message)
