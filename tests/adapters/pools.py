@@ -1,0 +1,166 @@
+"""A pool over a small arena, with the reference ops and a loader thread that tests step by hand."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from adapters.lora import ImageLayout, pack
+from adapters.pool import AdapterPool
+from adapters.segments import build_segments
+from adapters.store import LocalStore
+from adapters.validator import AdapterFiles
+from memory.arena import Arena
+from memory.runs import UNIT_BYTES, AdapterRuns
+from ops.base import PROJECTIONS, LoRABatch, Site
+from ops.reference import ReferenceOps
+from tests.adapters.files import BASE, write_adapter
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ref:
+    digest: str
+
+
+class SteppedExecutor(Executor):
+    """Runs what is submitted, oldest first, when `step` is called."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        future: Future[T] = Future()
+        self.waiting.append((future, lambda: fn(*args, **kwargs)))
+        return future
+
+    def step(self) -> None:
+        if self.waiting:
+            future, call = self.waiting.popleft()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as error:
+                    future.set_exception(error)
+
+    def drain(self) -> None:
+        while self.waiting:
+            self.step()
+
+
+class House:
+    """Store, arena, clock and pool together. Adapter `i` has a rank of ranks[i]."""
+
+    def __init__(
+        self,
+        folder: Path,
+        ranks: list[int],
+        *,
+        num_units: int = 4,
+        num_slots: int = 8,
+        host_bytes: int = 1 << 24,
+        executor: Executor | None = None,
+        reclaim: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.store = LocalStore(folder / "store")
+        self.refs = [self.add(rank, seed) for seed, rank in enumerate(ranks)]
+        self.ops = ReferenceOps()
+        self.map = Arena(num_units * UNIT_BYTES, UNIT_BYTES)
+        self.arena = torch.full((num_units * UNIT_BYTES,), 255, dtype=torch.uint8)
+        self.runs = AdapterRuns(self.map)
+        self.now = 0.0
+        self.executor = SteppedExecutor() if executor is None else executor
+        self.pool = AdapterPool(
+            self.arena,
+            self.runs,
+            store=self.store,
+            ops=self.ops,
+            shape=BASE,
+            dtype=torch.float32,
+            num_slots=num_slots,
+            host_bytes=host_bytes,
+            cache_dir=folder / "cache",
+            clock=lambda: self.now,
+            reclaim=reclaim,
+            executor=self.executor,
+        )
+
+    def add(self, rank: int, seed: int) -> Ref:
+        staged = self.store.stage()
+        digest = write_adapter(staged, rank=rank, seed=seed)
+        self.store.put("adapters", digest, staged)
+        return Ref(digest)
+
+    def settle(self) -> None:
+        """Lets everything that is loading finish, and the pool see it."""
+        assert isinstance(self.executor, SteppedExecutor)
+        for _ in range(4):
+            self.executor.drain()
+            self.pool.poll()
+
+    def load(self, index: int) -> Any:
+        """A lease on the adapter, which must become resident."""
+        for _ in range(3):
+            lease = self.pool.acquire(self.refs[index])
+            if lease is not None:
+                return lease
+            self.settle_step()
+        raise AssertionError(f"adapter {index} does not come")
+
+    def settle_step(self) -> None:
+        assert isinstance(self.executor, SteppedExecutor)
+        self.executor.drain()
+        self.pool.poll()
+        self.executor.drain()
+        self.pool.poll()
+
+    def tier(self, index: int) -> str | None:
+        tiers = {status.digest: status.tier for status in self.pool.status()}
+        return tiers.get(self.refs[index].digest)
+
+    def on_device(self) -> set[int]:
+        return {i for i in range(len(self.refs)) if self.tier(i) == "device"}
+
+    def check(self) -> None:
+        self.pool.check_integrity()
+        self.runs.check_integrity()
+        self.map.check_integrity()
+
+    def delta(self, slot: int, layer: int, projection: int) -> torch.Tensor:
+        """(x A^T) B of a slot for x = identity, by the reference op: [in, out]."""
+        k, n = BASE.projection_shape(PROJECTIONS[projection])
+        segments = build_segments([(slot, k)])
+        assert segments is not None
+        y = torch.zeros(k, n)
+        batch = LoRABatch(
+            arena=self.arena,
+            dtype=torch.float32,
+            tables=self.pool.tables,
+            segment_start=torch.from_numpy(segments.start),
+            segment_slot=torch.from_numpy(segments.slot),
+            max_rank=64,
+        )
+        self.ops.add_lora(y, torch.eye(k), Site((projection,), (n,), k), layer, batch)
+        return y
+
+    def serves(self, slot: int, index: int) -> bool:
+        """Whether the slot computes exactly what the files of adapter `index` say."""
+        files = AdapterFiles.in_folder(self.store.adapter_folder(self.refs[index].digest))
+        tables, image = pack(files, BASE, ImageLayout(BASE.num_layers, torch.float32, True))
+        at = (1, 6)
+        rank = int(tables.rank[at])
+        k, n = BASE.projection_shape(PROJECTIONS[at[1]])
+
+        def matrix(offset: int, columns: int) -> torch.Tensor:
+            raw = image[offset : offset + rank * columns * 4]
+            return raw.view(torch.float32).view(rank, columns)
+
+        a, b = matrix(int(tables.a_offset[at]), k), matrix(int(tables.b_offset[at]), n)
+        return torch.allclose(self.delta(slot, *at), a.T @ b)

@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from adapters.errors import AdapterUnavailable
+from memory.runs import UNIT_BYTES
+from tests.adapters.pools import House, Ref, SteppedExecutor
+
+ONE_UNIT, TWO_UNITS, FIVE_UNITS = 4, 16, 40
+"""Ranks whose images take that many units."""
+
+
+def test_a_step_never_waits_for_a_load(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT])
+    assert isinstance(house.executor, SteppedExecutor)
+    assert house.pool.acquire(house.refs[0]) is None
+    assert house.tier(0) == "loading"
+    house.executor.step()
+    assert house.pool.acquire(house.refs[0]) is None
+    house.pool.poll()
+    assert house.pool.acquire(house.refs[0]) is None
+    house.check()
+    house.executor.step()
+    house.pool.poll()
+    lease = house.pool.acquire(house.refs[0])
+    assert lease is not None and lease.max_rank == ONE_UNIT
+    assert house.serves(lease.slot, 0)
+    house.check()
+
+
+def test_prefetch_stops_at_the_host(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT])
+    house.pool.prefetch(house.refs[0])
+    house.settle()
+    assert house.tier(0) == "host"
+    assert house.runs.num_runs == 0
+    house.check()
+
+
+def test_a_prefetch_that_nobody_waits_for_is_dropped(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT, ONE_UNIT])
+    for ref in house.refs:
+        house.pool.prefetch(ref)
+    house.pool.cancel(house.refs[1])
+    house.settle()
+    assert (house.tier(0), house.tier(1)) == ("host", None)
+    lease = house.load(1)
+    assert house.serves(lease.slot, 1)
+
+
+def test_a_copy_that_nobody_waits_for_is_dropped(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT])
+    house.pool.prefetch(house.refs[0])
+    house.settle()
+    assert house.pool.acquire(house.refs[0]) is None
+    assert house.runs.num_runs == 1
+    house.pool.cancel(house.refs[0])
+    house.check()
+    assert (house.tier(0), house.runs.num_runs) == ("host", 0)
+    house.settle()
+    assert house.serves(house.load(0).slot, 0)
+
+
+def test_leases_share_a_slot_and_keep_it(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT] * 3, num_units=2)
+    first, second = house.load(0), house.load(0)
+    assert first.slot == second.slot
+    other = house.load(1)
+    first.release()
+    first.release()
+    assert house.pool.acquire(house.refs[2]) is None
+    house.settle()
+    assert house.on_device() == {0, 1}
+    assert house.pool.acquire(house.refs[2]) is None
+    second.release()
+    third = house.load(2)
+    assert house.on_device() == {1, 2}
+    assert house.serves(other.slot, 1) and house.serves(third.slot, 2)
+    house.check()
+
+
+def test_the_least_used_goes_first(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT] * 4, num_units=3)
+    for index, uses in ((0, 5), (1, 1), (2, 3)):
+        for _ in range(uses):
+            house.now += 1
+            house.load(index).release()
+    house.load(3).release()
+    assert house.on_device() == {0, 2, 3}
+
+
+def test_old_uses_fade(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT] * 3, num_units=2)
+    for _ in range(20):
+        house.load(0).release()
+    house.now += 3600
+    house.load(1).release()
+    house.load(2).release()
+    assert house.on_device() == {1, 2}
+
+
+def test_equal_use_is_lru(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT] * 4, num_units=3)
+    for index in (2, 0, 1):
+        house.now += 1e-9
+        house.load(index).release()
+    house.load(3).release()
+    assert house.on_device() == {0, 1, 3}
+
+
+def test_a_pinned_adapter_stays(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT] * 3, num_units=2)
+    house.pool.pin(house.refs[0].digest)
+    house.settle()
+    assert house.on_device() == {0}
+    for index in (1, 2, 1, 2):
+        house.load(index).release()
+    assert 0 in house.on_device()
+    house.pool.unpin(house.refs[0].digest)
+    house.now += 3600
+    for index in (1, 2):
+        house.load(index).release()
+    assert house.on_device() == {1, 2}
+    house.check()
+
+
+def test_slots_bound_what_is_resident(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT] * 3, num_units=8, num_slots=2)
+    for index in (0, 1, 2):
+        house.load(index).release()
+    assert len(house.on_device()) == 2
+    house.check()
+
+
+def test_one_that_waits_is_not_evicted_before_its_lease(tmp_path: Path) -> None:
+    """Two that ask in every step for room of one: each gets its turn."""
+    house = House(tmp_path, [ONE_UNIT] * 2, num_units=1)
+    assert isinstance(house.executor, SteppedExecutor)
+    turns: list[int] = []
+    for _ in range(20):
+        house.pool.poll()
+        for index, ref in enumerate(house.refs):
+            lease = house.pool.acquire(ref)
+            if lease is not None:
+                turns.append(index)
+                lease.release()
+        house.executor.drain()
+        house.check()
+    assert turns.count(0) >= 4 and turns.count(1) >= 4
+
+
+def test_kv_gives_way_when_idle_adapters_do_not_suffice(tmp_path: Path) -> None:
+    kv: list[int] = []
+
+    def reclaim() -> bool:
+        if kv:
+            house.map.free_kv(kv.pop(), "kv")
+            return True
+        return False
+
+    house = House(tmp_path, [ONE_UNIT, TWO_UNITS], num_units=4, reclaim=reclaim)
+    kv += [extent for _ in range(3) if (extent := house.map.allocate_kv("kv")) is not None]
+    house.load(0).release()
+    assert house.map.map() == "kkka"
+    lease = house.load(1)
+    assert house.on_device() == {1}
+    assert house.map.map() == "kkaa"
+    assert house.serves(lease.slot, 1)
+    house.check()
+
+
+def test_kv_is_left_alone_when_it_cannot_help(tmp_path: Path) -> None:
+    asked: list[int] = []
+    house = House(tmp_path, [TWO_UNITS] * 3, num_units=4, reclaim=lambda: bool(asked.append(1)))
+    leases = [house.load(0), house.load(1)]
+    assert house.pool.acquire(house.refs[2]) is None
+    house.settle()
+    assert house.pool.acquire(house.refs[2]) is None
+    assert not asked
+    leases[0].release()
+    assert house.serves(house.load(2).slot, 2)
+
+
+def test_one_that_can_never_fit_is_unavailable(tmp_path: Path) -> None:
+    house = House(tmp_path, [FIVE_UNITS], num_units=4)
+    with pytest.raises(AdapterUnavailable) as caught:
+        house.load(0)
+    assert caught.value.code == "adapter.too_large"
+    house.check()
+
+
+def test_the_host_keeps_its_bound(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT] * 6, host_bytes=UNIT_BYTES)
+    for ref in house.refs:
+        house.pool.prefetch(ref)
+        house.settle()
+        house.check()
+    on_host = [status for status in house.pool.status() if status.tier == "host"]
+    assert sum(status.num_bytes for status in on_host) <= UNIT_BYTES
+    assert house.tier(5) == "host" and house.tier(0) == "disk"
+    assert house.serves(house.load(0).slot, 0)
+
+
+def test_a_failed_load_is_told_and_tried_again_later(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT])
+    missing = Ref("f" * 64)
+    assert house.pool.acquire(missing) is None
+    house.settle()
+    for _ in range(2):
+        with pytest.raises(AdapterUnavailable) as caught:
+            house.pool.acquire(missing)
+        assert caught.value.code == "adapter.store.missing"
+    house.now += 60
+    assert house.pool.acquire(missing) is None
+    house.settle()
+    house.check()
+    house.now += 60
+    other = Ref("e" * 64)
+    house.pool.prefetch(other)
+    house.settle()
+    assert {status.digest for status in house.pool.status()} == {other.digest}
+
+
+def damage(path: Path) -> None:
+    path.chmod(0o600)
+    with path.open("r+b") as file:
+        file.seek(-3, os.SEEK_END)
+        byte = file.read(1)[0]
+        file.seek(-3, os.SEEK_END)
+        file.write(bytes([byte ^ 16]))
+
+
+def test_a_damaged_cache_is_mended_a_damaged_store_refused(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT, ONE_UNIT])
+    for ref in house.refs:
+        house.pool.prefetch(ref)
+    house.settle()
+    for ref in house.refs:
+        damage(next((tmp_path / "cache").rglob(f"{ref.digest}.img")))
+    damage(house.store.adapter_folder(house.refs[1].digest) / "adapter_model.safetensors")
+    assert house.serves(house.load(0).slot, 0)
+    with pytest.raises(AdapterUnavailable) as caught:
+        house.load(1)
+    assert caught.value.code == "adapter.store.corrupt"
+    assert house.on_device() == {0}
+    house.check()
+
+
+def test_no_residue_of_a_larger_adapter(tmp_path: Path) -> None:
+    house = House(tmp_path, [TWO_UNITS, ONE_UNIT], num_units=2)
+    house.load(0).release()
+    lease = house.load(1)
+    assert house.serves(lease.slot, 1)
+    assert lease.max_rank == ONE_UNIT
+
+
+def test_a_thousand_cycles_leak_nothing(tmp_path: Path) -> None:
+    house = House(tmp_path, [1, 4, 5, 12, TWO_UNITS], num_units=3, num_slots=2)
+    for cycle in range(1000):
+        house.now += 0.1
+        house.load(cycle * 7 % 5).release()
+        if cycle % 50 == 0:
+            house.check()
+    house.check()
+    while house.pool.evict_idle():
+        pass
+    assert house.runs.num_used_bytes == 0
+    assert house.map.map() == "..."
+    assert not house.pool.tables.rank.any()
+
+
+def test_a_real_thread_loads_many_at_once(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as executor:
+        house = House(tmp_path, [1, 4, 5, 12, 16, 8, 4, 4], num_units=16, executor=executor)
+        for ref in house.refs:
+            house.pool.prefetch(ref)
+        leases = {}
+        deadline = time.monotonic() + 30
+        while len(leases) < len(house.refs) and time.monotonic() < deadline:
+            house.pool.poll()
+            for index, ref in enumerate(house.refs):
+                if index not in leases and (lease := house.pool.acquire(ref)):
+                    leases[index] = lease
+            house.check()
+            time.sleep(0.001)
+        assert all(house.serves(lease.slot, index) for index, lease in leases.items())
+        assert len({lease.slot for lease in leases.values()}) == len(house.refs)
+        for lease in leases.values():
+            lease.release()
+        house.pool.close()
+    assert house.runs.num_runs == 0

@@ -1,0 +1,118 @@
+"""Whatever is asked in whatever order: slots and bytes add up, a lease serves its adapter."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from adapters.errors import AdapterUnavailable
+from adapters.pool import AdapterLease
+from tests.adapters.pools import House, Ref, SteppedExecutor
+
+RANKS = [1, 4, 5, 12, 16, 30]
+INDICES = st.integers(0, len(RANKS) - 1)
+
+
+class PoolMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp())
+        self.kv: list[int] = []
+        self.house = House(
+            self.folder,
+            RANKS,
+            num_units=6,
+            num_slots=3,
+            host_bytes=200_000,
+            reclaim=self.reclaim,
+        )
+        self.leases: list[tuple[int, AdapterLease]] = []
+
+    def teardown(self) -> None:
+        for _, lease in self.leases:
+            lease.release()
+        self.house.pool.close()
+        assert self.house.runs.num_runs == 0
+        shutil.rmtree(self.folder)
+
+    def reclaim(self) -> bool:
+        if not self.kv:
+            return False
+        self.house.map.free_kv(self.kv.pop(), "kv")
+        return True
+
+    @rule(index=INDICES)
+    def prefetch(self, index: int) -> None:
+        self.house.pool.prefetch(self.house.refs[index])
+
+    @rule(index=INDICES)
+    def cancel(self, index: int) -> None:
+        self.house.pool.cancel(self.house.refs[index])
+
+    @rule(index=INDICES)
+    def acquire(self, index: int) -> None:
+        lease = self.house.pool.acquire(self.house.refs[index])
+        if lease is not None:
+            assert self.house.serves(lease.slot, index)
+            assert lease.max_rank == RANKS[index]
+            self.leases.append((index, lease))
+
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        if self.leases:
+            index, lease = self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1)))
+            assert self.house.serves(lease.slot, index)
+            lease.release()
+
+    @rule()
+    def acquire_what_is_missing(self) -> None:
+        try:
+            self.house.pool.acquire(Ref("f" * 64))
+        except AdapterUnavailable as error:
+            assert error.code == "adapter.store.missing"
+
+    @rule(index=INDICES)
+    def pin(self, index: int) -> None:
+        self.house.pool.pin(self.house.refs[index].digest)
+
+    @rule(index=INDICES)
+    def unpin(self, index: int) -> None:
+        self.house.pool.unpin(self.house.refs[index].digest)
+
+    @rule()
+    def evict(self) -> None:
+        self.house.pool.evict_idle()
+
+    @rule()
+    def kv_grows(self) -> None:
+        extent = self.house.map.allocate_kv("kv")
+        if extent is not None:
+            self.kv.append(extent)
+
+    @rule()
+    def loader_steps(self) -> None:
+        assert isinstance(self.house.executor, SteppedExecutor)
+        self.house.executor.step()
+
+    @rule()
+    def poll(self) -> None:
+        self.house.pool.poll()
+
+    @rule(seconds=st.sampled_from([0.001, 1.0, 100.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.house.now += seconds
+
+    @invariant()
+    def adds_up(self) -> None:
+        self.house.check()
+        leased = {index for index, _ in self.leases}
+        assert leased <= self.house.on_device()
+
+
+TestPool = PoolMachine.TestCase
+TestPool.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
