@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Sequence
 
 from gateway.errors import NoWorker
@@ -17,7 +16,6 @@ class Fleet:
 
     def __init__(self, clients: Sequence[WorkerClient]) -> None:
         self._clients = clients
-        self._ids = itertools.count(1)
 
     @property
     def is_ready(self) -> bool:
@@ -28,9 +26,6 @@ class Fleet:
         async with asyncio.TaskGroup() as connections:
             for client in self._clients:
                 connections.create_task(client.run())
-
-    def next_sequence_id(self) -> int:
-        return next(self._ids)
 
     def choose(self, model: str, adapter: AdapterRef | None) -> WorkerClient:
         """The worker for a sequence on the base model of this digest; NoWorker if none is ready."""

@@ -1,4 +1,4 @@
-"""Which worker takes a request: one that has the adapter unless it is much busier; else the idlest."""
+"""Which worker takes a request: one that has the adapter unless much busier; else the idlest."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ from gateway.auth import Principal
 from gateway.catalog import Target
 from gateway.choice import Choice
 from gateway.errors import InvalidRequest
-from gateway.fleet import Fleet
 from gateway.generation import Generation
 from gateway.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.tokenizer import ModelTokenizer, SamplingDefaults
@@ -68,20 +67,14 @@ def check_tokens(call: Call) -> None:
         raise InvalidRequest(f"Token ids must be below {size}.", param="stop_token_ids")
 
 
-def plan(call: Call, reservation: Reservation, fleet: Fleet, worker: WorkerClient) -> Generation:
+def plan(call: Call, reservation: Reservation, worker: WorkerClient) -> Generation:
     requests: list[Generate] = []
     choices: list[Choice] = []
     for prompt, max_tokens in zip(call.prompts, reservation.max_tokens, strict=True):
         params = sampling_params(call.asked, call.tokenizer.defaults, max_tokens)
         for number in range(call.asked.n or 1):
-            requests.append(
-                _generate(
-                    call,
-                    prompt,
-                    msgspec.structs.replace(params, choice=number),
-                    fleet.next_sequence_id(),
-                )
-            )
+            numbered = msgspec.structs.replace(params, choice=number)
+            requests.append(_generate(call, prompt, numbered))
             choices.append(_choice(call, prompt, len(choices)))
     return Generation(worker, requests, choices)
 
@@ -116,9 +109,10 @@ def _first(asked: float | None, default: float | None, otherwise: float) -> floa
     return otherwise if default is None else default
 
 
-def _generate(call: Call, prompt: Prompt, params: SamplingParams, sequence_id: int) -> Generate:
+def _generate(call: Call, prompt: Prompt, params: SamplingParams) -> Generate:
+    """The client numbers it."""
     return Generate(
-        id=sequence_id,
+        id=0,
         request_id=call.request_id,
         model=call.target.base.digest,
         tokens=prompt.tokens,

@@ -15,11 +15,11 @@ from typing import Any
 import jinja2
 import msgspec
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
-from tokenizers.processors import TemplateProcessing
 
 from gateway.detokenizer import Spelling
 from gateway.errors import InvalidRequest
@@ -27,6 +27,9 @@ from gateway.schemas import Message
 
 THREAD_THRESHOLD = 16 << 10
 """Longer texts are encoded in a thread, so that they do not hold up the others."""
+
+RENDERING_ERRORS = (ArithmeticError, LookupError, TypeError, ValueError, RecursionError)
+"""What a template's own expressions may raise on messages it did not expect."""
 
 SPECIAL_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
@@ -43,7 +46,6 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
 
 class _TokenizerFile(msgspec.Struct):
     decoder: dict[str, Any] | None = None
-    post_processor: dict[str, Any] | None = None
 
 
 class ModelTokenizer:
@@ -58,26 +60,12 @@ class ModelTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._special_tokens = _special_tokens(config)
-        self._add_configured_specials(config)
         self.spelling = Spelling(self._tokenizer, parts.decoder)
         self.defaults = msgspec.convert(
             _read_json(folder / "generation_config.json"), SamplingDefaults
         )
         template = _template_source(folder, config)
         self._template = None if template is None else ENVIRONMENT.from_string(template)
-
-    def _add_configured_specials(self, config: dict[str, Any]) -> None:
-        """`add_bos_token` and `add_eos_token` of the config overrule tokenizer.json."""
-        if "add_bos_token" not in config and "add_eos_token" not in config:
-            return
-        before = self._special_tokens.get("bos_token") if config.get("add_bos_token") else None
-        after = self._special_tokens.get("eos_token") if config.get("add_eos_token") else None
-        specials = [(t, self._tokenizer.token_to_id(t)) for t in (before, after) if t is not None]
-        single = " ".join(part for part in (before, "$A", after) if part is not None)
-        tokenizer: Any = self._tokenizer
-        tokenizer.post_processor = TemplateProcessing(
-            single=single, pair=f"{single} $B", special_tokens=specials
-        )
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         if len(text) <= THREAD_THRESHOLD:
@@ -103,9 +91,9 @@ class ModelTokenizer:
                 documents=None,
                 **self._special_tokens,
             )
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, *RENDERING_ERRORS) as error:
             raise InvalidRequest(
-                f"The model's chat template refused: {error.message}", param="messages"
+                f"The model's chat template refused: {error}", param="messages"
             ) from error
 
     def decode(self, tokens: list[int], *, skip_special_tokens: bool = False) -> str:
@@ -165,6 +153,15 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _Namespace(jinja2.utils.Namespace):
+    """Takes no private names, which the sandbox guards on every other object."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            raise SecurityError(f"a namespace may not have {name!r}")
+        super().__setitem__(name, value)
+
+
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
@@ -196,7 +193,9 @@ def _environment() -> ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
     )
     environment.filters["tojson"] = _tojson
-    environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+    environment.globals.update(
+        raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_Namespace
+    )
     return environment
 
 

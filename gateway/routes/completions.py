@@ -85,7 +85,7 @@ def respond(
         num_choices=asked.n or 1,
         max_model_len=target.base.max_model_len,
     )
-    generation = plan(call, reservation, gateway.fleet, worker)
+    generation = plan(call, reservation, worker)
 
     def settle(generation: Generation) -> None:
         gateway.admission.settle(reservation, generation.usage)

@@ -1,8 +1,9 @@
-"""One gateway with one scripted worker for all tests of a module."""
+"""One gateway with one scripted worker for all tests."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import openai
 import pytest
@@ -12,21 +13,21 @@ from tests.gateway.service import Service, make_store
 
 
 @pytest.fixture(scope="session")
-def store(tmp_path_factory: pytest.TempPathFactory):
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_store(tmp_path_factory.mktemp("store"))
 
 
 @pytest.fixture(scope="session")
-def worker() -> ScriptedWorker:
-    return ScriptedWorker()
-
-
-@pytest.fixture(scope="session")
-def service(store, worker: ScriptedWorker) -> Iterator[Service]:
-    service = Service(store, worker.clients)
+def service(store: Path) -> Iterator[Service]:
+    service = Service(store)
     service.start()
     yield service
     service.stop()
+
+
+@pytest.fixture
+def worker(service: Service) -> ScriptedWorker:
+    return service.worker
 
 
 @pytest.fixture

@@ -1,23 +1,105 @@
-"""A worker whose answers a test writes, and the clients connected to it."""
+"""A worker whose answers a test writes: the worker's own server over a unix socket, no engine.
+
+Unlike `StubWorker`, whose replies are one token a step, its scripts say what each step holds and
+may fail anywhere.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
 from tests.gateway.scripts import Script, say
-from tests.gateway.service import DIGEST
-from workers.client import WorkerClient
+from workers.client import WorkerClient, WorkerFailed
+from workers.protocol import (
+    Abort,
+    ErrorCode,
+    Failed,
+    Generate,
+    ModelInfo,
+    SequenceOutput,
+    StepOutput,
+)
+from workers.server import Command, Disconnected, Server
+
+DIGEST = "d" * 64
+MAX_MODEL_LEN = 128
+
+Key = tuple[int, int]
 
 
 class ScriptedWorker:
-    def __init__(self):
+    """`requests` are all Generates in order; `aborted` those among them that were given up."""
+
+    def __init__(self) -> None:
         self.script: Script = say("hello")
-        self.requests = []
-        self.aborted = []
+        self.requests: list[Generate] = []
+        self.aborted: list[Generate] = []
+        self.is_ready = True
+        self.models = [ModelInfo(DIGEST, "tiny", MAX_MODEL_LEN)]
+        self._running: dict[Key, tuple[Generate, asyncio.Task[None]]] = {}
+        self._due: dict[int, list[SequenceOutput]] = {}
+        self._server: Server
+        self._folder = tempfile.TemporaryDirectory(prefix="lpx-")
 
-    def behave(self, g):
-        self.requests.append(g)
-        return self.script(g)
+    async def clients(self) -> Sequence[WorkerClient]:
+        """Starts serving in the running loop."""
+        path = Path(self._folder.name) / "worker.sock"
+        self._server = Server(f"unix:{path}", instance_id="scripted")
+        await self._server.start(self)
+        return [WorkerClient(self._server.address)]
 
-    async def clients(self):
-        c = WorkerClient(self.behave, {DIGEST})
-        c.aborted = self.aborted
-        return [c]
+    async def close(self) -> None:
+        await self._server.close()
+
+    def post(self, connection: int, message: Command) -> None:
+        match message:
+            case Generate():
+                self.requests.append(message)
+                task = asyncio.create_task(self._run((connection, message.id), message))
+                self._running[connection, message.id] = message, task
+            case Abort(id=sequence_id):
+                self._give_up((connection, sequence_id))
+            case Disconnected():
+                for key in [key for key in self._running if key[0] == connection]:
+                    self._give_up(key)
+            case _:
+                raise AssertionError(f"unexpected {message}")
+
+    def _give_up(self, key: Key) -> None:
+        request, task = self._running.pop(key, (None, None))
+        if request is not None and task is not None:
+            task.cancel()
+            self.aborted.append(request)
+
+    async def _run(self, key: Key, request: Generate) -> None:
+        connection, sequence_id = key
+        try:
+            async for output in self.script(request):
+                self._emit(connection, msgspec.structs.replace(output, id=sequence_id))
+                if output.finish_reason is not None:
+                    break
+        except WorkerFailed as failure:
+            self._flush(connection)
+            failed = Failed(sequence_id, failure.code, failure.message)
+            self._server.deliver([(connection, failed)])
+        except Exception as error:
+            self._server.deliver(
+                [(connection, Failed(sequence_id, ErrorCode.INTERNAL, str(error)))]
+            )
+        self._running.pop(key, None)
+
+    def _emit(self, connection: int, output: SequenceOutput) -> None:
+        """What arises in one turn of the loop goes in one frame, as in an engine's step."""
+        if connection not in self._due:
+            self._due[connection] = []
+            asyncio.get_running_loop().call_soon(self._flush, connection)
+        self._due[connection].append(output)
+
+    def _flush(self, connection: int) -> None:
+        if outputs := self._due.pop(connection, None):
+            self._server.deliver([(connection, StepOutput(outputs))])

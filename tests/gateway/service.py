@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,14 +30,12 @@ from admin.records import (
 from gateway.app import Gateway, create_app
 from gateway.config import GatewayConfig
 from tests.doubles import SIZES, make_tokenizer
-from workers.client import WorkerClient
+from tests.gateway.scripted import DIGEST, MAX_MODEL_LEN, ScriptedWorker
 
 T = TypeVar("T")
 
 PEPPER = b"pepper"
-DIGEST = "d" * 64
 OTHER_DIGEST = "e" * 64
-MAX_MODEL_LEN = 128
 THEN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -140,18 +138,13 @@ def make_store(folder: Path) -> Path:
 
 
 class Service:
-    """A running gateway. `clients` is called in its loop."""
+    """A running gateway and its worker, both in the loop of a thread."""
 
-    def __init__(
-        self,
-        store: Path,
-        clients: Callable[[], Coroutine[Any, Any, Sequence[WorkerClient]]],
-        **config: Any,
-    ) -> None:
+    def __init__(self, store: Path, **config: Any) -> None:
         self.keys = Keys()
         self.config = GatewayConfig(store=store, pepper=PEPPER, **config)
         self.loop = uvloop.new_event_loop()
-        self._clients = clients
+        self.worker = ScriptedWorker()
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -168,8 +161,8 @@ class Service:
     def stop(self) -> None:
         self._server.should_exit = True
         self._thread.join(timeout=20)
-        assert not self._thread.is_alive()
         self._socket.close()
+        assert not self._thread.is_alive()
 
     def client(self, key: str | None = None, **options: Any) -> openai.OpenAI:
         return openai.OpenAI(
@@ -199,10 +192,11 @@ class Service:
 
     async def _serve(self) -> None:
         self.source = FedSource(snapshot(self.keys.records))
-        app = create_app(self.config, source=self.source, clients=await self._clients())
+        app = create_app(self.config, source=self.source, clients=await self.worker.clients())
         self.gateway = app.state.gateway
         config = uvicorn.Config(
             app, http="httptools", loop="none", log_level="error", timeout_graceful_shutdown=5
         )
         self._server = uvicorn.Server(config)
         await self._server.serve(sockets=[self._socket])
+        await self.worker.close()

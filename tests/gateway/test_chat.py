@@ -183,12 +183,12 @@ def test_streamed_logprobs_are_the_same(client: openai.OpenAI, worker: ScriptedW
 def test_stop_across_tokens(
     client: openai.OpenAI, worker: ScriptedWorker, stream: bool, per_step: int
 ) -> None:
-    worker.script = say("one STILL two STOP three", per_step=per_step)
+    worker.script = say("one STILL two STOP" + " three" * 9, per_step=per_step, pause_s=0.01)
     text, reason, tokens = complete(client, stream, stop=["STOP", "never"])
     assert (text, reason) == ("one STILL two ", "stop")
     assert tokens == len("one STILL two STOP")
     if per_step < 100:
-        Service.wait_for(lambda: worker.requests[-1].id in worker.aborted)
+        Service.wait_for(lambda: worker.requests[-1] in worker.aborted)
 
 
 @pytest.mark.parametrize("stream", [False, True])

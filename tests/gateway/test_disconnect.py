@@ -23,9 +23,9 @@ HELLO: list[Any] = [{"role": "user", "content": "Hi"}]
 
 
 @pytest.fixture(scope="module")
-def impatient(store: Path, worker: ScriptedWorker) -> Iterator[Service]:
+def impatient(store: Path) -> Iterator[Service]:
     """Pings after 0.2 s of silence, and cuts after half a second without reading."""
-    service = Service(store, worker.clients, ping_interval_s=0.2, slow_client_s=0.5)
+    service = Service(store, ping_interval_s=0.2, slow_client_s=0.5)
     service.start()
     yield service
     service.stop()
@@ -47,9 +47,9 @@ def raw_request(service: Service, body: dict[str, Any], receive_buffer: int = 0)
 
 
 def assert_all_freed(service: Service, worker: ScriptedWorker, before: int) -> None:
-    mine = {request.id for request in worker.requests[before:]}
+    mine = worker.requests[before:]
     assert mine
-    service.wait_for(lambda: mine <= set(worker.aborted), timeout_s=5)
+    service.wait_for(lambda: all(request in worker.aborted for request in mine), timeout_s=5)
     service.wait_for(lambda: service.gateway.admission.num_open == 0)
 
 
@@ -116,11 +116,9 @@ def test_a_worker_lost_midway_is_an_error(
     worker.script = fails_after("some", ErrorCode.WORKER_LOST)
     text = ""
     with pytest.raises(openai.APIError, match="The worker is gone") as failure:
-        for chunk in client.chat.completions.create(
-            model="tiny", messages=HELLO, stream=True, n=n
-        ):
+        for chunk in client.chat.completions.create(model="tiny", messages=HELLO, stream=True, n=n):
             text += chunk.choices[0].delta.content or ""
-    assert text == "some" if n == 1 else "some" in text.replace("oo", "o") or text
+    assert text == "some" if n == 1 else text.startswith("s")
     assert failure.value.code == "worker_lost"
 
 
@@ -175,7 +173,7 @@ def test_framing(service: Service, worker: ScriptedWorker) -> None:
     answer = httpx.post(
         f"{service.url}/v1/chat/completions",
         headers={"authorization": f"Bearer {service.keys.acme}"},
-        json={"model": 'tiny', "messages": HELLO, "stream": True},
+        json={"model": "tiny", "messages": HELLO, "stream": True},
     )
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     events = answer.text.split("\n\n")
@@ -202,8 +200,8 @@ def test_one_write_for_each_step(service: Service, worker: ScriptedWorker) -> No
     assert b"[DONE]" in b"".join(chunks[2:])
 
 
-def test_silence_is_filled_with_pings(impatient: Service, worker: ScriptedWorker) -> None:
-    worker.script = say("ab", pause_s=0.7)
+def test_silence_is_filled_with_pings(impatient: Service) -> None:
+    impatient.worker.script = say("ab", pause_s=0.7)
     with impatient.client() as client:
         chunks = list(client.chat.completions.create(model="tiny", messages=HELLO, stream=True))
     assert "".join(c.choices[0].delta.content or "" for c in chunks) == "ab"
@@ -211,34 +209,29 @@ def test_silence_is_filled_with_pings(impatient: Service, worker: ScriptedWorker
         received = b""
         while b"[DONE]" not in received:
             received += connection.recv(65536)
-    assert received.count(b": ping\n\n") >= 6
-    assert b"\n\n: ping\n\n" in received.replace(b"\r\n8\r\n", b"").replace(b"\r\n", b"\n")
+    assert received.count(b"\r\n8\r\n: ping\n\n\r\n") >= 6
 
 
-def test_an_error_after_a_ping_is_an_event(impatient: Service, worker: ScriptedWorker) -> None:
+def test_an_error_after_a_ping_is_an_event(impatient: Service) -> None:
     async def script(request: Generate) -> AsyncIterator[SequenceOutput]:
         await asyncio.sleep(0.5)
         raise WorkerFailed(ErrorCode.WORKER_LOST, "The worker is gone.")
         yield
 
-    worker.script = script
+    impatient.worker.script = script
     with impatient.client() as client, pytest.raises(openai.APIError, match="gone") as failure:
         list(client.chat.completions.create(model="tiny", messages=HELLO, stream=True))
     assert failure.value.code == "worker_lost"
 
 
-def test_a_client_that_does_not_read_is_cut(impatient: Service, worker: ScriptedWorker) -> None:
-    worker.script = say("x" * 400_000, per_step=2000)
-    before = len(worker.requests)
-    impatient.call(lambda: impatient.source.feed(_roomy(impatient)))
-    impatient.wait_for(lambda: _room(impatient) > 1000)
-
+def test_a_client_that_does_not_read_is_cut(impatient: Service) -> None:
     async def flood(request: Generate) -> AsyncIterator[SequenceOutput]:
         while True:
             await asyncio.sleep(0)
             yield SequenceOutput(id=request.id, tokens=ids("x" * 50_000))
 
-    worker.script = flood
+    impatient.worker.script = flood
+    before = len(impatient.worker.requests)
     connection = raw_request(impatient, {"stream": True}, receive_buffer=4096)
-    assert_all_freed(impatient, worker, before)
+    assert_all_freed(impatient, impatient.worker, before)
     connection.close()
