@@ -14,9 +14,8 @@ dtype.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -301,28 +300,3 @@ class Ops(Protocol):
     def synchronize(self) -> None:
         """Returns when all work submitted so far is done."""
         ...
-
-
-def select(name: str, **options: Any) -> Ops:
-    """The backend of that name, imported only now. Raises ValueError for an unknown one."""
-    match name:
-        case "reference":
-            from ops.reference import ReferenceOps
-
-            return ReferenceOps()
-        case "cpu":
-            return _cpu(**options)
-        case _:
-            raise ValueError(f"unknown op backend {name!r}: this build has 'reference' and 'cpu'")
-
-
-def _cpu(**options: Any) -> Ops:
-    """The CPU backend, or, where its kernels cannot be compiled, the reference and a warning."""
-    from ops.build import BuildError
-    from ops.cpu import CpuOps
-
-    try:
-        return CpuOps(**options)
-    except BuildError as error:
-        warnings.warn(f"slow reference ops are used: {error}", RuntimeWarning, stacklevel=3)
-        return select("reference")

@@ -37,9 +37,7 @@ async def _serve(worker: Worker) -> None:
         is_ready=lambda: server.is_ready,
         documents={
             "/metrics": lambda: render_metrics(server.status),
-            "/steps": lambda: msgspec.json.encode(
-                {name: worker.ring.last()[name].tolist() for name in worker.ring.last().dtype.names}
-            ),
+            "/steps": lambda: msgspec.json.encode(worker.ring.columns()),
         },
     )
     stopping = asyncio.Event()

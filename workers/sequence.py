@@ -59,9 +59,9 @@ class Sequence:
         )
         self._page_keys: list[bytes] = []
         params = request.params
-        self.end_tokens = (frozenset() if params.ignore_eos else end_tokens) | frozenset(
-            params.stop_token_ids
-        )
+        self.end_tokens = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            self.end_tokens |= end_tokens
 
     @property
     def key(self) -> tuple[int, int]:

@@ -48,3 +48,8 @@ class StepRing:
         count = min(count, self.num_steps, CAPACITY)
         first = self.num_steps - count
         return self._records[np.arange(first, self.num_steps) % CAPACITY].copy()
+
+    def columns(self) -> dict[str, list[float]]:
+        """All that is kept, by field, oldest first."""
+        records = self.last()
+        return {name: records[name].tolist() for name in STEP.names or ()}

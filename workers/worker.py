@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-import ops.base
+import ops.registry
 from adapters.pool import AdapterPool
 from adapters.store import LocalStore
 from memory.arena import Arena
@@ -153,7 +153,7 @@ def _select_ops(config: WorkerConfig) -> Ops:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     log.info("op backend %s, %d threads, pid %d", config.ops, torch.get_num_threads(), os.getpid())
-    return ops.base.select(config.ops)
+    return ops.registry.select(config.ops)
 
 
 def _extent_bytes(page_bytes: list[int]) -> int:

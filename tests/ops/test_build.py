@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ops import build
-from ops.base import select
+from ops.registry import select
 
 
 def test_the_library_is_compiled_once_into_a_private_folder(monkeypatch, tmp_path: Path):

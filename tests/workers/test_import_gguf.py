@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ops.base import select
+from ops.registry import select
 from tests.doubles import FAMILIES, make_model
 from tests.workers.paged import PagedModel, Stream
 from tests.workers.real_model import demo_gguf

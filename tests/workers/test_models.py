@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ops.base import select
+from ops.registry import select
 from tests.doubles import FAMILIES, SIZES, make_adapter, make_model
 from tests.workers.paged import PagedModel, Stream
 from workers.models.decoder import Decoder

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ops.base import select
+from ops.registry import select
 from tests.doubles import make_model
 from tests.workers.paged import PagedModel, Stream
 from workers.models.checkpoint import CheckpointError

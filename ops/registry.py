@@ -1,0 +1,33 @@
+"""Backends by name, each imported only when it is asked for."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from ops.base import Ops
+
+
+def select(name: str, **options: Any) -> Ops:
+    """The backend of that name, imported only now. Raises ValueError for an unknown one."""
+    match name:
+        case "reference":
+            from ops.reference import ReferenceOps
+
+            return ReferenceOps()
+        case "cpu":
+            return _cpu(**options)
+        case _:
+            raise ValueError(f"unknown op backend {name!r}: this build has 'reference' and 'cpu'")
+
+
+def _cpu(**options: Any) -> Ops:
+    """The CPU backend, or, where its kernels cannot be compiled, the reference and a warning."""
+    from ops.build import BuildError
+    from ops.cpu import CpuOps
+
+    try:
+        return CpuOps(**options)
+    except BuildError as error:
+        warnings.warn(f"slow reference ops are used: {error}", RuntimeWarning, stacklevel=3)
+        return select("reference")
