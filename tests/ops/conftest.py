@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ops.base import Ops, select
+from ops.base import Ops
+from ops.registry import select
 
 
 def _variants() -> list[str]:

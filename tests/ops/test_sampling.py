@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ops.base import Ops, SamplingBatch, select
+from ops.base import Ops, SamplingBatch
+from ops.registry import select
 from tests.ops import formulas
 
 VOCAB = 300
