@@ -185,6 +185,7 @@ def _translate(error: asyncpg.PostgresError) -> AdminError:
             | asyncpg.InsufficientResourcesError()
             | asyncpg.OperatorInterventionError()
             | asyncpg.InvalidAuthorizationSpecificationError()
+            | asyncpg.InvalidCatalogNameError()
         ):
             return DatabaseUnavailable(text)
         case _:

@@ -6,7 +6,7 @@ import asyncio
 from typing import Annotated
 
 from litestar import Controller, Response, delete, get, post, put
-from litestar.params import FromPath, FromQuery, Parameter
+from litestar.params import FromPath, FromQuery, JSONBody, Parameter
 
 from adapters.errors import AdapterRejected
 from admin import adapters, models
@@ -163,7 +163,7 @@ class AdapterController(Controller):
         request: AdminRequest,
         name: FromPath[str],
         alias: FromPath[str],
-        data: AliasSet,
+        data: JSONBody[AliasSet],
         tenant: FromQuery[str | None] = None,
     ) -> AliasView:
         """Promote or roll back: in one step, for every request from then on."""

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 from litestar import Controller, delete, get, post
-from litestar.params import FromPath, FromQuery, Parameter
+from litestar.params import FromPath, FromQuery, JSONBody, Parameter
 
 from admin import tenants
 from admin.errors import Invalid
@@ -21,7 +21,7 @@ class KeyController(Controller):
 
     @post("/tenants/{tenant:str}/keys", guards=[requires(ADMIN)])
     async def create_key(
-        self, request: AdminRequest, tenant: FromPath[str], data: KeyCreate
+        self, request: AdminRequest, tenant: FromPath[str], data: JSONBody[KeyCreate]
     ) -> KeyCreated:
         """A key of a tenant. Its text is in this answer and nowhere else."""
         async with request.plane.database.acquire() as connection:
@@ -43,7 +43,9 @@ class KeyController(Controller):
         return page([KeyView.of(key) for key in keys], limit)
 
     @post("/keys", guards=[requires(ADMIN)])
-    async def create_admin_key(self, request: AdminRequest, data: KeyCreate) -> KeyCreated:
+    async def create_admin_key(
+        self, request: AdminRequest, data: JSONBody[KeyCreate]
+    ) -> KeyCreated:
         """An admin key: it manages, it does not infer."""
         return await create(request, None, data, ADMIN_SCOPES)
 
@@ -66,7 +68,7 @@ class KeyController(Controller):
 
 
 async def create(
-    request: AdminRequest, owner: Tenant | None, data: KeyCreate, allowed: frozenset[str]
+    request: AdminRequest, owner: Tenant | None, data: JSONBody[KeyCreate], allowed: frozenset[str]
 ) -> KeyCreated:
     """Raises Invalid for a scope its kind of key cannot have and for an expiry that has passed."""
     scopes = allowed if data.scopes is None else data.scopes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from litestar import Controller, get, post
-from litestar.params import FromPath
+from litestar.params import FromPath, JSONBody
 
 from admin import models
 from admin.errors import Invalid
@@ -18,7 +18,9 @@ class ModelController(Controller):
     path = "/models"
 
     @post(guards=[requires(ADMIN)])
-    async def register_model(self, request: AdminRequest, data: ModelRegister) -> ModelView:
+    async def register_model(
+        self, request: AdminRequest, data: JSONBody[ModelRegister]
+    ) -> ModelView:
         """The model must have been imported into the store; the same again changes nothing."""
         plane = request.plane
         shape, longest = await asyncio.to_thread(plane.describe_model, data.digest)

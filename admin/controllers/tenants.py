@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from litestar import Controller, delete, get, post
-from litestar.params import FromPath, FromQuery, Parameter
+from litestar.params import FromPath, FromQuery, JSONBody, Parameter
 
 from admin import adapters, tenants
 from admin.guards import ADMIN, requires
@@ -17,7 +17,9 @@ class TenantController(Controller):
     path = "/tenants"
 
     @post(guards=[requires(ADMIN)])
-    async def create_tenant(self, request: AdminRequest, data: TenantCreate) -> TenantView:
+    async def create_tenant(
+        self, request: AdminRequest, data: JSONBody[TenantCreate]
+    ) -> TenantView:
         """A name is taken once."""
         async with request.plane.database.transaction() as connection:
             tenant = await tenants.create_tenant(connection, data.name, data.sharing_group)

@@ -1,13 +1,26 @@
-"""A fresh database for each test of the Postgres plane."""
+"""A fresh database and a served admin plane for each test."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
+import httpx
+import msgspec
 import pytest
 
+from adapters.store import LocalStore
+from admin.app import create_app
+from admin.config import AdminConfig
 from admin.database import Database
+from admin.tenants import create_key
+from tests.adapters.files import BASE
 from tests.postgres import fresh_database
+from tests.serving import serving
+
+PEPPER = b"pepper of the tests"
+MAX_UPLOAD_BYTES = 1 << 20
 
 
 @pytest.fixture
@@ -28,3 +41,82 @@ async def database(dsn: str) -> AsyncIterator[Database]:
     database = await Database.connect(dsn)
     yield database
     await database.close()
+
+
+def write_model(store: Path, digest: str, **changes: int) -> None:
+    """What the admin plane reads of a model: its config. The shape is that of BASE."""
+    folder = store / "models" / digest
+    folder.mkdir(parents=True)
+    config = {
+        "model_type": "llama",
+        "num_hidden_layers": BASE.num_layers,
+        "hidden_size": BASE.hidden_size,
+        "num_attention_heads": BASE.num_heads,
+        "num_key_value_heads": BASE.num_kv_heads,
+        "head_dim": BASE.head_dim,
+        "intermediate_size": BASE.intermediate_size,
+        "vocab_size": BASE.vocab_size,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 512,
+    }
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+class Plane(msgspec.Struct):
+    """A running admin plane and its clients."""
+
+    url: str
+    database: Database
+    store: Path
+    clients: list[httpx.AsyncClient] = []
+
+    @property
+    def client(self) -> httpx.AsyncClient:
+        """Bears the admin key."""
+        return self.clients[0]
+
+    async def tenant(self, name: str, **key: object) -> httpx.AsyncClient:
+        """A new tenant; a client with its key."""
+        made = await self.client.post("tenants", json={"name": name})
+        assert made.status_code == 201, made.text
+        return self.bearing((await self.key(name, **key))["key"])
+
+    async def key(self, tenant: str, **fields: object) -> dict[str, object]:
+        answer = await self.client.post(f"tenants/{tenant}/keys", json=fields)
+        assert answer.status_code == 201, answer.text
+        return answer.json()
+
+    def bearing(self, key: str) -> httpx.AsyncClient:
+        headers = {"authorization": f"Bearer {key}"}
+        client = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=30)
+        self.clients.append(client)
+        return client
+
+    def files(self) -> set[str]:
+        """Digests of the adapters in the store; asserts that nothing lies about."""
+        assert list((self.store / "incoming").iterdir()) == []
+        return {entry.name for entry in (self.store / "adapters").iterdir()}
+
+
+@pytest.fixture
+async def plane(database: Database, tmp_path: Path) -> AsyncIterator[Plane]:
+    store = tmp_path / "store"
+    config = AdminConfig(pepper=PEPPER, max_upload_bytes=MAX_UPLOAD_BYTES)
+    app = create_app(config, database=database, store=LocalStore(store))
+    async with database.transaction() as connection:
+        _, text = await create_key(connection, PEPPER, None)
+    async with serving(app) as url:
+        plane = Plane(f"{url}/admin/v1", database, store)
+        plane.bearing(text)
+        yield plane
+        for client in plane.clients:
+            await client.aclose()
+
+
+@pytest.fixture
+async def base(plane: Plane) -> str:
+    """The digest of a registered base model, `tiny`, of the shape BASE."""
+    write_model(plane.store, "b" * 64)
+    answer = await plane.client.post("models", json={"name": "tiny", "digest": "b" * 64})
+    assert answer.status_code == 201, answer.text
+    return "b" * 64

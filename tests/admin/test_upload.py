@@ -1,0 +1,275 @@
+"""Uploads over real HTTP: what is taken, what is refused, and what stays of it."""
+
+import asyncio
+import io
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from adapters.validator import CONFIG_NAME, WEIGHTS_NAME, AdapterFiles, content_digest
+from tests.adapters.files import write_adapter
+from tests.admin.conftest import MAX_UPLOAD_BYTES, Plane, write_model
+from tests.admin.test_routes import problem
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_adapter(tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+def parts(folder: Path) -> dict[str, Any]:
+    return {name: (name, (folder / name).read_bytes()) for name in (CONFIG_NAME, WEIGHTS_NAME)}
+
+
+async def push(client: httpx.AsyncClient, folder: Path, **fields: str) -> httpx.Response:
+    return await client.post("adapters", data=fields, files=parts(folder))
+
+
+def tar_of(folder: Path, prefix: str = "", **extra: bytes) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name in (CONFIG_NAME, WEIGHTS_NAME):
+            archive.add(folder / name, prefix + name)
+        for name, data in extra.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return file.getvalue()
+
+
+def zip_of(folder: Path, prefix: str = "") -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in (CONFIG_NAME, WEIGHTS_NAME):
+            archive.write(folder / name, prefix + name)
+        archive.writestr("README.md", "x" * 100)
+    return file.getvalue()
+
+
+async def test_the_first_version_is_prod_and_the_next_is_not(
+    plane: Plane, base: str, folder: Path, tmp_path: Path
+):
+    acme = await plane.tenant("acme")
+    answer = await push(acme, folder, name="bot")
+    assert answer.status_code == 201, answer.text
+    made = answer.json()
+    digest = content_digest(AdapterFiles.in_folder(folder))
+    assert (made["version"], made["state"], made["model"]) == (1, "ready", "tiny")
+    assert (made["digest"], made["aliases"], made["max_rank"]) == (digest, ["prod"], 4)
+    assert plane.files() == {digest}
+    stored = plane.store / "adapters" / digest
+    assert (stored / WEIGHTS_NAME).read_bytes() == (folder / WEIGHTS_NAME).read_bytes()
+
+    write_adapter(tmp_path / "next", seed=1)
+    answer = await push(acme, tmp_path / "next", name="bot", model="tiny", alias="staging")
+    assert (answer.json()["version"], answer.json()["aliases"]) == (2, ["staging"])
+    promoted = await acme.put("adapters/bot/aliases/prod", json={"version": 2})
+    assert promoted.json()["version"] == 2
+    assert [m["version"] for m in promoted.json()["history"]] == [2, 1]
+    shown = (await acme.get("adapters/bot")).json()
+    assert shown["aliases"] == {"prod": 2, "staging": 2}
+    assert [v["version"] for v in shown["versions"]] == [1, 2]
+
+
+async def test_the_same_content_again_is_the_same_version(plane: Plane, base: str, folder: Path):
+    acme = await plane.tenant("acme")
+    first = await push(acme, folder, name="bot")
+    again = await push(acme, folder, name="bot")
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert first.json() == again.json()
+
+
+@pytest.mark.parametrize("prefix", ["", "run/checkpoint-60/", "../../../tmp/", "/etc/"])
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+async def test_one_archive_will_do_whatever_its_paths(
+    plane: Plane, base: str, folder: Path, kind: str, prefix: str
+):
+    acme = await plane.tenant("acme")
+    data = tar_of(folder, prefix) if kind == "tar" else zip_of(folder, prefix)
+    files = {"file": (f"adapter.{kind}", data)}
+    answer = await acme.post("adapters", data={"name": "bot"}, files=files)
+    assert answer.status_code == 201, answer.text
+    assert plane.files() == {content_digest(AdapterFiles.in_folder(folder))}
+
+
+async def test_a_rejected_upload_leaves_a_row_and_nothing_else(
+    plane: Plane, base: str, folder: Path
+):
+    acme = await plane.tenant("acme")
+    (folder / CONFIG_NAME).write_text('{"peft_type": "IA3"}')
+    refused = problem(await push(acme, folder, name="bot"), 400)
+    assert {"code", "field", "got", "allowed", "hint"} <= refused.keys()
+    assert plane.files() == set()
+    versions = (await acme.get("adapters/bot/versions")).json()["data"]
+    assert [(v["version"], v["state"], v["digest"]) for v in versions] == [(1, "rejected", None)]
+    assert versions[0]["error"]["code"] == refused["code"]
+    assert (await acme.get("adapters/bot")).json()["aliases"] == {}
+    promote = await acme.put("adapters/bot/aliases/prod", json={"version": 1})
+    assert problem(promote, 409)["code"] == "version_not_ready"
+
+
+async def test_a_pickle_is_refused_by_name(plane: Plane, base: str, folder: Path):
+    acme = await plane.tenant("acme")
+    config = (CONFIG_NAME, (folder / CONFIG_NAME).read_bytes())
+    files = [("f", config), ("f", ("adapter_model.bin", b"\x80\x04."))]
+    answer = await acme.post("adapters", data={"name": "bot"}, files=files)
+    assert problem(answer, 400)["code"] == "adapter.unsupported.pickle"
+    assert plane.files() == set()
+
+
+async def test_a_missing_file_is_named(plane: Plane, base: str, folder: Path):
+    acme = await plane.tenant("acme")
+    files = {WEIGHTS_NAME: parts(folder)[WEIGHTS_NAME]}
+    answer = await acme.post("adapters", data={"name": "bot"}, files=files)
+    assert problem(answer, 400)["param"] == CONFIG_NAME
+
+
+async def test_names_that_cannot_be(plane: Plane, base: str, folder: Path):
+    acme = await plane.tenant("acme")
+    assert problem(await push(acme, folder, name="tiny"), 409)["code"] == "already_exists"
+    for name in ("a/b", "a@b", ".."):
+        problem(await push(acme, folder, name=name), 400)
+    assert problem(await acme.post("adapters", files=parts(folder)), 400)["param"] == "name"
+    assert problem(await push(acme, folder, name="bot", model="none"), 404)["param"] == "model"
+    assert problem(await push(acme, folder, name="bot", alias="7"), 400)
+    assert (await acme.get("adapters")).json()["data"] == []
+    assert plane.files() == set()
+
+
+async def test_two_bases_of_one_shape_are_ambiguous(plane: Plane, base: str, folder: Path):
+    write_model(plane.store, "d" * 64)
+    await plane.client.post("models", json={"name": "twin", "digest": "d" * 64})
+    acme = await plane.tenant("acme")
+    refused = problem(await push(acme, folder, name="bot"), 400)
+    assert refused["code"] == "adapter.base.ambiguous"
+    assert (await push(acme, folder, name="bot", model="twin")).json()["model"] == "twin"
+
+
+async def test_an_adapter_belongs_to_its_tenant(plane: Plane, base: str, folder: Path):
+    acme, globex = await plane.tenant("acme"), await plane.tenant("globex")
+    await push(acme, folder, name="bot")
+    for path in ("adapters/bot", "adapters/bot/versions/1", "adapters/bot/aliases/prod"):
+        problem(await globex.get(path), 404)
+        problem(await globex.get(path, params={"tenant": "acme"}), 404)
+    problem(await globex.delete("adapters/bot"), 404)
+    problem(await push(globex, folder, name="bot", tenant="acme"), 404)
+    answer = await push(plane.client, folder, name="bot", tenant="globex")
+    assert answer.status_code == 201
+    digest = answer.json()["digest"]
+    assert (await acme.delete("adapters/bot")).status_code == 200
+    assert plane.files() == {digest}
+    assert (await plane.client.delete("tenants/globex")).status_code == 200
+    assert plane.files() == set()
+
+
+async def test_versions_are_deleted_when_no_alias_needs_them(
+    plane: Plane, base: str, folder: Path, tmp_path: Path
+):
+    acme = await plane.tenant("acme")
+    await push(acme, folder, name="bot")
+    kept = write_adapter(tmp_path / "next", seed=1)
+    await push(acme, tmp_path / "next", name="bot")
+    refused = await acme.delete("adapters/bot/versions/1")
+    assert problem(refused, 409)["code"] == "version_in_use"
+    await acme.put("adapters/bot/aliases/prod", json={"version": 2})
+    assert (await acme.delete("adapters/bot/versions/1")).json()["id"] == "bot@1"
+    assert plane.files() == {kept}
+
+
+async def test_concurrent_uploads_of_one_content_make_one_version(
+    plane: Plane, base: str, folder: Path
+):
+    acme = await plane.tenant("acme")
+    answers = await asyncio.gather(*(push(acme, folder, name="bot") for _ in range(6)))
+    assert sorted(a.status_code for a in answers) == [200] * 5 + [201]
+    assert {a.json()["version"] for a in answers} == {1}
+    assert len(plane.files()) == 1
+
+
+async def test_uploads_are_bounded(plane: Plane, base: str, folder: Path):
+    acme = await plane.tenant("acme")
+    large = {"file": (WEIGHTS_NAME, bytes(3 * MAX_UPLOAD_BYTES))}
+    answer = await acme.post("adapters", data={"name": "bot"}, files=large)
+    assert problem(answer, 413)["code"] == "request_too_large"
+    bomb = io.BytesIO()
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(WEIGHTS_NAME, bytes(3 * MAX_UPLOAD_BYTES))
+    files = {"file": ("a.zip", bomb.getvalue())}
+    problem(await acme.post("adapters", data={"name": "bot"}, files=files), 413)
+    many = [("file", ("x.tar", b"")) for _ in range(20)]
+    problem(await acme.post("adapters", data={"name": "bot"}, files=many), 413)
+    long = await acme.post("adapters", data={"name": "b" * 5000}, files=parts(folder))
+    assert problem(long, 400)["param"] == "name"
+    assert plane.files() == set()
+
+
+async def test_an_upload_that_is_cut_leaves_nothing(plane: Plane, base: str, folder: Path):
+    acme = await plane.tenant("acme")
+    request = acme.build_request("POST", "adapters", data={"name": "b"}, files=parts(folder))
+    body = await request.aread()
+
+    async def half():
+        yield body[: len(body) // 2]
+        raise ConnectionError
+
+    headers = {"content-type": request.headers["content-type"]}
+    with pytest.raises(ConnectionError):
+        await acme.post("adapters", content=half(), headers=headers)
+    async with asyncio.timeout(5):
+        while list((plane.store / "incoming").iterdir()):
+            await asyncio.sleep(0.02)
+    cut = await acme.post("adapters", content=body[: len(body) // 2], headers=headers)
+    assert problem(cut, 400)["code"] == "multipart"
+    assert plane.files() == set()
+    assert (await acme.get("adapters")).json()["data"] == []
+
+
+def damaged_archives(folder: Path) -> dict[str, bytes]:
+    tar = tar_of(folder)
+    gz = io.BytesIO()
+    with tarfile.open(fileobj=gz, mode="w:gz") as archive:
+        archive.add(folder / CONFIG_NAME, CONFIG_NAME)
+    link = tarfile.TarInfo(WEIGHTS_NAME)
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    linked = io.BytesIO()
+    with tarfile.open(fileobj=linked, mode="w") as archive:
+        archive.addfile(link)
+    zipped = zip_of(folder)
+    symlink = io.BytesIO()
+    with zipfile.ZipFile(symlink, "w") as archive:
+        member = zipfile.ZipInfo(WEIGHTS_NAME)
+        member.external_attr = 0o120777 << 16
+        archive.writestr(member, "/etc/passwd")
+    crowd = io.BytesIO()
+    with zipfile.ZipFile(crowd, "w") as archive:
+        for i in range(2000):
+            archive.writestr(f"{i}", "")
+    return {
+        "empty": b"",
+        "text": b"hello",
+        "gzip": gz.getvalue(),
+        "tar cut": tar[:2000],
+        "tar damaged": tar[:10] + b"!" + tar[11:],
+        "tar twice": tar_of(folder, **{"x/" + CONFIG_NAME: b"{}"}),
+        "tar link": linked.getvalue(),
+        "zip cut": zipped[:2000],
+        "zip damaged": zipped[:100] + bytes(100) + zipped[200:],
+        "zip link": symlink.getvalue(),
+        "zip crowd": crowd.getvalue(),
+    }
+
+
+async def test_damaged_archives_are_refused(plane: Plane, base: str, folder: Path):
+    acme = await plane.tenant("acme")
+    archives = damaged_archives(folder)
+    for kind, data in archives.items():
+        files = {"file": ("adapter.zip" if "zip" in kind else "adapter.tar", data)}
+        answer = await acme.post("adapters", data={"name": "bot"}, files=files)
+        assert problem(answer, 400)["type"] == "invalid_request_error", kind
+    assert plane.files() == set()
+    assert (await acme.get("adapters")).json()["data"] == []
