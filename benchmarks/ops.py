@@ -1,0 +1,268 @@
+"""`python -m benchmarks.ops`: each op at SmolLM2-135M's shapes, against what the machine could do.
+
+The bound of a row is the larger of its bytes at the measured read bandwidth and its flops at the
+measured multiply-add peak. Times are the best of many, in one thread or as many as asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from ops.base import (
+    AdapterTables,
+    AttentionBatch,
+    KVCacheView,
+    KVLayout,
+    LoRABatch,
+    Ops,
+    Site,
+)
+from ops.registry import select
+
+LAYERS, HIDDEN, HEADS, KV_HEADS, DIM, INNER, VOCAB = 30, 576, 9, 3, 64, 1536, 49152
+QKV = (HEADS + 2 * KV_HEADS) * DIM
+SITES = (
+    Site((0, 1, 2), (HIDDEN, KV_HEADS * DIM, KV_HEADS * DIM), HIDDEN),
+    Site((3,), (HIDDEN,), HIDDEN),
+    Site((4, 5), (INNER, INNER), HIDDEN),
+    Site((6,), (HIDDEN,), INNER),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measurement: `run` does the work of `calls` calls; others, by name, do the same work."""
+
+    name: str
+    run: Callable[[], object]
+    calls: int
+    num_bytes: float
+    flops: float
+    others: dict[str, Callable[[], object]]
+
+
+def best_seconds(run: Callable[[], object], budget: float = 0.25) -> float:
+    run()
+    best, end = float("inf"), time.perf_counter() + budget
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        run()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def read_bandwidth() -> float:
+    """Bytes a second of a sum over 256 MiB."""
+    data = torch.ones(1 << 26)
+    return data.nbytes / best_seconds(data.sum, 1.0)
+
+
+def multiply_add_peak() -> float:
+    """Flops a second of a matrix product that stays in the cache."""
+    a, b = torch.randn(768, 768), torch.randn(768, 768)
+    return 2 * 768**3 / best_seconds(lambda: a @ b, 1.0)
+
+
+def linear_rows(ops: Ops, dtype: torch.dtype) -> Iterator[Row]:
+    """Thirty different weights a call, so that each comes from memory."""
+    shapes = (
+        (HIDDEN, QKV),
+        (HIDDEN, HIDDEN),
+        (HIDDEN, 2 * INNER),
+        (INNER, HIDDEN),
+        (HIDDEN, VOCAB),
+    )
+    for depth, columns in shapes:
+        count = 1 if columns == VOCAB else LAYERS
+        weights = [torch.randn(columns, depth).to(dtype) for _ in range(count)]
+        packed = [ops.pack_linear(weight) for weight in weights]
+        for rows in (1, 8, 32, 256):
+            if columns == VOCAB and rows > 32:
+                continue
+            x = torch.randn(rows, depth)
+            yield Row(
+                f"linear {depth}x{columns}, {rows} rows",
+                lambda x=x, packed=packed: [ops.linear(x, w) for w in packed],
+                count,
+                weights[0].nbytes + 4.0 * rows * (depth + columns),
+                2.0 * rows * depth * columns,
+                torch_linears(x, weights, dtype),
+            )
+
+
+def torch_linears(x: Tensor, weights: list[Tensor], dtype: torch.dtype) -> dict[str, Any]:
+    narrow, linear = x.to(dtype), torch.nn.functional.linear
+    prepack = torch.ops.mkldnn._reorder_linear_weight
+    packed = [prepack(w.to_mkldnn() if dtype is torch.float32 else w, len(x)) for w in weights]
+    run = torch.ops.mkldnn._linear_pointwise
+    return {
+        "torch": lambda: [linear(narrow, w) for w in weights],
+        "oneDNN": lambda: [run(narrow, w, None, "none", [], "") for w in packed],
+    }
+
+
+def attention_rows(ops: Ops, dtype: torch.dtype) -> Iterator[Row]:
+    layout = KVLayout(LAYERS, KV_HEADS, DIM, dtype)
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    cases = ((1, 1, 256), (8, 1, 256), (32, 1, 256), (1, 1, 4096), (1, 512, 512), (1, 512, 2048))
+    for seqs, rows, context in cases:
+        pages = -(-context // 16)
+        arena = torch.zeros(seqs * pages * layout.page_bytes, dtype=torch.uint8)
+        tables = torch.randperm(seqs * pages).view(seqs, pages) * layout.page_bytes
+        ints = {"dtype": torch.int32}
+        batch = AttentionBatch(
+            torch.arange(seqs + 1, **ints) * rows,
+            torch.arange(seqs, **ints).repeat_interleave(rows),
+            torch.arange(context - rows, context, **ints).repeat(seqs),
+            torch.full((seqs,), context, **ints),
+            tables,
+            rows,
+            context,
+        )
+        qkv, view = torch.randn(seqs * rows, QKV), KVCacheView(arena, layout)
+        seen = seqs * sum(range(context - rows + 1, context + 1))
+        query = torch.randn(seqs, HEADS, rows, DIM, dtype=dtype)
+        keys = torch.randn(seqs, KV_HEADS, context, DIM, dtype=dtype)
+        mask = torch.ones(rows, context, dtype=torch.bool).tril(context - rows)
+        yield Row(
+            f"attention {seqs} seqs x {rows} rows, context {context}",
+            lambda qkv=qkv, batch=batch, view=view: [
+                ops.paged_attention(qkv, batch, view, layer, HEADS, scale=0.125)
+                for layer in range(LAYERS)
+            ],
+            LAYERS,
+            seqs * context * layout.layer_bytes / 16,
+            4.0 * seen * HEADS * DIM,
+            {
+                "torch": lambda query=query, keys=keys, mask=mask: [
+                    sdpa(query, keys, keys, attn_mask=mask, enable_gqa=True) for _ in range(LAYERS)
+                ]
+            },
+        )
+
+
+def lora_rows(ops: Ops, dtype: torch.dtype) -> Iterator[Row]:
+    """All four sites of all layers: one row of the table is a whole step's LoRA."""
+    ranks = (8, 8, 16, 16, 32, 32, 64, 64)
+    cases = {
+        "E, 8 rows": (ranks, [1] * 8),
+        "E, 32 rows": (ranks, [4] * 8),
+        "T, 32 rows": ((16,) * 8 + (8,) * 16 + (32,) * 4 + (64,) * 4, [1] * 32),
+        "rank 16, 512 rows": ((16,), [512]),
+        "rank 64, 512 rows": ((64,), [512]),
+    }
+    for name, (slot_ranks, rows) in cases.items():
+        lora, num_bytes = make_lora(slot_ranks, rows, dtype)
+        total = sum(rows)
+        inputs = {site: torch.randn(total, site.in_features) for site in SITES}
+        outputs = {site: torch.zeros(total, sum(site.widths)) for site in SITES}
+        work = sum(
+            2.0 * r * n * (site.in_features + width)
+            for r, n in zip(slot_ranks, rows, strict=True)
+            for site in SITES
+            for width in site.widths
+        )
+
+        def run(lora=lora, inputs=inputs, outputs=outputs) -> None:
+            for layer in range(LAYERS):
+                for site in SITES:
+                    ops.add_lora(outputs[site], inputs[site], site, layer, lora)
+
+        yield Row(f"add_lora {name}, a step", run, 1, num_bytes, work * LAYERS, {})
+
+
+def make_lora(ranks: tuple[int, ...], rows: list[int], dtype: torch.dtype) -> tuple[LoRABatch, int]:
+    shape = (len(ranks), LAYERS, 7)
+    a_offset, b_offset = (
+        torch.zeros(shape, dtype=torch.int64),
+        torch.zeros(shape, dtype=torch.int64),
+    )
+    rank = torch.tensor(ranks, dtype=torch.int32)[:, None, None].expand(shape).contiguous()
+    at = 0
+    for slot, r in enumerate(ranks):
+        for layer in range(LAYERS):
+            for site in SITES:
+                for projection, width in zip(site.projections, site.widths, strict=True):
+                    a_offset[slot, layer, projection] = at
+                    b_offset[slot, layer, projection] = at + r * site.in_features * dtype.itemsize
+                    at += r * (site.in_features + width) * dtype.itemsize
+    starts = torch.tensor([0, *torch.tensor(rows).cumsum(0).tolist()], dtype=torch.int32)
+    slots = torch.arange(len(ranks), dtype=torch.int32)
+    arena = torch.zeros(at, dtype=torch.uint8)
+    return LoRABatch(arena, dtype, AdapterTables(a_offset, b_offset, rank), starts, slots, 64), at
+
+
+def other_rows(ops: Ops) -> Iterator[Row]:
+    silu = torch.nn.functional.silu
+    for rows in (1, 32, 512):
+        x, weight = torch.randn(rows, HIDDEN), torch.ones(HIDDEN)
+        yield Row(
+            f"rms_norm {rows} rows",
+            lambda x=x, weight=weight: ops.rms_norm(x, weight, 1e-5),
+            *(1, 8.0 * x.numel(), 4.0 * x.numel()),
+            {"torch": lambda x=x, w=weight: torch.nn.functional.rms_norm(x, (HIDDEN,), w, 1e-5)},
+        )
+        gate = torch.randn(rows, 2 * INNER)
+        yield Row(
+            f"gated_activation {rows} rows",
+            lambda gate=gate: ops.gated_activation(gate, "silu"),
+            *(1, 6.0 * gate.numel(), 20.0 * gate.numel()),
+            {"torch": lambda g=gate: silu(g[:, :INNER]) * g[:, INNER:]},
+        )
+
+
+def show(rows: Iterator[Row], bandwidth: float, peak: float, title: str) -> None:
+    table = Table(title=title)
+    table.add_column("op")
+    for column in ("µs a call", "GB/s", "GFLOP/s", "% of bound", "torch µs", "oneDNN µs"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        seconds = best_seconds(row.run) / row.calls
+        bound = max(row.num_bytes / bandwidth, row.flops / peak)
+        others = {name: best_seconds(run) / row.calls for name, run in row.others.items()}
+        shown = [f"{others[n] * 1e6:,.0f}" if n in others else "" for n in ("torch", "oneDNN")]
+        table.add_row(
+            row.name,
+            f"{seconds * 1e6:,.1f}",
+            f"{row.num_bytes / seconds / 1e9:.1f}",
+            f"{row.flops / seconds / 1e9:.0f}",
+            f"{100 * bound / seconds:.0f}",
+            *shown,
+        )
+    Console(width=120).print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--backend", default="cpu")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--only", choices=("linear", "attention", "lora", "other"))
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.set_grad_enabled(False)
+    ops, dtype = select(options.backend), getattr(torch, options.dtype)
+    bandwidth, peak = read_bandwidth(), multiply_add_peak()
+    print(f"{options.threads} threads: {bandwidth / 1e9:.1f} GB/s, {peak / 1e9:.0f} GFLOP/s")
+    groups = {
+        "linear": lambda: linear_rows(ops, dtype),
+        "attention": lambda: attention_rows(ops, dtype),
+        "lora": lambda: lora_rows(ops, dtype),
+        "other": lambda: other_rows(ops),
+    }
+    for name, rows in groups.items():
+        if options.only in (None, name):
+            show(rows(), bandwidth, peak, f"{name}, {options.dtype}")
+
+
+if __name__ == "__main__":
+    main()
