@@ -63,11 +63,14 @@ class Sequences(RuleBasedStateMachine):
         sequence.num_computed = num_cached
         self.sequences.append(sequence)
 
-    @precondition(lambda self: self.sequences)
-    @rule(data=st.data(), num_tokens=st.sampled_from([16, 32, 1, 15, 17, 48]))
-    def step(self, data: st.DataObject, num_tokens: int) -> None:
-        """Computes a chunk, draws tokens past the end, and shares what is full."""
-        sequence = data.draw(st.sampled_from(self.sequences))
+    @rule(chunks=st.lists(st.sampled_from([0, 16, 32, 1, 15, 17, 48]), min_size=1, max_size=6))
+    def step(self, chunks: list[int]) -> None:
+        """An engine's step: each sequence computes a chunk, the last of them perhaps nothing."""
+        for sequence, num_tokens in zip(self.sequences, chunks, strict=False):
+            self._compute(sequence, num_tokens)
+
+    def _compute(self, sequence: _Sequence, num_tokens: int) -> None:
+        """Draws tokens past the end, and shares the pages that are full."""
         end = sequence.num_computed + num_tokens
         num_free, pages = self.kv.num_free, list(sequence.table.pages)
         missing = -(-end // PAGE_TOKENS) - len(pages)
@@ -87,10 +90,9 @@ class Sequences(RuleBasedStateMachine):
         sequence.table.commit(sequence.keys[:num_full])
 
     @precondition(lambda self: self.sequences)
-    @rule(data=st.data())
-    def finish(self, data: st.DataObject) -> None:
-        sequence = data.draw(st.sampled_from(self.sequences))
-        self.sequences.remove(sequence)
+    @rule(index=st.integers(0, 5))
+    def finish(self, index: int) -> None:
+        sequence = self.sequences.pop(index % len(self.sequences))
         sequence.table.free()
         assert sequence.table.pages == [] and sequence.table.num_committed == 0
 
