@@ -68,6 +68,7 @@ class AdapterPool:
         self._clock = clock
         self._reclaim = reclaim
         self._retry_s = retry_s
+        self.num_evictions = 0
         self._is_own_executor = executor is None
         self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="adapter-loader")
         self._entries: dict[str, Entry] = {}
@@ -154,6 +155,7 @@ class AdapterPool:
         idle = [entry for entry in self._entries.values() if self._is_idle(entry)]
         if not idle:
             return False
+        self.num_evictions += 1
         victim = min(idle, key=lambda e: (e.value_per_byte(now), e.used_at, e.digest))
         self._free_device(victim)
         self._forget(victim)

@@ -119,6 +119,7 @@ class Engine:
             num_preemptions=scheduler.num_preemptions,
             prefix_queried_tokens=scheduler.num_queried_tokens,
             prefix_hit_tokens=scheduler.num_hit_tokens,
+            num_adapter_evictions=self._pool.num_evictions,
         )
 
     def adapter_status(self) -> list[AdapterStatus]:

@@ -161,6 +161,8 @@ class ModelStatus(msgspec.Struct, frozen=True):
     num_preemptions: int
     prefix_queried_tokens: int
     prefix_hit_tokens: int
+    num_adapter_evictions: int = 0
+    """Adapters taken off the device to make room."""
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, tag="status"):

@@ -1,0 +1,188 @@
+"""Batched with strangers = alone = transformers + peft: the real demo model, through HTTP."""
+
+from __future__ import annotations
+
+import json
+import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from gateway.tokenizer import ModelTokenizer
+from tests.e2e import demo
+from tests.oracle import Oracle, Verdict
+from tests.stack import Stack, running
+from workers.importer import import_model
+
+NUM_REQUESTS = 64
+NUM_TOKENS = 64
+
+
+class Demo(NamedTuple):
+    source: Path
+    """The canonical folder: what transformers loads is what is served."""
+    adapters: dict[str, Path]
+    tokenizer: ModelTokenizer
+    raw: Tokenizer
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    folder = tmp_path_factory.mktemp("demo")
+    digest = import_model(demo.gguf(), folder / "store")
+    source = folder / "store" / "models" / digest
+    return Demo(
+        source,
+        demo.make_adapters(source, folder / "adapters"),
+        ModelTokenizer(source),
+        Tokenizer.from_file(str(source / "tokenizer.json")),
+    )
+
+
+def start(folder: Path, real: Demo, **settings: object) -> Stack:
+    return Stack(folder, "--model", f"{demo.NAME}={real.source}", **settings)
+
+
+def push_all(stack: Stack, real: Demo) -> str:
+    key = stack.create_tenant("acme")
+    for name, folder in real.adapters.items():
+        stack.push(folder, name, "acme")
+    return key
+
+
+class Asked(NamedTuple):
+    model: str
+    prompt: list[int]
+
+
+def requests(real: Demo, seed: int) -> list[Asked]:
+    """Mixed lengths; some begin with a prefix shared by that adapter's requests, or by all."""
+    rng = random.Random(seed)
+    raw = real.raw
+    models = [demo.NAME, *real.adapters]
+    everywhere = demo.prompt(rng, raw, 60)
+    asked: list[Asked] = []
+    for number in range(NUM_REQUESTS):
+        tokens = demo.prompt(rng, raw, rng.choice([5, 20, 40, 90, 180]))
+        if rng.random() < 0.4:
+            tokens = everywhere + tokens
+        asked.append(Asked(models[number % len(models)], tokens))
+    return asked
+
+
+def worker_metrics(stack: Stack) -> dict[str, float]:
+    """The worker's Prometheus values by name."""
+    socket = stack.data_dir / "run" / "worker-health.sock"
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(socket))) as client:
+        text = client.get("http://worker/metrics").text
+    return {
+        line.partition("{")[0].split()[0]: float(line.rsplit(None, 1)[1])
+        for line in text.splitlines()
+        if not line.startswith("#")
+    }
+
+
+def test_batched_with_strangers_equals_alone_equals_peft(tmp_path: Path, real: Demo) -> None:
+    """float32, with too little memory for all: preempted and evicted, yet the oracle's tokens."""
+    stack = start(tmp_path / "data", real, dtype="float32", memory="224MiB", max_num_seqs=48)
+    with running(stack):
+        key = push_all(stack, real)
+        asked = requests(real, seed=1)
+        with stack.openai(key, timeout=600) as client, ThreadPoolExecutor(NUM_REQUESTS) as pool:
+            answers = list(
+                pool.map(
+                    lambda a: demo.complete(client, real.tokenizer, a.model, a.prompt, NUM_TOKENS),
+                    asked,
+                )
+            )
+        metrics = worker_metrics(stack)
+    assert metrics["vllm:num_preemptions_total"] > 0
+    assert metrics["vllm:prefix_cache_hits_total"] > 0
+    assert metrics["loraplex_adapter_evictions_total"] > 0
+    oracle = Oracle(real.source, real.adapters)
+    verdict = Verdict()
+    for number, (one, answer) in enumerate(zip(asked, answers, strict=True)):
+        assert len(answer) == NUM_TOKENS
+        adapter = None if one.model == demo.NAME else one.model
+        oracle.judge(verdict, one.prompt, answer, adapter, f"{number} {one.model}")
+    verdict.assert_equal()
+
+
+def test_bfloat16_is_no_worse_than_peft_in_bfloat16(tmp_path: Path, real: Demo) -> None:
+    """Teacher-forced on the float32 oracle's own tokens: agreement and mean logprob difference."""
+    exact = Oracle(real.source, real.adapters)
+    rounded = Oracle(real.source, real.adapters, torch.bfloat16)
+    rng = random.Random(5)
+    texts = {name: demo.prompt(rng, real.raw, 120) for name in real.adapters}
+    ours, theirs = Errors(), Errors()
+    with running(start(tmp_path / "data", real, dtype="bfloat16", memory="512MiB")) as stack:
+        key = push_all(stack, real)
+        with stack.openai(key, timeout=600) as client:
+            for name, tokens in texts.items():
+                forced = greedy(exact, tokens, name, 64)
+                expected = exact.logits(forced, name).log_softmax(-1)[:-1]
+                theirs.add(expected, rounded.logits(forced, name).log_softmax(-1)[:-1], forced)
+                answer = client.completions.create(
+                    model=name, prompt=forced, max_tokens=0, echo=True, logprobs=1
+                )
+                ours.add_echo(expected, answer.choices[0].logprobs, forced, real.tokenizer)
+    print(json.dumps({"ours": ours.summary, "peft bfloat16": theirs.summary}))
+    assert ours.disagreement <= theirs.disagreement * 1.1 + 0.005
+    assert ours.mean_difference <= theirs.mean_difference * 1.1
+
+
+def greedy(oracle: Oracle, prompt: list[int], adapter: str, num_tokens: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        tokens.append(int(oracle.logits(tokens, adapter)[-1].argmax()))
+    return tokens
+
+
+class Errors:
+    """How far log-probabilities of the forced tokens are from the oracle's."""
+
+    def __init__(self) -> None:
+        self.agreements: list[bool] = []
+        self.differences: list[float] = []
+
+    def add(self, expected: torch.Tensor, got: torch.Tensor, forced: list[int]) -> None:
+        """expected, got: float32 log-probabilities [len(forced) - 1, V]."""
+        targets = torch.tensor(forced[1:])[:, None]
+        self.agreements += (expected.argmax(-1) == got.argmax(-1)).tolist()
+        difference = (expected.gather(1, targets) - got.gather(1, targets)).abs()
+        self.differences += difference.flatten().tolist()
+
+    def add_echo(
+        self, expected: torch.Tensor, logprobs: object, forced: list[int], tokenizer: ModelTokenizer
+    ) -> None:
+        best = [
+            max(top, key=lambda text: top[text])
+            for top in logprobs.top_logprobs[1:]  # pyright: ignore
+        ]
+        ids = torch.tensor(demo.token_ids(tokenizer, best))
+        self.agreements += (expected.argmax(-1) == ids).tolist()
+        exact = expected.gather(1, torch.tensor(forced[1:])[:, None]).flatten().tolist()
+        got = logprobs.token_logprobs[1:]  # pyright: ignore
+        self.differences += [abs(a - b) for a, b in zip(exact, got, strict=True)]
+
+    @property
+    def disagreement(self) -> float:
+        return 1 - float(np.mean(self.agreements))
+
+    @property
+    def mean_difference(self) -> float:
+        return float(np.mean(self.differences))
+
+    @property
+    def summary(self) -> dict[str, float]:
+        return {
+            "tokens": len(self.differences),
+            "argmax agreement": 1 - self.disagreement,
+            "mean |logprob difference|": self.mean_difference,
+        }

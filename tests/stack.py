@@ -1,0 +1,139 @@
+"""The product as its users have it: `loraplex serve` in processes of its own, spoken to over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+from openai import OpenAI
+
+ROOT = Path(__file__).parents[1]
+START_TIMEOUT_S = 180.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Stack:
+    """One data directory and the processes that serve it; `start` and `stop` as often as wanted."""
+
+    def __init__(self, data_dir: Path, *arguments: str, **settings: object) -> None:
+        """settings: LORAPLEX_* variables, without the prefix and in lower case."""
+        self.data_dir = data_dir
+        self.url = f"http://127.0.0.1:{free_port()}"
+        self._arguments = arguments
+        self._environment = {
+            **{k: v for k, v in os.environ.items() if not k.startswith("LORAPLEX_")},
+            "LORAPLEX_DATA_DIR": str(data_dir),
+            "LORAPLEX_PORT": self.url.rpartition(":")[2],
+            "LORAPLEX_URL": self.url,
+            **{f"LORAPLEX_{name.upper()}": str(value) for name, value in settings.items()},
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> str:
+        path = self.data_dir / "serve.log"
+        return path.read_text() if path.exists() else ""
+
+    def start(self) -> None:
+        """Returns when /readyz says so."""
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        with (self.data_dir / "serve.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "loraplex", "serve", *self._arguments],
+                cwd=ROOT,
+                env=self._environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            assert self._process.poll() is None, self.log[-4000:]
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{self.url}/readyz").status_code == 200 and self.keys:
+                    return
+            time.sleep(0.1)
+        raise AssertionError(f"not ready after {START_TIMEOUT_S} s: {self.log[-4000:]}")
+
+    def stop(self) -> None:
+        """SIGTERM, as a service manager would."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+            assert self._process.wait(60) == 0, self.log[-4000:]
+            self._process = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        path = self.data_dir / "keys.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def cli(self, *arguments: str, key: str | None = None) -> str:
+        """The command's standard output; its key is the admin's unless given."""
+        done = subprocess.run(
+            [sys.executable, "-m", "loraplex", *arguments],
+            cwd=ROOT,
+            env={**self._environment, "LORAPLEX_KEY": key or self.keys["admin"]},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    @property
+    def admin(self) -> httpx.Client:
+        return httpx.Client(
+            base_url=f"{self.url}/admin/v1",
+            headers={"Authorization": f"Bearer {self.keys['admin']}"},
+            timeout=60,
+        )
+
+    def create_tenant(self, name: str) -> str:
+        """A tenant and its key."""
+        with self.admin as admin:
+            admin.post("/tenants", json={"name": name}).raise_for_status()
+            answer = admin.post(f"/tenants/{name}/keys", json={"name": "test"})
+            answer.raise_for_status()
+            return answer.json()["key"]
+
+    def push(self, folder: Path, name: str, tenant: str) -> dict[str, Any]:
+        """Uploads what peft saved in `folder`; returns the version."""
+        with self.admin as admin:
+            files = [
+                (part, (part, (folder / part).read_bytes()))
+                for part in ("adapter_config.json", "adapter_model.safetensors")
+            ]
+            answer = admin.post("/adapters", data={"name": name, "tenant": tenant}, files=files)
+            assert answer.status_code in (200, 201), answer.text
+            return answer.json()
+
+    def openai(self, key: str, **options: Any) -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, **options)
+
+
+@contextlib.contextmanager
+def running(stack: Stack) -> Iterator[Stack]:
+    try:
+        stack.start()
+        yield stack
+    finally:
+        stack.stop()
