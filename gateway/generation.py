@@ -23,6 +23,8 @@ class Generation:
         self._choices = choices
         self._handles: list[Handle] = []
         self._merged: asyncio.Queue[tuple[int, SequenceOutput] | Exception] = asyncio.Queue()
+        self._failure: Exception | None = None
+        """Came with outputs, which are returned before it is raised."""
         self._pumps: list[asyncio.Task[None]] = []
 
     @property
@@ -68,14 +70,16 @@ class Generation:
     async def _receive(self) -> list[tuple[int, SequenceOutput]]:
         if len(self._handles) == 1:
             return [(0, await anext(self._handles[0]))]
-        items = [await self._merged.get()]
-        while not self._merged.empty():
-            items.append(self._merged.get_nowait())
         outputs: list[tuple[int, SequenceOutput]] = []
-        for item in items:
-            if isinstance(item, Exception):
+        while not outputs or not self._merged.empty():
+            item = self._failure or await self._merged.get()
+            if not isinstance(item, Exception):
+                outputs.append(item)
+            elif outputs:
+                self._failure = item
+                break
+            else:
                 raise item
-            outputs.append(item)
         return outputs
 
     async def _pump(self, i: int) -> None:

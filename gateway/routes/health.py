@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 from litestar import Response, get
 
@@ -27,4 +27,7 @@ async def readyz(request: GatewayRequest) -> Response[dict[str, str]]:
 
 @get("/version", guards=[public])
 async def get_version() -> dict[str, str]:
-    return {"version": version("loraplex")}
+    try:
+        return {"version": version("loraplex")}
+    except PackageNotFoundError:
+        return {"version": "not installed"}

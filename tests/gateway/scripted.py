@@ -55,6 +55,7 @@ class ScriptedWorker:
 
     async def close(self) -> None:
         await self._server.close()
+        self._folder.cleanup()
 
     def post(self, connection: int, message: Command) -> None:
         match message:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -29,6 +28,7 @@ from admin.records import (
 )
 from gateway.app import Gateway, create_app
 from gateway.config import GatewayConfig
+from gateway.server import bind, make_server
 from tests.doubles import SIZES, make_tokenizer
 from tests.gateway.scripted import DIGEST, MAX_MODEL_LEN, ScriptedWorker
 
@@ -145,7 +145,7 @@ class Service:
         self.config = GatewayConfig(store=store, pepper=PEPPER, **config)
         self.loop = uvloop.new_event_loop()
         self.worker = ScriptedWorker()
-        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._socket = bind("127.0.0.1", 0)
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.gateway: Gateway
@@ -194,9 +194,6 @@ class Service:
         self.source = FedSource(snapshot(self.keys.records))
         app = create_app(self.config, source=self.source, clients=await self.worker.clients())
         self.gateway = app.state.gateway
-        config = uvicorn.Config(
-            app, http="httptools", loop="none", log_level="error", timeout_graceful_shutdown=5
-        )
-        self._server = uvicorn.Server(config)
+        self._server = make_server(app, drain_s=5)
         await self._server.serve(sockets=[self._socket])
         await self.worker.close()

@@ -47,8 +47,8 @@ def raw_request(service: Service, body: dict[str, Any], receive_buffer: int = 0)
 
 
 def assert_all_freed(service: Service, worker: ScriptedWorker, before: int) -> None:
+    service.wait_for(lambda: len(worker.requests) > before)
     mine = worker.requests[before:]
-    assert mine
     service.wait_for(lambda: all(request in worker.aborted for request in mine), timeout_s=5)
     service.wait_for(lambda: service.gateway.admission.num_open == 0)
 
@@ -187,11 +187,10 @@ def test_framing(service: Service, worker: ScriptedWorker) -> None:
 def test_one_write_for_each_step(service: Service, worker: ScriptedWorker) -> None:
     """The head apart, each HTTP chunk holds what one step gave."""
     worker.script = say("abcd", per_step=2, pause_s=0.05)
-    connection = raw_request(service, {"stream": True})
     received = b""
-    while b"[DONE]" not in received:
-        received += connection.recv(65536)
-    connection.close()
+    with raw_request(service, {"stream": True}) as connection:
+        while b"[DONE]" not in received:
+            received += connection.recv(65536)
     body = received.partition(b"\r\n\r\n")[2]
     chunks = body.split(b"\r\n")[1::2]
     contents = [chunk.count(b'"content":"') for chunk in chunks]
@@ -232,6 +231,5 @@ def test_a_client_that_does_not_read_is_cut(impatient: Service) -> None:
 
     impatient.worker.script = flood
     before = len(impatient.worker.requests)
-    connection = raw_request(impatient, {"stream": True}, receive_buffer=4096)
-    assert_all_freed(impatient, impatient.worker, before)
-    connection.close()
+    with raw_request(impatient, {"stream": True}, receive_buffer=4096):
+        assert_all_freed(impatient, impatient.worker, before)

@@ -99,7 +99,7 @@ def test_templates_render_as_in_transformers(tmp_path: Path, template: str, in_f
         "{{ raise_exception('roles must alternate') }}",
         "{{ ''.__class__.__mro__ }}",
         "{{ messages.append(1) }}",
-        "{{ messages[0].content.format.__globals__ }}",
+        "{{ messages[0].content.format.__globals__.x }}",
         "{% set ns = namespace() %}{% set ns._private = 1 %}",
         "{% for i in range(10 ** 9) %}{% endfor %}",
         "{{ nothing.at.all }}",

@@ -1,0 +1,38 @@
+"""How the data plane is served: one uvicorn with uvloop and httptools on a socket of ours."""
+
+from __future__ import annotations
+
+import socket
+
+import uvicorn
+from litestar.types import ASGIApp
+
+BACKLOG = 2048
+STUCK_CLIENT_MS = 30_000
+"""The kernel drops a connection whose peer has taken nothing for this long: closing one politely
+would wait for the peer for ever."""
+
+
+def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A listening socket; port 0 finds a free one, `shared` lets several processes listen."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=shared)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STUCK_CLIENT_MS)
+    return listener
+
+
+def make_server(app: ASGIApp, *, drain_s: float = 30.0) -> uvicorn.Server:
+    """Await its `serve(sockets=[bind(...)])`. Streams have `drain_s` to end at shutdown."""
+    config = uvicorn.Config(
+        app,  # pyright: ignore[reportArgumentType]
+        http="httptools",
+        loop="uvloop",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=round(drain_s),
+    )
+    return uvicorn.Server(config)
