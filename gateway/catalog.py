@@ -117,7 +117,7 @@ class PostgresSource:
 
     async def snapshots(self) -> AsyncIterator[CatalogSnapshot]:
         changed = asyncio.Event()
-        await self._database.listen(CATALOG_CHANNEL, lambda _generation: changed.set())
+        await self._listen(changed)
         generation = -1
         while True:
             changed.clear()
@@ -131,6 +131,14 @@ class PostgresSource:
                 log.warning("the catalog stays as it is: %s", error)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), self._poll_interval_s)
+
+    async def _listen(self, changed: asyncio.Event) -> None:
+        while True:
+            try:
+                return await self._database.listen(CATALOG_CHANNEL, lambda _: changed.set())
+            except DatabaseUnavailable as error:
+                log.warning("the catalog cannot be loaded yet: %s", error)
+                await asyncio.sleep(1.0)
 
 
 class Catalog:

@@ -32,6 +32,11 @@ class Generation:
         return all(choice.finish_reason is not None for choice in self._choices)
 
     @property
+    def finish_reasons(self) -> list[str | None]:
+        """One a choice; None: it was given up."""
+        return [choice.finish_reason for choice in self._choices]
+
+    @property
     def usage(self) -> Usage:
         """So far; a prompt counts once, and what was cached of it as its first choice found it."""
         firsts = {id(choice.prompt): choice for choice in reversed(self._choices)}.values()

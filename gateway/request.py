@@ -29,6 +29,10 @@ class GatewayRequest(Request[Principal, Any, State]):
         return self.scope["state"]["request_id"]
 
     @property
+    def elapsed_ms(self) -> int:
+        return _elapsed_ms(self.scope)
+
+    @property
     def gateway(self) -> Gateway:
         return self.app.state.gateway
 
@@ -39,5 +43,8 @@ async def add_request_headers(message: Message, scope: Scope) -> None:
         return
     state: dict[str, Any] = scope["state"]
     headers = [*message["headers"], (b"x-request-id", b"req_%s" % state["request_id"].encode())]
-    elapsed_ms = round((time.perf_counter() - state["started_at"]) * 1000)
-    message["headers"] = [*headers, (b"openai-processing-ms", b"%d" % elapsed_ms)]
+    message["headers"] = [*headers, (b"openai-processing-ms", b"%d" % _elapsed_ms(scope))]
+
+
+def _elapsed_ms(scope: Any) -> int:
+    return round((time.perf_counter() - scope["state"]["started_at"]) * 1000)

@@ -43,12 +43,14 @@ async def chat_prompts(tokenizer: ModelTokenizer, asked: ChatCompletionRequest) 
 
 
 async def completion_prompts(tokenizer: ModelTokenizer, asked: CompletionRequest) -> list[Prompt]:
+    given = asked.prompts
+    encoded = iter(await tokenizer.encode_many([text for text in given if isinstance(text, str)]))
     prompts: list[Prompt] = []
-    for given in asked.prompts:
-        if isinstance(given, str):
-            prompts.append(Prompt(await tokenizer.encode(given), given if asked.echo else ""))
+    for prompt in given:
+        if isinstance(prompt, str):
+            prompts.append(Prompt(next(encoded), prompt if asked.echo else ""))
         else:
-            prompts.append(Prompt(given, tokenizer.decode(given) if asked.echo else ""))
+            prompts.append(Prompt(prompt, await tokenizer.decode(prompt) if asked.echo else ""))
     return prompts
 
 

@@ -26,7 +26,7 @@ from gateway.errors import InvalidRequest
 from gateway.schemas import Message
 
 THREAD_THRESHOLD = 16 << 10
-"""Longer texts are encoded in a thread, so that they do not hold up the others."""
+"""More characters or ids are handled in a thread, so that they do not hold up the others."""
 
 RENDERING_ERRORS = (ArithmeticError, LookupError, TypeError, ValueError, RecursionError)
 """What a template's own expressions may raise on messages it did not expect."""
@@ -68,9 +68,14 @@ class ModelTokenizer:
         self._template = None if template is None else ENVIRONMENT.from_string(template)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        if len(text) <= THREAD_THRESHOLD:
-            return self._encode(text, add_special_tokens)
-        return await asyncio.to_thread(self._encode, text, add_special_tokens)
+        return (await self.encode_many([text], add_special_tokens=add_special_tokens))[0]
+
+    async def encode_many(
+        self, texts: list[str], *, add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        if sum(map(len, texts)) <= THREAD_THRESHOLD:
+            return self._encode(texts, add_special_tokens)
+        return await asyncio.to_thread(self._encode, texts, add_special_tokens)
 
     async def encode_chat(
         self, messages: list[Message], *, add_generation_prompt: bool = True
@@ -96,11 +101,15 @@ class ModelTokenizer:
                 f"The model's chat template refused: {error}", param="messages"
             ) from error
 
-    def decode(self, tokens: list[int], *, skip_special_tokens: bool = False) -> str:
-        return self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
+    async def decode(self, tokens: list[int], *, skip_special_tokens: bool = False) -> str:
+        decode = self._tokenizer.decode
+        if len(tokens) <= THREAD_THRESHOLD:
+            return decode(tokens, skip_special_tokens=skip_special_tokens)
+        return await asyncio.to_thread(decode, tokens, skip_special_tokens)
 
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+    def _encode(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
+        encode = self._tokenizer.encode
+        return [encode(text, add_special_tokens=add_special_tokens).ids for text in texts]
 
 
 class Tokenizers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -17,6 +18,8 @@ from gateway.schemas import ChatCompletionRequest, CompletionRequest, decode_req
 from gateway.sequences import Call, Prompt, chat_prompts, check_tokens, completion_prompts, plan
 from gateway.streaming import GenerationResponse, Headers, StreamResponse, WholeResponse
 from gateway.tokenizer import ModelTokenizer
+
+log = logging.getLogger(__name__)
 
 CHAT = msgspec.json.Decoder(ChatCompletionRequest)
 COMPLETION = msgspec.json.Decoder(CompletionRequest)
@@ -83,12 +86,15 @@ def respond(
         asked_tokens=asked.asked_tokens,
         default_tokens=default_tokens,
         num_choices=asked.n or 1,
-        max_model_len=target.base.max_model_len,
+        max_model_len=min(
+            target.base.max_model_len, worker.models[target.base.digest].max_model_len
+        ),
     )
     generation = plan(call, reservation, worker)
 
     def settle(generation: Generation) -> None:
         gateway.admission.settle(reservation, generation.usage)
+        _log(request, call, generation)
 
     headers = _headers(call, generation)
     if not asked.stream:
@@ -109,3 +115,23 @@ def _headers(call: Call, generation: Generation) -> Headers:
     if call.target.version is not None:
         headers.append((b"loraplex-adapter-version", b"%d" % call.target.version.version))
     return headers
+
+
+def _log(request: GatewayRequest, call: Call, generation: Generation) -> None:
+    """One line a request; never what was said."""
+    usage, version = generation.usage, call.target.version
+    log.info(
+        "answered",
+        extra={
+            "request_id": call.request_id,
+            "tenant": call.caller.tenant.id,
+            "key_id": call.caller.key.id,
+            "model": call.asked.model,
+            "adapter_version": version.version if version else None,
+            "worker": generation.worker.instance_id,
+            "in_tok": usage.prompt_tokens,
+            "out_tok": usage.completion_tokens,
+            "finish_reasons": generation.finish_reasons,
+            "dur_ms": request.elapsed_ms,
+        },
+    )

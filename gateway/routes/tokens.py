@@ -46,7 +46,7 @@ async def detokenize(request: GatewayRequest) -> DetokenizeResponse:
     size = target.base.shape.vocab_size
     if asked.tokens and max(asked.tokens) >= size:
         raise InvalidRequest(f"Token ids must be below {size}.", param="tokens")
-    return DetokenizeResponse(prompt=tokenizer.decode(asked.tokens))
+    return DetokenizeResponse(prompt=await tokenizer.decode(asked.tokens))
 
 
 async def _tokenizer(request: GatewayRequest, model: str) -> tuple[Target, ModelTokenizer]:

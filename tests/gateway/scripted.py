@@ -47,14 +47,22 @@ class ScriptedWorker:
         self._folder = tempfile.TemporaryDirectory(prefix="lpx-")
 
     async def clients(self) -> Sequence[WorkerClient]:
-        """Starts serving in the running loop."""
+        """Starts, and makes a client for it."""
+        await self.start()
+        return [WorkerClient(self._server.address)]
+
+    async def start(self) -> None:
+        """Serves in the running loop; also again after `stop`."""
         path = Path(self._folder.name) / "worker.sock"
         self._server = Server(f"unix:{path}", instance_id="scripted")
         await self._server.start(self)
-        return [WorkerClient(self._server.address)]
+
+    async def stop(self) -> None:
+        """Drops every connection, as a killed worker does."""
+        await self._server.close()
 
     async def close(self) -> None:
-        await self._server.close()
+        await self.stop()
         self._folder.cleanup()
 
     def post(self, connection: int, message: Command) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -178,6 +178,9 @@ class Service:
             return function()
 
         return asyncio.run_coroutine_threadsafe(run(), self.loop).result(timeout=10)
+
+    def await_in_loop(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return asyncio.run_coroutine_threadsafe(function(), self.loop).result(timeout=10)
 
     @staticmethod
     def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:

@@ -1,5 +1,6 @@
 """The incremental detokeniser says exactly what the tokenizer's own decode says."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,14 @@ def in_pieces(tokenizer: ModelTokenizer, tokens: list[int], cuts: list[int], ski
     return text + detokenizer.push(tokens[start:]) + detokenizer.flush()
 
 
+def decode(tokenizer: ModelTokenizer, tokens: list[int], skip: bool) -> str:
+    return asyncio.run(tokenizer.decode(tokens, skip_special_tokens=skip))
+
+
+def encode(tokenizer: ModelTokenizer, text: str) -> list[int]:
+    return asyncio.run(tokenizer.encode(text, add_special_tokens=False))
+
+
 ids = st.lists(st.integers(0, 275), max_size=40)
 cuts = st.lists(st.integers(0, 4), max_size=20)
 
@@ -71,26 +80,20 @@ cuts = st.lists(st.integers(0, 4), max_size=20)
 def test_byte_level_equals_decode(
     byte_level: ModelTokenizer, tokens: list[int], cuts: list[int], skip: bool
 ) -> None:
-    assert in_pieces(byte_level, tokens, cuts, skip) == byte_level.decode(
-        tokens, skip_special_tokens=skip
-    )
+    assert in_pieces(byte_level, tokens, cuts, skip) == decode(byte_level, tokens, skip)
 
 
 @given(text=st.text(max_size=20), cuts=cuts)
 def test_byte_level_spells_any_text(byte_level: ModelTokenizer, text: str, cuts: list[int]) -> None:
-    tokens = byte_level._encode(text, False)  # pyright: ignore[reportPrivateUsage]
-    assert in_pieces(byte_level, tokens, cuts, True) == byte_level.decode(
-        tokens, skip_special_tokens=True
-    )
+    tokens = encode(byte_level, text)
+    assert in_pieces(byte_level, tokens, cuts, True) == decode(byte_level, tokens, True)
 
 
 @given(tokens=ids, cuts=cuts, skip=st.booleans())
 def test_byte_fallback_equals_decode(
     byte_fallback: ModelTokenizer, tokens: list[int], cuts: list[int], skip: bool
 ) -> None:
-    assert in_pieces(byte_fallback, tokens, cuts, skip) == byte_fallback.decode(
-        tokens, skip_special_tokens=skip
-    )
+    assert in_pieces(byte_fallback, tokens, cuts, skip) == decode(byte_fallback, tokens, skip)
 
 
 @given(tokens=ids, cuts=cuts)
@@ -98,19 +101,19 @@ def test_an_answer_after_a_prompt_keeps_its_first_space(
     stripping: ModelTokenizer, tokens: list[int], cuts: list[int]
 ) -> None:
     prompt = [258]
-    whole = stripping.decode([*prompt, *tokens], skip_special_tokens=True)
-    before = stripping.decode(prompt, skip_special_tokens=True)
+    whole = decode(stripping, [*prompt, *tokens], True)
+    before = decode(stripping, prompt, True)
     assert before + in_pieces(stripping, tokens, cuts, True) == whole
 
 
 def test_a_character_is_shown_once_whole(byte_level: ModelTokenizer) -> None:
-    tokens = byte_level._encode("a🏴", False)  # pyright: ignore[reportPrivateUsage]
+    tokens = encode(byte_level, "a🏴")
     detokenizer = byte_level.spelling.detokenizer()
     assert [detokenizer.push([token]) for token in tokens] == ["a", "", "", "", "🏴"]
 
 
 def test_bytes_of_a_token_are_exact(byte_level: ModelTokenizer) -> None:
-    tokens = byte_level._encode("€", False)  # pyright: ignore[reportPrivateUsage]
+    tokens = encode(byte_level, "€")
     assert [byte_level.spelling.all[token] for token in tokens] == [b"\xe2", b"\x82", b"\xac"]
 
 

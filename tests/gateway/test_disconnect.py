@@ -122,6 +122,32 @@ def test_a_worker_lost_midway_is_an_error(
     assert failure.value.code == "worker_lost"
 
 
+def test_a_worker_that_dies_and_comes_back(store: Path) -> None:
+    service = Service(store)
+    service.start()
+    try:
+        service.worker.script = endless()
+        with (
+            service.client() as client,
+            pytest.raises(openai.APIError) as failure,
+            client.chat.completions.create(model="tiny", messages=HELLO, stream=True) as stream,
+        ):
+            for i, _chunk in enumerate(stream):
+                if i == 3:
+                    service.await_in_loop(service.worker.stop)
+        assert failure.value.code == "worker_lost"
+        assert httpx.get(f"{service.url}/readyz").status_code == 503
+        service.worker.script = say("back")
+        service.await_in_loop(service.worker.start)
+        service.wait_for(lambda: httpx.get(f"{service.url}/readyz").status_code == 200)
+        with service.client() as client:
+            answer = client.chat.completions.create(model="tiny", messages=HELLO)
+        assert answer.choices[0].message.content == "back"
+        assert service.gateway.admission.num_open == 0
+    finally:
+        service.stop()
+
+
 def test_after_an_error_event_there_is_no_done(service: Service, worker: ScriptedWorker) -> None:
     worker.script = fails_after("some", ErrorCode.WORKER_LOST)
     answer = httpx.post(
