@@ -94,7 +94,9 @@ async def run_load(url: str, key: str, jobs: Sequence[Job], concurrency: int) ->
 
     async def client() -> None:
         while waiting:
-            timings.append(await _request(parts.hostname or "", parts.port or 0, key, waiting.pop()))
+            timings.append(
+                await _request(parts.hostname or "", parts.port or 0, key, waiting.pop())
+            )
 
     await asyncio.gather(*(client() for _ in range(concurrency)))
     return timings

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
+
+from adapters.manifest import PROJECTIONS, BaseModelShape
 
 FAMILIES = ("llama", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
 
@@ -134,4 +137,34 @@ def make_adapter(
             if "lora_B" in name:
                 parameter.normal_(0.0, b_std)
     peft_model.save_pretrained(str(folder))
+    return folder
+
+
+def write_adapter(
+    shape: BaseModelShape, folder: Path, *, rank: int, seed: int, b_std: float = 0.04
+) -> Path:
+    """A random adapter of all seven projections of every layer at one rank, in bfloat16: what peft
+    would save, without building a model for it."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors: dict[str, torch.Tensor] = {}
+    for layer in range(shape.num_layers):
+        for projection in PROJECTIONS:
+            num_in, num_out = shape.projection_shape(projection)
+            path = f"base_model.model.{shape.module_path(layer, projection)}"
+            a = torch.randn(rank, num_in, generator=generator) * num_in**-0.5
+            b = torch.randn(num_out, rank, generator=generator) * b_std
+            tensors[f"{path}.lora_A.weight"] = a.bfloat16()
+            tensors[f"{path}.lora_B.weight"] = b.bfloat16()
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": rank,
+        "target_modules": list(PROJECTIONS),
+        "base_model_name_or_path": "bench",
+        "inference_mode": True,
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config))
     return folder

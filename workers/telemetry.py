@@ -20,6 +20,7 @@ def render_metrics(status: WorkerStatus | None) -> bytes:
     labels = f'max_lora="{status.settings.get("max_loaded_adapters", "")}"'
     labels += f',running_lora_adapters="{leased}",waiting_lora_adapters="{loading}"'
     lines.append(f"vllm:lora_requests_info{{{labels}}} {time.time()}")
+    lines.append(f"loraplex_adapter_leases {sum(a.leases for a in status.adapters)}")
     lines.append(f"loraplex_steps_total {status.step}")
     lines.append(f"loraplex_tokens_per_second {status.tokens_per_s}")
     lines += [

@@ -57,7 +57,36 @@ def make_adapters(model: Path, folder: Path, b_std: float = 0.04) -> dict[str, P
     }
 
 
-WORDS = ["the", "a", "river", "mountain", "letter", "of", "and", "green", "quickly", "seven", "runs", "1984", "under", "teacher", "invented", "machine,", "because", "during", "water", "music.", "why", "does", "history", "computer", "42", "planet?", "small", "light"]
+WORDS = [
+    "the",
+    "a",
+    "river",
+    "mountain",
+    "letter",
+    "of",
+    "and",
+    "green",
+    "quickly",
+    "seven",
+    "runs",
+    "1984",
+    "under",
+    "teacher",
+    "invented",
+    "machine,",
+    "because",
+    "during",
+    "water",
+    "music.",
+    "why",
+    "does",
+    "history",
+    "computer",
+    "42",
+    "planet?",
+    "small",
+    "light",
+]
 
 
 def prompt(rng: random.Random, tokenizer: Tokenizer, length: int) -> list[int]:

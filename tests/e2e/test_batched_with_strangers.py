@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-import httpx
 import numpy as np
 import pytest
 import torch
@@ -18,6 +17,7 @@ from gateway.tokenizer import ModelTokenizer
 from tests.e2e import demo
 from tests.oracle import Oracle, Verdict
 from tests.stack import Stack, running
+from tests.worker_state import worker_metrics
 from workers.importer import import_model
 
 NUM_REQUESTS = 64
@@ -74,18 +74,6 @@ def requests(real: Demo, seed: int) -> list[Asked]:
             tokens = everywhere + tokens
         asked.append(Asked(models[number % len(models)], tokens))
     return asked
-
-
-def worker_metrics(stack: Stack) -> dict[str, float]:
-    """The worker's Prometheus values by name."""
-    socket = stack.data_dir / "run" / "worker-health.sock"
-    with httpx.Client(transport=httpx.HTTPTransport(uds=str(socket))) as client:
-        text = client.get("http://worker/metrics").text
-    return {
-        line.partition("{")[0].split()[0]: float(line.rsplit(None, 1)[1])
-        for line in text.splitlines()
-        if not line.startswith("#")
-    }
 
 
 def test_batched_with_strangers_equals_alone_equals_peft(tmp_path: Path, real: Demo) -> None:

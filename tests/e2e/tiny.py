@@ -1,0 +1,32 @@
+"""A two-layer random Llama served by the whole product, for what is not about the model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from adapters.manifest import BaseModelShape
+from gateway.tokenizer import ModelTokenizer
+from tests.doubles import make_model
+from tests.stack import Stack
+from workers.importer import import_model
+
+NAME = "tiny"
+
+
+class Tiny:
+    """The model's files; `stack` makes a server of it."""
+
+    def __init__(self, folder: Path) -> None:
+        source = make_model(folder / "source", "llama", num_hidden_layers=2)
+        digest = import_model(source, folder / "store")
+        self.folder = folder
+        self.model = folder / "store" / "models" / digest
+        config = json.loads((self.model / "config.json").read_text())
+        self.shape = BaseModelShape.from_config(config, digest)
+        self.tokenizer = ModelTokenizer(self.model)
+
+    def stack(self, **settings: object) -> Stack:
+        """Greedy answers in float32; one kernel thread, for the model is smaller than a barrier."""
+        settings = {"dtype": "float32", "threads": 1, **settings}
+        return Stack(self.folder / "data", "--model", f"{NAME}={self.model}", **settings)
