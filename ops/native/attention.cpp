@@ -108,7 +108,9 @@ void sum_values(const float* probs, const T* const* pages, int64_t begin, int64_
             }
         }
     }
+#pragma GCC unroll 8
     for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
         for (int i = 0; i < NV; i++) store(sums + r * stride + i * LANES, acc[r][i]);
 }
 

@@ -47,14 +47,18 @@ void dot_tile(const float* x, int64_t depth, const T* a, int64_t begin, int64_t 
             for (int r = 0; r < R; r++) acc[m][r] = fma(value, row[r], acc[m][r]);
         }
     }
+    // NOTE: unrolled, too, or the sums above would live in memory.
+#pragma GCC unroll 8
     for (int m = 0; m < M; m++)
+#pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
-            float total = sum(acc[m][r]);
-            for (int64_t tail = k; tail < end; tail++)
-                total += x[m * depth + tail] * widen(a[r * depth + tail]);
             float* out = hidden + m * rank + r;
-            *out = begin ? *out + total : total;
+            *out = (begin ? *out : 0.0f) + sum(acc[m][r]);
         }
+    for (; k < end; k++)
+        for (int m = 0; m < M; m++)
+            for (int r = 0; r < R; r++)
+                hidden[m * rank + r] += x[m * depth + k] * widen(a[r * depth + k]);
 }
 
 template <int M, class T>
@@ -90,6 +94,34 @@ void shrink(const Item& item, const float* x, int64_t depth) {
     run(std::integral_constant<int, 1>{});
 }
 
+// Many rows: a tile of y stays in registers while all ranks are added. The chain of each element is
+// that of add_ranks.
+template <int M, int V, class T>
+void add_all_ranks(const float* hidden, int64_t rank, const T* b, int64_t width, float* y,
+                   int64_t stride) {
+    F acc[M][V];
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++) acc[m][v] = load(y + m * stride + v * LANES);
+    for (int64_t r = 0; r < rank; r++) {
+        F row[V];
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++) row[v] = load(b + r * width + v * LANES);
+#pragma GCC unroll 8
+        for (int m = 0; m < M; m++) {
+            const F h = splat(hidden[m * rank + r]);
+#pragma GCC unroll 4
+            for (int v = 0; v < V; v++) acc[m][v] = fma(h, row[v], acc[m][v]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++) store(y + m * stride + v * LANES, acc[m][v]);
+}
+
+// Few rows: four ranks at a time stream past y.
 // y[m][0..columns) += hidden[m][0..R) · B[0..R)[0..columns)
 template <int M, int R, class T>
 void add_ranks(const float* hidden, int64_t rank, const T* b, int64_t width, int64_t columns,
@@ -116,11 +148,18 @@ void add_ranks(const float* hidden, int64_t rank, const T* b, int64_t width, int
 template <int M, class T>
 void expand_rows(const float* hidden, const Part& part, const T* b, int64_t columns, float* y,
                  int64_t stride) {
-    int64_t r = 0;
+    constexpr int V = 2;
+    int64_t c = 0, r = 0;
+    if constexpr (M == EXPAND_ROWS)
+        for (; c + V * LANES <= columns; c += V * LANES)
+            add_all_ranks<M, V>(hidden, part.rank, b + c, part.width, y + c, stride);
+    if (c == columns) return;
     for (; r + 4 <= part.rank; r += 4)
-        add_ranks<M, 4>(hidden + r, part.rank, b + r * part.width, part.width, columns, y, stride);
+        add_ranks<M, 4>(hidden + r, part.rank, b + r * part.width + c, part.width, columns - c,
+                        y + c, stride);
     for (; r < part.rank; r++)
-        add_ranks<M, 1>(hidden + r, part.rank, b + r * part.width, part.width, columns, y, stride);
+        add_ranks<M, 1>(hidden + r, part.rank, b + r * part.width + c, part.width, columns - c,
+                        y + c, stride);
 }
 
 template <class T>

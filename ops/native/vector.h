@@ -30,7 +30,6 @@ struct bf16 {
 typedef float F __attribute__((vector_size(LANES * 4), may_alias));
 typedef int32_t I __attribute__((vector_size(LANES * 4), may_alias));
 typedef uint32_t U __attribute__((vector_size(LANES * 4), may_alias));
-typedef uint16_t H __attribute__((vector_size(LANES * 2), may_alias));
 typedef float FMem __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef uint32_t UMem __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef uint16_t HMem __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
@@ -41,8 +40,15 @@ static inline I splat(int32_t x) { return x - I{}; }
 
 static inline F load(const float* p) { return *(const FMem*)p; }
 static inline U load(const uint32_t* p) { return *(const UMem*)p; }
+// NOTE: spelt as intrinsics, for the compiler widens generic vectors in halves.
 static inline F load(const bf16* p) {
+#if defined(VECTOR_AVX512)
+    return (F)((U)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)) << 16);
+#elif defined(VECTOR_AVX2)
+    return (F)((U)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)) << 16);
+#else
     return (F)(__builtin_convertvector(*(const HMem*)p, U) << 16);
+#endif
 }
 static inline void store(float* p, F x) { *(FMem*)p = x; }
 
@@ -112,21 +118,27 @@ static inline I lane_ids() {
     return ids;
 }
 
-// Lanes are folded in halves, always in this order.
-static inline float sum(F x) {
-    float v[LANES];
-    store(v, x);
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++) v[i] += v[i + half];
-    return v[0];
+// The upper HALF lanes of the lower 2 * HALF come down; what the lanes above hold is of no use.
+template <int HALF>
+static inline F upper(F x) {
+    return __builtin_shuffle(x, (lane_ids() + HALF) & (LANES - 1));
 }
 
+// Lanes are folded in halves, always in this order.
+template <int HALF = LANES / 2>
+static inline float sum(F x) {
+    if constexpr (HALF == 0)
+        return x[0];
+    else
+        return sum<HALF / 2>(x + upper<HALF>(x));
+}
+
+template <int HALF = LANES / 2>
 static inline float maximum(F x) {
-    float v[LANES];
-    store(v, x);
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++) v[i] = v[i] > v[i + half] ? v[i] : v[i + half];
-    return v[0];
+    if constexpr (HALF == 0)
+        return x[0];
+    else
+        return maximum<HALF / 2>(maximum(x, upper<HALF>(x)));
 }
 
 static inline F round_nearest(F x) {
