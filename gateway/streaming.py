@@ -108,11 +108,14 @@ class StreamResponse(GenerationResponse):
 
     async def _answer(self, send: Send) -> None:
         try:
+            chunks = join_chunks(self._format, await self._generation.step())
             while not self._generation.is_done:
-                if chunks := join_chunks(self._format, await self._generation.step()):
+                if chunks:
                     await self._write(send, chunks)
-            usage = self._format.usage_chunk(self._generation.usage) if self._include_usage else b""
-            await self._write(send, usage + DONE, more=False)
+                chunks = join_chunks(self._format, await self._generation.step())
+            if self._include_usage:
+                chunks += self._format.usage_chunk(self._generation.usage)
+            await self._write(send, chunks + DONE, more=False)
         except Exception as error:
             if not self._has_started:
                 raise

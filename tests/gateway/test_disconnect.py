@@ -143,7 +143,7 @@ def test_a_worker_that_dies_and_comes_back(store: Path) -> None:
         with service.client() as client:
             answer = client.chat.completions.create(model="tiny", messages=HELLO)
         assert answer.choices[0].message.content == "back"
-        assert service.gateway.admission.num_open == 0
+        service.wait_for(lambda: service.gateway.admission.num_open == 0)
     finally:
         service.stop()
 
