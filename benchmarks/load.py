@@ -1,4 +1,5 @@
-"""A closed-loop load generator for streamed completions, light enough to share two cores with the server."""
+"""A closed-loop load generator for streamed completions, light enough to share two cores with the
+server."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ async def _request(host: str, port: int, key: str, job: Job) -> Timing:
     )
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {key}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        "Connection: close\r\n\r\n"
     )
     timing = Timing(time.perf_counter())
     reader, writer = await asyncio.open_connection(host, port)

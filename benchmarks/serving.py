@@ -1,7 +1,8 @@
 """`python -m benchmarks.serving`: the demo model under load, through HTTP, on this machine.
 
-Every case goes through the whole product as `loraplex serve` starts it: gateway, Postgres and worker in
-processes of their own, streamed answers, the load generator beside them on the same cores.
+Every case goes through the whole product as `loraplex serve` starts it: gateway, Postgres and
+worker in processes of their own, streamed answers, the load generator beside them on the same
+cores.
 """
 
 from __future__ import annotations

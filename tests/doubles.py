@@ -28,13 +28,16 @@ SIZES: dict[str, Any] = {
 }
 
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% for message in messages %}"
+    "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 
 def make_tokenizer(folder: Path) -> None:
-    """A byte-level tokenizer of 256 bytes and a few specials, with a ChatML template, as tokenizer.json."""
+    """A byte-level tokenizer of 256 bytes and a few specials, with a ChatML template, as
+    tokenizer.json."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -58,7 +61,8 @@ def make_tokenizer(folder: Path) -> None:
 
 
 def make_model(folder: Path, family: str = "llama", *, seed: int = 0, **changes: Any) -> Path:
-    """Writes a random model of the family as a Hugging Face directory (float32 safetensors) and returns it.
+    """Writes a random model of the family as a Hugging Face directory (float32 safetensors) and
+    returns it.
 
     The initial weights are large enough that logits differ clearly between prompts.
     """
@@ -122,7 +126,8 @@ def make_adapter(
     b_std: float = 0.04,
     **config: Any,
 ) -> Path:
-    """Writes a random LoRA of the model at `model`, saved by peft, whose B is large enough to matter."""
+    """Writes a random LoRA of the model at `model`, saved by peft, whose B is large enough to
+    matter."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 

@@ -1,8 +1,8 @@
 """transformers + peft, alone: what every answer is held against.
 
-"Equal" is greedy in float32: each generated token is the oracle's argmax given the prompt and the tokens
-before it, which by induction is the oracle's own greedy continuation. Where the oracle's two best logits
-are less than `TIE` apart, either is right, and the comparison of that answer ends there.
+"Equal" is greedy in float32: each generated token is the oracle's argmax given the prompt and the
+tokens before it, which by induction is the oracle's own greedy continuation. Where the oracle's two
+best logits are less than `TIE` apart, either is right, and that answer's comparison ends there.
 """
 
 from __future__ import annotations

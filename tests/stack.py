@@ -1,4 +1,5 @@
-"""The product as its users have it: `loraplex serve` in processes of its own, spoken to over HTTP."""
+"""The product as its users have it: `loraplex serve` in processes of its own, spoken to over
+HTTP."""
 
 from __future__ import annotations
 

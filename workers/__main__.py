@@ -1,4 +1,5 @@
-"""`python -m workers CONFIG.json`: one worker process, from its config to its last drained sequence."""
+"""`python -m workers CONFIG.json`: one worker process, from its config to its last drained
+sequence."""
 
 from __future__ import annotations
 

@@ -88,7 +88,8 @@ def _build_lora_batch(
 def build_sampling_batch(
     sequences: list[Sequence], buffer: TokenBuffer, device: torch.device
 ) -> SamplingBatch:
-    """One row of logits per sequence, in this order; the drawn token lands at position len(tokens)."""
+    """One row of logits per sequence, in this order; the drawn token lands at position
+    len(tokens)."""
     params = [sequence.params for sequence in sequences]
 
     def column(values: list[float] | list[int], dtype: torch.dtype) -> Tensor:

@@ -42,7 +42,8 @@ class Runner(Protocol):
 
 
 class Engine:
-    """Continuous batching for one model. Every accepted `Generate` ends in a finish or in a `Failed`."""
+    """Continuous batching for one model. Every accepted `Generate` ends in a finish or in a
+    `Failed`."""
 
     def __init__(
         self,
@@ -132,7 +133,8 @@ class Engine:
         self._pool.prefetch(adapter)
 
     def step(self) -> list[Event]:
-        """Runs one step if anything fits; a step that fails fails its own sequences and no others."""
+        """Runs one step if anything fits; a step that fails fails its own sequences and no
+        others."""
         begin = perf_counter_ns()
         start_s = self._clock()
         self._pool.poll()

@@ -1,4 +1,5 @@
-"""A worker's plain HTTP: /livez, /readyz and its documents. GET only, one request to a connection."""
+"""A worker's plain HTTP: /livez, /readyz and its documents. GET only, one request to a
+connection."""
 
 from __future__ import annotations
 

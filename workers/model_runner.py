@@ -38,7 +38,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, schedule: Schedule) -> StepResult:
-        """Computes every scheduled row and draws a token for each sequence in `schedule.sampled`."""
+        """Computes every scheduled row and draws a token for each sequence in
+        `schedule.sampled`."""
         result = StepResult()
         begin = perf_counter_ns()
         batch = build_forward_batch(schedule, self._buffer, self._kv, self._view, self._tables)

@@ -1,7 +1,9 @@
-"""The worker's language: every frame that crosses between a gateway and a worker. msgspec only, no torch.
+"""The worker's language: every frame that crosses between a gateway and a worker. msgspec only, no
+torch.
 
-A frame is a 4-byte big-endian length and one msgpack-encoded message, at most `MAX_FRAME_BYTES`. Either side's
-first frame is its `Hello`. Sequence ids are chosen by the gateway and are unique on its connection.
+A frame is a 4-byte big-endian length and one msgpack-encoded message, at most `MAX_FRAME_BYTES`.
+Either side's first frame is its `Hello`. Sequence ids are chosen by the gateway and are unique on
+its connection.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class FinishReason(StrEnum):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How to continue one sequence. Ranges are the gateway's to check; the worker refuses what it cannot do."""
+    """How to continue one sequence. Ranges are the gateway's to check; the worker refuses what it
+    cannot do."""
 
     max_tokens: int
     seed: int
@@ -59,7 +62,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class AdapterRef(msgspec.Struct, frozen=True):
-    """An immutable adapter version as the data path knows it. `digest` alone identifies it; `name` is for people."""
+    """An immutable adapter version as the data path knows it. `digest` alone identifies it; `name`
+    is for people."""
 
     digest: str
     name: str = ""
@@ -115,7 +119,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
 
 
 class SequenceOutput(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one step did for one sequence. Each sequence ends in one with `finish_reason`, or in a `Failed`."""
+    """What one step did for one sequence. Each sequence ends in one with `finish_reason`, or in a
+    `Failed`."""
 
     id: int
     tokens: list[int]

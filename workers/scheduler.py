@@ -1,7 +1,7 @@
 """Which sequences run in the next step, and with how many tokens.
 
-The order comes from `Sequence.policy_key`; what fits is decided here and nowhere else: token budget, sequence
-rows, KV pages and adapter leases. No tensors.
+The order comes from `Sequence.policy_key`; what fits is decided here and nowhere else: token
+budget, sequence rows, KV pages and adapter leases. No tensors.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class Scheduler:
         num_pages = _num_pages(sequence.max_len)
         if num_pages > self._max_pages:
             return ErrorCode.PROMPT_TOO_LONG, (
-                f"needs {num_pages} KV pages of {PAGE_TOKENS} tokens, the arena has {self._max_pages}"
+                f"needs {num_pages} KV pages of {PAGE_TOKENS} tokens, "
+                f"the arena has {self._max_pages}"
             )
         return None
 
@@ -86,7 +87,8 @@ class Scheduler:
         sequence.status = SequenceStatus.FINISHED
 
     def schedule(self) -> Schedule:
-        """The next step: running sequences first, decode before prefill, then waiting ones as far as they fit."""
+        """The next step: running sequences first, decode before prefill, then waiting ones as far
+        as they fit."""
         schedule = Schedule()
         budget = self._max_batched_tokens
         for sequence in sorted(self.running, key=lambda s: (s.is_prefilling, s.policy_key)):
@@ -129,8 +131,9 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _admit(self, budget: int, schedule: Schedule) -> None:
-        """Starts waiting sequences in order. Passed over: those whose adapter is on its way, and those whose next
-        page another sequence computes right now. The first that lacks pages ends the search."""
+        """Starts waiting sequences in order. Passed over: those whose adapter is on its way, and
+        those whose next page another sequence computes right now. The first that lacks pages ends
+        the search."""
         computing = {sequence.next_page_key for sequence in self.running if sequence.is_prefilling}
         for sequence in list(self.waiting):
             if budget <= 0 or len(self.running) >= self._max_num_seqs:
@@ -169,7 +172,8 @@ class Scheduler:
             )
 
     def _has_room(self, sequence: Sequence) -> bool:
-        """Pages for all its tokens are obtainable: it need not stop half way through its prefill."""
+        """Pages for all its tokens are obtainable: it need not stop half way through its
+        prefill."""
         missing = _num_pages(len(sequence.tokens)) - len(sequence.block_table.pages)
         while missing > self._kv.num_free:
             if not self._pool.evict_idle():

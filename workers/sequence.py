@@ -1,4 +1,5 @@
-"""One request's sequence: its tokens and how far the engine has come with them. Changed by the scheduler only."""
+"""One request's sequence: its tokens and how far the engine has come with them. Changed by the
+scheduler only."""
 
 from __future__ import annotations
 

@@ -37,7 +37,8 @@ class ScheduledSequence:
 
 @dataclass(slots=True)
 class Schedule:
-    """items: neighbours share an adapter slot; base-only sequences last. failed: dropped, with the reason."""
+    """items: neighbours share an adapter slot; base-only sequences last. failed: dropped, with the
+    reason."""
 
     items: list[ScheduledSequence] = field(default_factory=list)
     failed: list[tuple[Sequence, ErrorCode, str]] = field(default_factory=list)
@@ -65,7 +66,8 @@ class Schedule:
 
 @dataclass(slots=True)
 class StepResult:
-    """tokens[i] is the token drawn for `schedule.sampled[i]`, logprobs[i] its log-probability if asked for."""
+    """tokens[i] is the token drawn for `schedule.sampled[i]`, logprobs[i] its log-probability if
+    asked for."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)

@@ -30,7 +30,8 @@ STEP = np.dtype(
 
 
 class StepRing:
-    """Written by the engine thread, read by anybody; a reader may see the newest record half written."""
+    """Written by the engine thread, read by anybody; a reader may see the newest record half
+    written."""
 
     def __init__(self) -> None:
         self._records = np.zeros(CAPACITY, STEP)

@@ -9,8 +9,8 @@ from torch import Tensor
 class TokenBuffer:
     """The tokens of running sequences on the device, one row each: int32 [rows, max_model_len].
 
-    A step gathers its input ids from here and the sampler's tokens are written back here, so that they need
-    not visit the host between two steps.
+    A step gathers its input ids from here and the sampler's tokens are written back here, so that
+    they need not visit the host between two steps.
     """
 
     def __init__(self, num_rows: int, max_model_len: int, device: torch.device) -> None:

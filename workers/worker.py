@@ -131,7 +131,8 @@ class Worker:
 
 
 def warm_up(engine: Engine) -> None:
-    """One short sequence through the whole engine: kernels are built, caches and threads are warm."""
+    """One short sequence through the whole engine: kernels are built, caches and threads are
+    warm."""
     params = SamplingParams(max_tokens=2, seed=0, temperature=0.0, ignore_eos=True)
     request = Generate(0, "warm-up", engine.info.digest, [0, 1, 2], params, cache_domain="")
     failed = engine.submit(-1, request)

@@ -1,4 +1,5 @@
-"""Two hundred adapters, room for eight on the device: each answers as itself, and nothing stays behind."""
+"""Two hundred adapters, room for eight on the device: each answers as itself, and nothing stays
+behind."""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ def test_zipf_traffic_over_two_hundred_adapters(tiny: Tiny) -> None:
 
 
 def at_rest(stack: Stack) -> dict[str, float]:
-    """The worker's metrics once nothing runs; pages then belong to the prefix cache or to nobody."""
+    """The worker's metrics once nothing runs; pages then belong to the prefix cache or to
+    nobody."""
     deadline = time.monotonic() + 10
     while True:
         metrics = worker_metrics(stack)
@@ -85,7 +87,8 @@ def at_rest(stack: Stack) -> dict[str, float]:
 
 
 def test_closing_streams_frees_their_work(tiny: Tiny) -> None:
-    """A hundred streams closed at random tokens: nothing runs, leases or holds pages a while later."""
+    """A hundred streams closed at random tokens: nothing runs, leases or holds pages a while
+    later."""
     rng = random.Random(4)
     folders = {
         f"c{i}": write_adapter(tiny.shape, tiny.folder / "cancel" / str(i), rank=4, seed=i)

@@ -1,8 +1,9 @@
 """A model without tensors, for the engine under a fake clock.
 
-Its KV cache holds, per page and slot, a digest of (adapter, all tokens up to that position). A row checks that every
-slot it attends to holds the digest it should: a page shared, freed or overwritten wrongly is caught at once. The next
-token is a pure function of the sequence's own adapter and tokens, so `alone()` is the oracle of any batch.
+Its KV cache holds, per page and slot, a digest of (adapter, all tokens up to that position). A row
+checks that every slot it attends to holds the digest it should: a page shared, freed or overwritten
+wrongly is caught at once. The next token is a pure function of the sequence's own adapter and
+tokens, so `alone()` is the oracle of any batch.
 """
 
 from __future__ import annotations

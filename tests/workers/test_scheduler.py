@@ -1,4 +1,5 @@
-"""The scheduler and the engine under a fake clock, with a model made of digests (see simulator.py)."""
+"""The scheduler and the engine under a fake clock, with a model made of digests (see
+simulator.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The whole worker but its server, on tiny models: many adapters at once against transformers + peft alone."""
+"""The whole worker but its server, on tiny models: many adapters at once against transformers +
+peft alone."""
 
 from __future__ import annotations
 
