@@ -15,7 +15,6 @@ exist are never changed.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import importlib.metadata
 import importlib.util
 import os
@@ -23,9 +22,7 @@ import pwd
 import secrets
 import shutil
 import signal
-import stat
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,10 +30,15 @@ from typing import IO, Any
 from urllib.parse import quote
 
 from loraplex.death import die_with_parent
+from loraplex.errors import NotPrivate, PostgresError
+from loraplex.private import (
+    make_private_folder,
+    path_digest,
+    socket_folder,
+    write_private,
+)
 
 ROOT_HOME = Path("/var/lib/loraplex")
-SOCKET_PATH_LIMIT = 103
-"""Bytes of a socket's path that every platform takes."""
 USER = "loraplex"
 
 SETTINGS = {
@@ -46,10 +48,6 @@ SETTINGS = {
     "shared_buffers": "64MB",
     "max_connections": "50",
 }
-
-
-class PostgresError(Exception):
-    """The embedded server cannot be set up, started or stopped; the message says what to do."""
 
 
 class EmbeddedPostgres:
@@ -78,7 +76,7 @@ class EmbeddedPostgres:
 
     @property
     def socket_dir(self) -> Path:
-        return _socket_dir(self.home)
+        return socket_folder(self.home, ".s.PGSQL.5432.lock")
 
     @property
     def password(self) -> str:
@@ -110,6 +108,9 @@ class EmbeddedPostgres:
         Raises PostgresError if another supervisor has it, another major version wrote it, or it
         does not come up.
         """
+        if self.account and not ROOT_HOME.exists():
+            ROOT_HOME.mkdir(parents=True)
+            ROOT_HOME.chmod(0o755)
         self._make_folder(self.home)
         self._take_lock()
         try:
@@ -149,17 +150,11 @@ class EmbeddedPostgres:
         return "\n".join(log.read_text(errors="replace").splitlines()[-num_lines:])
 
     def _make_folder(self, folder: Path) -> None:
-        """Makes `folder` for the account alone, or checks that it is so."""
-        owner = self.account.pw_uid if self.account else os.geteuid()
-        if not folder.exists():
-            if self.account and not ROOT_HOME.exists():
-                ROOT_HOME.mkdir(parents=True)
-                ROOT_HOME.chmod(0o755)
-            folder.mkdir(mode=0o700, parents=self.account is None)
-            self._give(folder)
-        found = folder.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != owner or found.st_mode & 0o077:
-            raise PostgresError(f"{folder} must be a folder of user {owner} with mode 0700")
+        owner = (self.account.pw_uid, self.account.pw_gid) if self.account else None
+        try:
+            make_private_folder(folder, owner)
+        except NotPrivate as error:
+            raise PostgresError(str(error)) from error
 
     def _give(self, path: Path) -> None:
         if self.account:
@@ -209,9 +204,7 @@ class EmbeddedPostgres:
         fresh = self.home / "cluster.new"
         shutil.rmtree(fresh, ignore_errors=True)
         password = self.home / "password"
-        password.unlink(missing_ok=True)
-        with open(os.open(password, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secrets.token_urlsafe(32))
+        write_private(password, secrets.token_urlsafe(32))
         self._give(password)
         command = [str(self._bin / "initdb"), "-D", str(fresh), "-U", USER]
         command += [f"--pwfile={password}", "--auth=scram-sha-256", "--data-checksums"]
@@ -303,19 +296,7 @@ def _account(name: str | None) -> pwd.struct_passwd:
 
 def _home(data_dir: Path, account: pwd.struct_passwd | None) -> Path:
     data_dir = data_dir.expanduser().resolve()
-    return ROOT_HOME / _digest(data_dir) if account else data_dir / "pg"
-
-
-def _socket_dir(home: Path) -> Path:
-    """Inside home, unless its path is too long for a socket."""
-    folder = home / "socket"
-    if len(os.fsencode(folder / ".s.PGSQL.5432.lock")) <= SOCKET_PATH_LIMIT:
-        return folder
-    return Path(tempfile.gettempdir()) / f"loraplex-{_digest(home)}"
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+    return ROOT_HOME / path_digest(data_dir) if account else data_dir / "pg"
 
 
 def _lock_within(file: IO[str], deadline: float) -> None:

@@ -1,0 +1,99 @@
+"""The gateway role as a process: data plane, and admin plane where it is wanted, on one port."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+import uvloop
+
+import admin.app
+import gateway.app
+from adapters.store import LocalStore
+from admin.config import AdminConfig
+from admin.database import Database
+from gateway.catalog import PostgresSource
+from gateway.config import GatewayConfig
+from loraplex.bootstrap import load_pepper
+from loraplex.errors import BadSettings
+from loraplex.settings import Settings
+from workers.client import WorkerClient
+
+DRAIN_TIMEOUT_S = 30
+
+
+class Composed:
+    """Paths under /admin go to one application, everything else to the other."""
+
+    def __init__(self, data: Any, administration: Any) -> None:
+        self._data = data
+        self._administration = administration
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        is_admin = scope["type"] == "http" and scope["path"].startswith("/admin/")
+        await (self._administration if is_admin else self._data)(scope, receive, send)
+
+
+class Server(uvicorn.Server):
+    """Ends by signal as the other roles do: uvicorn's own way raises the signal once more at the
+    end, before the database is closed."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self.handle_exit, number, None)
+        yield
+
+
+def run_gateway(settings: Settings, *, with_admin: bool, listener: socket.socket) -> None:
+    """Serves until SIGTERM or SIGINT, then finishes what runs."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(settings, with_admin, listener))
+
+
+async def _serve(settings: Settings, with_admin: bool, listener: socket.socket) -> None:
+    if not settings.database_url:
+        raise BadSettings("the gateway needs LORAPLEX_DATABASE_URL")
+    if not settings.workers:
+        raise BadSettings("the gateway needs LORAPLEX_WORKERS, the addresses of the workers")
+    database = await Database.connect(settings.database_url, application_name="loraplex-gateway")
+    try:
+        app = _compose(settings, database, with_admin)
+        config = uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            loop="none",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
+        )
+        await Server(config).serve(sockets=[listener])
+    finally:
+        await database.close()
+
+
+def _compose(settings: Settings, database: Database, with_admin: bool) -> Any:
+    pepper = load_pepper(settings)
+    data = gateway.app.create_app(
+        GatewayConfig(store=settings.store_root, pepper=pepper),
+        source=PostgresSource(database),
+        clients=[WorkerClient(address) for address in settings.workers],
+    )
+    if not with_admin:
+        return data
+    config = AdminConfig(
+        pepper=pepper,
+        max_upload_bytes=settings.max_upload,
+        max_lora_rank=settings.max_lora_rank,
+    )
+    store = LocalStore(settings.store_root)
+    return Composed(data, admin.app.create_app(config, database=database, store=store))

@@ -1,0 +1,98 @@
+"""What must be in database and data directory before anybody can ask for anything over REST."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from adapters.manifest import BaseModelShape
+from admin import models, tenants
+from admin.database import Connection, Database
+from admin.errors import NotFound
+from admin.migrate import migrate
+from admin.records import TENANT_SCOPES, hash_key, parse_key
+from loraplex.private import write_private
+from loraplex.settings import Settings
+
+
+class Keys(msgspec.Struct, forbid_unknown_fields=True):
+    """keys.json: what scripts and the command line find in the data directory."""
+
+    admin: str = ""
+    tenants: dict[str, str] = {}
+
+    @classmethod
+    def read(cls, path: Path) -> Keys:
+        return msgspec.json.decode(path.read_bytes(), type=cls) if path.exists() else cls()
+
+    def write(self, path: Path) -> None:
+        write_private(path, msgspec.json.format(msgspec.json.encode(self)).decode() + "\n")
+
+
+async def migrate_database(dsn: str) -> list[str]:
+    """Names of the migrations applied."""
+    database = await Database.connect(dsn, max_size=1, application_name="loraplex-migrate")
+    try:
+        return await migrate(database)
+    finally:
+        await database.close()
+
+
+def load_pepper(settings: Settings) -> bytes:
+    """Of the settings, else of the data directory, made there at the first start."""
+    if settings.key_pepper:
+        return settings.key_pepper.encode()
+    path = settings.home / "pepper"
+    if not path.exists():
+        write_private(path, secrets.token_urlsafe(32))
+    return path.read_bytes()
+
+
+async def ensure_keys(
+    database: Database, pepper: bytes, known: Keys, tenant_names: tuple[str, ...]
+) -> Keys:
+    """An admin key and one for each of these tenants, made where the known ones do not work."""
+    async with database.transaction() as connection:
+        keys = Keys(known.admin, dict(known.tenants))
+        if not await _works(connection, pepper, keys.admin):
+            _, keys.admin = await tenants.create_key(connection, pepper, None, name="serve")
+        for name in tenant_names:
+            if not await _works(connection, pepper, keys.tenants.get(name, "")):
+                tenant_id = await _ensure_tenant(connection, name)
+                _, keys.tenants[name] = await tenants.create_key(
+                    connection, pepper, tenant_id, TENANT_SCOPES, name="serve"
+                )
+    return keys
+
+
+async def _works(connection: Connection, pepper: bytes, text: str) -> bool:
+    key_id = parse_key(text)
+    key = await tenants.find_key(connection, key_id) if key_id else None
+    return (
+        key is not None
+        and key.revoked_at is None
+        and hmac.compare_digest(key.hash, hash_key(text, pepper))
+    )
+
+
+async def _ensure_tenant(connection: Connection, name: str) -> str:
+    try:
+        return (await tenants.find_tenant(connection, name)).id
+    except NotFound:
+        return (await tenants.create_tenant(connection, name)).id
+
+
+async def register(
+    database: Database, store: Path, name: str, digest: str, max_model_len: int | None
+) -> None:
+    """Gives a model of the store its served name."""
+    config = json.loads((store / "models" / digest / "config.json").read_text())
+    longest: int = config["max_position_embeddings"]
+    shape = BaseModelShape.from_config(config, digest)
+    async with database.transaction() as connection:
+        length = min(longest, max_model_len or longest)
+        await models.register_model(connection, name, shape, length)

@@ -1,0 +1,130 @@
+"""Processes under the supervisor: started, read, restarted when they crash, ended in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from loraplex.death import die_with_parent
+from loraplex.errors import ChildFailed
+
+FIRST_BACKOFF_S = 0.5
+LAST_BACKOFF_S = 30.0
+STABLE_S = 60.0
+"""After living so long, a crash is the first again."""
+
+
+class Child:
+    """One process that should live as long as the supervisor."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        tell: Callable[[str], None],
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        self.name = name
+        self.num_starts = 0
+        self._command = command
+        self._environment = environment
+        self._tell = tell
+        self._pass_fds = pass_fds
+        self._process: asyncio.subprocess.Process | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._is_stopping = False
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    async def start(self) -> None:
+        """Starts it and keeps it running from then on."""
+        await self._spawn()
+        self._keeper = asyncio.create_task(self._keep())
+
+    async def wait_ready(self, is_ready: Callable[[], bool], timeout_s: float) -> None:
+        """Raises ChildFailed if it crashes or is not ready in time."""
+        deadline = time.monotonic() + timeout_s
+        while not await asyncio.to_thread(is_ready):
+            if self.num_starts > 1 or time.monotonic() > deadline:
+                raise ChildFailed(f"the {self.name} does not come up")
+            await asyncio.sleep(0.05)
+
+    async def stop(self, timeout_s: float) -> None:
+        """SIGTERM, which drains; after the time SIGKILL."""
+        self._is_stopping = True
+        process = self._process
+        if process is not None and process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                await asyncio.wait_for(process.wait(), timeout_s)
+            except TimeoutError:
+                self._tell(f"{self.name}: not drained after {timeout_s:g} s")
+                self.kill()
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+
+    def kill(self) -> None:
+        self._is_stopping = True
+        with contextlib.suppress(ProcessLookupError):
+            if self._process is not None:
+                self._process.kill()
+
+    async def _spawn(self) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=self._environment,
+            pass_fds=self._pass_fds,
+            # Ctrl-C is for the supervisor, which then ends its children in order.
+            start_new_session=True,
+            preexec_fn=die_with_parent(signal.SIGKILL),
+        )
+        self.num_starts += 1
+
+    async def _keep(self) -> None:
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            started = time.monotonic()
+            code = await self._read_to_end()
+            if self._is_stopping:
+                return
+            if time.monotonic() - started > STABLE_S:
+                backoff_s = FIRST_BACKOFF_S
+            self._tell(f"{self.name}: ended with {code}; starting again in {backoff_s:g} s")
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+            await self._spawn()
+
+    async def _read_to_end(self) -> int:
+        process = self._process
+        assert process is not None and process.stdout is not None
+        async for line in _lines(process.stdout):
+            self._tell(f"{self.name}: {line}")
+        return await process.wait()
+
+
+async def _lines(stream: asyncio.StreamReader):
+    """Lines, whatever their length."""
+    while True:
+        try:
+            line = await stream.readline()
+        except ValueError:
+            continue
+        if not line:
+            return
+        yield line.decode(errors="replace").rstrip()
+
+
+def python(*arguments: str) -> list[str]:
+    return [sys.executable, *arguments]

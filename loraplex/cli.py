@@ -1,0 +1,50 @@
+"""The command `loraplex`. Importing it imports no server and no torch.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage or settings.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from admin.errors import AdminError
+from loraplex.commands.adapters import adapter_group
+from loraplex.commands.models import chat_command, model_group
+from loraplex.commands.roles import (
+    config_command,
+    gateway_command,
+    migrate_command,
+    serve_command,
+    worker_command,
+)
+from loraplex.commands.tenants import key_group, tenant_group
+from loraplex.errors import LoraplexError
+
+
+@click.group()
+@click.version_option(package_name="loraplex")
+def cli() -> None:
+    """Serve many LoRA fine-tunes of a few base models behind one OpenAI-compatible endpoint."""
+
+
+for command in (
+    *(serve_command, gateway_command, worker_command, migrate_command, config_command),
+    *(tenant_group, key_group, adapter_group, model_group, chat_command),
+):
+    cli.add_command(command)
+
+
+def main() -> None:
+    try:
+        code = cli(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (LoraplexError, AdminError) as error:
+        click.echo(f"loraplex: {error}", err=True)
+        sys.exit(getattr(error, "exit_code", 1))
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    sys.exit(code or 0)

@@ -1,0 +1,89 @@
+"""`loraplex model` and `loraplex chat`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from loraplex.commands.options import api, json_option, settings_of, settings_options
+from loraplex.errors import ApiFailure
+from loraplex.output import progress, show
+from loraplex.settings import load_settings
+
+COLUMNS = ("name", "model_type", "max_model_len", "digest", "created_at")
+
+
+@click.group("model")
+def model_group() -> None:
+    """Base models."""
+
+
+@model_group.command("add")
+@click.argument("model", metavar="NAME=PATH")
+@settings_options()
+def add(model: str, **flags: Any) -> None:
+    """Import a Hugging Face directory or a .gguf file here and register it under NAME."""
+    from loraplex.api import connect
+    from loraplex.importing import import_model
+
+    name, equals, path = model.partition("=")
+    if not (name and equals and path):
+        raise click.UsageError(f"{model!r} is not NAME=PATH")
+    settings = settings_of(flags)
+    settings.store_root.mkdir(parents=True, exist_ok=True)
+    with progress(f"importing {name}") as report:
+        digest = import_model(Path(path), settings.store_root, report)
+    with connect(settings) as server:
+        server.post("/admin/v1/models", {"name": name, "digest": digest})
+    click.echo(f"{name} {digest}")
+
+
+@model_group.command("list")
+@json_option
+def list_models(as_json: bool) -> None:
+    """List the registered base models."""
+    with api() as server:
+        show(server.all("/admin/v1/models"), COLUMNS, as_json)
+
+
+@click.command("chat")
+@click.argument("model")
+@click.option("--tenant", help="Of the demo, whose key to use; else LORAPLEX_KEY.")
+@click.option("--system", help="A system message.")
+@click.option("--max-tokens", type=int)
+@click.option("--temperature", type=float)
+def chat_command(
+    model: str,
+    tenant: str | None,
+    system: str | None,
+    max_tokens: int | None,
+    temperature: float | None,
+) -> None:
+    """Talk to MODEL: an adapter, adapter@alias, adapter@version or a base model."""
+    messages = [{"role": "system", "content": system}] if system else []
+    options: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature}
+    stdin = click.get_text_stream("stdin")
+    interactive = stdin.isatty()
+    from loraplex.api import connect_tenant
+
+    with connect_tenant(load_settings({}), tenant) as server:
+        while True:
+            if interactive:
+                click.echo("> ", nl=False, err=True)
+            question = stdin.readline()
+            if not question:
+                return
+            messages.append({"role": "user", "content": question.strip()})
+            pieces: list[str] = []
+            try:
+                for piece in server.chat(model, messages, **options):
+                    pieces.append(piece)
+                    click.echo(piece, nl=False)
+            except ApiFailure as error:
+                if not interactive:
+                    raise
+                click.echo(f"{error}", err=True)
+            click.echo()
+            messages.append({"role": "assistant", "content": "".join(pieces)})

@@ -1,0 +1,72 @@
+"""Options that several commands share, and the settings they end in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from loraplex.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from loraplex.api import Api
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+PLACE: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("--data-dir", {"type": click.Path(path_type=Path), "help": "Everything kept; ~/.loraplex"}),
+)
+SERVING: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("--host", {}),
+    ("--port", {"type": int}),
+)
+WORKING: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("--device", {"help": "auto or cpu"}),
+    ("--dtype", {"help": "bfloat16 or float32"}),
+    ("--ops", {"help": "cpu or reference"}),
+    ("--threads", {"type": int}),
+    ("--memory", {"metavar": "BYTES", "help": "KV pages and adapters, such as 512MiB"}),
+    ("--adapter-memory", {"metavar": "MIN:MAX", "help": "of it, what adapters may take"}),
+    ("--host-adapter-memory", {"metavar": "BYTES"}),
+    ("--max-num-seqs", {"type": int}),
+    ("--max-batched-tokens", {"type": int}),
+    ("--max-model-len", {"type": int}),
+    ("--max-lora-rank", {"type": int}),
+)
+
+
+def settings_options(*groups: tuple[tuple[str, dict[str, Any]], ...]) -> Callable[[F], F]:
+    """Adds --config and the flags; `settings_of` reads them."""
+
+    def decorate(command: F) -> F:
+        for group in reversed((*groups, PLACE)):
+            for name, details in reversed(group):
+                command = click.option(name, **details)(command)
+        config = click.Path(path_type=Path, dir_okay=False)
+        return click.option("--config", type=config, help="A TOML file of settings.")(command)
+
+    return decorate
+
+
+def settings_of(flags: dict[str, Any]) -> Settings:
+    """The settings; takes what it knows out of `flags`."""
+    file = flags.pop("config", None)
+    known = {name: flags.pop(name) for name in list(flags) if name in Settings.__struct_fields__}
+    return load_settings(known, file=file)
+
+
+def json_option(command: F) -> F:
+    return click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")(command)
+
+
+@contextmanager
+def api() -> Iterator[Api]:
+    """The running server, with the settings of the environment."""
+    # Not needed by commands that call nobody, and slow to import.
+    from loraplex.api import connect
+
+    with connect(load_settings({})) as found:
+        yield found

@@ -1,0 +1,103 @@
+"""`loraplex tenant` and `loraplex key`."""
+
+from __future__ import annotations
+
+import click
+
+from loraplex.commands.options import api, json_option
+from loraplex.output import show
+
+TENANT_COLUMNS = ("name", "id", "sharing_group", "created_at")
+KEY_COLUMNS = ("id", "name", "scopes", "created_at", "expires_at", "revoked_at")
+
+
+@click.group("tenant")
+def tenant_group() -> None:
+    """Tenants: who may call, and whose adapters are whose."""
+
+
+@tenant_group.command("create")
+@click.argument("name")
+@click.option("--sharing-group", help="Tenants of one group share cached prefixes.")
+def create_tenant(name: str, sharing_group: str | None) -> None:
+    """Create a tenant."""
+    with api() as server:
+        made = server.post("/admin/v1/tenants", {"name": name, "sharing_group": sharing_group})
+    click.echo(f"{made['name']} ({made['id']})")
+
+
+@tenant_group.command("list")
+@json_option
+def list_tenants(as_json: bool) -> None:
+    """List all tenants."""
+    with api() as server:
+        show(server.all("/admin/v1/tenants"), TENANT_COLUMNS, as_json)
+
+
+@tenant_group.command("show")
+@click.argument("name")
+@json_option
+def show_tenant(name: str, as_json: bool) -> None:
+    """Show one tenant, by name or id."""
+    with api() as server:
+        show([server.get(f"/admin/v1/tenants/{name}")], TENANT_COLUMNS, as_json)
+
+
+@tenant_group.command("delete")
+@click.argument("name")
+@click.confirmation_option(prompt="Delete the tenant with its keys and adapters?")
+def delete_tenant(name: str) -> None:
+    """Delete a tenant, its keys and its adapters."""
+    with api() as server:
+        server.delete(f"/admin/v1/tenants/{name}")
+    click.echo(f"deleted {name}")
+
+
+@click.group("key")
+def key_group() -> None:
+    """API keys. A key's text is shown once, when it is made."""
+
+
+@key_group.command("create")
+@click.option("--tenant", help="Whose key; without it an admin key.")
+@click.option("--name", help="For you to remember what it is for.")
+@click.option("--scope", "scopes", multiple=True, help="Default: all that its kind can have.")
+@click.option("--expires-at", help="Such as 2027-01-31T00:00:00Z.")
+@json_option
+def create_key(
+    tenant: str | None,
+    name: str | None,
+    scopes: tuple[str, ...],
+    expires_at: str | None,
+    as_json: bool,
+) -> None:
+    """Create a key and print it."""
+    body = {"name": name, "scopes": list(scopes) or None, "expires_at": expires_at}
+    with api() as server:
+        made = server.post(_keys_of(tenant), body)
+    if as_json:
+        show([made], (), as_json)
+    else:
+        click.echo(made["key"])
+
+
+@key_group.command("list")
+@click.option("--tenant", help="Whose keys; without it the admin keys.")
+@json_option
+def list_keys(tenant: str | None, as_json: bool) -> None:
+    """List keys, revoked ones too."""
+    with api() as server:
+        show(server.all(_keys_of(tenant), cursor="id"), KEY_COLUMNS, as_json)
+
+
+@key_group.command("revoke")
+@click.argument("key_id")
+def revoke_key(key_id: str) -> None:
+    """Revoke a key for good, by its id."""
+    with api() as server:
+        server.delete(f"/admin/v1/keys/{key_id}")
+    click.echo(f"revoked {key_id}")
+
+
+def _keys_of(tenant: str | None) -> str:
+    return f"/admin/v1/tenants/{tenant}/keys" if tenant else "/admin/v1/keys"

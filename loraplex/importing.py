@@ -1,0 +1,101 @@
+"""Importing a model in a process of its own, so that nobody else needs torch. Also that process:
+
+python -m loraplex.importing PATH STORE   prints `progress DONE TOTAL` lines, then `digest HEX`
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from loraplex.death import die_with_parent
+from loraplex.errors import ImportFailed
+from loraplex.output import Progress
+from loraplex.private import write_private
+
+
+def import_model(source: Path, store: Path, progress: Progress) -> str:
+    """The digest under which `store` now holds the model. Raises ImportFailed.
+
+    A source that has not changed since is known by the name, size and time of its files.
+    """
+    source = source.expanduser().absolute()
+    if not source.exists():
+        raise ImportFailed(f"{source} does not exist")
+    known = _Known(store / "imports.json")
+    mark = _mark(source)
+    digest = known.get(mark)
+    if digest is None or not (store / "models" / digest).is_dir():
+        digest = _import_apart(source, store, progress)
+        known.put(mark, digest)
+    return digest
+
+
+def _import_apart(source: Path, store: Path, progress: Progress) -> str:
+    command = [sys.executable, "-m", "loraplex.importing", str(source), str(store)]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=die_with_parent(signal.SIGKILL),
+    ) as child:
+        assert child.stdout is not None and child.stderr is not None
+        digest = ""
+        for line in child.stdout:
+            match line.split():
+                case ["progress", done, total]:
+                    progress(int(done), int(total))
+                case ["digest", found]:
+                    digest = found
+                case _:
+                    pass
+        complaint = child.stderr.read().strip()
+    if child.returncode != 0 or not digest:
+        raise ImportFailed(complaint.splitlines()[-1] if complaint else "the import process died")
+    return digest
+
+
+class _Known:
+    """Marks of sources to digests, in a file beside the models."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def _read(self) -> dict[str, str]:
+        return json.loads(self._path.read_text()) if self._path.exists() else {}
+
+    def get(self, mark: str) -> str | None:
+        return self._read().get(mark)
+
+    def put(self, mark: str, digest: str) -> None:
+        write_private(self._path, json.dumps(self._read() | {mark: digest}, indent=2))
+
+
+def _mark(source: Path) -> str:
+    files = sorted(source.iterdir()) if source.is_dir() else [source]
+    facts = [(str(file), (found := file.stat()).st_size, found.st_mtime_ns) for file in files]
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def main() -> int:
+    from workers.importer import import_model as import_here
+
+    def report(done: int, total: int) -> None:
+        print("progress", done, total, flush=True)
+
+    try:
+        digest = import_here(Path(sys.argv[1]), Path(sys.argv[2]), report)
+    except (ValueError, OSError) as error:
+        print(str(error).replace("\n", " "), file=sys.stderr)
+        return 1
+    print("digest", digest, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

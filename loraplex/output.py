@@ -1,0 +1,75 @@
+"""What the command line prints: tables or JSON on standard output, progress on standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes done and the bytes in all."""
+
+
+def show(
+    rows: Sequence[dict[str, Any]], columns: Sequence[str], as_json: bool, title: str = ""
+) -> None:
+    """The rows as JSON, or some of their columns as a table."""
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*(_text(row.get(column)) for column in columns))
+    Console().print(table)
+
+
+def tell(text: str) -> None:
+    """A line about what goes on."""
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Progress]:
+    """A bar on a terminal, a line each tenth elsewhere."""
+    if not sys.stderr.isatty():
+        yield _Lines(what)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    parts = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Bars(*parts, console=Console(stderr=True)) as bars:
+        task = bars.add_task(what, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+class _Lines:
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._tenth = 0
+
+    def __call__(self, done: int, total: int) -> None:
+        tenth = 10 * done // total if total else 10
+        if tenth > self._tenth:
+            self._tenth = tenth
+            tell(f"{self._what}: {10 * tenth} %")
+
+
+def _text(value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case dict():
+            return ", ".join(f"{key}={item}" for key, item in value.items())
+        case list():
+            return ", ".join(str(item) for item in value)
+        case _:
+            return str(value)

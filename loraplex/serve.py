@@ -1,0 +1,255 @@
+"""Everything on one box: Postgres, worker and gateway as children of this process.
+
+Up: database, migrations, models, then worker and gateway together. Down: gateway, worker, database,
+each when what it serves has ended. The children cannot outlive this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+from admin.database import Database
+from admin.migrate import migrate
+from loraplex import demo
+from loraplex.api import Api
+from loraplex.bootstrap import Keys, ensure_keys, load_pepper, register
+from loraplex.children import Child, python
+from loraplex.errors import BadSettings, PostgresError
+from loraplex.importing import import_model
+from loraplex.output import progress, tell
+from loraplex.postgres import EmbeddedPostgres
+from loraplex.private import make_private_folder, socket_folder, write_private
+from loraplex.probe import answers_ok
+from loraplex.settings import SECRETS, Settings
+from loraplex.worker import worker_config
+
+GATEWAY_DRAIN_S = 40.0
+WORKER_DRAIN_S = 30.0
+START_TIMEOUT_S = 600.0
+POSTGRES_LOOK_S = 0.5
+
+
+def serve(settings: Settings, *, with_demo: bool) -> None:
+    """Until SIGINT or SIGTERM. Raises what keeps it from starting, with nothing left running."""
+    started = time.monotonic()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    models = dict(settings.models)
+    if with_demo:
+        models.setdefault(demo.MODEL_NAME, str(demo.find_model()))
+    if not models:
+        raise BadSettings("nothing to serve: give --model NAME=PATH, or --demo")
+    settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    settings.store_root.mkdir(parents=True, exist_ok=True)
+    with _listen(settings) as listener, _database(settings) as (postgres, dsn):
+        digests = {name: _import(name, path, settings) for name, path in models.items()}
+        box = Box(settings, listener, postgres, dsn, digests, with_demo)
+        asyncio.run(box.run(started))
+
+
+class Box:
+    """The children and what they are told."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        listener: socket.socket,
+        postgres: EmbeddedPostgres | None,
+        dsn: str,
+        digests: dict[str, str],
+        with_demo: bool,
+    ) -> None:
+        self._settings = settings
+        self._listener = listener
+        self._postgres = postgres
+        self._dsn = dsn
+        self._digests = digests
+        self._with_demo = with_demo
+        sockets = make_private_folder(socket_folder(settings.home, "worker-health.sock"))
+        self._worker_address = f"unix:{sockets / 'worker.sock'}"
+        self._worker_health = f"unix:{sockets / 'worker-health.sock'}"
+        host, port = listener.getsockname()[:2]
+        self._address = f"{_reachable(host)}:{port}"
+        self._url = f"http://{self._address}"
+        self._worker = self._make_worker()
+        self._gateway = self._make_gateway()
+
+    async def run(self, started: float) -> None:
+        stopping = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, stopping)
+        watching = asyncio.create_task(self._watch_postgres())
+        try:
+            keys = await _unless(stopping, self._start())
+            if keys is not None:
+                self._announce(keys, time.monotonic() - started)
+                await stopping.wait()
+        finally:
+            tell("stopping")
+            await self._stop()
+            watching.cancel()
+
+    def _on_signal(self, stopping: asyncio.Event) -> None:
+        """The first drains, the second ends at once."""
+        if stopping.is_set():
+            self._gateway.kill()
+            self._worker.kill()
+        stopping.set()
+
+    async def _start(self) -> Keys:
+        settings = self._settings
+        path = settings.home / "keys.json"
+        database = await Database.connect(self._dsn, application_name="loraplex-serve")
+        try:
+            await migrate(database, report=lambda name: tell(f"migration {name}"))
+            tenants = demo.TENANTS if self._with_demo else ()
+            keys = await ensure_keys(database, load_pepper(settings), Keys.read(path), tenants)
+            for name, digest in self._digests.items():
+                await register(database, settings.store_root, name, digest, settings.max_model_len)
+        finally:
+            await database.close()
+        await self._worker.start()
+        await self._gateway.start()
+        await self._gateway.wait_ready(lambda: answers_ok(self._address, "/livez"), START_TIMEOUT_S)
+        if self._with_demo:
+            await asyncio.to_thread(self._push_demo, keys)
+        # Written when what they open is there, for scripts that wait for this file.
+        keys.write(path)
+        where = {"url": self._url, "pid": os.getpid()}
+        write_private(settings.home / "serve.json", json.dumps(where) + "\n")
+        await self._worker.wait_ready(
+            lambda: answers_ok(self._worker_health, "/readyz"), START_TIMEOUT_S
+        )
+        await self._gateway.wait_ready(
+            lambda: answers_ok(self._address, "/readyz"), START_TIMEOUT_S
+        )
+        return keys
+
+    def _push_demo(self, keys: Keys) -> None:
+        with Api(self._url, keys.admin) as api:
+            for name in demo.push_adapters(api):
+                tell(f"adapter {name}")
+
+    async def _stop(self) -> None:
+        # Ours too must go, or callers would wait in its queue for nobody.
+        self._listener.close()
+        await self._gateway.stop(GATEWAY_DRAIN_S)
+        await self._worker.stop(WORKER_DRAIN_S)
+        (self._settings.home / "serve.json").unlink(missing_ok=True)
+
+    async def _watch_postgres(self) -> None:
+        """Starts it again if it dies, from this thread: it ends with the one that started it."""
+        backoff_s = POSTGRES_LOOK_S
+        while self._postgres is not None:
+            await asyncio.sleep(backoff_s)
+            if self._postgres.running:
+                backoff_s = POSTGRES_LOOK_S
+                continue
+            tell("postgres: ended; starting again")
+            backoff_s = min(2 * backoff_s, 30.0)
+            with contextlib.suppress(PostgresError):
+                self._postgres.restart()
+
+    def _make_worker(self) -> Child:
+        settings = self._settings
+        config = worker_config(settings, self._digests, self._worker_address, self._worker_health)
+        path = settings.home / "worker.json"
+        config.write(path)
+        command = python("-m", "workers", str(path))
+        return Child("worker", command, environment=_environment(), tell=tell)
+
+    def _make_gateway(self) -> Child:
+        settings, fd = self._settings, self._listener.fileno()
+        environment = _environment() | {
+            "LORAPLEX_DATA_DIR": str(settings.home),
+            "LORAPLEX_STORE": str(settings.store_root),
+            "LORAPLEX_WORKERS": self._worker_address,
+            "LORAPLEX_DATABASE_URL": self._dsn,
+            "LORAPLEX_MAX_UPLOAD": str(settings.max_upload),
+            "LORAPLEX_MAX_LORA_RANK": str(settings.max_lora_rank),
+        }
+        if settings.key_pepper:
+            environment["LORAPLEX_KEY_PEPPER"] = settings.key_pepper
+        command = python("-m", "loraplex", "gateway", "--admin", "--fd", str(fd))
+        return Child("gateway", command, environment=environment, tell=tell, pass_fds=[fd])
+
+    def _announce(self, keys: Keys, seconds: float) -> None:
+        tell(f"ready after {seconds:.1f} s on {self._url}")
+        print(f"  admin key   {keys.admin}")
+        for name, key in keys.tenants.items():
+            print(f"  {name:<11} {key}")
+        if self._with_demo:
+            print(
+                f"\n  curl -N {self._url}/v1/chat/completions"
+                f" -H 'Authorization: Bearer {keys.tenants['acme']}'"
+                " -H 'Content-Type: application/json'"
+                ' -d \'{"model": "support-bot", "stream": true,'
+                ' "messages": [{"role": "user", "content": "Where is my parcel?"}]}\'\n'
+            )
+        print(f"  keys are in {self._settings.home / 'keys.json'}; Ctrl-C stops", flush=True)
+
+
+async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, Keys]) -> Keys | None:
+    """The result of `work`, or None if it was cut short by the event."""
+    task = asyncio.create_task(work)
+    waiting = asyncio.create_task(stopping.wait())
+    await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if not task.done():
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return None
+    return task.result()
+
+
+@contextlib.contextmanager
+def _listen(settings: Settings) -> Iterator[socket.socket]:
+    """The port, taken before anything starts; it outlives a gateway that crashes."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        listener = socket.create_server((settings.host, settings.port), family=family, backlog=512)
+    except OSError as error:
+        raise BadSettings(f"{settings.host}:{settings.port}: {error.strerror}") from error
+    with listener:
+        yield listener
+
+
+@contextlib.contextmanager
+def _database(settings: Settings) -> Iterator[tuple[EmbeddedPostgres | None, str]]:
+    """The embedded server and its URL, or the URL of one that is somebody else's."""
+    if settings.database_url:
+        yield None, settings.database_url
+        return
+    tell("starting the embedded Postgres")
+    with EmbeddedPostgres(settings.home, user=settings.pg_user) as postgres:
+        yield postgres, postgres.dsn()
+
+
+def _import(name: str, path: str, settings: Settings) -> str:
+    with progress(f"importing {name}") as report:
+        return import_model(Path(path), settings.store_root, report)
+
+
+def _environment() -> dict[str, str]:
+    """Ours without secrets: a child is given those it needs."""
+    hidden = {f"LORAPLEX_{name.upper()}{end}" for name in SECRETS for end in ("", "_FILE")}
+    return {name: value for name, value in os.environ.items() if name not in hidden}
+
+
+def _reachable(host: str) -> str:
+    """Where this machine finds itself when it listens on every address."""
+    match host:
+        case "0.0.0.0":
+            return "127.0.0.1"
+        case "::":
+            return "[::1]"
+        case _:
+            return f"[{host}]" if ":" in host else host

@@ -1,0 +1,176 @@
+"""All settings of all roles, one frozen struct: defaults < TOML file < LORAPLEX_* < flags.
+
+A secret can also be named as a file: LORAPLEX_<NAME>_FILE. Sizes are bytes, or like 512MiB.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from loraplex.errors import BadSettings
+
+SECRETS = ("database_url", "key", "key_pepper")
+SIZES = ("memory", "host_adapter_memory", "max_upload")
+PREFIX = "LORAPLEX_"
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+
+
+class MemoryRange(msgspec.Struct, frozen=True):
+    """Bytes that adapters always keep and may take at most; written MIN:MAX."""
+
+    min: int = 0
+    max: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.min}:{'' if self.max is None else self.max}"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    data_dir: Path = Path("~/.loraplex")
+    store: Path | None = None
+    """Models and adapters by digest; default <data_dir>/store."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    url: str | None = None
+    """Where the command line finds the server; default: what `serve` wrote."""
+    key: str | None = None
+    database_url: str | None = None
+    """A PostgreSQL server to use instead of the embedded one."""
+    key_pepper: str | None = None
+    """Secret of the keyed hash of API keys; default: a file in the data directory."""
+    pg_user: str | None = None
+    models: dict[str, str] = {}
+    """Served name to path."""
+    workers: tuple[str, ...] = ()
+    """Addresses of the workers, for the gateway role."""
+    device: Literal["auto", "cpu"] = "auto"
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    ops: Literal["cpu", "reference"] = "cpu"
+    threads: int | None = None
+    memory: int | None = None
+    """The arena; default min(1 GiB, a quarter of the RAM)."""
+    adapter_memory: MemoryRange = MemoryRange()
+    host_adapter_memory: int = 1 << 30
+    max_num_seqs: int = 64
+    max_batched_tokens: int = 512
+    max_model_len: int | None = None
+    max_lora_rank: int = 256
+    max_loaded_adapters: int = 128
+    """Adapter slots of the device tables: entries, not memory."""
+    max_upload: int = 1 << 30
+
+    @property
+    def home(self) -> Path:
+        return self.data_dir.expanduser().absolute()
+
+    @property
+    def store_root(self) -> Path:
+        return (self.store or self.home / "store").expanduser().absolute()
+
+    def shown(self) -> dict[str, Any]:
+        """Effective values for people, secrets hidden."""
+        values: dict[str, Any] = msgspec.to_builtins(self, enc_hook=str)
+        values |= {"data_dir": str(self.home), "store": str(self.store_root)}
+        values["adapter_memory"] = str(self.adapter_memory)
+        return values | {name: "(set)" for name in SECRETS if values[name]}
+
+
+def load_settings(
+    flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, file: Path | None = None
+) -> Settings:
+    """Flags that are None were not given. Raises BadSettings."""
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    layers = [
+        (_from_file(file), str(file)),
+        (_from_environment(environ), "the environment"),
+        ({name: value for name, value in flags.items() if value not in (None, ())}, "the flags"),
+    ]
+    for layer, source in layers:
+        for name, value in layer.items():
+            if name not in Settings.__struct_fields__:
+                raise BadSettings(f"{source}: there is no setting {name!r}")
+            values[name], sources[name] = _read(name, value, source), source
+    try:
+        return msgspec.convert(values, Settings, strict=False, dec_hook=_decode)
+    except msgspec.ValidationError as error:
+        found = re.search(r"`\$\.(\w+)", str(error))
+        source = sources.get(found[1], "settings") if found else "settings"
+        raise BadSettings(f"{source}: {error}") from error
+
+
+def parse_size(text: str) -> int:
+    """Bytes of 4096, 64K, 512MiB, 1.5GiB, 2GB. Raises ValueError."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None or (found[3] and not found[2]):
+        raise ValueError(f"{text!r} is not a size such as 512MiB")
+    unit = 1000 if found[2] and not found[3] and text.strip().upper().endswith("B") else 1024
+    return int(float(found[1]) * unit ** " KMGT".index(found[2].upper() or " "))
+
+
+def _from_file(file: Path | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        return tomllib.loads(file.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise BadSettings(f"{file}: {error}") from error
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in Settings.__struct_fields__:
+        variable = PREFIX + name.upper()
+        if environ.get(variable):
+            found[name] = environ[variable]
+        elif name in SECRETS and (path := environ.get(f"{variable}_FILE")):
+            try:
+                found[name] = Path(path).read_text().strip()
+            except OSError as error:
+                raise BadSettings(f"{variable}_FILE: {error}") from error
+    return found
+
+
+def _read(name: str, value: Any, source: str) -> Any:
+    """A value as the struct wants it, from how people write it."""
+    try:
+        if name in SIZES and isinstance(value, str):
+            return parse_size(value)
+        if name == "adapter_memory" and isinstance(value, str):
+            return _parse_range(value)
+        if name == "models" and not isinstance(value, Mapping):
+            pairs = value.split(",") if isinstance(value, str) else value
+            return dict(_parse_model(pair) for pair in pairs)
+        if name == "workers" and isinstance(value, str):
+            return value.split(",")
+    except ValueError as error:
+        raise BadSettings(f"{source}: {name}: {error}") from error
+    return value
+
+
+def _parse_range(text: str) -> MemoryRange:
+    low, colon, high = text.partition(":")
+    if not colon:
+        raise ValueError(f"{text!r} is not MIN:MAX")
+    return MemoryRange(parse_size(low) if low else 0, parse_size(high) if high else None)
+
+
+def _parse_model(text: str) -> tuple[str, str]:
+    name, equals, path = text.partition("=")
+    if not (name and equals and path):
+        raise ValueError(f"{text!r} is not NAME=PATH")
+    return name, path
+
+
+def _decode(kind: type, value: object) -> object:
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise NotImplementedError(f"{kind} from {type(value)}")

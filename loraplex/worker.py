@@ -1,0 +1,39 @@
+"""From the settings of all roles to a worker's own. No torch."""
+
+from __future__ import annotations
+
+import os
+
+from loraplex.settings import Settings
+from workers.config import WorkerConfig
+
+
+def worker_config(
+    settings: Settings, models: dict[str, str], listen: str, health: str
+) -> WorkerConfig:
+    """`models` maps served names to digests."""
+    return WorkerConfig(
+        models=models,
+        store=settings.store_root,
+        cache_dir=settings.home / "cache",
+        listen=listen,
+        health=health,
+        ops=settings.ops,
+        dtype=settings.dtype,
+        threads=settings.threads,
+        memory=settings.memory or default_memory(),
+        adapter_memory_min=settings.adapter_memory.min,
+        adapter_memory_max=settings.adapter_memory.max,
+        host_adapter_memory=settings.host_adapter_memory,
+        max_num_seqs=settings.max_num_seqs,
+        max_batched_tokens=settings.max_batched_tokens,
+        max_model_len=settings.max_model_len,
+        max_lora_rank=settings.max_lora_rank,
+        max_loaded_adapters=settings.max_loaded_adapters,
+    )
+
+
+def default_memory() -> int:
+    """Bytes of the arena: 1 GiB, or a quarter of a small machine's memory."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(1 << 30, total // 4)
