@@ -27,6 +27,8 @@ class Delta(msgspec.Struct, frozen=True):
     text: str
     scored: list[ScoredToken]
     finish_reason: str | None
+    tokens: list[int] = []
+    """Generated and shown: without the end token, up to a stop string."""
 
 
 class Choice:
@@ -69,7 +71,8 @@ class Choice:
             if output.finish_reason is not None:
                 text += self._finish(output.finish_reason)
         num_shown = min(len(visible), self.num_tokens - before)
-        return Delta(self.index, text, self._scored(output, num_shown), self.finish_reason)
+        scored = self._scored(output, num_shown)
+        return Delta(self.index, text, scored, self.finish_reason, visible[:num_shown])
 
     def _decode(self, tokens: list[int]) -> str:
         if self._stops is None:

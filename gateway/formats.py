@@ -29,10 +29,12 @@ class Answer(msgspec.Struct):
     index: int
     pieces: list[str] = []
     scored: list[ScoredToken] = []
+    tokens: list[int] = []
     finish_reason: str | None = None
 
     def add(self, delta: Delta) -> None:
         self.pieces.append(delta.text)
+        self.tokens.extend(delta.tokens)
         self.scored.extend(delta.scored)
         self.finish_reason = delta.finish_reason
 
@@ -62,10 +64,12 @@ class Format(ABC):
         *,
         logprobs: bool,
         include_usage: bool = False,
+        token_ids: bool = False,
     ) -> None:
         self._identity = identity
         self._spelled = spelled
         self._logprobs = logprobs
+        self._token_ids = token_ids
         self._head = b'data: {"id":%s,"object":%s,"created":%d,"model":%s,"choices":[' % (
             encode(identity.id),
             encode(self.chunk_kind),
@@ -100,6 +104,7 @@ class Format(ABC):
                             else None
                         ),
                         "finish_reason": answer.finish_reason,
+                        **({"token_ids": answer.tokens} if self._token_ids else {}),
                     }
                     for answer in answers
                 ],
@@ -115,11 +120,12 @@ class Format(ABC):
 
     def _end(self, delta: Delta) -> bytes:
         """The rest of a chunk after its text."""
-        if not delta.scored and delta.finish_reason is None:
+        if not delta.scored and delta.finish_reason is None and not self._token_ids:
             return self._plain_end
-        return b',"logprobs":%s,"finish_reason":%s}]%s' % (
+        return b',"logprobs":%s,"finish_reason":%s%s}]%s' % (
             encode(self._logprobs_of(delta.index, delta.scored) if delta.scored else None),
             encode(delta.finish_reason),
+            b',"token_ids":%s' % encode(delta.tokens) if self._token_ids else b"",
             self._tail,
         )
 
@@ -142,7 +148,7 @@ class ChatFormat(Format):
                 delta.index,
                 self._plain_end,
             )
-        if not (delta.text or delta.scored or delta.finish_reason):
+        if not (delta.text or delta.scored or delta.finish_reason or self._token_ids):
             return role
         return b'%s%s{"index":%d,"delta":{"content":%s}%s' % (
             role,
@@ -179,7 +185,7 @@ class CompletionFormat(Format):
         self._offsets: dict[int, int] = {}
 
     def chunk(self, delta: Delta) -> bytes:
-        if not (delta.text or delta.scored or delta.finish_reason):
+        if not (delta.text or delta.scored or delta.finish_reason or self._token_ids):
             return b""
         return b'%s{"index":%d,"text":%s%s' % (
             self._head,

@@ -59,6 +59,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
     priority: Annotated[int, Meta(ge=-100, le=100)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    return_token_ids: bool | None = None
+    """Each choice also has `token_ids`, those of its text; streamed, the chunk's own."""
 
     # accepted without effect
     user: str | None = None

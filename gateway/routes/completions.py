@@ -79,6 +79,7 @@ def respond(
         call.tokenizer.spelling.all,
         logprobs=asked.num_logprobs is not None,
         include_usage=include_usage,
+        token_ids=bool(asked.return_token_ids),
     )
     reservation = gateway.admission.reserve(
         call.caller.tenant.id,

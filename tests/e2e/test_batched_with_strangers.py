@@ -13,6 +13,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from gateway.formats import token_text
 from gateway.tokenizer import ModelTokenizer
 from tests.e2e import demo
 from tests.oracle import Oracle, Verdict
@@ -85,7 +86,7 @@ def test_batched_with_strangers_equals_alone_equals_peft(tmp_path: Path, real: D
         with stack.openai(key, timeout=600) as client, ThreadPoolExecutor(NUM_REQUESTS) as pool:
             answers = list(
                 pool.map(
-                    lambda a: demo.complete(client, real.tokenizer, a.model, a.prompt, NUM_TOKENS),
+                    lambda a: demo.complete(client, a.model, a.prompt, NUM_TOKENS),
                     asked,
                 )
             )
@@ -153,7 +154,8 @@ class Errors:
             max(top, key=lambda text: top[text])
             for top in logprobs.top_logprobs[1:]  # pyright: ignore
         ]
-        ids = torch.tensor(demo.token_ids(tokenizer, best))
+        by_text = {token_text(spelled): i for i, spelled in enumerate(tokenizer.spelling.all)}
+        ids = torch.tensor([by_text[text] for text in best])
         self.agreements += (expected.argmax(-1) == ids).tolist()
         exact = expected.gather(1, torch.tensor(forced[1:])[:, None]).flatten().tolist()
         got = logprobs.token_logprobs[1:]  # pyright: ignore

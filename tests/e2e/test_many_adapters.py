@@ -56,7 +56,7 @@ def test_zipf_traffic_over_two_hundred_adapters(tiny: Tiny) -> None:
         with stack.openai(key, timeout=120) as client, ThreadPoolExecutor(24) as pool:
             answers = list(
                 pool.map(
-                    lambda one: demo.complete(client, tiny.tokenizer, one[0], one[1], NUM_TOKENS),
+                    lambda one: demo.complete(client, one[0], one[1], NUM_TOKENS),
                     asked,
                 )
             )

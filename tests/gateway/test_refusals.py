@@ -215,6 +215,7 @@ def test_the_struct_is_the_table() -> None:
         *("max_completion_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty"),
         *("frequency_penalty", "repetition_penalty", "logit_bias", "logprobs", "top_logprobs"),
         *("seed", "ignore_eos", "min_tokens", "stop_token_ids", "priority", "cache_salt"),
+        "return_token_ids",
     }
     without_effect = {
         *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
