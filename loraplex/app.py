@@ -54,6 +54,9 @@ class Server(uvicorn.Server):
 def run_gateway(settings: Settings, *, with_admin: bool, listener: socket.socket) -> None:
     """Serves until SIGTERM or SIGINT, then finishes what runs."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    # What these tell at these levels is told by us, or is each connection of a pool that retries.
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("asyncpg.pool").setLevel(logging.ERROR)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, with_admin, listener))
 

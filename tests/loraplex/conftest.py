@@ -1,0 +1,5 @@
+"""The admin plane of tests/admin, for commands that talk to it."""
+
+from tests.admin.conftest import base, database, dsn, plane
+
+__all__ = ["base", "database", "dsn", "plane"]

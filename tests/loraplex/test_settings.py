@@ -1,0 +1,94 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loraplex.errors import BadSettings
+from loraplex.settings import MemoryRange, load_settings, parse_size
+
+
+def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path):
+    file = tmp_path / "loraplex.toml"
+    file.write_text('port = 1\nhost = "a"\nmax_num_seqs = 5\nthreads = 3\n')
+    environ = {"LORAPLEX_PORT": "2", "LORAPLEX_MAX_NUM_SEQS": "6"}
+    settings = load_settings({"port": 3, "host": None, "models": ()}, environ, file)
+    assert (settings.port, settings.max_num_seqs) == (3, 6)
+    assert (settings.host, settings.threads) == ("a", 3)
+    assert settings.dtype == "bfloat16"
+
+
+def test_each_layer_may_write_a_thing_its_own_way(tmp_path: Path):
+    file = tmp_path / "loraplex.toml"
+    file.write_text('memory = 4096\n[models]\na = "/x"\n')
+    assert load_settings({}, {}, file).models == {"a": "/x"}
+    assert load_settings({}, {}, file).memory == 4096
+    environ = {"LORAPLEX_MODELS": "a=/x,b=/y", "LORAPLEX_ADAPTER_MEMORY": "1K:2K"}
+    settings = load_settings({"memory": "1MiB"}, environ)
+    assert settings.models == {"a": "/x", "b": "/y"}
+    assert settings.adapter_memory == MemoryRange(1024, 2048)
+    assert settings.memory == 1 << 20
+    assert load_settings({"models": ("n=/a=b",)}, {}).models == {"n": "/a=b"}
+    assert load_settings({"adapter_memory": "1K:"}, {}).adapter_memory == MemoryRange(1024)
+
+
+def test_a_secret_may_lie_in_a_file_and_is_not_shown(tmp_path: Path):
+    secret = tmp_path / "secret"
+    secret.write_text("postgresql://u:hunter2@h/d\n")
+    environ = {"LORAPLEX_DATABASE_URL_FILE": str(secret), "LORAPLEX_KEY": "lpx_hunter2"}
+    settings = load_settings({}, environ)
+    assert settings.database_url == "postgresql://u:hunter2@h/d"
+    assert "hunter2" not in str(settings.shown())
+    assert load_settings({}, {"LORAPLEX_PORT_FILE": str(secret)}).port == 8000
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "text", "words"),
+    [
+        ({"port": "x"}, {}, "", "the flags.*port"),
+        ({}, {"LORAPLEX_PORT": "x"}, "", "the environment.*port"),
+        ({}, {}, "port = 'x'", "toml.*port"),
+        ({}, {}, "colour = 1", "no setting 'colour'"),
+        ({}, {}, "colour = ", "toml"),
+        ({"memory": "much"}, {}, "", "memory: 'much' is not a size"),
+        ({"adapter_memory": "5"}, {}, "", "not MIN:MAX"),
+        ({"models": ("x",)}, {}, "", "not NAME=PATH"),
+        ({"device": "cuda"}, {}, "", "cuda"),
+        ({}, {"LORAPLEX_KEY_FILE": "/none"}, "", "LORAPLEX_KEY_FILE"),
+    ],
+)
+def test_nonsense_is_named_with_its_source(
+    tmp_path: Path, flags: dict[str, object], environ: dict[str, str], text: str, words: str
+):
+    file = tmp_path / "loraplex.toml"
+    file.write_text(text)
+    with pytest.raises(BadSettings, match=words):
+        load_settings(flags, environ, file)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("4096", 4096),
+        ("512MiB", 512 << 20),
+        ("512 mib", 512 << 20),
+        ("1.5G", 3 << 29),
+        ("2GB", 2 * 10**9),
+        ("3TiB", 3 << 40),
+        ("10B", 10),
+    ],
+)
+def test_sizes(text: str, size: int):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1X", "MiB", "1iB", "1 2", "1e3", "inf"])
+def test_what_is_no_size(text: str):
+    with pytest.raises(ValueError, match="is not a size"):
+        parse_size(text)
+
+
+@given(st.integers(0, 1 << 50))
+def test_a_plain_number_is_itself(number: int):
+    assert parse_size(str(number)) == number
