@@ -101,3 +101,19 @@ def test_echo_alone_needs_no_logprobs(client: openai.OpenAI, worker: ScriptedWor
     answer = client.completions.create(model="tiny", prompt="only this", echo=True, max_tokens=0)
     assert answer.choices[0].text == "only this"
     assert answer.choices[0].logprobs is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_token_ids(client: openai.OpenAI, worker: ScriptedWorker, stream: bool) -> None:
+    """Those of the text: neither the stop string's rest nor the end token."""
+    worker.script = say("Grüße STOP more", per_step=3)
+    asked = {"model": "tiny", "prompt": "x", "stop": "OP", "max_tokens": 40}
+    extra = {"return_token_ids": True}
+    if stream:
+        chunks = client.completions.create(**asked, stream=True, extra_body=extra)
+        choices = [choice for chunk in chunks for choice in chunk.choices]
+    else:
+        choices = client.completions.create(**asked, extra_body=extra).choices
+    tokens = [t for choice in choices for t in (choice.model_extra or {})["token_ids"]]
+    assert "".join(choice.text for choice in choices) == "Grüße ST"
+    assert tokens == ids("Grüße STOP")
