@@ -118,12 +118,11 @@ def attention_rows(ops: Ops, dtype: torch.dtype) -> Iterator[Row]:
         pages = -(-context // 16)
         arena = torch.zeros(seqs * pages * layout.page_bytes, dtype=torch.uint8)
         tables = torch.randperm(seqs * pages).view(seqs, pages) * layout.page_bytes
-        ints = {"dtype": torch.int32}
         batch = AttentionBatch(
-            torch.arange(seqs + 1, **ints) * rows,
-            torch.arange(seqs, **ints).repeat_interleave(rows),
-            torch.arange(context - rows, context, **ints).repeat(seqs),
-            torch.full((seqs,), context, **ints),
+            torch.arange(seqs + 1).int() * rows,
+            torch.arange(seqs).int().repeat_interleave(rows),
+            torch.arange(context - rows, context).int().repeat(seqs),
+            torch.full((seqs,), context).int(),
             tables,
             rows,
             context,

@@ -33,18 +33,22 @@ class BuildError(Exception):
 
 def load(variant: str = "native") -> ctypes.CDLL:
     """The library of that variant, compiled now if the cache lacks it. Raises BuildError."""
-    return ctypes.CDLL(str(compile_library(variant)))
+    library = compile_library(variant)
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        raise BuildError(f"cannot load {library}: {error}") from error
 
 
-def compile_library(variant: str) -> Path:
+def compile_library(variant: str, sources: Path = SOURCES) -> Path:
     """Path of the compiled library of that variant. Raises BuildError."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         raise BuildError("no C++ compiler found (looked for $CXX, g++, c++)")
     openmp = mapped_openmp()
-    library = _cache_dir() / f"ops-{variant}-{_digest(compiler, variant, openmp)}.so"
+    library = _cache_dir() / f"ops-{variant}-{_digest(compiler, variant, openmp, sources)}.so"
     if not library.exists():
-        _compile(compiler, variant, openmp, library)
+        _compile(compiler, variant, openmp, sources, library)
     return library
 
 
@@ -60,24 +64,25 @@ def mapped_openmp() -> list[str]:
 
 
 def _cache_dir() -> Path:
+    """A folder that is this user's alone; where none can be kept, a new one for this process."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = root / "loraplex" / "ops"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
-    except OSError as error:
-        raise BuildError(f"cannot use the cache folder {folder}: {error}") from error
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="loraplex-ops-"))
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise BuildError(f"others may write to the cache folder {folder}: not used")
     return folder
 
 
-def _digest(compiler: str, variant: str, openmp: list[str]) -> str:
+def _digest(compiler: str, variant: str, openmp: list[str], folder: Path) -> str:
     """Everything that the compiled code depends on."""
     version = _run([compiler, "--version"])
     parts = [compiler, version, *FLAGS, *VARIANTS[variant], *openmp, _processor()]
     digest = hashlib.sha256("\0".join(parts).encode())
-    for path in sorted(SOURCES.iterdir()):
+    for path in sorted(folder.iterdir()):
         digest.update(f"\0{path.name}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:24]
 
@@ -92,10 +97,12 @@ def _processor() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(keys)}))
 
 
-def _compile(compiler: str, variant: str, openmp: list[str], library: Path) -> None:
+def _compile(
+    compiler: str, variant: str, openmp: list[str], source_folder: Path, library: Path
+) -> None:
     flags = [*FLAGS, *VARIANTS[variant]]
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        sources = sorted(SOURCES.glob("*.cpp"))
+        sources = sorted(source_folder.glob("*.cpp"))
         objects = [f"{folder}/{source.stem}.o" for source in sources]
         commands = [
             [compiler, *flags, "-c", str(source), "-o", target]

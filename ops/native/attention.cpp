@@ -49,6 +49,12 @@ struct State {
     float sums[MAX_DIM];
 };
 
+void clear(State& state, int64_t dim) {
+    state.max = -INF;
+    state.total = 0.0f;
+    std::fill_n(state.sums, dim, 0.0f);
+}
+
 struct Span {
     int64_t low, high;  // positions seen, both ends included
 };
@@ -213,11 +219,14 @@ void tile_rows(int64_t rows, const Call& call, const Item& item, int64_t row, in
 
 // q of all tiles of the item, scaled, [tile][D][TILE]
 void gather_queries(const Call& call, const Item& item, float* q) {
-    for (int64_t row = 0; row < item.num_rows; row++) {
-        const float* source =
-            call.qkv + token(call, item, row) * call.width + column(call, item, row);
-        float* target = q + row / TILE * TILE * call.dim + row % TILE;
-        for (int64_t d = 0; d < call.dim; d++) target[d * TILE] = source[d] * call.scale;
+    for (int64_t first = 0; first < item.num_rows; first += TILE, q += TILE * call.dim) {
+        const float* rows[TILE];
+        for (int64_t r = 0; r < TILE; r++) {
+            const int64_t row = std::min(first + r, item.num_rows - 1);
+            rows[r] = call.qkv + token(call, item, row) * call.width + column(call, item, row);
+        }
+        for (int64_t d = 0; d < call.dim; d++)
+            for (int64_t r = 0; r < TILE; r++) q[d * TILE + r] = rows[r][d] * call.scale;
     }
 }
 
@@ -233,7 +242,7 @@ void attend(const Call& call, const Item& item, State* partials) {
     static thread_local std::vector<float> q(ITEM_ROWS * MAX_DIM), scores(TILE * CHUNK);
     static thread_local std::vector<State> own(ITEM_ROWS);
     State* states = item.partial < 0 ? own.data() : partials + item.partial;
-    for (int64_t r = 0; r < item.num_rows; r++) states[r] = State{-INF, 0.0f, {}};
+    for (int64_t r = 0; r < item.num_rows; r++) clear(states[r], call.dim);
     gather_queries(call, item, q.data());
     const int64_t last_page = visible(call, item, item.num_rows - 1).high / PAGE;
     const int64_t first_page = visible(call, item, 0).low / PAGE;
@@ -289,7 +298,7 @@ const State* fold_parts(const Call& call, const Item& item, const State* partial
     static thread_local State state;
     const int64_t chunks = item.last_chunk - item.first_chunk;
     for (int64_t row = 0; row < item.num_rows; row++) {
-        state = State{-INF, 0.0f, {}};
+        clear(state, call.dim);
         for (int64_t c = 0; c < chunks; c++) {
             const State& part = partials[c * item.num_rows + row];
             fold(state, part.max, part.total, part.sums, call.dim);

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -11,20 +12,33 @@ from ops import build
 from ops.registry import select
 
 
+def some_sources(folder: Path, *names: str) -> Path:
+    """The kernels' headers and a few of their files: quick to compile."""
+    folder.mkdir()
+    for path in (*build.SOURCES.glob("*.h"), *(build.SOURCES / name for name in names)):
+        shutil.copy(path, folder)
+    return folder
+
+
 def test_the_library_is_compiled_once_into_a_private_folder(monkeypatch, tmp_path: Path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    library = build.compile_library("scalar")
+    sources = some_sources(tmp_path / "sources", "threads.cpp")
+    library = build.compile_library("scalar", sources)
     assert stat.S_IMODE(library.parent.stat().st_mode) == 0o700
     written = library.stat().st_mtime_ns
-    assert build.compile_library("scalar") == library
+    assert build.compile_library("scalar", sources) == library
     assert library.stat().st_mtime_ns == written
     assert [path.name for path in library.parent.iterdir()] == [library.name]
+    (sources / "threads.cpp").write_text("// changed\n")
+    assert build.compile_library("scalar", sources) != library
 
 
-def test_the_bfloat16_instructions_compile():
+def test_the_bfloat16_instructions_compile(monkeypatch, tmp_path: Path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     if os.uname().machine != "x86_64":
         pytest.skip("instructions of x86-64")
-    assert build.compile_library("avx512bf16").exists()
+    sources = some_sources(tmp_path / "sources", "linear.cpp", "threads.cpp")
+    assert build.compile_library("avx512bf16", sources).exists()
 
 
 def test_a_cache_that_others_can_write_to_is_refused(monkeypatch, tmp_path: Path):
