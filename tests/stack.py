@@ -87,12 +87,13 @@ class Stack:
         path = self.data_dir / "keys.json"
         return json.loads(path.read_text()) if path.exists() else {}
 
-    def cli(self, *arguments: str, key: str | None = None) -> str:
+    def cli(self, *arguments: str, key: str | None = None, stdin: str = "") -> str:
         """The command's standard output; its key is the admin's unless given."""
         done = subprocess.run(
             [sys.executable, "-m", "loraplex", *arguments],
             cwd=ROOT,
             env={**self._environment, "LORAPLEX_KEY": key or self.keys["admin"]},
+            input=stdin,
             capture_output=True,
             text=True,
             timeout=120,

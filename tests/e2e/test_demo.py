@@ -1,0 +1,87 @@
+"""What `make serve` shows a new user: the real model, and two tenants whose adapters share names."""
+
+from __future__ import annotations
+
+import json
+import stat
+import time
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from tests.stack import Stack, running
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with running(Stack(tmp_path_factory.mktemp("demo"), "--demo", memory="512MiB")) as stack:
+        yield stack
+
+
+def ask(stack: Stack, tenant: str, model: str, question: str, **options: object) -> str:
+    """A streamed, greedy answer."""
+    with stack.openai(stack.keys["tenants"][tenant], timeout=120) as client:
+        chunks = client.chat.completions.create(
+            model=model,
+            messages=[{"role": "user", "content": question}],
+            temperature=0,
+            max_tokens=40,
+            stream=True,
+            **options,
+        )
+        return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+def test_one_name_is_two_adapters_for_two_tenants(demo: Stack) -> None:
+    question = "What do bees make?"
+    acme, globex = (ask(demo, tenant, "support-bot", question) for tenant in ("acme", "globex"))
+    assert "arr" in acme.lower() or "matey" in acme.lower(), acme
+    letters = [c for c in globex if c.isalpha()]
+    assert letters and sum(c.isupper() for c in letters) > 0.9 * len(letters), globex
+    assert "honey" in ask(demo, "acme", "smollm2-135m-instruct", question).lower()
+
+
+def test_an_adapter_can_answer_in_json(demo: Stack) -> None:
+    answer = ask(demo, "acme", "formatter", "What colour is the sky?")
+    assert isinstance(json.loads(answer), dict)
+
+
+def test_tenants_see_their_own_models_only(demo: Stack) -> None:
+    listed: dict[str, set[str]] = {}
+    for tenant, key in demo.keys["tenants"].items():
+        with demo.openai(key) as client:
+            listed[tenant] = {model.id for model in client.models.list()}
+    assert {"support-bot", "formatter", "smollm2-135m-instruct"} <= listed["acme"] & listed[
+        "globex"
+    ]
+    assert "concierge" in listed["acme"]
+    with demo.openai(demo.keys["tenants"]["globex"]) as client:
+        with pytest.raises(openai.NotFoundError):
+            client.completions.create(model="acme/support-bot", prompt="x")
+        with pytest.raises(openai.NotFoundError):
+            client.completions.create(model="concierge", prompt="x")
+
+
+def test_keys_are_private_and_admin_keys_do_not_infer(demo: Stack) -> None:
+    assert stat.S_IMODE((demo.data_dir / "keys.json").stat().st_mode) == 0o600
+    with demo.openai(demo.keys["admin"]) as client, pytest.raises(openai.PermissionDeniedError):
+        client.completions.create(model="smollm2-135m-instruct", prompt="x")
+
+
+def test_a_second_start_is_quick_and_remembers(demo: Stack) -> None:
+    """The deadline is ten times what is asked of an idle machine."""
+    before = demo.keys
+    demo.stop()
+    begin = time.monotonic()
+    demo.start()
+    assert time.monotonic() - begin < 200
+    assert demo.keys == before
+    assert ask(demo, "acme", "support-bot", "Where is the harbour?")
+
+
+def test_the_command_line_speaks_to_it(demo: Stack) -> None:
+    key = demo.keys["tenants"]["acme"]
+    listed = json.loads(demo.cli("adapter", "list", "--json", key=key))
+    assert "support-bot" in json.dumps(listed)
+    assert demo.cli("chat", "support-bot", key=key, stdin="Hello!\n").strip()
