@@ -1,4 +1,4 @@
-"""What `make serve` shows a new user: the real model, and two tenants whose adapters share names."""
+"""What `make serve` shows a new user: the real model, two tenants, adapters that share names."""
 
 from __future__ import annotations
 

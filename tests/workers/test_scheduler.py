@@ -359,6 +359,14 @@ def test_what_can_never_run_is_refused(request_: Generate, code: ErrorCode) -> N
     assert not simulation.engine.has_work
 
 
+def test_a_biased_token_outside_the_vocabulary_is_refused() -> None:
+    simulation = Simulation()
+    params = SamplingParams(4, 0, logit_bias={VOCAB: 1.0})
+    failed = simulation.submit(Generate(0, "", "model", [1], params, cache_domain="t"))
+    assert failed is not None
+    assert failed.code is ErrorCode.INVALID
+
+
 def test_the_step_budget_is_kept_and_decodes_go_first() -> None:
     rng = random.Random(8)
     simulation = Simulation(num_pages=400, max_batched_tokens=32)
