@@ -171,6 +171,6 @@ def _parse_model(text: str) -> tuple[str, str]:
 
 
 def _decode(kind: type, value: object) -> object:
-    if kind is Path and isinstance(value, str):
+    if kind is Path and isinstance(value, str | Path):
         return Path(value)
     raise NotImplementedError(f"{kind} from {type(value)}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,28 +64,36 @@ def chat_command(
     temperature: float | None,
 ) -> None:
     """Talk to MODEL: an adapter, adapter@alias, adapter@version or a base model."""
-    messages = [{"role": "system", "content": system}] if system else []
-    options: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature}
-    stdin = click.get_text_stream("stdin")
-    interactive = stdin.isatty()
     from loraplex.api import connect_tenant
 
+    messages = [{"role": "system", "content": system}] if system else []
+    options: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature}
     with connect_tenant(load_settings({}), tenant) as server:
-        while True:
-            if interactive:
-                click.echo("> ", nl=False, err=True)
-            question = stdin.readline()
-            if not question:
-                return
+        while question := _ask():
             messages.append({"role": "user", "content": question.strip()})
-            pieces: list[str] = []
             try:
-                for piece in server.chat(model, messages, **options):
-                    pieces.append(piece)
-                    click.echo(piece, nl=False)
+                answer = _print(server.chat(model, messages, **options))
             except ApiFailure as error:
-                if not interactive:
+                if not sys.stdin.isatty():
                     raise
-                click.echo(f"{error}", err=True)
-            click.echo()
-            messages.append({"role": "assistant", "content": "".join(pieces)})
+                messages.pop()
+                click.echo(str(error), err=True)
+            else:
+                messages.append({"role": "assistant", "content": answer})
+
+
+def _ask() -> str:
+    """The next line of standard input; empty at its end."""
+    if sys.stdin.isatty():
+        click.echo("> ", nl=False, err=True)
+    return sys.stdin.readline()
+
+
+def _print(pieces: Iterator[str]) -> str:
+    """Prints the pieces as they come and returns the whole."""
+    said: list[str] = []
+    for piece in pieces:
+        said.append(piece)
+        click.echo(piece, nl=False)
+    click.echo()
+    return "".join(said)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 
 from loraplex.commands.options import SERVING, WORKING, settings_of, settings_options
+from loraplex.private import path_digest
 
 
 @click.command("serve")
@@ -49,7 +51,7 @@ def worker_command(digests: tuple[str, ...], listen: str, health: str, **flags: 
     settings = settings_of(flags)
     models = dict(_split(pair) for pair in digests)
     config = worker_config(settings, models, listen, health)
-    path = settings.home / f"worker-{os.getpid()}.json"
+    path = settings.home / f"worker-{path_digest(Path(listen))}.json"
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     config.write(path)
     os.execv(sys.executable, [sys.executable, "-m", "workers", str(path)])

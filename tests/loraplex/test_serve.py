@@ -97,7 +97,24 @@ def acme(stack: Stack, model: Path, tmp_path_factory: pytest.TempPathFactory) ->
 def test_text_from_the_base_and_from_an_adapter(stack: Stack, acme: str):
     until(lambda: "bot" in names(stack, acme))
     assert say(stack, "tiny", acme) != say(stack, "bot", acme)
-    assert stack.cli("chat", "bot", "--max-tokens", "3", key=acme) == ""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "loraplex",
+            "chat",
+            "bot",
+            "--max-tokens",
+            "8",
+            "--temperature",
+            "0",
+        ],
+        env=os.environ | {"LORAPLEX_DATA_DIR": str(stack.data_dir), "LORAPLEX_KEY": acme},
+        input="hello\n",
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == say(stack, "bot", acme) + "\n", done.stderr
     for name in ("keys.json", "serve.json", "pepper"):
         assert stat.S_IMODE((stack.data_dir / name).stat().st_mode) == 0o600
 

@@ -28,6 +28,8 @@ def test_each_layer_may_write_a_thing_its_own_way(tmp_path: Path):
     assert settings.models == {"a": "/x", "b": "/y"}
     assert settings.adapter_memory == MemoryRange(1024, 2048)
     assert settings.memory == 1 << 20
+    assert load_settings({"data_dir": tmp_path}, {}).home == tmp_path
+    assert load_settings({}, {"LORAPLEX_DATA_DIR": "~/x"}).home == Path.home() / "x"
     assert load_settings({"models": ("n=/a=b",)}, {}).models == {"n": "/a=b"}
     assert load_settings({"adapter_memory": "1K:"}, {}).adapter_memory == MemoryRange(1024)
 
