@@ -45,21 +45,21 @@ class Oracle:
                 self._model = PeftModel.from_pretrained(self._model, str(folder), name).eval()
 
     @torch.inference_mode()
-    def logits(self, tokens: list[int], adapter: str | None) -> Tensor:
-        """float32 [len(tokens), V]."""
+    def logits(self, tokens: list[int], adapter: str | None, last: int = 0) -> Tensor:
+        """float32 [last or all of len(tokens), V]."""
         ids = torch.tensor([tokens])
         if adapter is None and isinstance(self._model, PeftModel):
             with self._model.disable_adapter():
-                return self._model(ids).logits[0].float()
-        if adapter is not None:
+                return self._model(ids, logits_to_keep=last).logits[0].float()
+        if adapter is not None and self._model.active_adapter != adapter:
             self._model.set_adapter(adapter)
-        return self._model(ids).logits[0].float()
+        return self._model(ids, logits_to_keep=last).logits[0].float()
 
     def judge(
         self, verdict: Verdict, prompt: list[int], answer: list[int], adapter: str | None, what: str
     ) -> None:
         """Adds one answer to the verdict."""
-        logits = self.logits(prompt + answer[:-1], adapter)[len(prompt) - 1 :]
+        logits = self.logits(prompt + answer[:-1], adapter, last=len(answer))
         verdict.num_tokens += len(answer)
         for position, token in enumerate(answer):
             best = logits[position].topk(2)
