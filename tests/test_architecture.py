@@ -44,7 +44,9 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-SOURCES = {module_name(path): path for package in PACKAGES for path in ROOT.glob(f"{package}/**/*.py")}
+SOURCES = {
+    module_name(path): path for package in PACKAGES for path in ROOT.glob(f"{package}/**/*.py")
+}
 
 
 def imports(module: str) -> set[str]:
