@@ -55,6 +55,21 @@ class Oracle:
             self._model.set_adapter(adapter)
         return self._model(ids, logits_to_keep=last).logits[0].float()
 
+    @torch.inference_mode()
+    def generate(self, prompt: list[int], adapter: str, num_tokens: int) -> list[int]:
+        """Prompt and greedy answer, the end token not allowed."""
+        self._model.set_adapter(adapter)
+        ids = torch.tensor([prompt])
+        answer = self._model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            min_new_tokens=num_tokens,
+            max_new_tokens=num_tokens,
+            pad_token_id=0,
+        )
+        return answer[0].tolist()
+
     def judge(
         self, verdict: Verdict, prompt: list[int], answer: list[int], adapter: str | None, what: str
     ) -> None:
