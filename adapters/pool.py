@@ -70,7 +70,9 @@ class AdapterPool:
         self._retry_s = retry_s
         self.num_evictions = 0
         self._is_own_executor = executor is None
-        self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="adapter-loader")
+        self._executor = executor or ThreadPoolExecutor(
+            1, thread_name_prefix="adapter-loader", initializer=_use_one_thread
+        )
         self._entries: dict[str, Entry] = {}
         self._pinned: set[Entry] = set()
         self._free_slots = list(reversed(range(num_slots)))
@@ -324,3 +326,8 @@ class AdapterPool:
         is_empty = not (entry.loading or entry.image or entry.failure or entry in self._pinned)
         if is_empty and entry.slot is None:
             self._entries.pop(entry.digest, None)
+
+
+def _use_one_thread() -> None:
+    """The loader leaves the cores to the step: no OpenMP team of its own."""
+    torch.set_num_threads(1)

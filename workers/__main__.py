@@ -8,6 +8,7 @@ import logging
 import signal
 import sys
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -24,12 +25,15 @@ DRAIN_TIMEOUT_S = 120.0
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     config = WorkerConfig.read(Path(sys.argv[1]))
-    worker = Worker(config, instance_id=f"worker-{uuid.uuid4().hex[:12]}", progress=_report)
-    asyncio.run(_serve(worker))
+    instance_id = f"worker-{uuid.uuid4().hex[:12]}"
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine") as engine:
+        worker = engine.submit(Worker, config, instance_id=instance_id, progress=_report).result()
+        asyncio.run(_serve(worker, engine))
 
 
-async def _serve(worker: Worker) -> None:
-    """Until SIGTERM or SIGINT: then drains; a second signal ends at once."""
+async def _serve(worker: Worker, engine: ThreadPoolExecutor) -> None:
+    """Until SIGTERM or SIGINT: then drains; a second signal ends at once. `engine` is the thread
+    that built the worker."""
     config = worker.config
     server = Server(config.listen, instance_id=worker.instance_id)
     loop = worker.make_loop(server.deliver)
@@ -45,18 +49,21 @@ async def _serve(worker: Worker) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, _stop, stopping)
     await health.start()
-    loop.start()
+    running = asyncio.get_running_loop().run_in_executor(engine, loop.run)
+    running.add_done_callback(lambda _: stopping.set())
     await server.start(loop)
     logging.info("serving on %s, health on %s", server.address, health.address)
     await stopping.wait()
-    try:
-        async with asyncio.timeout(DRAIN_TIMEOUT_S):
-            await server.drain()
-    except TimeoutError:
-        logging.warning("not drained after %g s", DRAIN_TIMEOUT_S)
+    if not running.done():
+        try:
+            async with asyncio.timeout(DRAIN_TIMEOUT_S):
+                await server.drain()
+        except TimeoutError:
+            logging.warning("not drained after %g s", DRAIN_TIMEOUT_S)
     await server.close()
-    await asyncio.to_thread(loop.stop)
+    loop.stop()
     await health.close()
+    await running
 
 
 def _stop(stopping: asyncio.Event) -> None:

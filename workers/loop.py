@@ -1,9 +1,8 @@
-"""The engine thread: one inbox in, one delivery per step out, engines served in turn."""
+"""What the engine thread runs: one inbox in, one delivery a step out, engines served in turn."""
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections import defaultdict
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
@@ -50,7 +49,6 @@ class WorkerLoop:
         self._clock = clock
         self._next_status_s = 0.0
         self._inbox: SimpleQueue[tuple[int, Command] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="engine")
         self.is_ready = False
         self.is_draining = False
 
@@ -62,19 +60,17 @@ class WorkerLoop:
         """Thread-safe; never blocks."""
         self._inbox.put((connection, message))
 
-    def start(self) -> None:
-        self._thread.start()
-
     def stop(self) -> None:
-        """Ends the thread after the step in progress; sequences still running are dropped."""
+        """Thread-safe: `run` returns after the step in progress, dropping what still runs."""
         self._inbox.put(None)
-        self._thread.join()
 
     @property
     def has_work(self) -> bool:
         return any(engine.has_work for engine in self.engines.values())
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Until `stop`. On the thread that built the engines: OpenMP keeps a team of threads for
+        each thread that calls it, and with two teams for the same cores neither may spin."""
         self.is_ready = True
         while self._receive():
             events: list[Event] = []

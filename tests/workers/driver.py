@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Thread
 
 from adapters.manifest import BaseModelShape
 from adapters.store import LocalStore
@@ -41,16 +42,18 @@ class Driver:
         self._deliveries: SimpleQueue[Delivery] = SimpleQueue()
         self.worker = Worker(config, instance_id="test", progress=lambda *_: None)
         self.loop = self.worker.make_loop(self._deliveries.put)
+        self._thread = Thread(target=self.loop.run)
         self.answers: dict[int, list[int]] = {}
         self.outputs: dict[int, list[SequenceOutput]] = {}
         self.ended: dict[int, FinishReason | ErrorCode] = {}
 
     def __enter__(self) -> Driver:
-        self.loop.start()
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.loop.stop()
+        self._thread.join()
 
     def submit(self, request: Generate) -> None:
         self.answers[request.id] = []
