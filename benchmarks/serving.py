@@ -81,7 +81,7 @@ CASES = [
 
 def make_jobs(case: Case, models: list[str], vocab_size: int) -> list[Job]:
     """Random token ids; with a shared prefix, one for each adapter. Adapters take turns."""
-    rng = random.Random(case.name + case.ranks)
+    rng = random.Random(f"{case.name} {case.ranks} {case.concurrency}")
 
     def tokens(count: int) -> list[int]:
         return [rng.randrange(100, vocab_size) for _ in range(count)]

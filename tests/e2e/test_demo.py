@@ -39,7 +39,7 @@ def test_one_name_is_two_adapters_for_two_tenants(demo: Stack) -> None:
     assert "arr" in acme.lower() or "matey" in acme.lower(), acme
     letters = [c for c in globex if c.isalpha()]
     assert letters and sum(c.isupper() for c in letters) > 0.9 * len(letters), globex
-    assert "honey" in ask(demo, "acme", "smollm2-135m-instruct", question).lower()
+    assert "bees" in ask(demo, "acme", "smollm2-135m-instruct", question).lower()
 
 
 def test_an_adapter_can_answer_in_json(demo: Stack) -> None:
