@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +18,8 @@ from typing import Any
 
 import httpx
 from openai import OpenAI
+
+from loraplex.postgres import EmbeddedPostgres
 
 ROOT = Path(__file__).parents[1]
 START_TIMEOUT_S = 180.0
@@ -139,3 +142,5 @@ def running(stack: Stack) -> Iterator[Stack]:
         yield stack
     finally:
         stack.stop()
+        # As root the cluster lies outside of the data directory.
+        shutil.rmtree(EmbeddedPostgres(stack.data_dir).home, ignore_errors=True)
