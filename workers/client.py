@@ -166,7 +166,9 @@ class WorkerClient:
                     retry_s = FIRST_RETRY_S
                     await reading
             except (TransportError, OSError) as error:
-                log.warning("worker at %s: %s", self.address, error)
+                is_new = retry_s == FIRST_RETRY_S
+                level = logging.WARNING if is_new else logging.DEBUG
+                log.log(level, "worker at %s: %s", self.address, error)
             await asyncio.sleep(retry_s * random.uniform(0.5, 1.0))
             retry_s = min(2 * retry_s, LAST_RETRY_S)
 
