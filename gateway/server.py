@@ -22,9 +22,9 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
     return listener
 
 
-def make_server(app: ASGIApp, *, drain_s: float = 30.0) -> uvicorn.Server:
-    """Await its `serve(sockets=[bind(...)])`. Streams have `drain_s` to end at shutdown."""
-    config = uvicorn.Config(
+def make_config(app: ASGIApp, *, drain_s: float = 30.0) -> uvicorn.Config:
+    """Streams have `drain_s` to end at shutdown."""
+    return uvicorn.Config(
         app,  # pyright: ignore[reportArgumentType]
         http="httptools",
         loop="uvloop",
@@ -35,4 +35,8 @@ def make_server(app: ASGIApp, *, drain_s: float = 30.0) -> uvicorn.Server:
         server_header=False,
         timeout_graceful_shutdown=round(drain_s),
     )
-    return uvicorn.Server(config)
+
+
+def make_server(app: ASGIApp, *, drain_s: float = 30.0) -> uvicorn.Server:
+    """Await its `serve(sockets=[bind(...)])`."""
+    return uvicorn.Server(make_config(app, drain_s=drain_s))

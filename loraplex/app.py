@@ -20,6 +20,7 @@ from admin.config import AdminConfig
 from admin.database import Database
 from gateway.catalog import PostgresSource
 from gateway.config import GatewayConfig
+from gateway.server import make_config
 from loraplex.bootstrap import load_pepper
 from loraplex.errors import BadSettings
 from loraplex.settings import Settings
@@ -71,16 +72,7 @@ async def _serve(settings: Settings, with_admin: bool, listener: socket.socket) 
     database = await Database.connect(settings.database_url, application_name="loraplex-gateway")
     try:
         app = _compose(settings, database, with_admin)
-        config = uvicorn.Config(
-            app,
-            http="httptools",
-            ws="none",
-            loop="none",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
-        )
+        config = make_config(app, drain_s=DRAIN_TIMEOUT_S)
         await Server(config).serve(sockets=[listener])
     finally:
         await database.close()

@@ -19,6 +19,7 @@ from typing import Any
 
 from admin.database import Database
 from admin.migrate import migrate
+from gateway.server import bind
 from loraplex import demo
 from loraplex.api import Api
 from loraplex.bootstrap import Keys, ensure_keys, load_pepper, register
@@ -213,9 +214,8 @@ async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, Keys]) -> K
 @contextlib.contextmanager
 def _listen(settings: Settings) -> Iterator[socket.socket]:
     """The port, taken before anything starts; it outlives a gateway that crashes."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
-        listener = socket.create_server((settings.host, settings.port), family=family, backlog=512)
+        listener = bind(settings.host, settings.port)
     except OSError as error:
         raise BadSettings(f"{settings.host}:{settings.port}: {error.strerror}") from error
     with listener:

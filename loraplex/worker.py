@@ -28,7 +28,6 @@ def worker_config(
         max_num_seqs=settings.max_num_seqs,
         max_batched_tokens=settings.max_batched_tokens,
         max_model_len=settings.max_model_len,
-        max_lora_rank=settings.max_lora_rank,
         max_loaded_adapters=settings.max_loaded_adapters,
     )
 

@@ -31,7 +31,6 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 64
     max_batched_tokens: int = 512
     max_model_len: int | None = None
-    max_lora_rank: int = 256
     max_loaded_adapters: int = 128
     """Adapter slots: entries of the device tables, not memory."""
 
