@@ -31,11 +31,12 @@ def serve_command(demo: bool, **flags: Any) -> None:
 @settings_options(SERVING)
 def gateway_command(admin: bool, fd: int | None, **flags: Any) -> None:
     """Run the gateway alone (LORAPLEX_DATABASE_URL, LORAPLEX_WORKERS)."""
+    from gateway.server import bind
     from loraplex.app import run_gateway
 
     settings = settings_of(flags)
-    address = (settings.host, settings.port)
-    listener = socket.create_server(address) if fd is None else socket.socket(fileno=fd)
+    inherited = None if fd is None else socket.socket(fileno=fd)
+    listener = inherited or bind(settings.host, settings.port)
     run_gateway(settings, with_admin=admin, listener=listener)
 
 
