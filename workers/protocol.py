@@ -12,7 +12,7 @@ from enum import StrEnum
 
 import msgspec
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_FRAME_BYTES = 16 << 20
 
 
@@ -67,6 +67,9 @@ class AdapterRef(msgspec.Struct, frozen=True):
 
     digest: str
     name: str = ""
+    checksum: str = ""
+    """SHA-256 (hex) of the packed image in the receiving worker's layout, as proved; empty: not
+    proved for this layout yet."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -88,6 +91,8 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     cache_domain: str
     """Tenant or sharing group: prefixes are reused only inside one."""
     adapter: AdapterRef | None = None
+    activation: int = 0
+    """Position from which the adapter acts; before it the base model alone (activated LoRA)."""
     cache_salt: str = ""
     tenant: str = ""
     priority: int = 0
@@ -105,6 +110,27 @@ class Prefetch(msgspec.Struct, frozen=True, tag="prefetch"):
     adapter: AdapterRef
 
 
+class Probe(msgspec.Struct, frozen=True, tag="probe"):
+    """Prove that the adapter does what its files say; answered by one `ProbeResult`."""
+
+    id: int
+    model: str
+    adapter: AdapterRef
+
+
+class Pin(msgspec.Struct, frozen=True):
+    model: str
+    adapter: AdapterRef
+
+
+class Desired(msgspec.Struct, frozen=True, tag="desired"):
+    """All that the catalog of this generation wants kept; older generations than the last are
+    ignored."""
+
+    generation: int
+    pins: list[Pin]
+
+
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
     """Refuse new work, finish what runs; `WorkerStatus.draining` tells."""
 
@@ -116,6 +142,30 @@ class ModelInfo(msgspec.Struct, frozen=True):
     digest: str
     name: str
     max_model_len: int
+    adapter_layout: str = ""
+    """Names the layout of packed adapter images for this model here."""
+
+
+class Fingerprint(msgspec.Struct, frozen=True):
+    """What the model answers to the probe prompt with the adapter: the likeliest next tokens."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    effect: float
+    """Largest change of a log-probability of the probe that the adapter makes."""
+
+
+class ProbeResult(msgspec.Struct, frozen=True, tag="probed"):
+    """`error` empty: proved. Otherwise an error code, and `message` says what differed; with
+    `is_final` false nothing is wrong with the adapter and another try may succeed."""
+
+    id: int
+    layout: str = ""
+    checksum: str = ""
+    fingerprint: Fingerprint | None = None
+    error: str = ""
+    message: str = ""
+    is_final: bool = True
 
 
 class SequenceOutput(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -152,6 +202,9 @@ class AdapterStatus(msgspec.Struct, frozen=True):
     num_bytes: int
     leases: int
     pinned: bool
+    error: str = ""
+    """Code of the failure of its last load, until one succeeds."""
+    message: str = ""
 
 
 class ModelStatus(msgspec.Struct, frozen=True):
@@ -183,6 +236,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, tag="status"):
     settings: dict[str, str]
     step: int
     tokens_per_s: float
+    generation: int = 0
+    """Of the last `Desired` that was applied."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):

@@ -2,7 +2,7 @@
 SELECT generation FROM catalog_generation;
 
 -- name: catalog_tenants
-SELECT id, name, sharing_group, created_at FROM tenants ORDER BY id;
+SELECT id, name, sharing_group, created_at, pin_bytes FROM tenants ORDER BY id;
 
 -- name: catalog_keys
 SELECT id, tenant_id, hash, scopes, expires_at, revoked_at, name, created_at
@@ -13,8 +13,19 @@ ORDER BY id;
 SELECT name, digest, shape, max_model_len, created_at FROM base_models ORDER BY name;
 
 -- name: catalog_versions
-SELECT tenant_id, name, version, state, created_at, digest, base_name
+SELECT tenant_id, name, version, state, created_at, digest, base_name, manifest, serving
 FROM adapter_versions WHERE state = 'ready' ORDER BY tenant_id, name, version;
 
 -- name: catalog_aliases
-SELECT tenant_id, name, alias, version FROM aliases ORDER BY tenant_id, name, alias;
+SELECT a.tenant_id, a.name, a.alias, a.version, a.policy, a.pinned, a.change,
+       (SELECT jsonb_object_agg(t.version::text, t.weight) FROM canary_targets t
+        WHERE (t.tenant_id, t.name, t.alias) = (a.tenant_id, a.name, a.alias)) AS canary
+FROM aliases a ORDER BY a.tenant_id, a.name, a.alias;
+
+-- name: catalog_proofs
+SELECT p.digest, p.base_digest, p.layout, p.checksum FROM adapter_proofs p
+WHERE EXISTS (SELECT FROM adapter_versions v WHERE v.digest = p.digest AND v.state = 'ready')
+ORDER BY p.digest, p.base_digest, p.layout;
+
+-- name: catalog_approved_templates
+SELECT digest FROM approved_templates;
