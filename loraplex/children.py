@@ -13,8 +13,8 @@ from loraplex.death import die_with_parent
 from loraplex.errors import ChildFailed
 
 FIRST_BACKOFF_S = 0.5
-LAST_BACKOFF_S = 30.0
-STABLE_S = 60.0
+LAST_BACKOFF_S = 5.0
+STABLE_S = 10.0
 """After living so long, a crash is the first again."""
 
 
