@@ -12,6 +12,7 @@ from admin.controllers.adapters import AdapterController
 from admin.controllers.keys import KeyController
 from admin.controllers.models import ModelController
 from admin.controllers.tenants import TenantController
+from admin.controllers.uploads import UploadController
 from admin.database import Database
 from admin.plane import AdminPlane
 from admin.request import AdminRequest
@@ -22,7 +23,13 @@ MAX_BODY_BYTES = 64 << 10
 
 def create_app(config: AdminConfig, *, database: Database, store: LocalStore) -> Litestar:
     """Serves /admin/v1. The database is the caller's to open and close."""
-    controllers = [TenantController, KeyController, ModelController, AdapterController]
+    controllers = [
+        TenantController,
+        KeyController,
+        ModelController,
+        AdapterController,
+        UploadController,
+    ]
     return Litestar(
         route_handlers=[Router("/admin/v1", route_handlers=controllers)],
         state=State({"admin": AdminPlane(config, database, store)}),

@@ -1,20 +1,17 @@
-"""Adapters: upload, versions, aliases, delete. An admin key says whose with `tenant`."""
+"""Adapters: versions, aliases, delete. An admin key says whose with `tenant`."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
-from litestar import Controller, Response, delete, get, post, put
+from litestar import Controller, delete, get, put
 from litestar.params import FromPath, FromQuery, JSONBody, Parameter
 
-from adapters.errors import AdapterRejected
-from admin import adapters, models
+from admin import adapters
 from admin.database import Connection
-from admin.errors import Invalid, NotFound
+from admin.errors import NotFound
 from admin.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
-from admin.plane import remove_staged
-from admin.records import AdapterVersion, Alias, BaseModel
+from admin.records import AdapterVersion, Alias
 from admin.request import AdminRequest
 from admin.schemas import (
     AdapterView,
@@ -26,45 +23,12 @@ from admin.schemas import (
     VersionView,
     page,
 )
-from admin.upload import receive
 
 OWN = [requires(ADMIN, ADAPTERS_WRITE)]
 
 
 class AdapterController(Controller):
     path = "/adapters"
-
-    @post(guards=OWN, request_max_body_size=None)
-    async def upload(self, request: AdminRequest) -> Response[VersionView]:
-        """Makes a version: multipart fields name, model, tenant, alias, and the files peft writes.
-
-        201 for a new version; 200 and the existing one if its content is already there.
-        """
-        plane = request.plane
-        staged = await asyncio.to_thread(plane.store.stage)
-        try:
-            limit = plane.config.max_upload_bytes
-            kind = request.headers.get("content-type", "")
-            given = await receive(kind, request.stream(), staged, limit)
-            if not given.name:
-                raise Invalid("the field name is missing", "name_missing", "name")
-            async with plane.database.acquire() as connection:
-                tenant = await tenant_for(connection, request.user, given.tenant)
-                bases = await _bases(connection, given.model)
-            try:
-                manifest = await plane.validate(staged, bases)
-            except AdapterRejected as rejected:
-                await plane.reject(tenant, given.name, rejected)
-                raise
-            base = next(base for base in bases if base.digest == manifest.base_digest)
-            version, is_new = await plane.publish(
-                tenant, given.name, base.name, manifest, staged, given.alias, request.user.id
-            )
-        finally:
-            await asyncio.to_thread(remove_staged, staged)
-        async with plane.database.acquire() as connection:
-            aliases = await adapters.list_aliases(connection, tenant.id, given.name)
-        return Response(_view(version, aliases), status_code=201 if is_new else 200)
 
     @get(guards=OWN)
     async def list_adapters(
@@ -174,15 +138,6 @@ class AdapterController(Controller):
             )
             history = await adapters.alias_history(connection, owner.id, name, alias)
         return _alias_view(current, history)
-
-
-async def _bases(connection: Connection, name: str | None) -> list[BaseModel]:
-    """The one named, or all registered: then the tensors decide."""
-    if name:
-        return [await models.find_model(connection, name)]
-    if found := await models.list_models(connection):
-        return found
-    raise Invalid("no base model is registered yet", "no_base_model", "model")
 
 
 async def _describe(
