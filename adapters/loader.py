@@ -29,8 +29,8 @@ class AdapterLoader:
     ) -> None:
         self._store = store
         self._base = base
-        self._layout = ImageLayout(base.num_layers, dtype, b_rank_major)
-        self.cache = ImageCache(cache_dir, self._layout.version, cache_bytes)
+        self.layout = ImageLayout(base.num_layers, dtype, b_rank_major)
+        self.cache = ImageCache(cache_dir, self.layout.version, cache_bytes)
 
     def fetch(self, digest: str) -> AdapterImage:
         """Disk to host: the cached image, or one packed from the store."""
@@ -56,7 +56,7 @@ class AdapterLoader:
             files = AdapterFiles.in_folder(self._store.adapter_folder(digest))
             if content_digest(files) != digest:
                 raise AdapterUnavailable("adapter.store.corrupt", f"adapter {digest} is damaged")
-            tables, payload = pack(files, self._base, self._layout)
+            tables, payload = pack(files, self._base, self.layout)
         except NotInStore:
             raise AdapterUnavailable("adapter.store.missing", f"no adapter {digest}") from None
         except OSError as error:

@@ -85,6 +85,11 @@ class AdapterPool:
             rank=torch.zeros(size, dtype=torch.int32, device=ops.device),
         )
 
+    @property
+    def layout(self) -> str:
+        """Names the layout of its packed images."""
+        return self._loader.layout.version
+
     def prefetch(self, ref: AdapterRef) -> None:
         """Starts to bring the adapter to the host, where it then waits for an `acquire`."""
         entry = self._entry(ref.digest)

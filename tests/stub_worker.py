@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 
 from workers.protocol import (
     Abort,
+    Desired,
     Drain,
     ErrorCode,
     Failed,
+    Fingerprint,
     FinishReason,
     Generate,
     ModelInfo,
     Prefetch,
+    Probe,
+    ProbeResult,
     SequenceOutput,
     StepOutput,
     TokenLogprobs,
@@ -42,6 +47,16 @@ class Reply:
 
 
 Script = Callable[[Generate], Reply]
+ProbeScript = Callable[[Probe], ProbeResult | None]
+"""None: no answer, ever."""
+
+LAYOUT = "stub-1"
+
+
+def proved(probe: Probe) -> ProbeResult:
+    """The checksum is the SHA-256 of the digest's text."""
+    checksum = hashlib.sha256(probe.adapter.digest.encode()).hexdigest()
+    return ProbeResult(probe.id, LAYOUT, checksum, Fingerprint([1], [-0.5], effect=1.0))
 
 
 @dataclass
@@ -61,11 +76,14 @@ class StubWorker:
     model_digests: list[str]
     script: Script
     step_s: float = 0.001
+    probe_script: ProbeScript = proved
     max_model_len: int = 4096
     received: list[Generate] = field(default_factory=list)
     aborted: list[int] = field(default_factory=list)
     """Ids of sequences aborted while they ran, or lost with their connection."""
     prefetched: list[str] = field(default_factory=list)
+    probed: list[Probe] = field(default_factory=list)
+    desired: list[Desired] = field(default_factory=list)
     is_ready: bool = True
     is_draining: bool = False
 
@@ -90,7 +108,9 @@ class StubWorker:
 
     @property
     def models(self) -> list[ModelInfo]:
-        return [ModelInfo(digest, digest, self.max_model_len) for digest in self.model_digests]
+        return [
+            ModelInfo(digest, digest, self.max_model_len, LAYOUT) for digest in self.model_digests
+        ]
 
     @property
     def num_running(self) -> int:
@@ -98,7 +118,8 @@ class StubWorker:
 
     def report(self) -> None:
         """Sends a status to all gateways."""
-        status = WorkerStatus("stub", self.is_draining, [], [], 0, "", {}, 0, 0.0)
+        generation = self.desired[-1].generation if self.desired else 0
+        status = WorkerStatus("stub", self.is_draining, [], [], 0, "", {}, 0, 0.0, generation)
         self.server.deliver([(0, status)])
 
     def post(self, connection: int, message: Command) -> None:
@@ -116,6 +137,13 @@ class StubWorker:
                 self.aborted += [self._running.pop(key).request.id for key in lost]
             case Prefetch(adapter=adapter):
                 self.prefetched.append(adapter.digest)
+            case Probe():
+                self.probed.append(message)
+                if (result := self.probe_script(message)) is not None:
+                    self.server.deliver([(connection, result)])
+            case Desired():
+                self.desired.append(message)
+                self.report()
             case Drain():
                 self.is_draining = True
                 self.report()

@@ -16,6 +16,7 @@ from workers.protocol import (
     PROTOCOL_VERSION,
     Abort,
     AdapterRef,
+    Desired,
     Drain,
     ErrorCode,
     Failed,
@@ -23,6 +24,8 @@ from workers.protocol import (
     Hello,
     ModelInfo,
     Prefetch,
+    Probe,
+    ProbeResult,
     SequenceOutput,
     StepOutput,
     ToGateway,
@@ -117,6 +120,9 @@ class WorkerClient:
         self._connection: GatewayConnection | None = None
         self._handles: dict[int, Handle] = {}
         self._ids = itertools.count(1)
+        self._probes: dict[int, asyncio.Future[ProbeResult]] = {}
+        self._probe_ids = itertools.count(1)
+        self._desired: Desired | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -152,6 +158,26 @@ class WorkerClient:
         """Asks the worker to bring an adapter nearer. No answer, no error."""
         self._tell(Prefetch(model, adapter))
 
+    async def probe(self, model: str, adapter: AdapterRef) -> ProbeResult:
+        """Has the worker prove the adapter. Raises WorkerFailed when the connection is lost, or was
+        before."""
+        if self._connection is None:
+            raise WorkerFailed(ErrorCode.WORKER_LOST, "there is no connection to the worker")
+        probe_id = next(self._probe_ids)
+        answer = self._probes[probe_id] = asyncio.get_running_loop().create_future()
+        try:
+            self._connection.send(Probe(probe_id, model, adapter))
+            return await answer
+        except TransportError as error:
+            raise WorkerFailed(ErrorCode.WORKER_LOST, str(error)) from error
+        finally:
+            self._probes.pop(probe_id, None)
+
+    def want(self, desired: Desired) -> None:
+        """Tells the worker what to keep, now and after every reconnect."""
+        self._desired = desired
+        self._tell(desired)
+
     def drain(self) -> None:
         """Asks the worker to take no more work; `status` then tells."""
         self._tell(Drain())
@@ -186,6 +212,8 @@ class WorkerClient:
             self.instance_id = hello.instance_id
             self.models = {model.digest: model for model in hello.models}
             self._connection = connection
+            if self._desired is not None:
+                connection.send(self._desired)
             reading = asyncio.create_task(self._read(connection))
             yield reading
         finally:
@@ -210,6 +238,10 @@ class WorkerClient:
                     self._put(output.id, output, is_last=output.finish_reason is not None)
             case Failed(id=sequence_id, code=code, message=text):
                 self._put(sequence_id, WorkerFailed(code, text), is_last=True)
+            case ProbeResult(id=probe_id):
+                answer = self._probes.get(probe_id)
+                if answer is not None and not answer.done():
+                    answer.set_result(message)
             case WorkerStatus():
                 self.status = message
             case Hello():
@@ -229,10 +261,17 @@ class WorkerClient:
         self._connection, self.status, self.models = None, None, {}
         handles, self._handles = self._handles, {}
         for handle in handles.values():
-            handle.put(WorkerFailed(ErrorCode.WORKER_LOST, "the connection to the worker was lost"))
+            handle.put(_lost())
+        for answer in self._probes.values():
+            if not answer.done():
+                answer.set_exception(_lost())
 
-    def _tell(self, message: Abort | Prefetch | Drain) -> None:
+    def _tell(self, message: Abort | Prefetch | Desired | Drain) -> None:
         """Sends what a lost worker need not know."""
         if self._connection is not None:
             with contextlib.suppress(TransportError):
                 self._connection.send(message)
+
+
+def _lost() -> WorkerFailed:
+    return WorkerFailed(ErrorCode.WORKER_LOST, "the connection to the worker was lost")

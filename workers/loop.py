@@ -11,12 +11,15 @@ from typing import assert_never
 from workers.engine import Engine, Event
 from workers.protocol import (
     Abort,
+    Desired,
     Drain,
     ErrorCode,
     Failed,
     Generate,
     ModelInfo,
     Prefetch,
+    Probe,
+    ProbeResult,
     SequenceOutput,
     StepOutput,
     WorkerStatus,
@@ -51,6 +54,8 @@ class WorkerLoop:
         self._inbox: SimpleQueue[tuple[int, Command] | None] = SimpleQueue()
         self.is_ready = False
         self.is_draining = False
+        self.generation = 0
+        """Of the last `Desired` that was applied."""
 
     @property
     def models(self) -> list[ModelInfo]:
@@ -109,6 +114,11 @@ class WorkerLoop:
             case Prefetch(model=model, adapter=adapter):
                 if model in self.engines:
                     self.engines[model].prefetch(adapter)
+            case Probe(id=probe_id):
+                refused = ProbeResult(probe_id, error="adapter.probe.unavailable", is_final=False)
+                self._deliver([(connection, refused)])
+            case Desired(generation=generation):
+                self.generation = max(generation, self.generation)
             case Drain():
                 self.is_draining = True
             case _:

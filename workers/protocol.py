@@ -111,7 +111,8 @@ class Prefetch(msgspec.Struct, frozen=True, tag="prefetch"):
 
 
 class Probe(msgspec.Struct, frozen=True, tag="probe"):
-    """Prove that the adapter does what its files say; answered by one `ProbeResult`."""
+    """Prove that the adapter does what its files say; answered by one `ProbeResult`. Ids as for
+    sequences, but counted apart."""
 
     id: int
     model: str
@@ -246,5 +247,5 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     models: list[ModelInfo] = []
 
 
-ToWorker = Hello | Generate | Abort | Prefetch | Drain
-ToGateway = Hello | StepOutput | Failed | WorkerStatus
+ToWorker = Hello | Generate | Abort | Prefetch | Probe | Desired | Drain
+ToGateway = Hello | StepOutput | Failed | ProbeResult | WorkerStatus

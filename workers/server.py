@@ -15,6 +15,7 @@ import msgspec
 from workers.protocol import (
     PROTOCOL_VERSION,
     Abort,
+    Desired,
     Drain,
     ErrorCode,
     Failed,
@@ -22,6 +23,8 @@ from workers.protocol import (
     Hello,
     ModelInfo,
     Prefetch,
+    Probe,
+    ProbeResult,
     StepOutput,
     ToGateway,
     ToWorker,
@@ -46,8 +49,9 @@ class Disconnected(msgspec.Struct, frozen=True):
     """The gateway of this connection is gone: all its sequences are to be freed."""
 
 
-Command = Generate | Abort | Prefetch | Drain | Disconnected
-Delivery = Sequence[tuple[int, StepOutput | Failed | WorkerStatus]]
+Command = Generate | Abort | Prefetch | Probe | Desired | Drain | Disconnected
+Answer = StepOutput | Failed | ProbeResult | WorkerStatus
+Delivery = Sequence[tuple[int, Answer]]
 """What one engine step has for each connection. A WorkerStatus is for all, whatever its number."""
 
 
@@ -171,7 +175,7 @@ class Server:
                 self._idle.clear()
             case Abort(id=sequence_id):
                 self._end(number, sequence_id)
-            case Prefetch() | Drain():
+            case Prefetch() | Probe() | Desired() | Drain():
                 pass
             case Hello():
                 raise ProtocolMismatch("a second Hello")
@@ -198,7 +202,7 @@ class Server:
                 log.warning("gateway %s is cut: %d bytes unread", gateway.instance_id, unsent)
                 self._drop(number)
 
-    def _send(self, number: int, message: StepOutput | Failed | WorkerStatus) -> None:
+    def _send(self, number: int, message: Answer) -> None:
         gateway = self._gateways.get(number)
         if gateway is None:
             return
@@ -226,7 +230,7 @@ class Server:
             case _:
                 self._drop(number)
 
-    def _note_ends(self, number: int, message: StepOutput | Failed | WorkerStatus) -> None:
+    def _note_ends(self, number: int, message: Answer) -> None:
         match message:
             case StepOutput(sequences=outputs):
                 for output in outputs:
@@ -234,7 +238,7 @@ class Server:
                         self._end(number, output.id)
             case Failed(id=sequence_id):
                 self._end(number, sequence_id)
-            case WorkerStatus():
+            case ProbeResult() | WorkerStatus():
                 pass
             case _:
                 assert_never(message)

@@ -117,7 +117,7 @@ class Worker:
             max_batched_tokens=config.max_batched_tokens,
         )
         return Engine(
-            ModelInfo(digest, name, model.max_model_len),
+            ModelInfo(digest, name, model.max_model_len, pool.layout),
             scheduler,
             ModelRunner(model, self.ops, self.memory, kv, buffer, pool.tables),
             kv,

@@ -17,11 +17,12 @@ from workers.protocol import (
     Failed,
     FinishReason,
     Generate,
+    Probe,
+    ProbeResult,
     SequenceOutput,
-    StepOutput,
     WorkerStatus,
 )
-from workers.server import Delivery
+from workers.server import Answer, Delivery
 from workers.worker import Worker
 
 
@@ -46,6 +47,7 @@ class Driver:
         self.answers: dict[int, list[int]] = {}
         self.outputs: dict[int, list[SequenceOutput]] = {}
         self.ended: dict[int, FinishReason | ErrorCode] = {}
+        self.probed: dict[int, ProbeResult] = {}
 
     def __enter__(self) -> Driver:
         self._thread.start()
@@ -66,8 +68,19 @@ class Driver:
             for _, message in self._deliveries.get(timeout=120):
                 self._take(message)
 
-    def _take(self, message: StepOutput | Failed | WorkerStatus) -> None:
+    def probe(self, number: int, model: str, adapter: AdapterRef) -> ProbeResult:
+        """Waits for the answer, taking what comes meanwhile."""
+        self.loop.post(0, Probe(number, model, adapter))
+        while number not in self.probed:
+            for _, message in self._deliveries.get(timeout=120):
+                self._take(message)
+        return self.probed[number]
+
+    def _take(self, message: Answer) -> None:
         if isinstance(message, WorkerStatus):
+            return
+        if isinstance(message, ProbeResult):
+            self.probed[message.id] = message
             return
         if isinstance(message, Failed):
             self.ended[message.id] = message.code

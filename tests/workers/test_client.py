@@ -10,16 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.stub_worker import Reply, Script, StubWorker
+from tests.stub_worker import LAYOUT, Reply, Script, StubWorker, proved
 from workers.client import Handle, WorkerClient, WorkerFailed
 from workers.protocol import (
     MAX_FRAME_BYTES,
     PROTOCOL_VERSION,
     AdapterRef,
+    Desired,
     ErrorCode,
     FinishReason,
     Generate,
     Hello,
+    Pin,
     SamplingParams,
 )
 from workers.transport.base import ProtocolMismatch, WorkerConnection
@@ -158,6 +160,51 @@ async def test_status_and_drain_change_readiness(tmp_path: Path) -> None:
         async with running_late(worker.address) as late:
             await until(lambda: late.status is not None)
             assert not late.is_ready, "a new gateway hears of the drain at once"
+
+
+async def test_probes_are_answered_each_with_its_own_result(tmp_path: Path) -> None:
+    async with pair(tmp_path, echo) as (worker, client):
+        assert client.models["m"].adapter_layout == LAYOUT
+        refs = [AdapterRef(f"{number:064x}") for number in range(5)]
+        results = await asyncio.gather(*[client.probe("m", ref) for ref in refs])
+        assert [probe.adapter for probe in worker.probed] == refs
+        assert results == [proved(probe) for probe in worker.probed]
+        assert len({result.checksum for result in results}) == len(refs)
+
+
+async def test_a_probe_ends_with_the_connection_and_needs_one(tmp_path: Path) -> None:
+    async with pair(tmp_path, echo) as (worker, client):
+        worker.probe_script = lambda _: None
+        waiting = [asyncio.create_task(client.probe("m", AdapterRef("0" * 64))) for _ in range(2)]
+        given_up = asyncio.create_task(client.probe("m", AdapterRef("1" * 64)))
+        await until(lambda: len(worker.probed) == 3)
+        given_up.cancel()
+        await worker.server.close()
+        for probe in waiting:
+            with pytest.raises(WorkerFailed) as failed:
+                await probe
+            assert failed.value.code is ErrorCode.WORKER_LOST
+        await until(lambda: not client.is_ready)
+        with pytest.raises(WorkerFailed, match="no connection"):
+            await client.probe("m", AdapterRef("0" * 64))
+
+
+async def test_what_is_wanted_is_said_again_after_a_reconnect(tmp_path: Path) -> None:
+    def wanted(generation: int) -> Desired:
+        return Desired(generation, [Pin("m", AdapterRef("0" * 64))])
+
+    worker = StubWorker(f"unix:{tmp_path}/w", ["m"], echo)
+    async with contextlib.AsyncExitStack() as stack:
+        async with worker:
+            client = await stack.enter_async_context(running(worker.address))
+            client.want(wanted(1))
+            client.want(wanted(2))
+            await until(lambda: len(worker.desired) == 2)
+        await until(lambda: not client.is_ready)
+        client.want(wanted(3))
+        async with worker:
+            await until(lambda: client.status is not None and client.status.generation == 3)
+            assert worker.desired == [wanted(1), wanted(2), wanted(3)]
 
 
 @contextlib.asynccontextmanager

@@ -19,6 +19,8 @@ from workers.protocol import (
     MAX_FRAME_BYTES,
     PROTOCOL_VERSION,
     Abort,
+    AdapterRef,
+    Desired,
     Drain,
     ErrorCode,
     Failed,
@@ -26,6 +28,8 @@ from workers.protocol import (
     Generate,
     Hello,
     ModelInfo,
+    Probe,
+    ProbeResult,
     SamplingParams,
     SequenceOutput,
     StepOutput,
@@ -118,6 +122,22 @@ async def test_a_gateway_hears_the_models_and_each_step_in_one_frame(engine: Eng
         one.connection.send(Abort(1))
         await until(lambda: engine.posted[-1] == (first, Abort(1)))
         assert engine.server.num_open == 0
+
+
+async def test_probes_and_desired_state_pass_through_and_hold_no_drain_up(engine: Engine) -> None:
+    async with gateway(engine) as one, gateway(engine) as two:
+        number = await submit(engine, one, 7)
+        await submit(engine, two, 7)
+        probe, desired = Probe(7, "m", AdapterRef("0" * 64)), Desired(3, [])
+        one.connection.send(probe)
+        one.connection.send(desired)
+        await until(lambda: engine.posted[-2:] == [(number, probe), (number, desired)])
+        assert engine.server.num_open == 2
+        result = ProbeResult(7, "layout", "sum")
+        engine.step([(number, result), (0, STATUS)])
+        assert await one.connection.receive() == result
+        assert await one.connection.receive() == await two.connection.receive() == STATUS
+        assert engine.server.num_open == 2, "a probe's number is no sequence's"
 
 
 async def test_a_gateway_that_leaves_has_its_work_aborted(engine: Engine) -> None:
