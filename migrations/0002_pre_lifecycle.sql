@@ -14,7 +14,7 @@ ALTER TABLE adapter_versions
              WHEN state = 'retired' THEN retired_at IS NOT NULL AND retired_generation IS NOT NULL
              ELSE true END),
     ADD COLUMN serving            jsonb NOT NULL DEFAULT '{}',
-    ADD COLUMN wanted_alias       alias_name, -- pointed to the version when it is ready
+    ADD COLUMN wanted_alias       alias_name, -- pointed to the version when it is ready, then null
     ADD COLUMN uploaded_by        text,       -- key id
     ADD COLUMN retired_at         timestamptz,
     ADD COLUMN retired_generation bigint;     -- a gateway at this generation starts nothing new with it
@@ -41,7 +41,7 @@ BEGIN
     RETURN NEW;
 END $$;
 
--- Who proves a version now, and why nobody could so far.
+-- One row for each version in state proving: who proves it now, and why nobody could so far.
 CREATE TABLE version_proving (
     tenant_id     text NOT NULL,
     name          text NOT NULL,
@@ -95,7 +95,7 @@ ALTER TABLE alias_history
     ADD COLUMN canary jsonb, -- {version: weight} of the new target; null: the version alone
     ADD COLUMN policy jsonb,
     ADD COLUMN reason text NOT NULL DEFAULT 'promote'
-        CHECK (reason IN ('first', 'promote', 'canary', 'rollback', 'auto_rollback')),
+        CHECK (reason IN ('first', 'upload', 'promote', 'canary', 'rollback', 'auto_rollback', 'deleted')),
     ADD COLUMN detail text;
 ALTER TABLE tenants ADD COLUMN pin_bytes bigint NOT NULL DEFAULT 0 CHECK (pin_bytes >= 0);
 
@@ -135,8 +135,109 @@ BEGIN
     RETURN made;
 END $$;
 
+-- What the tenant's pinned aliases keep on the device, canary targets too.
+CREATE FUNCTION pinned_bytes(of_tenant text) RETURNS bigint LANGUAGE sql STABLE AS $$
+    SELECT coalesce(sum(bytes), 0)::bigint FROM (
+        SELECT DISTINCT v.name, v.version, (v.manifest ->> 'file_bytes')::bigint AS bytes
+        FROM aliases a
+        LEFT JOIN canary_targets t USING (tenant_id, name, alias)
+        JOIN adapter_versions v ON (v.tenant_id, v.name) = (a.tenant_id, a.name) AND v.version IN (a.version, t.version)
+        WHERE a.tenant_id = of_tenant AND a.pinned
+    ) pinned
+$$;
+
+-- The one way a version becomes ready. The first takes `prod`; the alias its upload wanted follows unless it has been
+-- moved on purpose or by a newer upload since, or the tenant's pins would not fit: then `wanted_alias` stays.
+-- False if the version is not proving.
+CREATE FUNCTION version_ready(of_tenant text, of_name text, of_version integer) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    made adapter_versions%ROWTYPE;
+BEGIN
+    PERFORM generation FROM catalog_generation FOR UPDATE;
+    UPDATE adapter_versions SET state = 'ready'
+        WHERE (tenant_id, name, version) = (of_tenant, of_name, of_version) AND state = 'proving'
+        RETURNING * INTO made;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    DELETE FROM version_proving WHERE (tenant_id, name, version) = (of_tenant, of_name, of_version);
+    IF NOT EXISTS (SELECT FROM aliases WHERE (tenant_id, name, alias) = (of_tenant, of_name, 'prod')) THEN
+        PERFORM point_alias(
+            of_tenant, of_name, 'prod', of_version, NULL, NULL, made.uploaded_by, 'first', NULL, NULL);
+    END IF;
+    IF made.wanted_alias IS NOT NULL AND NOT EXISTS (
+        SELECT FROM alias_history
+        WHERE (tenant_id, name, alias) = (of_tenant, of_name, made.wanted_alias) AND changed_at > made.created_at
+            AND (reason NOT IN ('first', 'upload') OR version > of_version))
+    THEN
+        BEGIN
+            PERFORM point_alias(
+                of_tenant, of_name, made.wanted_alias, of_version, NULL, NULL, made.uploaded_by, 'upload', NULL, NULL);
+            IF pinned_bytes(of_tenant) > (SELECT pin_bytes FROM tenants WHERE id = of_tenant) THEN
+                RAISE EXCEPTION 'over the pin quota' USING ERRCODE = 'LPX01';
+            END IF;
+            UPDATE adapter_versions SET wanted_alias = NULL
+                WHERE (tenant_id, name, version) = (of_tenant, of_name, of_version);
+        EXCEPTION WHEN SQLSTATE 'LPX01' THEN
+            NULL;
+        END;
+    END IF;
+    RETURN true;
+END $$;
+
+-- Keeps the proof, which makes every version of this content ready. False if the version is not proving any more.
+CREATE FUNCTION version_proved(
+    of_tenant text, of_name text, of_version integer,
+    in_layout text, with_checksum text, with_fingerprint jsonb, by_worker text
+) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    content text;
+    base    text;
+BEGIN
+    PERFORM generation FROM catalog_generation FOR UPDATE;
+    SELECT v.digest, b.digest INTO content, base
+        FROM adapter_versions v JOIN base_models b ON b.name = v.base_name
+        WHERE (v.tenant_id, v.name, v.version) = (of_tenant, of_name, of_version) AND v.state = 'proving';
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    INSERT INTO adapter_proofs (digest, base_digest, layout, checksum, fingerprint, worker)
+        VALUES (content, base, in_layout, with_checksum, with_fingerprint, by_worker)
+        ON CONFLICT DO NOTHING;
+    PERFORM version_ready(v.tenant_id, v.name, v.version)
+        FROM adapter_versions v JOIN base_models b ON b.name = v.base_name
+        WHERE (v.digest, b.digest, v.state) = (content, base, 'proving')
+        ORDER BY v.tenant_id, v.name, v.version;
+    RETURN true;
+END $$;
+
+-- Contents that perhaps no version names: on their way into the store, or left by a version that went. What no
+-- version names when it is due is removed from the store.
+CREATE TABLE loose_contents (
+    digest content_digest PRIMARY KEY,
+    due    timestamptz NOT NULL
+);
+
+-- Of a version that was proved wrong only the row remains. False if the version is not proving any more.
+CREATE FUNCTION version_rejected(of_tenant text, of_name text, of_version integer, because jsonb)
+RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    content text;
+BEGIN
+    PERFORM generation FROM catalog_generation FOR UPDATE;
+    UPDATE adapter_versions SET state = 'rejected', error = because
+        WHERE (tenant_id, name, version) = (of_tenant, of_name, of_version) AND state = 'proving'
+        RETURNING digest INTO content;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    DELETE FROM version_proving WHERE (tenant_id, name, version) = (of_tenant, of_name, of_version);
+    INSERT INTO loose_contents (digest, due) VALUES (content, now()) ON CONFLICT DO NOTHING;
+    RETURN true;
+END $$;
+
 -- What each gateway last said: the catalog it serves from, and its requests in flight by version
--- ({"<tenant id>/<name>/<version>": count}).
+-- ({"<tenant id>/<name>/<version>": count}). Its first row is there before it serves.
 CREATE TABLE gateways (
     id         text PRIMARY KEY,
     generation bigint NOT NULL,

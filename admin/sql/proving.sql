@@ -1,0 +1,44 @@
+-- name: proving_claim
+-- $1: gateway id; $2: digests of the base models that its workers serve; $3: how many at most.
+WITH due AS (
+    SELECT p.tenant_id, p.name, p.version, v.digest, v.base_name, b.digest AS base_digest
+    FROM version_proving p
+    JOIN adapter_versions v USING (tenant_id, name, version)
+    JOIN base_models b ON b.name = v.base_name
+    WHERE v.state = 'proving' AND b.digest = ANY ($2::text[])
+        AND (p.claimed_until IS NULL OR p.claimed_until < now())
+    ORDER BY v.created_at, v.tenant_id, v.name, v.version
+    LIMIT $3 FOR UPDATE OF p SKIP LOCKED
+)
+UPDATE version_proving p
+SET claimed_by = $1, claimed_until = now() + interval '60 seconds', attempts = p.attempts + 1
+FROM due WHERE (p.tenant_id, p.name, p.version) = (due.tenant_id, due.name, due.version)
+RETURNING p.tenant_id, p.name, p.version, due.digest, due.base_name, due.base_digest, p.attempts;
+
+-- name: proving_release
+-- $1-$3: the version; $4: gateway id; $5: why it could not be proved now. Claimed again a little later.
+UPDATE version_proving
+SET claimed_by = NULL, detail = $5,
+    claimed_until = now() + least(10, 2 ^ least(attempts, 4)) * interval '1 second'
+WHERE (tenant_id, name, version) = ($1, $2, $3) AND claimed_by = $4;
+
+-- name: proving_ready
+-- $1-$3: the version; $4: layout; $5: checksum; $6: fingerprint; $7: worker id. False: it was retired meanwhile.
+SELECT version_proved($1, $2, $3, $4, $5, $6, $7);
+
+-- name: proving_rejected
+-- $1-$3: the version; $4: {code, field, got, allowed, hint}. False: it was retired meanwhile.
+SELECT version_rejected($1, $2, $3, $4);
+
+-- name: proofs_missing
+-- $1: layout; $2: digest of the base; $3: contents to leave out; $4: how many at most.
+SELECT v.digest, min(v.base_name) AS base_name
+FROM adapter_versions v JOIN base_models b ON b.name = v.base_name
+WHERE v.state = 'ready' AND b.digest = $2 AND NOT v.digest = ANY ($3::text[])
+    AND NOT EXISTS (SELECT FROM adapter_proofs p WHERE (p.digest, p.base_digest, p.layout) = (v.digest, $2, $1))
+GROUP BY v.digest ORDER BY v.digest LIMIT $4;
+
+-- name: proof_insert
+-- $1: content; $2: digest of the base; $3: layout; $4: checksum; $5: fingerprint; $6: worker id.
+INSERT INTO adapter_proofs (digest, base_digest, layout, checksum, fingerprint, worker)
+VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING;
