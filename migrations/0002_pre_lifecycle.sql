@@ -246,19 +246,17 @@ CREATE TABLE gateways (
     seen_at    timestamptz NOT NULL DEFAULT now()
 );
 
--- Outcomes of the versions of canary sets, in buckets of time. ttft counts answers by time to first token, in powers of
--- two of a quarter millisecond.
+-- Outcomes of the versions of a canary set since it was made, in buckets of time. `ttft` counts answers by time to first
+-- token: its n-th entry (from 1) those up to 2 ^ (n / 4) / 4 milliseconds.
 CREATE TABLE version_outcomes (
-    gateway_id text NOT NULL REFERENCES gateways ON DELETE CASCADE,
-    tenant_id  text NOT NULL,
-    name       text NOT NULL,
+    change     bigint NOT NULL REFERENCES alias_history ON DELETE CASCADE, -- the move that made the set
     version    integer NOT NULL,
     bucket     timestamptz NOT NULL,
+    gateway_id text NOT NULL,
     requests   integer NOT NULL,
     errors     integer NOT NULL,
     ttft       integer[] NOT NULL,
-    PRIMARY KEY (tenant_id, name, version, bucket, gateway_id),
-    FOREIGN KEY (tenant_id, name, version) REFERENCES adapter_versions ON DELETE CASCADE
+    PRIMARY KEY (change, version, bucket, gateway_id)
 );
 CREATE INDEX version_outcomes_bucket ON version_outcomes (bucket);
 
