@@ -18,9 +18,12 @@ class PageHasher:
     """Keys of the pages that one model computes with one adapter (or none) for one cache domain.
 
     key = SHA-256 over tagged, length-prefixed fields: model digest, cache domain, adapter content
-    digest or base, salt, layout version, parent key (absent for a first page), tokens. The adapter
-    is a field of each page's key: a sequence may chain pages of one hasher to those of another.
-    Equal keys mean equal fields all the way up (to a SHA-256 collision), and the reverse.
+    digest and activation or base, salt, layout version, parent key (absent for a first page),
+    tokens. Equal keys mean equal fields all the way up (to a SHA-256 collision), and the reverse.
+
+    The adapter acts on positions from `activation` on. Pages wholly before are the base's and keyed
+    so, whatever adapter follows; later ones have adapter and activation in their keys, for the same
+    adapter may begin elsewhere after the same tokens.
     """
 
     def __init__(
@@ -29,20 +32,26 @@ class PageHasher:
         model: str,
         domain: str,
         adapter: str | None = None,
+        activation: int = 0,
         salt: str = "",
         layout: str = "",
     ) -> None:
-        self._state = hashlib.sha256(
+        shared = (
             _field(b"m", model.encode())
             + _field(b"d", domain.encode())
-            + (_field(b"b", b"") if adapter is None else _field(b"a", adapter.encode()))
             + _field(b"s", salt.encode())
             + _field(b"l", layout.encode())
         )
+        self._base = self._adapted = hashlib.sha256(shared + _field(b"b", b""))
+        self._num_base_pages = 0
+        if adapter is not None:
+            own = _field(b"a", adapter.encode()) + _field(b"v", str(activation).encode())
+            self._adapted = hashlib.sha256(shared + own)
+            self._num_base_pages = activation // PAGE_TOKENS
 
-    def key(self, parent: bytes | None, tokens: Sequence[int]) -> bytes:
-        """Key of the page with these tokens (unsigned 32-bit) after the page `parent`."""
-        state = self._state.copy()
+    def key(self, index: int, parent: bytes | None, tokens: Sequence[int]) -> bytes:
+        """Key of page number `index`, with these tokens (unsigned 32-bit), after `parent`."""
+        state = (self._base if index < self._num_base_pages else self._adapted).copy()
         if parent is not None:
             state.update(_field(b"p", parent))
         state.update(_field(b"t", array("I", tokens).tobytes()))
@@ -53,7 +62,7 @@ class PageHasher:
         i's."""
         for index in range(len(keys), len(tokens) // PAGE_TOKENS):
             page = tokens[index * PAGE_TOKENS : (index + 1) * PAGE_TOKENS]
-            keys.append(self.key(keys[-1] if keys else None, page))
+            keys.append(self.key(index, keys[-1] if keys else None, page))
 
 
 def page_keys(hasher: PageHasher, tokens: Sequence[int]) -> list[bytes]:

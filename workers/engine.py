@@ -178,6 +178,8 @@ class Engine:
             return ErrorCode.INVALID, f"token ids must lie in 0..{self._vocab_size - 1}"
         if any(not 0 <= token < self._vocab_size for token in params.logit_bias or ()):
             return ErrorCode.INVALID, f"logit_bias ids must lie in 0..{self._vocab_size - 1}"
+        if not 0 <= sequence.request.activation < sequence.num_prompt:
+            return ErrorCode.INVALID, "the adapter's activation must lie in the prompt"
         if params.max_tokens < (0 if params.prompt_logprobs is not None else 1):
             return ErrorCode.INVALID, "max_tokens must be at least 1 (0 with prompt_logprobs)"
         if sequence.max_len > self.info.max_model_len:

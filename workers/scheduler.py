@@ -110,7 +110,7 @@ class Scheduler:
 
     def _continue(self, sequence: Sequence, budget: int, schedule: Schedule) -> int:
         """Gives a running sequence its rows, preempting the last in order while pages are short."""
-        num_tokens = min(sequence.num_uncomputed, budget)
+        num_tokens = sequence.num_next(budget)
         while not sequence.block_table.grow(sequence.num_computed + num_tokens):
             if self._pool.evict_idle():
                 continue
@@ -181,7 +181,7 @@ class Scheduler:
         return True
 
     def _start(self, sequence: Sequence, budget: int, schedule: Schedule) -> int:
-        num_tokens = min(sequence.num_uncomputed, budget)
+        num_tokens = sequence.num_next(budget)
         if not sequence.block_table.grow(sequence.num_computed + num_tokens):
             raise AssertionError("pages counted as obtainable were not")
         if sequence.num_generated == 0:

@@ -27,6 +27,9 @@ class Sequence:
         from the prefix cache | computed here       | still to compute  | generated
 
     A preempted sequence goes back to `num_computed = 0` and keeps its generated tokens.
+
+    An activated LoRA acts on positions from `request.activation` on. The lease is held from the
+    start all the same: a sequence once admitted never waits for its adapter in mid-prefill.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Sequence:
             model=request.model,
             domain=request.cache_domain,
             adapter=None if request.adapter is None else request.adapter.digest,
+            activation=request.activation,
             salt=request.cache_salt,
             layout=layout,
         )
@@ -80,6 +84,16 @@ class Sequence:
     @property
     def num_uncomputed(self) -> int:
         return len(self.tokens) - self.num_computed
+
+    @property
+    def is_activated(self) -> bool:
+        """The adapter, if any, acts on the next row."""
+        return self.num_computed >= self.request.activation
+
+    def num_next(self, budget: int) -> int:
+        """Rows the next step may compute: one chunk never crosses the activation."""
+        end = len(self.tokens) if self.is_activated else self.request.activation
+        return min(end - self.num_computed, budget)
 
     @property
     def num_generated(self) -> int:

@@ -10,22 +10,19 @@ from workers.sequence import Sequence
 
 @dataclass(slots=True)
 class ScheduledSequence:
-    """`num_tokens` rows of a sequence, from its `num_computed` on."""
+    """`num_tokens` rows of a sequence, from its `num_computed` on; all base only or all adapted."""
 
     sequence: Sequence
     num_tokens: int
+    slot: int = field(init=False, default=-1)
+    """Adapter slot, -1 for base only."""
+    max_rank: int = field(init=False, default=0)
+    """Of the adapter, over its projections; 0 for base only."""
 
-    @property
-    def slot(self) -> int:
-        """Adapter slot, -1 for base only."""
+    def __post_init__(self) -> None:
         lease = self.sequence.lease
-        return -1 if lease is None else lease.slot
-
-    @property
-    def max_rank(self) -> int:
-        """Of the adapter, over its projections; 0 for base only."""
-        lease = self.sequence.lease
-        return 0 if lease is None else lease.max_rank
+        if lease is not None and self.sequence.is_activated:
+            self.slot, self.max_rank = lease.slot, lease.max_rank
 
     @property
     def is_sampled(self) -> bool:

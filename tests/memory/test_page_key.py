@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import NamedTuple
 
 import pytest
@@ -25,7 +26,7 @@ class Identity(NamedTuple):
         *fields, parent, tokens = self
         model, domain, adapter, salt, layout = fields
         hasher = PageHasher(model=model, domain=domain, adapter=adapter, salt=salt, layout=layout)
-        return hasher.key(parent, tokens)
+        return hasher.key(0, parent, tokens)
 
 
 text = st.text(alphabet="ab", max_size=3)
@@ -60,10 +61,46 @@ def test_text_moved_between_neighbouring_fields_changes_the_key(
     assert (other.key == item.key) == (other == item)
 
 
+def test_a_hundred_thousand_prompts_share_exactly_the_pages_of_equal_identity() -> None:
+    """Every field from one small set of texts: a salt is another's adapter, group and model."""
+    rng = random.Random(20)
+    texts = ["", "a", "b", "ab", "base", "group:a", "tenant:a", "m:a"]
+    prompts = [[rng.randrange(3)] * rng.randrange(PAGE_TOKENS, 60) for _ in range(12)]
+    prompts += [[*prompt[:-1], 3] for prompt in prompts]
+    key_of: dict[tuple[object, ...], bytes] = {}
+    identity_of: dict[bytes, tuple[object, ...]] = {}
+    num_pages = num_base = 0
+    for _ in range(100_000):
+        tokens = rng.choice(prompts)
+        model, domain, salt, layout = (rng.choice(texts) for _ in range(4))
+        adapter = rng.choice([None, *texts])
+        activation = rng.choice([0, 0, rng.randrange(len(tokens))])
+        hasher = PageHasher(
+            model=model,
+            domain=domain,
+            adapter=adapter,
+            activation=activation,
+            salt=salt,
+            layout=layout,
+        )
+        for index, key in enumerate(page_keys(hasher, tokens)):
+            end = (index + 1) * PAGE_TOKENS
+            is_base = adapter is None or end <= activation
+            computed_by = None if is_base else (adapter, activation)
+            identity = model, domain, salt, layout, computed_by, tuple(tokens[:end])
+            assert key_of.setdefault(identity, key) == key
+            assert identity_of.setdefault(key, identity) == identity
+            num_pages += 1
+            num_base += is_base
+    assert num_base > 10_000
+    assert len(key_of) < 0.9 * num_pages, "equal identities hardly occurred"
+
+
 def test_base_is_no_adapter_name() -> None:
     base = PageHasher(model="m", domain="d")
     for name in ("", "base"):
-        assert base.key(None, [1]) != PageHasher(model="m", domain="d", adapter=name).key(None, [1])
+        adapted = PageHasher(model="m", domain="d", adapter=name)
+        assert base.key(0, None, [1]) != adapted.key(0, None, [1])
 
 
 def test_keys_chain_and_extend_to_full_pages_only() -> None:
@@ -79,16 +116,34 @@ def test_keys_chain_and_extend_to_full_pages_only() -> None:
     assert not set(page_keys(hasher, changed)) & set(keys)
 
 
-def test_adapter_pages_may_follow_base_pages() -> None:
-    base = PageHasher(model="m", domain="d")
-    adapter = PageHasher(model="m", domain="d", adapter="sha256:1")
+@pytest.mark.parametrize(
+    ("activation", "num_shared"), [(0, 0), (1, 0), (15, 0), (16, 1), (17, 1), (31, 1), (32, 2)]
+)
+def test_pages_wholly_before_the_activation_are_base_pages(
+    activation: int, num_shared: int
+) -> None:
+    tokens = list(range(3 * PAGE_TOKENS))
+    base = page_keys(PageHasher(model="m", domain="d"), tokens)
+    hashers = [
+        PageHasher(model="m", domain="d", adapter=adapter, activation=activation)
+        for adapter in ("a", "b")
+    ]
+    one, other = (page_keys(hasher, tokens) for hasher in hashers)
+    assert one[:num_shared] == other[:num_shared] == base[:num_shared]
+    assert len({*one[num_shared:], *other[num_shared:], *base[num_shared:]}) == 3 * (3 - num_shared)
+
+
+def test_a_page_activated_elsewhere_is_another_page() -> None:
+    """The last occurrence of an invocation depends on what follows the page."""
     tokens = list(range(2 * PAGE_TOKENS))
-    keys = page_keys(base, tokens[:PAGE_TOKENS])
-    adapter.extend(keys, tokens)
-    assert keys[0] == page_keys(base, tokens)[0]
-    assert keys[1] not in {page_keys(base, tokens)[1], page_keys(adapter, tokens)[1]}
+    keys = [
+        page_keys(PageHasher(model="m", domain="d", adapter="a", activation=position), tokens)
+        for position in (16, 17, 20)
+    ]
+    assert len({key[0] for key in keys}) == 1
+    assert len({key[1] for key in keys}) == 3
 
 
 def test_a_token_that_is_no_unsigned_32_bit_number_is_refused() -> None:
     with pytest.raises(OverflowError):
-        PageHasher(model="m", domain="d").key(None, [-1])
+        PageHasher(model="m", domain="d").key(0, None, [-1])

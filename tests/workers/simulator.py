@@ -1,9 +1,10 @@
 """A model without tensors, for the engine under a fake clock.
 
-Its KV cache holds, per page and slot, a digest of (adapter, all tokens up to that position). A row
-checks that every slot it attends to holds the digest it should: a page shared, freed or overwritten
-wrongly is caught at once. The next token is a pure function of the sequence's own adapter and
-tokens, so `alone()` is the oracle of any batch.
+Its KV cache holds, per page and slot, a digest of all tokens up to that position and of the adapter
+that acts on each. A row checks that every slot it attends to holds the digest it should: a page
+shared, freed, overwritten or computed with the wrong adapter is caught at once. The next token is a
+pure function of the sequence's own adapter, activation and tokens, so `alone()` is the oracle of
+any batch.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from hashlib import blake2b
 from itertools import pairwise
 
 from memory.page_key import PAGE_TOKENS
+from workers.protocol import Generate
 from workers.step import Schedule, ScheduledSequence, StepResult
 
 VOCAB = 97
@@ -27,12 +29,12 @@ class FakeClock:
         return self.now
 
 
-def prefix_digests(adapter: str, tokens: list[int]) -> list[bytes]:
-    """digest[i] stands for the KV of position i."""
-    state = blake2b(adapter.encode(), digest_size=8)
+def prefix_digests(acting: list[str], tokens: list[int]) -> list[bytes]:
+    """digest[i] stands for the KV of position i, computed with the adapter acting[i]."""
+    state = blake2b(digest_size=8)
     digests: list[bytes] = []
-    for token in tokens:
-        state.update(token.to_bytes(4, "little"))
+    for adapter, token in zip(acting, tokens, strict=True):
+        state.update(f"{adapter} {token};".encode())
         digests.append(state.copy().digest())
     return digests
 
@@ -41,14 +43,22 @@ def next_token(digest: bytes) -> int:
     return int.from_bytes(digest, "little") % VOCAB
 
 
-def alone(adapter: str, prompt: list[int], max_tokens: int) -> list[int]:
+def acting(request: Generate, num_tokens: int) -> list[str]:
+    """The adapter's digest or "base" for each position."""
+    if request.adapter is None:
+        return ["base"] * num_tokens
+    num_base = min(request.activation, num_tokens)
+    return ["base"] * num_base + [request.adapter.digest] * (num_tokens - num_base)
+
+
+def alone(request: Generate) -> list[int]:
     """What the sequence must generate, whatever else runs."""
-    tokens = list(prompt)
-    for _ in range(max_tokens):
-        tokens.append(next_token(prefix_digests(adapter, tokens)[-1]))
+    tokens = list(request.tokens)
+    for _ in range(request.params.max_tokens):
+        tokens.append(next_token(prefix_digests(acting(request, len(tokens)), tokens)[-1]))
         if tokens[-1] == END:
             break
-    return tokens[len(prompt) :]
+    return tokens[len(request.tokens) :]
 
 
 @dataclass
@@ -77,10 +87,13 @@ class SimulatedRunner:
     def _compute(self, item: ScheduledSequence) -> int:
         sequence = item.sequence
         assert sequence.row is not None
-        adapter = sequence.adapter.digest if sequence.adapter else "base"
         assert (sequence.lease is None) == (sequence.adapter is None)
         end = sequence.num_computed + item.num_tokens
-        digests = prefix_digests(adapter, sequence.tokens[:end])
+        adapters = acting(sequence.request, end)
+        in_chunk = set(adapters[sequence.num_computed :])
+        assert len(in_chunk) == 1, "a chunk crosses the activation"
+        assert (item.slot < 0) == (in_chunk == {"base"})
+        digests = prefix_digests(adapters, sequence.tokens[:end])
         pages = sequence.block_table.pages
         for position in range(end):
             place = pages[position // PAGE_TOKENS], position % PAGE_TOKENS

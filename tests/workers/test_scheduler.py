@@ -198,8 +198,7 @@ def prompt_of(rng: random.Random, length: int) -> list[int]:
 
 def assert_equals_alone(simulation: Simulation, requests: list[Generate]) -> None:
     for request in requests:
-        adapter = request.adapter.digest if request.adapter else "base"
-        expected = alone(adapter, request.tokens, request.params.max_tokens)
+        expected = alone(request)
         assert simulation.outputs[request.id] == expected
         ended = FinishReason.STOP if expected[-1] == END else FinishReason.LENGTH
         assert simulation.finished[request.id] == ended
@@ -347,6 +346,8 @@ def test_a_failing_step_fails_its_sequences_and_no_others() -> None:
         (generate(0, [VOCAB]), ErrorCode.INVALID),
         (generate(0, [-1]), ErrorCode.INVALID),
         (generate(0, [1], 0), ErrorCode.INVALID),
+        (generate(0, [1] * 10, activation=10), ErrorCode.INVALID),
+        (generate(0, [1] * 10, activation=-1), ErrorCode.INVALID),
         (generate(0, [1] * 10, 4090), ErrorCode.PROMPT_TOO_LONG),
         (generate(0, [1] * 1000, 100), ErrorCode.PROMPT_TOO_LONG),
     ],
