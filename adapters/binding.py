@@ -53,17 +53,19 @@ class BoundModule(msgspec.Struct, frozen=True):
 
 
 class BoundAdapter(msgspec.Struct, frozen=True):
-    """modules: by layer, then projection."""
+    """modules: by layer, then projection. invocation_tokens: of an activated LoRA."""
 
     base: BaseModelShape
     modules: tuple[BoundModule, ...]
     warnings: tuple[str, ...]
+    invocation_tokens: tuple[int, ...] = ()
 
 
 def bind(
     config: LoRAConfig, tensors: dict[str, TensorEntry], base: BaseModelShape, max_rank: int
 ) -> BoundAdapter:
     """Every tensor finds its module and every touched module its pair, or AdapterRejected."""
+    _check_vocabulary(config.alora_invocation_tokens or (), base.vocab_size)
     sites = _sites(base)
     paths = _touched(tensors, sites)
     matcher = PatternMatcher("target_modules")
@@ -77,7 +79,8 @@ def bind(
         for path, (layer, _) in sites.items()
         if path not in paths and config.targets(path, layer, matcher)
     ]
-    return BoundAdapter(base, modules, _explain_missing(missing, config))
+    warnings = _explain_missing(missing, config)
+    return BoundAdapter(base, modules, warnings, config.alora_invocation_tokens or ())
 
 
 def bind_any(
@@ -126,6 +129,18 @@ def _sites(base: BaseModelShape) -> dict[str, tuple[int, int]]:
         for layer in range(base.num_layers)
         for index, name in enumerate(PROJECTIONS)
     }
+
+
+def _check_vocabulary(invocation_tokens: tuple[int, ...], vocab_size: int) -> None:
+    for token in invocation_tokens:
+        if not 0 <= token < vocab_size:
+            raise AdapterRejected(
+                "adapter.config.invocation_tokens",
+                "alora_invocation_tokens",
+                token,
+                f"0 to {vocab_size - 1}",
+                "The base model has no such token.",
+            )
 
 
 def _touched(tensors: dict[str, TensorEntry], sites: dict[str, tuple[int, int]]) -> set[str]:

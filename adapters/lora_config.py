@@ -19,12 +19,12 @@ T = TypeVar("T")
 MAX_CONFIG_BYTES = 1 << 20
 MAX_PATTERNS = 4096
 MAX_SCALE = 1e6
+MAX_INVOCATION_TOKENS = 1024
 
 REFUSED = {
     "use_dora": "dora",
     "modules_to_save": "modules_to_save",
     "lora_bias": "lora_bias",
-    "alora_invocation_tokens": "alora",
     "trainable_token_indices": "trainable_tokens",
     "target_parameters": "target_parameters",
     "layer_replication": "layer_replication",
@@ -43,6 +43,15 @@ REFUSED = {
     "ensure_weight_tying": "weight_tying",
 }
 """Keys whose features change what is computed; null, false, {} and [] turn them off."""
+
+HINTS = {
+    "use_dora": "Train with use_dora=False. A DoRA update has full rank: it can be merged into a "
+    "base model of its own (merge_and_unload), not converted to LoRA.",
+    "modules_to_save": "Train without modules_to_save: only LoRA factors are served.",
+    "lora_bias": "Train with lora_bias=False.",
+    "trainable_token_indices": "Train without new or changed token embeddings.",
+}
+"""What to change in the training script."""
 
 HARMLESS = {
     "base_model_name_or_path",
@@ -76,6 +85,7 @@ class LoRAConfig(msgspec.Struct, frozen=True):
     layers_to_transform: list[int] | int | None = None
     layers_pattern: list[str] | str | None = None
     init_lora_weights: bool | str = True
+    alora_invocation_tokens: tuple[int, ...] | None = None
 
     def rank(self, module: str, matcher: PatternMatcher) -> int:
         return _lookup(self.rank_pattern, module, self.r, matcher)
@@ -120,6 +130,8 @@ def parse_config(raw: bytes) -> LoRAConfig:
     except msgspec.ValidationError as error:
         raise AdapterRejected("adapter.config.invalid", *_locate(str(error))) from None
     _check_values(config)
+    if config.alora_invocation_tokens is not None:
+        _check_invocation(config.alora_invocation_tokens, values.get("task_type"))
     return config
 
 
@@ -152,7 +164,8 @@ def _check_key(key: str, value: Any) -> None:
     is_neutral = value is None or value is False or value in ({}, [])
     if key in REFUSED:
         if not is_neutral:
-            raise AdapterRejected(f"adapter.unsupported.{REFUSED[key]}", key, value, [None])
+            code, hint = f"adapter.unsupported.{REFUSED[key]}", HINTS.get(key, "")
+            raise AdapterRejected(code, key, value, [None], hint)
     elif key == "bias":
         if value != "none":
             raise AdapterRejected("adapter.unsupported.bias", key, value, ["none"])
@@ -196,6 +209,24 @@ def _check_values(config: LoRAConfig) -> None:
     if isinstance(config.target_modules, str) and config.layers_to_transform is not None:
         raise AdapterRejected(
             "adapter.config.invalid", "layers_to_transform", "with a regular expression", [None]
+        )
+
+
+def _check_invocation(tokens: tuple[int, ...], task: Any) -> None:
+    if task != "CAUSAL_LM":
+        raise AdapterRejected(
+            "adapter.unsupported.task_type",
+            "task_type",
+            task,
+            ["CAUSAL_LM"],
+            "peft activates an aLoRA in models of this task type only: set it in LoraConfig.",
+        )
+    if not 1 <= len(tokens) <= MAX_INVOCATION_TOKENS:
+        raise AdapterRejected(
+            "adapter.config.invocation_tokens",
+            "alora_invocation_tokens",
+            len(tokens),
+            f"1 to {MAX_INVOCATION_TOKENS} token ids",
         )
 
 

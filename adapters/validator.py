@@ -196,4 +196,5 @@ def _summarise(
         ),
         layers=tuple(sorted({module.layer for module in modules})),
         warnings=tuple(warnings),
+        invocation_tokens=bound.invocation_tokens,
     )

@@ -146,7 +146,13 @@ def make_adapter(
 
 
 def write_adapter(
-    shape: BaseModelShape, folder: Path, *, rank: int, seed: int, b_std: float = 0.04
+    shape: BaseModelShape,
+    folder: Path,
+    *,
+    rank: int,
+    seed: int,
+    b_std: float = 0.04,
+    **config: Any,
 ) -> Path:
     """A random adapter of all seven projections of every layer at one rank, in bfloat16: what peft
     would save, without building a model for it."""
@@ -162,7 +168,7 @@ def write_adapter(
             tensors[f"{path}.lora_B.weight"] = b.bfloat16()
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
-    config = {
+    saved = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "r": rank,
@@ -170,6 +176,7 @@ def write_adapter(
         "target_modules": list(PROJECTIONS),
         "base_model_name_or_path": "bench",
         "inference_mode": True,
+        **config,
     }
-    (folder / "adapter_config.json").write_text(json.dumps(config))
+    (folder / "adapter_config.json").write_text(json.dumps(saved))
     return folder

@@ -191,7 +191,29 @@ CONFIGS: dict[str, tuple[Any, str]] = {
     "DoRA": ({"use_dora": True}, "adapter.unsupported.dora"),
     "modules_to_save": ({"modules_to_save": ["lm_head"]}, "adapter.unsupported.modules_to_save"),
     "lora_bias": ({"lora_bias": True}, "adapter.unsupported.lora_bias"),
-    "aLoRA": ({"alora_invocation_tokens": [1, 2]}, "adapter.unsupported.alora"),
+    "aLoRA invoked by nothing": (
+        {"alora_invocation_tokens": []},
+        "adapter.config.invocation_tokens",
+    ),
+    "aLoRA with a long invocation": (
+        {"alora_invocation_tokens": [1] * 1025},
+        "adapter.config.invocation_tokens",
+    ),
+    "aLoRA outside the vocabulary": (
+        {"alora_invocation_tokens": [1, 320]},
+        "adapter.config.invocation_tokens",
+    ),
+    "aLoRA with a negative token": (
+        {"alora_invocation_tokens": [-1]},
+        "adapter.config.invocation_tokens",
+    ),
+    "aLoRA invoked by text": ({"alora_invocation_tokens": "<fix>"}, "adapter.config.invalid"),
+    "aLoRA invoked by booleans": ({"alora_invocation_tokens": [True]}, "adapter.config.invalid"),
+    "aLoRA invoked by fractions": ({"alora_invocation_tokens": [1.5]}, "adapter.config.invalid"),
+    "aLoRA without task": (
+        {"alora_invocation_tokens": [1], "task_type": None},
+        "adapter.unsupported.task_type",
+    ),
     "tokens": ({"trainable_token_indices": [1]}, "adapter.unsupported.trainable_tokens"),
     "parameters": ({"target_parameters": ["x"]}, "adapter.unsupported.target_parameters"),
     "replication": ({"layer_replication": [[0, 2]]}, "adapter.unsupported.layer_replication"),
