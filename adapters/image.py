@@ -7,6 +7,7 @@ payload.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections import OrderedDict
 from contextlib import suppress
@@ -21,6 +22,8 @@ from torch import Tensor
 
 from adapters.lora import ALIGNMENT, ImageTables
 from adapters.manifest import PROJECTIONS
+
+log = logging.getLogger(__name__)
 
 MAGIC = b"lpximg01"
 PREFIX_BYTES = len(MAGIC) + 4 + 32
@@ -47,24 +50,40 @@ class ImageHeader(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class AdapterImage:
-    """An adapter on the host. payload uint8 [num_bytes]: mapped from the cache, or plain memory."""
+    """An adapter on the host. payload uint8 [num_bytes], in memory: a mapped file that another
+    process cuts would take this one with it, and each mapping holds a descriptor."""
 
     digest: str
     tables: ImageTables
     payload: NDArray[np.uint8]
     sha256: bytes
 
+    @classmethod
+    def of(cls, digest: str, tables: ImageTables, payload: Tensor) -> AdapterImage:
+        """A freshly packed image."""
+        raw: NDArray[np.uint8] = payload.numpy()
+        return cls(digest, tables, raw, hashlib.sha256(raw.data).digest())
+
     @property
     def num_bytes(self) -> int:
         return len(self.payload)
+
+    @property
+    def checksum(self) -> str:
+        """SHA-256 (hex) over the tables and the payload's SHA-256: where what lies, and what."""
+        tables = self.tables
+        hasher = hashlib.sha256(self.sha256)
+        for table in (tables.rank, tables.a_offset, tables.b_offset):
+            hasher.update(table.tobytes())
+        return hasher.hexdigest()
 
     def copy_to(self, target: Tensor) -> None:
         """Fills target, uint8 [num_bytes]; hashes what it copies. Raises ImageCorrupt."""
         hasher = hashlib.sha256()
         for start in range(0, self.num_bytes, CHUNK_BYTES):
-            chunk = bytearray(self.payload[start : start + CHUNK_BYTES])
-            hasher.update(chunk)
-            target[start : start + len(chunk)].copy_(torch.frombuffer(chunk, dtype=torch.uint8))
+            chunk = self.payload[start : start + CHUNK_BYTES]
+            hasher.update(chunk.data)
+            target[start : start + len(chunk)].copy_(torch.from_numpy(chunk))
         if hasher.digest() != self.sha256:
             raise ImageCorrupt(f"image of {self.digest}: wrong checksum")
 
@@ -90,31 +109,30 @@ class ImageCache:
         return list(self._sizes)
 
     def load(self, digest: str) -> AdapterImage | None:
-        """The mapped image, proved by its checksum, or None. A damaged file is removed."""
+        """The image, proved by its checksum, or None. A damaged file is removed."""
         path = self._path(digest)
         try:
-            image = _open(path, digest, self._layout)
+            image = _read(path, digest, self._layout)
         except FileNotFoundError:
             self._sizes.pop(digest, None)
             return None
-        except ImageCorrupt:
+        except ImageCorrupt as error:
+            log.warning("a cached image is removed: %s", error)
             self.delete(digest)
             return None
         os.utime(path)
         self._sizes.move_to_end(digest)
         return image
 
-    def save(self, digest: str, tables: ImageTables, payload: Tensor) -> AdapterImage:
-        """Keeps the image if the disk can, and returns it either way."""
-        raw: NDArray[np.uint8] = payload.numpy()
-        image = AdapterImage(digest, tables, raw, hashlib.sha256(raw.data).digest())
+    def save(self, image: AdapterImage) -> None:
+        """Keeps the image if the disk can."""
         try:
             self._write(image)
-        except OSError:
-            return image
-        self._sizes[digest] = self._path(digest).stat().st_size
-        self._trim(keep=digest)
-        return self.load(digest) or image
+        except OSError as error:
+            log.warning("the image of %s cannot be cached: %s", image.digest, error)
+            return
+        self._sizes[image.digest] = self._path(image.digest).stat().st_size
+        self._trim(keep=image.digest)
 
     def delete(self, digest: str) -> None:
         self._sizes.pop(digest, None)
@@ -162,21 +180,23 @@ def _encode_head(image: AdapterImage, layout: str) -> bytes:
     return head + bytes(-len(head) % ALIGNMENT)
 
 
-def _open(path: Path, digest: str, layout: str) -> AdapterImage:
+def _read(path: Path, digest: str, layout: str) -> AdapterImage:
     """Raises FileNotFoundError or ImageCorrupt."""
     with path.open("rb") as file:
         prefix = file.read(PREFIX_BYTES)
         size = int.from_bytes(prefix[len(MAGIC) : len(MAGIC) + 4], "little")
         raw = file.read(min(size, MAX_HEADER_BYTES))
-        file_bytes = os.fstat(file.fileno()).st_size
-    if prefix[:8] != MAGIC or prefix[-32:] != hashlib.sha256(raw).digest():
-        raise ImageCorrupt(f"{path.name}: damaged header")
-    header = msgspec.msgpack.decode(raw, type=ImageHeader)
-    start = -(-(PREFIX_BYTES + size) // ALIGNMENT) * ALIGNMENT
-    if (header.digest, header.layout) != (digest, layout) or file_bytes != start + header.num_bytes:
-        raise ImageCorrupt(f"{path.name}: another image, or cut")
-    payload = np.memmap(path, np.uint8, mode="r", offset=start, shape=(header.num_bytes,))
-    if hashlib.sha256(payload.data).digest() != header.sha256:
+        if prefix[:8] != MAGIC or prefix[-32:] != hashlib.sha256(raw).digest():
+            raise ImageCorrupt(f"{path.name}: damaged header")
+        header = msgspec.msgpack.decode(raw, type=ImageHeader)
+        start = -(-(PREFIX_BYTES + size) // ALIGNMENT) * ALIGNMENT
+        is_whole = os.fstat(file.fileno()).st_size == start + header.num_bytes
+        if (header.digest, header.layout) != (digest, layout) or not is_whole:
+            raise ImageCorrupt(f"{path.name}: another image, or cut")
+        file.seek(start)
+        payload = np.empty(header.num_bytes, np.uint8)
+        num_read = file.readinto(payload.data)
+    if num_read != len(payload) or hashlib.sha256(payload.data).digest() != header.sha256:
         raise ImageCorrupt(f"{path.name}: wrong checksum")
     return AdapterImage(digest, _decode_tables(header), payload, header.sha256)
 

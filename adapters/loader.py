@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import torch
@@ -13,6 +14,8 @@ from adapters.lora import ImageLayout, pack
 from adapters.manifest import BaseModelShape
 from adapters.store import DIGEST, NotInStore, Store
 from adapters.validator import AdapterFiles, content_digest
+
+log = logging.getLogger(__name__)
 
 
 class AdapterLoader:
@@ -32,26 +35,35 @@ class AdapterLoader:
         self.layout = ImageLayout(base.num_layers, dtype, b_rank_major)
         self.cache = ImageCache(cache_dir, self.layout.version, cache_bytes)
 
-    def fetch(self, digest: str) -> AdapterImage:
-        """Disk to host: the cached image, or one packed from the store."""
+    def fetch(self, digest: str, proved: str = "") -> AdapterImage:
+        """Disk to host: the cached image, or one packed from the store.
+
+        proved: the checksum that the image must have, if not empty: a cached one with another is
+        built again.
+        """
         if not DIGEST.fullmatch(digest):
             raise AdapterUnavailable("adapter.store.missing", "not a digest")
-        return self.cache.load(digest) or self._build(digest)
+        image = self.cache.load(digest)
+        if image is None or proved not in ("", image.checksum):
+            image = self._build(digest, proved)
+        return image
 
     def copy(self, image: AdapterImage, target: Tensor) -> AdapterImage:
-        """Host to device; returns the image that was copied: one gone bad meanwhile is built again.
+        """Host to device; returns the image that was copied: one gone bad meanwhile is read again.
 
         target: uint8 [image.num_bytes], a run of the arena that nobody reads yet.
         """
         try:
             image.copy_to(target)
         except ImageCorrupt:
-            self.cache.delete(image.digest)
-            image = self._build(image.digest)
+            log.warning("the image of %s went bad on the host and is read again", image.digest)
+            image = self.fetch(image.digest, image.checksum)
             image.copy_to(target)
         return image
 
-    def _build(self, digest: str) -> AdapterImage:
+    def _build(self, digest: str, proved: str) -> AdapterImage:
+        """From the store; what the cache has is replaced, or removed on failure."""
+        self.cache.delete(digest)
         try:
             files = AdapterFiles.in_folder(self._store.adapter_folder(digest))
             if content_digest(files) != digest:
@@ -63,4 +75,11 @@ class AdapterLoader:
             raise AdapterUnavailable("adapter.store.unreadable", str(error)) from error
         except AdapterRejected as error:
             raise AdapterUnavailable(error.code, str(error)) from error
-        return self.cache.save(digest, tables, payload)
+        image = AdapterImage.of(digest, tables, payload)
+        if proved not in ("", image.checksum):
+            raise AdapterUnavailable(
+                "adapter.image.mismatch",
+                f"the image of {digest} is {image.checksum}, the one proved was {proved}",
+            )
+        self.cache.save(image)
+        return image

@@ -8,6 +8,7 @@ that nobody reads yet; what it has done waits in a queue until `poll` applies it
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from functools import partial
@@ -22,11 +23,14 @@ from adapters.errors import AdapterUnavailable
 from adapters.image import AdapterImage
 from adapters.loader import AdapterLoader
 from adapters.manifest import PROJECTIONS, BaseModelShape
-from adapters.residency import AdapterLease, AdapterResidency, Entry
+from adapters.residency import AdapterLease, AdapterResidency, Entry, Tier
 from adapters.store import Store
 from memory.errors import require
 from memory.runs import AdapterRuns, Run
 from ops.base import AdapterTables, Ops
+
+MAX_FAULTS = 256
+"""Adapters whose last failure is remembered; they may be long forgotten otherwise."""
 
 
 class AdapterRef(Protocol):
@@ -34,6 +38,11 @@ class AdapterRef(Protocol):
 
     @property
     def digest(self) -> str: ...
+
+    @property
+    def checksum(self) -> str:
+        """Of the packed image, as proved; empty if not known."""
+        ...
 
 
 class AdapterPool:
@@ -75,6 +84,7 @@ class AdapterPool:
         )
         self._entries: dict[str, Entry] = {}
         self._pinned: set[Entry] = set()
+        self._faults: OrderedDict[str, AdapterUnavailable] = OrderedDict()
         self._free_slots = list(reversed(range(num_slots)))
         self._done: SimpleQueue[tuple[Entry, Future[AdapterImage]]] = SimpleQueue()
         self._num_polls = 0
@@ -92,7 +102,7 @@ class AdapterPool:
 
     def prefetch(self, ref: AdapterRef) -> None:
         """Starts to bring the adapter to the host, where it then waits for an `acquire`."""
-        entry = self._entry(ref.digest)
+        entry = self._entry(ref)
         entry.note_use(self._clock())
         if entry.image is None and entry.slot is None and self._failure(entry) is None:
             self._fetch(entry)
@@ -117,12 +127,12 @@ class AdapterPool:
 
         Raises AdapterUnavailable when it could not be loaded; after a while a call tries again.
         """
-        entry = self._entry(ref.digest)
-        if entry.slot is not None and entry.is_ready:
+        entry = self._entry(ref)
+        if entry.slot is not None and entry.is_ready and not entry.is_wrong:
             entry.asked_at_poll = -2
             entry.leases += 1
             entry.note_use(self._clock())
-            return AdapterLease(entry.slot, entry.max_rank, entry)
+            return AdapterLease(entry.slot, entry.max_rank, entry.checksum, entry)
         failure = self._failure(entry)
         if failure is not None:
             raise AdapterUnavailable(failure.code, str(failure))
@@ -130,9 +140,9 @@ class AdapterPool:
         self._advance(entry)
         return None
 
-    def pin(self, digest: str) -> None:
+    def pin(self, ref: AdapterRef) -> None:
         """Brings the adapter to the device as soon as it fits and keeps it there."""
-        entry = self._entry(digest)
+        entry = self._entry(ref)
         self._pinned.add(entry)
         self._advance(entry)
 
@@ -169,13 +179,22 @@ class AdapterPool:
         return True
 
     def status(self) -> list[AdapterResidency]:
-        """Every adapter of the base model on this worker, those that are only on disk last."""
+        """Every adapter of the base model on this worker, those that are only on disk or known for
+        a failure last."""
+        fault = self._faults.get
         known = [
-            AdapterResidency(e.digest, e.tier, e.num_bytes, e.leases, e in self._pinned)
+            AdapterResidency(
+                e.digest, e.tier, e.num_bytes, e.leases, e in self._pinned, fault(e.digest)
+            )
             for e in self._entries.values()
         ]
-        on_disk = (d for d in self._loader.cache.digests() if d not in self._entries)
-        return known + [AdapterResidency(digest, "disk", 0, 0, False) for digest in on_disk]
+        far: dict[str, Tier] = dict.fromkeys(self._faults, "store")
+        far |= dict.fromkeys(self._loader.cache.digests(), "disk")
+        return known + [
+            AdapterResidency(digest, tier, 0, 0, False, fault(digest))
+            for digest, tier in far.items()
+            if digest not in self._entries
+        ]
 
     def close(self) -> None:
         """Waits for the load in progress, gives the device memory back. No lease may be held."""
@@ -215,8 +234,14 @@ class AdapterPool:
             inside = bool(((offsets >= 0) & (offsets < entry.run.num_bytes)).all())
             require(inside, f"{entry.digest[:12]}: factors outside of the run")
 
-    def _entry(self, digest: str) -> Entry:
-        return self._entries.setdefault(digest, Entry(digest))
+    def _entry(self, ref: AdapterRef) -> Entry:
+        """An idle image that is not the proved one is dropped; one in use serves nobody new."""
+        entry = self._entries.setdefault(ref.digest, Entry(ref.digest))
+        entry.proved = ref.checksum or entry.proved
+        if entry.is_wrong and not entry.leases and entry.loading is None:
+            self._free_device(entry)
+            entry.image = None
+        return entry
 
     def _failure(self, entry: Entry) -> AdapterUnavailable | None:
         """Why the last load failed, until it is time to try again."""
@@ -242,7 +267,7 @@ class AdapterPool:
 
     def _fetch(self, entry: Entry) -> None:
         if entry.loading is None:
-            self._submit(entry, partial(self._loader.fetch, entry.digest))
+            self._submit(entry, partial(self._loader.fetch, entry.digest, entry.proved))
 
     def _copy(self, entry: Entry, image: AdapterImage) -> None:
         if not self._free_slots and not self.evict_idle():
@@ -279,7 +304,13 @@ class AdapterPool:
             message = f"{image.num_bytes} bytes, adapters have {self._runs.capacity_bytes}"
             self._fail(entry, AdapterUnavailable("adapter.too_large", message))
             return
-        entry.image = image
+        self._faults.pop(entry.digest, None)
+        entry.image, entry.checksum = image, image.checksum
+        if entry.is_wrong:
+            self._free_device(entry)
+            entry.image = None
+            self._forget(entry)
+            return
         self._write_tables(entry, image)
         if entry.slot is None and self._is_awaited(entry):
             self._copy(entry, image)
@@ -291,6 +322,10 @@ class AdapterPool:
         if not isinstance(error, AdapterUnavailable):
             error = AdapterUnavailable("adapter.load_failed", f"{type(error).__name__}: {error}")
         entry.failure = (error, self._clock() + self._retry_s)
+        self._faults[entry.digest] = error
+        self._faults.move_to_end(entry.digest)
+        if len(self._faults) > MAX_FAULTS:
+            self._faults.popitem(last=False)
         for other in list(self._entries.values()):
             if self._failure(other) is None:
                 self._forget(other)

@@ -18,18 +18,21 @@ FETCH_BYTES_PER_S = 5e8
 RELOAD_OVERHEAD_S = 1e-3
 """What bringing an adapter back costs, roughly; only the proportions matter."""
 
-Tier = Literal["disk", "host", "device", "loading"]
+Tier = Literal["store", "disk", "host", "device", "loading"]
+"""store: nowhere nearer, known only for the failure of its last load."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterResidency:
-    """Where an adapter is. num_bytes: on the device, else on the host, else 0."""
+    """Where an adapter is. num_bytes: on the device, else on the host, else 0. fault: of the last
+    load, if it failed."""
 
     digest: str
     tier: Tier
     num_bytes: int
     leases: int
     pinned: bool
+    fault: AdapterUnavailable | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +44,10 @@ class Entry:
     run: Run | None = None
     slot: int | None = None
     max_rank: int = 0
+    checksum: str = ""
+    """Of the image that is or was last here."""
+    proved: str = ""
+    """The checksum that an image must have to serve, if known."""
     loading: Future[AdapterImage] | None = None
     failure: tuple[AdapterUnavailable, float] | None = None
     """The error and the time from which it may be tried again."""
@@ -54,6 +61,11 @@ class Entry:
     def is_ready(self) -> bool:
         """On the device, to be leased."""
         return self.slot is not None and self.loading is None
+
+    @property
+    def is_wrong(self) -> bool:
+        """What is here is not what was proved."""
+        return self.proved not in ("", self.checksum)
 
     @property
     def num_bytes(self) -> int:
@@ -92,6 +104,8 @@ class AdapterLease:
 
     slot: int
     max_rank: int
+    checksum: str
+    """Of the image in the slot."""
     _entry: Entry | None
 
     def release(self) -> None:

@@ -125,7 +125,15 @@ class Engine:
 
     def adapter_status(self) -> list[AdapterStatus]:
         return [
-            AdapterStatus(a.digest, a.tier, a.num_bytes, a.leases, a.pinned)
+            AdapterStatus(
+                a.digest,
+                a.tier,
+                a.num_bytes,
+                a.leases,
+                a.pinned,
+                "" if a.fault is None else a.fault.code,
+                "" if a.fault is None else str(a.fault),
+            )
             for a in self._pool.status()
         ]
 

@@ -28,6 +28,7 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class Ref:
     digest: str
+    checksum: str = ""
 
 
 class SteppedExecutor(Executor):

@@ -3,11 +3,14 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from adapters.errors import AdapterUnavailable
+from adapters.image import ImageCache
+from adapters.pool import MAX_FAULTS
 from memory.runs import UNIT_BYTES
 from tests.adapters.pools import House, Ref, SteppedExecutor
 
@@ -115,7 +118,7 @@ def test_equal_use_is_lru(tmp_path: Path) -> None:
 
 def test_a_pinned_adapter_stays(tmp_path: Path) -> None:
     house = House(tmp_path, [ONE_UNIT] * 3, num_units=2)
-    house.pool.pin(house.refs[0].digest)
+    house.pool.pin(house.refs[0])
     house.settle()
     assert house.on_device() == {0}
     for index in (1, 2, 1, 2):
@@ -223,7 +226,80 @@ def test_a_failed_load_is_told_and_tried_again_later(tmp_path: Path) -> None:
     other = Ref("e" * 64)
     house.pool.prefetch(other)
     house.settle()
-    assert {status.digest for status in house.pool.status()} == {other.digest}
+    told = {status.digest: status for status in house.pool.status()}
+    assert told.keys() == {missing.digest, other.digest}
+    for status in told.values():
+        assert status.fault is not None and status.fault.code == "adapter.store.missing"
+    assert told[missing.digest].tier == "store", "forgotten but for its failure"
+
+
+def test_a_fault_is_told_until_a_load_succeeds_and_few_are_remembered(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT])
+    path = house.store.adapter_folder(house.refs[0].digest) / "adapter_model.safetensors"
+    damage(path)
+    house.pool.prefetch(house.refs[0])
+    house.settle()
+
+    def fault() -> str | None:
+        told = {status.digest: status.fault for status in house.pool.status()}
+        error = told.get(house.refs[0].digest)
+        return None if error is None else error.code
+
+    house.now += 3600
+    house.pool.prefetch(Ref("e" * 64))
+    house.settle()
+    assert (fault(), house.tier(0)) == ("adapter.store.corrupt", "store")
+    damage(path)
+    assert house.serves(house.load(0).slot, 0)
+    assert fault() is None
+    for number in range(2 * MAX_FAULTS):
+        house.pool.prefetch(Ref(f"{number:064x}"))
+        house.settle()
+    faults = [status.digest for status in house.pool.status() if status.fault]
+    assert len(faults) == MAX_FAULTS and f"{2 * MAX_FAULTS - 1:064x}" in faults
+
+
+def test_only_what_was_proved_serves(tmp_path: Path) -> None:
+    """An image of other bytes, whole in itself, is in the cache and even on the device."""
+    house = House(tmp_path, [ONE_UNIT])
+    proved = Ref(house.refs[0].digest, house.load(0).checksum)
+    (path,) = (tmp_path / "cache").rglob("*.img")
+    cache = ImageCache(path.parents[1], house.pool.layout, 1 << 30)
+    image = cache.load(proved.digest)
+    assert image is not None
+    other = House(tmp_path, [ONE_UNIT])
+    cache.save(replace(image, tables=replace(image.tables, rank=image.tables.rank // 2)))
+    held = other.load(0)
+    assert held.checksum != proved.checksum and not other.serves(held.slot, 0)
+    for ref in (proved, other.refs[0]):
+        assert other.pool.acquire(ref) is None, "in use, but nobody new gets it"
+    other.settle()
+    assert other.pool.acquire(proved) is None
+    held.release()
+    assert other.pool.acquire(proved) is None
+    other.settle()
+    lease = other.pool.acquire(other.refs[0])
+    assert lease is not None and lease.checksum == proved.checksum and other.serves(lease.slot, 0)
+    other.check()
+
+
+def test_a_load_under_way_is_not_taken_when_another_image_was_proved(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT])
+    proved = Ref(house.refs[0].digest, "0" * 64)
+    assert house.pool.acquire(house.refs[0]) is None
+    assert isinstance(house.executor, SteppedExecutor)
+    house.executor.step()
+    house.pool.poll()
+    assert house.runs.num_runs == 1, "the unproved image is being copied"
+    assert house.pool.acquire(proved) is None
+    house.settle()
+    assert house.on_device() == set() and house.pool.acquire(proved) is None
+    house.settle()
+    with pytest.raises(AdapterUnavailable) as caught:
+        house.pool.acquire(proved)
+    assert caught.value.code == "adapter.image.mismatch"
+    assert house.on_device() == set()
+    house.check()
 
 
 def damage(path: Path) -> None:
@@ -236,6 +312,7 @@ def damage(path: Path) -> None:
 
 
 def test_a_damaged_cache_is_mended_a_damaged_store_refused(tmp_path: Path) -> None:
+    """By a worker that starts afresh; what is on the host needs no file."""
     house = House(tmp_path, [ONE_UNIT, ONE_UNIT])
     for ref in house.refs:
         house.pool.prefetch(ref)
@@ -243,6 +320,8 @@ def test_a_damaged_cache_is_mended_a_damaged_store_refused(tmp_path: Path) -> No
     for ref in house.refs:
         damage(next((tmp_path / "cache").rglob(f"{ref.digest}.img")))
     damage(house.store.adapter_folder(house.refs[1].digest) / "adapter_model.safetensors")
+    house.load(1).release()
+    house = House(tmp_path, [ONE_UNIT, ONE_UNIT])
     assert house.serves(house.load(0).slot, 0)
     with pytest.raises(AdapterUnavailable) as caught:
         house.load(1)

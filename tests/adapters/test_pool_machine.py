@@ -78,7 +78,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(index=INDICES)
     def pin(self, index: int) -> None:
-        self.house.pool.pin(self.house.refs[index].digest)
+        self.house.pool.pin(self.house.refs[index])
 
     @rule(index=INDICES)
     def unpin(self, index: int) -> None:

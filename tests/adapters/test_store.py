@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from adapters.errors import AdapterUnavailable
+from adapters.image import AdapterImage
 from adapters.loader import AdapterLoader
+from adapters.lora import ALIGNMENT
 from adapters.store import LocalStore, NotInStore
 from tests.adapters.files import BASE, write_adapter
 
@@ -153,14 +156,49 @@ def test_damage_between_host_and_device_is_mended(
     loader = make_loader(store, tmp_path)
     image = loader.fetch(digest)
     expected = bytes(image.payload)
-    (path,) = (tmp_path / "cache").rglob("*.img")
-    with path.open("r+b") as file:
-        file.seek(-1, os.SEEK_END)
-        file.write(bytes([expected[-1] ^ 1]))
-    assert bytes(image.payload) != expected
+    image.payload[-1] ^= 1
+    target = torch.zeros(image.num_bytes, dtype=torch.uint8)
+    assert loader.copy(image, target).checksum == image.checksum
+    assert target.numpy().tobytes() == expected
+
+
+def cut(path: Path) -> None:
+    path.chmod(0o600)
+    os.truncate(path, path.stat().st_size - 4096)
+
+
+def test_an_image_on_the_host_outlives_its_file(
+    store: LocalStore, tmp_path: Path, digest: str
+) -> None:
+    """A mapping of the file would kill the process here."""
+    make_loader(store, tmp_path).fetch(digest)
+    loader = make_loader(store, tmp_path)
+    image = loader.fetch(digest)
+    expected = bytes(image.payload)
+    cut(next((tmp_path / "cache").rglob("*.img")))
     target = torch.zeros(image.num_bytes, dtype=torch.uint8)
     loader.copy(image, target)
     assert target.numpy().tobytes() == expected
+
+
+def test_only_the_image_that_was_proved_is_taken(
+    store: LocalStore, tmp_path: Path, digest: str
+) -> None:
+    """A cached image whole in itself but of other bytes, as a faulty build would have left."""
+    proved = make_loader(store, tmp_path).fetch(digest)
+    other = AdapterImage.of(digest, proved.tables, torch.zeros(proved.num_bytes, dtype=torch.uint8))
+    moved = replace(proved.tables, b_offset=proved.tables.b_offset + ALIGNMENT)
+    for wrong in (other, replace(proved, tables=moved)):
+        loader = make_loader(store, tmp_path)
+        loader.cache.save(wrong)
+        assert loader.fetch(digest).checksum == wrong.checksum != proved.checksum
+        mended = loader.fetch(digest, proved.checksum)
+        assert mended.checksum == loader.fetch(digest).checksum == proved.checksum
+        assert bytes(mended.payload) == bytes(proved.payload)
+    with pytest.raises(AdapterUnavailable) as caught:
+        make_loader(store, tmp_path).fetch(digest, "0" * 64)
+    assert caught.value.code == "adapter.image.mismatch"
+    assert not list((tmp_path / "cache").rglob("*.img"))
 
 
 def test_a_damaged_store_file_is_refused(store: LocalStore, tmp_path: Path, digest: str) -> None:
