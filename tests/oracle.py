@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import PeftModel
+from peft.tuners.lora.variants import calculate_alora_offsets
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -45,15 +47,29 @@ class Oracle:
                 self._model = PeftModel.from_pretrained(self._model, str(folder), name).eval()
 
     @torch.inference_mode()
-    def logits(self, tokens: list[int], adapter: str | None, last: int = 0) -> Tensor:
-        """float32 [last or all of len(tokens), V]."""
+    def logits(
+        self, tokens: list[int], adapter: str | None, last: int = 0, num_prompt: int | None = None
+    ) -> Tensor:
+        """float32 [last or all of len(tokens), V]. An activated LoRA is invoked by the first
+        num_prompt tokens only (None: all are prompt)."""
         ids = torch.tensor([tokens])
         if adapter is None and isinstance(self._model, PeftModel):
             with self._model.disable_adapter():
                 return self._model(ids, logits_to_keep=last).logits[0].float()
         if adapter is not None and self._model.active_adapter != adapter:
             self._model.set_adapter(adapter)
-        return self._model(ids, logits_to_keep=last).logits[0].float()
+        invoked = {} if adapter is None else self._invoked(adapter, ids, num_prompt or len(tokens))
+        return self._model(ids, logits_to_keep=last, **invoked).logits[0].float()
+
+    def _invoked(self, adapter: str, ids: Tensor, num_prompt: int) -> dict[str, Any]:
+        """What peft's `generate` finds in the prompt, kept for the whole sequence; else the forward
+        pass would look for invocations in what was generated too."""
+        if not self._model.peft_config[adapter].alora_invocation_tokens:
+            return {}
+        prompt = ids[:, :num_prompt]
+        (offset,) = calculate_alora_offsets(self._model.peft_config, adapter, prompt)
+        after = ids.shape[1] - num_prompt
+        return {"alora_offsets": [None if offset is None else offset + after]}
 
     @torch.inference_mode()
     def generate(self, prompt: list[int], adapter: str, num_tokens: int) -> list[int]:
@@ -74,7 +90,8 @@ class Oracle:
         self, verdict: Verdict, prompt: list[int], answer: list[int], adapter: str | None, what: str
     ) -> None:
         """Adds one answer to the verdict."""
-        logits = self.logits(prompt + answer[:-1], adapter, last=len(answer))
+        tokens = prompt + answer[:-1]
+        logits = self.logits(tokens, adapter, last=len(answer), num_prompt=len(prompt))
         verdict.num_tokens += len(answer)
         for position, token in enumerate(answer):
             best = logits[position].topk(2)

@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from workers.config import WorkerConfig
 from workers.importer import import_model
 from workers.protocol import AdapterRef, ErrorCode, FinishReason, Generate, SamplingParams
 
-ADAPTERS = {
+ADAPTERS: dict[str, dict[str, Any]] = {
     "r4": {"rank": 4},
     "r8-rslora": {"rank": 8, "use_rslora": True},
     "r5-attention": {"rank": 5, "targets": ["q_proj", "k_proj", "v_proj", "o_proj"]},
@@ -35,7 +36,9 @@ ADAPTERS = {
 
 
 class Setup:
-    def __init__(self, folder: Path, family: str) -> None:
+    def __init__(
+        self, folder: Path, family: str, adapters: dict[str, dict[str, Any]] = ADAPTERS
+    ) -> None:
         self.folder = folder
         source = make_model(folder / "source", family)
         self.digest = import_model(source, folder / "store")
@@ -45,7 +48,7 @@ class Setup:
         shape = BaseModelShape.from_config(config, self.digest)
         self.folders = {
             name: make_adapter(source, folder / name, seed=seed, b_std=0.5, **options)
-            for seed, (name, options) in enumerate(ADAPTERS.items())
+            for seed, (name, options) in enumerate(adapters.items())
         }
         self.refs = {name: store_adapter(store, path, shape) for name, path in self.folders.items()}
 
