@@ -2,31 +2,56 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import os
 import re
 import shutil
 import tempfile
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import Literal, Protocol
 
 Kind = Literal["adapters", "models"]
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
+WEIGHTS_SUFFIX = ".safetensors"
 
 
 class NotInStore(LookupError):
     """The store has no such digest."""
 
 
+class StoreUnavailable(OSError):
+    """The store cannot be reached, or what it sent is not what was put there."""
+
+
 class Store(Protocol):
     """Folders of files, addressed by (kind, digest) and never changed once there.
 
-    A digest that is not 64 lower-case hex digits raises ValueError everywhere.
+    A digest that is not 64 lower-case hex digits raises ValueError everywhere. Any method may
+    raise OSError; a store behind a network raises StoreUnavailable when that fails it.
     """
 
+    @property
+    def incoming(self) -> Path:
+        """A folder of this machine, of which each folder is something being written."""
+        ...
+
+    def check_room(self, num_bytes: int = 0) -> None:
+        """Raises OSError (ENOSPC) unless the disk of `incoming` can take so much and keep its
+        reserve."""
+        ...
+
     def stage(self) -> Path:
-        """A fresh empty folder (0700) for `put` to take; the caller removes it if it never does."""
+        """A fresh empty folder (0700) in `incoming` for `put` to take; the caller removes it if it
+        never does. `hold` it while that takes long."""
+        ...
+
+    def sweep(self, max_age_s: float) -> None:
+        """Removes what writers left behind: not held, and untouched for so long."""
         ...
 
     def put(self, kind: Kind, digest: str, staged: Path) -> None:
@@ -37,8 +62,9 @@ class Store(Protocol):
         """The two files as peft names them, to be read only. Raises NotInStore."""
         ...
 
-    def model_folder(self, digest: str) -> Path:
-        """A canonical base model, to be read only. Raises NotInStore."""
+    def model_folder(self, digest: str, *, weights: bool = True) -> Path:
+        """A canonical base model, to be read only; without `weights` its safetensors may be
+        missing. Raises NotInStore."""
         ...
 
     def exists(self, kind: Kind, digest: str) -> bool: ...
@@ -53,19 +79,35 @@ class Store(Protocol):
 class LocalStore:
     """A store in a folder: adapters/<digest>/, models/<digest>/ and incoming/ (being written)."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, min_free_bytes: int = 0) -> None:
+        """`min_free_bytes` of its disk are left to others."""
         self._root = root
+        self._min_free_bytes = min_free_bytes
         for name in ("adapters", "models", "incoming"):
             (root / name).mkdir(parents=True, exist_ok=True)
 
+    @property
+    def incoming(self) -> Path:
+        return self._root / "incoming"
+
+    def check_room(self, num_bytes: int = 0) -> None:
+        free = shutil.disk_usage(self.incoming).free
+        if free < num_bytes + self._min_free_bytes:
+            raise OSError(
+                errno.ENOSPC,
+                f"{free} bytes are free, {num_bytes} are needed and {self._min_free_bytes} kept",
+            )
+
     def stage(self) -> Path:
-        return Path(tempfile.mkdtemp(dir=self._root / "incoming"))
+        return Path(tempfile.mkdtemp(dir=self.incoming))
 
     def sweep(self, max_age_s: float) -> None:
-        """Removes staged folders that their writers left behind."""
-        for folder in (self._root / "incoming").iterdir():
-            if time.time() - folder.stat().st_mtime > max_age_s:
-                shutil.rmtree(folder, ignore_errors=True)
+        for folder in self.incoming.iterdir():
+            # Gone meanwhile, or on a file system without locks: then nobody knows who writes.
+            with contextlib.suppress(OSError), _open(folder) as descriptor:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if time.time() - last_touched(folder) > max_age_s:
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def put(self, kind: Kind, digest: str, staged: Path) -> None:
         target = self._locate(kind, digest)
@@ -84,7 +126,7 @@ class LocalStore:
     def adapter_folder(self, digest: str) -> Path:
         return self._existing("adapters", digest)
 
-    def model_folder(self, digest: str) -> Path:
+    def model_folder(self, digest: str, *, weights: bool = True) -> Path:
         return self._existing("models", digest)
 
     def exists(self, kind: Kind, digest: str) -> bool:
@@ -101,7 +143,7 @@ class LocalStore:
             shutil.rmtree(doomed)
 
     def digests(self, kind: Kind) -> list[str]:
-        return sorted(entry.name for entry in (self._root / kind).iterdir())
+        return sorted(e.name for e in (self._root / kind).iterdir() if DIGEST.fullmatch(e.name))
 
     def _existing(self, kind: Kind, digest: str) -> Path:
         target = self._locate(kind, digest)
@@ -110,9 +152,47 @@ class LocalStore:
         return target
 
     def _locate(self, kind: Kind, digest: str) -> Path:
-        if kind not in ("adapters", "models") or not DIGEST.fullmatch(digest):
-            raise ValueError(f"not a store address: {kind!r}, {digest[:80]!r}")
+        check_address(kind, digest)
         return self._root / kind / digest
+
+
+def check_address(kind: Kind, digest: str) -> None:
+    """Raises ValueError for what is no address in a store."""
+    if kind not in ("adapters", "models") or not DIGEST.fullmatch(digest):
+        raise ValueError(f"not a store address: {kind!r}, {digest[:80]!r}")
+
+
+@contextlib.contextmanager
+def hold(folder: Path) -> Generator[None]:
+    """Keeps an incoming folder from `sweep` and from other holders, this process living or not
+    longer. Raises BlockingIOError if somebody has it, FileNotFoundError if it is gone."""
+    with _open(folder) as descriptor:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError:
+            pass  # a file system without locks, where nothing is swept either
+        folder.stat()
+        yield
+
+
+def last_touched(folder: Path) -> float:
+    """Time (s since the epoch) of the last change in an incoming folder."""
+    return max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+
+
+def is_disk_full(error: OSError) -> bool:
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextlib.contextmanager
+def _open(folder: Path) -> Generator[int]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _fsync(path: Path) -> None:

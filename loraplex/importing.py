@@ -1,6 +1,8 @@
 """Importing a model in a process of its own, so that nobody else needs torch. Also that process:
 
-python -m loraplex.importing PATH STORE   prints `progress DONE TOTAL` lines, then `digest HEX`
+python -m loraplex.importing PATH STORE HOME MIN_FREE
+
+prints `progress DONE TOTAL` lines, then `digest HEX`
 """
 
 from __future__ import annotations
@@ -13,30 +15,36 @@ import sys
 from pathlib import Path
 
 from loraplex.death import die_with_parent
-from loraplex.errors import ImportFailed
+from loraplex.errors import BadSettings, ImportFailed
 from loraplex.output import Progress
 from loraplex.private import write_private
+from loraplex.settings import Settings
 
 
-def import_model(source: Path, store: Path, progress: Progress) -> str:
-    """The digest under which `store` now holds the model. Raises ImportFailed.
+def import_model(source: Path, settings: Settings, progress: Progress) -> str:
+    """The digest under which the store now holds the model. Raises ImportFailed, BadSettings.
 
     A source that has not changed since is known by the name, size and time of its files.
     """
     source = source.expanduser().absolute()
     if not source.exists():
         raise ImportFailed(f"{source} does not exist")
-    known = _Known(store / "imports.json")
+    settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    known = _Known(settings.home / "imports.json")
     mark = _mark(source)
     digest = known.get(mark)
-    if digest is None or not (store / "models" / digest).is_dir():
-        digest = _import_apart(source, store, progress)
-        known.put(mark, digest)
+    try:
+        if digest is None or not settings.open_store().exists("models", digest):
+            digest = _import_apart(source, settings, progress)
+            known.put(mark, digest)
+    except OSError as error:
+        raise ImportFailed(str(error)) from error
     return digest
 
 
-def _import_apart(source: Path, store: Path, progress: Progress) -> str:
-    command = [sys.executable, "-m", "loraplex.importing", str(source), str(store)]
+def _import_apart(source: Path, settings: Settings, progress: Progress) -> str:
+    command = [sys.executable, "-m", "loraplex.importing", str(source), settings.store_location]
+    command += [str(settings.home), str(settings.min_free_disk)]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -61,7 +69,7 @@ def _import_apart(source: Path, store: Path, progress: Progress) -> str:
 
 
 class _Known:
-    """Marks of sources to digests, in a file beside the models."""
+    """Marks of sources to digests, in a file of the data directory."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -88,9 +96,11 @@ def main() -> int:
     def report(done: int, total: int) -> None:
         print("progress", done, total, flush=True)
 
+    source, store, home, min_free = sys.argv[1:]
+    settings = Settings(store=store, data_dir=Path(home), min_free_disk=int(min_free))
     try:
-        digest = import_here(Path(sys.argv[1]), Path(sys.argv[2]), report)
-    except (ValueError, OSError) as error:
+        digest = import_here(Path(source), settings.open_store(), report)
+    except (ValueError, OSError, BadSettings) as error:
         print(str(error).replace("\n", " "), file=sys.stderr)
         return 1
     print("digest", digest, flush=True)

@@ -49,7 +49,6 @@ def serve(settings: Settings, *, with_demo: bool) -> None:
     if not models:
         raise BadSettings("nothing to serve: give --model NAME=PATH, or --demo")
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    settings.store_root.mkdir(parents=True, exist_ok=True)
     with _listen(settings) as listener, _database(settings) as (postgres, dsn):
         digests = {name: _import(name, path, settings) for name, path in models.items()}
         box = Box(settings, listener, postgres, dsn, digests, with_demo)
@@ -113,8 +112,9 @@ class Box:
             await migrate(database, report=lambda name: tell(f"migration {name}"))
             tenants = demo.TENANTS if self._with_demo else ()
             keys = await ensure_keys(database, load_pepper(settings), Keys.read(path), tenants)
+            store = settings.open_store()
             for name, digest in self._digests.items():
-                await register(database, settings.store_root, name, digest, settings.max_model_len)
+                await register(database, store, name, digest, settings.max_model_len)
         finally:
             await database.close()
         await self._worker.start()
@@ -171,10 +171,11 @@ class Box:
         settings, fd = self._settings, self._listener.fileno()
         environment = _environment() | {
             "LORAPLEX_DATA_DIR": str(settings.home),
-            "LORAPLEX_STORE": str(settings.store_root),
+            "LORAPLEX_STORE": settings.store_location,
             "LORAPLEX_WORKERS": self._worker_address,
             "LORAPLEX_DATABASE_URL": self._dsn,
             "LORAPLEX_MAX_UPLOAD": str(settings.max_upload),
+            "LORAPLEX_MIN_FREE_DISK": str(settings.min_free_disk),
             "LORAPLEX_MAX_LORA_RANK": str(settings.max_lora_rank),
         }
         if settings.key_pepper:
@@ -235,7 +236,7 @@ def _database(settings: Settings) -> Iterator[tuple[EmbeddedPostgres | None, str
 
 def _import(name: str, path: str, settings: Settings) -> str:
     with progress(f"importing {name}") as report:
-        return import_model(Path(path), settings.store_root, report)
+        return import_model(Path(path), settings, report)
 
 
 def _environment() -> dict[str, str]:

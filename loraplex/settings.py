@@ -14,10 +14,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from adapters.store import Store
+from adapters.stores import open_store
 from loraplex.errors import BadSettings
 
 SECRETS = ("database_url", "key", "key_pepper")
-SIZES = ("memory", "host_adapter_memory", "max_upload")
+SIZES = ("memory", "host_adapter_memory", "max_upload", "min_free_disk")
 PREFIX = "LORAPLEX_"
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
@@ -35,8 +37,10 @@ class MemoryRange(msgspec.Struct, frozen=True):
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     data_dir: Path = Path("~/.loraplex")
-    store: Path | None = None
-    """Models and adapters by digest; default <data_dir>/store."""
+    store: str | None = None
+    """Models and adapters by digest: a folder or s3://BUCKET/PREFIX; default <data_dir>/store."""
+    min_free_disk: int = 512 << 20
+    """What uploads and imports leave free."""
     host: str = "127.0.0.1"
     port: int = 8000
     url: str | None = None
@@ -72,13 +76,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.data_dir.expanduser().absolute()
 
     @property
-    def store_root(self) -> Path:
-        return (self.store or self.home / "store").expanduser().absolute()
+    def store_location(self) -> str:
+        if self.store and "://" in self.store:
+            return self.store
+        return str(Path(self.store or self.home / "store").expanduser().absolute())
+
+    def open_store(self) -> Store:
+        """Raises BadSettings."""
+        try:
+            return open_store(
+                self.store_location,
+                self.home / "cache" / "store",
+                min_free_bytes=self.min_free_disk,
+            )
+        except ValueError as error:
+            raise BadSettings(f"store: {error}") from error
 
     def shown(self) -> dict[str, Any]:
         """Effective values for people, secrets hidden."""
         values: dict[str, Any] = msgspec.to_builtins(self, enc_hook=str)
-        values |= {"data_dir": str(self.home), "store": str(self.store_root)}
+        values |= {"data_dir": str(self.home), "store": self.store_location}
         values["adapter_memory"] = str(self.adapter_memory)
         return values | {name: "(set)" for name in SECRETS if values[name]}
 

@@ -14,7 +14,7 @@ def worker_config(
     """`models` maps served names to digests."""
     return WorkerConfig(
         models=models,
-        store=settings.store_root,
+        store=settings.store_location,
         cache_dir=settings.home / "cache",
         listen=listen,
         health=health,

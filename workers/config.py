@@ -14,7 +14,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes in bytes. `models` maps served names to digests in the store."""
 
     models: dict[str, str]
-    store: Path
+    store: str
+    """A folder, or s3://BUCKET/PREFIX."""
     cache_dir: Path
     listen: str
     """`unix:PATH` or `tcp://HOST:PORT`."""

@@ -11,7 +11,7 @@ import torch
 
 import ops.registry
 from adapters.pool import AdapterPool
-from adapters.store import LocalStore
+from adapters.stores import open_store
 from memory.arena import Arena
 from memory.kv_cache import KVCache
 from memory.runs import UNIT_BYTES, AdapterRuns
@@ -43,7 +43,7 @@ class Worker:
         self.instance_id = instance_id
         self.ring = StepRing()
         self.ops = _select_ops(config)
-        self.store = LocalStore(config.store)
+        self.store = open_store(config.store, config.cache_dir / "store")
         models = {
             name: self._load(name, digest, progress) for name, digest in config.models.items()
         }

@@ -34,9 +34,8 @@ def add(model: str, **flags: Any) -> None:
     if not (name and equals and path):
         raise click.UsageError(f"{model!r} is not NAME=PATH")
     settings = settings_of(flags)
-    settings.store_root.mkdir(parents=True, exist_ok=True)
     with progress(f"importing {name}") as report:
-        digest = import_model(Path(path), settings.store_root, report)
+        digest = import_model(Path(path), settings, report)
     with connect(settings) as server:
         server.post("/admin/v1/models", {"name": name, "digest": digest})
     click.echo(f"{name} {digest}")

@@ -1,235 +1,357 @@
+"""What every store keeps to: a folder, and an S3 bucket behind a real server."""
+
 from __future__ import annotations
 
+import errno
 import os
-from dataclasses import replace
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import boto3
 import pytest
 import torch
 
 from adapters.errors import AdapterUnavailable
-from adapters.image import AdapterImage
 from adapters.loader import AdapterLoader
-from adapters.lora import ALIGNMENT
-from adapters.store import LocalStore, NotInStore
+from adapters.object_store import ObjectStore
+from adapters.store import LocalStore, NotInStore, Store, StoreUnavailable, hold
+from adapters.stores import open_store
 from tests.adapters.files import BASE, write_adapter
+from tests.s3 import BUCKET, s3_server
+from tests.stack import ROOT, free_port
 
 DIGEST = "0123456789abcdef" * 4
+OTHER = "f" * 64
+HOSTILE = ["", "..", "../" * 20 + "etc", "/etc/passwd", DIGEST.upper(), DIGEST + "\n", "a" * 63]
 
-HOSTILE = [
-    "",
-    "..",
-    "../" * 20 + "etc",
-    "/etc/passwd",
-    DIGEST.upper(),
-    DIGEST + "\n",
-    "a" * 63,
-    "C:\\x",
-]
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[None]:
+    with s3_server() as environment, pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(params=["folder", "s3"])
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "folder":
+        return str(tmp_path / "store")
+    request.getfixturevalue("s3")
+    return f"s3://{BUCKET}/{tmp_path.name}"
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(tmp_path / "store")
+def store(location: str, tmp_path: Path) -> Store:
+    return open_store(location, tmp_path / "cache")
 
 
-def stage(store: LocalStore, content: bytes = b"x") -> Path:
+@pytest.fixture
+def elsewhere(location: str, tmp_path: Path) -> Store:
+    """The same store on another machine."""
+    return open_store(location, tmp_path / "other cache")
+
+
+@pytest.fixture
+def bucket(s3: None, tmp_path: Path) -> ObjectStore:
+    store = open_store(f"s3://{BUCKET}/{tmp_path.name}", tmp_path / "cache", cache_bytes=2500)
+    assert isinstance(store, ObjectStore)
+    return store
+
+
+def stage(store: Store, content: bytes = b"x") -> Path:
     folder = store.stage()
     (folder / "model.safetensors").write_bytes(content)
+    (folder / "config.json").write_bytes(b"{}")
     return folder
 
 
-def test_put_moves_a_folder_in_whole(store: LocalStore) -> None:
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_what_was_put_is_there_for_all(store: Store, elsewhere: Store) -> None:
     folder = stage(store)
     assert not store.exists("models", DIGEST)
     store.put("models", DIGEST, folder)
     assert not folder.exists()
-    assert store.exists("models", DIGEST) and not store.exists("adapters", DIGEST)
-    assert (store.model_folder(DIGEST) / "model.safetensors").read_bytes() == b"x"
-    assert store.digests("models") == [DIGEST]
+    for reader in (store, elsewhere):
+        assert reader.exists("models", DIGEST) and not reader.exists("adapters", DIGEST)
+        assert reader.digests("models") == [DIGEST] and reader.digests("adapters") == []
+        assert content(reader.model_folder(DIGEST)) == {
+            "model.safetensors": b"x",
+            "config.json": b"{}",
+        }
+        assert not list(reader.incoming.iterdir())
 
 
-def test_a_version_never_changes(store: LocalStore) -> None:
+def test_a_model_without_its_weights(store: Store, elsewhere: Store) -> None:
+    store.put("models", DIGEST, stage(store))
+    for weights in (False, True, False):
+        folder = elsewhere.model_folder(DIGEST, weights=weights)
+        assert (folder / "config.json").read_bytes() == b"{}"
+        assert not weights or (folder / "model.safetensors").read_bytes() == b"x"
+
+
+def test_a_version_never_changes(store: Store, elsewhere: Store) -> None:
     store.put("adapters", DIGEST, stage(store, b"first"))
-    second = stage(store, b"second")
-    store.put("adapters", DIGEST, second)
+    second = stage(elsewhere, b"second")
+    elsewhere.put("adapters", DIGEST, second)
     assert not second.exists()
-    assert (store.adapter_folder(DIGEST) / "model.safetensors").read_bytes() == b"first"
+    for reader in (store, elsewhere):
+        assert content(reader.adapter_folder(DIGEST))["model.safetensors"] == b"first"
 
 
-def test_delete_and_absence(store: LocalStore) -> None:
+def test_delete_and_absence(store: Store) -> None:
     store.put("adapters", DIGEST, stage(store))
     store.delete("adapters", DIGEST)
     store.delete("adapters", DIGEST)
-    assert store.digests("adapters") == []
-    with pytest.raises(NotInStore):
-        store.adapter_folder(DIGEST)
+    assert store.digests("adapters") == [] and not store.exists("adapters", DIGEST)
+    for find in (store.adapter_folder, store.model_folder):
+        with pytest.raises(NotInStore):
+            find(DIGEST)
+    store.put("adapters", DIGEST, stage(store, b"again"))
+    assert content(store.adapter_folder(DIGEST))["model.safetensors"] == b"again"
 
 
 @pytest.mark.parametrize("digest", HOSTILE)
-def test_only_digests_become_paths(store: LocalStore, tmp_path: Path, digest: str) -> None:
+def test_only_digests_become_paths(store: Store, tmp_path: Path, digest: str) -> None:
+    staged = stage(store)
     before = sorted(tmp_path.rglob("*"))
     for call in (
         lambda: store.adapter_folder(digest),
         lambda: store.model_folder(digest),
+        lambda: store.model_folder(digest, weights=False),
         lambda: store.exists("models", digest),
-        lambda: store.put("adapters", digest, tmp_path),
+        lambda: store.delete("adapters", digest),
+        lambda: store.put("adapters", digest, staged),
     ):
         with pytest.raises(ValueError, match="not a store address"):
             call()
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_sweep_removes_what_writers_left(store: LocalStore) -> None:
-    old, fresh = stage(store), stage(store)
-    os.utime(old, (0, 0))
+def test_many_at_once(store: Store, elsewhere: Store) -> None:
+    """Threads of two machines put and read the same few digests."""
+    digests = [f"{i:064x}" for i in range(4)]
+
+    def work(i: int) -> None:
+        one, digest = (store, elsewhere)[i % 2], digests[i % 4]
+        one.put("adapters", digest, stage(one, digest.encode()))
+        assert content(one.adapter_folder(digest))["model.safetensors"] == digest.encode()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(32)))
+    assert store.digests("adapters") == digests
+    assert not list(store.incoming.iterdir()) and not list(elsewhere.incoming.iterdir())
+
+
+WRITER = """
+import sys, pathlib
+from adapters.stores import open_store
+store = open_store(sys.argv[1], pathlib.Path(sys.argv[2]))
+for i in range(10**6):
+    staged = store.stage()
+    (staged / "a").write_bytes(b"a" * 1000)
+    (staged / "b").write_bytes(bytes([i % 251]) * 200_000)
+    store.put("adapters", f"{i:064x}", staged)
+    print(i, flush=True)
+"""
+
+
+def test_a_killed_writer_leaves_whole_folders_and_what_is_swept(
+    store: Store, elsewhere: Store, location: str, tmp_path: Path
+) -> None:
+    rng = random.Random(5)
+    known = 0
+    for attempt in range(4):
+        command = [sys.executable, "-c", WRITER, location, str(tmp_path / f"writer {attempt}")]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout is not None
+            acknowledged = [writer.stdout.readline() for _ in range(rng.randrange(1, 6))]
+            time.sleep(rng.random() * 0.02)
+            writer.send_signal(signal.SIGKILL)
+        known = max(known, int(acknowledged[-1]))
+        if isinstance(store, ObjectStore):
+            open_store(location, tmp_path / f"writer {attempt}").sweep(max_age_s=-1)
+    digests = elsewhere.digests("adapters")
+    assert digests == [f"{i:064x}" for i in range(len(digests))]
+    assert len(digests) > known
+    for i, digest in enumerate(digests):
+        assert content(elsewhere.adapter_folder(digest)) == {
+            "a": b"a" * 1000,
+            "b": bytes([i % 251]) * 200_000,
+        }
+    store.sweep(max_age_s=-1)
+    assert not list(store.incoming.iterdir())
+
+
+def test_sweep_leaves_what_is_fresh_or_held(store: Store) -> None:
+    old, fresh, held = (stage(store) for _ in range(3))
+    for folder in (old, held):
+        for path in (*folder.iterdir(), folder):
+            os.utime(path, (0, 0))
+    with hold(held):
+        store.sweep(max_age_s=60)
+        assert sorted(store.incoming.iterdir()) == sorted([fresh, held])
+        with pytest.raises(BlockingIOError), hold(held):
+            pass
     store.sweep(max_age_s=60)
-    assert fresh.exists() and not old.exists()
+    assert list(store.incoming.iterdir()) == [fresh]
+    (fresh / "config.json").write_bytes(b"still being written")
+    os.utime(fresh, (0, 0))
+    store.sweep(max_age_s=60)
+    assert fresh.exists()
 
 
-# The cache of packed images
+def test_a_hold_ends_with_its_process(store: Store) -> None:
+    folder = stage(store)
+    script = (
+        "import pathlib, sys, time; from adapters.store import hold\n"
+        "with hold(pathlib.Path(sys.argv[1])): print(flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", script, str(folder)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        store.sweep(max_age_s=-1)
+        assert folder.exists()
+        holder.kill()
+    store.sweep(max_age_s=-1)
+    assert not folder.exists()
 
 
-@pytest.fixture
-def digest(store: LocalStore) -> str:
-    folder = store.stage()
-    digest = write_adapter(folder)
-    store.put("adapters", digest, folder)
-    return digest
+def test_the_reserve_is_kept(location: str, tmp_path: Path) -> None:
+    greedy = open_store(location, tmp_path / "cache", min_free_bytes=1 << 60)
+    with pytest.raises(OSError) as caught:
+        greedy.check_room()
+    assert caught.value.errno == errno.ENOSPC
+    modest = open_store(location, tmp_path / "cache", min_free_bytes=1 << 10)
+    modest.check_room(1 << 10)
+    with pytest.raises(OSError):
+        modest.check_room(1 << 60)
 
 
-def make_loader(store: LocalStore, tmp_path: Path, cache_bytes: int = 1 << 30) -> AdapterLoader:
-    return AdapterLoader(store, BASE, torch.float32, True, tmp_path / "cache", cache_bytes)
+@pytest.mark.parametrize("location", ["http://x/y", "s3://", "s3:///prefix"])
+def test_locations_that_are_none(location: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=location):
+        open_store(location, tmp_path)
 
 
-def test_second_fetch_needs_no_store(store: LocalStore, tmp_path: Path, digest: str) -> None:
-    first = make_loader(store, tmp_path).fetch(digest)
-    store.delete("adapters", digest)
-    second = make_loader(store, tmp_path).fetch(digest)
-    assert bytes(first.payload) == bytes(second.payload)
-    assert (first.tables.rank == second.tables.rank).all()
-    assert (first.tables.b_offset == second.tables.b_offset).all()
+# Of the bucket alone
 
 
-@pytest.mark.parametrize("damage", ["first byte", "header", "payload", "cut", "longer", "empty"])
-def test_a_damaged_image_is_built_again(
-    store: LocalStore, tmp_path: Path, digest: str, damage: str
+def keys(store_name: str) -> list[str]:
+    found = boto3.client("s3").list_objects_v2(Bucket=BUCKET, Prefix=f"{store_name}/")
+    return [one["Key"] for one in found.get("Contents", [])]
+
+
+def test_the_cache_keeps_its_bound_and_the_last_used(bucket: ObjectStore, tmp_path: Path) -> None:
+    digests = [f"{i:064x}" for i in range(4)]
+    for digest in digests:
+        bucket.put("adapters", digest, stage(bucket, bytes(1000)))
+        time.sleep(0.01)
+    cached = LocalStore(tmp_path / "cache")
+    assert cached.digests("adapters") == digests[2:]
+    bucket.adapter_folder(digests[2])
+    bucket.adapter_folder(digests[0])
+    assert cached.digests("adapters") == [digests[0], digests[2]]
+    assert bucket.digests("adapters") == digests
+
+
+def test_a_folder_is_fetched_once(bucket: ObjectStore, tmp_path: Path) -> None:
+    bucket.put("models", DIGEST, stage(bucket))
+    bucket.put("adapters", DIGEST, stage(bucket))
+    other = open_store(f"s3://{BUCKET}/{tmp_path.name}", tmp_path / "other")
+    head = other.model_folder(DIGEST, weights=False)
+    assert set(content(head)) == {"config.json"}
+    folders = [other.adapter_folder(DIGEST), other.model_folder(DIGEST), head]
+    client = boto3.client("s3")
+    for key in keys(tmp_path.name):
+        client.delete_object(Bucket=BUCKET, Key=key)
+    again = [
+        other.adapter_folder(DIGEST),
+        other.model_folder(DIGEST),
+        other.model_folder(DIGEST, weights=False),
+    ]
+    assert again[:2] == folders[:2] and set(content(again[2])) >= {"config.json"}
+
+
+def test_what_was_changed_in_the_bucket_is_not_taken(bucket: ObjectStore, tmp_path: Path) -> None:
+    bucket.put("adapters", DIGEST, stage(bucket))
+    client = boto3.client("s3")
+    (key,) = [key for key in keys(tmp_path.name) if key.endswith("model.safetensors")]
+    client.put_object(Bucket=BUCKET, Key=key, Body=b"longer")
+    other = open_store(f"s3://{BUCKET}/{tmp_path.name}", tmp_path / "other")
+    with pytest.raises(StoreUnavailable, match="6 bytes, not 1"):
+        other.adapter_folder(DIGEST)
+    client.delete_object(Bucket=BUCKET, Key=key)
+    with pytest.raises(StoreUnavailable):
+        other.adapter_folder(DIGEST)
+    index = f"{tmp_path.name}/index/adapters/{DIGEST}"
+    for damage in (b"", b"{}", b'{"put": "../..", "files": {"a": 1}}'):
+        client.put_object(Bucket=BUCKET, Key=index, Body=damage)
+        with pytest.raises(StoreUnavailable):
+            other.adapter_folder(DIGEST)
+    assert not list((tmp_path / "other" / "incoming").iterdir())
+
+
+def test_a_sweep_of_the_bucket_removes_what_no_entry_names(
+    bucket: ObjectStore, tmp_path: Path
 ) -> None:
-    expected = bytes(make_loader(store, tmp_path).fetch(digest).payload)
-    (path,) = (tmp_path / "cache").rglob("*.img")
-    raw = bytearray(path.read_bytes())
-    match damage:
-        case "first byte":
-            raw[0] ^= 1
-        case "header":
-            raw[100] ^= 1
-        case "payload":
-            raw[-1] ^= 1
-        case "cut":
-            raw = raw[:-64]
-        case "longer":
-            raw += b"\0"
-        case _:
-            raw = bytearray()
-    path.unlink()
-    path.write_bytes(raw)
-    assert bytes(make_loader(store, tmp_path).fetch(digest).payload) == expected
+    bucket.put("adapters", DIGEST, stage(bucket))
+    bucket.put("models", OTHER, stage(bucket))
+    whole = keys(tmp_path.name)
+    client = boto3.client("s3")
+    for left in (f"adapters/{DIGEST}/other/a", f"adapters/{OTHER}/put/a", f"models/{DIGEST}/p/b"):
+        client.put_object(Bucket=BUCKET, Key=f"{tmp_path.name}/{left}", Body=b"")
+    client.create_multipart_upload(Bucket=BUCKET, Key=f"{tmp_path.name}/adapters/{DIGEST}/p/a")
+    bucket.sweep_bucket(max_age_s=3600)
+    assert len(keys(tmp_path.name)) == len(whole) + 3
+    time.sleep(1.1)
+    bucket.sweep_bucket(max_age_s=0)
+    assert keys(tmp_path.name) == whole
+    assert not client.list_multipart_uploads(Bucket=BUCKET).get("Uploads")
 
 
-def test_an_image_under_anothers_name_is_not_taken(
-    store: LocalStore, tmp_path: Path, digest: str
+def test_an_adapter_is_loaded_from_the_bucket_and_its_absence_named(
+    bucket: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = store.stage()
-    other = write_adapter(folder, seed=1)
-    store.put("adapters", other, folder)
-    loader = make_loader(store, tmp_path)
-    expected = bytes(loader.fetch(digest).payload)
-    loader.fetch(other)
-    folder = next((tmp_path / "cache").rglob(f"{other}.img")).parent
-    (folder / f"{other}.img").replace(folder / f"{digest}.img")
-    assert bytes(make_loader(store, tmp_path).fetch(digest).payload) == expected
+    staged = bucket.stage()
+    digest = write_adapter(staged)
+    bucket.put("adapters", digest, staged)
 
+    def loader(name: str) -> AdapterLoader:
+        store = open_store(f"s3://{BUCKET}/{tmp_path.name}", tmp_path / name / "store")
+        return AdapterLoader(store, BASE, torch.float32, True, tmp_path / name, 1 << 20)
 
-def test_damage_between_host_and_device_is_mended(
-    store: LocalStore, tmp_path: Path, digest: str
-) -> None:
-    loader = make_loader(store, tmp_path)
-    image = loader.fetch(digest)
-    expected = bytes(image.payload)
-    image.payload[-1] ^= 1
-    target = torch.zeros(image.num_bytes, dtype=torch.uint8)
-    assert loader.copy(image, target).checksum == image.checksum
-    assert target.numpy().tobytes() == expected
-
-
-def cut(path: Path) -> None:
-    path.chmod(0o600)
-    os.truncate(path, path.stat().st_size - 4096)
-
-
-def test_an_image_on_the_host_outlives_its_file(
-    store: LocalStore, tmp_path: Path, digest: str
-) -> None:
-    """A mapping of the file would kill the process here."""
-    make_loader(store, tmp_path).fetch(digest)
-    loader = make_loader(store, tmp_path)
-    image = loader.fetch(digest)
-    expected = bytes(image.payload)
-    cut(next((tmp_path / "cache").rglob("*.img")))
-    target = torch.zeros(image.num_bytes, dtype=torch.uint8)
-    loader.copy(image, target)
-    assert target.numpy().tobytes() == expected
-
-
-def test_only_the_image_that_was_proved_is_taken(
-    store: LocalStore, tmp_path: Path, digest: str
-) -> None:
-    """A cached image whole in itself but of other bytes, as a faulty build would have left."""
-    proved = make_loader(store, tmp_path).fetch(digest)
-    other = AdapterImage.of(digest, proved.tables, torch.zeros(proved.num_bytes, dtype=torch.uint8))
-    moved = replace(proved.tables, b_offset=proved.tables.b_offset + ALIGNMENT)
-    for wrong in (other, replace(proved, tables=moved)):
-        loader = make_loader(store, tmp_path)
-        loader.cache.save(wrong)
-        assert loader.fetch(digest).checksum == wrong.checksum != proved.checksum
-        mended = loader.fetch(digest, proved.checksum)
-        assert mended.checksum == loader.fetch(digest).checksum == proved.checksum
-        assert bytes(mended.payload) == bytes(proved.payload)
+    assert loader("machine").fetch(digest).digest == digest
     with pytest.raises(AdapterUnavailable) as caught:
-        make_loader(store, tmp_path).fetch(digest, "0" * 64)
-    assert caught.value.code == "adapter.image.mismatch"
-    assert not list((tmp_path / "cache").rglob("*.img"))
-
-
-def test_a_damaged_store_file_is_refused(store: LocalStore, tmp_path: Path, digest: str) -> None:
-    path = store.adapter_folder(digest) / "adapter_model.safetensors"
-    raw = bytearray(path.read_bytes())
-    raw[-2] ^= 1
-    path.chmod(0o600)
-    path.write_bytes(raw)
-    with pytest.raises(AdapterUnavailable) as caught:
-        make_loader(store, tmp_path).fetch(digest)
-    assert caught.value.code == "adapter.store.corrupt"
-    assert not list((tmp_path / "cache").rglob("*.img"))
-
-
-@pytest.mark.parametrize("name", [DIGEST, "../../etc/passwd"])
-def test_what_is_not_there(store: LocalStore, tmp_path: Path, name: str) -> None:
-    with pytest.raises(AdapterUnavailable) as caught:
-        make_loader(store, tmp_path).fetch(name)
+        loader("machine").fetch(OTHER)
     assert caught.value.code == "adapter.store.missing"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+    started = time.monotonic()
+    with pytest.raises(AdapterUnavailable) as caught:
+        loader("other machine").fetch(digest)
+    assert caught.value.code == "adapter.store.unreadable"
+    assert time.monotonic() - started < 30
 
 
-def test_the_cache_keeps_its_bound(store: LocalStore, tmp_path: Path) -> None:
-    digests: list[str] = []
-    for seed in range(4):
-        folder = store.stage()
-        digests.append(write_adapter(folder, projections=("q_proj",), seed=seed))
-        store.put("adapters", digests[-1], folder)
-    make_loader(store, tmp_path).fetch(digests[0])
-    size = next((tmp_path / "cache").rglob("*.img")).stat().st_size
-    loader = make_loader(store, tmp_path, cache_bytes=2 * size + size // 2)
-    for digest in (digests[0], digests[1], digests[0], digests[2]):
-        loader.fetch(digest)
-    files = {path.stem for path in (tmp_path / "cache").rglob("*.img")}
-    assert files == set(loader.cache.digests()) == {digests[0], digests[2]}
+def test_two_threads_bring_it_once(bucket: ObjectStore, tmp_path: Path) -> None:
+    bucket.put("models", DIGEST, stage(bucket, bytes(100_000)))
+    other = open_store(f"s3://{BUCKET}/{tmp_path.name}", tmp_path / "other")
+    barrier = threading.Barrier(8)
+
+    def read(_: int) -> Path:
+        barrier.wait()
+        return other.model_folder(DIGEST)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(read, range(8)))) == 1

@@ -13,6 +13,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from adapters.store import LocalStore
 from gateway.formats import token_text
 from gateway.tokenizer import ModelTokenizer
 from tests.e2e import demo
@@ -38,7 +39,7 @@ class Demo(NamedTuple):
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     folder = tmp_path_factory.mktemp("demo")
-    digest = import_model(demo.gguf(), folder / "store")
+    digest = import_model(demo.gguf(), LocalStore(folder / "store"))
     source = folder / "store" / "models" / digest
     return Demo(
         source,

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from adapters.manifest import BaseModelShape
+from adapters.store import LocalStore
 from gateway.tokenizer import ModelTokenizer
 from tests.doubles import make_model
 from tests.stack import Stack
@@ -19,7 +20,7 @@ class Tiny:
 
     def __init__(self, folder: Path) -> None:
         source = make_model(folder / "source", "llama", num_hidden_layers=2)
-        digest = import_model(source, folder / "store")
+        digest = import_model(source, LocalStore(folder / "store"))
         self.folder = folder
         self.model = folder / "store" / "models" / digest
         config = json.loads((self.model / "config.json").read_text())

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from adapters.store import LocalStore
 from ops.registry import select
 from tests.doubles import FAMILIES, make_model
 from tests.workers.paged import PagedModel, Stream
@@ -42,7 +43,7 @@ def llama3_factors(head_dim: int = 16) -> np.ndarray:
 def test_round_trip_gives_the_weights_and_config_back(family: str, tmp_path: Path) -> None:
     model = make_bfloat16_model(tmp_path / "model", family)
     gguf = write_gguf(model, tmp_path / "model.gguf")
-    folder = tmp_path / "models" / import_model(gguf, tmp_path)
+    folder = tmp_path / "models" / import_model(gguf, LocalStore(tmp_path))
     original = load_file(model / "model.safetensors")
     imported = load_file(folder / "model.safetensors")
     assert imported.keys() == original.keys()
@@ -63,7 +64,7 @@ def test_transformers_reads_the_folder_as_the_model(tmp_path: Path) -> None:
 
     model = make_bfloat16_model(tmp_path / "model", "qwen3")
     gguf = write_gguf(model, tmp_path / "model.gguf")
-    folder = tmp_path / "models" / import_model(gguf, tmp_path)
+    folder = tmp_path / "models" / import_model(gguf, LocalStore(tmp_path))
     tokens = torch.tensor([[5, 9, 200, 31]])
     logits = [
         AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)(tokens).logits
@@ -80,7 +81,7 @@ def test_llama3_rope_factors_become_parameters(tmp_path: Path) -> None:
     model = make_model(tmp_path / "model", "llama")
     factors = {"rope_freqs.weight": llama3_factors()}
     gguf = write_gguf(model, tmp_path / "model.gguf", tensors=factors)
-    folder = tmp_path / "models" / import_model(gguf, tmp_path)
+    folder = tmp_path / "models" / import_model(gguf, LocalStore(tmp_path))
     spec = read_spec(json.loads((folder / "config.json").read_text()))
     assert spec.layers[0].rope == RopeSpec(10_000.0, "llama3", 8.0, 1.0, 4.0, 8192)
 
@@ -110,7 +111,7 @@ def test_unsupported_files_are_refused_by_name_and_leave_nothing(
     model = make_model(tmp_path / "model", "llama")
     gguf = write_gguf(model, tmp_path / "model.gguf", metadata=metadata)
     with pytest.raises(error, match=named):
-        import_model(gguf, tmp_path)
+        import_model(gguf, LocalStore(tmp_path))
     assert list((tmp_path / "models").iterdir()) == []
 
 
@@ -120,7 +121,7 @@ def test_stray_tensors_are_refused(name: str, tmp_path: Path) -> None:
     extra = {name: np.zeros(64, np.float32)}
     gguf = write_gguf(model, tmp_path / "model.gguf", tensors=extra)
     with pytest.raises(ImportRefused, match="tensor"):
-        import_model(gguf, tmp_path)
+        import_model(gguf, LocalStore(tmp_path))
 
 
 def test_rope_factors_of_another_kind_are_refused(tmp_path: Path) -> None:
@@ -128,7 +129,7 @@ def test_rope_factors_of_another_kind_are_refused(tmp_path: Path) -> None:
     factors = {"rope_freqs.weight": np.linspace(1, 8, 8, dtype=np.float32)}
     gguf = write_gguf(model, tmp_path / "model.gguf", tensors=factors)
     with pytest.raises(ImportRefused, match=r"rope_freqs\.weight"):
-        import_model(gguf, tmp_path)
+        import_model(gguf, LocalStore(tmp_path))
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
@@ -136,15 +137,17 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     broken.write_bytes(b"not a model, not at all" * 10)
     for path in (broken, tmp_path / "absent.gguf", Path(__file__)):
         with pytest.raises(ImportRefused):
-            import_model(path, tmp_path)
+            import_model(path, LocalStore(tmp_path))
 
 
 def test_import_is_idempotent_and_reports_progress(tmp_path: Path) -> None:
     model = make_model(tmp_path / "model", "gemma2")
     gguf = write_gguf(model, tmp_path / "model.gguf")
     calls: list[tuple[int, int]] = []
-    first = import_model(gguf, tmp_path, lambda done, total: calls.append((done, total)))
-    assert import_model(gguf, tmp_path) == first
+    first = import_model(
+        gguf, LocalStore(tmp_path), lambda done, total: calls.append((done, total))
+    )
+    assert import_model(gguf, LocalStore(tmp_path)) == first
     assert [path.name for path in (tmp_path / "models").iterdir()] == [first]
     assert calls == sorted(calls) and calls[-1][0] == calls[-1][1] > 0
 
@@ -152,7 +155,7 @@ def test_import_is_idempotent_and_reports_progress(tmp_path: Path) -> None:
 def test_demo_model_answers_as_under_transformers(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    digest = import_model(demo_gguf(), tmp_path)
+    digest = import_model(demo_gguf(), LocalStore(tmp_path))
     folder = tmp_path / "models" / digest
     tokenizer = AutoTokenizer.from_pretrained(folder)
     prompt = tokenizer.apply_chat_template(

@@ -41,7 +41,7 @@ class Setup:
     ) -> None:
         self.folder = folder
         source = make_model(folder / "source", family)
-        self.digest = import_model(source, folder / "store")
+        self.digest = import_model(source, LocalStore(folder / "store"))
         store = LocalStore(folder / "store")
         self.model = store.model_folder(self.digest)
         config = json.loads((self.model / "config.json").read_text())
@@ -55,7 +55,7 @@ class Setup:
     def config(self, **changes: object) -> WorkerConfig:
         settings = {
             "models": {"tiny": self.digest},
-            "store": self.folder / "store",
+            "store": str(self.folder / "store"),
             "cache_dir": self.folder / "cache",
             "listen": "",
             "dtype": "float32",

@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from adapters.store import Store, hold
 from workers.models.spec import ModelSpec
 
 CHUNK_BYTES = 8 << 20
@@ -23,20 +23,17 @@ class ImportRefused(ValueError):
     """The source is no model that can be imported."""
 
 
-def publish(store_root: Path, write: Callable[[Path], None]) -> str:
+def publish(store: Store, write: Callable[[Path], None]) -> str:
     """Lets `write` fill a folder, which then enters the store under its digest, whole or not."""
-    models = store_root / "models"
-    models.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=".importing-", dir=models))
+    staged = store.stage()
     try:
-        write(staging)
-        digest = folder_digest(staging)
-        target = models / digest
-        if not target.exists():
-            staging.rename(target)
+        with hold(staged):
+            write(staged)
+            digest = folder_digest(staged)
+            store.put("models", digest, staged)
         return digest
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        shutil.rmtree(staged, ignore_errors=True)
 
 
 def folder_digest(folder: Path) -> str:
