@@ -14,11 +14,11 @@ import msgspec
 from admin.database import Connection, Row
 from admin.records import (
     AdapterProof,
-    AdapterVersion,
     Alias,
     ApiKey,
     BaseModel,
     CatalogSnapshot,
+    ServedVersion,
     Tenant,
 )
 
@@ -56,14 +56,15 @@ async def load_catalog(connection: Connection) -> CatalogSnapshot:
         generation: int = await connection.fetchval(sql["catalog_generation"])
 
         async def all_of(kind: type[Any], query: str) -> tuple[Any, ...]:
-            return tuple(from_row(kind, row) for row in await connection.fetch(sql[query]))
+            rows = [dict(row) for row in await connection.fetch(sql[query])]
+            return msgspec.convert(rows, tuple[kind, ...], strict=False)
 
         return CatalogSnapshot(
             generation=generation,
             tenants=await all_of(Tenant, "catalog_tenants"),
             keys=await all_of(ApiKey, "catalog_keys"),
             models=await all_of(BaseModel, "catalog_models"),
-            versions=await all_of(AdapterVersion, "catalog_versions"),
+            versions=await all_of(ServedVersion, "catalog_versions"),
             aliases=await all_of(Alias, "catalog_aliases"),
             proofs=await all_of(AdapterProof, "catalog_proofs"),
             approved_templates=frozenset(

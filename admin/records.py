@@ -183,6 +183,20 @@ class AdapterVersion(msgspec.Struct, frozen=True):
     serving: ServingData = ServingData()
 
 
+class ServedVersion(msgspec.Struct, frozen=True):
+    """A ready version, as serving needs it."""
+
+    tenant_id: str
+    name: str
+    version: int
+    created_at: datetime
+    digest: str
+    base_name: str
+    serving: ServingData = ServingData()
+    invocation_tokens: tuple[int, ...] = ()
+    """Of an activated LoRA, from its manifest."""
+
+
 class Alias(msgspec.Struct, frozen=True):
     """Points to `version`, or as a canary set to several, of which that is the stable one."""
 
@@ -215,8 +229,7 @@ class CatalogSnapshot(msgspec.Struct, frozen=True):
     tenants: tuple[Tenant, ...]
     keys: tuple[ApiKey, ...]
     models: tuple[BaseModel, ...]
-    versions: tuple[AdapterVersion, ...]
-    """Ready versions only."""
+    versions: tuple[ServedVersion, ...]
     aliases: tuple[Alias, ...]
     proofs: tuple[AdapterProof, ...] = ()
     approved_templates: frozenset[str] = frozenset()

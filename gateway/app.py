@@ -10,16 +10,21 @@ from litestar import Litestar, Router
 from litestar.datastructures import State
 from litestar.openapi import OpenAPIConfig
 
+from admin.database import Database
 from gateway import errors
 from gateway.admission import Admission
 from gateway.auth import public
-from gateway.catalog import Catalog, SnapshotSource
+from gateway.catalog import Catalog
 from gateway.config import GatewayConfig
 from gateway.fleet import Fleet
+from gateway.flights import Flights
+from gateway.liaison import Liaison
 from gateway.openapi import Document
+from gateway.outcomes import Outcomes
 from gateway.request import GatewayRequest, add_request_headers
 from gateway.routes import completions, health, models, tokens
 from gateway.schemas import MAX_BODY_BYTES
+from gateway.source import SnapshotSource
 from gateway.tokenizer import Tokenizers
 from workers.client import WorkerClient
 
@@ -40,14 +45,25 @@ class Gateway:
     """What the handlers work with, one of each in a process."""
 
     def __init__(
-        self, config: GatewayConfig, source: SnapshotSource, clients: Sequence[WorkerClient]
+        self,
+        config: GatewayConfig,
+        source: SnapshotSource,
+        clients: Sequence[WorkerClient],
+        database: Database | None,
     ) -> None:
         self.config = config
         self.catalog = Catalog(source)
         self.tokenizers = Tokenizers(config.store)
         self.admission = Admission()
         self.fleet = Fleet(clients)
+        self.flights = Flights(Outcomes())
         self.is_draining = False
+        self._liaison = None
+        if database is not None:
+            self._liaison = Liaison(
+                database, config.instance_id, self.catalog, self.fleet, self.flights
+            )
+        self.catalog.watch(self.fleet.want)
 
     def why_not_ready(self) -> str | None:
         """None if requests can be served."""
@@ -59,22 +75,39 @@ class Gateway:
 
     @asynccontextmanager
     async def running(self, _app: Litestar) -> AsyncGenerator[None, None]:
-        """Keeps the catalog and the connections to the workers."""
+        """Keeps the catalog, the connections to the workers, and what the database is told."""
+        liaison = self._liaison
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(self.catalog.run()), tasks.create_task(self.fleet.run())]
+            running = [tasks.create_task(self.fleet.run())]
+            if liaison is not None:
+                running.append(tasks.create_task(liaison.run()))
+            running.append(tasks.create_task(self._follow_catalog()))
             try:
                 yield
             finally:
                 self.is_draining = True
                 for task in running:
                     task.cancel()
+        if liaison is not None:
+            await liaison.leave()
+
+    async def _follow_catalog(self) -> None:
+        """Nothing is served without a catalog, and none is taken up before others know of us."""
+        if self._liaison is not None:
+            await self._liaison.has_joined.wait()
+        await self.catalog.run()
 
 
 def create_app(
-    config: GatewayConfig, *, source: SnapshotSource, clients: Sequence[WorkerClient]
+    config: GatewayConfig,
+    *,
+    source: SnapshotSource,
+    clients: Sequence[WorkerClient],
+    database: Database | None = None,
 ) -> Litestar:
-    """`source` yields the catalog's snapshots, `clients` are the workers' (not yet connected)."""
-    gateway = Gateway(config, source, clients)
+    """`source` yields the catalog's snapshots, `clients` are the workers' (not yet connected).
+    Without a database nothing is reported or proved, and no canary judged."""
+    gateway = Gateway(config, source, clients, database)
     return Litestar(
         route_handlers=ROUTES,
         lifespan=[gateway.running],

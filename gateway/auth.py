@@ -13,7 +13,7 @@ from litestar.handlers import BaseRouteHandler
 
 from admin.records import ApiKey, Tenant, hash_key, parse_key
 from gateway.catalog import CatalogView
-from gateway.errors import Forbidden, Overloaded, Unauthenticated
+from gateway.errors import Forbidden, Unauthenticated
 
 Connection = ASGIConnection[Any, Any, Any, Any]
 Guard = Callable[[Connection, BaseRouteHandler], Awaitable[None]]
@@ -23,11 +23,10 @@ NO_HASH = bytes(32)
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """Who asks, and under which view of the catalog the whole request is answered."""
+    """Who asks."""
 
     tenant: Tenant
     key: ApiKey
-    view: CatalogView
 
     @property
     def cache_domain(self) -> str:
@@ -58,7 +57,7 @@ def authorize(view: CatalogView, key: ApiKey, scope: str) -> Principal:
     tenant = view.tenants.get(key.tenant_id) if key.tenant_id else None
     if tenant is None or scope not in key.scopes:
         raise Forbidden(f"This API key lacks the scope '{scope}' for this.")
-    return Principal(tenant=tenant, key=key, view=view)
+    return Principal(tenant=tenant, key=key)
 
 
 async def public(_connection: Connection, _handler: BaseRouteHandler) -> None:
@@ -69,9 +68,7 @@ def requires(scope: str) -> Guard:
     """Lets tenant keys with the scope pass and leaves their Principal as `request.user`."""
 
     async def guard(connection: Connection, _handler: BaseRouteHandler) -> None:
-        view: CatalogView | None = connection.app.state.gateway.catalog.view
-        if view is None:
-            raise Overloaded("The gateway is starting.")
+        view: CatalogView = connection.app.state.gateway.catalog.current
         pepper: bytes = connection.app.state.gateway.config.pepper
         key = authenticate(view, pepper, connection.headers.get("authorization"))
         connection.scope["user"] = authorize(view, key, scope)

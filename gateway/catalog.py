@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-from collections.abc import AsyncIterator
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
-from admin.database import Database, DatabaseUnavailable
-from admin.queries import CATALOG_CHANNEL, catalog_generation, load_catalog
-from admin.records import AdapterVersion, ApiKey, BaseModel, CatalogSnapshot, Tenant
-from gateway.errors import ModelNotFound
-from gateway.schemas import ModelCard
+from admin.records import (
+    Alias,
+    ApiKey,
+    BaseModel,
+    CatalogSnapshot,
+    ServedVersion,
+    ServingData,
+    Tenant,
+)
+from gateway.errors import ModelNotFound, Overloaded, TemplateNotApproved
+from gateway.schemas import AdapterCard, ModelCard
+from gateway.source import SnapshotSource
+from gateway.split import pick_version
 from workers.protocol import AdapterRef
 
-log = logging.getLogger(__name__)
-
 DEFAULT_ALIAS = "prod"
-POLL_INTERVAL_S = 10.0
+NOTHING = ServingData()
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -33,9 +37,41 @@ class Target(msgspec.Struct, frozen=True):
     name: str
     """As asked."""
     base: BaseModel
-    version: AdapterVersion | None = None
-    adapter: AdapterRef | None = None
-    """The version as the data path knows it; its name is `name@version`."""
+    version: ServedVersion | None = None
+    canary: Alias | None = None
+    """The canary set that the version was chosen from."""
+    checksums: Mapping[str, str] = {}
+    """Of the version's packed image, by worker layout, as far as it is proved."""
+    is_template_approved: bool = True
+
+    @property
+    def serving(self) -> ServingData:
+        """What the version brings besides its weights."""
+        return self.version.serving if self.version else NOTHING
+
+    @property
+    def adapter(self) -> AdapterRef | None:
+        """The version, wherever it is."""
+        return self.adapter_for("")
+
+    def adapter_for(self, layout: str) -> AdapterRef | None:
+        """The version as a worker of this layout knows it; its name is `name@version`."""
+        version = self.version
+        if version is None:
+            return None
+        name = f"{version.name}@{version.version}"
+        return AdapterRef(version.digest, name, self.checksums.get(layout, ""))
+
+    def chat_template(self) -> str | None:
+        """The version's own, None: the base model's. Raises TemplateNotApproved."""
+        template = self.serving.chat_template
+        if template is not None and not self.is_template_approved:
+            raise TemplateNotApproved(
+                f"The chat template that '{self.name}' brings may not be rendered yet: "
+                "an admin must approve it. Completions are served.",
+                param="model",
+            )
+        return template
 
 
 class CatalogView:
@@ -47,32 +83,29 @@ class CatalogView:
         self.tenants: dict[str, Tenant] = {tenant.id: tenant for tenant in snapshot.tenants}
         self.models: dict[str, BaseModel] = {model.name: model for model in snapshot.models}
         self._versions = {(v.tenant_id, v.name, v.version): v for v in snapshot.versions}
-        self._aliases: dict[str, dict[tuple[str, str], int]] = {}
+        self._aliases: dict[str, dict[tuple[str, str], Alias]] = {}
         for alias in snapshot.aliases:
-            of_tenant = self._aliases.setdefault(alias.tenant_id, {})
-            of_tenant[alias.name, alias.alias] = alias.version
+            self._aliases.setdefault(alias.tenant_id, {})[alias.name, alias.alias] = alias
+        self._checksums: dict[tuple[str, str], dict[str, str]] = {}
+        for proof in snapshot.proofs:
+            by_layout = self._checksums.setdefault((proof.digest, proof.base_digest), {})
+            by_layout[proof.layout] = proof.checksum
+        self._approved_templates = snapshot.approved_templates
 
-    def resolve(self, tenant: Tenant, name: str) -> Target:
-        """`name`, `name@alias`, `name@7`, `tenant/...` of these, or a base; ModelNotFound."""
+    def resolve(self, tenant: Tenant, name: str, subject: str = "") -> Target:
+        """`name`, `name@alias`, `name@7`, `tenant/...` of these, or a base; ModelNotFound.
+
+        `subject` is whose request it is: a canary set gives each the same version every time.
+        """
         if base := self.models.get(name):
             return Target(name=name, base=base)
-        owner, slash, rest = name.rpartition("/")
-        if slash and owner != tenant.name:
-            raise ModelNotFound(name)
-        adapter, _, selector = rest.partition("@")
-        if selector.isascii() and selector.isdigit() and len(selector) < 10:
-            number = int(selector)
-        else:
-            alias = selector if "@" in rest else DEFAULT_ALIAS
-            number = self._aliases.get(tenant.id, {}).get((adapter, alias), 0)
-        version = self._versions.get((tenant.id, adapter, number))
-        if version is None or version.digest is None:
-            raise ModelNotFound(name)
-        base = self.models.get(version.base_name or "")
-        if base is None:
-            raise ModelNotFound(name)
-        ref = AdapterRef(digest=version.digest, name=f"{adapter}@{number}")
-        return Target(name=name, base=base, version=version, adapter=ref)
+        adapter, selected = self._select(tenant, name)
+        if isinstance(selected, int):
+            return self._target(tenant, name, adapter, [selected])
+        choices = [pick_version(selected, subject), selected.version]
+        return self._target(
+            tenant, name, adapter, choices, selected if selected.canary is not None else None
+        )
 
     def list(self, tenant: Tenant) -> list[ModelCard]:
         """Base models, then the tenant's adapters by each name that an alias gives them."""
@@ -87,58 +120,89 @@ class CatalogView:
         return cards
 
     def card(self, tenant: Tenant, name: str) -> ModelCard:
-        """ModelNotFound as `resolve`."""
-        target = self.resolve(tenant, name)
-        base, version, adapter = target.base, target.version, target.adapter
+        """Of a canary set its stable version, and the split. ModelNotFound as `resolve`."""
+        if base := self.models.get(name):
+            return ModelCard(
+                id=name,
+                created=int(base.created_at.timestamp()),
+                owned_by="loraplex",
+                root=base.name,
+                parent=None,
+                max_model_len=base.max_model_len,
+            )
+        adapter, selected = self._select(tenant, name)
+        number = selected if isinstance(selected, int) else selected.version
+        target = self._target(tenant, name, adapter, [number])
+        version = target.version
+        assert version is not None
+        serving = version.serving
         return ModelCard(
             id=name,
-            created=int((version or base).created_at.timestamp()),
-            owned_by=tenant.name if version else "loraplex",
-            root=adapter.name if adapter else base.name,
-            parent=base.name if version else None,
-            max_model_len=base.max_model_len,
+            created=int(version.created_at.timestamp()),
+            owned_by=tenant.name,
+            root=f"{adapter}@{number}",
+            parent=target.base.name,
+            max_model_len=target.base.max_model_len,
+            adapter=AdapterCard(
+                version=number,
+                canary=None if isinstance(selected, int) else selected.canary,
+                has_chat_template=serving.chat_template is not None,
+                is_chat_template_approved=target.is_template_approved,
+                stop=serving.stop,
+                defaults=serving.defaults,
+                metadata=serving.metadata,
+            ),
         )
 
+    def pinned(self) -> Iterator[Target]:
+        """What pinned aliases name, all versions of a canary set."""
+        for tenant_id, aliases in self._aliases.items():
+            for (adapter, _), alias in aliases.items():
+                for number in alias.canary or (alias.version,) if alias.pinned else ():
+                    with contextlib.suppress(ModelNotFound):
+                        yield self._target(self.tenants[tenant_id], adapter, adapter, [number])
 
-class SnapshotSource(Protocol):
-    """Where snapshots come from."""
+    def judged(self) -> Iterator[Alias]:
+        """Canary sets that may go back by themselves."""
+        for aliases in self._aliases.values():
+            yield from (a for a in aliases.values() if a.canary is not None and a.policy)
 
-    def snapshots(self) -> AsyncIterator[CatalogSnapshot]:
-        """The current one, then one after each change, for ever."""
-        ...
+    def _select(self, tenant: Tenant, name: str) -> tuple[str, Alias | int]:
+        """The adapter's name, and the alias or version number that is meant."""
+        owner, slash, rest = name.rpartition("/")
+        if slash and owner != tenant.name:
+            raise ModelNotFound(name)
+        adapter, at, selector = rest.partition("@")
+        if selector.isascii() and selector.isdigit() and len(selector) < 10:
+            return adapter, int(selector)
+        alias = self._aliases.get(tenant.id, {}).get((adapter, selector if at else DEFAULT_ALIAS))
+        if alias is None:
+            raise ModelNotFound(name)
+        return adapter, alias
 
-
-class PostgresSource:
-    """Listens on the catalog's channel, and polls its generation in case a notification is lost."""
-
-    def __init__(self, database: Database, poll_interval_s: float = POLL_INTERVAL_S) -> None:
-        self._database = database
-        self._poll_interval_s = poll_interval_s
-
-    async def snapshots(self) -> AsyncIterator[CatalogSnapshot]:
-        changed = asyncio.Event()
-        await self._listen(changed)
-        generation = -1
-        while True:
-            changed.clear()
-            try:
-                async with self._database.acquire() as connection:
-                    if await catalog_generation(connection) != generation:
-                        snapshot = await load_catalog(connection)
-                        generation = snapshot.generation
-                        yield snapshot
-            except DatabaseUnavailable as error:
-                log.warning("the catalog stays as it is: %s", error)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), self._poll_interval_s)
-
-    async def _listen(self, changed: asyncio.Event) -> None:
-        while True:
-            try:
-                return await self._database.listen(CATALOG_CHANNEL, lambda _: changed.set())
-            except DatabaseUnavailable as error:
-                log.warning("the catalog cannot be loaded yet: %s", error)
-                await asyncio.sleep(1.0)
+    def _target(
+        self,
+        tenant: Tenant,
+        name: str,
+        adapter: str,
+        numbers: Iterable[int],
+        canary: Alias | None = None,
+    ) -> Target:
+        """The first of these versions that is ready; ModelNotFound."""
+        for number in numbers:
+            version = self._versions.get((tenant.id, adapter, number))
+            base = self.models.get(version.base_name) if version else None
+            if version is not None and base is not None:
+                template = version.serving.template_digest
+                return Target(
+                    name=name,
+                    base=base,
+                    version=version,
+                    canary=canary,
+                    checksums=self._checksums.get((version.digest, base.digest), {}),
+                    is_template_approved=template is None or template in self._approved_templates,
+                )
+        raise ModelNotFound(name)
 
 
 class Catalog:
@@ -147,6 +211,7 @@ class Catalog:
     def __init__(self, source: SnapshotSource) -> None:
         self._source = source
         self._view: CatalogView | None = None
+        self._watchers: list[Callable[[CatalogView], None]] = []
         self.loaded = asyncio.Event()
 
     @property
@@ -154,7 +219,20 @@ class Catalog:
         """None until the first snapshot."""
         return self._view
 
+    @property
+    def current(self) -> CatalogView:
+        """The newest view. Raises Overloaded until there is one."""
+        if self._view is None:
+            raise Overloaded("The gateway is starting.")
+        return self._view
+
+    def watch(self, callback: Callable[[CatalogView], None]) -> None:
+        """Calls back with each new view, once it is the one that requests resolve in."""
+        self._watchers.append(callback)
+
     async def run(self) -> None:
         async for snapshot in self._source.snapshots():
-            self._view = CatalogView(snapshot)
+            self._view = view = CatalogView(snapshot)
             self.loaded.set()
+            for callback in self._watchers:
+                callback(view)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import secrets
+import socket
 from pathlib import Path
 
 import msgspec
 
 
+def new_instance_id() -> str:
+    return f"gateway-{socket.gethostname()}-{secrets.token_hex(6)}"
+
+
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     store: Path
     """Holds `models/<digest>/`, of which the torch-free half is read."""
+    instance_id: str = msgspec.field(default_factory=new_instance_id)
+    """Names this gateway among all that ever were."""
     pepper: bytes
     """The secret of the keyed hash of API keys."""
     default_chat_tokens: int = 4096

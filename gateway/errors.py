@@ -6,6 +6,7 @@ ApiError
 ├── Unauthenticated           401
 ├── Forbidden                 403
 ├── ModelNotFound             404
+├── TemplateNotApproved       409
 └── Overloaded                503
     └── NoWorker              503
 """
@@ -71,6 +72,10 @@ class ModelNotFound(ApiError):
         )
 
 
+class TemplateNotApproved(ApiError):
+    """The adapter version brings a chat template that no admin has approved."""
+
+
 class Overloaded(ApiError):
     """The service cannot take this now."""
 
@@ -88,6 +93,7 @@ PROBLEMS: Mapping[type[Exception] | ErrorCode | int, Problem] = {
     Unauthenticated: Problem(401, "authentication_error", "invalid_api_key"),
     Forbidden: Problem(403, "permission_error", "insufficient_scope"),
     ModelNotFound: Problem(404, "not_found_error", "model_not_found"),
+    TemplateNotApproved: Problem(409, INVALID, "template_not_approved"),
     Overloaded: Problem(503, SERVER, "overloaded", retry_after_s=1),
     NoWorker: Problem(503, SERVER, "no_worker", retry_after_s=2),
     ErrorCode.INVALID: Problem(400, INVALID),
@@ -108,15 +114,32 @@ PROBLEMS: Mapping[type[Exception] | ErrorCode | int, Problem] = {
 
 def problem_of(error: Exception) -> tuple[Problem, str]:
     """The table's row for an error and the words to show; unknown errors show nothing of theirs."""
+    problem = _find_problem(error)
+    match error:
+        case WorkerFailed() | ApiError() if problem is not None:
+            return problem, error.message
+        case HTTPException() if problem is not None:
+            return problem, error.detail
+        case _:
+            log.error("unexpected failure", exc_info=error)
+            return PROBLEMS[500], "The server had an error while processing your request."
+
+
+def is_our_fault(error: Exception) -> bool:
+    """Whether the caller could not have asked better."""
+    problem = _find_problem(error)
+    return problem is None or problem.status >= 500
+
+
+def _find_problem(error: Exception) -> Problem | None:
+    """None for what nobody foresaw."""
     if isinstance(error, WorkerFailed):
-        return PROBLEMS[error.code], error.message
+        return PROBLEMS[error.code]
     if isinstance(error, ApiError):
-        return next(PROBLEMS[cls] for cls in type(error).__mro__ if cls in PROBLEMS), error.message
+        return next(PROBLEMS[cls] for cls in type(error).__mro__ if cls in PROBLEMS)
     if isinstance(error, HTTPException) and error.status_code < 500:
-        known = PROBLEMS.get(error.status_code)
-        return known or Problem(error.status_code, INVALID), error.detail
-    log.error("unexpected failure", exc_info=error)
-    return PROBLEMS[500], "The server had an error while processing your request."
+        return PROBLEMS.get(error.status_code) or Problem(error.status_code, INVALID)
+    return None
 
 
 def error_body(error: Exception) -> dict[str, Any]:

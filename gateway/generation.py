@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 from gateway.admission import Usage
@@ -19,6 +20,8 @@ class Generation:
     ) -> None:
         """`requests[i]` is the sequence of `choices[i]`; sent with the first `step`."""
         self.worker = worker
+        self.first_output_at: float | None = None
+        """Of time.perf_counter()."""
         self._requests = requests
         self._choices = choices
         self._handles: list[Handle] = []
@@ -51,7 +54,10 @@ class Generation:
         if not self._handles:
             self._submit()
         deltas: list[Delta] = []
-        for i, output in await self._receive():
+        outputs = await self._receive()
+        if self.first_output_at is None:
+            self.first_output_at = time.perf_counter()
+        for i, output in outputs:
             choice = self._choices[i]
             if choice.finish_reason is None:
                 deltas.append(choice.feed(output))

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from admin.records import GenerationDefaults
 from gateway.errors import InvalidRequest
 
 MAX_BODY_BYTES = 10 << 20
@@ -213,6 +214,22 @@ class DetokenizeResponse(msgspec.Struct, frozen=True):
     prompt: str
 
 
+class AdapterCard(msgspec.Struct, frozen=True):
+    """What an adapter version brings besides its weights."""
+
+    version: int
+    canary: dict[int, int] | None
+    """Version to weight, where the name is split over several; the rest is of the stable one."""
+    has_chat_template: bool
+    is_chat_template_approved: bool
+    """Until then chats are refused, completions served; true without a template."""
+    stop: tuple[str, ...]
+    """Ends answers as the request's own do."""
+    defaults: GenerationDefaults
+    """Taken for what a request leaves out."""
+    metadata: dict[str, str]
+
+
 class ModelCard(msgspec.Struct, frozen=True):
     """`root` is what the name stands for now, `parent` the base of an adapter."""
 
@@ -222,6 +239,7 @@ class ModelCard(msgspec.Struct, frozen=True):
     root: str
     parent: str | None
     max_model_len: int
+    adapter: AdapterCard | None = None
     object: str = "model"
 
 

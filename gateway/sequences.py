@@ -6,6 +6,8 @@ import secrets
 
 import msgspec
 
+from admin.records import GenerationDefaults
+from gateway.activation import find_activation
 from gateway.admission import Reservation
 from gateway.auth import Principal
 from gateway.catalog import Target
@@ -38,11 +40,17 @@ class Call(msgspec.Struct, frozen=True):
     traceparent: str | None = None
 
 
-async def chat_prompts(tokenizer: ModelTokenizer, asked: ChatCompletionRequest) -> list[Prompt]:
-    return [Prompt(await tokenizer.encode_chat(asked.messages))]
+async def chat_prompts(
+    tokenizer: ModelTokenizer, target: Target, asked: ChatCompletionRequest
+) -> list[Prompt]:
+    """Raises TemplateNotApproved."""
+    template = target.chat_template()
+    return [Prompt(await tokenizer.encode_chat(asked.messages, template=template))]
 
 
-async def completion_prompts(tokenizer: ModelTokenizer, asked: CompletionRequest) -> list[Prompt]:
+async def completion_prompts(
+    tokenizer: ModelTokenizer, _target: Target, asked: CompletionRequest
+) -> list[Prompt]:
     given = asked.prompts
     encoded = iter(await tokenizer.encode_many([text for text in given if isinstance(text, str)]))
     prompts: list[Prompt] = []
@@ -70,32 +78,41 @@ def check_tokens(call: Call) -> None:
 
 
 def plan(call: Call, reservation: Reservation, worker: WorkerClient) -> Generation:
+    """`worker` must have the base model."""
+    layout = worker.models[call.target.base.digest].adapter_layout
     requests: list[Generate] = []
     choices: list[Choice] = []
     for prompt, max_tokens in zip(call.prompts, reservation.max_tokens, strict=True):
-        params = sampling_params(call.asked, call.tokenizer.defaults, max_tokens)
+        params = sampling_params(
+            call.asked, call.target.serving.defaults, call.tokenizer.defaults, max_tokens
+        )
+        request = _generate(call, prompt, layout, params)
         for number in range(call.asked.n or 1):
             numbered = msgspec.structs.replace(params, choice=number)
-            requests.append(_generate(call, prompt, numbered))
+            requests.append(msgspec.structs.replace(request, params=numbered))
             choices.append(_choice(call, prompt, len(choices)))
     return Generation(worker, requests, choices)
 
 
-def sampling_params(asked: Asked, defaults: SamplingDefaults, max_tokens: int) -> SamplingParams:
-    """What the caller leaves out is as the model's generation_config.json or OpenAI has it."""
+def sampling_params(
+    asked: Asked, own: GenerationDefaults, defaults: SamplingDefaults, max_tokens: int
+) -> SamplingParams:
+    """What the caller leaves out is as the adapter version's `own` defaults, the base model's
+    generation_config.json or OpenAI has it, in this order."""
     is_echo = isinstance(asked, CompletionRequest) and bool(asked.echo)
     scores_prompt = is_echo and (asked.num_logprobs is not None or max_tokens == 0)
-    top_k = _first(asked.top_k, defaults.top_k, 0)
+    top_k = _first(asked.top_k, own.top_k, defaults.top_k, 0)
+    repetition = (asked.repetition_penalty, own.repetition_penalty, defaults.repetition_penalty)
     return SamplingParams(
         max_tokens=max_tokens,
         seed=secrets.randbits(63) if asked.seed is None else asked.seed,
-        temperature=_first(asked.temperature, defaults.temperature, 1.0),
+        temperature=_first(asked.temperature, own.temperature, defaults.temperature, 1.0),
         top_k=max(int(top_k), 0),
-        top_p=_first(asked.top_p, defaults.top_p, 1.0),
-        min_p=_first(asked.min_p, defaults.min_p, 0.0),
-        presence_penalty=asked.presence_penalty or 0.0,
-        frequency_penalty=asked.frequency_penalty or 0.0,
-        repetition_penalty=_first(asked.repetition_penalty, defaults.repetition_penalty, 1.0),
+        top_p=_first(asked.top_p, own.top_p, defaults.top_p, 1.0),
+        min_p=_first(asked.min_p, own.min_p, defaults.min_p, 0.0),
+        presence_penalty=_first(asked.presence_penalty, own.presence_penalty, 0.0),
+        frequency_penalty=_first(asked.frequency_penalty, own.frequency_penalty, 0.0),
+        repetition_penalty=_first(*repetition, 1.0),
         logit_bias=asked.logit_bias or None,
         stop_token_ids=tuple(asked.stop_token_ids or ()),
         ignore_eos=bool(asked.ignore_eos),
@@ -105,14 +122,14 @@ def sampling_params(asked: Asked, defaults: SamplingDefaults, max_tokens: int) -
     )
 
 
-def _first(asked: float | None, default: float | None, otherwise: float) -> float:
-    if asked is not None:
-        return asked
-    return otherwise if default is None else default
+def _first(*values: float | None) -> float:
+    return next(value for value in values if value is not None)
 
 
-def _generate(call: Call, prompt: Prompt, params: SamplingParams) -> Generate:
+def _generate(call: Call, prompt: Prompt, layout: str, params: SamplingParams) -> Generate:
     """The client numbers it."""
+    version = call.target.version
+    activation = find_activation(prompt.tokens, version.invocation_tokens if version else ())
     return Generate(
         id=0,
         request_id=call.request_id,
@@ -120,7 +137,8 @@ def _generate(call: Call, prompt: Prompt, params: SamplingParams) -> Generate:
         tokens=prompt.tokens,
         params=params,
         cache_domain=call.caller.cache_domain,
-        adapter=call.target.adapter,
+        adapter=None if activation is None else call.target.adapter_for(layout),
+        activation=activation or 0,
         cache_salt=call.asked.cache_salt or "",
         tenant=call.caller.tenant.id,
         priority=call.asked.priority or 0,
@@ -133,7 +151,7 @@ def _choice(call: Call, prompt: Prompt, index: int) -> Choice:
         index,
         prompt.tokens,
         call.tokenizer,
-        stops=call.asked.stops,
+        stops=[*call.asked.stops, *call.target.serving.stop],
         min_tokens=call.asked.min_tokens or 0,
         echo=prompt.echo,
     )

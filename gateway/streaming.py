@@ -21,6 +21,7 @@ from gateway.generation import Generation
 log = logging.getLogger(__name__)
 
 Headers = list[tuple[bytes, bytes]]
+Settle = Callable[[Generation, Exception | None], None]
 
 
 class GenerationResponse(ABC):
@@ -32,13 +33,15 @@ class GenerationResponse(ABC):
         format: Format,
         *,
         headers: Headers,
-        settle: Callable[[Generation], None],
+        settle: Settle,
     ) -> None:
-        """`settle` is called once, when all is over, however it ended."""
+        """`settle` is called once, when all is over, with what ended it if not the answer's end or
+        the client."""
         self._generation = generation
         self._format = format
         self._headers = headers
         self._settle = settle
+        self._failure: Exception | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = asyncio.create_task(self._answer(send))
@@ -46,11 +49,14 @@ class GenerationResponse(ABC):
         try:
             await asyncio.wait((answer, watch), return_when=asyncio.FIRST_COMPLETED)
             (answer if answer.done() else watch).result()
+        except Exception as error:
+            self._failure = error
+            raise
         finally:
             self._generation.cancel()
             answer.cancel()
             watch.cancel()
-            self._settle(self._generation)
+            self._settle(self._generation, self._failure)
 
     @abstractmethod
     async def _answer(self, send: Send) -> None:
@@ -93,7 +99,7 @@ class StreamResponse(GenerationResponse):
         format: Format,
         *,
         headers: Headers,
-        settle: Callable[[Generation], None],
+        settle: Settle,
         include_usage: bool,
         ping_interval_s: float,
         slow_client_s: float,
@@ -119,6 +125,7 @@ class StreamResponse(GenerationResponse):
         except Exception as error:
             if not self._has_started:
                 raise
+            self._failure = error
             await self._write(send, event(error_body(error)), more=False)
 
     async def _write(self, send: Send, data: bytes, *, more: bool = True) -> None:

@@ -1,35 +1,21 @@
-"""Text to token ids and back, and the chat template, from a base model's canonical folder.
-
-Templates run in process because only imported, operator-approved models have one here; they are
-sandboxed all the same. No template ever comes from a request or an adapter.
-"""
+"""Text to token ids and back, and the chat template, from a base model's canonical folder."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import msgspec
-from jinja2 import nodes
-from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from gateway.chat_template import ChatTemplate, CompiledTemplates
 from gateway.detokenizer import Spelling
 from gateway.errors import InvalidRequest
 from gateway.schemas import Message
 
 THREAD_THRESHOLD = 16 << 10
 """More characters or ids are handled in a thread, so that they do not hold up the others."""
-
-RENDERING_ERRORS = (ArithmeticError, LookupError, TypeError, ValueError, RecursionError)
-"""What a template's own expressions may raise on messages it did not expect."""
 
 SPECIAL_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
@@ -59,13 +45,14 @@ class ModelTokenizer:
         self._tokenizer = Tokenizer.from_buffer(source)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._special_tokens = _special_tokens(config)
+        special_tokens = _special_tokens(config)
         self.spelling = Spelling(self._tokenizer, parts.decoder)
         self.defaults = msgspec.convert(
             _read_json(folder / "generation_config.json"), SamplingDefaults
         )
         template = _template_source(folder, config)
-        self._template = None if template is None else ENVIRONMENT.from_string(template)
+        self._template = None if template is None else ChatTemplate(template, special_tokens)
+        self._templates = CompiledTemplates(special_tokens)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return (await self.encode_many([text], add_special_tokens=add_special_tokens))[0]
@@ -78,28 +65,31 @@ class ModelTokenizer:
         return await asyncio.to_thread(self._encode, texts, add_special_tokens)
 
     async def encode_chat(
-        self, messages: list[Message], *, add_generation_prompt: bool = True
+        self,
+        messages: list[Message],
+        *,
+        template: str | None = None,
+        add_generation_prompt: bool = True,
     ) -> list[int]:
-        """The template writes the special tokens itself, so none are added."""
-        text = self.render(messages, add_generation_prompt=add_generation_prompt)
+        """As `render`; the template writes the special tokens itself, so none are added."""
+        text = await self.render(
+            messages, template=template, add_generation_prompt=add_generation_prompt
+        )
         return await self.encode(text, add_special_tokens=False)
 
-    def render(self, messages: list[Message], *, add_generation_prompt: bool = True) -> str:
-        """InvalidRequest if the template refuses the conversation, or the model has none."""
-        if self._template is None:
+    async def render(
+        self,
+        messages: list[Message],
+        *,
+        template: str | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """By an adapter version's approved `template`, else the model's own. Raises InvalidRequest
+        if it refuses the conversation, or there is none."""
+        chosen = self._template if template is None else await self._templates.get(template)
+        if chosen is None:
             raise InvalidRequest("This model has no chat template; use completions.", param="model")
-        try:
-            return self._template.render(
-                messages=[message.for_template() for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                tools=None,
-                documents=None,
-                **self._special_tokens,
-            )
-        except (jinja2.TemplateError, *RENDERING_ERRORS) as error:
-            raise InvalidRequest(
-                f"The model's chat template refused: {error}", param="messages"
-            ) from error
+        return chosen.render(messages, add_generation_prompt=add_generation_prompt)
 
     async def decode(self, tokens: list[int], *, skip_special_tokens: bool = False) -> str:
         decode = self._tokenizer.decode
@@ -150,62 +140,3 @@ def _template_source(folder: Path, config: dict[str, Any]) -> str | None:
     if isinstance(template, list):
         return next((t["template"] for t in template if t["name"] == "default"), None)
     return template
-
-
-class _Generation(Extension):
-    """`{% generation %}`, which marks answers for training, renders as what stands inside."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _Namespace(jinja2.utils.Namespace):
-    """Takes no private names, which the sandbox guards on every other object."""
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        if name.startswith("_"):
-            raise SecurityError(f"a namespace may not have {name!r}")
-        super().__setitem__(name, value)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Jinja's own filter escapes HTML, which chat templates do not mean."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    """Renders as transformers' apply_chat_template does."""
-    environment: Any = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals.update(
-        raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_Namespace
-    )
-    return environment
-
-
-ENVIRONMENT = _environment()

@@ -18,9 +18,9 @@ import admin.app
 import gateway.app
 from admin.config import AdminConfig
 from admin.database import Database
-from gateway.catalog import PostgresSource
 from gateway.config import GatewayConfig
 from gateway.server import make_config
+from gateway.source import PostgresSource
 from loraplex.bootstrap import load_pepper
 from loraplex.errors import BadSettings
 from loraplex.settings import Settings
@@ -80,10 +80,12 @@ async def _serve(settings: Settings, with_admin: bool, listener: socket.socket) 
 
 def _compose(settings: Settings, database: Database, with_admin: bool) -> Any:
     pepper = load_pepper(settings)
+    own = GatewayConfig(store=Path(settings.store_location), pepper=pepper)
     data = gateway.app.create_app(
-        GatewayConfig(store=Path(settings.store_location), pepper=pepper),
+        own,
         source=PostgresSource(database),
-        clients=[WorkerClient(address) for address in settings.workers],
+        clients=[WorkerClient(each, instance_id=own.instance_id) for each in settings.workers],
+        database=database,
     )
     if not with_admin:
         return data

@@ -13,7 +13,8 @@ ORDER BY id;
 SELECT name, digest, shape, max_model_len, created_at FROM base_models ORDER BY name;
 
 -- name: catalog_versions
-SELECT tenant_id, name, version, state, created_at, digest, base_name, manifest, serving
+SELECT tenant_id, name, version, created_at, digest, base_name, serving,
+       coalesce(manifest -> 'invocation_tokens', '[]') AS invocation_tokens
 FROM adapter_versions WHERE state = 'ready' ORDER BY tenant_id, name, version;
 
 -- name: catalog_aliases

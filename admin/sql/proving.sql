@@ -42,3 +42,12 @@ GROUP BY v.digest ORDER BY v.digest LIMIT $4;
 -- $1: content; $2: digest of the base; $3: layout; $4: checksum; $5: fingerprint; $6: worker id.
 INSERT INTO adapter_proofs (digest, base_digest, layout, checksum, fingerprint, worker)
 VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING;
+
+-- name: proving_unserved
+-- $1: digests of the base models that are served. Says of the others' versions why nobody proves them.
+UPDATE version_proving p SET detail = 'no worker serves ' || v.base_name
+FROM adapter_versions v JOIN base_models b ON b.name = v.base_name
+WHERE (v.tenant_id, v.name, v.version) = (p.tenant_id, p.name, p.version)
+    AND v.state = 'proving' AND NOT b.digest = ANY ($1::text[])
+    AND (p.claimed_until IS NULL OR p.claimed_until < now())
+    AND p.detail IS DISTINCT FROM 'no worker serves ' || v.base_name;

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import msgspec
 from litestar import post
 
 from gateway.auth import INFERENCE, requires
+from gateway.catalog import Target
+from gateway.flights import Flight
 from gateway.formats import ChatFormat, CompletionFormat, Format, ResponseIdentity
 from gateway.generation import Generation
 from gateway.request import GatewayRequest
 from gateway.schemas import ChatCompletionRequest, CompletionRequest, decode_request
-from gateway.sequences import Call, Prompt, chat_prompts, check_tokens, completion_prompts, plan
+from gateway.sequences import (
+    Asked,
+    Call,
+    Prompt,
+    chat_prompts,
+    check_tokens,
+    completion_prompts,
+    plan,
+)
 from gateway.streaming import GenerationResponse, Headers, StreamResponse, WholeResponse
 from gateway.tokenizer import ModelTokenizer
 
@@ -31,36 +42,53 @@ A = TypeVar("A", ChatCompletionRequest, CompletionRequest)
 async def create_chat_completion(request: GatewayRequest) -> GenerationResponse:
     """Answers a conversation, as one body or as a stream of server-sent events."""
     asked = decode_request(CHAT, await request.body())
-    default_tokens = request.gateway.config.default_chat_tokens
-    call = await prepare(request, asked, chat_prompts)
-    return respond(request, call, ChatFormat, "chatcmpl", default_tokens)
+    with departing(request, asked) as flight:
+        call = await prepare(request, asked, flight.target, chat_prompts)
+        default_tokens = request.gateway.config.default_chat_tokens
+        return respond(request, call, flight, ChatFormat, "chatcmpl", default_tokens)
 
 
 @post("/v1/completions", guards=[requires(INFERENCE)], status_code=200)
 async def create_completion(request: GatewayRequest) -> GenerationResponse:
     """Continues one or many prompts, as one body or as a stream of server-sent events."""
     asked = decode_request(COMPLETION, await request.body())
-    default_tokens = request.gateway.config.default_completion_tokens
-    call = await prepare(request, asked, completion_prompts)
-    return respond(request, call, CompletionFormat, "cmpl", default_tokens)
+    with departing(request, asked) as flight:
+        call = await prepare(request, asked, flight.target, completion_prompts)
+        default_tokens = request.gateway.config.default_completion_tokens
+        return respond(request, call, flight, CompletionFormat, "cmpl", default_tokens)
+
+
+@contextmanager
+def departing(request: GatewayRequest, asked: Asked) -> Generator[Flight]:
+    """Resolves the model, once for the request. The flight ends here if it never gets to its
+    response."""
+    gateway, caller = request.gateway, request.user
+    subject = asked.user or caller.key.id
+    target = gateway.catalog.current.resolve(caller.tenant, asked.model, subject)
+    flight = gateway.flights.begin(target)
+    try:
+        gateway.fleet.prefetch(target)
+        yield flight
+    except BaseException as error:
+        flight.end(error)
+        raise
 
 
 async def prepare(
     request: GatewayRequest,
     asked: A,
-    encode: Callable[[ModelTokenizer, A], Awaitable[list[Prompt]]],
+    target: Target,
+    encode: Callable[[ModelTokenizer, Target, A], Awaitable[list[Prompt]]],
 ) -> Call:
-    """Resolves the model and tokenises."""
-    caller = request.user
-    target = caller.view.resolve(caller.tenant, asked.model)
+    """Tokenises."""
     tokenizer = await request.gateway.tokenizers.get(target.base.digest)
     call = Call(
         request_id=request.request_id,
-        caller=caller,
+        caller=request.user,
         asked=asked,
         target=target,
         tokenizer=tokenizer,
-        prompts=await encode(tokenizer, asked),
+        prompts=await encode(tokenizer, target, asked),
         traceparent=request.headers.get("traceparent"),
     )
     check_tokens(call)
@@ -68,11 +96,18 @@ async def prepare(
 
 
 def respond(
-    request: GatewayRequest, call: Call, dialect: type[Format], prefix: str, default_tokens: int
+    request: GatewayRequest,
+    call: Call,
+    flight: Flight,
+    dialect: type[Format],
+    prefix: str,
+    default_tokens: int,
 ) -> GenerationResponse:
     """Admits, chooses and hands over to the response, which submits, streams and settles."""
     gateway, asked, target = request.gateway, call.asked, call.target
-    worker = gateway.fleet.choose(target.base.digest, target.adapter)
+    worker = gateway.fleet.choose(
+        target.base.digest, target.version.digest if target.version else None
+    )
     include_usage = bool(asked.stream_options and asked.stream_options.include_usage)
     format = dialect(
         ResponseIdentity(f"{prefix}-{call.request_id}", int(time.time()), asked.model),
@@ -85,7 +120,7 @@ def respond(
         call.caller.tenant.id,
         [len(prompt.tokens) for prompt in call.prompts],
         asked_tokens=asked.asked_tokens,
-        default_tokens=default_tokens,
+        default_tokens=target.serving.defaults.max_tokens or default_tokens,
         num_choices=asked.n or 1,
         max_model_len=min(
             target.base.max_model_len, worker.models[target.base.digest].max_model_len
@@ -93,8 +128,9 @@ def respond(
     )
     generation = plan(call, reservation, worker)
 
-    def settle(generation: Generation) -> None:
+    def settle(generation: Generation, failure: Exception | None) -> None:
         gateway.admission.settle(reservation, generation.usage)
+        flight.end(failure, generation.first_output_at)
         _log(request, call, generation)
 
     headers = _headers(call, generation)

@@ -29,7 +29,9 @@ async def tokenize(request: GatewayRequest) -> TokenizeResponse:
     target, tokenizer = await _tokenizer(request, asked.model)
     if asked.messages is not None:
         with_prompt = asked.add_generation_prompt is not False
-        tokens = await tokenizer.encode_chat(asked.messages, add_generation_prompt=with_prompt)
+        tokens = await tokenizer.encode_chat(
+            asked.messages, template=target.chat_template(), add_generation_prompt=with_prompt
+        )
     else:
         with_specials = asked.add_special_tokens is not False
         tokens = await tokenizer.encode(asked.prompt or "", add_special_tokens=with_specials)
@@ -50,5 +52,6 @@ async def detokenize(request: GatewayRequest) -> DetokenizeResponse:
 
 
 async def _tokenizer(request: GatewayRequest, model: str) -> tuple[Target, ModelTokenizer]:
-    target = request.user.view.resolve(request.user.tenant, model)
+    caller, view = request.user, request.gateway.catalog.current
+    target = view.resolve(caller.tenant, model, caller.key.id)
     return target, await request.gateway.tokenizers.get(target.base.digest)

@@ -17,10 +17,13 @@ from tests.gateway.scripts import Script, say
 from workers.client import WorkerClient, WorkerFailed
 from workers.protocol import (
     Abort,
+    AdapterRef,
+    Desired,
     ErrorCode,
     Failed,
     Generate,
     ModelInfo,
+    Prefetch,
     SequenceOutput,
     StepOutput,
 )
@@ -28,6 +31,7 @@ from workers.server import Command, Disconnected, Server
 
 DIGEST = "d" * 64
 MAX_MODEL_LEN = 128
+LAYOUT = "scripted-1"
 
 Key = tuple[int, int]
 
@@ -39,8 +43,10 @@ class ScriptedWorker:
         self.script: Script = say("hello")
         self.requests: list[Generate] = []
         self.aborted: list[Generate] = []
+        self.prefetched: list[AdapterRef] = []
+        self.desired: list[Desired] = []
         self.is_ready = True
-        self.models = [ModelInfo(DIGEST, "tiny", MAX_MODEL_LEN)]
+        self.models = [ModelInfo(DIGEST, "tiny", MAX_MODEL_LEN, LAYOUT)]
         self._running: dict[Key, tuple[Generate, asyncio.Task[None]]] = {}
         self._due: dict[int, list[SequenceOutput]] = {}
         self._server: Server
@@ -76,6 +82,10 @@ class ScriptedWorker:
             case Disconnected():
                 for key in [key for key in self._running if key[0] == connection]:
                     self._give_up(key)
+            case Prefetch():
+                self.prefetched.append(message.adapter)
+            case Desired():
+                self.desired.append(message)
             case _:
                 raise AssertionError(f"unexpected {message}")
 

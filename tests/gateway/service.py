@@ -16,12 +16,11 @@ import uvloop
 
 from adapters.manifest import BaseModelShape
 from admin.records import (
-    AdapterState,
-    AdapterVersion,
     Alias,
     ApiKey,
     BaseModel,
     CatalogSnapshot,
+    ServedVersion,
     Tenant,
     hash_key,
     new_key,
@@ -76,12 +75,11 @@ def snapshot(
     """Two tenants who both have a `support-bot`; acme's has versions 3 and 7, globex' version 1."""
     shape = BaseModelShape.from_config({**SIZES, "model_type": "llama"}, DIGEST)
 
-    def version(tenant: str, name: str, number: int) -> AdapterVersion:
-        return AdapterVersion(
+    def version(tenant: str, name: str, number: int) -> ServedVersion:
+        return ServedVersion(
             tenant_id=tenant,
             name=name,
             version=number,
-            state=AdapterState.READY,
             created_at=THEN + timedelta(days=number),
             digest=f"{tenant}-{name}-{number}",
             base_name="tiny",

@@ -12,8 +12,9 @@ from admin import models, tenants
 from admin.database import Database
 from admin.records import TENANT_SCOPES
 from gateway.auth import authenticate, authorize
-from gateway.catalog import Catalog, CatalogView, PostgresSource
+from gateway.catalog import Catalog, CatalogView
 from gateway.errors import Unauthenticated
+from gateway.source import PostgresSource
 from tests.doubles import SIZES
 from tests.gateway.service import DIGEST, PEPPER
 from tests.postgres import fresh_database
@@ -49,9 +50,10 @@ async def test_keys_and_models_as_they_change(database: Database) -> None:
     caller = authorize(view, authenticate(view, PEPPER, f"Bearer {text}"), "inference")
     assert caller.tenant.name == "acme"
     assert view.resolve(caller.tenant, "tiny").base.digest == DIGEST
+    before = view.generation
     async with database.transaction() as connection:
         await tenants.revoke_key(connection, key.id)
-    view = await until(catalog, lambda view: view.generation > caller.view.generation)
+    view = await until(catalog, lambda view: view.generation > before)
     with pytest.raises(Unauthenticated):
         authenticate(view, PEPPER, f"Bearer {text}")
     running.cancel()

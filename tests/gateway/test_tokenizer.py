@@ -81,14 +81,14 @@ async def test_ids_are_those_of_transformers(
 
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("in_file", [True, False])
-def test_templates_render_as_in_transformers(tmp_path: Path, template: str, in_file: bool) -> None:
+async def test_templates_render_as_in_transformers(tmp_path: Path, template: str, in_file: bool) -> None:
     if in_file:
         folder = changed(tmp_path, chat_template="not this one")
         (folder / "chat_template.jinja").write_text(template)
     else:
         folder = changed(tmp_path, chat_template=template)
     oracle = AutoTokenizer.from_pretrained(folder)
-    assert ModelTokenizer(folder).render(MESSAGES) == oracle.apply_chat_template(
+    assert await ModelTokenizer(folder).render(MESSAGES) == oracle.apply_chat_template(
         CHAT, add_generation_prompt=True, tokenize=False
     )
 
@@ -105,17 +105,17 @@ def test_templates_render_as_in_transformers(tmp_path: Path, template: str, in_f
         "{{ nothing.at.all }}",
     ],
 )
-def test_what_a_template_may_not_do(tmp_path: Path, template: str) -> None:
+async def test_what_a_template_may_not_do(tmp_path: Path, template: str) -> None:
     tokenizer = ModelTokenizer(changed(tmp_path, chat_template=template))
     with pytest.raises(InvalidRequest) as refusal:
-        tokenizer.render(MESSAGES)
+        await tokenizer.render(MESSAGES)
     assert refusal.value.param == "messages"
 
 
-def test_a_model_without_template_does_not_chat(tmp_path: Path) -> None:
+async def test_a_model_without_template_does_not_chat(tmp_path: Path) -> None:
     tokenizer = ModelTokenizer(changed(tmp_path, chat_template=None))
     with pytest.raises(InvalidRequest, match="no chat template"):
-        tokenizer.render(MESSAGES)
+        await tokenizer.render(MESSAGES)
 
 
 def test_sampling_defaults_of_the_model(tmp_path: Path) -> None:

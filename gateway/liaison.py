@@ -1,0 +1,47 @@
+"""All that a gateway does in the database beside following the catalog."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from admin.database import AdminError, Database
+from gateway.canary import CanaryJudge
+from gateway.catalog import Catalog
+from gateway.faults import FaultReports
+from gateway.fleet import Fleet
+from gateway.flights import Flights
+from gateway.presence import Presence
+from gateway.prover import Prover
+
+
+class Liaison:
+    """Serving never waits for it, but for the first word of presence."""
+
+    def __init__(
+        self,
+        database: Database,
+        gateway_id: str,
+        catalog: Catalog,
+        fleet: Fleet,
+        flights: Flights,
+    ) -> None:
+        self._presence = Presence(database, gateway_id, catalog, flights)
+        self._parts = [
+            self._presence,
+            Prover(database, gateway_id, catalog, fleet),
+            CanaryJudge(database, gateway_id, catalog, flights.outcomes),
+            FaultReports(database, fleet),
+        ]
+        self.has_joined = self._presence.has_joined
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for part in self._parts:
+                tasks.create_task(part.run())
+
+    async def leave(self) -> None:
+        """When nothing is in flight any more."""
+        with contextlib.suppress(AdminError, TimeoutError):
+            await self._presence.leave()

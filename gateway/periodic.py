@@ -1,0 +1,41 @@
+"""What a gateway does beside serving, again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+
+from admin.database import DatabaseUnavailable
+
+log = logging.getLogger(__name__)
+
+
+async def repeat(
+    what: str,
+    work: Callable[[], Awaitable[object]],
+    interval_s: float,
+    wake: asyncio.Event | None = None,
+) -> None:
+    """Does `work` now, then every `interval_s` and whenever `wake` is set, until cancelled.
+
+    A failure never ends it, nor anything else: serving goes on without, and it is said once.
+    """
+    wake = wake or asyncio.Event()
+    has_failed = False
+    while True:
+        wake.clear()
+        try:
+            await work()
+            has_failed = False
+        except Exception as error:
+            if not has_failed:
+                is_known = isinstance(error, DatabaseUnavailable)
+                log.warning("%s: %s", what, error, exc_info=None if is_known else error)
+            has_failed = True
+            # What woke it may go on doing so.
+            await asyncio.sleep(interval_s)
+            continue
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(wake.wait(), interval_s)

@@ -1,0 +1,172 @@
+"""Has workers prove adapters before anybody is served by them.
+
+A version is claimed for a minute in Postgres, so several gateways share the work and what a killed
+one had claimed is taken up by the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Coroutine
+from typing import Any
+
+import msgspec
+
+from admin.database import AdminError, Database
+from admin.queries import from_row, sql
+from gateway.catalog import Catalog
+from gateway.fleet import Fleet
+from gateway.periodic import repeat
+from workers.client import WorkerClient, WorkerFailed
+from workers.protocol import AdapterRef, ErrorCode, ProbeResult
+
+log = logging.getLogger(__name__)
+
+MAX_PROBES = 4
+POLL_INTERVAL_S = 2.0
+PROBE_TIMEOUT_S = 50.0
+"""Less than a claim lasts."""
+RETRY_S = 60.0
+"""After a content that is ready could not be proved for a further layout."""
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """A version that this gateway is to have proved."""
+
+    tenant_id: str
+    name: str
+    version: int
+    digest: str
+    base_digest: str
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.tenant_id, self.name, self.version
+
+
+class Prover:
+    """Up to `MAX_PROBES` at a time; when there is nothing else, proofs that ready versions lack
+    for the layout of a connected worker, one at a time."""
+
+    def __init__(self, database: Database, gateway_id: str, catalog: Catalog, fleet: Fleet) -> None:
+        self._database = database
+        self._id = gateway_id
+        self._fleet = fleet
+        self._wake = asyncio.Event()
+        self._probing: set[asyncio.Task[None]] = set()
+        self._not_before: dict[str, float] = {}
+        """Contents that failed to be proved for a further layout, and when to try again."""
+        catalog.watch(lambda _: self._wake.set())
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            await repeat("adapters are not proved", self._look, POLL_INTERVAL_S, self._wake)
+        finally:
+            for task in self._probing:
+                task.cancel()
+
+    async def _look(self) -> None:
+        served = {digest for c in self._fleet.clients if c.is_ready for digest in c.models}
+        num_free = MAX_PROBES - len(self._probing)
+        if num_free == 0:
+            return
+        async with self._database.acquire() as connection:
+            await connection.execute(sql["proving_unserved"], sorted(served))
+            rows = await connection.fetch(sql["proving_claim"], self._id, sorted(served), num_free)
+        for row in rows:
+            self._start(self._prove(from_row(Claim, row)))
+        if not self._probing:
+            await self._prove_further()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._probing.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._probing.discard(task)
+        self._wake.set()
+
+    async def _prove(self, claim: Claim) -> None:
+        """Ready, rejected, or released for another try; if nothing can be written the claim runs
+        out."""
+        adapter = AdapterRef(claim.digest, f"{claim.name}@{claim.version}")
+        try:
+            able = self._fleet.serving(claim.base_digest)
+            worker, result = await self._probe(able, claim.base_digest, adapter)
+            async with self._database.acquire() as connection:
+                if not result.error:
+                    proof = (result.layout, result.checksum, result.fingerprint, worker)
+                    await connection.fetchval(sql["proving_ready"], *claim.key, *proof)
+                elif result.is_final:
+                    log.warning("%s of %s: %s", adapter.name, claim.tenant_id, result.message)
+                    why = _rejection(result)
+                    await connection.fetchval(sql["proving_rejected"], *claim.key, why)
+                else:
+                    why = f"{result.error}: {result.message}"
+                    await connection.execute(sql["proving_release"], *claim.key, self._id, why)
+        except AdminError as error:
+            log.warning("%s of %s: %s", adapter.name, claim.tenant_id, error)
+
+    async def _prove_further(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._not_before = {d: at for d, at in self._not_before.items() if at > now}
+        able: dict[tuple[str, str], list[WorkerClient]] = {}
+        for client in self._fleet.clients:
+            for base, model in client.models.items() if client.is_ready else ():
+                able.setdefault((model.adapter_layout, base), []).append(client)
+        async with self._database.acquire() as connection:
+            for (layout, base), clients in able.items():
+                row = await connection.fetchrow(
+                    sql["proofs_missing"], layout, base, list(self._not_before), 1
+                )
+                if row is not None:
+                    self._start(self._prove_ready(clients, base, row["digest"]))
+                    return
+
+    async def _prove_ready(self, able: list[WorkerClient], base: str, digest: str) -> None:
+        """The version stays ready whatever comes out: another layout has proved it."""
+        self._not_before[digest] = asyncio.get_running_loop().time() + RETRY_S
+        worker, result = await self._probe(able, base, AdapterRef(digest))
+        if result.error:
+            log.warning("adapter %s on %s: %s", digest[:12], worker, result.message)
+            return
+        proof = (result.layout, result.checksum, result.fingerprint, worker)
+        try:
+            async with self._database.acquire() as connection:
+                await connection.execute(sql["proof_insert"], digest, base, *proof)
+        except AdminError as error:
+            log.warning("adapter %s: %s", digest[:12], error)
+
+    async def _probe(
+        self, able: list[WorkerClient], base: str, adapter: AdapterRef
+    ) -> tuple[str, ProbeResult]:
+        """The id of one of the workers and its answer; without one, an error that is not final."""
+        worker = ""
+        try:
+            if not able:
+                raise WorkerFailed(ErrorCode.WORKER_LOST, "no worker is ready")
+            client = random.choice(able)
+            worker = client.instance_id
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                return worker, await client.probe(base, adapter)
+        except WorkerFailed as error:
+            why = error.message
+        except TimeoutError:
+            why = f"no answer within {PROBE_TIMEOUT_S:.0f} s"
+        return worker, ProbeResult(
+            0, error="adapter.probe.unavailable", message=why, is_final=False
+        )
+
+
+def _rejection(result: ProbeResult) -> dict[str, Any]:
+    return {
+        "code": result.error,
+        "field": "adapter_model.safetensors",
+        "got": result.message,
+        "allowed": None,
+        "hint": "Check the adapter with peft on the same base model, and upload it again.",
+    }
