@@ -6,7 +6,6 @@ the same of a ZIP's directory is checked before `zipfile` reads it.
 
 from __future__ import annotations
 
-import lzma
 import struct
 import zipfile
 import zlib
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from adapters.store import is_disk_full
 from admin.errors import Invalid, TooLarge
 
 CHUNK_BYTES = 1 << 20
@@ -23,10 +23,11 @@ TAR_BLOCK = 512
 ZIP_MAGIC = b"PK\x03\x04"
 ZIP_END = struct.Struct("<4s4H2LH")
 REGULAR = (b"0", b"\0")
+ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""The others' decoders take as much memory as the archive says."""
 ZIP_ERRORS = (
     zipfile.BadZipFile,
     zlib.error,
-    lzma.LZMAError,
     NotImplementedError,
     RuntimeError,
     EOFError,
@@ -38,7 +39,8 @@ ZIP_ERRORS = (
 def extract(archive: Path, folder: Path, wanted: tuple[str, ...], max_bytes: int) -> None:
     """Copies the regular members whose last path component is wanted into `folder`; skips others.
 
-    Raises Invalid (not a plain tar or zip, damaged, a member twice, not a regular file), TooLarge.
+    Raises Invalid (not a plain tar or zip, damaged, a member twice, not a regular file), TooLarge,
+    OSError (the disk is full).
     """
     with archive.open("rb") as file:
         head = file.read(TAR_BLOCK)
@@ -62,9 +64,13 @@ def _extract_zip(file: IO[bytes], folder: Path, wanted: tuple[str, ...], max_byt
                 kind = member.external_attr >> 16 & 0o170000
                 if kind not in (0, 0o100000) or member.flag_bits & 1:
                     raise Invalid(f"{name} is not a plain file", "archive_member", name)
+                if member.compress_type not in ZIP_METHODS:
+                    raise Invalid(f"{name} is neither stored nor deflated", "archive_member", name)
                 with members.open(member) as source:
                     _copy(source, folder / name, max_bytes)
     except ZIP_ERRORS as error:
+        if isinstance(error, OSError) and is_disk_full(error):
+            raise
         raise Invalid(f"not a readable .zip: {error}", "archive_format") from error
 
 

@@ -1,0 +1,76 @@
+"""A file as it arrives from the network: bounded, hashed while written, off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from admin.errors import TooLarge
+
+BLOCK_BYTES = 1 << 20
+
+
+class FileSink:
+    """Use it as a context manager; its file keeps what was written when something fails.
+
+    `check_room` is asked before each block, so that many uploads at once keep the reserve too.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        max_bytes: int,
+        check_room: Callable[[int], None],
+        *,
+        mode: Literal["xb", "ab"] = "xb",
+    ) -> None:
+        self.num_bytes = 0
+        """Written by this sink, or waiting to be."""
+        self._file = path.open(mode, buffering=0)
+        self._max_bytes = max_bytes
+        self._check_room = check_room
+        self._digest = hashlib.sha256()
+        self._waiting: list[bytes] = []
+        self._num_waiting = 0
+
+    async def write(self, chunk: bytes | bytearray) -> None:
+        """Raises TooLarge, with nothing of the chunk kept, or OSError."""
+        if self.num_bytes + len(chunk) > self._max_bytes:
+            raise TooLarge(f"more than {self._max_bytes} bytes")
+        self.num_bytes += len(chunk)
+        self._num_waiting += len(chunk)
+        self._waiting.append(bytes(chunk))
+        if self._num_waiting >= BLOCK_BYTES:
+            await asyncio.to_thread(self._flush)
+
+    async def finish(self, *, sync: bool = False) -> str:
+        """The SHA-256 (hex) of what was written; `sync`: it is on the disk."""
+        await asyncio.to_thread(self._flush)
+        if sync:
+            await asyncio.to_thread(os.fsync, self._file.fileno())
+        return self._digest.hexdigest()
+
+    def _flush(self) -> None:
+        block = b"".join(self._waiting)
+        self._waiting, self._num_waiting = [], 0
+        self._check_room(len(block))
+        self._digest.update(block)
+        written = 0
+        while written < len(block):
+            written += self._file.write(memoryview(block)[written:])
+
+    def __enter__(self) -> FileSink:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
