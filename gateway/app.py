@@ -53,7 +53,7 @@ class Gateway:
     ) -> None:
         self.config = config
         self.catalog = Catalog(source)
-        self.tokenizers = Tokenizers(config.store)
+        self.tokenizers = Tokenizers(config.model_folder)
         self.admission = Admission()
         self.fleet = Fleet(clients)
         self.flights = Flights(Outcomes())

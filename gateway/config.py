@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -14,8 +15,8 @@ def new_instance_id() -> str:
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
-    store: Path
-    """Holds `models/<digest>/`, of which the torch-free half is read."""
+    model_folder: Callable[[str], Path]
+    """Where the tokenizer and configs of a model's digest lie; may have to fetch them."""
     instance_id: str = msgspec.field(default_factory=new_instance_id)
     """Names this gateway among all that ever were."""
     pepper: bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -103,19 +104,21 @@ class ModelTokenizer:
 
 
 class Tokenizers:
-    """The tokenizer of each model digest, loaded once from `<store>/models/<digest>`."""
+    """The tokenizer of each model digest, loaded once from the folder found in a thread."""
 
-    def __init__(self, store: Path) -> None:
-        self._store = store
+    def __init__(self, find_folder: Callable[[str], Path]) -> None:
+        self._find_folder = find_folder
         self._loading: dict[str, asyncio.Task[ModelTokenizer]] = {}
 
     async def get(self, digest: str) -> ModelTokenizer:
         task = self._loading.get(digest)
         if task is None or (task.done() and task.exception() is not None):
-            folder = self._store / "models" / digest
-            task = asyncio.create_task(asyncio.to_thread(ModelTokenizer, folder))
+            task = asyncio.create_task(asyncio.to_thread(self._load, digest))
             self._loading[digest] = task
         return task.result() if task.done() else await asyncio.shield(task)
+
+    def _load(self, digest: str) -> ModelTokenizer:
+        return ModelTokenizer(self._find_folder(digest))
 
 
 def _read_json(path: Path) -> dict[str, Any]:

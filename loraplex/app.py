@@ -8,7 +8,7 @@ import signal
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -80,7 +80,9 @@ async def _serve(settings: Settings, with_admin: bool, listener: socket.socket) 
 
 def _compose(settings: Settings, database: Database, with_admin: bool) -> Any:
     pepper = load_pepper(settings)
-    own = GatewayConfig(store=Path(settings.store_location), pepper=pepper)
+    store = settings.open_store()
+    find_model = partial(store.model_folder, weights=False)
+    own = GatewayConfig(model_folder=find_model, pepper=pepper)
     data = gateway.app.create_app(
         own,
         source=PostgresSource(database),
@@ -94,6 +96,5 @@ def _compose(settings: Settings, database: Database, with_admin: bool) -> Any:
         max_upload_bytes=settings.max_upload,
         max_lora_rank=settings.max_lora_rank,
     )
-    store = settings.open_store()
     store.sweep(STALE_UPLOAD_S)
     return Composed(data, admin.app.create_app(config, database=database, store=store))

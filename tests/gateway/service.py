@@ -129,8 +129,8 @@ class FedSource:
 def make_store(folder: Path) -> Path:
     """A store with the tiny tokenizer under both digests."""
     for digest in (DIGEST, OTHER_DIGEST):
-        model = folder / "models" / digest
-        model.mkdir(parents=True)
+        model = folder / digest
+        model.mkdir()
         make_tokenizer(model)
     return folder
 
@@ -140,7 +140,7 @@ class Service:
 
     def __init__(self, store: Path, **config: Any) -> None:
         self.keys = Keys()
-        self.config = GatewayConfig(store=store, pepper=PEPPER, **config)
+        self.config = GatewayConfig(model_folder=store.joinpath, pepper=PEPPER, **config)
         self.loop = uvloop.new_event_loop()
         self.worker = ScriptedWorker()
         self._socket = bind("127.0.0.1", 0)

@@ -25,7 +25,7 @@ PUBLIC = {
 
 @pytest.fixture
 def app(tmp_path) -> Litestar:
-    config = GatewayConfig(store=tmp_path, pepper=PEPPER)
+    config = GatewayConfig(model_folder=tmp_path.joinpath, pepper=PEPPER)
     return create_app(config, source=FedSource(snapshot([])), clients=[])
 
 

@@ -81,7 +81,9 @@ async def test_ids_are_those_of_transformers(
 
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("in_file", [True, False])
-async def test_templates_render_as_in_transformers(tmp_path: Path, template: str, in_file: bool) -> None:
+async def test_templates_render_as_in_transformers(
+    tmp_path: Path, template: str, in_file: bool
+) -> None:
     if in_file:
         folder = changed(tmp_path, chat_template="not this one")
         (folder / "chat_template.jinja").write_text(template)
@@ -128,16 +130,16 @@ def test_sampling_defaults_of_the_model(tmp_path: Path) -> None:
 
 
 async def test_a_tokenizer_is_loaded_once(store: Path) -> None:
-    tokenizers = Tokenizers(store)
+    tokenizers = Tokenizers(store.joinpath)
     assert await tokenizers.get("d" * 64) is await tokenizers.get("d" * 64)
 
 
 async def test_a_folder_that_comes_later_is_found(tmp_path: Path) -> None:
-    tokenizers = Tokenizers(tmp_path)
+    tokenizers = Tokenizers(tmp_path.joinpath)
     with pytest.raises(OSError):
         await tokenizers.get("late")
-    (tmp_path / "models" / "late").mkdir(parents=True)
-    make_tokenizer(tmp_path / "models" / "late")
+    (tmp_path / "late").mkdir()
+    make_tokenizer(tmp_path / "late")
     assert await (await tokenizers.get("late")).encode("x")
 
 
