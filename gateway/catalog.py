@@ -165,7 +165,9 @@ class CatalogView:
     def judged(self) -> Iterator[Alias]:
         """Canary sets that may go back by themselves."""
         for aliases in self._aliases.values():
-            yield from (a for a in aliases.values() if a.canary is not None and a.policy)
+            yield from (
+                a for a in aliases.values() if a.canary is not None and a.policy is not None
+            )
 
     def _select(self, tenant: Tenant, name: str) -> tuple[str, Alias | int]:
         """The adapter's name, and the alias or version number that is meant."""

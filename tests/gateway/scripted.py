@@ -18,6 +18,7 @@ from workers.client import WorkerClient, WorkerFailed
 from workers.protocol import (
     Abort,
     AdapterRef,
+    AdapterStatus,
     Desired,
     ErrorCode,
     Failed,
@@ -26,6 +27,7 @@ from workers.protocol import (
     Prefetch,
     SequenceOutput,
     StepOutput,
+    WorkerStatus,
 )
 from workers.server import Command, Disconnected, Server
 
@@ -70,6 +72,11 @@ class ScriptedWorker:
     async def close(self) -> None:
         await self.stop()
         self._folder.cleanup()
+
+    def report(self, *adapters: AdapterStatus) -> None:
+        """Sends a status with these."""
+        status = WorkerStatus("scripted", False, [], list(adapters), 0, "", {}, 0, 0.0)
+        self._server.deliver([(0, status)])
 
     def post(self, connection: int, message: Command) -> None:
         match message:
