@@ -5,10 +5,11 @@ from __future__ import annotations
 from litestar import Litestar, Router
 from litestar.datastructures import State
 
-from adapters.store import LocalStore
+from adapters.store import Store
 from admin import problems
 from admin.config import AdminConfig
 from admin.controllers.adapters import AdapterController
+from admin.controllers.aliases import AliasController
 from admin.controllers.keys import KeyController
 from admin.controllers.models import ModelController
 from admin.controllers.tenants import TenantController
@@ -21,13 +22,14 @@ MAX_BODY_BYTES = 64 << 10
 """Of every request but an upload, which has its own bounds."""
 
 
-def create_app(config: AdminConfig, *, database: Database, store: LocalStore) -> Litestar:
+def create_app(config: AdminConfig, *, database: Database, store: Store) -> Litestar:
     """Serves /admin/v1. The database is the caller's to open and close."""
     controllers = [
         TenantController,
         KeyController,
         ModelController,
         AdapterController,
+        AliasController,
         UploadController,
     ]
     return Litestar(

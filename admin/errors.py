@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 
 class AdminError(Exception):
-    """Base of all; `code` names the case for machines."""
+    """Base of all; `code` names the case for machines, `details` are more for them to read."""
 
     code = "internal"
 
-    def __init__(self, message: str, code: str | None = None, param: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        code: str | None = None,
+        param: str | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(message)
         self.code = code or type(self).code
         self.param = param
+        self.details = details or {}
 
 
 class Invalid(AdminError):
@@ -36,6 +46,12 @@ class Conflict(AdminError):
     """The present state forbids it."""
 
     code = "conflict"
+
+
+class Stale(AdminError):
+    """It has changed since the caller looked."""
+
+    code = "stale"
 
 
 class DatabaseUnavailable(AdminError):
@@ -66,3 +82,9 @@ class TooLarge(AdminError):
     """More bytes than allowed."""
 
     code = "request_too_large"
+
+
+class Stalled(AdminError):
+    """The rest of the request does not come."""
+
+    code = "request_timeout"

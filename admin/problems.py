@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from litestar import Request, Response
 from litestar.exceptions import HTTPException, ValidationException
 
 from adapters.errors import AdapterRejected
+from adapters.store import StoreUnavailable, is_disk_full
 from admin import errors
 
 log = logging.getLogger(__name__)
@@ -29,6 +31,8 @@ PROBLEMS: dict[type[errors.AdminError], Problem] = {
     errors.NotFound: Problem(404, "not_found_error"),
     errors.AlreadyExists: Problem(409, INVALID),
     errors.Conflict: Problem(409, INVALID),
+    errors.Stale: Problem(412, INVALID),
+    errors.Stalled: Problem(408, INVALID),
     errors.TooLarge: Problem(413, INVALID),
     errors.DatabaseUnavailable: Problem(503, "server_error"),
 }
@@ -47,7 +51,17 @@ def to_response(_: Request[Any, Any, Any], error: Exception) -> Response[dict[st
             return _answer(400, INVALID, str(error), error.field, error.code, error.to_dict())
         case errors.AdminError() if type(error) in PROBLEMS:
             problem = PROBLEMS[type(error)]
-            return _answer(problem.status, problem.type, str(error), error.param, error.code)
+            return _answer(
+                problem.status, problem.type, str(error), error.param, error.code, error.details
+            )
+        case OSError() if is_disk_full(error):
+            log.error("the disk is full: %s", error)
+            message = f"The server's disk is full: {error.strerror}."
+            return _answer(507, "server_error", message, None, "disk_full")
+        case StoreUnavailable():
+            log.error("%s", error)
+            message = "The server's store does not answer."
+            return _answer(503, "server_error", message, None, "store_unavailable")
         case ValidationException():
             return _answer(400, INVALID, _explain(error), None, "invalid")
         case HTTPException() if error.status_code < 500:
@@ -64,7 +78,7 @@ def _answer(
     message: str,
     param: str | None,
     code: str | None,
-    more: dict[str, Any] | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> Response[dict[str, Any]]:
     problem = {**(more or {}), "message": message, "type": kind, "param": param, "code": code}
     return Response({"error": problem}, status_code=status, headers=HEADERS.get(status))

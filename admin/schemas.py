@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
 
 import msgspec
 
-from admin.records import AdapterVersion, ApiKey, BaseModel, Tenant
+from admin.records import ApiKey, BaseModel, Tenant
 
 T = TypeVar("T")
 
@@ -27,6 +27,11 @@ def page(found: list[T], limit: int) -> Page[T]:
 class TenantCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     sharing_group: str | None = None
+
+
+class TenantChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pin_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
+    """Bytes of adapters that the tenant's pinned aliases may keep on the device."""
 
 
 class KeyCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,11 +79,18 @@ class TenantView(msgspec.Struct, frozen=True):
     name: str
     sharing_group: str | None
     created_at: datetime | None
+    pin_bytes: int
     object: str = "tenant"
 
     @classmethod
     def of(cls, tenant: Tenant) -> TenantView:
-        return cls(tenant.id, tenant.name, tenant.sharing_group, tenant.created_at)
+        return cls(
+            id=tenant.id,
+            name=tenant.name,
+            sharing_group=tenant.sharing_group,
+            created_at=tenant.created_at,
+            pin_bytes=tenant.pin_bytes,
+        )
 
 
 class ModelRegister(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -106,69 +118,6 @@ class ModelView(msgspec.Struct, frozen=True):
             max_model_len=model.max_model_len,
             created_at=model.created_at,
         )
-
-
-class VersionView(msgspec.Struct, frozen=True):
-    name: str
-    version: int
-    state: str
-    model: str | None
-    digest: str | None
-    max_rank: int | None
-    num_parameters: int | None
-    file_bytes: int | None
-    warnings: list[str]
-    error: dict[str, Any] | None
-    created_at: datetime
-    aliases: list[str] = []
-    object: str = "adapter.version"
-
-    @classmethod
-    def of(cls, version: AdapterVersion, aliases: list[str] | None = None) -> VersionView:
-        manifest = version.manifest
-        return cls(
-            name=version.name,
-            version=version.version,
-            state=version.state,
-            model=version.base_name,
-            digest=version.digest,
-            max_rank=manifest.max_rank if manifest else None,
-            num_parameters=manifest.num_parameters if manifest else None,
-            file_bytes=manifest.file_bytes if manifest else None,
-            warnings=list(manifest.warnings) if manifest else [],
-            error=version.error,
-            created_at=version.created_at,
-            aliases=aliases or [],
-        )
-
-
-class AdapterView(msgspec.Struct, frozen=True):
-    name: str
-    tenant: str
-    created_at: datetime
-    aliases: dict[str, int]
-    versions: list[VersionView]
-    object: str = "adapter"
-
-
-class AliasSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    version: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
-
-
-class AliasMoveView(msgspec.Struct, frozen=True):
-    version: int
-    previous: int | None
-    changed_by: str | None
-    changed_at: datetime
-
-
-class AliasView(msgspec.Struct, frozen=True):
-    name: str
-    alias: str
-    version: int
-    history: list[AliasMoveView] = []
-    """Newest first."""
-    object: str = "adapter.alias"
 
 
 class Deleted(msgspec.Struct, frozen=True):

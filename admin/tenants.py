@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from admin.aliases import check_pins
 from admin.database import Connection
 from admin.errors import NotFound
 from admin.queries import from_row, sql
@@ -30,6 +31,14 @@ async def find_tenant(connection: Connection, reference: str) -> Tenant:
     row = await connection.fetchrow(sql["tenant_find"], reference)
     if row is None:
         raise NotFound(f"no tenant {reference[:128]!r}", "tenant_not_found", "tenant")
+    return from_row(Tenant, row)
+
+
+async def set_pin_bytes(connection: Connection, tenant: Tenant, pin_bytes: int) -> Tenant:
+    """In a transaction of the caller's. Raises Conflict if more is pinned already."""
+    row = await connection.fetchrow(sql["tenant_set_pin_bytes"], tenant.id, pin_bytes)
+    assert row is not None
+    await check_pins(connection, tenant.id)
     return from_row(Tenant, row)
 
 

@@ -27,11 +27,11 @@ from adapters.validator import CONFIG_NAME, WEIGHTS_NAME
 from admin.archive import extract
 from admin.errors import Invalid, TooLarge
 
-FIELDS = ("name", "model", "tenant", "alias")
+FIELDS = {"name": 1024, "model": 1024, "tenant": 1024, "alias": 1024, "serving": 512 << 10}
+"""With the bytes each may have."""
 PICKLES = ("adapter_model.bin", "adapter_model.pt")
 ARCHIVE = "upload.archive"
 ARCHIVE_SUFFIXES = (".tar", ".zip")
-MAX_FIELD_BYTES = 1024
 MAX_PARTS = 8
 OVERHEAD_BYTES = 1 << 20
 """What the multipart framing or an archive may add to the files."""
@@ -51,6 +51,8 @@ class Upload(msgspec.Struct):
     model: str | None = None
     tenant: str | None = None
     alias: str | None = None
+    serving: str | None = None
+    """JSON."""
 
 
 async def receive(
@@ -101,7 +103,7 @@ class _Receiver:
             self._begin(event)
         elif self._field:
             self._text += event
-            if len(self._text) > MAX_FIELD_BYTES:
+            if len(self._text) > FIELDS[self._field]:
                 raise Invalid(f"{self._field} is too long", "field_too_long", self._field)
         elif self._file is not None:
             self._file.write(event)

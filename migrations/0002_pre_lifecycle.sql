@@ -211,11 +211,13 @@ BEGIN
     RETURN true;
 END $$;
 
--- Contents that perhaps no version names: on their way into the store, or left by a version that went. What no
--- version names when it is due is removed from the store.
+-- Contents that perhaps no version names: on their way into the store (held by their uploader while `due` is ahead), or
+-- left by a version that went (holder ''). One that nobody holds and no version names is removed from the store.
 CREATE TABLE loose_contents (
-    digest content_digest PRIMARY KEY,
-    due    timestamptz NOT NULL
+    digest content_digest NOT NULL,
+    holder text NOT NULL,
+    due    timestamptz NOT NULL,
+    PRIMARY KEY (digest, holder)
 );
 
 -- Of a version that was proved wrong only the row remains. False if the version is not proving any more.
@@ -232,7 +234,7 @@ BEGIN
         RETURN false;
     END IF;
     DELETE FROM version_proving WHERE (tenant_id, name, version) = (of_tenant, of_name, of_version);
-    INSERT INTO loose_contents (digest, due) VALUES (content, now()) ON CONFLICT DO NOTHING;
+    INSERT INTO loose_contents (digest, holder, due) VALUES (content, '', now()) ON CONFLICT DO NOTHING;
     RETURN true;
 END $$;
 

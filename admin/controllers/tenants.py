@@ -1,16 +1,16 @@
-"""Tenants: create, list, read, delete."""
+"""Tenants: create, list, read, change, delete."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from litestar import Controller, delete, get, post
+from litestar import Controller, delete, get, patch, post
 from litestar.params import FromPath, FromQuery, JSONBody, Parameter
 
-from admin import adapters, tenants
+from admin import contents, tenants
 from admin.guards import ADMIN, requires
 from admin.request import AdminRequest
-from admin.schemas import Deleted, Page, TenantCreate, TenantView, page
+from admin.schemas import Deleted, Page, TenantChange, TenantCreate, TenantView, page
 
 
 class TenantController(Controller):
@@ -43,12 +43,22 @@ class TenantController(Controller):
         async with request.plane.database.acquire() as connection:
             return TenantView.of(await tenants.find_tenant(connection, tenant))
 
+    @patch("/{tenant:str}", guards=[requires(ADMIN)])
+    async def change_tenant(
+        self, request: AdminRequest, tenant: FromPath[str], data: JSONBody[TenantChange]
+    ) -> TenantView:
+        """409 if its aliases pin more bytes already."""
+        async with request.plane.database.transaction() as connection:
+            found = await tenants.find_tenant(connection, tenant)
+            changed = await tenants.set_pin_bytes(connection, found, data.pin_bytes)
+        return TenantView.of(changed)
+
     @delete("/{tenant:str}", guards=[requires(ADMIN)], status_code=200)
     async def delete_tenant(self, request: AdminRequest, tenant: FromPath[str]) -> Deleted:
         """With its keys, its adapters and the files nobody else has."""
         async with request.plane.database.transaction() as connection:
             doomed = await tenants.find_tenant(connection, tenant)
-            digests = await adapters.digests_of_tenant(connection, doomed.id)
+            await contents.leave_tenant(connection, doomed.id)
             await tenants.delete_tenant(connection, doomed)
-        await request.plane.discard_unused(digests)
+        await request.plane.reaper.reap()
         return Deleted(doomed.id)

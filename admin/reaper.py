@@ -1,0 +1,67 @@
+"""Removes what nobody needs any more: retired versions, emptied adapters, contents without a
+version, faults of such. Any number of processes may do so at once, and die while they do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from adapters.store import Store
+from admin import contents
+from admin.adapters import lock_catalog
+from admin.database import Database
+from admin.errors import AdminError
+from admin.queries import sql
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 2.0
+PRUNE_EVERY = 30
+"""In rounds."""
+
+
+class Reaper:
+    def __init__(self, database: Database, store: Store) -> None:
+        self._database = database
+        self._store = store
+
+    async def run(self) -> None:
+        """For ever; what fails is tried again in the next round."""
+        rounds = 0
+        while True:
+            try:
+                await self.reap()
+                if rounds % PRUNE_EVERY == 0:
+                    await self._prune()
+            except (AdminError, OSError) as error:
+                log.warning("could not remove what nobody needs: %s", error)
+            rounds += 1
+            await asyncio.sleep(INTERVAL_S)
+
+    async def reap(self) -> None:
+        """One round. Changes the catalog only if there is something to remove."""
+        async with self._database.acquire() as connection:
+            await connection.execute(sql["gateways_gone"])
+            has_versions = await connection.fetchrow(sql["versions_to_reap"]) is not None
+            has_adapters = await connection.fetchrow(sql["adapters_to_reap"]) is not None
+        if has_versions or has_adapters:
+            await self._reap_catalog()
+        await contents.remove_due(self._database, self._remove)
+
+    async def _reap_catalog(self) -> None:
+        async with self._database.transaction() as connection:
+            await lock_catalog(connection)
+            for row in await connection.fetch(sql["versions_to_reap"]):
+                key = (row["tenant_id"], row["name"], row["version"])
+                await connection.execute(sql["version_delete"], *key)
+                if row["digest"] is not None:
+                    await contents.leave(connection, row["digest"])
+            for row in await connection.fetch(sql["adapters_to_reap"]):
+                await connection.execute(sql["adapter_delete"], row["tenant_id"], row["name"])
+
+    async def _remove(self, digest: str) -> None:
+        await asyncio.to_thread(self._store.delete, "adapters", digest)
+
+    async def _prune(self) -> None:
+        async with self._database.acquire() as connection:
+            await connection.execute(sql["faults_prune"])

@@ -1,0 +1,36 @@
+-- name: alias_list
+SELECT a.tenant_id, a.name, a.alias, a.version, a.policy, a.pinned, a.change,
+       (SELECT jsonb_object_agg(t.version::text, t.weight) FROM canary_targets t
+        WHERE (t.tenant_id, t.name, t.alias) = (a.tenant_id, a.name, a.alias)) AS canary
+FROM aliases a WHERE a.tenant_id = $1 AND a.name = $2 ORDER BY a.alias;
+
+-- name: alias_find
+SELECT a.tenant_id, a.name, a.alias, a.version, a.policy, a.pinned, a.change,
+       (SELECT jsonb_object_agg(t.version::text, t.weight) FROM canary_targets t
+        WHERE (t.tenant_id, t.name, t.alias) = (a.tenant_id, a.name, a.alias)) AS canary
+FROM aliases a WHERE a.tenant_id = $1 AND a.name = $2 AND a.alias = $3;
+
+-- name: alias_point
+-- $4: version; $5: canary; $6: policy; $7: key id; $8: reason; $9: detail; $10: the last move must still be that one.
+SELECT point_alias($1, $2, $3, $4, $5, $6, $7, $8, $9, $10);
+
+-- name: alias_history
+SELECT version, previous, canary, policy, reason, detail, changed_by, changed_at FROM alias_history
+WHERE tenant_id = $1 AND name = $2 AND alias = $3 ORDER BY id DESC LIMIT 100;
+
+-- name: alias_before
+SELECT version, canary, policy, reason FROM alias_history
+WHERE tenant_id = $1 AND name = $2 AND alias = $3 AND id < $4 ORDER BY id DESC LIMIT 1;
+
+-- name: alias_delete
+WITH gone AS (
+    DELETE FROM aliases WHERE tenant_id = $1 AND name = $2 AND alias = $3 RETURNING tenant_id, name, alias, version
+)
+INSERT INTO alias_history (tenant_id, name, alias, version, previous, changed_by, reason)
+SELECT tenant_id, name, alias, version, version, $4, 'deleted' FROM gone;
+
+-- name: alias_pin
+UPDATE aliases SET pinned = $4 WHERE tenant_id = $1 AND name = $2 AND alias = $3;
+
+-- name: pinned_bytes
+SELECT pinned_bytes($1) AS used, (SELECT pin_bytes FROM tenants WHERE id = $1) AS allowed;

@@ -1,0 +1,44 @@
+-- name: version_retire
+-- A statement's own bump is not seen by itself, hence + 1; nobody sees the state between.
+UPDATE adapter_versions
+SET state = 'retired', retired_at = now(), retired_generation = (SELECT generation + 1 FROM catalog_generation)
+WHERE tenant_id = $1 AND name = $2 AND version = ANY ($3::integer[]) AND state NOT IN ('retired', 'rejected');
+
+-- name: version_forget
+-- Nobody is served by a rejected version.
+DELETE FROM adapter_versions
+WHERE tenant_id = $1 AND name = $2 AND version = ANY ($3::integer[]) AND state = 'rejected';
+
+-- name: aliases_clear
+WITH moves AS (DELETE FROM alias_history WHERE tenant_id = $1 AND name = $2)
+DELETE FROM aliases WHERE tenant_id = $1 AND name = $2;
+
+-- name: retirement_progress
+-- $1: generation of the retirement; $2: its versions as gateways write them.
+SELECT coalesce(bool_and(generation >= $1), true) AS is_known,
+       coalesce(sum((SELECT sum(value::bigint) FROM jsonb_each_text(in_flight) WHERE key = ANY ($2::text[]))), 0)::bigint
+           AS in_flight
+FROM gateways WHERE seen_at > now() - interval '10 seconds';
+
+-- name: gateways_gone
+DELETE FROM gateways WHERE seen_at < now() - interval '15 seconds';
+
+-- name: versions_to_reap
+SELECT tenant_id, name, version, digest FROM adapter_versions v
+WHERE state = 'retired' AND NOT EXISTS (
+    SELECT FROM gateways g
+    WHERE g.generation < v.retired_generation
+        OR jsonb_exists(g.in_flight, v.tenant_id || '/' || v.name || '/' || v.version));
+
+-- name: version_delete
+DELETE FROM adapter_versions WHERE tenant_id = $1 AND name = $2 AND version = $3;
+
+-- name: adapters_to_reap
+SELECT tenant_id, name FROM adapters a
+WHERE NOT EXISTS (SELECT FROM adapter_versions v WHERE (v.tenant_id, v.name) = (a.tenant_id, a.name));
+
+-- name: adapter_delete
+DELETE FROM adapters WHERE tenant_id = $1 AND name = $2;
+
+-- name: faults_prune
+DELETE FROM adapter_faults f WHERE NOT EXISTS (SELECT FROM adapter_versions v WHERE v.digest = f.digest);

@@ -1,0 +1,55 @@
+-- name: version_next
+UPDATE adapters SET last_version = last_version + 1 WHERE tenant_id = $1 AND name = $2
+RETURNING last_version;
+
+-- name: version_insert
+INSERT INTO adapter_versions
+    (tenant_id, name, version, state, digest, base_name, manifest, error, serving, wanted_alias, uploaded_by)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11);
+
+-- name: version_prove
+INSERT INTO version_proving (tenant_id, name, version, detail)
+VALUES ($1, $2, $3, 'waiting for a worker that serves ' || $4::text);
+
+-- name: version_is_proved
+SELECT EXISTS (SELECT FROM adapter_proofs WHERE digest = $1 AND base_digest = $2);
+
+-- name: version_ready
+SELECT version_ready($1, $2, $3);
+
+-- name: version_want_alias
+UPDATE adapter_versions SET wanted_alias = $4, uploaded_by = $5
+WHERE tenant_id = $1 AND name = $2 AND version = $3;
+
+-- name: version_find_content
+SELECT version, state FROM adapter_versions
+WHERE tenant_id = $1 AND name = $2 AND base_name = $3 AND digest = $4 AND serving = $5
+    AND state IN ('proving', 'ready');
+
+-- name: version_list
+SELECT v.tenant_id, v.name, v.version, v.state, v.created_at, v.digest, v.base_name, v.manifest, v.error, v.serving,
+       v.wanted_alias, v.uploaded_by, v.retired_at, p.attempts, p.detail
+FROM adapter_versions v LEFT JOIN version_proving p USING (tenant_id, name, version)
+WHERE v.tenant_id = $1 AND v.name = $2 ORDER BY v.version;
+
+-- name: version_find
+SELECT v.tenant_id, v.name, v.version, v.state, v.created_at, v.digest, v.base_name, v.manifest, v.error, v.serving,
+       v.wanted_alias, v.uploaded_by, v.retired_at, p.attempts, p.detail
+FROM adapter_versions v LEFT JOIN version_proving p USING (tenant_id, name, version)
+WHERE v.tenant_id = $1 AND v.name = $2 AND v.version = $3;
+
+-- name: version_states
+SELECT version, state FROM adapter_versions WHERE tenant_id = $1 AND name = $2 AND version = ANY ($3::integer[]);
+
+-- name: version_proofs
+SELECT digest, base_digest, layout, checksum, fingerprint, worker, proved_at FROM adapter_proofs
+WHERE digest = ANY ($1::text[]) ORDER BY layout;
+
+-- name: version_faults
+SELECT digest, worker, code, message, since FROM adapter_faults WHERE digest = ANY ($1::text[]) ORDER BY worker;
+
+-- name: template_approve
+INSERT INTO approved_templates (digest, approved_by) VALUES ($1, $2) ON CONFLICT DO NOTHING;
+
+-- name: templates_approved
+SELECT digest FROM approved_templates WHERE digest = ANY ($1::text[]);

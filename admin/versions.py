@@ -1,0 +1,164 @@
+"""Immutable versions of adapters: made by uploads, ready once proved.
+
+Every writing function wants a transaction of its caller's. The first write takes the catalog's
+lock, so writers follow one another.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from adapters.manifest import AdapterManifest
+from admin import aliases
+from admin.adapters import lock_catalog
+from admin.database import Connection
+from admin.errors import NotFound
+from admin.queries import from_row, sql
+from admin.records import AdapterState, AdapterVersion, ServingData
+
+
+class NewVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """What an upload makes a version of."""
+
+    tenant_id: str
+    name: str
+    base_name: str
+    manifest: AdapterManifest
+    serving: ServingData = ServingData()
+    alias: str | None = None
+    """To be pointed to it as soon as it is ready."""
+    key_id: str | None = None
+
+
+class VersionDetails(AdapterVersion, frozen=True, kw_only=True):
+    wanted_alias: str | None = None
+    """Asked for by the upload and not pointed to it, or not yet."""
+    uploaded_by: str | None = None
+    """Id of the key."""
+    retired_at: datetime | None = None
+    attempts: int | None = None
+    """How often somebody set out to prove it."""
+    detail: str | None = None
+    """Why it is not proved yet."""
+
+
+class Proof(msgspec.Struct, frozen=True):
+    digest: str
+    base_digest: str
+    layout: str
+    checksum: str
+    fingerprint: dict[str, Any]
+    worker: str
+    proved_at: datetime
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """A worker could not load the content when it last tried."""
+
+    digest: str
+    worker: str
+    code: str
+    message: str
+    since: datetime
+
+
+async def add_version(connection: Connection, new: NewVersion) -> tuple[VersionDetails, bool]:
+    """A version with this content and serving data, and whether it is new.
+
+    It is ready at once if the content was proved before, else it waits for a gateway to have it
+    proved. Raises AlreadyExists if a base model bears the name, Conflict for the alias.
+    """
+    await lock_catalog(connection)
+    await connection.execute(sql["adapter_ensure"], new.tenant_id, new.name)
+    digest = new.manifest.digest
+    row = await connection.fetchrow(
+        sql["version_find_content"],
+        *(new.tenant_id, new.name, new.base_name, digest, new.serving),
+    )
+    if row is not None:
+        await _want_alias(connection, new, row["version"], row["state"])
+        found = await find_version(connection, new.tenant_id, new.name, row["version"])
+        return found, False
+    number = await connection.fetchval(sql["version_next"], new.tenant_id, new.name)
+    key = (new.tenant_id, new.name, number)
+    await connection.execute(
+        sql["version_insert"],
+        *(*key, AdapterState.PROVING, digest, new.base_name, new.manifest, None),
+        *(new.serving, new.alias, new.key_id),
+    )
+    await connection.execute(sql["version_prove"], *key, new.base_name)
+    base_digest = new.manifest.base_digest
+    if await connection.fetchval(sql["version_is_proved"], digest, base_digest):
+        await connection.fetchval(sql["version_ready"], *key)
+    return await find_version(connection, *key), True
+
+
+async def _want_alias(
+    connection: Connection, new: NewVersion, version: int, state: AdapterState
+) -> None:
+    """What an upload of what is there already changes."""
+    if new.alias is None:
+        return
+    if state == AdapterState.READY:
+        alias = (new.tenant_id, new.name, new.alias)
+        await aliases.set_alias(connection, *alias, version, new.key_id)
+    else:
+        key = (new.tenant_id, new.name, version)
+        await connection.execute(sql["version_want_alias"], *key, new.alias, new.key_id)
+
+
+async def add_rejected(
+    connection: Connection,
+    tenant_id: str,
+    name: str,
+    error: dict[str, Any],
+    key_id: str | None = None,
+) -> None:
+    """All that stays of a refused upload. Raises AlreadyExists as `add_version`."""
+    await lock_catalog(connection)
+    await connection.execute(sql["adapter_ensure"], tenant_id, name)
+    number = await connection.fetchval(sql["version_next"], tenant_id, name)
+    await connection.execute(
+        sql["version_insert"],
+        *(tenant_id, name, number, AdapterState.REJECTED, None, None, None, error),
+        *(ServingData(), None, key_id),
+    )
+
+
+async def list_versions(connection: Connection, tenant_id: str, name: str) -> list[VersionDetails]:
+    rows = await connection.fetch(sql["version_list"], tenant_id, name)
+    return [from_row(VersionDetails, row) for row in rows]
+
+
+async def find_version(
+    connection: Connection, tenant_id: str, name: str, version: int
+) -> VersionDetails:
+    """Raises NotFound."""
+    row = await connection.fetchrow(sql["version_find"], tenant_id, name, version)
+    if row is None:
+        raise NotFound(f"no version {version} of adapter {name[:128]!r}", "version_not_found")
+    return from_row(VersionDetails, row)
+
+
+async def list_proofs(connection: Connection, digests: set[str]) -> list[Proof]:
+    rows = await connection.fetch(sql["version_proofs"], sorted(digests))
+    return [from_row(Proof, row) for row in rows]
+
+
+async def list_faults(connection: Connection, digests: set[str]) -> list[Fault]:
+    rows = await connection.fetch(sql["version_faults"], sorted(digests))
+    return [from_row(Fault, row) for row in rows]
+
+
+async def approve_template(connection: Connection, digest: str, key_id: str | None) -> None:
+    """Lets the chat template of this digest run, whoever uploads it."""
+    await connection.execute(sql["template_approve"], digest, key_id)
+
+
+async def approved_templates(connection: Connection, digests: set[str]) -> set[str]:
+    """Those of these digests that may run."""
+    rows = await connection.fetch(sql["templates_approved"], sorted(digests))
+    return {row["digest"] for row in rows}

@@ -1,0 +1,116 @@
+"""Rows of adapters without an upload, and what a gateway writes about them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from adapters.manifest import AdapterManifest
+from admin import models, tenants, versions
+from admin.database import Connection, Database
+from admin.queries import from_row, sql
+from admin.records import ServingData
+from admin.versions import NewVersion
+from tests.adapters.files import BASE
+
+MANIFEST = AdapterManifest(
+    digest="a" * 64,
+    base_digest=BASE.digest,
+    max_rank=4,
+    num_parameters=100,
+    file_bytes=400,
+    projections=("q_proj",),
+    layers=(0, 1),
+)
+FINGERPRINT = {"tokens": [1], "logprobs": [-0.5], "effect": 0.25}
+LAYOUT = "cpu/bfloat16/1"
+DIGITS = "0123456789abcdef"
+
+
+class Claim(msgspec.Struct):
+    tenant_id: str
+    name: str
+    version: int
+    digest: str
+    base_name: str
+    base_digest: str
+    attempts: int
+
+
+def manifest(digit: str) -> AdapterManifest:
+    return msgspec.structs.replace(MANIFEST, digest=digit * 64)
+
+
+async def make_tenant(connection: Connection, name: str = "acme") -> str:
+    """Its id; the base model `tiny` is there too."""
+    tenant = await tenants.create_tenant(connection, name)
+    await models.register_model(connection, "tiny", BASE, 512)
+    return tenant.id
+
+
+async def add(
+    connection: Connection,
+    tenant_id: str,
+    digit: str,
+    *,
+    name: str = "bot",
+    alias: str | None = None,
+    serving: ServingData | None = None,
+) -> int:
+    """The number of a version whose content digest is `digit` repeated; it is not proved yet."""
+    new = NewVersion(
+        tenant_id=tenant_id,
+        name=name,
+        base_name="tiny",
+        manifest=manifest(digit),
+        serving=serving or ServingData(),
+        alias=alias,
+        key_id="uploader",
+    )
+    return (await versions.add_version(connection, new))[0].version
+
+
+async def claim(connection: Connection, gateway: str = "gw-1", limit: int = 100) -> list[Claim]:
+    rows = await connection.fetch(sql["proving_claim"], gateway, [BASE.digest], limit)
+    return [from_row(Claim, row) for row in rows]
+
+
+async def prove(connection: Connection, found: Claim) -> bool:
+    key = (found.tenant_id, found.name, found.version)
+    proof = (LAYOUT, "e" * 64, FINGERPRINT, "worker-1")
+    return await connection.fetchval(sql["proving_ready"], *key, *proof)
+
+
+async def prove_all(database: Database) -> int:
+    """What a gateway does whose worker finds every adapter right; how many it claimed."""
+    async with database.transaction() as connection:
+        claimed = await claim(connection)
+    for found in claimed:
+        async with database.transaction() as connection:
+            await prove(connection, found)
+    return len(claimed)
+
+
+async def make_ready(connection: Connection, tenant_id: str, *digits: str) -> None:
+    """Versions 1, 2, ... of `bot` with these contents, ready; `prod` is the first."""
+    for digit in digits:
+        await add(connection, tenant_id, digit)
+        for found in await claim(connection):
+            await prove(connection, found)
+
+
+async def report(
+    connection: Connection,
+    gateway: str,
+    generation: int,
+    in_flight: dict[str, int],
+    *,
+    seconds_ago: float = 0,
+) -> None:
+    """A gateway says what it serves from and what it has in flight."""
+    await connection.execute(
+        "INSERT INTO gateways (id, generation, in_flight, seen_at)"
+        " VALUES ($1, $2, $3, now() - make_interval(secs => $4))"
+        " ON CONFLICT (id) DO UPDATE SET generation = excluded.generation,"
+        " in_flight = excluded.in_flight, seen_at = excluded.seen_at",
+        *(gateway, generation, in_flight, float(seconds_ago)),
+    )

@@ -1,0 +1,205 @@
+"""What a version brings besides its weights, and what is told of it."""
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from adapters.store import LocalStore
+from admin.app import create_app
+from admin.config import AdminConfig
+from admin.database import Connection, Database
+from admin.queries import load_catalog, sql
+from tests.adapters.files import write_adapter
+from tests.admin.conftest import PEPPER, Plane
+from tests.admin.lifecycle import FINGERPRINT, LAYOUT, add, prove_all
+from tests.admin.test_routes import problem
+from tests.serving import serving as serve
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'user' %}U:{{ m.content }}{% else %}"
+    "{% generation %}A:{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}A:"
+)
+
+
+async def push(client: httpx.AsyncClient, folder: Path, serving: object) -> httpx.Response:
+    if not folder.exists():
+        write_adapter(folder)
+    files = {path.name: (path.name, path.read_bytes()) for path in folder.iterdir()}
+    text = serving if isinstance(serving, str) else json.dumps(serving)
+    fields = {"name": "bot", "tenant": "acme", "serving": text}
+    return await client.post("adapters", data=fields, files=files)
+
+
+async def test_serving_data_is_stored_shown_and_served(plane: Plane, base: str, tmp_path: Path):
+    acme = await plane.tenant("acme")
+    serving = {
+        "chat_template": TEMPLATE,
+        "stop": ["<end>", "\n\n"],
+        "defaults": {"temperature": 0.2, "max_tokens": 64},
+        "metadata": {"commit": "1f2e", "dataset": "tickets-7"},
+    }
+    made = await push(acme, tmp_path / "a", serving)
+    assert made.status_code == 201, made.text
+    shown = made.json()["serving"]
+    assert shown["template"]["text"] == TEMPLATE
+    assert shown["template"]["approved"] is False
+    assert {name: shown[name] for name in ("stop", "defaults", "metadata")} == {
+        name: serving[name] for name in ("stop", "defaults", "metadata")
+    }
+    assert made.json()["proving"] == {
+        "detail": "waiting for a worker that serves tiny",
+        "attempts": 0,
+    }
+    await prove_all(plane.database)
+    async with plane.database.acquire() as connection:
+        snapshot = await load_catalog(connection)
+    served = snapshot.versions[0].serving
+    assert (served.chat_template, served.stop) == (TEMPLATE, ("<end>", "\n\n"))
+    assert (served.defaults.temperature, served.defaults.top_p) == (0.2, None)
+    assert snapshot.approved_templates == frozenset()
+
+
+async def test_a_template_runs_once_an_admin_says_so(plane: Plane, base: str, tmp_path: Path):
+    acme = await plane.tenant("acme")
+    digest = (await push(acme, tmp_path / "a", {"chat_template": TEMPLATE})).json()["serving"][
+        "template"
+    ]["digest"]
+    path = "adapters/bot/versions/1/template/approve"
+    problem(await acme.post(path), 403)
+    approved = await plane.client.post(path, params={"tenant": "acme"})
+    assert approved.json()["serving"]["template"]["approved"] is True
+    again = await plane.client.post(path, params={"tenant": "acme"})
+    assert again.json() == approved.json()
+    async with plane.database.acquire() as connection:
+        assert (await load_catalog(connection)).approved_templates == {digest}
+    await push(acme, tmp_path / "a", {})
+    none = await plane.client.post(
+        "adapters/bot/versions/2/template/approve", params={"tenant": "acme"}
+    )
+    assert problem(none, 404)["code"] == "template_not_found"
+
+
+async def test_an_admins_own_upload_is_approved(plane: Plane, base: str, tmp_path: Path):
+    await plane.tenant("acme")
+    made = await push(plane.client, tmp_path / "a", {"chat_template": TEMPLATE})
+    assert made.json()["serving"]["template"]["approved"] is True
+
+
+@pytest.mark.parametrize(
+    ("serving", "code", "words"),
+    [
+        ("{", "serving_invalid", "truncated"),
+        ("[]", "serving_invalid", "Expected `object`"),
+        ({"stops": []}, "serving_invalid", "stops"),
+        ({"defaults": {"temprature": 1}}, "serving_invalid", "temprature"),
+        ({"defaults": {"temperature": 3}}, "serving_invalid", "$.defaults.temperature"),
+        ({"stop": ["x"] * 17}, "serving_invalid", "$.stop"),
+        ({"stop": [""]}, "serving_invalid", "$.stop"),
+        ({"metadata": {"k": "v" * 513}}, "serving_invalid", "$.metadata"),
+        ({"chat_template": "x" * ((64 << 10) + 1)}, "serving_invalid", "$.chat_template"),
+        ({"chat_template": "a\n{% for %}"}, "template_syntax", "line 2"),
+        ({"chat_template": "{{ messages"}, "template_syntax", "line 1"),
+        ({"chat_template": "{{" + "(" * 30000}, "template_syntax", "nested too deeply"),
+    ],
+)
+async def test_serving_data_that_cannot_be_is_refused(
+    plane: Plane, base: str, tmp_path: Path, serving: object, code: str, words: str
+):
+    acme = await plane.tenant("acme")
+    refused = problem(await push(acme, tmp_path / "a", serving), 400)
+    assert refused["code"] == code
+    assert words in str(refused["message"])
+    assert plane.files() == set()
+    assert (await acme.get("adapters")).json()["data"] == []
+
+
+async def test_proofs_and_faults_are_shown_with_their_version(
+    plane: Plane, base: str, tmp_path: Path
+):
+    acme = await plane.tenant("acme")
+    digest = (await push(acme, tmp_path / "a", {})).json()["digest"]
+    await prove_all(plane.database)
+    async with plane.database.acquire() as connection:
+        for name in (digest, "f" * 64):
+            await connection.execute(
+                "INSERT INTO adapter_faults (digest, worker, code, message)"
+                " VALUES ($1, 'worker-2', 'adapter.checksum', 'the image is not the proved one')",
+                name,
+            )
+    shown: dict[str, Any] = (await acme.get("adapters/bot")).json()["versions"][0]
+    assert shown["state"] == "ready"
+    assert shown["proving"] is None
+    assert shown["aliases"] == ["prod"]
+    proof = shown["proofs"][0]
+    assert (proof["layout"], proof["worker"]) == (LAYOUT, "worker-1")
+    assert proof["fingerprint"] == FINGERPRINT
+    fault = shown["faults"][0]
+    assert (fault["worker"], fault["code"]) == ("worker-2", "adapter.checksum")
+    assert len(shown["faults"]) == 1
+
+
+class CountingDatabase(Database):
+    """Counts what its connections execute."""
+
+    num_queries = 0
+
+    @asynccontextmanager
+    async def acquire(self) -> AsyncGenerator[Connection, None]:
+        async with super().acquire() as connection:
+            yield cast(Connection, _Counting(self, connection))
+
+
+class _Counting:
+    def __init__(self, database: CountingDatabase, connection: Connection) -> None:
+        self._database = database
+        self._connection = connection
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("fetch") or name == "execute":
+            self._database.num_queries += 1
+        return getattr(self._connection, name)
+
+
+async def test_a_thousand_adapters_are_listed_in_few_queries(plane: Plane, base: str, dsn: str):
+    key = (await plane.tenant("acme")).headers["authorization"]
+    async with plane.database.transaction() as connection:
+        tenant_id = await connection.fetchval("SELECT id FROM tenants")
+        await fill(connection, tenant_id, 1000)
+        await add(connection, tenant_id, "b", name="a0007")
+    database = await CountingDatabase.connect(dsn)
+    app = create_app(AdminConfig(pepper=PEPPER), database=database, store=LocalStore(plane.store))
+    async with serve(app) as url, httpx.AsyncClient(headers={"authorization": key}) as client:
+
+        async def list_adapters(**query: str | int) -> dict[str, Any]:
+            before = cast(CountingDatabase, database).num_queries
+            answer = await client.get(f"{url}/admin/v1/adapters", params=query)
+            assert cast(CountingDatabase, database).num_queries - before <= 4
+            return answer.json()
+
+        page = await list_adapters(limit=100)
+        assert [adapter["name"] for adapter in page["data"]] == [f"a{i:04}" for i in range(100)]
+        assert page["has_more"]
+        assert page["data"][0]["aliases"] == {"prod": 1}
+        states = [(page["data"][i]["states"], page["data"][i]["last_state"]) for i in (0, 7)]
+        assert states == [({"ready": 1}, "ready"), ({"ready": 1, "proving": 1}, "proving")]
+        seen: list[str] = []
+        while page["data"]:
+            seen += [adapter["name"] for adapter in page["data"]]
+            page = await list_adapters(limit=400, after=seen[-1])
+    assert seen == [f"a{i:04}" for i in range(1000)]
+    await database.close()
+
+
+async def fill(connection: Connection, tenant_id: str, count: int) -> None:
+    """Adapters a0000, a0001, ... of one ready version each."""
+    await add(connection, tenant_id, "a", name="a0000")
+    proof = ("a" * 64, "b" * 64, LAYOUT, "e" * 64, FINGERPRINT, "worker-1")
+    await connection.execute(sql["proof_insert"], *proof)
+    await connection.fetchval(sql["version_ready"], tenant_id, "a0000", 1)
+    for number in range(1, count):
+        await add(connection, tenant_id, "a", name=f"a{number:04}")
