@@ -33,8 +33,9 @@ class Reaper:
                 await self.reap()
                 if rounds % PRUNE_EVERY == 0:
                     await self._prune()
-            except (AdminError, OSError) as error:
-                log.warning("could not remove what nobody needs: %s", error)
+            except Exception as error:
+                is_known = isinstance(error, AdminError | OSError)
+                log.warning("nothing is removed: %s", error, exc_info=None if is_known else error)
             rounds += 1
             await asyncio.sleep(INTERVAL_S)
 

@@ -6,18 +6,20 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
 import uvicorn
 import uvloop
+from litestar import Litestar
 
 import admin.app
 import gateway.app
 from admin.config import AdminConfig
 from admin.database import Database
+from admin.plane import AdminPlane
 from gateway.config import GatewayConfig
 from gateway.server import make_config
 from gateway.source import PostgresSource
@@ -34,9 +36,10 @@ STALE_UPLOAD_S = 3600.0
 class Composed:
     """Paths under /admin go to one application, everything else to the other."""
 
-    def __init__(self, data: Any, administration: Any) -> None:
+    def __init__(self, data: Any, administration: Litestar) -> None:
         self._data = data
         self._administration = administration
+        self.plane: AdminPlane = administration.state.admin
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         is_admin = scope["type"] == "http" and scope["path"].startswith("/admin/")
@@ -73,9 +76,22 @@ async def _serve(settings: Settings, with_admin: bool, listener: socket.socket) 
     try:
         app = _compose(settings, database, with_admin)
         config = make_config(app, drain_s=DRAIN_TIMEOUT_S)
-        await Server(config).serve(sockets=[listener])
+        async with _beside(app):
+            await Server(config).serve(sockets=[listener])
     finally:
         await database.close()
+
+
+@asynccontextmanager
+async def _beside(app: Any) -> AsyncGenerator[None]:
+    """What the admin plane does beside its requests."""
+    work = asyncio.create_task(app.plane.run()) if isinstance(app, Composed) else None
+    try:
+        yield
+    finally:
+        if work is not None:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
 
 
 def _compose(settings: Settings, database: Database, with_admin: bool) -> Any:
