@@ -120,16 +120,23 @@ class Stack:
             answer.raise_for_status()
             return answer.json()["key"]
 
-    def push(self, folder: Path, name: str, tenant: str) -> dict[str, Any]:
-        """Uploads what peft saved in `folder`; returns the version."""
+    def push(self, folder: Path, name: str, tenant: str, **fields: str) -> dict[str, Any]:
+        """Uploads what peft saved in `folder`; returns the version when it is ready."""
         with self.admin as admin:
             files = [
                 (part, (part, (folder / part).read_bytes()))
                 for part in ("adapter_config.json", "adapter_model.safetensors")
             ]
-            answer = admin.post("/adapters", data={"name": name, "tenant": tenant}, files=files)
+            fields |= {"name": name, "tenant": tenant}
+            answer = admin.post("/adapters", data=fields, files=files)
             assert answer.status_code in (200, 201), answer.text
-            return answer.json()
+            path = f"/adapters/{name}/versions/{answer.json()['version']}"
+            deadline = time.monotonic() + START_TIMEOUT_S
+            while (made := admin.get(path, params={"tenant": tenant}).json())["state"] == "proving":
+                assert time.monotonic() < deadline, made
+                time.sleep(0.1)
+            assert made["state"] == "ready", made
+            return made
 
     def openai(self, key: str, **options: Any) -> OpenAI:
         return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, **options)
