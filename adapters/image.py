@@ -10,6 +10,7 @@ import hashlib
 import logging
 import os
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from adapters.load_cost import build_s
 from adapters.lora import ALIGNMENT, ImageTables
 from adapters.manifest import PROJECTIONS
 
@@ -89,24 +91,36 @@ class AdapterImage:
 
 
 class ImageCache:
-    """Images of one layout, `<root>/<layout>/<digest>.img`: max_bytes in all, the oldest go first.
+    """Images of one layout, `<root>/<layout>/<digest>.img`: max_bytes in all.
 
-    Used by the loader thread alone, but for `digests`.
+    Those go first whose building costs the least seconds a byte, times their expected reuse; among
+    equals the oldest. Used by the loader thread alone, but for `digests` and `has`.
     """
 
-    def __init__(self, root: Path, layout: str, max_bytes: int) -> None:
+    def __init__(
+        self,
+        root: Path,
+        layout: str,
+        max_bytes: int,
+        expected_reuse: Callable[[str], float] = lambda _: 0.0,
+    ) -> None:
         self._folder = root / layout
         self._layout = layout
         self._max_bytes = max_bytes
+        self._expected_reuse = expected_reuse
         self._folder.mkdir(parents=True, exist_ok=True)
         for leftover in self._folder.glob("*.tmp"):
             leftover.unlink()
         files = [(entry.stat(), entry.stem) for entry in self._folder.glob("*.img")]
         files.sort(key=lambda item: item[0].st_mtime)
         self._sizes = OrderedDict((digest, status.st_size) for status, digest in files)
+        self._make_room(0)
 
     def digests(self) -> list[str]:
         return list(self._sizes)
+
+    def has(self, digest: str) -> bool:
+        return digest in self._sizes
 
     def load(self, digest: str) -> AdapterImage | None:
         """The image, proved by its checksum, or None. A damaged file is removed."""
@@ -125,14 +139,19 @@ class ImageCache:
         return image
 
     def save(self, image: AdapterImage) -> None:
-        """Keeps the image if the disk can."""
+        """Keeps the image if the disk can and the bound allows it."""
+        head = _encode_head(image, self._layout)
+        num_bytes = len(head) + image.num_bytes
+        self.delete(image.digest)
+        if num_bytes > self._max_bytes:
+            return
+        self._make_room(num_bytes)
         try:
-            self._write(image)
+            self._write(image, head)
         except OSError as error:
             log.warning("the image of %s cannot be cached: %s", image.digest, error)
             return
-        self._sizes[image.digest] = self._path(image.digest).stat().st_size
-        self._trim(keep=image.digest)
+        self._sizes[image.digest] = num_bytes
 
     def delete(self, digest: str) -> None:
         self._sizes.pop(digest, None)
@@ -141,11 +160,11 @@ class ImageCache:
     def _path(self, digest: str) -> Path:
         return self._folder / f"{digest}.img"
 
-    def _write(self, image: AdapterImage) -> None:
+    def _write(self, image: AdapterImage, head: bytes) -> None:
         temporary = self._path(image.digest).with_suffix(".tmp")
         try:
             with temporary.open("wb") as file:
-                file.write(_encode_head(image, self._layout))
+                file.write(head)
                 file.write(image.payload.data)
             temporary.replace(self._path(image.digest))
         except OSError:
@@ -153,14 +172,23 @@ class ImageCache:
                 temporary.unlink()
             raise
 
-    def _trim(self, keep: str) -> None:
-        total = sum(self._sizes.values())
-        for digest in list(self._sizes):
-            if total <= self._max_bytes:
+    def _make_room(self, num_bytes: int) -> None:
+        """Removes files until so many bytes fit, and a few more, so that not every image pays for
+        the search."""
+        missing = sum(self._sizes.values()) + num_bytes - self._max_bytes
+        if missing <= 0:
+            return
+        missing += self._max_bytes // 128
+        for digest in sorted(self._sizes, key=self._worth):
+            if missing <= 0:
                 return
-            if digest != keep:
-                total -= self._sizes[digest]
-                self.delete(digest)
+            missing -= self._sizes[digest]
+            self.delete(digest)
+
+    def _worth(self, digest: str) -> float:
+        """Seconds that losing the file costs, a byte."""
+        size = self._sizes[digest]
+        return build_s(size) / max(size, 1) * self._expected_reuse(digest)
 
 
 def _encode_head(image: AdapterImage, layout: str) -> bytes:

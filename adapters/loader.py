@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -29,11 +30,13 @@ class AdapterLoader:
         b_rank_major: bool,
         cache_dir: Path,
         cache_bytes: int,
+        expected_reuse: Callable[[str], float] = lambda _: 0.0,
     ) -> None:
+        """expected_reuse: of a digest; what the cache drops first is what it says the least of."""
         self._store = store
         self._base = base
         self.layout = ImageLayout(base.num_layers, dtype, b_rank_major)
-        self.cache = ImageCache(cache_dir, self.layout.version, cache_bytes)
+        self.cache = ImageCache(cache_dir, self.layout.version, cache_bytes, expected_reuse)
 
     def fetch(self, digest: str, proved: str = "") -> AdapterImage:
         """Disk to host: the cached image, or one packed from the store.

@@ -8,9 +8,9 @@ that nobody reads yet; what it has done waits in a queue until `poll` applies it
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -21,16 +21,22 @@ from torch import Tensor
 
 from adapters.errors import AdapterUnavailable
 from adapters.image import AdapterImage
+from adapters.load_queue import Load, LoadQueue
 from adapters.loader import AdapterLoader
-from adapters.manifest import PROJECTIONS, BaseModelShape
+from adapters.manifest import BaseModelShape
 from adapters.residency import AdapterLease, AdapterResidency, Entry, Tier
+from adapters.slots import Slots
 from adapters.store import Store
+from memory.broker import MemoryBroker
 from memory.errors import require
+from memory.reuse import Reuse
 from memory.runs import AdapterRuns, Run
 from ops.base import AdapterTables, Ops
 
 MAX_FAULTS = 256
 """Adapters whose last failure is remembered; they may be long forgotten otherwise."""
+MAX_REMEMBERED = 1 << 16
+"""Adapters whose requests are counted."""
 
 
 class AdapterRef(Protocol):
@@ -48,14 +54,18 @@ class AdapterRef(Protocol):
 class AdapterPool:
     """Leases on adapters of one base model over disk, host and device, each bounded in bytes.
 
-    arena: uint8 [arena bytes], which `runs` cuts up. reclaim: takes one extent from the KV cache,
-    False if it cannot. executor: a thread of its own unless given. Engine thread only.
+    What must go is what costs the least seconds a byte to bring back, times its expected reuse. An
+    adapter that alone is too large for a tier is refused by name.
+
+    arena: uint8 [arena bytes], which `runs` cuts up and `broker` shares out. executor: one thread
+    of its own unless given. Engine thread only.
     """
 
     def __init__(
         self,
         arena: Tensor,
         runs: AdapterRuns,
+        broker: MemoryBroker,
         *,
         store: Store,
         ops: Ops,
@@ -65,62 +75,75 @@ class AdapterPool:
         host_bytes: int,
         cache_dir: Path,
         clock: Callable[[], float],
-        reclaim: Callable[[], bool],
         cache_bytes: int = 16 << 30,
         retry_s: float = 5.0,
         executor: Executor | None = None,
     ) -> None:
         self._arena = arena
         self._runs = runs
-        self._loader = AdapterLoader(store, shape, dtype, ops.b_rank_major, cache_dir, cache_bytes)
-        self._host_bytes = host_bytes
+        self._broker = broker
+        broker.add_holder(self)
         self._clock = clock
-        self._reclaim = reclaim
+        self._uses: dict[str, Reuse] = {}
+        """Requests by digest, wherever the adapter is."""
+        self._loader = AdapterLoader(
+            store, shape, dtype, ops.b_rank_major, cache_dir, cache_bytes, self._expected_reuse
+        )
+        self._host_bytes = host_bytes
+        self._host_used = 0
+        self._largest = {"device": runs.capacity_bytes, "host": host_bytes, "disk": cache_bytes}
+        """Bytes that one adapter may have, by tier."""
         self._retry_s = retry_s
         self.num_evictions = 0
         self._is_own_executor = executor is None
         self._executor = executor or ThreadPoolExecutor(
             1, thread_name_prefix="adapter-loader", initializer=_use_one_thread
         )
+        self._loads = LoadQueue(self._executor)
+        self._done: SimpleQueue[tuple[Entry, Load]] = SimpleQueue()
         self._entries: dict[str, Entry] = {}
-        self._pinned: set[Entry] = set()
+        self._resident: dict[Run, Entry] = {}
+        self._pins: dict[str, Entry] = {}
+        self._failing: deque[Entry] = deque()
+        """In the order in which they may be tried again."""
         self._faults: OrderedDict[str, AdapterUnavailable] = OrderedDict()
-        self._free_slots = list(reversed(range(num_slots)))
-        self._done: SimpleQueue[tuple[Entry, Future[AdapterImage]]] = SimpleQueue()
+        self._slots = Slots(num_slots, shape.num_layers, ops)
+        self._num_loading = 0
         self._num_polls = 0
-        size = (num_slots, shape.num_layers, len(PROJECTIONS))
-        self.tables = AdapterTables(
-            a_offset=torch.zeros(size, dtype=torch.int64, device=ops.device),
-            b_offset=torch.zeros(size, dtype=torch.int64, device=ops.device),
-            rank=torch.zeros(size, dtype=torch.int32, device=ops.device),
-        )
+        self._refused = (-1, 0)
+        """`poll` count at which so many bytes found no room on the device: not asked again then."""
 
     @property
     def layout(self) -> str:
         """Names the layout of its packed images."""
         return self._loader.layout.version
 
+    @property
+    def tables(self) -> AdapterTables:
+        return self._slots.tables
+
+    @property
+    def is_loading(self) -> bool:
+        """`poll` will have something to apply."""
+        return self._num_loading > 0
+
     def prefetch(self, ref: AdapterRef) -> None:
-        """Starts to bring the adapter to the host, where it then waits for an `acquire`."""
+        """There is a request for the adapter: it starts to come to the host, where it then waits
+        for an `acquire`."""
         entry = self._entry(ref)
-        entry.note_use(self._clock())
-        if entry.image is None and entry.slot is None and self._failure(entry) is None:
+        entry.reuse.note(self._clock())
+        if entry.image is None and entry.slot is None:
             self._fetch(entry)
 
     def cancel(self, ref: AdapterRef) -> None:
-        """One who wanted the adapter has left: a load that has not begun is dropped.
-
-        Whoever else wants it asks again anyway.
-        """
+        """Nobody wants the adapter any more: a load that has not begun is dropped."""
         entry = self._entries.get(ref.digest)
-        if entry is None or entry in self._pinned:
+        if entry is None or entry.digest in self._pins:
             return
         entry.asked_at_poll = -2
         if entry.loading is not None and entry.loading.cancel():
-            entry.loading = None
+            self._end_loading(entry)
             self._free_device(entry)
-            self._trim_host()
-            self._forget(entry)
 
     def acquire(self, ref: AdapterRef) -> AdapterLease | None:
         """A lease, or None: not on the device yet, ask again in the next step.
@@ -131,25 +154,26 @@ class AdapterPool:
         if entry.slot is not None and entry.is_ready and not entry.is_wrong:
             entry.asked_at_poll = -2
             entry.leases += 1
-            entry.note_use(self._clock())
             return AdapterLease(entry.slot, entry.max_rank, entry.checksum, entry)
-        failure = self._failure(entry)
-        if failure is not None:
-            raise AdapterUnavailable(failure.code, str(failure))
+        if entry.failure is not None and self._clock() < entry.failure[1]:
+            error = entry.failure[0]
+            raise AdapterUnavailable(error.code, str(error))
         entry.asked_at_poll = self._num_polls
+        if entry.loading is not None:
+            entry.loading.is_awaited = True
         self._advance(entry)
         return None
 
     def pin(self, ref: AdapterRef) -> None:
-        """Brings the adapter to the device as soon as it fits and keeps it there."""
-        entry = self._entry(ref)
-        self._pinned.add(entry)
-        self._advance(entry)
+        """Brings the adapter to the device and keeps it there, as soon and as long as it fits into
+        what pins may have: half of the adapters' bytes and slots."""
+        self._pins[ref.digest] = self._entry(ref)
+        self._keep_pins()
 
     def unpin(self, digest: str) -> None:
-        entry = self._entries.get(digest)
+        entry = self._pins.pop(digest, None)
         if entry is not None:
-            self._pinned.discard(entry)
+            entry.is_pinned = False
             self._forget(entry)
 
     def poll(self) -> None:
@@ -157,25 +181,34 @@ class AdapterPool:
         self._num_polls += 1
         while True:
             try:
-                entry, future = self._done.get_nowait()
+                entry, load = self._done.get_nowait()
             except Empty:
                 break
-            if entry.loading is future:
-                entry.loading = None
-                self._finish(entry, future)
-        for entry in self._pinned:
-            self._advance(entry)
+            if entry.loading is load:
+                self._finish(entry, load)
+        while self._failing and not self._has_failed(self._failing[0]):
+            self._forget(self._failing.popleft())
+        self._keep_pins()
+
+    def idle_runs(self, *, with_awaited: bool) -> Mapping[Run, float]:
+        now = self._clock()
+        return {
+            run: entry.device_loss_s(now)
+            for run, entry in self._resident.items()
+            if self._is_idle(entry) and (with_awaited or not self._is_awaited(entry))
+        }
+
+    def evict(self, run: Run) -> None:
+        """Takes an idle adapter off the device."""
+        self.num_evictions += 1
+        self._free_device(self._resident[run])
 
     def evict_idle(self) -> bool:
-        """Takes the idle adapter of least value per byte off the device. False if none is idle."""
-        now = self._clock()
-        idle = [entry for entry in self._entries.values() if self._is_idle(entry)]
+        """Takes the idle adapter of least loss per byte off the device. False if none is idle."""
+        idle = self.idle_runs(with_awaited=False)
         if not idle:
             return False
-        self.num_evictions += 1
-        victim = min(idle, key=lambda e: (e.value_per_byte(now), e.used_at, e.digest))
-        self._free_device(victim)
-        self._forget(victim)
+        self.evict(min(idle, key=lambda run: (idle[run] / run.num_bytes, run.offset)))
         return True
 
     def status(self) -> list[AdapterResidency]:
@@ -183,9 +216,7 @@ class AdapterPool:
         a failure last."""
         fault = self._faults.get
         known = [
-            AdapterResidency(
-                e.digest, e.tier, e.num_bytes, e.leases, e in self._pinned, fault(e.digest)
-            )
+            AdapterResidency(e.digest, e.tier, e.num_bytes, e.leases, e.is_pinned, fault(e.digest))
             for e in self._entries.values()
         ]
         far: dict[str, Tier] = dict.fromkeys(self._faults, "store")
@@ -198,67 +229,86 @@ class AdapterPool:
 
     def close(self) -> None:
         """Waits for the load in progress, gives the device memory back. No lease may be held."""
-        for entry in self._entries.values():
+        self._pins.clear()
+        for entry in list(self._entries.values()):
             if entry.loading is not None and not entry.loading.cancel():
-                wait([entry.loading])
+                wait([entry.loading.future])
+            entry.is_pinned, entry.loading = False, None
             self._free_device(entry)
         self._entries.clear()
-        self._pinned.clear()
         if self._is_own_executor:
             self._executor.shutdown()
 
     def check_integrity(self) -> None:
         """Raises IntegrityError unless slots, runs, tables, leases and bytes agree."""
         entries = list(self._entries.values())
-        slots = [e.slot for e in entries if e.slot is not None] + self._free_slots
-        require(sorted(slots) == list(range(len(self.tables.rank))), f"slots {sorted(slots)}")
-        host_bytes = sum(e.image.num_bytes for e in entries if e.image and e.loading is None)
-        require(host_bytes <= self._host_bytes, f"{host_bytes} host bytes")
+        host_used = sum(e.image.num_bytes for e in entries if e.image)
+        require(host_used == self._host_used, f"{host_used} host bytes, not {self._host_used}")
+        require(host_used <= self._host_bytes, f"{host_used} host bytes")
+        num_loading = sum(entry.loading is not None for entry in entries)
+        require(num_loading == self._num_loading, f"{num_loading} loads")
+        resident = {entry.run: entry for entry in entries if entry.run is not None}
+        require(resident == self._resident, f"{len(resident)} on the device")
         for entry in entries:
             name = entry.digest[:12]
             require((entry.run is None) == (entry.slot is None), f"{name}: run without slot")
             require(entry.leases >= 0, f"{name}: {entry.leases} leases")
             require(entry.leases == 0 or entry.is_ready, f"{name}: leased, not on the device")
-            self._check_tables(entry)
-        for slot in self._free_slots:
-            require(not self.tables.rank[slot].any(), f"free slot {slot} has ranks")
-
-    def _check_tables(self, entry: Entry) -> None:
-        if entry.slot is None or entry.run is None:
-            return
-        rank = self.tables.rank[entry.slot]
-        require(bool(rank.any()) == entry.is_ready, f"{entry.digest[:12]}: ranks before the bytes")
-        used = rank > 0
-        for table in (self.tables.a_offset, self.tables.b_offset):
-            offsets = table[entry.slot][used] - entry.run.offset
-            inside = bool(((offsets >= 0) & (offsets < entry.run.num_bytes)).all())
-            require(inside, f"{entry.digest[:12]}: factors outside of the run")
+        runs = {e.slot: e.run for e in entries if e.slot is not None and e.run is not None}
+        serving = {e.slot for e in entries if e.slot is not None and e.is_ready}
+        self._slots.check_integrity(runs, serving)
 
     def _entry(self, ref: AdapterRef) -> Entry:
         """An idle image that is not the proved one is dropped; one in use serves nobody new."""
-        entry = self._entries.setdefault(ref.digest, Entry(ref.digest))
+        entry = self._entries.get(ref.digest)
+        if entry is None:
+            entry = self._entries[ref.digest] = Entry(ref.digest, self._reuse(ref.digest))
         entry.proved = ref.checksum or entry.proved
         if entry.is_wrong and not entry.leases and entry.loading is None:
+            self._set_image(entry, None)
             self._free_device(entry)
-            entry.image = None
+            self._entries[ref.digest] = entry
         return entry
 
-    def _failure(self, entry: Entry) -> AdapterUnavailable | None:
-        """Why the last load failed, until it is time to try again."""
+    def _reuse(self, digest: str) -> Reuse:
+        if digest not in self._uses and len(self._uses) >= MAX_REMEMBERED:
+            by_rank = sorted(self._uses.items(), key=lambda item: item[1].rank)
+            self._uses = dict(by_rank[MAX_REMEMBERED // 2 :])
+        return self._uses.setdefault(digest, Reuse())
+
+    def _expected_reuse(self, digest: str) -> float:
+        """On the loader thread, which may read a count just before or after it changes."""
+        reuse = self._uses.get(digest)
+        return 0.0 if reuse is None else reuse.expected(self._clock())
+
+    def _has_failed(self, entry: Entry) -> bool:
+        """Lately, so that it is not yet to be tried again."""
         if entry.failure is not None and self._clock() >= entry.failure[1]:
             entry.failure = None
-        return None if entry.failure is None else entry.failure[0]
+        return entry.failure is not None
 
     def _is_idle(self, entry: Entry) -> bool:
-        is_needed = entry.leases or entry in self._pinned or self._is_awaited(entry)
-        return entry.is_ready and not is_needed
+        return entry.is_ready and not entry.leases and not entry.is_pinned
 
     def _is_awaited(self, entry: Entry) -> bool:
         return entry.asked_at_poll >= self._num_polls - 1
 
+    def _keep_pins(self) -> None:
+        """In the order of pinning, as far as their half reaches; those not kept stay known."""
+        num_bytes = self._runs.capacity_bytes // (2 * self._broker.num_holders)
+        num_slots = self._slots.count // 2
+        for entry in self._pins.values():
+            run_bytes = self._runs.rounded(entry.image_bytes)
+            entry.is_pinned = 0 < run_bytes <= num_bytes and num_slots > 0
+            if entry.is_pinned:
+                num_bytes, num_slots = num_bytes - run_bytes, num_slots - 1
+                self._advance(entry)
+            elif not run_bytes:
+                self._fetch(entry)
+
     def _advance(self, entry: Entry) -> None:
         """The next thing that brings the adapter nearer to the device, if there is one to do."""
-        if entry.loading or entry.slot is not None or self._failure(entry):
+        if entry.loading is not None or entry.slot is not None:
             return
         if entry.image is None:
             self._fetch(entry)
@@ -266,105 +316,144 @@ class AdapterPool:
             self._copy(entry, entry.image)
 
     def _fetch(self, entry: Entry) -> None:
-        if entry.loading is None:
-            self._submit(entry, partial(self._loader.fetch, entry.digest, entry.proved))
+        if entry.loading is not None or self._has_failed(entry):
+            return
+        if entry.image_bytes and self._host_victims(entry, entry.image_bytes) is None:
+            return
+        work = partial(self._loader.fetch, entry.digest, entry.proved)
+        self._submit(entry, Load(work, is_copy=False, is_awaited=self._is_awaited(entry)))
 
     def _copy(self, entry: Entry, image: AdapterImage) -> None:
-        if not self._free_slots and not self.evict_idle():
-            return
         run = self._take_run(image.num_bytes)
         if run is None:
             return
-        entry.run, entry.slot = run, self._free_slots.pop()
+        entry.run, entry.slot = run, self._slots.allocate()
+        self._resident[run] = entry
         target = self._arena[run.offset : run.offset + image.num_bytes]
-        self._submit(entry, partial(self._loader.copy, image, target))
+        work = partial(self._loader.copy, image, target)
+        self._submit(entry, Load(work, is_copy=True, is_awaited=self._is_awaited(entry)))
 
     def _take_run(self, num_bytes: int) -> Run | None:
-        while (run := self._runs.allocate(num_bytes)) is None:
-            if self.evict_idle():
-                continue
-            could_fit = self._runs.num_used_bytes + num_bytes <= self._runs.capacity_bytes
-            if not could_fit or not self._reclaim():
-                return None
+        """With a slot free for it too."""
+        poll, refused_bytes = self._refused
+        if poll == self._num_polls and num_bytes >= refused_bytes:
+            return None
+        if not self._slots.num_free and not self.evict_idle():
+            self._refused = (self._num_polls, 0)
+            return None
+        run = self._broker.allocate_run(num_bytes)
+        if run is None:
+            self._refused = (self._num_polls, num_bytes)
         return run
 
-    def _submit(self, entry: Entry, load: Callable[[], AdapterImage]) -> None:
-        future = self._executor.submit(load)
-        entry.loading = future
-        future.add_done_callback(lambda done: self._done.put((entry, done)))
+    def _submit(self, entry: Entry, load: Load) -> None:
+        entry.loading = load
+        self._num_loading += 1
+        load.future.add_done_callback(lambda _: self._done.put((entry, load)))
+        self._loads.submit(load)
 
-    def _finish(self, entry: Entry, future: Future[AdapterImage]) -> None:
+    def _end_loading(self, entry: Entry) -> None:
+        entry.loading = None
+        self._num_loading -= 1
+
+    def _finish(self, entry: Entry, load: Load) -> None:
         """A fetch or a copy of this entry has ended."""
-        error = future.exception()
+        self._end_loading(entry)
+        error = load.future.exception()
         if error is not None:
             self._fail(entry, error)
             return
-        image = future.result()
-        if image.num_bytes > self._runs.capacity_bytes:
-            message = f"{image.num_bytes} bytes, adapters have {self._runs.capacity_bytes}"
+        image = load.future.result()
+        entry.image_bytes = image.num_bytes
+        tier = min(self._largest, key=lambda tier: self._largest[tier])
+        if image.num_bytes > self._largest[tier]:
+            message = f"{image.num_bytes} bytes, the {tier} tier has {self._largest[tier]}"
             self._fail(entry, AdapterUnavailable("adapter.too_large", message))
             return
         self._faults.pop(entry.digest, None)
-        entry.image, entry.checksum = image, image.checksum
+        entry.checksum = image.checksum
         if entry.is_wrong:
+            self._set_image(entry, None)
             self._free_device(entry)
-            entry.image = None
+        elif entry.slot is not None and entry.run is not None:
+            self._set_image(entry, image)
+            entry.max_rank = self._slots.write(entry.slot, image.tables, entry.run)
+        else:
+            self._arrive(entry, image)
+
+    def _arrive(self, entry: Entry, image: AdapterImage) -> None:
+        """A fetched image finds its place on the host, or is dropped: whoever waits asks again."""
+        victims = self._host_victims(entry, image.num_bytes)
+        if victims is None:
             self._forget(entry)
             return
-        self._write_tables(entry, image)
-        if entry.slot is None and self._is_awaited(entry):
+        for victim in victims:
+            self._set_image(victim, None)
+            self._forget(victim)
+        self._set_image(entry, image)
+        if self._is_awaited(entry):
             self._copy(entry, image)
-        self._trim_host(newest=entry)
 
     def _fail(self, entry: Entry, error: BaseException) -> None:
-        self._free_device(entry)
-        entry.image = None
+        self._set_image(entry, None)
         if not isinstance(error, AdapterUnavailable):
             error = AdapterUnavailable("adapter.load_failed", f"{type(error).__name__}: {error}")
         entry.failure = (error, self._clock() + self._retry_s)
+        self._failing.append(entry)
         self._faults[entry.digest] = error
         self._faults.move_to_end(entry.digest)
         if len(self._faults) > MAX_FAULTS:
             self._faults.popitem(last=False)
-        for other in list(self._entries.values()):
-            if self._failure(other) is None:
-                self._forget(other)
-
-    def _write_tables(self, entry: Entry, image: AdapterImage) -> None:
-        """The slot, until now without ranks, begins to serve."""
-        if entry.slot is None or entry.run is None:
-            return
-        tables, slot, offset = image.tables, entry.slot, entry.run.offset
-        self.tables.a_offset[slot] = torch.from_numpy(tables.a_offset + offset)
-        self.tables.b_offset[slot] = torch.from_numpy(tables.b_offset + offset)
-        self.tables.rank[slot] = torch.from_numpy(tables.rank.copy())
-        entry.max_rank = int(tables.rank.max())
+        self._free_device(entry)
 
     def _free_device(self, entry: Entry) -> None:
         """Nobody reads the slot any more: neither a lease nor a load."""
-        if entry.slot is None or entry.run is None:
-            return
-        self.tables.rank[entry.slot].zero_()
-        self._free_slots.append(entry.slot)
-        self._runs.free(entry.run)
-        entry.run = entry.slot = None
+        if entry.slot is not None and entry.run is not None:
+            self._slots.free(entry.slot)
+            self._runs.free(entry.run)
+            del self._resident[entry.run]
+            entry.run = entry.slot = None
+        self._forget(entry)
 
-    def _trim_host(self, newest: Entry | None = None) -> None:
-        """Lets the least used images go until the rest fits."""
+    def _set_image(self, entry: Entry, image: AdapterImage | None) -> None:
+        self._host_used -= 0 if entry.image is None else entry.image.num_bytes
+        self._host_used += 0 if image is None else image.num_bytes
+        entry.image = image
+
+    def _host_victims(self, entry: Entry, num_bytes: int) -> list[Entry] | None:
+        """Whose images must leave the host for this one. None: they would be worth more than it, or
+        are being copied.
+
+        A few more go than must, so that not every arrival pays for the search.
+        """
+        missing = self._host_used + num_bytes - self._host_bytes
+        if missing <= 0:
+            return []
         now = self._clock()
-        loaded = [e for e in self._entries.values() if e.image is not None and e.loading is None]
-        loaded.sort(key=lambda e: (e is not newest, -e.decayed_uses(now), -e.used_at, e.digest))
-        num_bytes = 0
-        for entry in loaded:
-            num_bytes += entry.image.num_bytes if entry.image else 0
-            if num_bytes > self._host_bytes:
-                entry.image = None
-                self._forget(entry)
+        own = self._host_worth(entry, num_bytes, now)
+        others = (e for e in self._entries.values() if e.image is not None and e.loading is None)
+        worths = [(self._host_worth(e, e.image_bytes, now), e) for e in others]
+        worths = [(worth, other) for worth, other in worths if worth <= own]
+        worths.sort(key=lambda item: item[0])
+        victims: list[Entry] = []
+        wanted = missing + self._host_bytes // 128
+        for _, other in worths:
+            if wanted <= 0:
+                break
+            victims.append(other)
+            missing -= other.image_bytes
+            wanted -= other.image_bytes
+        return victims if missing <= 0 else None
+
+    def _host_worth(self, entry: Entry, num_bytes: int, now: float) -> tuple[bool, float]:
+        """Whether somebody waits for it to go on from there; then seconds lost with it, a byte."""
+        is_waiting = entry.slot is None and (entry.is_pinned or self._is_awaited(entry))
+        loss = entry.host_loss_s(now, is_cached=self._loader.cache.has(entry.digest))
+        return is_waiting, loss / num_bytes
 
     def _forget(self, entry: Entry) -> None:
-        """Nothing is left of it but its file."""
-        is_empty = not (entry.loading or entry.image or entry.failure or entry in self._pinned)
-        if is_empty and entry.slot is None:
+        """If nothing is left of it but its file."""
+        if entry.is_empty and entry.digest not in self._pins:
             self._entries.pop(entry.digest, None)
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from adapters.errors import AdapterUnavailable
 from adapters.image import AdapterImage
+from adapters.load_cost import build_s, copy_s, fetch_s
+from adapters.load_queue import Load
+from memory.reuse import Reuse
 from memory.runs import Run
 
-USE_HALF_LIFE_S = 60.0
-"""A use this old counts half when adapters compete for memory."""
-
-COPY_BYTES_PER_S = 4e9
-FETCH_BYTES_PER_S = 5e8
-RELOAD_OVERHEAD_S = 1e-3
-"""What bringing an adapter back costs, roughly; only the proportions matter."""
+SHADOW = 0.1
+"""What a host image is worth while the device has the adapter too: it only makes it quicker to
+bring back, should it ever have to leave."""
 
 Tier = Literal["store", "disk", "host", "device", "loading"]
 """store: nowhere nearer, known only for the failure of its last load."""
@@ -40,7 +38,11 @@ class Entry:
     """run and slot: both or none. While `loading` they are being filled, afterwards they serve."""
 
     digest: str
+    reuse: Reuse = field(default_factory=Reuse)
+    """Requests for it."""
     image: AdapterImage | None = None
+    image_bytes: int = 0
+    """Of its image, once one was here."""
     run: Run | None = None
     slot: int | None = None
     max_rank: int = 0
@@ -48,14 +50,14 @@ class Entry:
     """Of the image that is or was last here."""
     proved: str = ""
     """The checksum that an image must have to serve, if known."""
-    loading: Future[AdapterImage] | None = None
+    loading: Load | None = None
     failure: tuple[AdapterUnavailable, float] | None = None
     """The error and the time from which it may be tried again."""
     leases: int = 0
+    is_pinned: bool = False
+    """To be on the device and to stay there."""
     asked_at_poll: int = -2
     """`poll` count when someone last asked in vain: who waits asks in every step."""
-    uses: float = 0.0
-    used_at: float = 0.0
 
     @property
     def is_ready(self) -> bool:
@@ -66,6 +68,12 @@ class Entry:
     def is_wrong(self) -> bool:
         """What is here is not what was proved."""
         return self.proved not in ("", self.checksum)
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is left of it but its file."""
+        here = self.loading or self.image or self.failure or self.is_pinned
+        return not here and self.slot is None
 
     @property
     def num_bytes(self) -> int:
@@ -81,21 +89,19 @@ class Entry:
             return "device"
         return "disk" if self.image is None else "host"
 
-    def note_use(self, now: float) -> None:
-        self.uses = self.decayed_uses(now) + 1
-        self.used_at = now
-
-    def decayed_uses(self, now: float) -> float:
-        """Uses of late, older ones fading by half each half-life: the expected reuse."""
-        return self.uses * 2.0 ** ((self.used_at - now) / USE_HALF_LIFE_S)
-
-    def value_per_byte(self, now: float) -> float:
-        """What its device bytes save: cost to bring it back times expected reuse, per byte."""
-        num_bytes = max(self.num_bytes, 1)
-        cost = RELOAD_OVERHEAD_S + num_bytes / COPY_BYTES_PER_S
+    def device_loss_s(self, now: float) -> float:
+        """Seconds that giving up its run costs: to load it again, times its expected reuse."""
+        cost = copy_s(self.image_bytes)
         if self.image is None:
-            cost += num_bytes / FETCH_BYTES_PER_S
-        return cost * self.decayed_uses(now) / num_bytes
+            cost += fetch_s(self.image_bytes)
+        return cost * self.reuse.expected(now)
+
+    def host_loss_s(self, now: float, *, is_cached: bool) -> float:
+        """The same of its image on the host. is_cached: on disk too."""
+        cost = fetch_s(self.image_bytes)
+        if not is_cached:
+            cost += build_s(self.image_bytes)
+        return cost * self.reuse.expected(now) * (1.0 if self.slot is None else SHADOW)
 
 
 @dataclass(slots=True)

@@ -105,6 +105,13 @@ class Arena:
     def kv_extents(self, owner: str) -> set[int]:
         return {extent for extent, name in self._kv.items() if name == owner}
 
+    def kv_owner(self, extent: int) -> str | None:
+        return self._kv.get(extent)
+
+    def is_for_kv(self, extent: int) -> bool:
+        """Not on the adapters' floor."""
+        return bool(self._kv_zone >> extent & 1)
+
     def is_adapter(self, extent: int) -> bool:
         return bool(self._adapters >> extent & 1)
 

@@ -20,6 +20,8 @@ class BlockTable:
         self._kv = kv
         self.pages: list[int] = []
         self.num_committed = 0
+        self._num_matched = self._num_found = 0
+        """Pages matched; the same once there is room to go on: a match given back is no use."""
         self._twins: dict[int, int] = {}
         """Cached pages of the same content as private ones, by index: held too, so that no page
         cached after them outlives them in the prefix cache."""
@@ -51,7 +53,7 @@ class BlockTable:
         """
         assert not self.pages, "match_prefix on a table that has pages"
         self.pages = self._kv.prefix_cache.match(keys[: max(max_tokens, 0) // PAGE_TOKENS])
-        self.num_committed = len(self.pages)
+        self.num_committed = self._num_matched = len(self.pages)
         self._last_key = keys[self.num_committed - 1] if self.pages else None
         return len(self.pages) * PAGE_TOKENS
 
@@ -59,12 +61,11 @@ class BlockTable:
         """Makes room for num_tokens in all (not: more). False, and nothing changed, when memory is
         short."""
         missing = -(-num_tokens // PAGE_TOKENS) - len(self.pages)
-        if missing <= 0:
-            return True
-        pages = self._kv.allocate(missing)
+        pages = self._kv.allocate(missing) if missing > 0 else []
         if pages is None:
             return False
         self.pages += pages
+        self._num_found = self._num_matched
         return True
 
     def commit(self, keys: Sequence[bytes]) -> None:
@@ -86,6 +87,7 @@ class BlockTable:
 
     def free(self) -> None:
         """Gives all pages back; cached ones become idle once no other sequence holds them."""
-        self._kv.prefix_cache.release(self.held_pages)
+        self._kv.prefix_cache.release(self.held_pages, self._num_found)
         self.pages, self._twins = [], {}
+        self._num_matched = self._num_found = 0
         self.num_committed, self._last_key = 0, None

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+import time
+from collections.abc import Callable, Iterable
 
 from memory.arena import Arena
+from memory.broker import MemoryBroker
+from memory.page_key import PAGE_TOKENS
 from memory.pages import PagePool
 from memory.prefix_cache import PrefixCache
+
+SECONDS_PER_TOKEN = 1e-3
+"""To prefill one token, until it is measured."""
+SMOOTHING = 0.1
 
 
 class KVCache:
@@ -15,10 +23,23 @@ class KVCache:
     Sequences allocate here and give back through `prefix_cache.release`, never to the pool itself.
     """
 
-    def __init__(self, arena: Arena, owner: str, page_bytes: int) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        owner: str,
+        page_bytes: int,
+        *,
+        broker: MemoryBroker | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """broker: of all who share the arena; none if there are no others."""
         self._arena = arena
+        self._broker = broker or MemoryBroker(arena)
+        self._broker.add_cache(owner, self)
         self.pool = PagePool(arena, owner, page_bytes)
-        self.prefix_cache = PrefixCache(self.pool)
+        self.prefix_cache = PrefixCache(self.pool, clock)
+        self.seconds_per_token = SECONDS_PER_TOKEN
+        """What prefill takes of late."""
 
     @property
     def num_free(self) -> int:
@@ -35,34 +56,44 @@ class KVCache:
         """Idle pages in the prefix cache: used by nobody, kept for reuse."""
         return self.prefix_cache.num_idle
 
+    @property
+    def page_cost_s(self) -> float:
+        """Seconds to compute a page again."""
+        return PAGE_TOKENS * self.seconds_per_token
+
+    def note_prefill(self, num_tokens: int, seconds: float) -> None:
+        """So long did so many tokens take."""
+        self.seconds_per_token += SMOOTHING * (seconds / num_tokens - self.seconds_per_token)
+
+    def make_room(self, num_pages: int) -> bool:
+        """Sees to it that so many pages are free, at the cost of what is idle here or at others.
+        False, and nothing changed, if that does not suffice."""
+        return self._broker.free_pages(self, num_pages)
+
     def allocate(self, num_pages: int) -> list[int] | None:
-        """New pages with one reference each, the caller's; evicts idle cached pages if it must.
+        """New pages with one reference each, the caller's; None, and nothing changed, if even
+        `make_room` does not help."""
+        return self.pool.allocate(num_pages) if self.make_room(num_pages) else None
 
-        None, and nothing changed, if they are too few.
-        """
-        missing = num_pages - self.pool.num_free
-        if missing > self.prefix_cache.num_idle:
-            return None
-        if missing > 0:
-            self.prefix_cache.evict(missing)
-        return self.pool.allocate(num_pages)
+    def evict(self, num_pages: int, max_cost_per_byte: float = math.inf) -> int:
+        """Frees up to so many idle pages, those first whose loss costs the least, and only while it
+        costs at most so many seconds a byte. Returns how many."""
+        max_reuse = max_cost_per_byte * self.pool.page_bytes / self.page_cost_s
+        return self.prefix_cache.evict(num_pages, max_reuse)
 
-    def drain_extent(self) -> bool:
-        """Gives one extent back to the arena by evicting the idle cached pages in it (and those
-        after them).
+    def drainable(self) -> dict[int, float]:
+        """Extents that `drain` could free, with what the loss of the pages in them costs: seconds
+        to compute them again, times their expected reuse."""
+        found = self.prefix_cache.drainable()
+        return {extent: reuse * self.page_cost_s for extent, reuse in found.items()}
 
-        Only an extent whose used pages are all idle; the one with the fewest of them, then the
-        highest. False if there is none. The extent is then free for adapters or another model.
-        """
-        drainable = [
-            (len(pages), -extent, pages)
-            for extent, pages in self.prefix_cache.idle_by_extent().items()
-            if len(pages) == self.pool.num_used_in(extent)
-        ]
-        if not drainable:
-            return False
-        self.prefix_cache.evict_pages(min(drainable)[2])
-        return True
+    def drain_cost(self, extents: Iterable[int]) -> float:
+        """The same for all that draining these together loses, pages after theirs included."""
+        return self.prefix_cache.reuse_lost(extents) * self.page_cost_s
+
+    def drain(self, extent: int) -> None:
+        """Gives a drainable extent back to the arena, for adapters or another model."""
+        self.prefix_cache.evict_extent(extent)
 
     def check_integrity(self, held: Iterable[int] | None = None) -> None:
         """Raises IntegrityError unless every page is in exactly one state.

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from itertools import count
 
 from memory.errors import require
 from memory.pages import PagePool
+from memory.reuse import Reuse
 
 
 @dataclass(eq=False, slots=True)
@@ -15,7 +19,25 @@ class _Node:
     key: bytes
     page: int
     parent: _Node | None
+    reuse: Reuse
+    """How often it was found again; as long as it never was, that it was added."""
+    was_found: bool = False
     children: set[_Node] = field(default_factory=set["_Node"])
+    idle_order: int = 0
+    """Of its last turning idle."""
+
+
+@dataclass(slots=True)
+class _IdleInExtent:
+    """The reuses are sums over its pages, found ones apart: what fades alike can be summed."""
+
+    pages: set[int] = field(default_factory=set[int])
+    reuse: Reuse = field(default_factory=Reuse)
+    found_reuse: Reuse = field(default_factory=Reuse)
+
+    def note(self, node: _Node, now: float, sign: int) -> None:
+        reuse = self.found_reuse if node.was_found else self.reuse
+        reuse.note(now, sign * node.reuse.expected(now))
 
 
 class PrefixCache:
@@ -23,16 +45,26 @@ class PrefixCache:
 
     The cache has one reference of its own to each page in it. A page with no other reference is
     *idle* and may be evicted. Whoever holds a cached page holds all cached pages before it too, and
-    releases them last page first: hence an idle page's descendants are idle and went idle earlier,
-    and the least recently used is a leaf.
+    releases them last page first: hence an idle page's descendants are idle.
+
+    The expected reuse of a page is how often it was found again of late; of one that never was, the
+    share of all pages that were.
     """
 
-    def __init__(self, pool: PagePool) -> None:
+    def __init__(self, pool: PagePool, clock: Callable[[], float]) -> None:
         self._pool = pool
+        self._clock = clock
         self._nodes: dict[bytes, _Node] = {}
         self._by_page: dict[int, _Node] = {}
-        self._idle: OrderedDict[int, _Node] = OrderedDict()
-        """Idle pages in the order of eviction; `_victim` alone decides by it."""
+        self._idle: dict[int, _Node] = {}
+        self._idle_in: dict[int, _IdleInExtent] = {}
+        """By extent: the extents that have idle pages."""
+        self._leaves: dict[bool, list[tuple[float, int, _Node]]] = {False: [], True: []}
+        """Heaps of idle leaves, never found and found ones: least reuse first, then the longest
+        idle. Entries of nodes that are in use again or have gone idle anew are passed over."""
+        self._orders = count(1)
+        self._added, self._found = Reuse(), Reuse()
+        """Pages added, and pages found again for the first time."""
 
     @property
     def num_pages(self) -> int:
@@ -77,59 +109,133 @@ class PrefixCache:
             before = node
         return cached
 
-    def release(self, pages: Sequence[int]) -> None:
+    def release(self, pages: Sequence[int], num_found: int = 0) -> None:
         """Gives back one reference to each page, the last first. Pages not cached become free at
-        once."""
+        once. The first `num_found` pages were found here and used: that is their reuse."""
+        now = self._clock()
+        for page in pages[:num_found]:
+            self._note_found(self._by_page[page], now)
         for page in reversed(pages):
             if self._pool.release(page) == 1 and page in self._by_page:
-                self._idle[page] = self._by_page[page]
+                self._add_idle(self._by_page[page], now)
 
-    def evict(self, num_pages: int) -> int:
-        """Frees up to so many idle pages, leaves first, the least recently used first. Returns how
-        many."""
-        count = min(num_pages, len(self._idle))
-        for _ in range(count):
-            self._remove(self._victim())
-        return count
+    def evict(self, num_pages: int, max_reuse: float = math.inf) -> int:
+        """Frees up to so many idle pages, leaves first, those of least expected reuse first and
+        only while it is at most `max_reuse`. Returns how many."""
+        now = self._clock()
+        for done in range(num_pages):
+            leaves = (self._least_leaf(found) for found in (False, True))
+            node = min(filter(None, leaves), key=lambda n: self._reuse(n, now), default=None)
+            if node is None or self._reuse(node, now) > max_reuse:
+                return done
+            self._remove(node, now)
+        return num_pages
 
-    def evict_pages(self, pages: Iterable[int]) -> None:
-        """Frees these idle pages and all after them, which are idle too."""
-        given = {self._by_page[page] for page in pages}
-        nodes = [node for node in given if node.parent not in given]
-        for node in nodes:  # grows as it goes: each node stands before those after it
-            nodes.extend(node.children)
-        for node in reversed(nodes):
-            if node.page in self._idle:
-                self._remove(node)
+    def evict_extent(self, extent: int) -> None:
+        """Frees its idle pages and all after them, which are idle too."""
+        now = self._clock()
+        for node in self._with_descendants([extent]):
+            self._remove(node, now)
 
-    def idle_by_extent(self) -> dict[int, list[int]]:
-        """Idle pages of each extent that has any."""
-        extents: dict[int, list[int]] = {}
-        for page in self._idle:
-            extents.setdefault(self._pool.extent_of(page), []).append(page)
-        return extents
+    def drainable(self) -> dict[int, float]:
+        """Extents whose used pages are all idle, with the expected reuse of those pages."""
+        now = self._clock()
+        chance = self._chance(now)
+        return {
+            extent: chance * idle.reuse.expected(now) + idle.found_reuse.expected(now)
+            for extent, idle in self._idle_in.items()
+            if len(idle.pages) == self._pool.num_used_in(extent)
+        }
+
+    def reuse_lost(self, extents: Iterable[int]) -> float:
+        """Expected reuse of all that `evict_extent` of these would free, pages elsewhere too."""
+        now = self._clock()
+        return sum(self._reuse(node, now) for node in self._with_descendants(extents))
+
+    def _chance(self, now: float) -> float:
+        """That a page is ever found again; even, as long as there were few."""
+        return min((self._found.expected(now) + 1) / (self._added.expected(now) + 2), 1.0)
+
+    def _reuse(self, node: _Node, now: float) -> float:
+        return node.reuse.expected(now) * (1.0 if node.was_found else self._chance(now))
 
     def _retain(self, page: int) -> None:
         self._pool.retain(page)
-        self._idle.pop(page, None)
+        node = self._idle.get(page)
+        if node is not None:
+            self._remove_idle(node, self._clock())
 
     def _add(self, key: bytes, page: int, parent: _Node | None) -> _Node:
-        node = _Node(key, page, parent)
+        now = self._clock()
+        node = _Node(key, page, parent, Reuse(1.0, now))
+        self._added.note(now)
         self._pool.retain(page)
         self._nodes[key] = self._by_page[page] = node
         if parent is not None:
             parent.children.add(node)
         return node
 
-    def _victim(self) -> _Node:
-        return next(iter(self._idle.values()))
+    def _note_found(self, node: _Node, now: float) -> None:
+        if not node.was_found:
+            node.reuse, node.was_found = Reuse(), True
+            self._found.note(now)
+        node.reuse.note(now)
 
-    def _remove(self, node: _Node) -> None:
+    def _add_idle(self, node: _Node, now: float) -> None:
+        node.idle_order = next(self._orders)
+        self._idle[node.page] = node
+        idle = self._idle_in.setdefault(self._pool.extent_of(node.page), _IdleInExtent())
+        idle.pages.add(node.page)
+        idle.note(node, now, 1)
+        self._file_leaf(node)
+
+    def _remove_idle(self, node: _Node, now: float) -> None:
+        del self._idle[node.page]
+        extent = self._pool.extent_of(node.page)
+        idle = self._idle_in[extent]
+        idle.pages.remove(node.page)
+        idle.note(node, now, -1)
+        if not idle.pages:
+            del self._idle_in[extent]
+
+    def _file_leaf(self, node: _Node) -> None:
+        heap = self._leaves[node.was_found]
+        if not node.children:
+            heappush(heap, (node.reuse.rank, node.idle_order, node))
+        if len(heap) > 2 * len(self._idle) + 64:
+            heap[:] = [entry for entry in heap if self._is_idle_leaf(*entry)]
+            heapify(heap)
+
+    def _is_idle_leaf(self, _: float, order: int, node: _Node) -> bool:
+        is_idle = self._idle.get(node.page) is node
+        return is_idle and node.idle_order == order and not node.children
+
+    def _least_leaf(self, was_found: bool) -> _Node | None:
+        heap = self._leaves[was_found]
+        while heap and not self._is_idle_leaf(*heap[0]):
+            heappop(heap)
+        return heap[0][2] if heap else None
+
+    def _with_descendants(self, extents: Iterable[int]) -> list[_Node]:
+        """Idle pages of the extents and all pages after them, each behind those after it."""
+        found: dict[_Node, None] = {}
+        for extent in extents:
+            for page in self._idle_in[extent].pages:
+                below = [self._idle[page]]
+                for node in below:  # grows as it goes
+                    below.extend(child for child in node.children if child not in found)
+                found.update((node, None) for node in reversed(below))
+        return list(found)
+
+    def _remove(self, node: _Node, now: float) -> None:
         require(not node.children, f"page {node.page} is evicted before the pages after it")
+        self._remove_idle(node, now)
+        del self._nodes[node.key], self._by_page[node.page]
+        self._pool.release(node.page)
         if node.parent is not None:
             node.parent.children.remove(node)
-        del self._nodes[node.key], self._by_page[node.page], self._idle[node.page]
-        self._pool.release(node.page)
+            if node.parent.page in self._idle:
+                self._file_leaf(node.parent)
 
     def check_integrity(self, held: Iterable[int] | None = None) -> None:
         """Raises IntegrityError unless the tree is whole, the idle pages are those only the cache
@@ -148,15 +254,24 @@ class PrefixCache:
         num_children = sum(len(node.children) for node in self._nodes.values())
         num_inner = sum(node.parent is not None for node in self._nodes.values())
         require(num_children == num_inner, f"{num_children} children, {num_inner} with a parent")
-        idle = {page for page in self._by_page if self._pool.num_references(page) == 1}
-        require(idle == set(self._idle), f"{len(idle)} pages are idle, {len(self._idle)} filed so")
+        self._check_idle()
         if held is not None:
             self._check_references(Counter(held))
 
+    def _check_idle(self) -> None:
+        idle = {page for page in self._by_page if self._pool.num_references(page) == 1}
+        require(idle == set(self._idle), f"{len(idle)} pages are idle, {len(self._idle)} filed so")
+        by_extent = [page for filed in self._idle_in.values() for page in filed.pages]
+        require(sorted(by_extent) == sorted(idle), f"{len(by_extent)} idle pages filed by extent")
+        entries = [*self._leaves[False], *self._leaves[True]]
+        filed = {entry[2] for entry in entries if self._is_idle_leaf(*entry)}
+        leaves = {node for node in self._idle.values() if not node.children}
+        require(filed == leaves, f"{len(leaves)} idle leaves, {len(filed)} in the order of leaving")
+
     def _check_references(self, held: Counter[int]) -> None:
         held.update(list(self._by_page))
-        for page, count in held.items():
+        for page, count_ in held.items():
             actual = self._pool.num_references(page)
-            require(actual == count, f"page {page} has {actual} references, {count} holders")
+            require(actual == count_, f"page {page} has {actual} references, {count_} holders")
         used = self._pool.num_used
         require(used == len(held), f"{used} pages are used, {len(held)} have a holder")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -52,6 +52,33 @@ class AdapterRuns:
         """The largest run that could ever be: all the adapters' ceiling allows."""
         return self._arena.adapter_ceiling * self._arena.extent_bytes
 
+    @staticmethod
+    def rounded(num_bytes: int) -> int:
+        """Bytes of a run of at least num_bytes."""
+        return -(-num_bytes // UNIT_BYTES) * UNIT_BYTES
+
+    def by_extent(self) -> dict[int, list[Run]]:
+        """The runs that lie in each extent, wholly or in part."""
+        found: dict[int, list[Run]] = {}
+        size = self._arena.extent_bytes
+        for run in self._runs.values():
+            for extent in range(run.offset // size, -(-(run.offset + run.num_bytes) // size)):
+                found.setdefault(extent, []).append(run)
+        return found
+
+    def holes(self) -> list[tuple[int, int]]:
+        """Free bytes inside adapter extents, as (start, end), in order."""
+        return [(start * UNIT_BYTES, end * UNIT_BYTES) for start, end in self._holes]
+
+    def is_allowed(self, start: int, end: int, num_bytes: int) -> bool:
+        """The ceiling leaves room for the extents that so many bytes at one end of start..end would
+        newly take."""
+        first, last = start // UNIT_BYTES, end // UNIT_BYTES
+        size = -(-num_bytes // UNIT_BYTES)
+        allowed = self._arena.adapter_ceiling - self._arena.num_adapter_extents
+        places = ((first, first + size), (last - size, last))
+        return min(len(self._new_extents(*place)) for place in places) <= allowed
+
     def allocate(self, num_bytes: int) -> Run | None:
         """A run of at least num_bytes: where it costs the fewest new extents, then the highest
         place.
@@ -94,20 +121,11 @@ class AdapterRuns:
             return None
         return -best[1]
 
-    def _stretches(self) -> Iterator[tuple[int, int]]:
+    def _stretches(self) -> list[tuple[int, int]]:
         """Maximal intervals of units in holes and free extents."""
         size = self._extent_units
         free = [(r.start * size, r.stop * size) for r in self._arena.free_ranges()]
-        current: tuple[int, int] | None = None
-        for start, end in sorted([*self._holes, *free]):
-            if current is not None and current[1] == start:
-                current = (current[0], end)
-                continue
-            if current is not None:
-                yield current
-            current = (start, end)
-        if current is not None:
-            yield current
+        return _joined(sorted([*self._holes, *free]))
 
     def _new_extents(self, start: int, end: int) -> range:
         """Extents of the interval that adapters do not have yet: adjacent, for the interval is
@@ -154,21 +172,29 @@ class AdapterRuns:
     def check_integrity(self) -> None:
         """Raises IntegrityError unless runs and holes tile the adapter extents exactly."""
         size = self._extent_units
-        parts = [(r.offset // UNIT_BYTES, r.num_bytes // UNIT_BYTES) for r in self._runs.values()]
-        parts += [(start, end - start) for start, end in self._holes]
-        units = [unit for start, length in parts for unit in range(start, start + length)]
-        owned = [
-            unit
+        runs = [(run.offset, run.offset + run.num_bytes) for run in self._runs.values()]
+        parts = sorted([*runs, *self.holes()])
+        for (_, end), (start, _) in pairwise(parts):
+            require(end <= start, f"two parts of the adapters' bytes overlap at {start}")
+        covered = _joined(parts)
+        extent_bytes = self._arena.extent_bytes
+        owned = _joined(
+            (extent * extent_bytes, (extent + 1) * extent_bytes)
             for extent in range(self._arena.num_extents)
             if self._arena.is_adapter(extent)
-            for unit in range(extent * size, (extent + 1) * size)
-        ]
-        require(
-            sorted(units) == owned,
-            f"{len(self._runs)} runs and {len(self._holes)} holes cover {len(units)} units, "
-            f"adapter extents have {len(owned)}",
         )
+        require(covered == owned, f"runs and holes cover {covered}, adapter extents are {owned}")
         for (_, end), (start, _) in pairwise(self._holes):
             require(end < start, f"holes touch at unit {start}")
         for start, end in self._holes:
             require(-(-start // size) >= end // size, f"hole {start}..{end} keeps a whole extent")
+
+
+def _joined(parts: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Intervals in order, those that touch as one."""
+    joined: list[tuple[int, int]] = []
+    for start, end in parts:
+        if joined and joined[-1][1] == start:
+            start = joined.pop()[0]
+        joined.append((start, end))
+    return joined

@@ -112,8 +112,6 @@ class Scheduler:
         """Gives a running sequence its rows, preempting the last in order while pages are short."""
         num_tokens = sequence.num_next(budget)
         while not sequence.block_table.grow(sequence.num_computed + num_tokens):
-            if self._pool.evict_idle():
-                continue
             victim = max(self.running, key=_policy_key)
             self._preempt(victim, schedule)
             if victim is sequence:
@@ -175,10 +173,7 @@ class Scheduler:
         """Pages for all its tokens are obtainable: it need not stop half way through its
         prefill."""
         missing = _num_pages(len(sequence.tokens)) - len(sequence.block_table.pages)
-        while missing > self._kv.num_free:
-            if not self._pool.evict_idle():
-                return False
-        return True
+        return self._kv.make_room(missing)
 
     def _start(self, sequence: Sequence, budget: int, schedule: Schedule) -> int:
         num_tokens = sequence.num_next(budget)

@@ -13,6 +13,7 @@ import ops.registry
 from adapters.pool import AdapterPool
 from adapters.stores import open_store
 from memory.arena import Arena
+from memory.broker import MemoryBroker
 from memory.kv_cache import KVCache
 from memory.runs import UNIT_BYTES, AdapterRuns
 from ops.base import Ops
@@ -56,6 +57,7 @@ class Worker:
         )
         self.memory = torch.empty(config.memory, dtype=torch.uint8, device=self.ops.device)
         self.runs = AdapterRuns(self.arena)
+        self.broker = MemoryBroker(self.arena, self.runs)
         self.engines = {
             config.models[name]: self._build_engine(name, model) for name, model in models.items()
         }
@@ -94,10 +96,11 @@ class Worker:
     def _build_engine(self, name: str, model: Decoder) -> Engine:
         config = self.config
         digest = config.models[name]
-        kv = KVCache(self.arena, digest, model.kv_layout.page_bytes)
+        kv = KVCache(self.arena, digest, model.kv_layout.page_bytes, broker=self.broker)
         pool = AdapterPool(
             self.memory,
             self.runs,
+            self.broker,
             store=self.store,
             ops=self.ops,
             shape=model.shape,
@@ -106,7 +109,6 @@ class Worker:
             host_bytes=config.host_adapter_memory,
             cache_dir=config.cache_dir,
             clock=time.monotonic,
-            reclaim=kv.drain_extent,
         )
         buffer = TokenBuffer(config.max_num_seqs, model.max_model_len, self.ops.device)
         scheduler = Scheduler(

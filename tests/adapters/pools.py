@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,10 @@ from adapters.segments import build_segments
 from adapters.store import LocalStore
 from adapters.validator import AdapterFiles
 from memory.arena import Arena
+from memory.block_table import BlockTable
+from memory.broker import MemoryBroker
+from memory.kv_cache import KVCache
+from memory.page_key import PAGE_TOKENS, PageHasher, page_keys
 from memory.runs import UNIT_BYTES, AdapterRuns
 from ops.base import PROJECTIONS, LoRABatch, Site
 from ops.reference import ReferenceOps
@@ -68,7 +72,7 @@ class House:
         num_slots: int = 8,
         host_bytes: int = 1 << 24,
         executor: Executor | None = None,
-        reclaim: Callable[[], bool] = lambda: False,
+        cache_bytes: int = 1 << 30,
     ) -> None:
         self.store = LocalStore(folder / "store")
         self.refs = [self.add(rank, seed) for seed, rank in enumerate(ranks)]
@@ -77,10 +81,15 @@ class House:
         self.arena = torch.full((num_units * UNIT_BYTES,), 255, dtype=torch.uint8)
         self.runs = AdapterRuns(self.map)
         self.now = 0.0
+        self.broker = MemoryBroker(self.map, self.runs)
+        self.kv = KVCache(
+            self.map, "kv", UNIT_BYTES // 4, broker=self.broker, clock=lambda: self.now
+        )
         self.executor = SteppedExecutor() if executor is None else executor
         self.pool = AdapterPool(
             self.arena,
             self.runs,
+            self.broker,
             store=self.store,
             ops=self.ops,
             shape=BASE,
@@ -89,7 +98,7 @@ class House:
             host_bytes=host_bytes,
             cache_dir=folder / "cache",
             clock=lambda: self.now,
-            reclaim=reclaim,
+            cache_bytes=cache_bytes,
             executor=self.executor,
         )
 
@@ -99,6 +108,19 @@ class House:
         self.store.put("adapters", digest, staged)
         return Ref(digest)
 
+    def cache_prefix(self, word: int, num_pages: int) -> bool:
+        """One sequence of so many pages has run and left them in the prefix cache. False: no
+        room."""
+        tokens = [word] * (num_pages * PAGE_TOKENS)
+        keys = page_keys(PageHasher(model="m", domain="d"), tokens)
+        table = BlockTable(self.kv)
+        table.match_prefix(keys, len(tokens) - 1)
+        has_room = table.grow(len(tokens))
+        if has_room:
+            table.commit(keys)
+        table.free()
+        return has_room
+
     def settle(self) -> None:
         """Lets everything that is loading finish, and the pool see it."""
         assert isinstance(self.executor, SteppedExecutor)
@@ -107,7 +129,8 @@ class House:
             self.pool.poll()
 
     def load(self, index: int) -> Any:
-        """A lease on the adapter, which must become resident."""
+        """A lease on the adapter, for a request; it must become resident."""
+        self.pool.prefetch(self.refs[index])
         for _ in range(3):
             lease = self.pool.acquire(self.refs[index])
             if lease is not None:
@@ -129,8 +152,9 @@ class House:
     def on_device(self) -> set[int]:
         return {i for i in range(len(self.refs)) if self.tier(i) == "device"}
 
-    def check(self) -> None:
+    def check(self, held: Sequence[int] = ()) -> None:
         self.pool.check_integrity()
+        self.kv.check_integrity(held)
         self.runs.check_integrity()
         self.map.check_integrity()
 

@@ -157,36 +157,32 @@ def test_one_that_waits_is_not_evicted_before_its_lease(tmp_path: Path) -> None:
     assert turns.count(0) >= 4 and turns.count(1) >= 4
 
 
-def test_kv_gives_way_when_idle_adapters_do_not_suffice(tmp_path: Path) -> None:
-    kv: list[int] = []
-
-    def reclaim() -> bool:
-        if kv:
-            house.map.free_kv(kv.pop(), "kv")
-            return True
-        return False
-
-    house = House(tmp_path, [ONE_UNIT, TWO_UNITS], num_units=4, reclaim=reclaim)
-    kv += [extent for _ in range(3) if (extent := house.map.allocate_kv("kv")) is not None]
+def test_kv_gives_way_where_idle_adapters_do_not_suffice(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT, TWO_UNITS])
+    assert house.cache_prefix(1, 12)
     house.load(0).release()
     assert house.map.map() == "kkka"
     lease = house.load(1)
     assert house.on_device() == {1}
-    assert house.map.map() == "kkaa"
+    assert house.map.map() == "kkaa" and house.kv.num_cached == 8
     assert house.serves(lease.slot, 1)
     house.check()
 
 
-def test_kv_is_left_alone_when_it_cannot_help(tmp_path: Path) -> None:
-    asked: list[int] = []
-    house = House(tmp_path, [TWO_UNITS] * 3, num_units=4, reclaim=lambda: bool(asked.append(1)))
+def test_nothing_is_given_up_where_it_cannot_help(tmp_path: Path) -> None:
+    house = House(tmp_path, [TWO_UNITS, TWO_UNITS, TWO_UNITS, ONE_UNIT], num_units=6)
     leases = [house.load(0), house.load(1)]
+    assert house.cache_prefix(1, 4)
+    house.load(3).release()
+    leases.append(house.load(3))
+    assert house.map.map() == "kaaaaa"
     assert house.pool.acquire(house.refs[2]) is None
     house.settle()
     assert house.pool.acquire(house.refs[2]) is None
-    assert not asked
+    assert house.kv.num_cached == 4 and house.on_device() == {0, 1, 3}
     leases[0].release()
     assert house.serves(house.load(2).slot, 2)
+    assert house.kv.num_cached == 4 and house.on_device() == {1, 2, 3}
 
 
 def test_one_that_can_never_fit_is_unavailable(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from adapters.errors import AdapterUnavailable
 from adapters.pool import AdapterLease
+from memory.block_table import BlockTable
 from tests.adapters.pools import House, Ref, SteppedExecutor
 
 RANKS = [1, 4, 5, 12, 16, 30]
@@ -22,29 +23,24 @@ class PoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
-        self.kv: list[int] = []
+        self.tables: list[BlockTable] = []
         self.house = House(
             self.folder,
             RANKS,
             num_units=6,
             num_slots=3,
-            host_bytes=200_000,
-            reclaim=self.reclaim,
+            host_bytes=300_000,
         )
         self.leases: list[tuple[int, AdapterLease]] = []
 
     def teardown(self) -> None:
         for _, lease in self.leases:
             lease.release()
+        for table in self.tables:
+            table.free()
         self.house.pool.close()
         assert self.house.runs.num_runs == 0
         shutil.rmtree(self.folder)
-
-    def reclaim(self) -> bool:
-        if not self.kv:
-            return False
-        self.house.map.free_kv(self.kv.pop(), "kv")
-        return True
 
     @rule(index=INDICES)
     def prefetch(self, index: int) -> None:
@@ -88,11 +84,20 @@ class PoolMachine(RuleBasedStateMachine):
     def evict(self) -> None:
         self.house.pool.evict_idle()
 
+    @rule(word=st.integers(0, 3), num_pages=st.integers(1, 9))
+    def prefix(self, word: int, num_pages: int) -> None:
+        self.house.cache_prefix(word, num_pages)
+
+    @rule(num_tokens=st.integers(1, 200))
+    def sequence_runs(self, num_tokens: int) -> None:
+        table = BlockTable(self.house.kv)
+        if table.grow(num_tokens):
+            self.tables.append(table)
+
     @rule()
-    def kv_grows(self) -> None:
-        extent = self.house.map.allocate_kv("kv")
-        if extent is not None:
-            self.kv.append(extent)
+    def sequence_ends(self) -> None:
+        if self.tables:
+            self.tables.pop().free()
 
     @rule()
     def loader_steps(self) -> None:
@@ -109,7 +114,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def adds_up(self) -> None:
-        self.house.check()
+        self.house.check(held=[page for table in self.tables for page in table.held_pages])
         leased = {index for index, _ in self.leases}
         assert leased <= self.house.on_device()
 

@@ -1,4 +1,5 @@
-"""Any order of what sequences do to a KV cache keeps pages, prefixes and reference counts right."""
+"""Any order of what sequences and adapters do to a shared arena keeps pages, prefixes and reference
+counts right."""
 
 from __future__ import annotations
 
@@ -8,58 +9,82 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from memory.arena import Arena
 from memory.block_table import BlockTable
+from memory.broker import MemoryBroker
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS, PageHasher
-from memory.runs import UNIT_BYTES, AdapterRuns, Run
+from memory.runs import UNIT_BYTES, AdapterRuns
+from tests.memory.holder import IdleRuns
 
-PAGE_BYTES = UNIT_BYTES // 4
-HASHERS = [PageHasher(model="m", domain=domain) for domain in ("acme", "globex")]
+PAGE_BYTES = {"m": UNIT_BYTES // 4, "n": UNIT_BYTES // 3}
+OWNERS = [("m", "acme"), ("m", "globex"), ("n", "acme")]
+"""(model, cache domain)."""
+HASHERS = [PageHasher(model=model, domain=domain) for model, domain in OWNERS]
+
+Content = tuple[int, tuple[int, ...]]
 
 
 class _Sequence:
     """A table and the tokens an engine would have behind it."""
 
-    def __init__(self, kv: KVCache, domain: int, tokens: list[int]) -> None:
+    def __init__(self, kv: KVCache, owner: int, tokens: list[int]) -> None:
+        self.kv = kv
         self.table = BlockTable(kv)
-        self.domain = domain
+        self.owner = owner
         self.tokens = tokens
         self.num_computed = 0
         self.keys: list[bytes] = []
 
-    def content(self, index: int) -> tuple[int, tuple[int, ...]]:
-        return self.domain, tuple(self.tokens[: (index + 1) * PAGE_TOKENS])
+    def content(self, index: int) -> Content:
+        return self.owner, tuple(self.tokens[: (index + 1) * PAGE_TOKENS])
 
 
-class Sequences(RuleBasedStateMachine):
+class SharedArena(RuleBasedStateMachine):
+    """Sequences of two models and adapters that load and leave, in one arena under one broker."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.arena = Arena(8 * UNIT_BYTES, UNIT_BYTES)
-        self.kv = KVCache(self.arena, "m", PAGE_BYTES)
-        self.adapter_runs = AdapterRuns(self.arena)
-        self.runs: list[Run] = []
+        self.now = 0.0
+        self.arena = Arena(8 * UNIT_BYTES, UNIT_BYTES, UNIT_BYTES, 6 * UNIT_BYTES)
+        self.runs = AdapterRuns(self.arena)
+        self.broker = MemoryBroker(self.arena, self.runs)
+        self.adapters = IdleRuns(self.runs)
+        self.broker.add_holder(self.adapters)
+        self.caches = {
+            name: KVCache(self.arena, name, size, broker=self.broker, clock=lambda: self.now)
+            for name, size in PAGE_BYTES.items()
+        }
         self.sequences: list[_Sequence] = []
-        self.written: dict[int, tuple[int, tuple[int, ...]]] = {}
+        self.written: dict[tuple[str, int], Content] = {}
+
+    def snapshot(self) -> object:
+        idle = [cache.num_cached for cache in self.caches.values()]
+        return self.arena.map(), idle, set(self.adapters.costs), set(self.adapters.in_use)
+
+    @rule(seconds=st.sampled_from([0.01, 1.0, 300.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
 
     @rule(
-        domain=st.integers(0, 1),
+        owner=st.integers(0, 2),
         words=st.lists(st.integers(0, 1), min_size=1, max_size=7),
         tail=st.integers(1, PAGE_TOKENS),
         num_choices=st.integers(1, 3),
     )
-    def start(self, domain: int, words: list[int], tail: int, num_choices: int) -> None:
+    def start(self, owner: int, words: list[int], tail: int, num_choices: int) -> None:
         """A prompt of few different pages, so that prefixes are often shared or computed twice."""
         tokens = [word for word in words for _ in range(PAGE_TOKENS)]
         tokens = tokens[: len(tokens) - PAGE_TOKENS + tail]
         for _ in range(num_choices):
-            self._start_one(domain, tokens)
+            self._start_one(owner, tokens)
 
-    def _start_one(self, domain: int, tokens: list[int]) -> None:
-        sequence = _Sequence(self.kv, domain, list(tokens))
-        HASHERS[domain].extend(sequence.keys, tokens)
+    def _start_one(self, owner: int, tokens: list[int]) -> None:
+        model = OWNERS[owner][0]
+        sequence = _Sequence(self.caches[model], owner, list(tokens))
+        HASHERS[owner].extend(sequence.keys, tokens)
         num_cached = sequence.table.match_prefix(sequence.keys, len(tokens) - 1)
         assert num_cached % PAGE_TOKENS == 0 and num_cached < len(tokens)
         for index, page in enumerate(sequence.table.pages):
-            assert self.written[page] == sequence.content(index)
+            assert self.written[model, page] == sequence.content(index)
         sequence.num_computed = num_cached
         self.sequences.append(sequence)
 
@@ -71,22 +96,26 @@ class Sequences(RuleBasedStateMachine):
 
     def _compute(self, sequence: _Sequence, num_tokens: int) -> None:
         """Draws tokens past the end, and shares the pages that are full."""
+        kv, model = sequence.kv, OWNERS[sequence.owner][0]
         end = sequence.num_computed + num_tokens
-        num_free, pages = self.kv.num_free, list(sequence.table.pages)
+        num_free, pages, before = kv.num_free, list(sequence.table.pages), self.snapshot()
         missing = -(-end // PAGE_TOKENS) - len(pages)
         if not sequence.table.grow(end):
-            assert missing > num_free == self.kv.num_free and sequence.table.pages == pages
+            assert missing > num_free and sequence.table.pages == pages
+            assert self.snapshot() == before, "given up in vain"
             return
-        assert self.kv.num_free == num_free - max(missing, 0)
-        in_use = {p for s in self.sequences if s is not sequence for p in s.table.pages}
+        assert kv.num_free >= num_free - max(missing, 0)
+        in_use = {
+            p for s in self.sequences if s is not sequence for p in s.table.pages if s.kv is kv
+        }
         assert not in_use & set(sequence.table.pages[len(pages) :])
         sequence.tokens += [7] * (end - len(sequence.tokens))
         first = sequence.num_computed // PAGE_TOKENS
         sequence.num_computed = end
         num_full = end // PAGE_TOKENS
         for index in range(first, num_full):
-            self.written[sequence.table.pages[index]] = sequence.content(index)
-        HASHERS[sequence.domain].extend(sequence.keys, sequence.tokens)
+            self.written[model, sequence.table.pages[index]] = sequence.content(index)
+        HASHERS[sequence.owner].extend(sequence.keys, sequence.tokens)
         sequence.table.commit(sequence.keys[:num_full])
 
     @precondition(lambda self: self.sequences)
@@ -96,57 +125,73 @@ class Sequences(RuleBasedStateMachine):
         sequence.table.free()
         assert sequence.table.pages == [] and sequence.table.num_committed == 0
 
-    @rule(num_pages=st.integers(0, 8))
-    def evict(self, num_pages: int) -> None:
-        num_cached = self.kv.num_cached
-        assert self.kv.prefix_cache.evict(num_pages) == min(num_pages, num_cached)
-        assert self.kv.num_cached == num_cached - min(num_pages, num_cached)
+    @rule(model=st.sampled_from(["m", "n"]), num_pages=st.integers(0, 8))
+    def evict(self, model: str, num_pages: int) -> None:
+        kv = self.caches[model]
+        num_cached = kv.num_cached
+        assert kv.evict(num_pages) == min(num_pages, num_cached)
+        assert kv.num_cached == num_cached - min(num_pages, num_cached)
 
-    @rule()
-    def drain_extent(self) -> None:
-        extents, num_cached = self.arena.map().count("k"), self.kv.num_cached
-        if self.kv.drain_extent():
-            assert self.arena.map().count("k") < extents and self.kv.num_cached < num_cached
+    @rule(model=st.sampled_from(["m", "n"]))
+    def drain(self, model: str) -> None:
+        kv = self.caches[model]
+        costs = kv.drainable()
+        if costs:
+            extent = min(costs)
+            num_cached = kv.num_cached
+            assert kv.drain_cost([extent]) >= costs[extent] * (1 - 1e-9)
+            kv.drain(extent)
+            assert self.arena.kv_owner(extent) is None and kv.num_cached < num_cached
+
+    @rule(num_units=st.integers(1, 4), cost=st.sampled_from([0.0, 1e-4, 1.0]))
+    def load_adapter(self, num_units: int, cost: float) -> None:
+        before = self.snapshot()
+        run = self.broker.allocate_run(num_units * UNIT_BYTES)
+        if run is None:
+            assert self.snapshot() == before, "given up in vain"
         else:
-            assert (extents, num_cached) == (self.arena.map().count("k"), self.kv.num_cached)
+            self.adapters.in_use[run] = cost
 
-    @rule(num_units=st.integers(1, 3))
-    def load_adapter(self, num_units: int) -> None:
-        run = self.adapter_runs.allocate(num_units * UNIT_BYTES)
-        while run is None and self.kv.drain_extent():
-            run = self.adapter_runs.allocate(num_units * UNIT_BYTES)
-        if run is not None:
-            self.runs.append(run)
+    @precondition(lambda self: self.adapters.in_use)
+    @rule(index=st.integers(0, 5), is_awaited=st.booleans())
+    def adapter_goes_idle(self, index: int, is_awaited: bool) -> None:
+        self.adapters.go_idle(index, is_awaited=is_awaited)
 
-    @precondition(lambda self: self.runs)
-    @rule()
-    def unload_adapter(self) -> None:
-        self.adapter_runs.free(self.runs.pop(0))
+    @precondition(lambda self: self.adapters.costs)
+    @rule(index=st.integers(0, 5))
+    def adapter_is_leased_again(self, index: int) -> None:
+        self.adapters.lease(index)
 
     @invariant()
     def accounts_agree(self) -> None:
-        self.kv.check_integrity([p for s in self.sequences for p in s.table.held_pages])
-        self.adapter_runs.check_integrity()
-        used = {page for s in self.sequences for page in s.table.held_pages}
-        assert self.kv.num_total == len(used) + self.kv.num_free
+        for kv in self.caches.values():
+            mine = [sequence for sequence in self.sequences if sequence.kv is kv]
+            kv.check_integrity([p for s in mine for p in s.table.held_pages])
+            used = {page for s in mine for page in s.table.held_pages}
+            assert kv.num_total == len(used) + kv.num_free
+        self.runs.check_integrity()
+        assert self.runs.num_runs == len(self.adapters.costs) + len(self.adapters.in_use)
 
     @invariant()
     def written_stays(self) -> None:
         """A page that a sequence uses still holds that sequence's tokens."""
         for sequence in self.sequences:
+            model = OWNERS[sequence.owner][0]
             for index in range(sequence.num_computed // PAGE_TOKENS):
-                assert self.written[sequence.table.pages[index]] == sequence.content(index)
+                assert self.written[model, sequence.table.pages[index]] == sequence.content(index)
 
     def teardown(self) -> None:
         for sequence in self.sequences:
             sequence.table.free()
-        self.kv.check_integrity(held=())
-        while self.kv.drain_extent():
-            pass
-        for run in self.runs:
-            self.adapter_runs.free(run)
+        for kv in self.caches.values():
+            kv.check_integrity(held=())
+            kv.evict(kv.num_cached)
+        while self.adapters.in_use:
+            self.adapters.go_idle(0, is_awaited=False)
+        for run in list(self.adapters.costs):
+            self.adapters.evict(run)
         assert self.arena.map() == "." * 8
 
 
-TestSequences = Sequences.TestCase
-TestSequences.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestSharedArena = SharedArena.TestCase
+TestSharedArena.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)

@@ -9,7 +9,7 @@ from memory.block_table import BlockTable
 from memory.errors import IntegrityError
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS, PageHasher, page_keys
-from memory.runs import UNIT_BYTES, AdapterRuns
+from memory.runs import UNIT_BYTES
 
 HASHER = PageHasher(model="m", domain="acme")
 
@@ -105,17 +105,54 @@ def test_allocation_evicts_what_is_idle_and_never_what_is_used() -> None:
     assert not table.grow(2 * PAGE_TOKENS + 1) and table.grow(1)
 
 
-def test_drain_gives_the_cheapest_extent_to_adapters() -> None:
-    arena = Arena(2 * UNIT_BYTES, UNIT_BYTES)
-    kv, runs = KVCache(arena, "m", UNIT_BYTES // 4), AdapterRuns(arena)
-    running = compute(kv, keys_of(1, 2, 3))
-    compute(kv, keys_of(4, 5, 6)).free()
-    assert arena.map() == "kk" and runs.allocate(1) is None
-    assert kv.drain_extent() and arena.map() == "k."
-    assert runs.allocate(1) is not None
-    assert not kv.drain_extent(), "the last extent has pages in use"
-    assert num_matched(kv, keys_of(1, 2, 3)) == 3 and num_matched(kv, keys_of(4)) == 1
-    running.free()
+def test_a_prefix_found_often_outlives_newer_ones() -> None:
+    now = 0.0
+    arena = Arena(4 * UNIT_BYTES, UNIT_BYTES)
+    kv = KVCache(arena, "m", UNIT_BYTES // 4, clock=lambda: now)
+    popular = keys_of(1, 2)
+    for _ in range(4):
+        compute(kv, [*popular, *keys_of(1, 2, 3)[2:]]).free()
+    for word in range(10, 16):
+        now += 1.0
+        compute(kv, keys_of(word)).free()
+    assert kv.evict(6) == 6
+    assert num_matched(kv, popular) == 2 and num_matched(kv, keys_of(15)) == 0
+    now += 3600.0
+    compute(kv, keys_of(20)).free()
+    assert kv.evict(kv.num_cached - 1) and num_matched(kv, keys_of(20)) == 1
+
+
+def test_a_match_that_is_given_back_at_once_is_no_use() -> None:
+    """A sequence that waits for room looks for its prefix in every step."""
+    kv = make_kv()
+    waiting, used = keys_of(1, 2), keys_of(3, 4)
+    for keys in (used, waiting):
+        compute(kv, keys).free()
+    table = BlockTable(kv)
+    assert table.match_prefix(used, 32) and table.grow(33)
+    table.free()
+    for _ in range(100):
+        table.match_prefix(waiting, 32)
+        table.free()
+    assert kv.evict(2) == 2 and num_matched(kv, waiting) == 0
+    assert kv.evict(1) == 1 and num_matched(kv, used) == 1
+
+
+def test_draining_an_extent_costs_the_pages_after_it_too() -> None:
+    kv = make_kv(num_extents=3)
+    kv.seconds_per_token = 1.0
+    compute(kv, keys_of(1, 2, 3, 4, 5, 6)).free()
+    chance = 1 / (6 + 2)
+    own = kv.drainable()
+    assert own == {
+        0: pytest.approx(4 * 16 * chance, rel=1e-3),
+        1: pytest.approx(2 * 16 * chance, rel=1e-3),
+    }
+    assert kv.drain_cost([0]) == pytest.approx(6 * 16 * chance, rel=1e-3)
+    assert kv.drain_cost([1]) == pytest.approx(2 * 16 * chance, rel=1e-3)
+    assert kv.drain_cost([0, 1]) == pytest.approx(6 * 16 * chance, rel=1e-3)
+    kv.drain(0)
+    assert kv.num_cached == 0 and kv.drainable() == {}
 
 
 def test_the_reference_count_of_a_forgotten_page_does_not_add_up() -> None:

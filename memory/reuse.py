@@ -1,0 +1,34 @@
+"""How often something was used of late: the expected reuse of KV pages and adapters alike."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+HALF_LIFE_S = 60.0
+"""A use this old counts half."""
+
+
+@dataclass(slots=True)
+class Reuse:
+    """A count that fades by half each half-life. All have one clock, in seconds that never go
+    back."""
+
+    count: float = 0.0
+    at_s: float = 0.0
+
+    def note(self, now: float, amount: float = 1.0) -> None:
+        """A negative amount takes back what was noted; less than nothing is nothing."""
+        self.count = max(self.expected(now) + amount, 0.0)
+        self.at_s = now
+
+    def expected(self, now: float) -> float:
+        """Uses to be expected in the time to come, if it is like the past."""
+        return self.count * 2.0 ** ((self.at_s - now) / HALF_LIFE_S)
+
+    @property
+    def rank(self) -> float:
+        """Orders any two by their `expected` at any one time, for all fade alike."""
+        if self.count == 0.0:
+            return -math.inf
+        return math.log2(self.count) + self.at_s / HALF_LIFE_S

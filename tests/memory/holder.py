@@ -1,0 +1,37 @@
+"""Adapters as the broker sees them: runs with a cost, some in use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from memory.runs import AdapterRuns, Run
+
+
+class IdleRuns:
+    """costs: of the idle runs. awaited: those among them that somebody is about to lease."""
+
+    def __init__(self, runs: AdapterRuns) -> None:
+        self._runs = runs
+        self.costs: dict[Run, float] = {}
+        self.awaited: set[Run] = set()
+        self.in_use: dict[Run, float] = {}
+
+    def idle_runs(self, *, with_awaited: bool) -> Mapping[Run, float]:
+        hidden = set() if with_awaited else self.awaited
+        return {run: cost for run, cost in self.costs.items() if run not in hidden}
+
+    def evict(self, run: Run) -> None:
+        del self.costs[run]
+        self.awaited.discard(run)
+        self._runs.free(run)
+
+    def go_idle(self, index: int, *, is_awaited: bool) -> None:
+        run = list(self.in_use)[index % len(self.in_use)]
+        self.costs[run] = self.in_use.pop(run)
+        if is_awaited:
+            self.awaited.add(run)
+
+    def lease(self, index: int) -> None:
+        run = list(self.costs)[index % len(self.costs)]
+        self.in_use[run] = self.costs.pop(run)
+        self.awaited.discard(run)
