@@ -143,7 +143,7 @@ class Database:
         while True:
             await asyncio.sleep(RECONNECT_SECONDS[min(attempt, len(RECONNECT_SECONDS) - 1)])
             attempt += 1
-            with contextlib.suppress(DatabaseUnavailable):
+            with contextlib.suppress(AdminError):
                 return await self._open_listener(channel, callback)
 
     async def close(self) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
-from admin.database import DatabaseUnavailable
+from admin.database import AdminError
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +31,8 @@ async def repeat(
             has_failed = False
         except Exception as error:
             if not has_failed:
-                is_known = isinstance(error, DatabaseUnavailable)
-                log.warning("%s: %s", what, error, exc_info=None if is_known else error)
+                unforeseen = None if isinstance(error, AdminError) else error
+                log.warning("%s: %s", what, error, exc_info=unforeseen)
             has_failed = True
             # What woke it may go on doing so.
             await asyncio.sleep(interval_s)

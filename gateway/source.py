@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from admin.database import Database, DatabaseUnavailable
+from admin.database import AdminError, Database
 from admin.queries import CATALOG_CHANNEL, catalog_generation, load_catalog
 from admin.records import CatalogSnapshot
 
@@ -43,7 +43,7 @@ class PostgresSource:
             changed.clear()
             try:
                 snapshot = await self._load_if_not(generation)
-            except DatabaseUnavailable as error:
+            except AdminError as error:
                 log.warning("the catalog stays as it is: %s", error)
             else:
                 if snapshot is not None:
@@ -63,6 +63,6 @@ class PostgresSource:
         while True:
             try:
                 return await self._database.listen(CATALOG_CHANNEL, lambda _: changed.set())
-            except DatabaseUnavailable as error:
+            except AdminError as error:
                 log.warning("the catalog cannot be loaded yet: %s", error)
                 await asyncio.sleep(1.0)

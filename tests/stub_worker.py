@@ -42,6 +42,8 @@ class Reply:
     failure: ErrorCode | None = None
     hangs_up: bool = False
     """The worker closes everything instead of finishing."""
+    idle_steps: int = 0
+    """The first token comes after so many more steps."""
     never_ends: bool = False
     """The tokens come again and again until the sequence is aborted."""
 
@@ -65,6 +67,7 @@ class _Running:
     request: Generate
     reply: Reply
     num_sent: int = 0
+    num_idle: int = 0
 
 
 @dataclass
@@ -161,6 +164,9 @@ class StubWorker:
         failures: list[tuple[int, Failed]] = []
         for key, running in list(self._running.items()):
             reply = running.reply
+            if running.num_idle < reply.idle_steps:
+                running.num_idle += 1
+                continue
             is_done = running.num_sent >= len(reply.tokens) and not reply.never_ends
             if is_done and reply.hangs_up:
                 await self.server.close()

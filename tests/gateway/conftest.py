@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import openai
 import pytest
 
+from admin.database import Database
+from tests.gateway.live import Live
 from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.service import Service, make_store
+from tests.postgres import fresh_database
 
 
 @pytest.fixture(scope="session")
@@ -37,3 +40,13 @@ def client(service: Service) -> Iterator[openai.OpenAI]:
         yield client
     service.wait_for(lambda: service.gateway.admission.num_open == 0)
     service.wait_for(lambda: not service.gateway.flights.by_version)
+
+
+@pytest.fixture
+async def live(tmp_path: Path) -> AsyncIterator[Live]:
+    with fresh_database() as dsn:
+        database = await Database.connect(dsn)
+        live = Live(database, tmp_path)
+        await live.prepare()
+        yield live
+        await database.close()

@@ -1,0 +1,121 @@
+"""A gateway over a real Postgres, with a stub worker, in the test's own loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx
+
+from admin import tenants
+from admin.database import Database
+from admin.records import TENANT_SCOPES
+from gateway.app import Gateway, create_app
+from gateway.config import GatewayConfig
+from gateway.source import PostgresSource
+from tests.adapters.files import BASE
+from tests.admin.lifecycle import make_ready, make_tenant
+from tests.doubles import make_tokenizer
+from tests.gateway.service import PEPPER
+from tests.postgres import server
+from tests.serving import serving
+from tests.stub_worker import Reply, Script, StubWorker
+from workers.client import WorkerClient
+from workers.protocol import Generate
+
+WAIT_S = 20.0
+
+
+def answer(_: Generate) -> Reply:
+    return Reply([65, 66, 67])
+
+
+class Live:
+    """The base model `tiny` and the tenant acme are there; gateways come and go."""
+
+    def __init__(self, database: Database, folder: Path, script: Script = answer) -> None:
+        self.database = database
+        self.worker = StubWorker(f"unix:{folder / 'worker.sock'}", [BASE.digest], script)
+        self.tenant_id = ""
+        self.key = ""
+        self._store = folder / "store"
+
+    async def prepare(self) -> None:
+        model = self._store / BASE.digest
+        model.mkdir(parents=True)
+        make_tokenizer(model)
+        async with self.database.transaction() as connection:
+            self.tenant_id = await make_tenant(connection)
+            _, self.key = await tenants.create_key(
+                connection, PEPPER, self.tenant_id, TENANT_SCOPES
+            )
+
+    @asynccontextmanager
+    async def gateway(self, name: str = "gateway-1") -> AsyncIterator[Served]:
+        """Serves, once it has a catalog."""
+        config = GatewayConfig(model_folder=self._store.joinpath, pepper=PEPPER, instance_id=name)
+        app = create_app(
+            config,
+            source=PostgresSource(self.database, poll_interval_s=3600),
+            clients=[WorkerClient(self.worker.address, instance_id=name)],
+            database=self.database,
+        )
+        async with AsyncExitStack() as stack:
+            url = await stack.enter_async_context(serving(app))
+            headers = {"authorization": f"Bearer {self.key}"}
+            client = httpx.AsyncClient(base_url=url, headers=headers, timeout=WAIT_S)
+            await stack.enter_async_context(client)
+            served = Served(app.state.gateway, client)
+            await eventually(lambda: served.gateway.catalog.view is not None)
+            yield served
+
+    async def make_ready(self, *digits: str) -> None:
+        """Versions 1, 2, ... of `bot` with these contents."""
+        async with self.database.transaction() as connection:
+            await make_ready(connection, self.tenant_id, *digits)
+
+    @asynccontextmanager
+    async def postgres_away(self) -> AsyncIterator[None]:
+        """Nobody can connect meanwhile, and who was connected is not."""
+        name = (await self.fetch("SELECT current_database() AS name"))[0]["name"]
+        connection = await asyncpg.connect(server().dsn())
+        try:
+            await connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+            await connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1", name
+            )
+            yield
+        finally:
+            await connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+            await connection.close()
+
+    async def fetch(self, query: str, *arguments: Any) -> list[Any]:
+        async with self.database.acquire() as connection:
+            return list(await connection.fetch(query, *arguments))
+
+
+class Served:
+    def __init__(self, gateway: Gateway, client: httpx.AsyncClient) -> None:
+        self.gateway = gateway
+        self.client = client
+
+    async def complete(self, model: str = "bot", **fields: Any) -> httpx.Response:
+        body = {"model": model, "prompt": "Hi", "max_tokens": 3} | fields
+        return await self.client.post("/v1/completions", json=body)
+
+    async def serves(self, model: str) -> bool:
+        return (await self.complete(model)).status_code == 200
+
+
+async def eventually(condition: Callable[[], Any]) -> None:
+    """Waits until it is true; it may be a coroutine function."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            found = condition()
+            if await found if isinstance(found, Awaitable) else found:
+                return
+            await asyncio.sleep(0.02)
