@@ -7,7 +7,6 @@ import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Literal
 
 from admin.errors import TooLarge
@@ -16,7 +15,7 @@ BLOCK_BYTES = 1 << 20
 
 
 class FileSink:
-    """Use it as a context manager; its file keeps what was written when something fails.
+    """Close it. Its file keeps what was written when something fails.
 
     `check_room` is asked before each block, so that many uploads at once keep the reserve too.
     """
@@ -64,13 +63,5 @@ class FileSink:
         while written < len(block):
             written += self._file.write(memoryview(block)[written:])
 
-    def __enter__(self) -> FileSink:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._file.close()

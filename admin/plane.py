@@ -5,24 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import shutil
 import time
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from adapters.errors import AdapterRejected
 from adapters.manifest import AdapterManifest, BaseModelShape
-from adapters.store import NotInStore, Store
-from adapters.validator import CONFIG_NAME, WEIGHTS_NAME, AdapterFiles, Limits, validate
+from adapters.store import NotInStore, Store, hold
+from adapters.validator import CONFIG_NAME, WEIGHTS_NAME
 from admin import contents, versions
 from admin.config import AdminConfig
 from admin.database import Database
 from admin.errors import AdminError, Conflict, Invalid
 from admin.reaper import Reaper
 from admin.records import ApiKey, BaseModel, Tenant
+from admin.resumable import ResumableUploads
 from admin.retirement import Retirement, retirement_progress
+from admin.upload import OVERHEAD_BYTES
+from admin.validation import Validation
 from admin.versions import NewVersion, VersionDetails
 
-MAX_VALIDATIONS = 2
+log = logging.getLogger(__name__)
+
 RETIREMENT_WAIT_S = 2.0
 
 
@@ -34,23 +40,41 @@ class AdminPlane:
         self.database = database
         self.store = store
         self.reaper = Reaper(database, store)
-        self._validations = asyncio.Semaphore(MAX_VALIDATIONS)
+        self.uploads = ResumableUploads(
+            store, config.max_upload_bytes + OVERHEAD_BYTES, config.upload_idle_s
+        )
+        self.validation = Validation(config.max_lora_rank, config.max_upload_bytes)
 
     def describe_model(self, digest: str) -> tuple[BaseModelShape, int]:
         """Shape and longest sequence of a model in the store. Raises Invalid if it is not there."""
         try:
-            text = (self.store.model_folder(digest) / "config.json").read_text()
+            folder = self.store.model_folder(digest, weights=False)
         except NotInStore as error:
             raise Invalid(f"no model {digest} in the store", "not_in_store", "digest") from error
-        config = json.loads(text)
+        config = json.loads((folder / "config.json").read_text())
         return BaseModelShape.from_config(config, digest), config["max_position_embeddings"]
 
-    async def validate(self, staged: Path, bases: list[BaseModel]) -> AdapterManifest:
-        """Raises AdapterRejected."""
-        limits = Limits(self.config.max_lora_rank, self.config.max_upload_bytes)
+    @contextlib.asynccontextmanager
+    async def staging(self) -> AsyncGenerator[Path]:
+        """A folder for one upload, gone afterwards unless it was published. Raises OSError."""
+        staged = await asyncio.to_thread(self.store.stage)
+        try:
+            with hold(staged):
+                yield staged
+        finally:
+            await asyncio.to_thread(shutil.rmtree, staged, ignore_errors=True)
+
+    async def validate(
+        self, tenant: Tenant, bases: list[BaseModel], staged: Path, archive: Path | None
+    ) -> AdapterManifest:
+        """Of the staged files, unpacked from `archive` first if there is one. Raises
+        AdapterRejected, Invalid, TooLarge, OSError."""
         shapes = list({base.digest: base.shape for base in bases}.values())
-        async with self._validations:
-            return await asyncio.to_thread(validate, AdapterFiles.in_folder(staged), shapes, limits)
+        if archive is not None:
+            self.store.check_room(archive.stat().st_size)
+        manifest = await self.validation.validate(tenant.id, staged, shapes, archive)
+        self.store.check_room()
+        return manifest
 
     async def publish(
         self, new: NewVersion, staged: Path, key: ApiKey
@@ -105,8 +129,18 @@ class AdminPlane:
 
     async def run(self) -> None:
         """What goes on beside the requests; for ever."""
-        await self.reaper.run()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.reaper.run())
+                tasks.create_task(self._sweep())
+        finally:
+            await self.validation.close()
 
-
-def remove_staged(staged: Path) -> None:
-    shutil.rmtree(staged, ignore_errors=True)
+    async def _sweep(self) -> None:
+        """Removes what uploads that broke off left, eight times as often as it may lie."""
+        while True:
+            try:
+                await asyncio.to_thread(self.store.sweep, self.config.upload_idle_s)
+            except OSError as error:
+                log.warning("could not remove what uploads left: %s", error)
+            await asyncio.sleep(self.config.upload_idle_s / 8)

@@ -1,6 +1,6 @@
 """An upload as it arrives: form fields to memory, the two files or one archive to a staged folder.
 
-Nothing is named by the uploader: a part or member decides only which of the known files it is.
+Nothing is named by the uploader: a part decides only which of the known files it is.
 """
 
 # multipart carries no types; `Segment` states what is used of its own.
@@ -9,11 +9,9 @@ Nothing is named by the uploader: a part or member decides only which of the kno
 
 from __future__ import annotations
 
-import asyncio
-import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 import msgspec
 from multipart import (
@@ -23,18 +21,25 @@ from multipart import (
     parse_options_header,
 )
 
-from adapters.validator import CONFIG_NAME, WEIGHTS_NAME
-from admin.archive import extract
+from adapters.validator import WEIGHTS_NAME
 from admin.errors import Invalid, TooLarge
+from admin.file_sink import FileSink
+from admin.sandbox import KNOWN_FILES
 
-FIELDS = {"name": 1024, "model": 1024, "tenant": 1024, "alias": 1024, "serving": 512 << 10}
+FIELDS = {
+    "name": 1024,
+    "model": 1024,
+    "tenant": 1024,
+    "alias": 1024,
+    "sha256": 1024,
+    "serving": 512 << 10,
+}
 """With the bytes each may have."""
-PICKLES = ("adapter_model.bin", "adapter_model.pt")
 ARCHIVE = "upload.archive"
 ARCHIVE_SUFFIXES = (".tar", ".zip")
-MAX_PARTS = 8
+MULTIPART = "multipart/form-data"
 OVERHEAD_BYTES = 1 << 20
-"""What the multipart framing or an archive may add to the files."""
+"""What an archive may add to the files."""
 
 
 class Segment(Protocol):
@@ -44,113 +49,129 @@ class Segment(Protocol):
     filename: str | None
 
 
-class Upload(msgspec.Struct):
-    """The fields as given; the files lie in the staged folder."""
+class VersionFields(msgspec.Struct, kw_only=True):
+    """What is said of a version beside its files."""
 
-    name: str = ""
+    name: str | None = None
     model: str | None = None
     tenant: str | None = None
     alias: str | None = None
+    sha256: str | None = None
+    """Hex; of the weights file, or of the archive if one is sent."""
     serving: str | None = None
     """JSON."""
 
 
-async def receive(
-    content_type: str, chunks: AsyncIterator[bytes], staged: Path, max_bytes: int
-) -> Upload:
-    """Reads a multipart/form-data body to its end. Raises Invalid, TooLarge."""
-    kind, options = cast("tuple[str, dict[str, str]]", parse_options_header(content_type))
-    if kind != "multipart/form-data" or not options.get("boundary"):
-        raise Invalid("send multipart/form-data", "content_type")
-    receiver = _Receiver(staged)
+def media_type(content_type: str) -> tuple[str, dict[str, str]]:
+    """(type, its parameters) of a Content-Type header."""
+    return cast("tuple[str, dict[str, str]]", parse_options_header(content_type))
+
+
+async def receive_form(
+    boundary: str,
+    chunks: AsyncIterator[bytes],
+    staged: Path,
+    max_bytes: int,
+    check_room: Callable[[int], None],
+) -> tuple[VersionFields, Path | None]:
+    """Reads a multipart/form-data body to its end: the fields, and where an archive lies.
+
+    Raises Invalid, TooLarge, OSError.
+    """
+    form = _Form(staged, max_bytes + OVERHEAD_BYTES, check_room)
     try:
-        with _parser(options["boundary"], max_bytes + OVERHEAD_BYTES) as parser:
+        with _parser(boundary) as parser:
             async for chunk in chunks:
-                events: list[Any] = list(parser.parse(chunk)) if chunk else []
-                for event in events:
-                    receiver.take(event)
+                for event in parser.parse(chunk) if chunk else ():
+                    await form.take(event)
     except ParserLimitReached as error:
         raise TooLarge(f"the upload is too large: {error}") from error
     except (MultipartError, UnicodeDecodeError) as error:
         raise Invalid(f"not valid multipart/form-data: {error}", "multipart") from error
     finally:
-        receiver.close()
-    await asyncio.to_thread(_settle, staged, max_bytes)
-    return receiver.upload
+        form.close()
+    return form.result()
 
 
-def _parser(boundary: str, max_bytes: int) -> Any:
-    return PushMultipartParser(
-        boundary, max_segment_count=MAX_PARTS, max_segment_size=max_bytes, strict=True
-    )
+def _parser(boundary: str) -> Any:
+    return PushMultipartParser(boundary, strict=True)
 
 
-class _Receiver:
+class _Form:
     """Takes the parser's events: a segment, its bytes, then None."""
 
-    def __init__(self, staged: Path) -> None:
-        self.upload = Upload()
+    def __init__(self, staged: Path, max_bytes: int, check_room: Callable[[int], None]) -> None:
+        self._fields = VersionFields()
         self._staged = staged
+        self._bytes_left = max_bytes
+        self._check_room = check_room
         self._seen: set[str] = set()
-        self._field = ""
+        self._digests: dict[str, str] = {}
+        self._part = ""
         self._text = b""
-        self._file: IO[bytes] | None = None
+        self._file: FileSink | None = None
 
-    def take(self, event: Segment | bytes | bytearray | None) -> None:
+    async def take(self, event: Segment | bytes | bytearray | None) -> None:
         if event is None:
-            self._end()
+            await self._end()
         elif not isinstance(event, bytes | bytearray):
             self._begin(event)
-        elif self._field:
-            self._text += event
-            if len(self._text) > FIELDS[self._field]:
-                raise Invalid(f"{self._field} is too long", "field_too_long", self._field)
         elif self._file is not None:
-            self._file.write(event)
-
-    def _begin(self, segment: Segment) -> None:
-        name = segment.name or ""
-        is_file = segment.filename is not None
-        target = _target(segment) if is_file else name
-        if target is None or (not is_file and name not in FIELDS):
-            raise Invalid(f"unexpected part {name[:64]!r}", "unexpected_part", name[:64])
-        if target in self._seen:
-            raise Invalid(f"{target} is there twice", "duplicate_part", target)
-        self._seen.add(target)
-        if is_file:
-            self._file = open(self._staged / target, "xb")  # noqa: SIM115 - closed in _end
+            await self._file.write(event)
         else:
-            self._field, self._text = name, b""
+            self._text += event
+            if len(self._text) > FIELDS[self._part]:
+                raise Invalid(f"{self._part} is too long", "field_too_long", self._part)
 
-    def _end(self) -> None:
-        if self._field:
-            setattr(self.upload, self._field, self._text.decode() or None)
-        self._field = ""
-        self.close()
+    def result(self) -> tuple[VersionFields, Path | None]:
+        if ARCHIVE in self._digests and len(self._digests) > 1:
+            raise Invalid("send the two files or one archive, not both", "unexpected_part")
+        digest = self._digests.get(ARCHIVE, self._digests.get(WEIGHTS_NAME))
+        if self._fields.sha256 is not None and digest is not None:
+            check_sha256(self._fields.sha256, digest)
+        return self._fields, self._staged / ARCHIVE if ARCHIVE in self._digests else None
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
 
+    def _begin(self, segment: Segment) -> None:
+        name = segment.name or ""
+        is_file = segment.filename is not None
+        part = _target(segment) if is_file else name
+        if part is None or (not is_file and name not in FIELDS):
+            raise Invalid(f"unexpected part {name[:64]!r}", "unexpected_part", name[:64])
+        if part in self._seen:
+            raise Invalid(f"{part} is there twice", "duplicate_part", part)
+        self._seen.add(part)
+        self._part, self._text = part, b""
+        if is_file:
+            self._file = FileSink(self._staged / part, self._bytes_left, self._check_room)
+
+    async def _end(self) -> None:
+        if self._file is None:
+            setattr(self._fields, self._part, self._text.decode() or None)
+        else:
+            self._digests[self._part] = await self._file.finish()
+            self._bytes_left -= self._file.num_bytes
+            self.close()
+
+
+def check_sha256(given: str, found: str) -> None:
+    """Raises Invalid."""
+    if given.lower() != found:
+        raise Invalid(
+            f"what came has the SHA-256 {found}, not the given one",
+            "adapter.upload.sha256",
+            "sha256",
+        )
+
 
 def _target(segment: Segment) -> str | None:
     """Which of the known files a part is, by its file name or the part's name."""
     names = (PurePosixPath(segment.filename or "").name, segment.name or "")
     for name in names:
-        if name in (CONFIG_NAME, WEIGHTS_NAME, *PICKLES):
+        if name in KNOWN_FILES:
             return name
     return ARCHIVE if names[0].endswith(ARCHIVE_SUFFIXES) else None
-
-
-def _settle(staged: Path, max_bytes: int) -> None:
-    """Unpacks an archive, and gets the bytes onto the disk before the catalog waits for them."""
-    archive = staged / ARCHIVE
-    if archive.exists():
-        if len(list(staged.iterdir())) > 1:
-            raise Invalid("send the two files or one archive, not both", "unexpected_part")
-        extract(archive, staged, (CONFIG_NAME, WEIGHTS_NAME, *PICKLES), max_bytes)
-        archive.unlink()
-    for file in staged.iterdir():
-        with file.open("rb") as opened:
-            os.fsync(opened.fileno())

@@ -29,8 +29,6 @@ from loraplex.settings import Settings
 from workers.client import WorkerClient
 
 DRAIN_TIMEOUT_S = 30
-STALE_UPLOAD_S = 3600.0
-"""What an upload left behind so long ago was left by a process that died."""
 
 
 class Composed:
@@ -112,5 +110,4 @@ def _compose(settings: Settings, database: Database, with_admin: bool) -> Any:
         max_upload_bytes=settings.max_upload,
         max_lora_rank=settings.max_lora_rank,
     )
-    store.sweep(STALE_UPLOAD_S)
     return Composed(data, admin.app.create_app(config, database=database, store=store))

@@ -1,69 +1,129 @@
-"""Uploads: an adapter's files in, a version out. An admin key says whose with `tenant`."""
+"""Uploads: an adapter's files in, in one piece or several, a version out."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
 
-from litestar import Controller, Response, post
+import msgspec
+from litestar import Controller, Response, delete, get, patch, post
+from litestar.params import FromPath, JSONBody
 
 from adapters.errors import AdapterRejected
 from admin import models
 from admin.adapter_views import VersionView
+from admin.body import keep_coming, read_all
 from admin.database import Connection
 from admin.describe import describe_version
 from admin.errors import Invalid
 from admin.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
-from admin.plane import remove_staged
 from admin.records import BaseModel
 from admin.request import AdminRequest
+from admin.resumable import PartialUpload
+from admin.schemas import Deleted
 from admin.serving_data import parse_serving
-from admin.upload import receive
+from admin.upload import MULTIPART, VersionFields, media_type, receive_form
+from admin.upload_views import UploadCreate, UploadView, VersionCreate
 from admin.versions import NewVersion
 
 OWN = [requires(ADMIN, ADAPTERS_WRITE)]
+JSON = "application/json"
+MAX_JSON_BYTES = 1 << 20
 
 
 class UploadController(Controller):
     @post("/adapters", guards=OWN, request_max_body_size=None)
-    async def upload(self, request: AdminRequest) -> Response[VersionView]:
-        """Makes a version: multipart fields name, model, tenant, alias, serving, and the files
-        peft writes. It is ready, and `alias` points to it, when it has been proved.
+    async def create_version(self, request: AdminRequest) -> Response[VersionView]:
+        """Makes a version, of the files of a form or of an upload that came before.
 
-        201 for a new version; 200 and the existing one if its content is already there.
+        A form has the files peft writes, or one archive, and the fields name, model, tenant, alias,
+        sha256, serving; a JSON body has the same fields and `upload`, the id. The version is ready,
+        and `alias` points to it, when it has been proved. 201 for a new version; 200 and the
+        existing one if its content is already there.
         """
         plane = request.plane
-        staged = await asyncio.to_thread(plane.store.stage)
-        try:
-            limit = plane.config.max_upload_bytes
-            kind = request.headers.get("content-type", "")
-            given = await receive(kind, request.stream(), staged, limit)
-            if not given.name:
-                raise Invalid("the field name is missing", "name_missing", "name")
-            serving = await asyncio.to_thread(parse_serving, given.serving)
-            async with plane.database.acquire() as connection:
-                tenant = await tenant_for(connection, request.user, given.tenant)
-                bases = await _bases(connection, given.model)
-            try:
-                manifest = await plane.validate(staged, bases)
-            except AdapterRejected as rejected:
-                await plane.reject(tenant, given.name, rejected, request.user)
-                raise
-            base = next(base for base in bases if base.digest == manifest.base_digest)
-            new = NewVersion(
-                tenant_id=tenant.id,
-                name=given.name,
-                base_name=base.name,
-                manifest=manifest,
-                serving=serving,
-                alias=given.alias,
-                key_id=request.user.id,
-            )
-            version, is_new = await plane.publish(new, staged, request.user)
-        finally:
-            await asyncio.to_thread(remove_staged, staged)
-        async with plane.database.acquire() as connection:
-            shown = await describe_version(connection, tenant, given.name, version.version)
-        return Response(shown, status_code=201 if is_new else 200)
+        kind, options = media_type(request.headers.get("content-type", ""))
+        async with plane.staging() as staged:
+            if kind == JSON:
+                given = _decode(await read_all(_body(request), MAX_JSON_BYTES))
+                async with plane.uploads.completing(
+                    request.user, given.upload, given.sha256
+                ) as upload:
+                    return await _make(request, given.fields(), staged, upload.data)
+            if kind == MULTIPART and options.get("boundary"):
+                plane.store.check_room(_content_length(request))
+                fields, archive = await receive_form(
+                    options["boundary"],
+                    _body(request),
+                    staged,
+                    plane.config.max_upload_bytes,
+                    plane.store.check_room,
+                )
+                return await _make(request, fields, staged, archive)
+        raise Invalid(f"send {MULTIPART}, or {JSON} with an upload", "content_type")
+
+    @post("/uploads", guards=OWN)
+    async def create_upload(
+        self, request: AdminRequest, data: JSONBody[UploadCreate]
+    ) -> UploadView:
+        """Announces an archive that will come in pieces."""
+        made = await request.plane.uploads.create(request.user, data.bytes, data.filename)
+        return _view(request, made)
+
+    @get("/uploads/{upload_id:str}", guards=OWN)
+    async def show_upload(self, request: AdminRequest, upload_id: FromPath[str]) -> UploadView:
+        return _view(request, await request.plane.uploads.find(request.user, upload_id))
+
+    @patch("/uploads/{upload_id:str}", guards=OWN, request_max_body_size=None)
+    async def append(self, request: AdminRequest, upload_id: FromPath[str]) -> UploadView:
+        """Adds the body at the header `upload-offset`; 409 with the right one if it is another.
+
+        What the answer counts is on the disk. Of a request that breaks off, what came stays."""
+        given = request.headers.get("upload-offset", "")
+        if not (given.isascii() and given.isdigit() and len(given) < 16):
+            raise Invalid("the header upload-offset is missing", "upload_offset", "upload-offset")
+        length = _content_length(request)
+        appended = await request.plane.uploads.append(
+            request.user, upload_id, int(given), length, _body(request)
+        )
+        return _view(request, appended)
+
+    @delete("/uploads/{upload_id:str}", guards=OWN, status_code=200)
+    async def delete_upload(self, request: AdminRequest, upload_id: FromPath[str]) -> Deleted:
+        await request.plane.uploads.delete(request.user, upload_id)
+        return Deleted(upload_id)
+
+
+async def _make(
+    request: AdminRequest, given: VersionFields, staged: Path, archive: Path | None
+) -> Response[VersionView]:
+    plane = request.plane
+    if not given.name:
+        raise Invalid("the field name is missing", "name_missing", "name")
+    serving = await asyncio.to_thread(parse_serving, given.serving)
+    async with plane.database.acquire() as connection:
+        tenant = await tenant_for(connection, request.user, given.tenant)
+        bases = await _bases(connection, given.model)
+    try:
+        manifest = await plane.validate(tenant, bases, staged, archive)
+    except AdapterRejected as rejected:
+        await plane.reject(tenant, given.name, rejected, request.user)
+        raise
+    base = next(base for base in bases if base.digest == manifest.base_digest)
+    new = NewVersion(
+        tenant_id=tenant.id,
+        name=given.name,
+        base_name=base.name,
+        manifest=manifest,
+        serving=serving,
+        alias=given.alias,
+        key_id=request.user.id,
+    )
+    version, is_new = await plane.publish(new, staged, request.user)
+    async with plane.database.acquire() as connection:
+        shown = await describe_version(connection, tenant, given.name, version.version)
+    return Response(shown, status_code=201 if is_new else 200)
 
 
 async def _bases(connection: Connection, name: str | None) -> list[BaseModel]:
@@ -73,3 +133,29 @@ async def _bases(connection: Connection, name: str | None) -> list[BaseModel]:
     if found := await models.list_models(connection):
         return found
     raise Invalid("no base model is registered yet", "no_base_model", "model")
+
+
+def _body(request: AdminRequest) -> AsyncIterator[bytes]:
+    return keep_coming(request.stream(), request.plane.config.upload_idle_s)
+
+
+def _content_length(request: AdminRequest) -> int:
+    """0 if the body tells its end in another way."""
+    return int(request.headers.get("content-length") or 0)
+
+
+def _decode(body: bytes) -> VersionCreate:
+    try:
+        return msgspec.json.decode(body, type=VersionCreate)
+    except msgspec.DecodeError as error:
+        raise Invalid(str(error)) from None
+
+
+def _view(request: AdminRequest, upload: PartialUpload) -> UploadView:
+    return UploadView(
+        id=upload.id,
+        bytes=upload.record.bytes,
+        filename=upload.record.filename,
+        offset=upload.offset,
+        expires_at=request.plane.uploads.expires_at(upload),
+    )

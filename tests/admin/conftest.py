@@ -111,6 +111,7 @@ async def plane(database: Database, tmp_path: Path) -> AsyncIterator[Plane]:
         yield plane
         for client in plane.clients:
             await client.aclose()
+    await app.state.admin.validation.close()
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Uploads over real HTTP: what is taken, what is refused, and what stays of it."""
 
 import asyncio
+import hashlib
 import io
 import tarfile
 import zipfile
@@ -190,11 +191,35 @@ async def test_uploads_are_bounded(plane: Plane, base: str, folder: Path):
         archive.writestr(WEIGHTS_NAME, bytes(3 * MAX_UPLOAD_BYTES))
     files = {"file": ("a.zip", bomb.getvalue())}
     problem(await acme.post("adapters", data={"name": "bot"}, files=files), 413)
+    # Each part may be as large as the whole, and all of them no larger.
+    half = bytes(3 * MAX_UPLOAD_BYTES // 2)
+    two = {"a": (WEIGHTS_NAME, half), "b": (CONFIG_NAME, half)}
+    problem(await acme.post("adapters", data={"name": "bot"}, files=two), 413)
     many = [("file", ("x.tar", b"")) for _ in range(20)]
-    problem(await acme.post("adapters", data={"name": "bot"}, files=many), 413)
+    twice = await acme.post("adapters", data={"name": "bot"}, files=many)
+    assert problem(twice, 400)["code"] == "duplicate_part"
     long = await acme.post("adapters", data={"name": "b" * 5000}, files=parts(folder))
     assert problem(long, 400)["param"] == "name"
     assert plane.files() == set()
+
+
+@pytest.mark.parametrize("as_archive", [False, True])
+async def test_what_came_must_have_the_given_sha256(
+    plane: Plane, base: str, folder: Path, as_archive: bool
+):
+    acme = await plane.tenant("acme")
+    archive = {"file": ("adapter.tar", tar_of(folder))}
+    files: dict[str, Any] = archive if as_archive else parts(folder)
+    checked = files["file" if as_archive else WEIGHTS_NAME][1]
+    for wrong in ("0" * 64, "no digest", hashlib.sha256(b"").hexdigest()):
+        fields = {"name": "bot", "sha256": wrong}
+        refused = problem(await acme.post("adapters", data=fields, files=files), 400)
+        assert (refused["code"], refused["param"]) == ("adapter.upload.sha256", "sha256")
+    assert plane.files() == set()
+    assert (await acme.get("adapters")).json()["data"] == []
+    for right in (hashlib.sha256(checked).hexdigest(), hashlib.sha256(checked).hexdigest().upper()):
+        answer = await acme.post("adapters", data={"name": "bot", "sha256": right}, files=files)
+        assert answer.is_success, answer.text
 
 
 async def test_an_upload_that_is_cut_leaves_nothing(plane: Plane, base: str, folder: Path):

@@ -1,0 +1,49 @@
+"""The bodies of uploads."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+import msgspec
+
+from admin.upload import VersionFields
+
+
+class UploadCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 50)]
+    filename: Annotated[str, msgspec.Meta(max_length=255)]
+    """Says by its end what it is: .tar or .zip."""
+
+
+class UploadView(msgspec.Struct, frozen=True):
+    id: str
+    bytes: int
+    filename: str
+    offset: int
+    """What has come, and where the next piece begins."""
+    expires_at: datetime
+    """Unless more comes."""
+    object: str = "upload"
+
+
+class VersionCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A version of what was uploaded."""
+
+    upload: str
+    name: str
+    model: str | None = None
+    tenant: str | None = None
+    alias: str | None = None
+    sha256: str | None = None
+    """Hex, of the archive."""
+    serving: msgspec.Raw | None = None
+
+    def fields(self) -> VersionFields:
+        return VersionFields(
+            name=self.name,
+            model=self.model,
+            tenant=self.tenant,
+            alias=self.alias,
+            serving=None if self.serving is None else bytes(self.serving).decode(),
+        )
