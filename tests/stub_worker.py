@@ -10,6 +10,7 @@ from types import TracebackType
 
 from workers.protocol import (
     Abort,
+    AdapterStatus,
     Desired,
     Drain,
     ErrorCode,
@@ -87,6 +88,8 @@ class StubWorker:
     prefetched: list[str] = field(default_factory=list)
     probed: list[Probe] = field(default_factory=list)
     desired: list[Desired] = field(default_factory=list)
+    adapters: list[AdapterStatus] = field(default_factory=list)
+    """What a status says of them."""
     is_ready: bool = True
     is_draining: bool = False
 
@@ -122,7 +125,9 @@ class StubWorker:
     def report(self) -> None:
         """Sends a status to all gateways."""
         generation = self.desired[-1].generation if self.desired else 0
-        status = WorkerStatus("stub", self.is_draining, [], [], 0, "", {}, 0, 0.0, generation)
+        status = WorkerStatus(
+            "stub", self.is_draining, [], self.adapters, 0, "", {}, 0, 0.0, generation
+        )
         self.server.deliver([(0, status)])
 
     def post(self, connection: int, message: Command) -> None:

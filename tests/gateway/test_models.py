@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
 from typing import Any
 
 import httpx
@@ -152,3 +154,26 @@ def test_the_schema_has_these_routes_and_bodies(service: Service) -> None:
     reference = body["content"]["application/json"]["schema"]["$ref"]
     fields = document["components"]["schemas"][reference.rsplit("/", 1)[1]]["properties"]
     assert "messages" in fields and "tools" not in fields
+
+
+def test_a_model_is_resolved_when_the_whole_request_is_there(service: Service) -> None:
+    """Not in the catalog of when it began: a version retired meanwhile would be used once more."""
+    body = b'{"model": "support-bot", "prompt": "Hi", "max_tokens": 2}'
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+        f"authorization: Bearer {service.keys.acme}\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    generation = service.gateway.catalog.current.generation
+    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as connection:
+        connection.sendall(head.encode() + body[:10])
+        time.sleep(0.3)
+        for step, prod in ((1, 3), (2, 7)):
+            catalog = snapshot(service.keys.records, generation=generation + step, prod=prod)
+            service.call(lambda: service.source.feed(catalog))  # noqa: B023
+            service.wait_for(
+                lambda: service.gateway.catalog.current.generation == catalog.generation  # noqa: B023
+            )
+            if step == 1:
+                connection.sendall(body[10:])
+                answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert b"loraplex-adapter-version: 3\r\n" in answer
