@@ -14,7 +14,8 @@ from memory.prefix_cache import PrefixCache
 
 SECONDS_PER_TOKEN = 1e-3
 """To prefill one token, until it is measured."""
-SMOOTHING = 0.1
+MEMORY = 0.9
+"""Of what was measured before, at each new measurement."""
 
 
 class KVCache:
@@ -38,8 +39,8 @@ class KVCache:
         self._broker.add_cache(owner, self)
         self.pool = PagePool(arena, owner, page_bytes)
         self.prefix_cache = PrefixCache(self.pool, clock)
-        self.seconds_per_token = SECONDS_PER_TOKEN
-        """What prefill takes of late."""
+        self._prefill = (float(PAGE_TOKENS), PAGE_TOKENS * SECONDS_PER_TOKEN)
+        """Tokens and seconds of late."""
 
     @property
     def num_free(self) -> int:
@@ -58,12 +59,14 @@ class KVCache:
 
     @property
     def page_cost_s(self) -> float:
-        """Seconds to compute a page again."""
-        return PAGE_TOKENS * self.seconds_per_token
+        """Seconds to compute a page again, as prefill goes of late."""
+        num_tokens, seconds = self._prefill
+        return PAGE_TOKENS * seconds / num_tokens
 
     def note_prefill(self, num_tokens: int, seconds: float) -> None:
         """So long did so many tokens take."""
-        self.seconds_per_token += SMOOTHING * (seconds / num_tokens - self.seconds_per_token)
+        old_tokens, old_seconds = self._prefill
+        self._prefill = MEMORY * old_tokens + num_tokens, MEMORY * old_seconds + seconds
 
     def make_room(self, num_pages: int) -> bool:
         """Sees to it that so many pages are free, at the cost of what is idle here or at others.

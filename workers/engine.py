@@ -152,12 +152,14 @@ class Engine:
         if self.is_stalled:
             return events
         num_prefill = sum(i.num_tokens for i in schedule.items if i.sequence.is_prefilling)
-        scheduled = perf_counter_ns()
+        scheduled, scheduled_s = perf_counter_ns(), self._clock()
         try:
             result = self._runner.run(schedule)
         except Exception as error:
             return events + self._fail_step(schedule, error)
         computed = perf_counter_ns()
+        if 2 * num_prefill > schedule.num_tokens:
+            self._kv.note_prefill(schedule.num_tokens, self._clock() - scheduled_s)
         events += self._update(schedule, result)
         self._ring.append(
             start_s=start_s,

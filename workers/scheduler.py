@@ -84,6 +84,7 @@ class Scheduler:
             self._release(sequence)
         elif sequence.status is SequenceStatus.WAITING:
             self.waiting.remove(sequence)
+            self._cancel_load(sequence)
         sequence.status = SequenceStatus.FINISHED
 
     def schedule(self) -> Schedule:
@@ -145,7 +146,7 @@ class Scheduler:
                 continue
             if not self._has_room(sequence):
                 self._release(sequence)
-                if not self.running:
+                if not self.running and not self._pool.is_loading:
                     self._fail(
                         sequence, schedule, ErrorCode.OVERLOADED, "KV memory is held elsewhere"
                     )
@@ -161,6 +162,15 @@ class Scheduler:
         except AdapterUnavailable as error:
             self._fail(sequence, schedule, ErrorCode.ADAPTER_UNAVAILABLE, str(error))
         return sequence.lease is not None
+
+    def _cancel_load(self, sequence: Sequence) -> None:
+        """Unless others wait for the same adapter."""
+        adapter = sequence.adapter
+        if adapter is None:
+            return
+        others = (other.adapter for other in self.waiting)
+        if not any(other is not None and other.digest == adapter.digest for other in others):
+            self._pool.cancel(adapter)
 
     def _match_prefix(self, sequence: Sequence) -> None:
         if sequence.params.prompt_logprobs is None:

@@ -140,7 +140,7 @@ def test_a_match_that_is_given_back_at_once_is_no_use() -> None:
 
 def test_draining_an_extent_costs_the_pages_after_it_too() -> None:
     kv = make_kv(num_extents=3)
-    kv.seconds_per_token = 1.0
+    kv.note_prefill(10**9, 1e9)
     compute(kv, keys_of(1, 2, 3, 4, 5, 6)).free()
     chance = 1 / (6 + 2)
     own = kv.drainable()

@@ -51,6 +51,7 @@ class StubPool:
     slots: dict[str, int] = field(default_factory=dict)
     leases: dict[int, int] = field(default_factory=dict)
     asked: dict[str, int] = field(default_factory=dict)
+    is_loading: bool = False
 
     def prefetch(self, ref: AdapterRef) -> None:
         self.asked.setdefault(ref.digest, self.delay_steps)
@@ -70,13 +71,15 @@ class StubPool:
         self.leases[slot] = self.leases.get(slot, 0) + 1
         return StubLease(self, slot)
 
+    def cancel(self, ref: AdapterRef) -> None:
+        self.asked.pop(ref.digest, None)
+
     def poll(self) -> None:
         pass
 
     def _make_room(self) -> bool:
-        return len(self.slots) < self.num_slots or self.evict_idle()
-
-    def evict_idle(self) -> bool:
+        if len(self.slots) < self.num_slots:
+            return True
         for digest, slot in self.slots.items():
             if not self.leases.get(slot):
                 del self.slots[digest]
@@ -316,6 +319,19 @@ def test_abort_frees_everything_within_one_step() -> None:
         simulation.engine.abort(0, number)
     assert not simulation.engine.has_work
     simulation.assert_at_rest()
+
+
+def test_a_load_is_dropped_when_the_last_that_waits_for_it_leaves() -> None:
+    rng = random.Random(9)
+    simulation = Simulation(pool=StubPool(num_slots=1, delay_steps=50))
+    for number, adapter in enumerate(["cold", "cold", "other"]):
+        simulation.submit(generate(number, prompt_of(rng, 20), 5, adapter))
+    simulation.engine.abort(0, 0)
+    assert set(simulation.pool.asked) == {"cold", "other"}
+    simulation.engine.abort(0, 1)
+    assert set(simulation.pool.asked) == {"other"}
+    simulation.run()
+    assert set(simulation.pool.slots) == {"other"}
 
 
 def test_a_failing_step_fails_its_sequences_and_no_others() -> None:
