@@ -257,6 +257,7 @@ class AdapterPool:
         runs = {e.slot: e.run for e in entries if e.slot is not None and e.run is not None}
         serving = {e.slot for e in entries if e.slot is not None and e.is_ready}
         self._slots.check_integrity(runs, serving)
+        self._runs.check_integrity()
 
     def _entry(self, ref: AdapterRef) -> Entry:
         """An idle image that is not the proved one is dropped; one in use serves nobody new."""

@@ -8,6 +8,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Protocol
 
 from memory.block_table import BlockTable
+from memory.errors import IntegrityError
 from memory.kv_cache import KVCache
 from workers.protocol import (
     AdapterRef,
@@ -71,6 +72,7 @@ class Engine:
         self._clock = clock
         self._sequences: dict[tuple[int, int], Sequence] = {}
         self.num_generated_tokens = 0
+        self.num_integrity_failures = 0
         self.is_stalled = True
         """The last step found nothing that could run: idle, or waiting for adapters."""
 
@@ -121,6 +123,7 @@ class Engine:
             prefix_queried_tokens=scheduler.num_queried_tokens,
             prefix_hit_tokens=scheduler.num_hit_tokens,
             num_adapter_evictions=self._pool.num_evictions,
+            num_integrity_failures=self.num_integrity_failures,
         )
 
     def adapter_status(self) -> list[AdapterStatus]:
@@ -139,6 +142,24 @@ class Engine:
 
     def prefetch(self, adapter: AdapterRef) -> None:
         self._pool.prefetch(adapter)
+
+    def poll(self) -> None:
+        """Loads go on without a step too: prefetched and pinned adapters arrive."""
+        self._pool.poll()
+
+    @property
+    def is_loading(self) -> bool:
+        return self._pool.is_loading
+
+    def check_integrity(self) -> None:
+        """Every page, run and slot is in exactly one state; if not, it is logged and counted."""
+        running = self.scheduler.running
+        try:
+            self._kv.check_integrity([p for s in running for p in s.block_table.held_pages])
+            self._pool.check_integrity()
+        except IntegrityError:
+            self.num_integrity_failures += 1
+            log.exception("the memory of %s contradicts itself", self.info.name)
 
     def step(self) -> list[Event]:
         """Runs one step if anything fits; a step that fails fails its own sequences and no

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 
 STATUS_PERIOD_S = 1.0
+INTEGRITY_PERIOD_S = 60.0
+"""How often an idle loop proves its accounting."""
 LOAD_POLL_S = 0.001
 """How often an otherwise idle loop looks whether an adapter it waits for has arrived."""
 
@@ -50,7 +52,7 @@ class WorkerLoop:
         self._deliver = deliver
         self._status = status
         self._clock = clock
-        self._next_status_s = 0.0
+        self._next_status_s = self._next_check_s = 0.0
         self._inbox: SimpleQueue[tuple[int, Command] | None] = SimpleQueue()
         self.is_ready = False
         self.is_draining = False
@@ -82,16 +84,21 @@ class WorkerLoop:
             for engine in self.engines.values():
                 if engine.has_work:
                     events += engine.step()
+                else:
+                    engine.poll()
             self._emit(events)
             self._report()
+            self._check()
         self.is_ready = False
 
     def _receive(self) -> bool:
         """Takes all that has come; waits only when there is nothing to compute. False = stop."""
         timeout = max(self._next_status_s - self._clock(), LOAD_POLL_S)
-        if self.has_work:
-            is_stalled = all(engine.is_stalled for engine in self.engines.values())
-            timeout = LOAD_POLL_S if is_stalled else 0.0
+        engines = self.engines.values()
+        if any(engine.has_work and not engine.is_stalled for engine in engines):
+            timeout = 0.0
+        elif any(engine.has_work or engine.is_loading for engine in engines):
+            timeout = LOAD_POLL_S
         try:
             command = self._inbox.get(block=timeout > 0.0, timeout=timeout or None)
             while command is not None:
@@ -128,6 +135,12 @@ class WorkerLoop:
         if self._clock() >= self._next_status_s:
             self._next_status_s = self._clock() + STATUS_PERIOD_S
             self._deliver([(0, self._status(self.is_draining))])
+
+    def _check(self) -> None:
+        if not self.has_work and self._clock() >= self._next_check_s:
+            self._next_check_s = self._clock() + INTEGRITY_PERIOD_S
+            for engine in self.engines.values():
+                engine.check_integrity()
 
     def _submit(self, connection: int, request: Generate) -> None:
         engine = self.engines.get(request.model)

@@ -222,6 +222,8 @@ class ModelStatus(msgspec.Struct, frozen=True):
     prefix_hit_tokens: int
     num_adapter_evictions: int = 0
     """Adapters taken off the device to make room."""
+    num_integrity_failures: int = 0
+    """Checks of the accounting, made when idle, that failed: a defect of ours."""
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, tag="status"):

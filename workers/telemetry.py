@@ -40,5 +40,6 @@ def _model_lines(model: ModelStatus) -> list[str]:
         "vllm:prefix_cache_queries_total": model.prefix_queried_tokens,
         "vllm:prefix_cache_hits_total": model.prefix_hit_tokens,
         "loraplex_adapter_evictions_total": model.num_adapter_evictions,
+        "loraplex_integrity_failures_total": model.num_integrity_failures,
     }
     return [f'{name}{{model_name="{model.name}"}} {value}' for name, value in values.items()]

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +18,9 @@ from memory.arena import Arena
 from memory.kv_cache import KVCache
 from tests.workers.simulator import END, VOCAB, FakeClock, SimulatedRunner, alone
 from workers.engine import Engine
+from workers.loop import INTEGRITY_PERIOD_S, WorkerLoop
 from workers.protocol import (
+    Abort,
     AdapterRef,
     ErrorCode,
     Failed,
@@ -52,6 +57,7 @@ class StubPool:
     leases: dict[int, int] = field(default_factory=dict)
     asked: dict[str, int] = field(default_factory=dict)
     is_loading: bool = False
+    num_evictions: int = 0
 
     def prefetch(self, ref: AdapterRef) -> None:
         self.asked.setdefault(ref.digest, self.delay_steps)
@@ -75,6 +81,9 @@ class StubPool:
         self.asked.pop(ref.digest, None)
 
     def poll(self) -> None:
+        pass
+
+    def check_integrity(self) -> None:
         pass
 
     def _make_room(self) -> bool:
@@ -332,6 +341,27 @@ def test_a_load_is_dropped_when_the_last_that_waits_for_it_leaves() -> None:
     assert set(simulation.pool.asked) == {"other"}
     simulation.run()
     assert set(simulation.pool.slots) == {"other"}
+
+
+def test_an_idle_loop_finds_a_page_without_a_holder(caplog: pytest.LogCaptureFixture) -> None:
+    simulation = Simulation()
+    engine, reports = simulation.engine, SimpleQueue[int]()
+
+    def status(_: bool) -> Any:
+        reports.put(engine.status().num_integrity_failures)
+
+    loop = WorkerLoop(
+        {"model": engine}, deliver=lambda _: None, status=status, clock=simulation.clock
+    )
+    assert simulation.kv.allocate(1)
+    thread = Thread(target=loop.run)
+    thread.start()
+    while reports.get(timeout=10) == 0:
+        simulation.clock.now += INTEGRITY_PERIOD_S
+        loop.post(0, Abort(0))
+    loop.stop()
+    thread.join()
+    assert "contradicts itself" in caplog.text and "1 pages are used" in caplog.text
 
 
 def test_a_failing_step_fails_its_sequences_and_no_others() -> None:
