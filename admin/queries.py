@@ -5,6 +5,7 @@ A file holds blocks of a line `-- name: <name>` and the statement after it; no n
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +25,9 @@ from admin.records import (
 
 CATALOG_CHANNEL = "loraplex_catalog"
 """NOTIFY channel; the payload is the new generation."""
+
+ROWS_AT_ONCE = 500
+"""Whoever loads a catalog of thousands streams to others between two parts of it."""
 
 T = TypeVar("T")
 
@@ -56,8 +60,13 @@ async def load_catalog(connection: Connection) -> CatalogSnapshot:
         generation: int = await connection.fetchval(sql["catalog_generation"])
 
         async def all_of(kind: type[Any], query: str) -> tuple[Any, ...]:
-            rows = [dict(row) for row in await connection.fetch(sql[query])]
-            return msgspec.convert(rows, tuple[kind, ...], strict=False)
+            rows = await connection.fetch(sql[query])
+            records: list[Any] = []
+            for i in range(0, len(rows), ROWS_AT_ONCE):
+                part = [dict(row) for row in rows[i : i + ROWS_AT_ONCE]]
+                records += msgspec.convert(part, list[kind], strict=False)
+                await asyncio.sleep(0)
+            return tuple(records)
 
         return CatalogSnapshot(
             generation=generation,
