@@ -135,7 +135,7 @@ class MemoryBroker:
         num_idle_bytes = sum(run.num_bytes for run in idle)
         if runs.num_used_bytes - num_idle_bytes + num_bytes > runs.capacity_bytes:
             return False
-        places = list(_places(self._stretches(runs, idle), num_bytes))
+        places = list(_places(self._stretches(runs, idle), num_bytes))[::-1]  # from the high end
         under_ceiling = [place for place in places if runs.is_allowed(*_span(place), num_bytes)]
         lower = ((place, sum(stretch.cost_s for stretch in place)) for place in under_ceiling)
         _, best = next(_cheapest_first(lower, self._cost_of_place), (0.0, None))

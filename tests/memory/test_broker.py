@@ -1,0 +1,166 @@
+"""Who gives way when memory is short, and what it costs in the long run."""
+
+from __future__ import annotations
+
+import pytest
+
+from memory.arena import Arena
+from memory.broker import MARGIN, MemoryBroker
+from memory.kv_cache import KVCache
+from memory.page_key import PAGE_TOKENS
+from memory.runs import UNIT_BYTES, AdapterRuns, Run
+from tests.memory.holder import IdleRuns
+from tests.memory.test_prefix_cache import compute, keys_of, num_matched
+
+PAGES = 4
+"""Of an extent of one unit."""
+
+
+class House:
+    """An arena under a broker: `kv` and `other` for two models, and adapters."""
+
+    def __init__(self, num_extents: int, floor: int = 0, ceiling: int | None = None) -> None:
+        top = None if ceiling is None else ceiling * UNIT_BYTES
+        self.now = 0.0
+        self.arena = Arena(num_extents * UNIT_BYTES, UNIT_BYTES, floor * UNIT_BYTES, top)
+        self.runs = AdapterRuns(self.arena)
+        self.broker = MemoryBroker(self.arena, self.runs)
+        self.adapters = IdleRuns(self.runs)
+        self.broker.add_holder(self.adapters)
+        self.kv, self.other = (
+            KVCache(
+                self.arena, name, UNIT_BYTES // PAGES, broker=self.broker, clock=lambda: self.now
+            )
+            for name in ("kv", "other")
+        )
+        self.kv.note_prefill(10**9, 1e9)
+
+    def load(self, cost_s: float, num_units: int = 1) -> Run | None:
+        """An idle adapter of that cost."""
+        run = self.broker.allocate_run(num_units * UNIT_BYTES)
+        if run is not None:
+            self.adapters.costs[run] = cost_s
+        return run
+
+    def page_cost_s(self, word: int) -> float:
+        """Of the first page of a prefix in `kv`, alone in its extent or with equals."""
+        page = self.kv.prefix_cache.match(keys_of(word))
+        self.kv.prefix_cache.release(page)
+        return self.kv.drain_cost([page[0] // PAGES]) / self.kv.pool.num_used_in(page[0] // PAGES)
+
+
+@pytest.mark.parametrize("worth", [0.5 / MARGIN, 2.0 / MARGIN])
+def test_pages_are_taken_where_the_loss_is_least(worth: float) -> None:
+    """A single page's loss against an extent's worth of adapter, both per byte."""
+    house = House(2)
+    for word in range(PAGES):
+        compute(house.kv, keys_of(word)).free()
+    cost = worth * PAGES * house.page_cost_s(0)
+    run = house.load(cost)
+    assert run is not None and house.arena.map() == "ka"
+    assert house.kv.make_room(1)
+    is_adapter_cheaper = worth * MARGIN < 1.0
+    assert (run not in house.adapters.costs) == is_adapter_cheaper
+    assert house.kv.num_cached == (PAGES if is_adapter_cheaper else PAGES - 1)
+
+
+@pytest.mark.parametrize("worth", [0.5 * MARGIN, 2.0 * MARGIN])
+def test_adapter_bytes_are_taken_where_the_loss_is_least(worth: float) -> None:
+    house = House(2)
+    for word in range(PAGES):
+        compute(house.kv, keys_of(word)).free()
+    assert house.load(worth * PAGES * house.page_cost_s(0)) is not None
+    assert house.load(1e9) is not None
+    is_adapter_cheaper = worth < MARGIN
+    assert (list(house.adapters.costs.values()) == [1e9]) == is_adapter_cheaper
+    assert house.kv.num_cached == (PAGES if is_adapter_cheaper else 0)
+
+
+def test_equals_do_not_take_from_each_other_in_turn() -> None:
+    """The adapters' bytes and the pages are worth the same: each makes room for its own kind."""
+    house = House(4)
+    for word in [*range(2 * PAGES)] * 2:
+        compute(house.kv, keys_of(word)).free()
+    cost = PAGES * house.page_cost_s(0)
+    assert house.load(cost) and house.load(cost)
+    for word in range(100, 140):
+        assert house.load(cost)
+        for _ in range(2):
+            compute(house.kv, keys_of(word)).free()
+        assert house.arena.map() == "kkaa"
+
+
+def test_another_models_prefixes_give_way_too() -> None:
+    house = House(2)
+    for word in range(2 * PAGES):
+        compute(house.other, keys_of(word)).free()
+    assert house.kv.make_room(1)
+    assert (house.other.num_cached, house.arena.map()) == (PAGES, ".k")
+    assert house.load(1.0) is not None
+    assert house.arena.map() == "ak" and house.other.num_cached == PAGES
+    used = compute(house.other, keys_of(7))
+    assert not house.kv.make_room(2 * PAGES), "a page is in use"
+    assert house.other.num_cached == PAGES - 1 and len(house.adapters.costs) == 1
+    used.free()
+    assert house.kv.make_room(2 * PAGES) and house.arena.map() == ".."
+
+
+def test_a_run_clears_the_cheapest_place_and_no_more() -> None:
+    """Scattered cheap adapters do not help one that needs its bytes in one piece."""
+    house = House(6)
+    runs = [house.load(cost) for cost in (1.0, 9.0, 2.0, 3.0, 9.0, 1.0)]
+    assert house.arena.map() == "aaaaaa"
+    by_place = [house.adapters.costs[run] for run in sorted(house.adapters.costs, key=place)]
+    assert by_place == [1.0, 9.0, 3.0, 2.0, 9.0, 1.0]
+    large = house.broker.allocate_run(2 * UNIT_BYTES)
+    assert large == Run(2 * UNIT_BYTES, 2 * UNIT_BYTES)
+    assert sorted(house.adapters.costs.values()) == [1.0, 1.0, 9.0, 9.0] and None not in runs
+
+
+def place(run: Run) -> int:
+    return run.offset
+
+
+def test_the_pages_after_those_of_a_place_count() -> None:
+    """Two extents look alike, but a long prefix hangs on the pages of one."""
+    house = House(3)
+    tables = [compute(house.kv, keys_of(*words)) for words in ((5, 6, 7, 8), (1, 2, 3, 4))]
+    tail = compute(house.kv, keys_of(1, 2, 3, 4, 9))
+    in_use = compute(house.kv, keys_of(10))
+    for table in (tail, *tables):
+        table.free()
+    own = house.kv.drainable()
+    assert house.arena.map() == "kkk" and own[0] == pytest.approx(own[1])
+    assert house.load(1.0) is not None
+    assert house.arena.map() == "akk"
+    assert num_matched(house.kv, keys_of(1, 2, 3, 4, 9)) == 5
+    in_use.free()
+
+
+def test_floor_and_ceiling_bound_the_trade() -> None:
+    house = House(6, floor=2, ceiling=4)
+    assert not house.kv.make_room(5 * PAGES) and house.kv.make_room(4 * PAGES)
+    assert house.load(1.0, num_units=5) is None
+    kept = [house.load(cost) for cost in (4.0, 3.0, 2.0, 1.0)]
+    assert None not in kept and house.arena.map() == "..aaaa"
+    assert house.load(5.0) is not None, "at the ceiling the cheapest adapter leaves"
+    assert sorted(house.adapters.costs.values()) == [2.0, 3.0, 4.0, 5.0]
+    assert house.kv.make_room(4 * PAGES)
+    assert house.arena.map() == "....aa", "no more is taken from adapters than the floor leaves"
+
+
+def test_what_somebody_is_about_to_lease_gives_way_to_pages_only() -> None:
+    house = House(1)
+    run = house.load(1.0)
+    assert run is not None
+    house.adapters.awaited.add(run)
+    assert house.load(1.0) is None
+    assert house.kv.make_room(1) and not house.adapters.costs
+
+
+def test_the_cost_of_a_page_follows_what_prefill_takes() -> None:
+    house = House(1)
+    assert house.kv.page_cost_s == pytest.approx(PAGE_TOKENS, rel=1e-6)
+    for _ in range(300):
+        house.kv.note_prefill(512, 512e-3)
+    assert house.kv.page_cost_s == pytest.approx(PAGE_TOKENS * 1e-3, rel=0.1)
