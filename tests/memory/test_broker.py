@@ -126,6 +126,7 @@ def test_the_pages_after_those_of_a_place_count() -> None:
     house = House(3)
     tables = [compute(house.kv, keys_of(*words)) for words in ((5, 6, 7, 8), (1, 2, 3, 4))]
     tail = compute(house.kv, keys_of(1, 2, 3, 4, 9))
+    compute(house.kv, keys_of(5, 6, 7, 8)).free()
     in_use = compute(house.kv, keys_of(10))
     for table in (tail, *tables):
         table.free()
