@@ -7,7 +7,7 @@ import logging
 import signal
 import socket
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -70,14 +70,22 @@ async def _serve(settings: Settings, with_admin: bool, listener: socket.socket) 
         raise BadSettings("the gateway needs LORAPLEX_DATABASE_URL")
     if not settings.workers:
         raise BadSettings("the gateway needs LORAPLEX_WORKERS, the addresses of the workers")
-    database = await Database.connect(settings.database_url, application_name="loraplex-gateway")
-    try:
-        app = _compose(settings, database, with_admin)
+    async with AsyncExitStack() as stack:
+        database = await _connect(stack, settings.database_url, "loraplex-gateway")
+        administered = None
+        if with_admin:
+            # Its own connections: what a gateway says of itself must not wait for uploads.
+            administered = await _connect(stack, settings.database_url, "loraplex-admin")
+        app = _compose(settings, database, administered)
         config = make_config(app, drain_s=DRAIN_TIMEOUT_S)
         async with _beside(app):
             await Server(config).serve(sockets=[listener])
-    finally:
-        await database.close()
+
+
+async def _connect(stack: AsyncExitStack, url: str, name: str) -> Database:
+    database = await Database.connect(url, application_name=name)
+    stack.push_async_callback(database.close)
+    return database
 
 
 @asynccontextmanager
@@ -92,7 +100,7 @@ async def _beside(app: Any) -> AsyncGenerator[None]:
             await asyncio.gather(work, return_exceptions=True)
 
 
-def _compose(settings: Settings, database: Database, with_admin: bool) -> Any:
+def _compose(settings: Settings, database: Database, administered: Database | None) -> Any:
     pepper = load_pepper(settings)
     store = settings.open_store()
     find_model = partial(store.model_folder, weights=False)
@@ -103,11 +111,11 @@ def _compose(settings: Settings, database: Database, with_admin: bool) -> Any:
         clients=[WorkerClient(each, instance_id=own.instance_id) for each in settings.workers],
         database=database,
     )
-    if not with_admin:
+    if administered is None:
         return data
     config = AdminConfig(
         pepper=pepper,
         max_upload_bytes=settings.max_upload,
         max_lora_rank=settings.max_lora_rank,
     )
-    return Composed(data, admin.app.create_app(config, database=database, store=store))
+    return Composed(data, admin.app.create_app(config, database=administered, store=store))
