@@ -37,7 +37,7 @@ class VersionCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     alias: str | None = None
     sha256: str | None = None
     """Hex, of the archive."""
-    serving: msgspec.Raw | None = None
+    serving: msgspec.Raw = msgspec.Raw()
 
     def fields(self) -> VersionFields:
         return VersionFields(
@@ -45,5 +45,5 @@ class VersionCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             model=self.model,
             tenant=self.tenant,
             alias=self.alias,
-            serving=None if self.serving is None else bytes(self.serving).decode(),
+            serving=bytes(self.serving).decode() or None,
         )

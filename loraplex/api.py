@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from loraplex.errors import ApiFailure
+from loraplex.errors import ApiFailure, NoAnswer, Refused
 from loraplex.settings import Settings
 
-FILES = ("adapter_config.json", "adapter_model.safetensors")
+NOT_NOW = (502, 503, 504)
 
 
 class Api:
@@ -34,11 +35,18 @@ class Api:
     def get(self, path: str, **query: Any) -> Any:
         return self._call("GET", path, params=_given(query))
 
-    def post(self, path: str, body: dict[str, Any]) -> Any:
-        return self._call("POST", path, json=_given(body))
+    def post(self, path: str, body: dict[str, Any] | None = None, **query: Any) -> Any:
+        return self._call("POST", path, json=_given(body or {}), params=_given(query))
 
-    def put(self, path: str, body: dict[str, Any], **query: Any) -> Any:
-        return self._call("PUT", path, json=body, params=_given(query))
+    def put(
+        self, path: str, body: dict[str, Any], *, if_match: int | None = None, **query: Any
+    ) -> Any:
+        """`if_match`: the `change` that what is replaced must still be at."""
+        headers = {} if if_match is None else {"if-match": f'"{if_match}"'}
+        return self._call("PUT", path, json=body, params=_given(query), headers=headers)
+
+    def patch(self, path: str, body: dict[str, Any]) -> Any:
+        return self._call("PATCH", path, json=body)
 
     def delete(self, path: str, **query: Any) -> Any:
         return self._call("DELETE", path, params=_given(query))
@@ -53,10 +61,15 @@ class Api:
             if not page["has_more"]:
                 return found
 
-    def push(self, folder: Path, **fields: str | None) -> dict[str, Any]:
-        """Uploads what peft saved in `folder` and returns the version."""
-        with _Files(folder) as files:
-            return self._call("POST", "/admin/v1/adapters", data=_given(fields), files=files)
+    def upload(self, path: str, fields: dict[str, Any], files: Mapping[str, io.RawIOBase]) -> Any:
+        """A form with files, which are read while they are sent."""
+        parts: Any = {name: (name, file) for name, file in files.items()}
+        return self._call("POST", path, data=_given(fields), files=parts)
+
+    def append(self, path: str, offset: int, data: bytes) -> Any:
+        """A piece of an upload."""
+        headers = {"upload-offset": str(offset)}
+        return self._call("PATCH", path, content=data, headers=headers)
 
     def chat(self, model: str, messages: list[dict[str, str]], **options: Any) -> Iterator[str]:
         """The pieces of the answer as they come."""
@@ -65,18 +78,18 @@ class Api:
             with self._client.stream("POST", "/v1/chat/completions", json=body) as answer:
                 if answer.is_error:
                     answer.read()
-                    raise ApiFailure(_explain(answer))
+                    raise _failure(answer)
                 yield from _pieces(answer.iter_lines())
         except httpx.HTTPError as error:
-            raise ApiFailure(f"no answer from {self._client.base_url}: {error}") from error
+            raise NoAnswer(f"no answer from {self._client.base_url}: {error}") from error
 
     def _call(self, method: str, path: str, **arguments: Any) -> Any:
         try:
             answer = self._client.request(method, path, **arguments)
         except httpx.HTTPError as error:
-            raise ApiFailure(f"no answer from {self._client.base_url}: {error}") from error
+            raise NoAnswer(f"no answer from {self._client.base_url}: {error}") from error
         if answer.is_error:
-            raise ApiFailure(_explain(answer))
+            raise _failure(answer)
         return answer.json()
 
 
@@ -110,14 +123,12 @@ def _given(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _explain(answer: httpx.Response) -> str:
-    """The server's words, and for a refused adapter what it found and would take."""
+def _failure(answer: httpx.Response) -> ApiFailure:
     try:
-        error = answer.json()["error"]
-    except (ValueError, KeyError, TypeError):
-        return f"{answer.status_code} {answer.reason_phrase}"
-    hints = [f"{name}: {error[name]}" for name in ("allowed", "hint") if error.get(name)]
-    return "\n".join([str(error["message"]), *hints])
+        refused = Refused(answer.json()["error"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return NoAnswer(f"{answer.status_code} {answer.reason_phrase}")
+    return NoAnswer(str(refused)) if answer.status_code in NOT_NOW else refused
 
 
 def _pieces(lines: Iterator[str]) -> Iterator[str]:
@@ -130,22 +141,3 @@ def _pieces(lines: Iterator[str]) -> Iterator[str]:
         for choice in event["choices"]:
             if piece := choice["delta"].get("content"):
                 yield piece
-
-
-class _Files:
-    """The two files of an adapter, open."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._open: dict[str, Any] = {}
-
-    def __enter__(self) -> dict[str, Any]:
-        missing = [name for name in FILES if not (self._folder / name).is_file()]
-        if missing:
-            raise ApiFailure(f"{self._folder} has no {missing[0]}")
-        self._open = {name: (self._folder / name).open("rb") for name in FILES}
-        return {name: (name, file) for name, file in self._open.items()}
-
-    def __exit__(self, *_: object) -> None:
-        for file in self._open.values():
-            file.close()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from loraplex.api import Api
 from loraplex.errors import DemoMissing
+from loraplex.pushing import Version, push, wait_ready
 
 MODEL_NAME = "smollm2-135m-instruct"
 TENANTS = ("acme", "globex")
@@ -24,12 +25,27 @@ def find_model() -> Path:
     return files[0]
 
 
-def push_adapters(api: Api) -> list[str]:
+def push_adapters(api: Api) -> list[Version]:
     """Uploads examples/adapters/<tenant>/<name>; what is there already stays as it is."""
-    pushed: list[str] = []
-    for folder in sorted(ADAPTERS.glob("*/*/")):
-        tenant, name = folder.parent.name, folder.name
-        if tenant in TENANTS:
-            api.push(folder, name=name, tenant=tenant, model=MODEL_NAME)
-            pushed.append(f"{tenant}/{name}")
-    return pushed
+    return [
+        push(api, folder, {**_names(folder), "model": MODEL_NAME}, lambda _done, _total: None)
+        for folder in _folders()
+    ]
+
+
+def wait_adapters(api: Api, pushed: list[Version]) -> list[str]:
+    """Their names, once all can be served. Raises Refused if one cannot."""
+    ready: list[str] = []
+    for folder, version in zip(_folders(), pushed, strict=True):
+        tenant = folder.parent.name
+        wait_ready(api, version, tenant, lambda _detail: None)
+        ready.append(f"{tenant}/{folder.name}")
+    return ready
+
+
+def _folders() -> list[Path]:
+    return [folder for folder in sorted(ADAPTERS.glob("*/*/")) if folder.parent.name in TENANTS]
+
+
+def _names(folder: Path) -> dict[str, str]:
+    return {"name": folder.name, "tenant": folder.parent.name}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 
 class LoraplexError(Exception):
     """The message is for people; `exit_code` for scripts."""
@@ -17,6 +20,32 @@ class BadSettings(LoraplexError):
 
 class ApiFailure(LoraplexError):
     """The server refused, or is not there."""
+
+
+class NoAnswer(ApiFailure):
+    """The server is not there, or not now: asking again may help."""
+
+
+class Refused(ApiFailure):
+    """The server said no. `error` is its object: a message and a code, of a refused adapter also
+    field, got, allowed and hint."""
+
+    def __init__(self, error: dict[str, Any]) -> None:
+        self.code = str(error.get("code") or "")
+        super().__init__(_tell(error))
+
+
+def _tell(error: dict[str, Any]) -> str:
+    """The message, or what was found where a refused adapter has what cannot be served."""
+    if "field" not in error:
+        return str(error.get("message") or error.get("code") or error)
+    lines = [f"the adapter cannot be served ({error['code']})", f"  field    {error['field']}"]
+    for name in ("got", "allowed"):
+        if (value := error.get(name)) is not None:
+            lines.append(f"  {name:<8} {value if isinstance(value, str) else json.dumps(value)}")
+    if error.get("hint"):
+        lines.append(f"  hint     {error['hint']}")
+    return "\n".join(lines)
 
 
 class ImportFailed(LoraplexError):

@@ -36,10 +36,10 @@ def tell(text: str) -> None:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Progress]:
-    """A bar on a terminal, a line each tenth elsewhere."""
+def progress(what: str, then: str = "") -> Iterator[Progress]:
+    """A bar on a terminal, a line each tenth elsewhere; `then` is what goes on at its end."""
     if not sys.stderr.isatty():
-        yield _Lines(what)
+        yield _Lines(what, then)
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
@@ -48,12 +48,30 @@ def progress(what: str) -> Iterator[Progress]:
     parts = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Bars(*parts, console=Console(stderr=True)) as bars:
         task = bars.add_task(what, total=None)
-        yield lambda done, total: bars.update(task, completed=done, total=total)
+
+        def report(done: int, total: int) -> None:
+            description = then if then and done >= total else what
+            bars.update(task, completed=done, total=total, description=description)
+
+        yield report
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[Callable[[str], None]]:
+    """A spinner on a terminal, a line for each change elsewhere; called with what it waits for."""
+    if not sys.stderr.isatty():
+        yield lambda detail: tell(f"{what}: {detail}")
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(what) as status:
+        yield lambda detail: status.update(f"{what}: {detail}")
 
 
 class _Lines:
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, then: str) -> None:
         self._what = what
+        self._then = then
         self._tenth = 0
 
     def __call__(self, done: int, total: int) -> None:
@@ -61,6 +79,8 @@ class _Lines:
         if tenth > self._tenth:
             self._tenth = tenth
             tell(f"{self._what}: {10 * tenth} %")
+            if self._then and tenth == 10:
+                tell(self._then)
 
 
 def _text(value: Any) -> str:

@@ -30,6 +30,7 @@ from loraplex.output import progress, tell
 from loraplex.postgres import EmbeddedPostgres
 from loraplex.private import make_private_folder, socket_folder, write_private
 from loraplex.probe import answers_ok
+from loraplex.pushing import Version
 from loraplex.settings import SECRETS, Settings
 from loraplex.worker import worker_config
 
@@ -120,23 +121,27 @@ class Box:
         await self._worker.start()
         await self._gateway.start()
         await self._gateway.wait_ready(lambda: answers_ok(self._address, "/livez"), START_TIMEOUT_S)
-        if self._with_demo:
-            await asyncio.to_thread(self._push_demo, keys)
-        # Written when what they open is there, for scripts that wait for this file.
-        keys.write(path)
-        where = {"url": self._url, "pid": os.getpid()}
-        write_private(settings.home / "serve.json", json.dumps(where) + "\n")
+        pushed = await asyncio.to_thread(self._push_demo, keys) if self._with_demo else []
         await self._worker.wait_ready(
             lambda: answers_ok(self._worker_health, "/readyz"), START_TIMEOUT_S
         )
         await self._gateway.wait_ready(
             lambda: answers_ok(self._address, "/readyz"), START_TIMEOUT_S
         )
+        await asyncio.to_thread(self._wait_demo, keys, pushed)
+        # Written when what they open is there, for scripts that wait for this file.
+        keys.write(path)
+        where = {"url": self._url, "pid": os.getpid()}
+        write_private(settings.home / "serve.json", json.dumps(where) + "\n")
         return keys
 
-    def _push_demo(self, keys: Keys) -> None:
+    def _push_demo(self, keys: Keys) -> list[Version]:
         with Api(self._url, keys.admin) as api:
-            for name in demo.push_adapters(api):
+            return demo.push_adapters(api)
+
+    def _wait_demo(self, keys: Keys, pushed: list[Version]) -> None:
+        with Api(self._url, keys.admin) as api:
+            for name in demo.wait_adapters(api, pushed):
                 tell(f"adapter {name}")
 
     async def _stop(self) -> None:

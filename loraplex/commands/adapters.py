@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, TypeVar
+import json
+from typing import Any
 
 import click
 
-from loraplex.commands.options import api, json_option
+from loraplex.commands.options import api, json_option, pairs, tenant_option
+from loraplex.commands.push import push_command
 from loraplex.output import show
 
-F = TypeVar("F", bound=Callable[..., Any])
-VERSIONS = ("version", "state", "model", "max_rank", "file_bytes", "aliases", "created_at", "error")
+ADAPTERS = ("name", "tenant", "states", "aliases", "created_at")
+VERSIONS = (
+    "version",
+    "state",
+    "model",
+    "max_rank",
+    "file_bytes",
+    "aliases",
+    "created_at",
+    "detail",
+)
+MOVES = ("changed_at", "reason", "version", "canary", "changed_by", "detail")
+PERCENT = click.IntRange(1, 99)
 
-
-def tenant_option(command: F) -> F:
-    return click.option("--tenant", help="Whose; a tenant's own key needs none.")(command)
+alias_option = click.option("--alias", default="prod", show_default=True)
 
 
 @click.group("adapter")
@@ -24,29 +33,7 @@ def adapter_group() -> None:
     """Adapters: immutable versions, and aliases that point to them."""
 
 
-@adapter_group.command("push")
-@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--name", required=True)
-@click.option("--model", help="The base model; without it the tensors decide.")
-@click.option("--alias", help="Point this alias to the new version.")
-@tenant_option
-@json_option
-def push(
-    folder: Path,
-    name: str,
-    model: str | None,
-    alias: str | None,
-    tenant: str | None,
-    as_json: bool,
-) -> None:
-    """Upload what peft saved in FOLDER as a new version."""
-    with api() as server:
-        made = server.push(folder, name=name, model=model, alias=alias, tenant=tenant)
-    if as_json:
-        show([made], (), as_json)
-    else:
-        aliases = f" ({', '.join(made['aliases'])})" if made["aliases"] else ""
-        click.echo(f"{name}@{made['version']}{aliases}")
+adapter_group.add_command(push_command)
 
 
 @adapter_group.command("list")
@@ -56,9 +43,7 @@ def list_adapters(tenant: str | None, as_json: bool) -> None:
     """List adapters with their aliases."""
     with api() as server:
         found = server.all("/admin/v1/adapters", tenant=tenant)
-    if not as_json:
-        found = [adapter | {"versions": len(adapter["versions"])} for adapter in found]
-    show(found, ("name", "tenant", "versions", "aliases", "created_at"), as_json)
+    show(found, ADAPTERS, as_json)
 
 
 @adapter_group.command("show")
@@ -66,37 +51,120 @@ def list_adapters(tenant: str | None, as_json: bool) -> None:
 @tenant_option
 @json_option
 def show_adapter(name: str, tenant: str | None, as_json: bool) -> None:
-    """Show an adapter's versions."""
+    """Show an adapter's versions, or all of one version given as NAME@VERSION."""
     with api() as server:
-        found = server.get(f"/admin/v1/adapters/{name}", tenant=tenant)
-    show([found] if as_json else found["versions"], VERSIONS, as_json, title=name)
+        found = server.get(_path(name), tenant=tenant)
+    if as_json:
+        show([found], (), as_json)
+    elif "versions" in found:
+        rows = [version | {"detail": _detail(version)} for version in found["versions"]]
+        show(rows, VERSIONS, as_json, title=name)
+    else:
+        rows = [{"field": field, "value": value} for field, value in found.items()]
+        show(rows, ("field", "value"), as_json, title=name)
+
+
+@adapter_group.command("history")
+@click.argument("name")
+@alias_option
+@tenant_option
+@json_option
+def history(name: str, alias: str, tenant: str | None, as_json: bool) -> None:
+    """Show an alias's moves, newest first."""
+    with api() as server:
+        found = server.get(_alias_path(name, alias), tenant=tenant)
+    show(found["history"], MOVES, as_json, title=f"{name}@{alias}")
 
 
 @adapter_group.command("promote")
-@click.argument("version")
-@click.option("--alias", default="prod", show_default=True)
+@click.argument("version", metavar="NAME@VERSION")
+@alias_option
 @tenant_option
 def promote(version: str, alias: str, tenant: str | None) -> None:
-    """Point an alias to a version, given as NAME@VERSION."""
-    name, _, number = version.partition("@")
-    if not number.isdigit():
-        raise click.UsageError(f"{version!r} is not NAME@VERSION")
+    """Point an alias to a version."""
+    name, number = _parse_version(version)
     with api() as server:
-        _point(server, name, alias, int(number), tenant)
+        _tell(server.put(_alias_path(name, alias), {"version": number}, tenant=tenant))
+
+
+@adapter_group.command("canary")
+@click.argument("version", metavar="NAME@VERSION")
+@click.option("--weight", type=PERCENT, help="Percent of the requests that the version gets.")
+@click.option("--stop", is_flag=True, help="All requests to the stable version again; give NAME.")
+@click.option(
+    "--policy",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="When it goes back by itself: window_s, min_requests, max_error_rate, max_ttft_ratio;"
+    " or none: never.",
+)
+@alias_option
+@tenant_option
+def canary(
+    version: str,
+    weight: int | None,
+    stop: bool,
+    policy: tuple[str, ...],
+    alias: str,
+    tenant: str | None,
+) -> None:
+    """Give some of an alias's requests to another version."""
+    if stop == (weight is not None):
+        raise click.UsageError("give --weight and NAME@VERSION, or --stop and NAME")
+    with api() as server:
+        name = version.partition("@")[0]
+        path = _alias_path(name, alias)
+        found = server.get(path, tenant=tenant)
+        stable = found["version"]
+        if weight is None:
+            body: dict[str, Any] = {"version": stable}
+        else:
+            number = _parse_version(version)[1]
+            if number == stable:
+                raise click.UsageError(f"{name}@{alias} is version {stable} already")
+            body = {"canary": {stable: 100 - weight, number: weight}} | _policy(policy)
+        _tell(server.put(path, body, if_match=found["change"], tenant=tenant))
 
 
 @adapter_group.command("rollback")
 @click.argument("name")
-@click.option("--alias", default="prod", show_default=True)
+@alias_option
 @tenant_option
 def rollback(name: str, alias: str, tenant: str | None) -> None:
-    """Point an alias to where it pointed before its last move."""
+    """Undo an alias's last move: back to the version or canary set before it."""
     with api() as server:
-        found = server.get(f"/admin/v1/adapters/{name}/aliases/{alias}", tenant=tenant)
-        previous = found["history"][0]["previous"]
-        if previous is None:
-            raise click.ClickException(f"{name}@{alias} never pointed to another version")
-        _point(server, name, alias, previous, tenant)
+        _tell(server.post(f"{_alias_path(name, alias)}/rollback", tenant=tenant))
+
+
+@adapter_group.command("pin")
+@click.argument("name")
+@alias_option
+@tenant_option
+def pin(name: str, alias: str, tenant: str | None) -> None:
+    """Keep what an alias points to on the device, within the tenant's quota."""
+    with api() as server:
+        _tell(server.put(f"{_alias_path(name, alias)}/pin", {}, tenant=tenant))
+
+
+@adapter_group.command("unpin")
+@click.argument("name")
+@alias_option
+@tenant_option
+def unpin(name: str, alias: str, tenant: str | None) -> None:
+    """Let what an alias points to leave the device."""
+    with api() as server:
+        _tell(server.delete(f"{_alias_path(name, alias)}/pin", tenant=tenant))
+
+
+@adapter_group.command("approve")
+@click.argument("version", metavar="NAME@VERSION")
+@tenant_option
+def approve(version: str, tenant: str | None) -> None:
+    """Let a version's chat template run (admin keys only)."""
+    _parse_version(version)
+    with api() as server:
+        made = server.post(f"{_path(version)}/template/approve", tenant=tenant)
+    click.echo(f"approved the chat template {made['serving']['template']['digest'][:12]}")
 
 
 @adapter_group.command("delete")
@@ -104,15 +172,59 @@ def rollback(name: str, alias: str, tenant: str | None) -> None:
 @tenant_option
 @click.confirmation_option(prompt="Delete it?")
 def delete(name: str, tenant: str | None) -> None:
-    """Delete an adapter, or one version given as NAME@VERSION."""
-    adapter, at, version = name.partition("@")
-    path = f"/admin/v1/adapters/{adapter}" + (f"/versions/{version}" if at else "")
+    """Delete an adapter, or one version given as NAME@VERSION. Requests that run go on."""
     with api() as server:
-        server.delete(path, tenant=tenant)
-    click.echo(f"deleted {name}")
+        gone = server.delete(_path(name), tenant=tenant)
+    in_flight = gone["in_flight"]
+    click.echo(f"deleted {name}" + (f", {in_flight} requests in flight" if in_flight else ""))
 
 
-def _point(server: Any, name: str, alias: str, version: int, tenant: str | None) -> None:
-    path = f"/admin/v1/adapters/{name}/aliases/{alias}"
-    server.put(path, {"version": version}, tenant=tenant)
-    click.echo(f"{name}@{alias} is now version {version}")
+def _path(name: str) -> str:
+    """Of NAME or NAME@VERSION."""
+    adapter, at, _ = name.partition("@")
+    path = f"/admin/v1/adapters/{adapter}"
+    return f"{path}/versions/{_parse_version(name)[1]}" if at else path
+
+
+def _alias_path(name: str, alias: str) -> str:
+    return f"/admin/v1/adapters/{name}/aliases/{alias}"
+
+
+def _parse_version(text: str) -> tuple[str, int]:
+    name, _, number = text.partition("@")
+    if not (number.isascii() and number.isdigit()):
+        raise click.UsageError(f"{text!r} is not NAME@VERSION")
+    return name, int(number)
+
+
+def _policy(given: tuple[str, ...]) -> dict[str, Any]:
+    """The field `policy`, left out for the server's default."""
+    if not given:
+        return {}
+    if given == ("none",):
+        return {"policy": None}
+    try:
+        return {"policy": {key: json.loads(value) for key, value in pairs(given).items()}}
+    except ValueError as error:
+        raise click.UsageError(f"--policy takes numbers: {error}") from error
+
+
+def _tell(alias: dict[str, Any]) -> None:
+    """Where it points now."""
+    name, canary = f"{alias['name']}@{alias['alias']}", alias["canary"]
+    pinned = ", pinned" if alias["pinned"] else ""
+    if canary is None:
+        click.echo(f"{name} is now version {alias['version']}{pinned}")
+        return
+    total = sum(canary.values())
+    parts = [f"{100 * weight / total:.4g} % version {v}" for v, weight in canary.items()]
+    click.echo(f"{name} is now {', '.join(parts)}{pinned}")
+
+
+def _detail(version: dict[str, Any]) -> str:
+    """What keeps it from being served, in a few words."""
+    if version["error"]:
+        return version["error"]["code"]
+    if version["proving"]:
+        return version["proving"]["detail"]
+    return ", ".join(f"{fault['worker']}: {fault['code']}" for fault in version["faults"])

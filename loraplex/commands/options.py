@@ -62,6 +62,21 @@ def json_option(command: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")(command)
 
 
+def tenant_option(command: F) -> F:
+    return click.option("--tenant", help="Whose; a tenant's own key needs none.")(command)
+
+
+def pairs(given: tuple[str, ...]) -> dict[str, str]:
+    """Of options that are KEY=VALUE. Raises UsageError."""
+    found: dict[str, str] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise click.UsageError(f"{text!r} is not KEY=VALUE")
+        found[key] = value
+    return found
+
+
 @contextmanager
 def api() -> Iterator[Api]:
     """The running server, with the settings of the environment."""

@@ -6,8 +6,9 @@ import click
 
 from loraplex.commands.options import api, json_option
 from loraplex.output import show
+from loraplex.settings import parse_size
 
-TENANT_COLUMNS = ("name", "id", "sharing_group", "created_at")
+TENANT_COLUMNS = ("name", "id", "sharing_group", "pin_bytes", "created_at")
 KEY_COLUMNS = ("id", "name", "scopes", "created_at", "expires_at", "revoked_at")
 
 
@@ -41,6 +42,20 @@ def show_tenant(name: str, as_json: bool) -> None:
     """Show one tenant, by name or id."""
     with api() as server:
         show([server.get(f"/admin/v1/tenants/{name}")], TENANT_COLUMNS, as_json)
+
+
+@tenant_group.command("change")
+@click.argument("name")
+@click.option("--pin-bytes", required=True, metavar="BYTES", help="Of adapters it may pin.")
+def change_tenant(name: str, pin_bytes: str) -> None:
+    """Change a tenant's quota."""
+    try:
+        size = parse_size(pin_bytes)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    with api() as server:
+        server.patch(f"/admin/v1/tenants/{name}", {"pin_bytes": size})
+    click.echo(f"{name} may pin {size} bytes")
 
 
 @tenant_group.command("delete")

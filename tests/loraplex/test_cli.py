@@ -5,13 +5,16 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from admin.queries import sql
 from admin.tenants import create_tenant
 from tests.adapters.files import write_adapter
 from tests.admin.conftest import Plane
+from tests.admin.lifecycle import claim, prove_all
 
 
 async def run(plane: Plane, *arguments: str, code: int = 0, **environment: str) -> str:
@@ -48,23 +51,93 @@ async def test_tenants_and_keys(plane: Plane):
     assert "no tenant" in await run(plane, "tenant", "show", "acme", code=1)
 
 
-async def test_an_adapter_from_push_to_delete(plane: Plane, base: str, tmp_path: Path):
+@pytest.fixture
+async def gateway(plane: Plane) -> AsyncIterator[None]:
+    """Finds every adapter right."""
+
+    async def prove() -> None:
+        while True:
+            await prove_all(plane.database)
+            await asyncio.sleep(0.05)
+
+    proving = asyncio.create_task(prove())
+    yield
+    proving.cancel()
+
+
+async def test_an_adapter_from_push_to_delete(
+    plane: Plane, base: str, gateway: None, tmp_path: Path
+):
     await run(plane, "tenant", "create", "acme")
     for seed in (0, 1):
         write_adapter(tmp_path / str(seed), seed=seed)
     push = ("adapter", "push", "--name", "bot", "--tenant", "acme")
     assert await run(plane, *push, str(tmp_path / "0")) == "bot@1 (prod)\n"
     assert await run(plane, *push, str(tmp_path / "1"), "--alias", "next") == "bot@2 (next)\n"
-    of_acme = ("--tenant", "acme")
-    assert "version 2" in await run(plane, "adapter", "promote", "bot@2", *of_acme)
-    shown = json.loads(await run(plane, "adapter", "show", "bot", "--json", *of_acme))
+
+    async def adapter(*arguments: str, code: int = 0) -> str:
+        return await run(plane, "adapter", *arguments, "--tenant", "acme", code=code)
+
+    assert await adapter("canary", "bot@2", "--weight", "10") == (
+        "bot@prod is now 90 % version 1, 10 % version 2\n"
+    )
+    assert await adapter("canary", "bot", "--stop") == "bot@prod is now version 1\n"
+    assert await adapter("promote", "bot@2") == "bot@prod is now version 2\n"
+    shown = json.loads(await adapter("show", "bot", "--json"))
     assert shown[0]["aliases"] == {"next": 2, "prod": 2}
-    assert "version 1" in await run(plane, "adapter", "rollback", "bot", *of_acme)
-    assert "prod=1" in await run(plane, "adapter", "list", *of_acme)
-    refused = await run(plane, "adapter", "delete", "bot@1", "--yes", *of_acme, code=1)
-    assert "prod" in refused
-    await run(plane, "adapter", "delete", "bot", "--yes", *of_acme)
-    assert json.loads(await run(plane, "adapter", "list", "--json", *of_acme)) == []
+    assert await adapter("rollback", "bot") == "bot@prod is now version 1\n"
+    moves = json.loads(await adapter("history", "bot", "--json"))
+    reasons = [move["reason"] for move in moves]
+    assert reasons == ["rollback", "promote", "promote", "canary", "first"]
+    assert "prod=1" in await adapter("list")
+    assert "bot@2" in await adapter("show", "bot@2")
+    assert "may pin 0" in await adapter("pin", "bot", code=1)
+    pinned = await run(plane, "tenant", "change", "acme", "--pin-bytes", "1MiB")
+    assert pinned == "acme may pin 1048576 bytes\n"
+    assert await adapter("pin", "bot") == "bot@prod is now version 1, pinned\n"
+    assert await adapter("unpin", "bot") == "bot@prod is now version 1\n"
+    assert "prod" in await adapter("delete", "bot@1", "--yes", code=1)
+    assert await adapter("delete", "bot", "--yes") == "deleted bot\n"
+    assert json.loads(await adapter("list", "--json")) == []
+
+
+async def test_serving_data_goes_with_the_push(
+    plane: Plane, base: str, gateway: None, tmp_path: Path
+):
+    await run(plane, "tenant", "create", "acme")
+    write_adapter(tmp_path / "a")
+    serving, template = tmp_path / "serving.json", tmp_path / "chat.jinja"
+    serving.write_text('{"stop": ["bye"], "metadata": {"run": "6", "by": "me"}}')
+    template.write_text("{{ messages[0].content }}")
+    key = (await run(plane, "key", "create", "--tenant", "acme")).strip()
+    pushed = await run(
+        plane,
+        *("adapter", "push", str(tmp_path / "a"), "--name", "bot", "--json"),
+        *("--serving", str(serving), "--chat-template", str(template), "--metadata", "run=7"),
+        LORAPLEX_KEY=key,
+    )
+    shown = json.loads(pushed)[0]["serving"]
+    assert shown["stop"] == ["bye"]
+    assert shown["metadata"] == {"run": "7", "by": "me"}
+    assert (shown["template"]["text"], shown["template"]["approved"]) == (
+        template.read_text(),
+        False,
+    )
+    approved = await run(plane, "adapter", "approve", "bot@1", "--tenant", "acme")
+    assert shown["template"]["digest"][:12] in approved
+    template.write_text("{% if %}")
+    push = ("adapter", "push", str(tmp_path / "a"), "--name", "bot", "--tenant", "acme")
+    bad = await run(plane, *push, "--chat-template", str(template), code=1)
+    assert "not valid Jinja, line 1" in bad
+
+
+async def test_a_push_need_not_wait(plane: Plane, base: str, tmp_path: Path):
+    await run(plane, "tenant", "create", "acme")
+    write_adapter(tmp_path)
+    push = ("adapter", "push", str(tmp_path), "--name", "bot", "--tenant", "acme")
+    assert await run(plane, *push, "--no-wait") == "bot@1 (proving)\n"
+    listed = await run(plane, "adapter", "show", "bot", "--tenant", "acme", COLUMNS="200")
+    assert "waiting for a worker that serves tiny" in listed
 
 
 async def test_a_refused_adapter_is_explained(plane: Plane, base: str, tmp_path: Path):
@@ -73,9 +146,29 @@ async def test_a_refused_adapter_is_explained(plane: Plane, base: str, tmp_path:
     config = tmp_path / "adapter_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"use_dora": True}))
     push = ("adapter", "push", str(tmp_path), "--name", "bot", "--tenant", "acme")
-    assert "use_dora" in await run(plane, *push, code=1)
+    refused = await run(plane, *push, code=1)
+    assert "loraplex: the adapter cannot be served (adapter.unsupported.dora)" in refused
+    assert "  field    use_dora\n  got      true" in refused
+    assert "  hint     Train with use_dora=False" in refused
     (tmp_path / "adapter_model.safetensors").unlink()
     assert "has no adapter_model.safetensors" in await run(plane, *push, code=1)
+
+
+async def test_a_version_proved_wrong_is_explained(plane: Plane, base: str, tmp_path: Path):
+    await run(plane, "tenant", "create", "acme")
+    write_adapter(tmp_path)
+    push = ("adapter", "push", str(tmp_path), "--name", "bot", "--tenant", "acme")
+    pushing = asyncio.create_task(run(plane, *push, code=1))
+    error = {"code": "adapter.proof.mismatch", "field": "q_proj", "got": "0.7", "hint": "Retry."}
+    async with asyncio.timeout(60), plane.database.acquire() as connection:
+        while not (claims := await claim(connection)):
+            await asyncio.sleep(0.05)
+        found = claims[0]
+        rejected = (found.tenant_id, found.name, found.version, error)
+        await connection.fetchval(sql["proving_rejected"], *rejected)
+    told = await pushing
+    assert "(adapter.proof.mismatch)" in told
+    assert "  hint     Retry." in told
 
 
 async def test_pages_are_followed(plane: Plane):
@@ -91,6 +184,10 @@ async def test_pages_are_followed(plane: Plane):
     [
         (["nothing"], 2, "No such command"),
         (["adapter", "promote", "bot"], 2, "NAME@VERSION"),
+        (["adapter", "canary", "bot@2"], 2, "--weight"),
+        (["adapter", "canary", "bot@2", "--weight", "100"], 2, "--weight"),
+        (["adapter", "push", ".", "--name", "x", "--metadata", "y"], 2, "KEY=VALUE"),
+        (["tenant", "change", "x", "--pin-bytes", "much"], 2, "not a size"),
         (["model", "add", "x"], 2, "NAME=PATH"),
         (["config", "--memory", "much"], 2, "not a size"),
         (["config", "--config", "/none.toml"], 2, "none.toml"),

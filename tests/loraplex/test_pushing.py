@@ -1,0 +1,122 @@
+"""Uploads in pieces over connections that break."""
+
+import asyncio
+import io
+import random
+import tarfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from adapters.validator import CONFIG_NAME, WEIGHTS_NAME
+from loraplex.api import Api
+from loraplex.errors import Refused
+from loraplex.pushing import push_in_pieces
+from loraplex.tar import Tar
+from tests.adapters.files import write_adapter
+from tests.admin.conftest import Plane
+
+
+def test_any_part_of_the_archive_can_be_read(tmp_path: Path):
+    files = [tmp_path / name for name in ("a", "b", "c")]
+    contents = [b"x" * 511, b"", bytes(range(256)) * 4]
+    for file, content in zip(files, contents, strict=True):
+        file.write_bytes(content)
+    archive = Tar(files)
+    whole = archive.read(0, archive.size)
+    assert len(whole) == archive.size
+    with tarfile.open(fileobj=io.BytesIO(whole)) as read:
+        assert read.getnames() == ["a", "b", "c"]
+        members = [read.extractfile(name) for name in read.getnames()]
+        assert [member.read() if member else None for member in members] == contents
+    rng = random.Random(1)
+    for _ in range(200):
+        offset, size = rng.randrange(archive.size), rng.randrange(1, 2000)
+        assert archive.read(offset, size) == whole[offset : offset + size]
+
+
+@asynccontextmanager
+async def breaking_proxy(target: str, rng: random.Random, budget: int) -> AsyncIterator[str]:
+    """A way to `target` on which the first `budget` connections break after some bytes, sent or,
+    but for the first, received."""
+    host, _, port = target.removeprefix("http://").partition(":")
+    left = budget
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, most: int) -> None:
+        while most > 0 and (data := await reader.read(min(most, 4096))):
+            writer.write(data)
+            await writer.drain()
+            most -= len(data)
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal left
+        up, down = 1 << 40, 1 << 40
+        if left > 0:
+            is_first = left == budget
+            left -= 1
+            if is_first or rng.random() < 0.7:
+                up = rng.randrange(1000, 20_000)
+            else:
+                down = 10
+        there = await asyncio.open_connection(host, int(port))
+        ways = [
+            asyncio.create_task(pump(reader, there[1], up)),
+            asyncio.create_task(pump(there[0], writer, down)),
+        ]
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        for way in ways:
+            way.cancel()
+        await asyncio.gather(*ways, return_exceptions=True)
+        for each in (writer, there[1]):
+            each.transport.abort()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_an_upload_goes_on_where_the_connection_broke(
+    plane: Plane, base: str, tmp_path: Path, seed: int
+):
+    await plane.tenant("acme")
+    digest = write_adapter(tmp_path / "a", rank=16, seed=seed)
+    size = sum(file.stat().st_size for file in (tmp_path / "a").iterdir())
+    reported: list[int] = []
+
+    def push(url: str) -> dict[str, object]:
+        with Api(url, key) as api:
+            fields = {"name": "bot", "tenant": "acme", "serving": {"stop": ["x"]}}
+            report = lambda done, _total: reported.append(done)  # noqa: E731
+            return push_in_pieces(api, tmp_path / "a", fields, report, piece_bytes=10_000)
+
+    key = plane.client.headers["authorization"].removeprefix("Bearer ")
+    url = plane.url.removesuffix("/admin/v1")
+    async with breaking_proxy(url, random.Random(seed), budget=12) as broken:
+        made = await asyncio.to_thread(push, broken)
+    assert (made["version"], made["digest"]) == (1, digest)
+    assert reported == sorted(reported)
+    assert size < reported[-1] < size + 4096
+    found = (await plane.client.get("adapters/bot", params={"tenant": "acme"})).json()
+    assert [version["serving"]["stop"] for version in found["versions"]] == [["x"]]
+
+
+async def test_what_is_refused_is_not_sent_again(plane: Plane, base: str, tmp_path: Path):
+    write_adapter(tmp_path)
+    (tmp_path / CONFIG_NAME).write_text("{}")
+    key = plane.client.headers["authorization"].removeprefix("Bearer ")
+    await plane.tenant("acme")
+
+    def push() -> None:
+        with Api(plane.url.removesuffix("/admin/v1"), key) as api:
+            fields = {"name": "bot", "tenant": "acme"}
+            push_in_pieces(api, tmp_path, fields, lambda _done, _total: None)
+
+    with pytest.raises(Refused, match="peft_type"):
+        await asyncio.to_thread(push)
+    assert (tmp_path / WEIGHTS_NAME).exists()
+    assert plane.files() == set()
