@@ -109,7 +109,6 @@ def bind_any(
             "model",
             None,
             [candidate.base.digest for candidate in bound],
-            "Several registered base models fit: name one in the field `model`.",
         )
     if len({(reason.code, reason.field) for reason in reasons}) == 1:
         raise reasons[0]
@@ -117,7 +116,7 @@ def bind_any(
         "adapter.base.mismatch",
         "model",
         [str(reason) for reason in reasons],
-        hint="No registered base model takes every tensor.",
+        hint="No registered base model takes every tensor: train on one that is registered.",
     )
 
 
@@ -156,7 +155,6 @@ def _touched(tensors: dict[str, TensorEntry], sites: dict[str, tuple[int, int]])
                 name,
                 path,
                 f"{PREFIX}{next(iter(sites))}{SUFFIX_A}, ... in {len(sites)} modules",
-                "The base model has no such module.",
             )
         paths.add(path)
     wanted = (PREFIX + path + suffix for path in sorted(paths) for suffix in (SUFFIX_A, SUFFIX_B))
@@ -194,7 +192,6 @@ def _bind_module(
             "adapter.tensor.not_targeted",
             a_name,
             path,
-            hint="adapter_config.json excludes this module.",
         )
     in_features, out_features = base.projection_shape(PROJECTIONS[projection])
     a, b = tensors[a_name], tensors[b_name]
@@ -217,7 +214,6 @@ def _check_shape(name: str, entry: TensorEntry, expected: tuple[int, int], rank_
             name,
             entry.shape[rank_axis],
             expected[rank_axis],
-            "The tensor's rank is not what r and rank_pattern say.",
         )
     code = "adapter.base.mismatch" if is_matrix else "adapter.tensor.shape"
     raise AdapterRejected(code, name, list(entry.shape), list(expected))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from adapters.hints import hint_for
+
 
 class AdapterRejected(Exception):
     """An uploaded adapter breaks a rule.
 
     `code` is stable; `field` names the config key, tensor or file; `got` and
-    `allowed` are JSON values, what came from the uploader cut to a few hundred characters.
+    `allowed` are JSON values, what came from the uploader cut to a few hundred characters. `hint`
+    says what to change in the training script, by default what is known for the code.
     """
 
     def __init__(
@@ -19,8 +22,8 @@ class AdapterRejected(Exception):
         self.field = _shorten(field)
         self.got = _shorten(got)
         self.allowed = allowed
-        self.hint = hint
-        super().__init__(f"{code} ({self.field}): got {self.got!r}. {hint}".rstrip())
+        self.hint = hint or hint_for(code)
+        super().__init__(f"{code} ({self.field}): got {self.got!r}. {self.hint}".rstrip())
 
     def to_dict(self) -> dict[str, Any]:
         """The object the upload route answers with, and the `rejected` row keeps."""

@@ -44,15 +44,6 @@ REFUSED = {
 }
 """Keys whose features change what is computed; null, false, {} and [] turn them off."""
 
-HINTS = {
-    "use_dora": "Train with use_dora=False. A DoRA update has full rank: it can be merged into a "
-    "base model of its own (merge_and_unload), not converted to LoRA.",
-    "modules_to_save": "Train without modules_to_save: only LoRA factors are served.",
-    "lora_bias": "Train with lora_bias=False.",
-    "trainable_token_indices": "Train without new or changed token embeddings.",
-}
-"""What to change in the training script."""
-
 HARMLESS = {
     "base_model_name_or_path",
     "revision",
@@ -148,7 +139,6 @@ def _check_kind(values: dict[str, Any]) -> None:
             "adapter.unsupported.auto_mapping",
             "auto_mapping",
             mapping,
-            hint="Only a transformers ...ForCausalLM class is served; its code is never imported.",
         )
 
 
@@ -164,17 +154,14 @@ def _check_key(key: str, value: Any) -> None:
     is_neutral = value is None or value is False or value in ({}, [])
     if key in REFUSED:
         if not is_neutral:
-            code, hint = f"adapter.unsupported.{REFUSED[key]}", HINTS.get(key, "")
-            raise AdapterRejected(code, key, value, [None], hint)
+            raise AdapterRejected(f"adapter.unsupported.{REFUSED[key]}", key, value, [None])
     elif key == "bias":
         if value != "none":
             raise AdapterRejected("adapter.unsupported.bias", key, value, ["none"])
     elif key == "init_lora_weights":
         _check_init(value)
     elif key not in HARMLESS and key not in KNOWN and not is_neutral:
-        raise AdapterRejected(
-            "adapter.config.unknown_key", key, value, hint="This key is not known, so not ignored."
-        )
+        raise AdapterRejected("adapter.config.unknown_key", key, value)
 
 
 def _check_init(value: Any) -> None:
@@ -187,8 +174,6 @@ def _check_init(value: Any) -> None:
         "init_lora_weights",
         value,
         list(PLAIN_INITS),
-        "Such adapters fit a changed base: convert with "
-        "save_pretrained(path_initial_model_for_weight_conversion=...).",
     )
 
 

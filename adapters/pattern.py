@@ -97,9 +97,7 @@ class PatternMatcher:
             self._refuse("adapter.config.pattern_too_complex", "too much work to match")
 
     def _refuse(self, code: str, got: object) -> Any:
-        raise AdapterRejected(
-            code, self._field, got, hint="Write the pattern with plain names, '.*' and '|'."
-        )
+        raise AdapterRejected(code, self._field, got)
 
     def _ends(self, sequence: Any, text: str, starts: Positions) -> Positions:
         for node, argument in sequence:

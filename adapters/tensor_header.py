@@ -49,7 +49,6 @@ def read_header(file: BinaryIO, file_bytes: int) -> TensorHeader:
             "adapter_model.safetensors",
             "a pickle or zip archive",
             ["safetensors"],
-            "Save with peft's save_pretrained(safe_serialization=True).",
         )
     if len(prefix) < 8:
         raise AdapterRejected("adapter.file.truncated", "adapter_model.safetensors", file_bytes)

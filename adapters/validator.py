@@ -143,7 +143,6 @@ def _explain_absence(path: Path, error: OSError) -> AdapterRejected:
             pickles[0],
             "a pickle",
             [WEIGHTS_NAME],
-            "Save as safetensors.",
         )
     return AdapterRejected("adapter.file.missing", path.name, os.strerror(error.errno or 0))
 

@@ -1,0 +1,108 @@
+"""What to change in the training script, by the code of a refusal. Torch-free."""
+
+from __future__ import annotations
+
+_DAMAGED = (
+    "The file is not as safetensors writes it: save the adapter again with save_pretrained, and"
+    " upload when that has ended."
+)
+_INITIALISATION = (
+    "Such an adapter belongs to a changed base model: save it with"
+    " save_pretrained(folder, path_initial_model_for_weight_conversion=...), which makes a plain"
+    " LoRA of it, or train with init_lora_weights=True."
+)
+_SMALLER_RANK = "Train with a smaller r (and rank_pattern), or have max_lora_rank raised."
+
+_HINTS = {
+    "adapter.base.ambiguous": "Several registered base models fit: name one in the field model.",
+    "adapter.base.mismatch": (
+        "Train on a registered base model, or name the right one in the field model: its layers"
+        " have other sizes."
+    ),
+    "adapter.config": "Upload adapter_config.json as save_pretrained of peft wrote it.",
+    "adapter.config.alpha": "Train with a finite lora_alpha of usual size, such as r or 2 * r.",
+    "adapter.config.pattern": "Write the pattern with plain names, '.*' and '|'.",
+    "adapter.config.pattern_too_complex": "Write the pattern with plain names, '.*' and '|'.",
+    "adapter.config.rank": "Train with r of at least 1 everywhere.",
+    "adapter.config.too_many_patterns": "Name the modules with fewer, wider patterns.",
+    "adapter.config.unknown_key": (
+        "The key may change what is computed, so it is not ignored: train without the feature it"
+        " turns on, or remove it if it has no effect."
+    ),
+    "adapter.file": _DAMAGED,
+    "adapter.file.missing": (
+        "Upload both files that save_pretrained writes: adapter_config.json and"
+        " adapter_model.safetensors."
+    ),
+    "adapter.file.kind": "Upload the files themselves, not links or folders.",
+    "adapter.file.too_large": (
+        "Save the LoRA factors alone (save_embedding_layers=False, no modules_to_save) in bfloat16,"
+        " or have max_upload raised."
+    ),
+    "adapter.header": _DAMAGED,
+    "adapter.rank.mismatch": (
+        "The tensor's rank is not what r and rank_pattern say: upload the two files of one run."
+    ),
+    "adapter.rank.too_large": _SMALLER_RANK,
+    "adapter.tensor.dtype": "Save the factors as float32, float16 or bfloat16.",
+    "adapter.tensor.missing": "Save the whole adapter: every target needs its lora_A and lora_B.",
+    "adapter.tensor.name": "Use peft's own names of tensors, as save_pretrained writes them.",
+    "adapter.tensor.none": "The file is empty: save after training, from the model with adapters.",
+    "adapter.tensor.not_finite": (
+        "The training has diverged: lower the learning rate, clip gradients, or use an earlier"
+        " checkpoint."
+    ),
+    "adapter.tensor.not_targeted": (
+        "adapter_config.json excludes this module: upload the two files of one run."
+    ),
+    "adapter.tensor.shape": "Use peft's LoRA for linear layers: its factors have two dimensions.",
+    "adapter.tensor.unbound": (
+        "The base model has no such module: train on the registered base model, and adapt its"
+        " linear layers (q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj)."
+    ),
+    "adapter.unsupported": "Train without this feature: plain LoRA and rsLoRA are served.",
+    "adapter.unsupported.bias": "Train with bias='none'.",
+    "adapter.unsupported.corda": _INITIALISATION,
+    "adapter.unsupported.dora": (
+        "Train with use_dora=False. A DoRA update has full rank: it can be merged into a base model"
+        " of its own (merge_and_unload), not converted to LoRA."
+    ),
+    "adapter.unsupported.embedding_lora": "Leave embed_tokens out of target_modules.",
+    "adapter.unsupported.eva": _INITIALISATION,
+    "adapter.unsupported.experts": "Leave the experts' layers out of target_modules.",
+    "adapter.unsupported.fan_in_fan_out": "Train with fan_in_fan_out=False, for linear layers.",
+    "adapter.unsupported.full_embedding": (
+        "Train with the base model's own vocabulary (no resize_token_embeddings) and save with"
+        " save_embedding_layers=False."
+    ),
+    "adapter.unsupported.init_lora_weights": _INITIALISATION,
+    "adapter.unsupported.layer_replication": "Train without layer_replication, on all layers once.",
+    "adapter.unsupported.lm_head": "Leave lm_head out of target_modules.",
+    "adapter.unsupported.loftq": _INITIALISATION,
+    "adapter.unsupported.lora_bias": "Train with lora_bias=False.",
+    "adapter.unsupported.lora_ga": _INITIALISATION,
+    "adapter.unsupported.mica": _INITIALISATION,
+    "adapter.unsupported.modules_to_save": (
+        "Train without modules_to_save: only LoRA factors are served."
+    ),
+    "adapter.unsupported.olora": _INITIALISATION,
+    "adapter.unsupported.peft_type": "Train with LoraConfig: other methods are not served.",
+    "adapter.unsupported.pickle": "Save with save_pretrained(safe_serialization=True).",
+    "adapter.unsupported.pissa": _INITIALISATION,
+    "adapter.unsupported.target_parameters": "Name linear layers in target_modules instead.",
+    "adapter.unsupported.task_type": "Train with task_type='CAUSAL_LM'.",
+    "adapter.unsupported.auto_mapping": (
+        "Load the base with a ...ForCausalLM class of transformers; custom code is never imported."
+    ),
+    "adapter.unsupported.trainable_tokens": "Train without new or changed token embeddings.",
+    "adapter.unsupported.weight_tying": "Train with ensure_weight_tying=False.",
+}
+
+
+def hint_for(code: str) -> str:
+    """That of the code, else of the family it belongs to; empty for a code of no known family."""
+    while code:
+        if code in _HINTS:
+            return _HINTS[code]
+        code = code.rpartition(".")[0]
+    return ""
