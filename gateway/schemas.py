@@ -63,8 +63,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     return_token_ids: bool | None = None
     """Each choice also has `token_ids`, those of its text; streamed, the chunk's own."""
 
-    # accepted without effect
     user: str | None = None
+    """Whom a canary set gives the same version each time; else it goes by the API key."""
+
+    # accepted without effect
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
     store: bool | None = None
     service_tier: Literal["auto"] | None = None
