@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Protocol, TypeVar
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
 
 from memory.arena import Arena
+from memory.places import Stretch, cheapest_first, find_places
 from memory.runs import AdapterRuns, Run
 
 if TYPE_CHECKING:
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 MARGIN = 2.0
 """The other kind gives way only where it loses so many times less: or else two kinds of equal worth
 would take the same bytes from each other in turn."""
-
-T = TypeVar("T")
+LOOK_HOLDS = 32
+"""Shortages of pages that one look at what others would lose is good for."""
 
 
 class RunHolder(Protocol):
@@ -48,6 +48,9 @@ class MemoryBroker:
         self._runs = runs
         self._caches: dict[str, KVCache] = {}
         self._holders: list[RunHolder] = []
+        self._looks: dict[KVCache, tuple[int, float]] = {}
+        """For so many shortages of pages more, others are taken to lose at least so many seconds a
+        byte."""
 
     def add_cache(self, owner: str, cache: KVCache) -> None:
         self._caches[owner] = cache
@@ -63,21 +66,33 @@ class MemoryBroker:
         """Makes so many pages free in the cache's pool. False, and nothing is given up, if all that
         is idle does not suffice."""
         pool = cache.pool
-        if num_pages <= pool.num_free:
+        if num_pages <= pool.num_free or self._evict_own(cache, num_pages - pool.num_free):
             return True
         idle = self._idle_runs(with_awaited=True)
         costs = self._extents_for_pages(cache, idle)
         reach = pool.num_free + cache.num_cached + len(costs) * pool.pages_per_extent
         if num_pages > reach:
             return False
-        by_cost = _cheapest_first(costs.items(), lambda extent: self._exact_cost(extent, costs))
+        by_cost = cheapest_first(costs.items(), lambda extent: self._exact_cost(extent, costs))
         for cost, extent in by_cost:
-            cache.evict(num_pages - pool.num_free, cost / self._arena.extent_bytes)
+            cost_per_byte = cost / self._arena.extent_bytes
+            cache.evict(num_pages - pool.num_free, cost_per_byte)
             if num_pages <= pool.num_free:
+                self._looks[cache] = LOOK_HOLDS, cost_per_byte
                 return True
             self._clear(extent, idle)
         cache.evict(num_pages - pool.num_free)
+        self._looks[cache] = LOOK_HOLDS, math.inf
         return True
+
+    def _evict_own(self, cache: KVCache, num_pages: int) -> bool:
+        """As many idle pages as are missing, if they are cheaper than all that others had at the
+        last look. False: it is time to look again."""
+        uses_left, cost_per_byte = self._looks.get(cache, (0, 0.0))
+        if uses_left == 0 or num_pages > cache.num_cached:
+            return False
+        self._looks[cache] = uses_left - 1, cost_per_byte
+        return cache.evict(num_pages, cost_per_byte) == num_pages
 
     def allocate_run(self, num_bytes: int) -> Run | None:
         """A run of at least num_bytes, where it costs the least. None if no place can be
@@ -135,38 +150,34 @@ class MemoryBroker:
         num_idle_bytes = sum(run.num_bytes for run in idle)
         if runs.num_used_bytes - num_idle_bytes + num_bytes > runs.capacity_bytes:
             return False
-        places = list(_places(self._stretches(runs, idle), num_bytes))[::-1]  # from the high end
-        under_ceiling = [place for place in places if runs.is_allowed(*_span(place), num_bytes)]
-        lower = ((place, sum(stretch.cost_s for stretch in place)) for place in under_ceiling)
-        _, best = next(_cheapest_first(lower, self._cost_of_place), (0.0, None))
-        if best is not None:
-            taken = [stretch for stretch in best if not stretch.is_free]
-            for stretch in taken:
-                self._give_up(stretch, idle)
-            return bool(taken)
+        stretches = self._stretches(runs, idle)
+        places = dict(find_places(stretches, num_bytes))
+        by_cost = cheapest_first(
+            places.items(), lambda place: self._cost_of(stretches[slice(*place)])
+        )
+        for _, place in by_cost:
+            if runs.is_allowed(stretches[place[0]].start, stretches[place[1] - 1].end, num_bytes):
+                return self._give_up(stretches[slice(*place)], idle)
         if not places or not idle:
             return False
         least = min(idle, key=lambda run: (idle[run][0] / run.num_bytes, run.offset))
         idle[least][1].evict(least)
         return True
 
-    def _stretches(self, runs: AdapterRuns, idle: dict[Run, _Idle]) -> list[_Stretch]:
+    def _stretches(self, runs: AdapterRuns, idle: dict[Run, _Idle]) -> list[Stretch]:
         """All bytes that adapters could have, by place."""
         size = self._arena.extent_bytes
-        free = [
-            *runs.holes(),
-            *((r.start * size, r.stop * size) for r in self._arena.free_ranges()),
-        ]
-        stretches = [_Stretch(start, end) for start, end in free]
+        stretches = [Stretch(*hole) for hole in runs.holes()]
+        stretches += [Stretch(r.start * size, r.stop * size) for r in self._arena.free_ranges()]
         for run, (cost, _) in idle.items():
-            stretches.append(_Stretch(run.offset, run.offset + run.num_bytes, cost, run=run))
+            stretches.append(Stretch(run.offset, run.offset + run.num_bytes, cost, run=run))
         for cache in self._caches.values():
             for extent, cost in cache.drainable().items():
                 start = extent * size
-                stretches.append(_Stretch(start, start + size, MARGIN * cost, extent=extent))
+                stretches.append(Stretch(start, start + size, MARGIN * cost, extent=extent))
         return sorted(stretches, key=lambda stretch: stretch.start)
 
-    def _cost_of_place(self, place: tuple[_Stretch, ...]) -> float:
+    def _cost_of(self, place: list[Stretch]) -> float:
         extents = [stretch.extent for stretch in place if stretch.extent is not None]
         kv = sum(
             cache.drain_cost([e for e in extents if self._arena.kv_owner(e) == owner])
@@ -174,58 +185,14 @@ class MemoryBroker:
         )
         return MARGIN * kv + sum(stretch.cost_s for stretch in place if stretch.extent is None)
 
-    def _give_up(self, stretch: _Stretch, idle: dict[Run, _Idle]) -> None:
-        if stretch.run is not None:
-            idle[stretch.run][1].evict(stretch.run)
-        elif stretch.extent is not None:
-            self._clear(stretch.extent, idle)
+    def _give_up(self, place: list[Stretch], idle: dict[Run, _Idle]) -> bool:
+        """False if nobody has anything there."""
+        for stretch in place:
+            if stretch.run is not None:
+                idle[stretch.run][1].evict(stretch.run)
+            elif stretch.extent is not None:
+                self._clear(stretch.extent, idle)
+        return any(stretch.is_held for stretch in place)
 
 
 _Idle = tuple[float, RunHolder]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Stretch:
-    """Bytes start..end that are free, or would be if their holder gave them up."""
-
-    start: int
-    end: int
-    cost_s: float = 0.0
-    """What is lost with it; for KV in this extent alone, so at least that."""
-    run: Run | None = None
-    extent: int | None = None
-
-    @property
-    def is_free(self) -> bool:
-        return self.run is None and self.extent is None
-
-
-def _places(stretches: list[_Stretch], num_bytes: int) -> Iterator[tuple[_Stretch, ...]]:
-    """Every shortest row of adjacent stretches that is long enough."""
-    first = 0
-    for last, stretch in enumerate(stretches):
-        if last > 0 and stretches[last - 1].end != stretch.start:
-            first = last
-        while stretch.end - stretches[first].end >= num_bytes:
-            first += 1
-        if stretch.end - stretches[first].start >= num_bytes:
-            yield tuple(stretches[first : last + 1])
-
-
-def _span(place: tuple[_Stretch, ...]) -> tuple[int, int]:
-    return place[0].start, place[-1].end
-
-
-def _cheapest_first(
-    bounds: Iterable[tuple[T, float]], cost_of: Callable[[T], float]
-) -> Iterator[tuple[float, T]]:
-    """Items by cost, given a lower bound of each; the cost itself is asked for only of those whose
-    turn it may be."""
-    items = [(bound, False, order, item) for order, (item, bound) in enumerate(bounds)]
-    heapify(items)
-    while items:
-        cost, is_exact, order, item = heappop(items)
-        if is_exact:
-            yield cost, item
-        else:
-            heappush(items, (cost_of(item), True, order, item))

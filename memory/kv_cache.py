@@ -87,8 +87,8 @@ class KVCache:
     def drainable(self) -> dict[int, float]:
         """Extents that `drain` could free, with what the loss of the pages in them costs: seconds
         to compute them again, times their expected reuse."""
-        found = self.prefix_cache.drainable()
-        return {extent: reuse * self.page_cost_s for extent, reuse in found.items()}
+        cost = self.page_cost_s
+        return {extent: cost * reuse for extent, reuse in self.prefix_cache.drainable().items()}
 
     def drain_cost(self, extents: Iterable[int]) -> float:
         """The same for all that draining these together loses, pages after theirs included."""

@@ -141,10 +141,11 @@ class PrefixCache:
         """Extents whose used pages are all idle, with the expected reuse of those pages."""
         now = self._clock()
         chance = self._chance(now)
+        num_used_in = self._pool.num_used_in
         return {
             extent: chance * idle.reuse.expected(now) + idle.found_reuse.expected(now)
             for extent, idle in self._idle_in.items()
-            if len(idle.pages) == self._pool.num_used_in(extent)
+            if len(idle.pages) == num_used_in(extent)
         }
 
     def reuse_lost(self, extents: Iterable[int]) -> float:

@@ -24,6 +24,8 @@ class Reuse:
 
     def expected(self, now: float) -> float:
         """Uses to be expected in the time to come, if it is like the past."""
+        if self.count == 0.0:
+            return 0.0
         return self.count * 2.0 ** ((self.at_s - now) / HALF_LIFE_S)
 
     @property

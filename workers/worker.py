@@ -34,6 +34,8 @@ Progress = Callable[[str, int, int], None]
 """Called with what is loading, the bytes done and the bytes in all."""
 
 PAGES_PER_EXTENT = 8
+MAX_EXTENTS = 1024
+"""More of them only make every trade of memory slower."""
 
 
 class Worker:
@@ -48,10 +50,10 @@ class Worker:
         models = {
             name: self._load(name, digest, progress) for name, digest in config.models.items()
         }
-        extent_bytes = _extent_bytes([model.kv_layout.page_bytes for model in models.values()])
+        pages = [model.kv_layout.page_bytes for model in models.values()]
         self.arena = Arena(
             config.memory,
-            extent_bytes,
+            _extent_bytes(pages, config.memory),
             adapter_floor_bytes=config.adapter_memory_min,
             adapter_ceiling_bytes=config.adapter_memory_max,
         )
@@ -159,7 +161,7 @@ def _select_ops(config: WorkerConfig) -> Ops:
     return ops.registry.select(config.ops)
 
 
-def _extent_bytes(page_bytes: list[int]) -> int:
-    """Some pages of the largest model, in whole adapter units."""
-    wanted = PAGES_PER_EXTENT * max(page_bytes)
+def _extent_bytes(page_bytes: list[int], memory: int) -> int:
+    """Some pages of the largest model at least, in whole adapter units."""
+    wanted = max(PAGES_PER_EXTENT * max(page_bytes), memory // MAX_EXTENTS)
     return -(-wanted // UNIT_BYTES) * UNIT_BYTES
