@@ -1,12 +1,14 @@
 -- name: proving_claim
--- $1: gateway id; $2: digests of the base models that its workers serve; $3: how many at most.
+-- $1: gateway id; $2: digests of the base models that its workers serve; $3: how many at most. What a gateway had
+-- claimed that died is free at once.
 WITH due AS (
     SELECT p.tenant_id, p.name, p.version, v.digest, v.base_name, b.digest AS base_digest
     FROM version_proving p
     JOIN adapter_versions v USING (tenant_id, name, version)
     JOIN base_models b ON b.name = v.base_name
     WHERE v.state = 'proving' AND b.digest = ANY ($2::text[])
-        AND (p.claimed_until IS NULL OR p.claimed_until < now())
+        AND (p.claimed_until IS NULL OR p.claimed_until < now() OR p.claimed_by <> $1 AND NOT EXISTS (
+            SELECT FROM gateways g WHERE g.id = p.claimed_by AND g.seen_at > now() - interval '5 seconds'))
     ORDER BY v.created_at, v.tenant_id, v.name, v.version
     LIMIT $3 FOR UPDATE OF p SKIP LOCKED
 )

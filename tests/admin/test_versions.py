@@ -19,6 +19,7 @@ from tests.admin.lifecycle import (
     make_tenant,
     prove,
     prove_all,
+    report,
 )
 
 REFUSAL = {"code": "adapter.proof.mismatch", "field": "q_proj", "got": 1, "allowed": 0, "hint": ""}
@@ -101,6 +102,8 @@ async def test_two_gateways_never_claim_the_same_version(database: Database):
         tenant_id = await make_tenant(connection)
         for digit in "abcdef":
             await add(connection, tenant_id, digit)
+        for gateway in ("gw-1", "gw-2"):
+            await report(connection, gateway, 1, {})
     async with database.transaction() as one, database.transaction() as other:
         mine = await claim(one, "gw-1", 4)
         theirs = await claim(other, "gw-2", 4)
@@ -110,7 +113,18 @@ async def test_two_gateways_never_claim_the_same_version(database: Database):
         assert await claim(connection, "gw-3") == []
         await connection.execute("UPDATE version_proving SET claimed_until = now()")
         again = await claim(connection, "gw-3")
-    assert [(found.version, found.attempts) for found in again] == [(n, 2) for n in range(1, 7)]
+        assert [(found.version, found.attempts) for found in again] == [(n, 2) for n in range(1, 7)]
+
+
+async def test_the_claims_of_a_dead_gateway_are_free(database: Database):
+    async with database.transaction() as connection:
+        await add(connection, await make_tenant(connection), "a")
+        await report(connection, "gw-1", 1, {})
+        assert len(await claim(connection, "gw-1")) == 1
+        assert await claim(connection, "gw-2") == []
+        await report(connection, "gw-1", 1, {}, seconds_ago=6)
+        assert await claim(connection, "gw-1") == []
+        assert len(await claim(connection, "gw-2")) == 1
 
 
 async def test_a_claim_is_for_base_models_that_are_served(database: Database):
