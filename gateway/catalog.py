@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
+from admin.database import AdminError
 from admin.records import (
     Alias,
     ApiKey,
@@ -29,6 +30,9 @@ from workers.protocol import AdapterRef
 
 DEFAULT_ALIAS = "prod"
 NOTHING = ServingData()
+CATCH_UP_S = 1.0
+MAX_LOOKUPS = 2
+"""At a time, so that unknown names cannot keep the database from others."""
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -214,6 +218,9 @@ class Catalog:
         self._source = source
         self._view: CatalogView | None = None
         self._watchers: list[Callable[[CatalogView], None]] = []
+        self._next = asyncio.Event()
+        """Set by the next view, which brings a new one."""
+        self._lookups = asyncio.Semaphore(MAX_LOOKUPS)
         self.loaded = asyncio.Event()
 
     @property
@@ -228,6 +235,26 @@ class Catalog:
             raise Overloaded("The gateway is starting.")
         return self._view
 
+    async def resolve(self, tenant: Tenant, name: str, subject: str) -> Target:
+        """In the newest view, as it is when this returns. Raises ModelNotFound, Overloaded.
+
+        Before a name is called unknown, changes on their way are waited for: its owner may just
+        have been told that it is ready.
+        """
+        try:
+            return self.current.resolve(tenant, name, subject)
+        except ModelNotFound:
+            await self._catch_up()
+        return self.current.resolve(tenant, name, subject)
+
+    async def _catch_up(self) -> None:
+        with contextlib.suppress(AdminError, TimeoutError):
+            async with asyncio.timeout(CATCH_UP_S):
+                async with self._lookups:
+                    generation = await self._source.generation()
+                while self.current.generation < generation:
+                    await self._next.wait()
+
     def watch(self, callback: Callable[[CatalogView], None]) -> None:
         """Calls back with each new view, once it is the one that requests resolve in."""
         self._watchers.append(callback)
@@ -236,5 +263,7 @@ class Catalog:
         async for snapshot in self._source.snapshots():
             self._view = view = CatalogView(snapshot)
             self.loaded.set()
+            self._next.set()
+            self._next = asyncio.Event()
             for callback in self._watchers:
                 callback(view)

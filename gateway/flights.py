@@ -18,7 +18,7 @@ class Flights:
         """`<tenant id>/<name>/<version>` to how many; none that is zero."""
 
     def begin(self, target: Target) -> Flight:
-        """Must follow the resolving without an await: in between nobody would know of it."""
+        """Must follow the resolving at once: nobody would know of a request that waits between."""
         return Flight(self, target)
 
 

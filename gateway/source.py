@@ -20,6 +20,10 @@ LOAD_INTERVAL_S = 0.2
 
 
 class SnapshotSource(Protocol):
+    async def generation(self) -> int:
+        """Of what a snapshot would be taken from now. Raises AdminError if it cannot be found."""
+        ...
+
     def snapshots(self) -> AsyncIterator[CatalogSnapshot]:
         """The current one, then one after each change, for ever."""
         ...
@@ -34,6 +38,10 @@ class PostgresSource:
     def __init__(self, database: Database, poll_interval_s: float = POLL_INTERVAL_S) -> None:
         self._database = database
         self._poll_interval_s = poll_interval_s
+
+    async def generation(self) -> int:
+        async with self._database.acquire() as connection:
+            return await catalog_generation(connection)
 
     async def snapshots(self) -> AsyncIterator[CatalogSnapshot]:
         changed = asyncio.Event()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import msgspec
@@ -42,7 +42,7 @@ A = TypeVar("A", ChatCompletionRequest, CompletionRequest)
 async def create_chat_completion(request: GatewayRequest) -> GenerationResponse:
     """Answers a conversation, as one body or as a stream of server-sent events."""
     asked = decode_request(CHAT, await request.body())
-    with departing(request, asked) as flight:
+    async with departing(request, asked) as flight:
         call = await prepare(request, asked, flight.target, chat_prompts)
         default_tokens = request.gateway.config.default_chat_tokens
         return respond(request, call, flight, ChatFormat, "chatcmpl", default_tokens)
@@ -52,19 +52,19 @@ async def create_chat_completion(request: GatewayRequest) -> GenerationResponse:
 async def create_completion(request: GatewayRequest) -> GenerationResponse:
     """Continues one or many prompts, as one body or as a stream of server-sent events."""
     asked = decode_request(COMPLETION, await request.body())
-    with departing(request, asked) as flight:
+    async with departing(request, asked) as flight:
         call = await prepare(request, asked, flight.target, completion_prompts)
         default_tokens = request.gateway.config.default_completion_tokens
         return respond(request, call, flight, CompletionFormat, "cmpl", default_tokens)
 
 
-@contextmanager
-def departing(request: GatewayRequest, asked: Asked) -> Generator[Flight]:
+@asynccontextmanager
+async def departing(request: GatewayRequest, asked: Asked) -> AsyncGenerator[Flight]:
     """Resolves the model, once for the request. The flight ends here if it never gets to its
     response."""
     gateway, caller = request.gateway, request.user
     subject = asked.user or caller.key.id
-    target = gateway.catalog.current.resolve(caller.tenant, asked.model, subject)
+    target = await gateway.catalog.resolve(caller.tenant, asked.model, subject)
     flight = gateway.flights.begin(target)
     try:
         gateway.fleet.prefetch(target)

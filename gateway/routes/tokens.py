@@ -52,6 +52,6 @@ async def detokenize(request: GatewayRequest) -> DetokenizeResponse:
 
 
 async def _tokenizer(request: GatewayRequest, model: str) -> tuple[Target, ModelTokenizer]:
-    caller, view = request.user, request.gateway.catalog.current
-    target = view.resolve(caller.tenant, model, caller.key.id)
+    caller = request.user
+    target = await request.gateway.catalog.resolve(caller.tenant, model, caller.key.id)
     return target, await request.gateway.tokenizers.get(target.base.digest)

@@ -116,9 +116,14 @@ class FedSource:
 
     def __init__(self, first: CatalogSnapshot) -> None:
         self._queue: asyncio.Queue[CatalogSnapshot] = asyncio.Queue()
+        self._newest = first.generation
         self._queue.put_nowait(first)
 
+    async def generation(self) -> int:
+        return self._newest
+
     def feed(self, snapshot: CatalogSnapshot) -> None:
+        self._newest = snapshot.generation
         self._queue.put_nowait(snapshot)
 
     async def snapshots(self) -> AsyncIterator[CatalogSnapshot]:

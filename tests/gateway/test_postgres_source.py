@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from adapters.manifest import BaseModelShape
-from admin import models, tenants
+from admin import aliases, models, tenants
 from admin.database import Database
 from admin.records import TENANT_SCOPES, CatalogSnapshot, Tenant
 from gateway.auth import authenticate, authorize
@@ -17,6 +17,7 @@ from gateway.catalog import Catalog, CatalogView
 from gateway.errors import Unauthenticated
 from gateway.source import LOAD_INTERVAL_S, PostgresSource
 from tests.doubles import SIZES
+from tests.gateway.live import Live
 from tests.gateway.service import DIGEST, PEPPER
 from tests.postgres import fresh_database
 
@@ -81,6 +82,19 @@ async def test_many_changes_are_loaded_together(database: Database) -> None:
             await asyncio.sleep(0.01)
     assert len(snapshots) <= 3 + took_s / LOAD_INTERVAL_S
     following.cancel()
+
+
+async def test_what_was_just_made_ready_is_found_at_once(live: Live) -> None:
+    """Whoever was told that it is ready may call it, however many changes are on their way."""
+    await live.make_ready("a", "b")
+    async with live.worker, live.gateway() as served:
+        for i in range(8):
+            async with live.database.transaction() as connection:
+                alias = (live.tenant_id, "bot", f"a{i}")
+                await aliases.set_alias(connection, *alias, 1 + i % 2)
+            answer = await served.complete(f"bot@a{i}")
+            assert answer.headers["loraplex-adapter-version"] == str(1 + i % 2)
+            assert (await served.complete(f"bot@b{i}")).status_code == 404
 
 
 async def test_a_catalog_of_thousands_is_seen_within_a_second(database: Database) -> None:
