@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -128,3 +129,10 @@ def test_a_kill_in_the_middle_leaves_no_model(source: Path, tmp_path: Path) -> N
     store.sweep(max_age_s=-1)
     assert list(store.incoming.iterdir()) == []
     assert (store.model_folder(import_model(source, store)) / "model.safetensors").is_file()
+
+
+def test_a_disk_without_room_is_left_alone(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(OSError) as caught:
+        import_model(source, LocalStore(tmp_path, min_free_bytes=1 << 60))
+    assert caught.value.errno == errno.ENOSPC
+    assert not list((tmp_path / "models").iterdir())
