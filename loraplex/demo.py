@@ -25,27 +25,22 @@ def find_model() -> Path:
     return files[0]
 
 
-def push_adapters(api: Api) -> list[Version]:
-    """Uploads examples/adapters/<tenant>/<name>; what is there already stays as it is."""
-    return [
-        push(api, folder, {**_names(folder), "model": MODEL_NAME}, lambda _done, _total: None)
-        for folder in _folders()
-    ]
+def push_adapters(api: Api) -> list[tuple[str, Version]]:
+    """Uploads examples/adapters/<tenant>/<name>; what is there already stays as it is. Returns each
+    version with its tenant."""
+    pushed: list[tuple[str, Version]] = []
+    for folder in sorted(ADAPTERS.glob("*/*/")):
+        tenant, name = folder.parent.name, folder.name
+        if tenant in TENANTS:
+            fields = {"name": name, "tenant": tenant, "model": MODEL_NAME}
+            pushed.append((tenant, push(api, folder, fields, lambda _done, _total: None)))
+    return pushed
 
 
-def wait_adapters(api: Api, pushed: list[Version]) -> list[str]:
+def wait_adapters(api: Api, pushed: list[tuple[str, Version]]) -> list[str]:
     """Their names, once all can be served. Raises Refused if one cannot."""
     ready: list[str] = []
-    for folder, version in zip(_folders(), pushed, strict=True):
-        tenant = folder.parent.name
+    for tenant, version in pushed:
         wait_ready(api, version, tenant, lambda _detail: None)
-        ready.append(f"{tenant}/{folder.name}")
+        ready.append(f"{tenant}/{version['name']}")
     return ready
-
-
-def _folders() -> list[Path]:
-    return [folder for folder in sorted(ADAPTERS.glob("*/*/")) if folder.parent.name in TENANTS]
-
-
-def _names(folder: Path) -> dict[str, str]:
-    return {"name": folder.name, "tenant": folder.parent.name}

@@ -135,11 +135,11 @@ class Box:
         write_private(settings.home / "serve.json", json.dumps(where) + "\n")
         return keys
 
-    def _push_demo(self, keys: Keys) -> list[Version]:
+    def _push_demo(self, keys: Keys) -> list[tuple[str, Version]]:
         with Api(self._url, keys.admin) as api:
             return demo.push_adapters(api)
 
-    def _wait_demo(self, keys: Keys, pushed: list[Version]) -> None:
+    def _wait_demo(self, keys: Keys, pushed: list[tuple[str, Version]]) -> None:
         with Api(self._url, keys.admin) as api:
             for name in demo.wait_adapters(api, pushed):
                 tell(f"adapter {name}")
