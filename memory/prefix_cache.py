@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -13,6 +13,9 @@ from memory.errors import require
 from memory.pages import PagePool
 from memory.reuse import Reuse
 
+MAX_GONE = 1 << 14
+"""Evicted keys whose reuse is remembered."""
+
 
 @dataclass(eq=False, slots=True)
 class _Node:
@@ -20,7 +23,7 @@ class _Node:
     page: int
     parent: _Node | None
     reuse: Reuse
-    """How often it was found again; as long as it never was, that it was added."""
+    """How often it was asked for again; as long as it never was, that it was added."""
     was_found: bool = False
     children: set[_Node] = field(default_factory=set["_Node"])
     idle_order: int = 0
@@ -47,8 +50,9 @@ class PrefixCache:
     *idle* and may be evicted. Whoever holds a cached page holds all cached pages before it too, and
     releases them last page first: hence an idle page's descendants are idle.
 
-    The expected reuse of a page is how often it was found again of late; of one that never was, the
-    share of all pages that were.
+    The expected reuse of a page is how often it was asked for again of late; of one that never was,
+    the share of all pages that were. It outlives the page: one that is computed anew was asked for
+    again, and would have been found had there been room.
     """
 
     def __init__(self, pool: PagePool, clock: Callable[[], float]) -> None:
@@ -64,7 +68,9 @@ class PrefixCache:
         idle. Entries of nodes that are in use again or have gone idle anew are passed over."""
         self._orders = count(1)
         self._added, self._found = Reuse(), Reuse()
-        """Pages added, and pages found again for the first time."""
+        """Pages added, and pages asked for again for the first time."""
+        self._gone: OrderedDict[bytes, Reuse] = OrderedDict()
+        """Evicted keys, the longest gone first."""
 
     @property
     def num_pages(self) -> int:
@@ -168,8 +174,12 @@ class PrefixCache:
 
     def _add(self, key: bytes, page: int, parent: _Node | None) -> _Node:
         now = self._clock()
-        node = _Node(key, page, parent, Reuse(1.0, now))
         self._added.note(now)
+        node = _Node(key, page, parent, Reuse(1.0, now))
+        gone = self._gone.pop(key, None)
+        if gone is not None:
+            self._note_found(node, now)
+            node.reuse.note(now, gone.expected(now))
         self._pool.retain(page)
         self._nodes[key] = self._by_page[page] = node
         if parent is not None:
@@ -232,6 +242,9 @@ class PrefixCache:
         require(not node.children, f"page {node.page} is evicted before the pages after it")
         self._remove_idle(node, now)
         del self._nodes[node.key], self._by_page[node.page]
+        self._gone[node.key] = node.reuse if node.was_found else Reuse()
+        if len(self._gone) > MAX_GONE:
+            self._gone.popitem(last=False)
         self._pool.release(node.page)
         if node.parent is not None:
             node.parent.children.remove(node)

@@ -61,7 +61,8 @@ class SteppedExecutor(Executor):
 
 
 class House:
-    """Store, arena, clock and pool together. Adapter `i` has a rank of ranks[i]."""
+    """Store, arena, clock and pool together. Adapter `i` has a rank of ranks[i]. adapter_units:
+    floor and ceiling."""
 
     def __init__(
         self,
@@ -69,6 +70,7 @@ class House:
         ranks: list[int],
         *,
         num_units: int = 4,
+        adapter_units: tuple[int, int] | None = None,
         num_slots: int = 8,
         host_bytes: int = 1 << 24,
         executor: Executor | None = None,
@@ -77,7 +79,10 @@ class House:
         self.store = LocalStore(folder / "store")
         self.refs = [self.add(rank, seed) for seed, rank in enumerate(ranks)]
         self.ops = ReferenceOps()
-        self.map = Arena(num_units * UNIT_BYTES, UNIT_BYTES)
+        floor, ceiling = adapter_units or (0, num_units)
+        self.map = Arena(
+            num_units * UNIT_BYTES, UNIT_BYTES, floor * UNIT_BYTES, ceiling * UNIT_BYTES
+        )
         self.arena = torch.full((num_units * UNIT_BYTES,), 255, dtype=torch.uint8)
         self.runs = AdapterRuns(self.map)
         self.now = 0.0

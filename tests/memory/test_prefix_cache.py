@@ -122,6 +122,17 @@ def test_a_prefix_found_often_outlives_newer_ones() -> None:
     assert kv.evict(kv.num_cached - 1) and num_matched(kv, keys_of(20)) == 1
 
 
+def test_a_page_that_is_computed_anew_was_asked_for_again() -> None:
+    """Where memory is short a page may always leave before anybody comes back to it."""
+    kv = make_kv()
+    compute(kv, keys_of(1)).free()
+    assert kv.evict(1) == 1
+    for word in (1, 2, 3):
+        compute(kv, keys_of(word)).free()
+    assert kv.evict(2) == 2
+    assert num_matched(kv, keys_of(1)) == 1
+
+
 def test_a_match_that_is_given_back_at_once_is_no_use() -> None:
     """A sequence that waits for room looks for its prefix in every step."""
     kv = make_kv()
