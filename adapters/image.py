@@ -127,6 +127,8 @@ class ImageCache:
         path = self._path(digest)
         try:
             image = _read(path, digest, self._layout)
+            os.utime(path)
+            num_bytes = path.stat().st_size
         except FileNotFoundError:
             self._sizes.pop(digest, None)
             return None
@@ -134,7 +136,7 @@ class ImageCache:
             log.warning("a cached image is removed: %s", error)
             self.delete(digest)
             return None
-        os.utime(path)
+        self._sizes[digest] = num_bytes
         self._sizes.move_to_end(digest)
         return image
 

@@ -70,8 +70,8 @@ def pack(
     with files.weights.open("rb") as file:
         for module in bound.modules:
             at = (module.layer, module.projection)
-            a = _read(file, header.data_start, module.a)
-            b = _read(file, header.data_start, module.b) * module.scale
+            a = read_tensor(file, header.data_start, module.a)
+            b = read_tensor(file, header.data_start, module.b) * module.scale
             _place(image, int(tables.a_offset[at]), a, layout.dtype)
             _place(image, int(tables.b_offset[at]), b.T if layout.b_rank_major else b, layout.dtype)
     return tables, image
@@ -89,7 +89,7 @@ def _lay_out(modules: tuple[BoundModule, ...], layout: ImageLayout) -> tuple[Ima
     return tables, end
 
 
-def _read(file: BinaryIO, data_start: int, entry: TensorEntry) -> Tensor:
+def read_tensor(file: BinaryIO, data_start: int, entry: TensorEntry) -> Tensor:
     """float32, in the tensor's own shape."""
     begin, end = entry.data_offsets
     file.seek(data_start + begin)

@@ -23,6 +23,7 @@ from adapters.errors import AdapterUnavailable
 from adapters.image import AdapterImage
 from adapters.load_queue import Load, LoadQueue
 from adapters.loader import AdapterLoader
+from adapters.lora import ImageLayout
 from adapters.manifest import BaseModelShape
 from adapters.residency import AdapterLease, AdapterResidency, Entry, Tier
 from adapters.slots import Slots
@@ -114,9 +115,14 @@ class AdapterPool:
         """`poll` count at which so many bytes found no room on the device: not asked again then."""
 
     @property
-    def layout(self) -> str:
-        """Names the layout of its packed images."""
-        return self._loader.layout.version
+    def layout(self) -> ImageLayout:
+        """Of its packed images."""
+        return self._loader.layout
+
+    @property
+    def is_leased(self) -> bool:
+        """Somebody uses an adapter and will give it back."""
+        return any(entry.leases for entry in self._entries.values())
 
     @property
     def tables(self) -> AdapterTables:
@@ -151,6 +157,9 @@ class AdapterPool:
         Raises AdapterUnavailable when it could not be loaded; after a while a call tries again.
         """
         entry = self._entry(ref)
+        if entry.is_proved and ref.checksum not in ("", entry.proved):
+            message = f"the image of {ref.digest} is {entry.checksum}, not {ref.checksum}"
+            raise AdapterUnavailable("adapter.image.mismatch", message)
         if entry.slot is not None and entry.is_ready and not entry.is_wrong:
             entry.asked_at_poll = -2
             entry.leases += 1
@@ -260,11 +269,15 @@ class AdapterPool:
         self._runs.check_integrity()
 
     def _entry(self, ref: AdapterRef) -> Entry:
-        """An idle image that is not the proved one is dropped; one in use serves nobody new."""
+        """An idle image that is not the proved one is dropped; one in use serves nobody new.
+
+        Who claims another checksum is not heard while the proved image is here, or any on its way.
+        """
         entry = self._entries.get(ref.digest)
         if entry is None:
             entry = self._entries[ref.digest] = Entry(ref.digest, self._reuse(ref.digest))
-        entry.proved = ref.checksum or entry.proved
+        if ref.checksum not in ("", entry.proved) and not (entry.is_proved or entry.loading):
+            entry.proved, entry.failure = ref.checksum, None
         if entry.is_wrong and not entry.leases and entry.loading is None:
             self._set_image(entry, None)
             self._free_device(entry)
@@ -373,10 +386,7 @@ class AdapterPool:
             return
         self._faults.pop(entry.digest, None)
         entry.checksum = image.checksum
-        if entry.is_wrong:
-            self._set_image(entry, None)
-            self._free_device(entry)
-        elif entry.slot is not None and entry.run is not None:
+        if entry.slot is not None and entry.run is not None:
             self._set_image(entry, image)
             entry.max_rank = self._slots.write(entry.slot, image.tables, entry.run)
         else:

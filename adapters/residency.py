@@ -70,6 +70,12 @@ class Entry:
         return self.proved not in ("", self.checksum)
 
     @property
+    def is_proved(self) -> bool:
+        """What is here is what was proved."""
+        is_here = self.image is not None or self.slot is not None
+        return is_here and self.proved != "" and self.proved == self.checksum
+
+    @property
     def is_empty(self) -> bool:
         """Nothing is left of it but its file."""
         here = self.loading or self.image or self.failure or self.is_pinned

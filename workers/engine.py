@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Protocol
 
@@ -71,6 +71,7 @@ class Engine:
         self._end_tokens = end_tokens
         self._clock = clock
         self._sequences: dict[tuple[int, int], Sequence] = {}
+        self._kept: set[str] = set()
         self.num_generated_tokens = 0
         self.num_integrity_failures = 0
         self.is_stalled = True
@@ -160,6 +161,15 @@ class Engine:
         except IntegrityError:
             self.num_integrity_failures += 1
             log.exception("the memory of %s contradicts itself", self.info.name)
+
+    def keep(self, adapters: Iterable[AdapterRef]) -> None:
+        """Pins these adapters and no others."""
+        wanted = {adapter.digest: adapter for adapter in adapters}
+        for digest in self._kept - wanted.keys():
+            self._pool.unpin(digest)
+        for adapter in wanted.values():
+            self._pool.pin(adapter)
+        self._kept = set(wanted)
 
     def step(self) -> list[Event]:
         """Runs one step if anything fits; a step that fails fails its own sequences and no

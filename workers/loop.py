@@ -9,6 +9,7 @@ from queue import Empty, SimpleQueue
 from typing import assert_never
 
 from workers.engine import Engine, Event
+from workers.probe import CONNECTION, Prober, refuse_draining
 from workers.protocol import (
     Abort,
     Desired,
@@ -19,7 +20,6 @@ from workers.protocol import (
     ModelInfo,
     Prefetch,
     Probe,
-    ProbeResult,
     SequenceOutput,
     StepOutput,
     WorkerStatus,
@@ -43,12 +43,14 @@ class WorkerLoop:
         self,
         engines: dict[str, Engine],
         *,
+        prober: Prober,
         deliver: Callable[[Delivery], None],
-        status: Callable[[bool], WorkerStatus],
+        status: Callable[[bool, int], WorkerStatus],
         clock: Callable[[], float],
     ) -> None:
-        """status: what is, given whether the worker drains."""
+        """status: what is, given whether the worker drains and the generation it has."""
         self.engines = engines
+        self._prober = prober
         self._deliver = deliver
         self._status = status
         self._clock = clock
@@ -87,18 +89,15 @@ class WorkerLoop:
                 else:
                     engine.poll()
             self._emit(events)
+            self._deliver_some(self._prober.advance())
             self._report()
             self._check()
+        self._prober.close()
         self.is_ready = False
 
     def _receive(self) -> bool:
         """Takes all that has come; waits only when there is nothing to compute. False = stop."""
-        timeout = max(self._next_status_s - self._clock(), LOAD_POLL_S)
-        engines = self.engines.values()
-        if any(engine.has_work and not engine.is_stalled for engine in engines):
-            timeout = 0.0
-        elif any(engine.has_work or engine.is_loading for engine in engines):
-            timeout = LOAD_POLL_S
+        timeout = self._idle_s()
         try:
             command = self._inbox.get(block=timeout > 0.0, timeout=timeout or None)
             while command is not None:
@@ -107,6 +106,15 @@ class WorkerLoop:
         except Empty:
             return True
         return False
+
+    def _idle_s(self) -> float:
+        """How long there is nothing to do unless a command comes."""
+        engines = self.engines.values()
+        if any(engine.has_work and not engine.is_stalled for engine in engines):
+            return 0.0
+        if self.has_work or self._prober.has_work or any(engine.is_loading for engine in engines):
+            return LOAD_POLL_S
+        return max(self._next_status_s - self._clock(), LOAD_POLL_S)
 
     def _handle(self, connection: int, message: Command) -> None:
         match message:
@@ -118,23 +126,38 @@ class WorkerLoop:
             case Disconnected():
                 for engine in self.engines.values():
                     engine.abort_connection(connection)
+                self._prober.abort_connection(connection)
             case Prefetch(model=model, adapter=adapter):
                 if model in self.engines:
                     self.engines[model].prefetch(adapter)
-            case Probe(id=probe_id):
-                refused = ProbeResult(probe_id, error="adapter.probe.unavailable", is_final=False)
-                self._deliver([(connection, refused)])
-            case Desired(generation=generation):
-                self.generation = max(generation, self.generation)
+            case Probe():
+                self._probe(connection, message)
+            case Desired():
+                self._want(message)
             case Drain():
                 self.is_draining = True
+                self._deliver_some(self._prober.drain())
             case _:
                 assert_never(message)
 
     def _report(self) -> None:
         if self._clock() >= self._next_status_s:
             self._next_status_s = self._clock() + STATUS_PERIOD_S
-            self._deliver([(0, self._status(self.is_draining))])
+            self._deliver([(0, self._status(self.is_draining, self.generation))])
+
+    def _probe(self, connection: int, probe: Probe) -> None:
+        draining = refuse_draining(probe) if self.is_draining else None
+        refused = draining or self._prober.start(connection, probe)
+        if refused is not None:
+            self._deliver([(connection, refused)])
+
+    def _want(self, desired: Desired) -> None:
+        """Several gateways tell; the newest of what they told counts."""
+        if desired.generation <= self.generation:
+            return
+        self.generation = desired.generation
+        for digest, engine in self.engines.items():
+            engine.keep(pin.adapter for pin in desired.pins if pin.model == digest)
 
     def _check(self) -> None:
         if not self.has_work and self._clock() >= self._next_check_s:
@@ -157,10 +180,15 @@ class WorkerLoop:
         outputs: defaultdict[int, list[SequenceOutput]] = defaultdict(list)
         delivery: list[tuple[int, StepOutput | Failed]] = []
         for connection, event in events:
-            if isinstance(event, Failed):
+            if connection == CONNECTION:
+                self._prober.take((connection, event))
+            elif isinstance(event, Failed):
                 delivery.append((connection, event))
             else:
                 outputs[connection].append(event)
         delivery += [(connection, StepOutput(events)) for connection, events in outputs.items()]
+        self._deliver_some(delivery)
+
+    def _deliver_some(self, delivery: Delivery) -> None:
         if delivery:
             self._deliver(delivery)

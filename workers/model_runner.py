@@ -7,8 +7,9 @@ from time import perf_counter_ns
 import torch
 from torch import Tensor
 
+from adapters.residency import AdapterLease
 from memory.kv_cache import KVCache
-from ops.base import AdapterTables, KVCacheView, Ops
+from ops.base import AdapterTables, KVCacheView, LoRABatch, Ops, Site
 from workers.batch_builder import build_forward_batch, build_sampling_batch
 from workers.models.decoder import Decoder
 from workers.protocol import TokenLogprobs
@@ -57,6 +58,33 @@ class ModelRunner:
         result.forward_us = (computed - built) // 1000
         result.sample_us = (perf_counter_ns() - computed) // 1000
         return result
+
+    @torch.inference_mode()
+    def lora_deltas(
+        self, lease: AdapterLease, layer: int, inputs: list[tuple[Site, Tensor]]
+    ) -> list[Tensor]:
+        """What the leased adapter adds at sites of the layer, by the op and tables of `run`.
+
+        Shape: x [T, in] of each site, the same T -> y [T, sum(site.widths)], on the CPU. DType:
+        activation in, float32 out.
+        """
+        device, dtype = self._ops.device, self._view.layout.dtype
+        num_rows = len(inputs[0][1])
+        lora = LoRABatch(
+            arena=self._view.arena,
+            dtype=dtype,
+            tables=self._tables,
+            segment_start=torch.tensor([0, num_rows], dtype=torch.int32, device=device),
+            segment_slot=torch.tensor([lease.slot], dtype=torch.int32, device=device),
+            max_rank=lease.max_rank,
+        )
+        deltas: list[Tensor] = []
+        for site, x in inputs:
+            x = x.to(device, self._ops.activation_dtype(dtype))
+            y = torch.zeros(num_rows, sum(site.widths), dtype=x.dtype, device=device)
+            self._ops.add_lora(y, x, site, layer, lora)
+            deltas.append(y.float().cpu())
+        return deltas
 
     def _sample(self, sequences: list[Sequence], logits: Tensor, result: StepResult) -> None:
         wanted = [s.params.logprobs for s in sequences if s.params.logprobs is not None]

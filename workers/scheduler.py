@@ -146,7 +146,8 @@ class Scheduler:
                 continue
             if not self._has_room(sequence):
                 self._release(sequence)
-                if not self.running and not self._pool.is_loading:
+                is_alone = not (self.running or self._pool.is_loading or self._pool.is_leased)
+                if is_alone:
                     self._fail(
                         sequence, schedule, ErrorCode.OVERLOADED, "KV memory is held elsewhere"
                     )

@@ -18,10 +18,12 @@ from memory.kv_cache import KVCache
 from memory.runs import UNIT_BYTES, AdapterRuns
 from ops.base import Ops
 from workers.config import WorkerConfig
+from workers.effect import Examiner
 from workers.engine import Engine
 from workers.loop import WorkerLoop
 from workers.model_runner import ModelRunner
 from workers.models.decoder import Decoder
+from workers.probe import Prober, Target
 from workers.protocol import Generate, ModelInfo, SamplingParams, WorkerStatus
 from workers.scheduler import Scheduler
 from workers.server import Delivery
@@ -60,17 +62,24 @@ class Worker:
         self.memory = torch.empty(config.memory, dtype=torch.uint8, device=self.ops.device)
         self.runs = AdapterRuns(self.arena)
         self.broker = MemoryBroker(self.arena, self.runs)
-        self.engines = {
-            config.models[name]: self._build_engine(name, model) for name, model in models.items()
+        self.targets = {
+            config.models[name]: self._build(name, model) for name, model in models.items()
         }
+        self.engines = {digest: target.engine for digest, target in self.targets.items()}
         for engine in self.engines.values():
             warm_up(engine)
 
     def make_loop(self, deliver: Callable[[Delivery], None]) -> WorkerLoop:
         """The thread that runs the engines; `start` it once."""
-        return WorkerLoop(self.engines, deliver=deliver, status=self.status, clock=time.monotonic)
+        return WorkerLoop(
+            self.engines,
+            prober=Prober(self.targets, clock=time.monotonic),
+            deliver=deliver,
+            status=self.status,
+            clock=time.monotonic,
+        )
 
-    def status(self, draining: bool) -> WorkerStatus:
+    def status(self, draining: bool, generation: int) -> WorkerStatus:
         """What is, now. On the engine's thread only."""
         engines = self.engines.values()
         return WorkerStatus(
@@ -83,6 +92,7 @@ class Worker:
             settings=self.config.effective(),
             step=self.ring.num_steps,
             tokens_per_s=_tokens_per_s(self.ring),
+            generation=generation,
         )
 
     def _load(self, name: str, digest: str, progress: Progress) -> Decoder:
@@ -95,7 +105,7 @@ class Worker:
             progress=lambda done, total: progress(name, done, total),
         )
 
-    def _build_engine(self, name: str, model: Decoder) -> Engine:
+    def _build(self, name: str, model: Decoder) -> Target:
         config = self.config
         digest = config.models[name]
         kv = KVCache(self.arena, digest, model.kv_layout.page_bytes, broker=self.broker)
@@ -120,10 +130,11 @@ class Worker:
             max_num_seqs=config.max_num_seqs,
             max_batched_tokens=config.max_batched_tokens,
         )
-        return Engine(
-            ModelInfo(digest, name, model.max_model_len, pool.layout),
+        runner = ModelRunner(model, self.ops, self.memory, kv, buffer, pool.tables)
+        engine = Engine(
+            ModelInfo(digest, name, model.max_model_len, pool.layout.version),
             scheduler,
-            ModelRunner(model, self.ops, self.memory, kv, buffer, pool.tables),
+            runner,
             kv,
             pool,
             self.ring,
@@ -132,6 +143,9 @@ class Worker:
             end_tokens=frozenset(model.spec.eos_token_ids),
             clock=time.monotonic,
         )
+        folder = self.store.model_folder(digest)
+        examiner = Examiner(self.store, folder, model.spec, model.shape, pool.layout)
+        return Target(engine, pool, runner, examiner)
 
 
 def warm_up(engine: Engine) -> None:

@@ -260,7 +260,7 @@ def test_only_what_was_proved_serves(tmp_path: Path) -> None:
     house = House(tmp_path, [ONE_UNIT])
     proved = Ref(house.refs[0].digest, house.load(0).checksum)
     (path,) = (tmp_path / "cache").rglob("*.img")
-    cache = ImageCache(path.parents[1], house.pool.layout, 1 << 30)
+    cache = ImageCache(path.parents[1], house.pool.layout.version, 1 << 30)
     image = cache.load(proved.digest)
     assert image is not None
     other = House(tmp_path, [ONE_UNIT])
@@ -279,6 +279,29 @@ def test_only_what_was_proved_serves(tmp_path: Path) -> None:
     other.check()
 
 
+def test_a_false_checksum_hurts_only_who_claims_it(tmp_path: Path) -> None:
+    """Both are asked for in every step, as waiting sequences do."""
+    house = House(tmp_path, [ONE_UNIT])
+    lease = house.load(0)
+    digest = house.refs[0].digest
+    true, false = Ref(digest, lease.checksum), Ref(digest, "0" * 64)
+    for order in ((true, false), (false, true)):
+        other = House(tmp_path, [ONE_UNIT])
+        waiting, got = list(order), []
+        for _ in range(8):
+            for ref in list(waiting):
+                try:
+                    if (lease := other.pool.acquire(ref)) is not None:
+                        got.append(ref)
+                        waiting.remove(ref)
+                except AdapterUnavailable as error:
+                    assert ref is false and error.code == "adapter.image.mismatch"
+                    waiting.remove(ref)
+            other.settle_step()
+        assert got == [true] and not waiting
+        other.check()
+
+
 def test_a_load_under_way_is_not_taken_when_another_image_was_proved(tmp_path: Path) -> None:
     house = House(tmp_path, [ONE_UNIT])
     proved = Ref(house.refs[0].digest, "0" * 64)
@@ -289,7 +312,8 @@ def test_a_load_under_way_is_not_taken_when_another_image_was_proved(tmp_path: P
     assert house.runs.num_runs == 1, "the unproved image is being copied"
     assert house.pool.acquire(proved) is None
     house.settle()
-    assert house.on_device() == set() and house.pool.acquire(proved) is None
+    assert house.on_device() == {0} and house.pool.acquire(proved) is None
+    assert house.on_device() == set()
     house.settle()
     with pytest.raises(AdapterUnavailable) as caught:
         house.pool.acquire(proved)

@@ -69,8 +69,11 @@ class Driver:
                 self._take(message)
 
     def probe(self, number: int, model: str, adapter: AdapterRef) -> ProbeResult:
-        """Waits for the answer, taking what comes meanwhile."""
         self.loop.post(0, Probe(number, model, adapter))
+        return self.await_probe(number)
+
+    def await_probe(self, number: int) -> ProbeResult:
+        """Takes what else comes meanwhile."""
         while number not in self.probed:
             for _, message in self._deliveries.get(timeout=120):
                 self._take(message)

@@ -19,6 +19,7 @@ from memory.kv_cache import KVCache
 from tests.workers.simulator import END, VOCAB, FakeClock, SimulatedRunner, alone
 from workers.engine import Engine
 from workers.loop import INTEGRITY_PERIOD_S, WorkerLoop
+from workers.probe import Prober
 from workers.protocol import (
     Abort,
     AdapterRef,
@@ -58,6 +59,10 @@ class StubPool:
     asked: dict[str, int] = field(default_factory=dict)
     is_loading: bool = False
     num_evictions: int = 0
+
+    @property
+    def is_leased(self) -> bool:
+        return any(self.leases.values())
 
     def prefetch(self, ref: AdapterRef) -> None:
         self.asked.setdefault(ref.digest, self.delay_steps)
@@ -343,15 +348,35 @@ def test_a_load_is_dropped_when_the_last_that_waits_for_it_leaves() -> None:
     assert set(simulation.pool.slots) == {"other"}
 
 
+def test_a_sequence_waits_for_memory_that_a_lease_of_no_sequence_holds() -> None:
+    """A probe's: it comes back, so that the sequence is not refused."""
+    simulation = Simulation(num_pages=8)
+    lease = None
+    while lease is None:
+        lease = simulation.pool.acquire(AdapterRef("probed"))
+    held = simulation.kv.allocate(6)
+    assert held is not None
+    simulation.submit(generate(0, [1] * 50, 4))
+    assert simulation.engine.step() == []
+    lease.release()
+    simulation.kv.prefix_cache.release(held)
+    simulation.run()
+    assert 0 in simulation.finished and simulation.finished[0] in list(FinishReason)
+
+
 def test_an_idle_loop_finds_a_page_without_a_holder(caplog: pytest.LogCaptureFixture) -> None:
     simulation = Simulation()
     engine, reports = simulation.engine, SimpleQueue[int]()
 
-    def status(_: bool) -> Any:
+    def status(_: bool, __: int) -> Any:
         reports.put(engine.status().num_integrity_failures)
 
     loop = WorkerLoop(
-        {"model": engine}, deliver=lambda _: None, status=status, clock=simulation.clock
+        {"model": engine},
+        prober=Prober({}, clock=simulation.clock),
+        deliver=lambda _: None,
+        status=status,
+        clock=simulation.clock,
     )
     assert simulation.kv.allocate(1)
     thread = Thread(target=loop.run)

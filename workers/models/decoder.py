@@ -32,17 +32,17 @@ class DecoderLayer:
         prefix = f"model.layers.{layer}"
         self.attention = _load_attention(loader, spec, layer, rope)
         self.mlp = _load_mlp(loader, spec, layer)
-        post_attention = _load_norm(loader, spec, f"{prefix}.post_attention_layernorm")
+        post_attention = load_norm(loader, spec, f"{prefix}.post_attention_layernorm")
         self.post_attention_norm: RMSNorm | None = None
         self.post_mlp_norm: RMSNorm | None = None
         self.mlp_norm = post_attention
         if spec.post_norms:
             self.post_attention_norm = post_attention
-            self.mlp_norm = _load_norm(loader, spec, f"{prefix}.pre_feedforward_layernorm")
-            self.post_mlp_norm = _load_norm(loader, spec, f"{prefix}.post_feedforward_layernorm")
+            self.mlp_norm = load_norm(loader, spec, f"{prefix}.pre_feedforward_layernorm")
+            self.post_mlp_norm = load_norm(loader, spec, f"{prefix}.post_feedforward_layernorm")
         last = layer == spec.num_layers - 1
         following = "model.norm" if last else f"model.layers.{layer + 1}.input_layernorm"
-        self.following_norm = _load_norm(loader, spec, following)
+        self.following_norm = load_norm(loader, spec, following)
 
     def forward(self, x: Tensor, residual: Tensor, batch: ForwardBatch) -> Tensor:
         """x [T, K] is the norm of the residual [T, K], which is changed in place."""
@@ -71,11 +71,11 @@ class Decoder:
         self.shape = shape
         self.max_model_len = max_model_len
         self.kv_layout = KVLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype)
-        ropes = _rope_tables(spec, max_model_len, loader.ops.device)
+        ropes = rope_tables(spec, max_model_len, loader.ops.device)
         table = loader.table("model.embed_tokens.weight")
         head = "model.embed_tokens" if spec.tie_word_embeddings else "lm_head"
         self._embedding = Embedding(loader.ops, table, spec.embed_scale)
-        self._input_norm = _load_norm(loader, spec, "model.layers.0.input_layernorm")
+        self._input_norm = load_norm(loader, spec, "model.layers.0.input_layernorm")
         self._layers = [
             DecoderLayer(loader, spec, layer, ropes[layer_spec.rope])
             for layer, layer_spec in enumerate(spec.layers)
@@ -122,7 +122,7 @@ class Decoder:
         return self._head.forward(hidden)
 
 
-def _load_norm(loader: WeightLoader, spec: ModelSpec, module: str) -> RMSNorm:
+def load_norm(loader: WeightLoader, spec: ModelSpec, module: str) -> RMSNorm:
     return RMSNorm(loader.ops, loader.norm(module, spec.norm_offset), spec.rms_norm_eps)
 
 
@@ -166,7 +166,7 @@ def _load_mlp(loader: WeightLoader, spec: ModelSpec, layer: int) -> GatedMLP:
     )
 
 
-def _rope_tables(
+def rope_tables(
     spec: ModelSpec, num_positions: int, device: torch.device
 ) -> dict[RopeSpec, Tensor]:
     """One table for each distinct rope of the model's layers."""
