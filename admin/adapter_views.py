@@ -65,6 +65,8 @@ class VersionView(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     version: int
     state: AdapterState
+    served: bool
+    """Ready, and every live gateway knows it."""
     model: str | None
     digest: str | None
     max_rank: int | None
@@ -103,6 +105,7 @@ class VersionView(msgspec.Struct, frozen=True, kw_only=True):
             name=version.name,
             version=version.version,
             state=version.state,
+            served=version.served,
             model=version.base_name,
             digest=version.digest,
             max_rank=manifest.max_rank if manifest else None,

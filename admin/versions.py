@@ -38,6 +38,8 @@ class VersionDetails(AdapterVersion, frozen=True, kw_only=True):
     """Asked for by the upload and not pointed to it, or not yet."""
     uploaded_by: str | None = None
     """Id of the key."""
+    served: bool = False
+    """Every live gateway knows that it is ready."""
     retired_at: datetime | None = None
     attempts: int | None = None
     """How often somebody set out to prove it."""

@@ -45,11 +45,12 @@ def push(api: Api, folder: Path, fields: dict[str, Any], report: Progress) -> Ve
 def wait_ready(
     api: Api, version: Version, tenant: str | None, tell: Callable[[str], None]
 ) -> Version:
-    """The version once it is proved; `tell` hears what it waits for. Raises Refused if it is
-    rejected."""
+    """The version once requests can have it; `tell` hears what it waits for. Raises Refused if it
+    is rejected."""
     path, said = f"/admin/v1/adapters/{version['name']}/versions/{version['version']}", None
-    while version["state"] == "proving":
-        if (detail := version["proving"]["detail"]) != said:
+    while version["state"] == "proving" or (version["state"] == "ready" and not version["served"]):
+        detail = version["proving"]["detail"] if version["proving"] else "proved"
+        if detail != said:
             tell(said := detail)
         time.sleep(LOOK_S)
         version = api.get(path, tenant=tenant)

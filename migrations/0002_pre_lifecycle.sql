@@ -16,6 +16,7 @@ ALTER TABLE adapter_versions
     ADD COLUMN serving            jsonb NOT NULL DEFAULT '{}',
     ADD COLUMN wanted_alias       alias_name, -- pointed to the version when it is ready, then null
     ADD COLUMN uploaded_by        text,       -- key id
+    ADD COLUMN ready_generation   bigint,     -- a gateway at this generation serves it
     ADD COLUMN retired_at         timestamptz,
     ADD COLUMN retired_generation bigint;     -- a gateway at this generation starts nothing new with it
 
@@ -154,7 +155,8 @@ DECLARE
     made adapter_versions%ROWTYPE;
 BEGIN
     PERFORM generation FROM catalog_generation FOR UPDATE;
-    UPDATE adapter_versions SET state = 'ready'
+    -- A statement's own bump is not seen by itself, hence + 1; nobody sees the state between.
+    UPDATE adapter_versions SET state = 'ready', ready_generation = (SELECT generation + 1 FROM catalog_generation)
         WHERE (tenant_id, name, version) = (of_tenant, of_name, of_version) AND state = 'proving'
         RETURNING * INTO made;
     IF NOT FOUND THEN

@@ -121,7 +121,7 @@ class Stack:
             return answer.json()["key"]
 
     def push(self, folder: Path, name: str, tenant: str, **fields: str) -> dict[str, Any]:
-        """Uploads what peft saved in `folder`; returns the version when it is ready."""
+        """Uploads what peft saved in `folder`; returns the version when it is served."""
         with self.admin as admin:
             files = [
                 (part, (part, (folder / part).read_bytes()))
@@ -132,10 +132,10 @@ class Stack:
             assert answer.status_code in (200, 201), answer.text
             path = f"/adapters/{name}/versions/{answer.json()['version']}"
             deadline = time.monotonic() + START_TIMEOUT_S
-            while (made := admin.get(path, params={"tenant": tenant}).json())["state"] == "proving":
+            while not (made := admin.get(path, params={"tenant": tenant}).json())["served"]:
+                assert made["state"] in ("proving", "ready"), made
                 assert time.monotonic() < deadline, made
                 time.sleep(0.1)
-            assert made["state"] == "ready", made
             return made
 
     def openai(self, key: str, **options: Any) -> OpenAI:

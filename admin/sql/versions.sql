@@ -28,13 +28,19 @@ WHERE tenant_id = $1 AND name = $2 AND base_name = $3 AND digest = $4 AND servin
 
 -- name: version_list
 SELECT v.tenant_id, v.name, v.version, v.state, v.created_at, v.digest, v.base_name, v.manifest, v.error, v.serving,
-       v.wanted_alias, v.uploaded_by, v.retired_at, p.attempts, p.detail
+       v.wanted_alias, v.uploaded_by, v.retired_at, p.attempts, p.detail,
+       v.state = 'ready' AND NOT EXISTS (
+           SELECT FROM gateways g
+           WHERE g.generation < v.ready_generation AND g.seen_at > now() - interval '10 seconds') AS served
 FROM adapter_versions v LEFT JOIN version_proving p USING (tenant_id, name, version)
 WHERE v.tenant_id = $1 AND v.name = $2 ORDER BY v.version;
 
 -- name: version_find
 SELECT v.tenant_id, v.name, v.version, v.state, v.created_at, v.digest, v.base_name, v.manifest, v.error, v.serving,
-       v.wanted_alias, v.uploaded_by, v.retired_at, p.attempts, p.detail
+       v.wanted_alias, v.uploaded_by, v.retired_at, p.attempts, p.detail,
+       v.state = 'ready' AND NOT EXISTS (
+           SELECT FROM gateways g
+           WHERE g.generation < v.ready_generation AND g.seen_at > now() - interval '10 seconds') AS served
 FROM adapter_versions v LEFT JOIN version_proving p USING (tenant_id, name, version)
 WHERE v.tenant_id = $1 AND v.name = $2 AND v.version = $3;
 

@@ -56,6 +56,35 @@ async def test_an_upload_is_not_served_before_it_is_proved(database: Database):
     assert await prove_all(database) == 0
 
 
+async def test_a_version_is_served_when_every_live_gateway_knows_it(database: Database):
+    async with database.transaction() as connection:
+        tenant_id = await make_tenant(connection)
+        await make_ready(connection, tenant_id, "a")
+        before = await catalog_generation(connection)
+    async with database.acquire() as connection:
+        await report(connection, "gw-1", before, {})
+        await report(connection, "gw-2", before, {})
+        await report(connection, "dead", 1, {}, seconds_ago=11)
+
+    async def is_served(version: int) -> bool:
+        async with database.acquire() as connection:
+            return (await versions.find_version(connection, tenant_id, "bot", version)).served
+
+    assert await is_served(1)
+    async with database.transaction() as connection:
+        await add(connection, tenant_id, "b")
+    assert not await is_served(2)
+    await prove_all(database)
+    assert not await is_served(2)
+    async with database.acquire() as connection:
+        ready = await catalog_generation(connection)
+        await report(connection, "gw-1", ready, {})
+        assert not await is_served(2)
+        await report(connection, "gw-2", ready, {})
+    assert await is_served(2)
+    assert await is_served(1)
+
+
 async def test_what_was_proved_once_is_ready_at_once(database: Database):
     async with database.transaction() as connection:
         acme = await make_tenant(connection)
