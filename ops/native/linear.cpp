@@ -7,7 +7,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <type_traits>
 #include <vector>
 
 #include "parallel.h"
@@ -19,29 +18,42 @@ constexpr int PANEL = 48;
 constexpr int NV = 3;               // vectors in a tile's width
 constexpr int WIDTH = NV * LANES;   // columns of a tile
 constexpr int ROWS = LANES == 16 ? 8 : 4;
-constexpr int BLOCK = 128;          // k of a panel widened at once: 24 KiB of float32 stay in L1
-constexpr int WIDEN_ROWS = 3 * ROWS;  // from here on a widened panel is read often enough to pay
-constexpr int PREFETCH = 2048;        // bytes ahead; a panel is one stream through memory
+constexpr int BLOCK = 128;          // k of a panel at a time: 24 KiB of float32 stay in L1
+constexpr int LINE = 64;            // bytes of a cache line
+constexpr int LINES = (WIDTH * 4 + LINE - 1) / LINE;  // that one step of a tile reads
+constexpr int PREFETCH = 4096;      // bytes ahead where a panel is one stream through memory
 
 static_assert(PANEL % WIDTH == 0);
 
 const float NO_BIAS[PANEL] = {};
 
+// Where a tile's sums come from or go to; stride 0 = every row the same (the bias).
+template <class T>
+struct Sums {
+    T* at;
+    int64_t stride;
+
+    Sums right(int64_t columns) const { return {at + columns, stride}; }
+    Sums down(int64_t rows) const { return {at + rows * stride, stride}; }
+};
+
+typedef Sums<const float> From;
+typedef Sums<float> To;
+
 template <int R>
-inline void start(F (&acc)[R][NV], const float* bias, const float* y, int64_t stride) {
+inline void start(F (&acc)[R][NV], From from) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 3
-        for (int v = 0; v < NV; v++)
-            acc[r][v] = bias ? load(bias + v * LANES) : load(y + r * stride + v * LANES);
+        for (int v = 0; v < NV; v++) acc[r][v] = load(from.at + r * from.stride + v * LANES);
 }
 
 template <int R>
-inline void finish(F (&acc)[R][NV], float* y, int64_t stride) {
+inline void finish(F (&acc)[R][NV], To to) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 3
-        for (int v = 0; v < NV; v++) store(y + r * stride + v * LANES, acc[r][v]);
+        for (int v = 0; v < NV; v++) store(to.at + r * to.stride + v * LANES, acc[r][v]);
 }
 
 template <int R>
@@ -54,38 +66,44 @@ inline void multiply_add(F (&acc)[R][NV], const float* x, int64_t stride, const 
     }
 }
 
-// Where the weights of the near future lie: each step of a tile fetches `step` bytes on.
+// The weights of the near future: each step of a tile fetches LINES lines, `step` bytes further on.
 struct Ahead {
     const char* begin;
     int64_t step;
+
+    void fetch(int64_t i) const {
+#pragma GCC unroll 8
+        for (int line = 0; line < LINES; line++)
+            __builtin_prefetch(begin + i * step + line * LINE);
+    }
 };
 
 // float32 weights [depth][PANEL]
 template <int R>
-void tile(const float* x, int64_t x_stride, const float* w, int64_t depth, Ahead ahead,
-          const float* bias, float* y, int64_t y_stride) {
+void tile(const float* x, int64_t x_stride, const float* w, int64_t depth, Ahead ahead, From from,
+          To to) {
     F acc[R][NV];
-    start<R>(acc, bias, y, y_stride);
+    start<R>(acc, from);
     for (int64_t k = 0; k < depth; k++) {
         F column[NV];
-        __builtin_prefetch(ahead.begin + k * ahead.step);
+        ahead.fetch(k);
 #pragma GCC unroll 3
         for (int v = 0; v < NV; v++) column[v] = load(w + k * PANEL + v * LANES);
         multiply_add<R>(acc, x + k, x_stride, column);
     }
-    finish<R>(acc, y, y_stride);
+    finish<R>(acc, to);
 }
 
 // bfloat16 pairs [depth / 2][PANEL], widened on the way
 template <int R>
 void tile(const float* x, int64_t x_stride, const uint32_t* w, int64_t depth, Ahead ahead,
-          const float* bias, float* y, int64_t y_stride) {
+          From from, To to) {
     F acc[R][NV];
-    start<R>(acc, bias, y, y_stride);
+    start<R>(acc, from);
     for (int64_t k = 0; k < depth; k += 2) {
         F low[NV], high[NV];
         const uint32_t* pair = w + k / 2 * PANEL;
-        __builtin_prefetch(ahead.begin + k * ahead.step);
+        ahead.fetch(k / 2);
 #pragma GCC unroll 3
         for (int v = 0; v < NV; v++) {
             const U bits = load(pair + v * LANES);
@@ -95,7 +113,7 @@ void tile(const float* x, int64_t x_stride, const uint32_t* w, int64_t depth, Ah
         multiply_add<R>(acc, x + k, x_stride, low);
         if (k + 1 < depth) multiply_add<R>(acc, x + k + 1, x_stride, high);
     }
-    finish<R>(acc, y, y_stride);
+    finish<R>(acc, to);
 }
 
 #ifdef PAIR_DOT
@@ -111,12 +129,12 @@ inline F pair_dot(F acc, U a, U w) {
 
 template <int R>
 void tile(const uint32_t* x, int64_t x_stride, const uint32_t* w, int64_t depth, Ahead ahead,
-          const float* bias, float* y, int64_t y_stride) {
+          From from, To to) {
     F acc[R][NV];
-    start<R>(acc, bias, y, y_stride);
+    start<R>(acc, from);
     for (int64_t k = 0; k < (depth + 1) / 2; k++) {
         U column[NV];
-        __builtin_prefetch(ahead.begin + 2 * k * ahead.step);
+        ahead.fetch(k);
 #pragma GCC unroll 3
         for (int v = 0; v < NV; v++) column[v] = load(w + k * PANEL + v * LANES);
 #pragma GCC unroll 8
@@ -126,68 +144,81 @@ void tile(const uint32_t* x, int64_t x_stride, const uint32_t* w, int64_t depth,
             for (int v = 0; v < NV; v++) acc[r][v] = pair_dot(acc[r][v], a, column[v]);
         }
     }
-    finish<R>(acc, y, y_stride);
+    finish<R>(acc, to);
 }
 #endif
 
 template <class X, class W>
-void tile_rows(int64_t rows, const X* x, int64_t x_stride, const W* w, int64_t depth,
-               Ahead ahead, const float* bias, float* y, int64_t y_stride) {
+void tile_rows(int64_t rows, const X* x, int64_t x_stride, const W* w, int64_t depth, Ahead ahead,
+               From from, To to) {
     switch (rows) {
-        case 1: return tile<1>(x, x_stride, w, depth, ahead, bias, y, y_stride);
-        case 2: return tile<2>(x, x_stride, w, depth, ahead, bias, y, y_stride);
-        case 3: return tile<3>(x, x_stride, w, depth, ahead, bias, y, y_stride);
-        case 4: return tile<4>(x, x_stride, w, depth, ahead, bias, y, y_stride);
-        case 5: return tile<5>(x, x_stride, w, depth, ahead, bias, y, y_stride);
-        case 6: return tile<6>(x, x_stride, w, depth, ahead, bias, y, y_stride);
-        case 7: return tile<7>(x, x_stride, w, depth, ahead, bias, y, y_stride);
-        case 8: return tile<8>(x, x_stride, w, depth, ahead, bias, y, y_stride);
+        case 1: return tile<1>(x, x_stride, w, depth, ahead, from, to);
+        case 2: return tile<2>(x, x_stride, w, depth, ahead, from, to);
+        case 3: return tile<3>(x, x_stride, w, depth, ahead, from, to);
+        case 4: return tile<4>(x, x_stride, w, depth, ahead, from, to);
+        case 5: return tile<5>(x, x_stride, w, depth, ahead, from, to);
+        case 6: return tile<6>(x, x_stride, w, depth, ahead, from, to);
+        case 7: return tile<7>(x, x_stride, w, depth, ahead, from, to);
+        case 8: return tile<8>(x, x_stride, w, depth, ahead, from, to);
     }
 }
 
-// All rows against `depth` of a panel, while `next_bytes` at `next` are fetched; rows are cut evenly,
-// so that no block is left with one or two.
+// Elements of a row that hold k of them: bfloat16 come in pairs.
+inline int64_t words(const float*, int64_t k) { return k; }
+inline int64_t words(const uint32_t*, int64_t k) { return ceil_div(k, 2); }
+
+// A tile's rows against a panel that comes from memory.
 template <class X, class W>
-void multiply(int64_t rows, const X* x, int64_t x_stride, const W* w, int64_t depth,
-              const char* next, int64_t next_bytes, const float* bias, float* y, int64_t y_stride) {
-    const int64_t blocks = ceil_div(rows, ROWS), calls = blocks * (PANEL / WIDTH);
-    const int64_t step = ceil_div(next_bytes, calls * depth);
-    for (int64_t b = 0, row = 0, call = 0; b < blocks; b++) {
-        const int64_t count = (rows - row) / (blocks - b);
-        for (int c = 0; c < PANEL; c += WIDTH, call++)
-            tile_rows(count, x + row * x_stride, x_stride, w + c, depth,
-                      Ahead{next + call * depth * step, step}, bias ? bias + c : nullptr,
-                      y + row * y_stride + c, y_stride);
-        row += count;
-    }
+void multiply_stream(int64_t rows, const X* x, int64_t x_stride, const W* w, int64_t depth,
+                     From from, To to) {
+    for (int c = 0; c < PANEL; c += WIDTH)
+        tile_rows(rows, x, x_stride, w + c, depth,
+                  Ahead{(const char*)(w + c) + PREFETCH, PANEL * sizeof(W)}, from.right(c),
+                  to.right(c));
 }
 
-inline const float* widen(const float* w, int64_t k, int64_t, float*) { return w + k * PANEL; }
-
-inline const float* widen(const uint32_t* w, int64_t k, int64_t depth, float* wide) {
-    for (int64_t i = 0; i < depth; i += 2)
+// Float rows want float weights; others take them as they are.
+inline const float* widen(const float*, const float* w, int64_t, float*) { return w; }
+inline const uint32_t* widen(const uint32_t*, const uint32_t* w, int64_t, float*) { return w; }
+inline const float* widen(const float*, const uint32_t* w, int64_t depth, float* wide) {
+    for (int64_t k = 0; k < depth; k += 2)
         for (int c = 0; c < PANEL; c += LANES) {
-            const U bits = load(w + (k + i) / 2 * PANEL + c);
-            store(wide + i * PANEL + c, (F)(bits << 16));
-            store(wide + (i + 1) * PANEL + c, (F)(bits & 0xffff0000u));
+            const U bits = load(w + k / 2 * PANEL + c);
+            store(wide + k * PANEL + c, (F)(bits << 16));
+            store(wide + (k + 1) * PANEL + c, (F)(bits & 0xffff0000u));
         }
     return wide;
 }
 
-inline const void* at(const float* w, int64_t k) { return w + k * PANEL; }
-inline const void* at(const uint32_t* w, int64_t k) { return w + k / 2 * PANEL; }
-
-// Many rows against a whole panel, a BLOCK of k at a time.
-template <class W>
-void multiply_blocked(int64_t rows, const float* x, const W* w, int64_t depth, const float* bias,
-                      float* y, int64_t y_stride) {
+// Many rows against a panel, a BLOCK of k at a time, while the next block is fetched.
+// NOTE: sums rest in `scratch`, not in y, where with a power of two of columns they would share few
+// sets of the cache.
+template <class X, class W>
+void multiply_blocks(int64_t rows, const X* x, int64_t x_stride, const W* w, int64_t depth,
+                     From from, To to) {
+    static thread_local std::vector<float> scratch;
+    scratch.resize(rows * PANEL);
+    const To rest{scratch.data(), PANEL};
     alignas(64) float wide[BLOCK * PANEL];
+    const int64_t blocks = ceil_div(rows, ROWS), calls = blocks * (PANEL / WIDTH);
     for (int64_t k = 0; k < depth; k += BLOCK) {
         const int64_t part = std::min<int64_t>(BLOCK, depth - k);
-        const char* next = (const char*)at(w, k + BLOCK);
-        const int64_t next_bytes = (const char*)at(w, k + 2 * BLOCK) - next;
-        multiply(rows, x + k, depth, widen(w, k, part, wide), part, next, next_bytes,
-                 k ? nullptr : bias, y, y_stride);
+        const W* block = w + words(w, k) * PANEL;
+        const char* next = (const char*)(block + words(w, part) * PANEL);
+        const int64_t bytes = words(w, BLOCK) * PANEL * sizeof(W);
+        const auto* ready = widen(x, block, part, wide);
+        const X* x_part = x + words(x, k);
+        const To out = k + BLOCK < depth ? rest : to;
+        // Rows are cut evenly, so that no tile is left with one or two.
+        for (int64_t b = 0, row = 0, call = 0; b < blocks; b++) {
+            const int64_t count = (rows - row) / (blocks - b);
+            for (int c = 0; c < PANEL; c += WIDTH, call++)
+                tile_rows(count, x_part + row * x_stride, x_stride, ready + c, part,
+                          Ahead{next + call * bytes / calls, bytes / (calls * part)},
+                          from.down(row).right(c), out.down(row).right(c));
+            row += count;
+        }
+        from = {rest.at, rest.stride};
     }
 }
 
@@ -195,28 +226,24 @@ void multiply_blocked(int64_t rows, const float* x, const W* w, int64_t depth, c
 template <class X, class W>
 void panel(const X* x, int64_t x_stride, int64_t rows, int64_t depth, const W* w, const float* bias,
            float* y, int64_t columns, int64_t width) {
-    const bool blocked = std::is_same_v<X, float> && rows >= WIDEN_ROWS;
-    // NOTE: sums that go back and forth to y would, with a power of two of columns, share few sets
-    // of the cache.
-    static thread_local std::vector<float> scratch;
-    const bool apart = blocked || width < PANEL;
-    if (apart) scratch.resize(rows * PANEL);
-    float* out = apart ? scratch.data() : y;
-    const int64_t stride = apart ? PANEL : columns;
-    if constexpr (std::is_same_v<X, float>) {
-        if (blocked) multiply_blocked(rows, x, w, depth, bias, out, stride);
+    static thread_local std::vector<float> whole;
+    To to{y, columns};
+    if (width < PANEL) {
+        whole.resize(rows * PANEL);
+        to = {whole.data(), PANEL};
     }
-    if (!blocked)
-        multiply(rows, x, x_stride, w, depth, (const char*)w + PREFETCH,
-                 (const char*)at(w, depth) - (const char*)w, bias, out, stride);
-    if (apart)
+    if (rows <= ROWS)
+        multiply_stream(rows, x, x_stride, w, depth, From{bias, 0}, to);
+    else
+        multiply_blocks(rows, x, x_stride, w, depth, From{bias, 0}, to);
+    if (width < PANEL)
         for (int64_t r = 0; r < rows; r++)
-            std::copy_n(out + r * PANEL, width, y + r * columns);
+            std::copy_n(whole.data() + r * PANEL, width, y + r * columns);
 }
 
 template <class X, class W>
 void linear(const X* x, int64_t x_stride, int64_t rows, int64_t depth, const W* weight,
-            int64_t panel_size, const float* bias, int64_t columns, float* y) {
+            const float* bias, int64_t columns, float* y) {
     const int64_t panels = ceil_div(columns, PANEL);
     const int threads = team(rows * depth * columns);
     // Rows are cut, too, where there are too few panels to go round.
@@ -227,7 +254,7 @@ void linear(const X* x, int64_t x_stride, int64_t rows, int64_t depth, const W* 
         for (int64_t c = 0; c < cuts; c++) {
             const int64_t row = c * cut, count = std::min(cut, rows - row);
             if (count > 0)
-                panel(x + row * x_stride, x_stride, count, depth, weight + p * panel_size,
+                panel(x + row * x_stride, x_stride, count, depth, weight + p * words(weight, depth) * PANEL,
                       bias ? bias + p * PANEL : NO_BIAS, y + row * columns + p * PANEL, columns,
                       std::min<int64_t>(PANEL, columns - p * PANEL));
         }
@@ -293,14 +320,14 @@ EXPORT void linear(const float* x, int64_t rows, int64_t depth, const void* weig
                    const float* bias, int64_t columns, float* y) {
     if (rows == 0) return;
     if (!is_bf16)
-        return linear(x, depth, rows, depth, (const float*)weight, depth * PANEL, bias, columns, y);
+        return linear(x, depth, rows, depth, (const float*)weight, bias, columns, y);
     const int64_t half = ceil_div(depth, 2);
 #ifdef PAIR_DOT
     static thread_local std::vector<uint32_t> pairs;
     pairs.resize(rows * half);
     to_pairs(x, rows, depth, (bf16*)pairs.data());
-    linear(pairs.data(), half, rows, depth, (const uint32_t*)weight, half * PANEL, bias, columns, y);
+    linear(pairs.data(), half, rows, depth, (const uint32_t*)weight, bias, columns, y);
 #else
-    linear(x, depth, rows, depth, (const uint32_t*)weight, half * PANEL, bias, columns, y);
+    linear(x, depth, rows, depth, (const uint32_t*)weight, bias, columns, y);
 #endif
 }
