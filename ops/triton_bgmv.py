@@ -1,0 +1,125 @@
+"""The row form of segmented LoRA, for steps where an adapter has one row or two.
+
+A matrix tile would be 15/16 padding there; these kernels multiply and add, and are bound by the
+bytes of A and B either way. The signature is that of the matrix form.
+"""
+
+# A jitted function's results are tensors.
+# pyright: reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ops.triton_blocks import group_of_row
+from ops.triton_sgmv import column_tile, load_b, load_planes
+
+
+@triton.jit
+def shrink_rows(
+    x,
+    arena,
+    planes,
+    segment_start,
+    segment_slot,
+    num_segments,
+    ranks,
+    first_entry,
+    slot_entries,
+    a_offset,
+    num_rows,
+    depth,
+    PROJECTIONS: tl.constexpr,
+    RANKS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    SPLIT: tl.constexpr,
+    STEP: tl.constexpr,
+    ALIGN: tl.constexpr,
+):
+    """planes[split][row, projection, ranks] = A x over this split's part of the sum."""
+    RANK_TILES: tl.constexpr = RANKS // COLUMNS
+    row, split = tl.program_id(0), tl.program_id(2)
+    projection, rank_tile = tl.program_id(1) // RANK_TILES, tl.program_id(1) % RANK_TILES
+    segment = group_of_row(segment_start, num_segments, row)
+    slot = tl.load(segment_slot + segment)
+    if (row >= tl.load(segment_start + segment + 1)) | (slot < 0):
+        return
+    entry = slot.to(tl.int64) * slot_entries + first_entry + projection
+    rank = tl.load(ranks + entry)
+    if rank_tile * COLUMNS >= rank:
+        return
+
+    column = rank_tile * COLUMNS + tl.arange(0, COLUMNS)
+    in_rank = column < rank
+    a = arena + tl.load(a_offset + entry) // ALIGN * STEP + column.to(tl.int64) * depth
+    result = tl.zeros((COLUMNS,), tl.float32)
+    share = tl.cdiv(tl.cdiv(depth, DEPTH), SPLIT) * DEPTH
+    for at in range(split * share, tl.minimum((split + 1) * share, depth), DEPTH):
+        lane = at + tl.arange(0, DEPTH)
+        known = lane < depth
+        value = tl.load(x + row.to(tl.int64) * depth + lane, mask=known, other=0).to(tl.float32)
+        wanted = in_rank[:, None] & known[None, :]
+        factor = tl.load(a[:, None] + lane[None, :], mask=wanted, other=0)
+        factor = tl.where(wanted, factor, 0).to(tl.float32)
+        result += tl.sum(factor * value[None, :], axis=1)
+    at_row = (split * num_rows + row.to(tl.int64)) * PROJECTIONS + projection
+    tl.store(planes + at_row * RANKS + column, result, mask=in_rank)
+
+
+@triton.jit
+def expand_rows(
+    y,
+    arena,
+    planes,
+    segment_start,
+    segment_slot,
+    num_segments,
+    ranks,
+    first_entry,
+    slot_entries,
+    b_offset,
+    num_rows,
+    width0,
+    width1,
+    width2,
+    PROJECTIONS: tl.constexpr,
+    RANKS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    SPLIT: tl.constexpr,
+    STEP: tl.constexpr,
+    ALIGN: tl.constexpr,
+):
+    """y[row, columns] += B (sum of planes), for one tile of one projection's columns."""
+    row = tl.program_id(0)
+    projection, width, first_column, tile = column_tile(
+        tl.program_id(1), width0, width1, width2, COLUMNS
+    )
+    segment = group_of_row(segment_start, num_segments, row)
+    slot = tl.load(segment_slot + segment)
+    if (row >= tl.load(segment_start + segment + 1)) | (slot < 0):
+        return
+    entry = slot.to(tl.int64) * slot_entries + first_entry + projection
+    rank = tl.load(ranks + entry)
+    if rank == 0:
+        return
+
+    column = tile * COLUMNS + tl.arange(0, COLUMNS)
+    in_width = column < width
+    b = arena + tl.load(b_offset + entry) // ALIGN * STEP
+    to = y + row.to(tl.int64) * (width0 + width1 + width2) + first_column + column
+    base = tl.load(to, mask=in_width, other=0)
+    stride = num_rows * PROJECTIONS * RANKS
+    plane = planes + (row.to(tl.int64) * PROJECTIONS + projection) * RANKS
+    result = tl.zeros((COLUMNS,), tl.float32)
+    for at in range(0, rank, DEPTH):
+        lane = at + tl.arange(0, DEPTH)
+        value = load_planes(plane, lane, lane >= 0, rank, stride, SPLIT)
+        factor = load_b(b, column[:, None], lane[None, :], in_width[:, None], rank)
+        factor = factor.to(tl.float32)
+        result += tl.sum(factor * value[None, :], axis=1)
+    tl.store(to, (base.to(tl.float32) + result).to(base.dtype), mask=in_width)

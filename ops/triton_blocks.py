@@ -1,0 +1,40 @@
+"""How a program finds its work when only the device knows how the rows are divided.
+
+The rows of a step are cut into groups (sequences, segments), and groups into blocks of B rows. A
+grid of `T // B + N` blocks holds any division of T rows into N groups: group n owns the blocks
+from `start[n] // B + n` on, at least as many as it needs, and a block past its group's end does
+nothing. So a captured graph replays with fewer groups, more, or none, up to its capacity, and no
+table of blocks has to be built or uploaded.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def group_of_block(start, num_groups, block, ROWS: tl.constexpr):
+    """The group n that owns a block: the last whose `start[n] // ROWS + n` is not above it.
+
+    One load and one sum for up to 128 groups, which costs less than a search's dependent loads.
+    """
+    count = 0
+    for first in range(0, num_groups, 128):
+        group = first + tl.arange(0, 128)
+        known = group < num_groups
+        begin = tl.load(start + group, mask=known, other=0)
+        count += tl.sum((known & (begin // ROWS + group <= block)).to(tl.int32), axis=0)
+    return count - 1
+
+
+@triton.jit
+def group_of_row(start, num_groups, row):
+    """The last group that begins at the row or before; groups without rows come before it."""
+    count = 0
+    for first in range(0, num_groups, 128):
+        group = first + tl.arange(0, 128)
+        known = group < num_groups
+        begin = tl.load(start + group, mask=known, other=0)
+        count += tl.sum((known & (begin <= row)).to(tl.int32), axis=0)
+    return count - 1

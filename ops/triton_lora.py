@@ -1,0 +1,115 @@
+"""Segmented LoRA (SGMV, Chen et al. 2023; S-LoRA, Sheng et al. 2023): two launches a site.
+
+Shrink multiplies rows by their adapter's A and leaves float32 planes, one for each part of the
+sum; expand adds the planes in one order, multiplies by B and adds to the base's output. There are
+no atomics and nothing is zeroed: only what was written is read. Every segment's rank, offsets and
+slot are read on the device, so one captured launch serves any adapters.
+"""
+
+# Launch options are no parameters of a kernel, and a jitted function's results are tensors.
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ops.base import PROJECTIONS, LoRABatch, Site
+from ops.triton_bgmv import expand_rows, shrink_rows
+from ops.triton_sgmv import expand_segments, shrink_segments
+from ops.triton_table import ALIGNMENT, Blocks, blocks_of
+
+MAX_PROJECTIONS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Planes:
+    """values float32 [split, T, projections, ranks]: undefined where the rank or the row is not."""
+
+    values: Tensor
+
+    @property
+    def split(self) -> int:
+        return self.values.shape[0]
+
+
+def shrink(x: Tensor, site: Site, layer: int, lora: LoRABatch, blocks: Blocks) -> Planes:
+    """Semantics: planes.sum(0)[t, i, :rank] = x[t] A^T for projection i of the site.
+    Shape: x [T, K]; A [rank, K] -> planes [split, T, P, R], R a power of two.
+    DType: x any float, A the adapter's dtype raised to x's, sums float32.
+
+    Bytes: each A once a segment, `P * rank * K * itemsize`, and x once a projection. 32 adapters of
+    rank 16 at gate_up of Llama 3 8B: 8.4 MB, 2 us at 4.3 TB/s; one adapter: the launch.
+    """
+    num_rows, depth = x.shape
+    num_segments = len(lora.segment_slot)
+    rank_tiles = blocks_of(lora.max_rank, blocks.columns)
+    ranks = rank_tiles * blocks.columns
+    values = x.new_empty(blocks.split, num_rows, len(site.projections), ranks, dtype=torch.float32)
+    kernel = shrink_rows if blocks.rows == 1 else shrink_segments
+    places = _places(num_rows, num_segments, blocks)
+    kernel[(places, len(site.projections) * rank_tiles, blocks.split)](
+        *(x, lora.arena.view(lora.dtype), values, *_where(site, layer, lora), lora.tables.a_offset),
+        *(num_rows, depth),
+        PROJECTIONS=len(site.projections),
+        RANKS=ranks,
+        ROWS=blocks.rows,
+        COLUMNS=blocks.columns,
+        DEPTH=blocks.depth,
+        SPLIT=blocks.split,
+        STEP=ALIGNMENT // lora.dtype.itemsize,
+        ALIGN=ALIGNMENT,
+        num_warps=blocks.warps,
+        num_stages=blocks.stages,
+    )
+    return Planes(values)
+
+
+def expand_add(
+    y: Tensor, planes: Planes, site: Site, layer: int, lora: LoRABatch, blocks: Blocks
+) -> None:
+    """Semantics: y[t, columns of i] += planes.sum(0)[t, i, :rank] B^T, in place.
+    Shape: y [T, sum(site.widths)]; B [N, rank], scaled.
+    DType: the sum over planes is float32, rounded to y's dtype for the matrix form (the row form
+    keeps it), the product float32, rounded once with y.
+
+    Bytes: each B once a segment, `sum(N) * rank * itemsize`, y twice. 32 adapters of rank 16 at
+    gate_up of Llama 3 8B: 29.4 MB + 3.7 MB, 7.7 us at 4.3 TB/s.
+    """
+    num_rows, num_segments = len(y), len(lora.segment_slot)
+    widths = (*site.widths, *(0,) * (MAX_PROJECTIONS - len(site.widths)))
+    kernel = expand_rows if blocks.rows == 1 else expand_segments
+    tiles = sum(blocks_of(width, blocks.columns) for width in site.widths)
+    kernel[(_places(num_rows, num_segments, blocks), tiles)](
+        *(y, lora.arena.view(lora.dtype), planes.values, *_where(site, layer, lora)),
+        *(lora.tables.b_offset, num_rows, *widths),
+        PROJECTIONS=len(site.projections),
+        RANKS=planes.values.shape[-1],
+        ROWS=blocks.rows,
+        COLUMNS=blocks.columns,
+        DEPTH=blocks.depth,
+        SPLIT=planes.split,
+        STEP=ALIGNMENT // lora.dtype.itemsize,
+        ALIGN=ALIGNMENT,
+        num_warps=blocks.warps,
+        num_stages=blocks.stages,
+    )
+
+
+def _places(num_rows: int, num_segments: int, blocks: Blocks) -> int:
+    """Programs that cover any division of the rows: see triton_blocks. One row: the row form."""
+    return num_rows if blocks.rows == 1 else num_rows // blocks.rows + num_segments
+
+
+def _where(site: Site, layer: int, lora: LoRABatch) -> tuple[Tensor | int, ...]:
+    """What the kernels need to find a segment's row in the tables."""
+    first = site.projections[0]
+    assert len(site.projections) <= MAX_PROJECTIONS
+    assert site.projections == tuple(range(first, first + len(site.projections)))
+    num_layers = lora.tables.rank.shape[1]
+    return (
+        *(lora.segment_start, lora.segment_slot, len(lora.segment_slot), lora.tables.rank),
+        *(layer * len(PROJECTIONS) + first, num_layers * len(PROJECTIONS)),
+    )
