@@ -17,8 +17,21 @@ def select(name: str, **options: Any) -> Ops:
             return ReferenceOps()
         case "cpu":
             return _cpu(**options)
+        case "cuda":
+            return _cuda()
         case _:
-            raise ValueError(f"unknown op backend {name!r}: this build has 'reference' and 'cpu'")
+            raise ValueError(f"unknown op backend {name!r}: there are 'reference', 'cpu', 'cuda'")
+
+
+def _cuda() -> Ops:
+    """The Triton backend on the current GPU. Raises ValueError where there is none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ValueError("op backend 'cuda' needs a CUDA device, and torch sees none here")
+    from ops.cuda import CudaOps
+
+    return CudaOps(torch.device("cuda", torch.cuda.current_device()))
 
 
 def _cpu(**options: Any) -> Ops:

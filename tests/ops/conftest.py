@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any, cast
 
+import hypothesis
 import pytest
 import torch
 
 from ops.base import Ops
 from ops.registry import select
+from tests.ops.carried import Carried
+from tests.ops.interpreter import IS_INTERPRETED
+
+TRITON = pytest.param("triton", marks=() if IS_INTERPRETED else pytest.mark.gpu)
+
+INTERPRETED_EXAMPLES = 3
+"""Of a property, where an example takes the interpreter a second."""
 
 
 def _variants() -> list[str]:
@@ -25,13 +35,33 @@ def _variants() -> list[str]:
 def backend(name: str) -> Ops:
     if name == "reference":
         return select("reference")
+    if name == "triton":
+        return triton_backend()
     torch.set_num_threads(2)
     return select("cpu", variant=name, threads=2)
 
 
-@pytest.fixture(params=["reference", *_variants()], scope="session")
+def triton_backend() -> Ops:
+    """On the GPU if there is one, else interpreted."""
+    from ops.cuda import CudaOps
+
+    if IS_INTERPRETED:
+        return CudaOps(torch.device("cpu"))
+    return cast(Ops, Carried(select("cuda")))
+
+
+@pytest.fixture(params=["reference", *_variants(), TRITON], scope="session")
 def ops(request: pytest.FixtureRequest) -> Ops:
-    """Reference and C++."""
+    """Reference, C++ and Triton."""
+    return backend(request.param)
+
+
+@pytest.fixture(
+    params=["reference", *_variants(), *([] if IS_INTERPRETED else [TRITON])], scope="session"
+)
+def quick_ops(request: pytest.FixtureRequest) -> Ops:
+    """Those that draw thousands of tokens in a moment. The interpreter does not; its tokens are
+    held to the reference's one by one."""
     return backend(request.param)
 
 
@@ -39,3 +69,25 @@ def ops(request: pytest.FixtureRequest) -> Ops:
 def cpu(request: pytest.FixtureRequest) -> Ops:
     """C++ alone, for what only it promises: the same bits whatever the batch."""
     return backend(request.param)
+
+
+@pytest.fixture(params=[TRITON], scope="session")
+def triton_ops(request: pytest.FixtureRequest) -> Ops:
+    return backend(request.param)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Fewer examples of a property for the interpreter; the other backends run all of them."""
+    test: Any = getattr(item, "obj", None)
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    name = "_hypothesis_internal_use_settings"
+    full = getattr(test, name, None)
+    if full is None or not IS_INTERPRETED or "triton" not in params.values():
+        return (yield)
+    few = min(full.max_examples, INTERPRETED_EXAMPLES)
+    setattr(test, name, hypothesis.settings(full, max_examples=few))
+    try:
+        return (yield)
+    finally:
+        setattr(test, name, full)

@@ -19,7 +19,12 @@ def sites(draw: st.DrawFn) -> Site:
 
 
 def make_lora(
-    site: Site, ranks: list[list[int]], dtype: torch.dtype, rows: list[int], slots: list[int]
+    ops: Ops,
+    site: Site,
+    ranks: list[list[int]],
+    dtype: torch.dtype,
+    rows: list[int],
+    slots: list[int],
 ) -> tuple[LoRABatch, dict]:
     """An arena that is NaN but for the factors; tables of absent projections point nowhere."""
     num_slots = len(ranks)
@@ -34,7 +39,8 @@ def make_lora(
             b = torch.randn(r, width).to(dtype)
             factors[slot, LAYER, projection] = (a, b)
             rank[slot, LAYER, projection] = r
-            for offset, factor in ((a_offset, a), (b_offset, b)):
+            stored = b if ops.b_rank_major else b.T.contiguous()
+            for offset, factor in ((a_offset, a), (b_offset, stored)):
                 offset[slot, LAYER, projection] = at
                 blobs.append((at, factor))
                 at += -(-factor.nbytes // 64) * 64
@@ -55,7 +61,7 @@ def test_add_lora(ops: Ops, data: st.DataObject, site: Site, dtype):
     slots = [data.draw(st.integers(0, len(ranks) - 1)) for _ in rows]
     base_rows = data.draw(st.integers(0, 3))
     torch.manual_seed(data.draw(st.integers(0, 2**31)))
-    lora, factors = make_lora(site, ranks, dtype, rows, slots)
+    lora, factors = make_lora(ops, site, ranks, dtype, rows, slots)
     x = torch.randn(sum(rows) + base_rows, site.in_features)
     y = torch.randn(len(x), sum(site.widths))
     expected = y.double() + formulas.lora(x, site, LAYER, lora, factors)
@@ -67,7 +73,7 @@ def test_add_lora(ops: Ops, data: st.DataObject, site: Site, dtype):
 
 def test_layers_that_an_adapter_skips_stay(ops: Ops):
     site = Site((4, 5), (64, 64), 32)
-    lora, _ = make_lora(site, [[8, 8]], torch.float32, [4], [0])
+    lora, _ = make_lora(ops, site, [[8, 8]], torch.float32, [4], [0])
     y = torch.randn(4, 128)
     before = y.clone()
     ops.add_lora(y, torch.randn(4, 32), site, LAYER - 1, lora)
@@ -76,7 +82,7 @@ def test_layers_that_an_adapter_skips_stay(ops: Ops):
 
 def test_no_segments(ops: Ops):
     site = Site((3,), (64,), 32)
-    lora, _ = make_lora(site, [[8]], torch.float32, [], [])
+    lora, _ = make_lora(ops, site, [[8]], torch.float32, [], [])
     y = torch.randn(4, 64)
     before = y.clone()
     ops.add_lora(y, torch.randn(4, 32), site, LAYER, lora)
@@ -93,7 +99,7 @@ def test_no_segments(ops: Ops):
 def test_a_row_has_the_same_bits_in_any_batch(cpu: Ops, site: Site, rows, dtype, seed):
     torch.manual_seed(seed)
     ranks, slots = [[5, 64, 0], [12, 1, 128]], [n % 2 for n in range(len(rows))]
-    lora, _ = make_lora(site, ranks, dtype, rows, slots)
+    lora, _ = make_lora(cpu, site, ranks, dtype, rows, slots)
     x, y = torch.randn(sum(rows), site.in_features), torch.randn(sum(rows), sum(site.widths))
     alone = y.clone()
     cpu.add_lora(y, x, site, LAYER, lora)

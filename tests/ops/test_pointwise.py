@@ -58,7 +58,7 @@ def test_gated_activation_of_extremes(ops: Ops, activation):
 def test_embed(ops: Ops, dtype, rows, width):
     table = torch.randn(50, width).to(dtype)
     ids = torch.randint(0, 50, (rows,), dtype=torch.int32)
-    expected = table.float()[ids.long()] * 1.5
+    expected = (table.float()[ids.long()] * 1.5).to(ops.activation_dtype(dtype))
     assert torch.equal(ops.embed(ids, table, 1.5), expected)
 
 

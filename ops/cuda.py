@@ -1,0 +1,154 @@
+"""The CUDA backend: matrix products by cuBLAS, everything else by the Triton kernels beside this.
+
+This module checks shapes and types and hands tensors over. Nothing here waits for the device or
+reads a tensor's values, so that a step can be captured into a graph.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ops import (
+    triton_attention,
+    triton_logprobs,
+    triton_lora,
+    triton_pointwise,
+    triton_rope,
+    triton_sampling,
+    triton_table,
+)
+from ops.base import (
+    Activation,
+    AttentionBatch,
+    KVCacheView,
+    LoRABatch,
+    PackedLinear,
+    QKNorm,
+    SamplingBatch,
+    Site,
+)
+
+
+class CublasLinear:
+    """weight [N, K] and bias [N], both in the serving dtype."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight = weight.clone(memory_format=torch.contiguous_format)
+        self.bias = None if bias is None else bias.to(weight.dtype, copy=True)
+        self.out_features, self.in_features = weight.shape
+        self.num_bytes = self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+
+class CudaOps:
+    """Ops in Triton. Inner layout of a page: K and V both `[G][PAGE_TOKENS][D]`.
+
+    Offsets of pages and factors are multiples of `triton_table.ALIGNMENT`. Activations are in the
+    serving dtype; where they are wider than weights, pages or factors, these are widened.
+
+    device: a CUDA device; the CPU where Triton interprets its kernels (TRITON_INTERPRET=1).
+    """
+
+    name = "cuda"
+    b_rank_major = False
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        # By default cuBLAS may add the parts of a split sum in bfloat16.
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_tf32 = False
+
+    def activation_dtype(self, weights: torch.dtype) -> torch.dtype:
+        return weights
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+        return CublasLinear(weight, bias)
+
+    def linear(self, x: Tensor, weight: PackedLinear) -> Tensor:
+        assert isinstance(weight, CublasLinear)
+        bias = None if weight.bias is None else weight.bias.to(x.dtype)
+        return torch.nn.functional.linear(x, weight.weight.to(x.dtype), bias)
+
+    def embed(self, ids: Tensor, table: Tensor, scale: float = 1.0) -> Tensor:
+        assert ids.dtype is torch.int32 and table.is_contiguous()
+        return triton_pointwise.embed(ids, table, scale)
+
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
+    ) -> Tensor:
+        assert x.is_contiguous() and weight.dtype is torch.float32
+        assert residual is None or (residual.is_contiguous() and residual.shape == x.shape)
+        return triton_pointwise.rms_norm(x, weight, eps, residual)
+
+    def rope_write_kv(
+        self,
+        qkv: Tensor,
+        rope: Tensor,
+        batch: AttentionBatch,
+        kv: KVCacheView,
+        layer: int,
+        num_heads: int,
+        qk_norm: QKNorm | None = None,
+    ) -> None:
+        layout = kv.layout
+        assert qkv.is_contiguous() and batch.block_tables.dtype is torch.int64
+        assert qkv.shape[1] == (num_heads + 2 * layout.num_kv_heads) * layout.head_dim
+        assert rope.dtype is torch.float32 and rope.shape[1] == layout.head_dim
+        triton_rope.rope_write_kv(qkv, rope, batch, kv, layer, num_heads, qk_norm)
+
+    def paged_attention(
+        self,
+        qkv: Tensor,
+        batch: AttentionBatch,
+        kv: KVCacheView,
+        layer: int,
+        num_heads: int,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        assert qkv.is_contiguous() and batch.block_tables.dtype is torch.int64
+        assert num_heads % kv.layout.num_kv_heads == 0
+        group = num_heads // kv.layout.num_kv_heads
+        blocks = triton_table.attention(
+            *(len(qkv), len(batch.context_lens), kv.layout.num_kv_heads, group),
+            *(batch.max_query, batch.max_context, qkv.itemsize),
+        )
+        return triton_attention.paged_attention(
+            qkv, batch, kv, layer, num_heads, scale, window, softcap, blocks
+        )
+
+    def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        assert gate_up.is_contiguous()
+        return triton_pointwise.gated_activation(gate_up, activation)
+
+    def add_lora(self, y: Tensor, x: Tensor, site: Site, layer: int, lora: LoRABatch) -> None:
+        assert x.is_contiguous() and y.is_contiguous() and x.dtype is y.dtype
+        assert x.shape[1] == site.in_features and y.shape[1] == sum(site.widths)
+        rows, segments, ranks = len(x), len(lora.segment_slot), lora.max_rank
+        if rows and segments and ranks:
+            blocks = triton_table.shrink(
+                *(rows, segments, x.shape[1], ranks, len(site.projections), x.itemsize)
+            )
+            planes = triton_lora.shrink(x, site, layer, lora, blocks)
+            blocks = triton_table.expand(rows, segments, ranks, y.itemsize)
+            triton_lora.expand_add(y, planes, site, layer, lora, blocks)
+
+    def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
+        assert logits.dtype is torch.float32 and logits.is_contiguous()
+        return triton_sampling.sample(logits, batch)
+
+    def log_softmax_top(
+        self, logits: Tensor, tokens: Tensor, num_top: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        assert logits.dtype is torch.float32 and logits.is_contiguous()
+        return triton_logprobs.log_softmax_top(logits, tokens, num_top)
+
+    def copy_pages(self, arena: Tensor, source: Tensor, target: Tensor, num_bytes: int) -> None:
+        assert source.dtype is torch.int64 and len(source) == len(target)
+        triton_pointwise.copy_pages(arena, source, target, num_bytes)
+
+    def synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
