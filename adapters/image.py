@@ -94,7 +94,7 @@ class ImageCache:
     """Images of one layout, `<root>/<layout>/<digest>.img`: max_bytes in all.
 
     Those go first whose building costs the least seconds a byte, times their expected reuse; among
-    equals the oldest. Used by the loader thread alone, but for `digests` and `has`.
+    equals the oldest. Used by the loader thread alone, but for `has`.
     """
 
     def __init__(
@@ -115,9 +115,6 @@ class ImageCache:
         files.sort(key=lambda item: item[0].st_mtime)
         self._sizes = OrderedDict((digest, status.st_size) for status, digest in files)
         self._make_room(0)
-
-    def digests(self) -> list[str]:
-        return list(self._sizes)
 
     def has(self, digest: str) -> bool:
         return digest in self._sizes

@@ -221,18 +221,16 @@ class AdapterPool:
         return True
 
     def status(self) -> list[AdapterResidency]:
-        """Every adapter of the base model on this worker, those that are only on disk or known for
-        a failure last."""
+        """The adapters nearer than the disk, then those known for a failure. What is on disk alone
+        is not told: there may be tens of thousands."""
         fault = self._faults.get
-        known = [
+        near = [
             AdapterResidency(e.digest, e.tier, e.num_bytes, e.leases, e.is_pinned, fault(e.digest))
             for e in self._entries.values()
         ]
-        far: dict[str, Tier] = dict.fromkeys(self._faults, "store")
-        far |= dict.fromkeys(self._loader.cache.digests(), "disk")
-        return known + [
-            AdapterResidency(digest, tier, 0, 0, False, fault(digest))
-            for digest, tier in far.items()
+        return near + [
+            AdapterResidency(digest, self._far_tier(digest), 0, 0, False, error)
+            for digest, error in self._faults.items()
             if digest not in self._entries
         ]
 
@@ -283,6 +281,9 @@ class AdapterPool:
             self._free_device(entry)
             self._entries[ref.digest] = entry
         return entry
+
+    def _far_tier(self, digest: str) -> Tier:
+        return "disk" if self._loader.cache.has(digest) else "store"
 
     def _reuse(self, digest: str) -> Reuse:
         if digest not in self._uses and len(self._uses) >= MAX_REMEMBERED:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from adapters.errors import AdapterUnavailable
 from adapters.image import AdapterImage
 from adapters.load_cost import build_s, copy_s, fetch_s
@@ -20,8 +22,7 @@ Tier = Literal["store", "disk", "host", "device", "loading"]
 """store: nowhere nearer, known only for the failure of its last load."""
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterResidency:
+class AdapterResidency(msgspec.Struct, frozen=True):
     """Where an adapter is. num_bytes: on the device, else on the host, else 0. fault: of the last
     load, if it failed."""
 

@@ -199,7 +199,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 class AdapterStatus(msgspec.Struct, frozen=True):
     digest: str
     tier: str
-    """store | disk | host | device | loading; store: nowhere nearer, known for its `error`"""
+    """host | device | loading; disk or store: nowhere nearer, known for its `error` only"""
     num_bytes: int
     leases: int
     pinned: bool

@@ -151,8 +151,11 @@ class House:
         self.pool.poll()
 
     def tier(self, index: int) -> str | None:
+        digest = self.refs[index].digest
         tiers = {status.digest: status.tier for status in self.pool.status()}
-        return tiers.get(self.refs[index].digest)
+        if digest in tiers:
+            return tiers[digest]
+        return "disk" if self.pool._loader.cache.has(digest) else None
 
     def on_device(self) -> set[int]:
         return {i for i in range(len(self.refs)) if self.tier(i) == "device"}

@@ -166,4 +166,4 @@ def test_the_cache_keeps_its_bound(store: LocalStore, tmp_path: Path) -> None:
     for digest in (digests[0], digests[1], digests[0], digests[2]):
         loader.fetch(digest)
     files = {path.stem for path in (tmp_path / "cache").rglob("*.img")}
-    assert files == set(loader.cache.digests()) == {digests[0], digests[2]}
+    assert files == {d for d in digests if loader.cache.has(d)} == {digests[0], digests[2]}
