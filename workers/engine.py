@@ -235,9 +235,11 @@ class Engine:
         prompt_done = [item.sequence for item in schedule.items if _ends_unsampled(item.sequence)]
         self.scheduler.update(schedule)
         for item in schedule.items:
-            scored = result.prompt_logprobs.get(item.sequence.key)
+            sequence = item.sequence
+            scored = result.prompt_logprobs.get(sequence.key)
             if scored is not None:
-                item.sequence.prompt_logprobs += scored
+                # NOTE: a preempted sequence is scored again from its start.
+                sequence.prompt_logprobs[sequence.num_computed - item.num_tokens :] = scored
         events = [
             self._emit(item.sequence, token, logprobs)
             for item, token, logprobs in zip(sampled, result.tokens, result.logprobs, strict=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
+from time import monotonic
 
 from adapters.manifest import BaseModelShape
 from adapters.store import LocalStore
@@ -48,6 +50,7 @@ class Driver:
         self.outputs: dict[int, list[SequenceOutput]] = {}
         self.ended: dict[int, FinishReason | ErrorCode] = {}
         self.probed: dict[int, ProbeResult] = {}
+        self.status: WorkerStatus | None = None
 
     def __enter__(self) -> Driver:
         self._thread.start()
@@ -79,8 +82,18 @@ class Driver:
                 self._take(message)
         return self.probed[number]
 
+    def await_status(self, condition: Callable[[WorkerStatus], bool]) -> WorkerStatus:
+        """The first that meets the condition, of those that come once a second."""
+        deadline = monotonic() + 120
+        while self.status is None or not condition(self.status):
+            assert monotonic() < deadline, self.status
+            for _, message in self._deliveries.get(timeout=120):
+                self._take(message)
+        return self.status
+
     def _take(self, message: Answer) -> None:
         if isinstance(message, WorkerStatus):
+            self.status = message
             return
         if isinstance(message, ProbeResult):
             self.probed[message.id] = message

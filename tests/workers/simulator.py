@@ -14,7 +14,7 @@ from hashlib import blake2b
 from itertools import pairwise
 
 from memory.page_key import PAGE_TOKENS
-from workers.protocol import Generate
+from workers.protocol import Generate, TokenLogprobs
 from workers.step import Schedule, ScheduledSequence, StepResult
 
 VOCAB = 97
@@ -82,6 +82,15 @@ class SimulatedRunner:
         for item in schedule.sampled:
             result.tokens.append(drawn[id(item.sequence)])
             result.logprobs.append(None)
+        for item in schedule.items:
+            sequence = item.sequence
+            if sequence.params.prompt_logprobs is not None:
+                first = sequence.num_computed + 1
+                last = min(first + item.num_tokens, sequence.num_prompt)
+                result.prompt_logprobs[sequence.key] = [
+                    TokenLogprobs(token, -float(first + index), [])
+                    for index, token in enumerate(sequence.tokens[first:last])
+                ]
         return result
 
     def _compute(self, item: ScheduledSequence) -> int:

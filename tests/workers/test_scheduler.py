@@ -9,6 +9,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,6 +31,7 @@ from workers.protocol import (
     ModelInfo,
     SamplingParams,
     SequenceOutput,
+    TokenLogprobs,
 )
 from workers.scheduler import Scheduler
 from workers.step_ring import StepRing
@@ -346,6 +348,23 @@ def test_a_load_is_dropped_when_the_last_that_waits_for_it_leaves() -> None:
     assert set(simulation.pool.asked) == {"other"}
     simulation.run()
     assert set(simulation.pool.slots) == {"other"}
+
+
+def test_prompt_logprobs_after_a_preemption_have_each_token_once() -> None:
+    simulation = Simulation(num_pages=8, max_batched_tokens=4)
+    prompt = prompt_of(random.Random(1), 100)
+    params = SamplingParams(max_tokens=0, seed=0, prompt_logprobs=0)
+    greedy = SamplingParams(max_tokens=60, seed=0, temperature=0.0, ignore_eos=True)
+    simulation.submit(msgspec.structs.replace(generate(0, [1] * 15), params=greedy))
+    simulation.submit(msgspec.structs.replace(generate(1, prompt), params=params))
+    scored: list[TokenLogprobs] = []
+    while simulation.engine.has_work:
+        for _, event in simulation.engine.step():
+            assert isinstance(event, SequenceOutput)
+            scored += event.prompt_logprobs or []
+    assert simulation.scheduler.num_preemptions > 0
+    assert [entry.token for entry in scored] == prompt[1:]
+    assert [entry.logprob for entry in scored] == [-float(n) for n in range(1, 100)]
 
 
 def test_a_sequence_waits_for_memory_that_a_lease_of_no_sequence_holds() -> None:
