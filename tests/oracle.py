@@ -28,6 +28,18 @@ class Verdict:
     wrong: list[tuple[str, int, int, int, float]] = field(default_factory=list)
     ties: list[tuple[str, int, int, int, float]] = field(default_factory=list)
 
+    def add(self, logits: Tensor, answer: list[int], what: str) -> None:
+        """One answer; logits: float32 [at least len(answer), V], the oracle's before each token."""
+        self.num_tokens += len(answer)
+        for position, token in enumerate(answer):
+            best = logits[position].topk(2)
+            if token == best.indices[0]:
+                continue
+            gap = float(best.values[0] - best.values[1])
+            record = (what, position, int(best.indices[0]), token, gap)
+            (self.ties if gap < TIE else self.wrong).append(record)
+            return
+
     def assert_equal(self, *, max_ties: int = 2) -> None:
         assert not self.wrong, f"{len(self.wrong)} answers differ, first: {self.wrong[:4]}"
         assert len(self.ties) <= max_ties, self.ties
@@ -92,12 +104,4 @@ class Oracle:
         """Adds one answer to the verdict."""
         tokens = prompt + answer[:-1]
         logits = self.logits(tokens, adapter, last=len(answer), num_prompt=len(prompt))
-        verdict.num_tokens += len(answer)
-        for position, token in enumerate(answer):
-            best = logits[position].topk(2)
-            if token == best.indices[0]:
-                continue
-            gap = float(best.values[0] - best.values[1])
-            record = (what, position, int(best.indices[0]), token, gap)
-            (verdict.ties if gap < TIE else verdict.wrong).append(record)
-            return
+        verdict.add(logits, answer, what)

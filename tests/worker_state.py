@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import httpx
 
 from tests.stack import Stack
+from workers.client import WorkerClient
+from workers.protocol import WorkerStatus
 
 
 def _get(stack: Stack, path: str) -> httpx.Response:
@@ -25,3 +32,29 @@ def worker_metrics(stack: Stack) -> dict[str, float]:
 def worker_steps(stack: Stack) -> dict[str, list[float]]:
     """The step ring by column, oldest first."""
     return _get(stack, "/steps").json()
+
+
+@contextmanager
+def watched_worker(stack: Stack) -> Iterator[list[WorkerStatus]]:
+    """What the worker tells its gateways of itself while this lasts, as one of them hears it."""
+    statuses: list[WorkerStatus] = []
+    stopping = threading.Event()
+    socket = next(stack.data_dir.rglob("worker.sock"))
+
+    async def watch() -> None:
+        client = WorkerClient(f"unix:{socket}", instance_id="watch")
+        running = asyncio.create_task(client.run())
+        while not stopping.is_set():
+            if client.status is not None and client.status not in statuses[-1:]:
+                statuses.append(client.status)
+            await asyncio.sleep(0.1)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    thread = threading.Thread(target=asyncio.run, args=(watch(),))
+    thread.start()
+    try:
+        yield statuses
+    finally:
+        stopping.set()
+        thread.join()
