@@ -15,7 +15,7 @@ dtype.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -148,6 +148,50 @@ class PackedLinear(Protocol):
     in_features: int
     out_features: int
     num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedLinear:
+    """A packed weight and the site that adapters add to."""
+
+    weight: PackedLinear
+    site: Site
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """RMS norm as in `Ops.rms_norm`. weight: float32 [K], a family's offset folded in."""
+
+    weight: Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One decoder layer as data; `workers.layers.decoder_layer` says what is computed from it.
+
+    layer: its index in KV pages and adapter tables. rope, qk_norm, scale, window, softcap: as in
+    `Ops.rope_write_kv` and `Ops.paged_attention`. post_attention_norm, post_mlp_norm: of a block's
+    output before it is added to the residual (Gemma), if any. following_norm: the first norm of the
+    next layer, or the model's last.
+    """
+
+    layer: int
+    num_heads: int
+    qkv: AdaptedLinear
+    output: AdaptedLinear
+    gate_up: AdaptedLinear
+    down: AdaptedLinear
+    rope: Tensor
+    qk_norm: QKNorm | None
+    scale: float
+    window: int | None
+    softcap: float | None
+    activation: Activation
+    post_attention_norm: Norm | None
+    mlp_norm: Norm
+    post_mlp_norm: Norm | None
+    following_norm: Norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,4 +343,30 @@ class Ops(Protocol):
 
     def synchronize(self) -> None:
         """Returns when all work submitted so far is done."""
+        ...
+
+
+class LayerStack(Protocol):
+    """All layers of a model, bound to a backend."""
+
+    def forward(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        batch: AttentionBatch,
+        kv: KVCacheView,
+        lora: LoRABatch | None,
+    ) -> Tensor:
+        """x [T, K] is the first norm of the residual [T, K], which is changed in place; returns the
+        last layer's following norm [T, K]."""
+        ...
+
+
+@runtime_checkable
+class StacksLayers(Protocol):
+    """What a backend may offer beyond `Ops`: all layers in one call, with the bits that its single
+    ops give."""
+
+    def bind_layers(self, layers: list[LayerWeights]) -> LayerStack:
+        """Keeps the layers' tensors."""
         ...

@@ -19,36 +19,18 @@ from ops.base import (
     Activation,
     AttentionBatch,
     KVCacheView,
+    LayerStack,
+    LayerWeights,
     LoRABatch,
     PackedLinear,
     QKNorm,
     SamplingBatch,
     Site,
 )
-
-PANEL = 48
-"""Output columns that a packed weight keeps together; see native/linear.cpp."""
+from ops.cpu_layers import NativeLayers, NativeStep
+from ops.panel_linear import PanelLinear
 
 MAX_HEAD_DIM = 256
-
-
-class PanelLinear:
-    """A weight in panels, and its bias float32, padded to whole panels."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        assert weight.dtype in (torch.bfloat16, torch.float32)
-        self.is_bf16 = weight.dtype is torch.bfloat16
-        self.out_features, self.in_features = weight.shape
-        rows = -(-self.out_features // PANEL) * PANEL
-        depth = self.in_features + (self.in_features % 2 if self.is_bf16 else 0)
-        self.panels = torch.empty(rows * depth, dtype=weight.dtype)
-        self.bias = None
-        if bias is not None:
-            self.bias = torch.zeros(rows)
-            self.bias[: self.out_features] = bias
-        self.panels_ptr = self.panels.data_ptr()
-        self.bias_ptr = 0 if self.bias is None else self.bias.data_ptr()
-        self.num_bytes = self.panels.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
 SAMPLING_POINTERS = (
@@ -83,6 +65,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
         *(I64, I64, I64, F32, I64, F32, P),
     ),
     "add_lora": (P, P, I64, P, P, I64, I64, I64, P, P, I64, P, P, P, P, I32),
+    "run_layers": (P, I64, POINTER(NativeStep), P, P),
     "copy_pages": (P, P, P, I64, I64),
     "sample": (P, I64, I64, POINTER(Sampling), P),
     "greedy": (P, I64, I64, P),
@@ -232,6 +215,12 @@ class CpuOps:
             *(len(lora.segment_slot), tables.a_offset.data_ptr(), tables.b_offset.data_ptr()),
             *(tables.rank.data_ptr(), lora.arena.data_ptr(), _is_bf16(lora.dtype)),
         )
+
+    def bind_layers(self, layers: list[LayerWeights]) -> LayerStack:
+        for layer in layers:
+            dim = layer.rope.shape[1]
+            assert _is_float(layer.rope) and dim % PAGE_TOKENS == 0 and dim <= MAX_HEAD_DIM
+        return NativeLayers(self._lib, layers)
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
         assert _is_float(logits)

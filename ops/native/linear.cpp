@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "parallel.h"
+#include "kernels.h"
 #include "vector.h"
 
 namespace {

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "parallel.h"
+#include "kernels.h"
 #include "vector.h"
 
 namespace {

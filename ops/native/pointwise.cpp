@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "parallel.h"
+#include "kernels.h"
 #include "vector.h"
 
 namespace {

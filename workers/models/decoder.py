@@ -10,50 +10,17 @@ import torch
 from torch import Tensor
 
 from adapters.manifest import BaseModelShape
-from ops.base import KVLayout, Ops, QKNorm
+from ops.base import AdaptedLinear, KVLayout, LayerWeights, Norm, Ops, QKNorm
 from workers.batch import ForwardBatch
-from workers.layers.attention import Attention
+from workers.layers.decoder_layer import bind_layers
 from workers.layers.embedding import Embedding, LMHead
-from workers.layers.linear import Linear, make_site
-from workers.layers.mlp import GatedMLP
-from workers.layers.norm import RMSNorm
+from workers.layers.linear import make_site
 from workers.layers.rotary import RopeSpec, rope_table
 from workers.models import read_spec
 from workers.models.checkpoint import Checkpoint, weight_files
 from workers.models.loader import WeightLoader
 from workers.models.progress import Progress, ProgressMeter
 from workers.models.spec import ModelSpec
-
-
-class DecoderLayer:
-    """Attention and MLP around one residual stream; ends with the norm that its follower wants."""
-
-    def __init__(self, loader: WeightLoader, spec: ModelSpec, layer: int, rope: Tensor) -> None:
-        prefix = f"model.layers.{layer}"
-        self.attention = _load_attention(loader, spec, layer, rope)
-        self.mlp = _load_mlp(loader, spec, layer)
-        post_attention = load_norm(loader, spec, f"{prefix}.post_attention_layernorm")
-        self.post_attention_norm: RMSNorm | None = None
-        self.post_mlp_norm: RMSNorm | None = None
-        self.mlp_norm = post_attention
-        if spec.post_norms:
-            self.post_attention_norm = post_attention
-            self.mlp_norm = load_norm(loader, spec, f"{prefix}.pre_feedforward_layernorm")
-            self.post_mlp_norm = load_norm(loader, spec, f"{prefix}.post_feedforward_layernorm")
-        last = layer == spec.num_layers - 1
-        following = "model.norm" if last else f"model.layers.{layer + 1}.input_layernorm"
-        self.following_norm = load_norm(loader, spec, following)
-
-    def forward(self, x: Tensor, residual: Tensor, batch: ForwardBatch) -> Tensor:
-        """x [T, K] is the norm of the residual [T, K], which is changed in place."""
-        x = self.attention.forward(x, batch)
-        if self.post_attention_norm is not None:
-            x = self.post_attention_norm.forward(x)
-        x = self.mlp_norm.forward(x, residual)
-        x = self.mlp.forward(x, batch.lora)
-        if self.post_mlp_norm is not None:
-            x = self.post_mlp_norm.forward(x)
-        return self.following_norm.forward(x, residual)
 
 
 class Decoder:
@@ -74,12 +41,14 @@ class Decoder:
         ropes = rope_tables(spec, max_model_len, loader.ops.device)
         table = loader.table("model.embed_tokens.weight")
         head = "model.embed_tokens" if spec.tie_word_embeddings else "lm_head"
+        self._ops = loader.ops
         self._embedding = Embedding(loader.ops, table, spec.embed_scale)
         self._input_norm = load_norm(loader, spec, "model.layers.0.input_layernorm")
-        self._layers = [
-            DecoderLayer(loader, spec, layer, ropes[layer_spec.rope])
+        layers = [
+            load_layer(loader, spec, layer, ropes[layer_spec.rope])
             for layer, layer_spec in enumerate(spec.layers)
         ]
+        self._layers = bind_layers(loader.ops, layers)
         self._head = LMHead(loader.ops, loader.linear([head]), spec.logits_softcap)
 
     @classmethod
@@ -112,58 +81,62 @@ class Decoder:
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Hidden states [T, K] of the step's rows, the final norm applied."""
         residual = self._embedding.forward(batch.input_ids)
-        x = self._input_norm.forward(residual)
-        for layer in self._layers:
-            x = layer.forward(x, residual, batch)
-        return x
+        norm = self._input_norm
+        x = self._ops.rms_norm(residual, norm.weight, norm.eps)
+        return self._layers.forward(x, residual, batch.attention, batch.kv, batch.lora)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Rows of `forward` [N, K] -> float32 [N, V]."""
         return self._head.forward(hidden)
 
 
-def load_norm(loader: WeightLoader, spec: ModelSpec, module: str) -> RMSNorm:
-    return RMSNorm(loader.ops, loader.norm(module, spec.norm_offset), spec.rms_norm_eps)
+def load_norm(loader: WeightLoader, spec: ModelSpec, module: str) -> Norm:
+    return Norm(loader.norm(module, spec.norm_offset), spec.rms_norm_eps)
 
 
-def _load_attention(loader: WeightLoader, spec: ModelSpec, layer: int, rope: Tensor) -> Attention:
-    block = f"model.layers.{layer}.self_attn"
-    q, kv = spec.q_width, spec.kv_width
-    qkv_site = make_site(spec.hidden_size, q_proj=q, k_proj=kv, v_proj=kv)
-    modules = [f"{block}.{name}" for name in ("q_proj", "k_proj", "v_proj")]
-    qkv = loader.linear(modules, bias=spec.qkv_bias)
-    output = loader.linear([f"{block}.o_proj"])
-    return Attention(
-        loader.ops,
+def load_layer(loader: WeightLoader, spec: ModelSpec, layer: int, rope: Tensor) -> LayerWeights:
+    """rope: float32 [positions, D] of this layer."""
+    prefix = f"model.layers.{layer}"
+    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    hidden, inner, q, kv = spec.hidden_size, spec.intermediate_size, spec.q_width, spec.kv_width
+    qkv = [f"{attention}.{name}" for name in ("q_proj", "k_proj", "v_proj")]
+    gate_up = [f"{mlp}.{name}" for name in ("gate_proj", "up_proj")]
+    last = layer == spec.num_layers - 1
+    following = "model.norm" if last else f"model.layers.{layer + 1}.input_layernorm"
+
+    def norm(name: str) -> Norm:
+        return load_norm(loader, spec, f"{prefix}.{name}")
+
+    return LayerWeights(
         layer,
         spec.num_heads,
+        qkv=AdaptedLinear(
+            loader.linear(qkv, bias=spec.qkv_bias),
+            make_site(hidden, q_proj=q, k_proj=kv, v_proj=kv),
+        ),
+        output=AdaptedLinear(loader.linear([f"{attention}.o_proj"]), make_site(q, o_proj=hidden)),
+        gate_up=AdaptedLinear(
+            loader.linear(gate_up), make_site(hidden, gate_proj=inner, up_proj=inner)
+        ),
+        down=AdaptedLinear(loader.linear([f"{mlp}.down_proj"]), make_site(inner, down_proj=hidden)),
+        rope=rope,
+        qk_norm=_load_qk_norm(loader, spec, attention) if spec.qk_norm else None,
         scale=spec.attention_scale,
         window=spec.layers[layer].window,
         softcap=spec.attention_softcap,
-        qkv=Linear(loader.ops, qkv, qkv_site, layer),
-        output=Linear(loader.ops, output, make_site(q, o_proj=spec.hidden_size), layer),
-        rope=rope,
-        qk_norm=_load_qk_norm(loader, spec, block) if spec.qk_norm else None,
+        activation=spec.activation,
+        post_attention_norm=norm("post_attention_layernorm") if spec.post_norms else None,
+        mlp_norm=norm(
+            "pre_feedforward_layernorm" if spec.post_norms else "post_attention_layernorm"
+        ),
+        post_mlp_norm=norm("post_feedforward_layernorm") if spec.post_norms else None,
+        following_norm=load_norm(loader, spec, following),
     )
 
 
 def _load_qk_norm(loader: WeightLoader, spec: ModelSpec, block: str) -> QKNorm:
     q, k = (loader.norm(f"{block}.{name}", spec.norm_offset) for name in ("q_norm", "k_norm"))
     return QKNorm(q, k, spec.rms_norm_eps)
-
-
-def _load_mlp(loader: WeightLoader, spec: ModelSpec, layer: int) -> GatedMLP:
-    block = f"model.layers.{layer}.mlp"
-    inner = spec.intermediate_size
-    gate_up_site = make_site(spec.hidden_size, gate_proj=inner, up_proj=inner)
-    gate_up = loader.linear([f"{block}.gate_proj", f"{block}.up_proj"])
-    down = loader.linear([f"{block}.down_proj"])
-    return GatedMLP(
-        loader.ops,
-        spec.activation,
-        Linear(loader.ops, gate_up, gate_up_site, layer),
-        Linear(loader.ops, down, make_site(inner, down_proj=spec.hidden_size), layer),
-    )
 
 
 def rope_tables(

@@ -15,9 +15,10 @@ from adapters.manifest import PROJECTIONS, BaseModelShape
 from ops.base import PAGE_TOKENS, AttentionBatch, KVCacheView, KVLayout
 from ops.reference import ReferenceOps
 from workers.batch import ForwardBatch
+from workers.layers.decoder_layer import run_layer
 from workers.layers.embedding import LMHead
 from workers.models.checkpoint import Checkpoint
-from workers.models.decoder import DecoderLayer, load_norm, rope_tables
+from workers.models.decoder import load_layer, load_norm, rope_tables
 from workers.models.loader import WeightLoader
 from workers.models.progress import ProgressMeter
 from workers.models.spec import ModelSpec
@@ -75,11 +76,12 @@ def score_tokens(
         table = checkpoint.get("model.embed_tokens.weight")[batch.input_ids.long()].to(dtype)
         rows = torch.arange(len(tokens), dtype=torch.int32)
         residual = ops.embed(rows, table, spec.embed_scale)
-        x = load_norm(loader, spec, "model.layers.0.input_layernorm").forward(residual)
+        norm = load_norm(loader, spec, "model.layers.0.input_layernorm")
+        x = ops.rms_norm(residual, norm.weight, norm.eps)
         ropes = rope_tables(spec, len(tokens), ops.device)
         for layer, layer_spec in enumerate(spec.layers):
-            rope = ropes[layer_spec.rope]
-            x = DecoderLayer(loader, spec, layer, rope).forward(x, residual, batch)
+            weights = load_layer(loader, spec, layer, ropes[layer_spec.rope])
+            x = run_layer(ops, weights, x, residual, batch.attention, batch.kv, batch.lora)
         head = "model.embed_tokens" if spec.tie_word_embeddings else "lm_head"
         parts = [
             LMHead(ops, ops.pack_linear(part.to(dtype)), spec.logits_softcap).forward(x)

@@ -1,0 +1,160 @@
+"""All decoder layers as one C call: the structures of native/layers.cpp, filled."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, byref, c_double, c_int32, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from ops.base import AdaptedLinear, AttentionBatch, KVCacheView, LayerWeights, LoRABatch, Norm
+from ops.panel_linear import PanelLinear
+
+
+class NativeLinear(Structure):
+    _fields_ = (
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("projections", POINTER(c_int32)),
+        ("widths", POINTER(c_int32)),
+        ("num_projections", c_int64),
+        ("in_features", c_int64),
+        ("out_features", c_int64),
+        ("is_bf16", c_int64),
+    )
+
+
+class NativeNorm(Structure):
+    _fields_ = (("weight", c_void_p), ("eps", c_double))
+
+
+class NativeLayer(Structure):
+    _fields_ = (
+        *((name, NativeLinear) for name in ("qkv", "output", "gate_up", "down")),
+        *((name, NativeNorm) for name in ("q", "k", "post_attention", "mlp", "post_mlp")),
+        ("following", NativeNorm),
+        ("rope", c_void_p),
+        *((name, c_int64) for name in ("layer", "num_heads", "window", "silu")),
+        ("scale", c_double),
+        ("softcap", c_double),
+    )
+
+
+class NativeStep(Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("rows", "num_seqs", "max_context", "table_stride")),
+        *((name, c_void_p) for name in ("query_start", "row_seq", "positions", "block_tables")),
+        ("arena", c_void_p),
+        *((name, c_int64) for name in ("layer_bytes", "num_kv", "dim", "kv_is_bf16")),
+        ("num_segments", c_int64),
+        ("segment_start", c_void_p),
+        ("segment_slot", c_void_p),
+        ("num_layers", c_int64),
+        *((name, c_void_p) for name in ("a_offset", "b_offset", "rank", "lora_arena")),
+        ("lora_is_bf16", c_int64),
+    )
+
+
+class NativeLayers:
+    """A `LayerStack`. library: the compiled kernels."""
+
+    def __init__(self, library: ctypes.CDLL, layers: list[LayerWeights]) -> None:
+        self._run = library.run_layers
+        self._layers = layers  # keeps the memory that the structures point to
+        self._native = (NativeLayer * len(layers))(*map(_layer, layers))
+
+    def forward(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        batch: AttentionBatch,
+        kv: KVCacheView,
+        lora: LoRABatch | None,
+    ) -> Tensor:
+        """See `LayerStack.forward`."""
+        assert x.dtype is torch.float32 and residual.dtype is torch.float32
+        assert x.is_contiguous() and residual.is_contiguous() and residual.shape == x.shape
+        assert x.shape[1] == self._layers[0].qkv.weight.in_features
+        y = x.clone()
+        step = _step(len(x), batch, kv, lora)
+        self._run(self._native, len(self._layers), byref(step), y.data_ptr(), residual.data_ptr())
+        return y
+
+
+def _layer(w: LayerWeights) -> NativeLayer:
+    qk = w.qk_norm
+    return NativeLayer(
+        qkv=_linear(w.qkv),
+        output=_linear(w.output),
+        gate_up=_linear(w.gate_up),
+        down=_linear(w.down),
+        q=_norm(None if qk is None else Norm(qk.q_weight, qk.eps)),
+        k=_norm(None if qk is None else Norm(qk.k_weight, qk.eps)),
+        post_attention=_norm(w.post_attention_norm),
+        mlp=_norm(w.mlp_norm),
+        post_mlp=_norm(w.post_mlp_norm),
+        following=_norm(w.following_norm),
+        rope=w.rope.data_ptr(),
+        layer=w.layer,
+        num_heads=w.num_heads,
+        window=w.window or 0,
+        silu=w.activation == "silu",
+        scale=w.scale,
+        softcap=w.softcap or 0.0,
+    )
+
+
+def _linear(linear: AdaptedLinear) -> NativeLinear:
+    weight, site = linear.weight, linear.site
+    assert isinstance(weight, PanelLinear)
+    array = c_int32 * len(site.widths)
+    return NativeLinear(
+        weight=weight.panels_ptr,
+        bias=weight.bias_ptr,
+        projections=array(*site.projections),
+        widths=array(*site.widths),
+        num_projections=len(site.widths),
+        in_features=weight.in_features,
+        out_features=weight.out_features,
+        is_bf16=weight.is_bf16,
+    )
+
+
+def _norm(norm: Norm | None) -> NativeNorm:
+    if norm is None:
+        return NativeNorm(weight=0, eps=0.0)
+    assert norm.weight.dtype is torch.float32 and norm.weight.is_contiguous()
+    return NativeNorm(weight=norm.weight.data_ptr(), eps=norm.eps)
+
+
+def _step(rows: int, batch: AttentionBatch, kv: KVCacheView, lora: LoRABatch | None) -> NativeStep:
+    layout, tables = kv.layout, batch.block_tables
+    assert tables.dtype is torch.int64
+    step = NativeStep(
+        rows=rows,
+        num_seqs=len(batch.context_lens),
+        max_context=batch.max_context,
+        table_stride=tables.stride(0),
+        query_start=batch.query_start.data_ptr(),
+        row_seq=batch.row_seq.data_ptr(),
+        positions=batch.positions.data_ptr(),
+        block_tables=tables.data_ptr(),
+        arena=kv.arena.data_ptr(),
+        layer_bytes=layout.layer_bytes,
+        num_kv=layout.num_kv_heads,
+        dim=layout.head_dim,
+        kv_is_bf16=layout.dtype is torch.bfloat16,
+        num_segments=0,
+    )
+    if lora is not None:
+        step.num_segments = len(lora.segment_slot)
+        step.segment_start = lora.segment_start.data_ptr()
+        step.segment_slot = lora.segment_slot.data_ptr()
+        step.num_layers = lora.tables.rank.shape[1]
+        step.a_offset = lora.tables.a_offset.data_ptr()
+        step.b_offset = lora.tables.b_offset.data_ptr()
+        step.rank = lora.tables.rank.data_ptr()
+        step.lora_arena = lora.arena.data_ptr()
+        step.lora_is_bf16 = lora.dtype is torch.bfloat16
+    return step

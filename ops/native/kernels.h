@@ -1,0 +1,32 @@
+// The kernels that a decoder layer is made of; what each computes stands where it is defined.
+#pragma once
+
+#include "parallel.h"
+
+extern "C" {
+
+void linear(const float* x, int64_t rows, int64_t depth, const void* weight, int is_bf16,
+            const float* bias, int64_t columns, float* y);
+
+void rms_norm(const float* x, float* residual, const float* weight, int64_t rows, int64_t width,
+              float eps, float* y);
+
+void gated_activation(const float* gate_up, int64_t rows, int64_t width, int silu, float* y);
+
+void rope_write_kv(float* qkv, int64_t rows, int64_t num_heads, int64_t num_kv, int64_t dim,
+                   const float* rope, const float* q_weight, const float* k_weight, float eps,
+                   const int32_t* row_seq, const int32_t* positions, const int64_t* block_tables,
+                   int64_t table_stride, char* arena, int64_t layer, int is_bf16);
+
+void paged_attention(const float* qkv, int64_t num_seqs, const int32_t* query_start,
+                     const int32_t* positions, int64_t max_context, const int64_t* block_tables,
+                     int64_t table_stride, const char* arena, int64_t layer, int is_bf16,
+                     int64_t num_heads, int64_t num_kv, int64_t dim, float scale, int64_t window,
+                     float softcap, float* out);
+
+void add_lora(float* y, const float* x, int64_t depth, const int32_t* projections,
+              const int32_t* widths, int64_t num_projections, int64_t layer, int64_t num_layers,
+              const int32_t* segment_start, const int32_t* segment_slot, int64_t num_segments,
+              const int64_t* a_offset, const int64_t* b_offset, const int32_t* rank,
+              const char* arena, int is_bf16);
+}

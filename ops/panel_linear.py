@@ -1,0 +1,28 @@
+"""A linear's weight as the C++ kernels want it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+PANEL = 48
+"""Output columns that a packed weight keeps together; see native/linear.cpp."""
+
+
+class PanelLinear:
+    """A weight in panels, and its bias float32, padded to whole panels."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        assert weight.dtype in (torch.bfloat16, torch.float32)
+        self.is_bf16 = weight.dtype is torch.bfloat16
+        self.out_features, self.in_features = weight.shape
+        rows = -(-self.out_features // PANEL) * PANEL
+        depth = self.in_features + (self.in_features % 2 if self.is_bf16 else 0)
+        self.panels = torch.empty(rows * depth, dtype=weight.dtype)
+        self.bias = None
+        if bias is not None:
+            self.bias = torch.zeros(rows)
+            self.bias[: self.out_features] = bias
+        self.panels_ptr = self.panels.data_ptr()
+        self.bias_ptr = 0 if self.bias is None else self.bias.data_ptr()
+        self.num_bytes = self.panels.nbytes + (0 if self.bias is None else self.bias.nbytes)

@@ -1,0 +1,84 @@
+"""A decoder layer as its ops, one after the other."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ops.base import (
+    AdaptedLinear,
+    AttentionBatch,
+    KVCacheView,
+    LayerStack,
+    LayerWeights,
+    LoRABatch,
+    Norm,
+    Ops,
+    StacksLayers,
+)
+
+
+def bind_layers(ops: Ops, layers: list[LayerWeights]) -> LayerStack:
+    """The backend's own stack if it has one, else its ops."""
+    return ops.bind_layers(layers) if isinstance(ops, StacksLayers) else OpByOp(ops, layers)
+
+
+class OpByOp:
+    """A `LayerStack` of any backend."""
+
+    def __init__(self, ops: Ops, layers: list[LayerWeights]) -> None:
+        self._ops = ops
+        self._layers = layers
+
+    def forward(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        batch: AttentionBatch,
+        kv: KVCacheView,
+        lora: LoRABatch | None,
+    ) -> Tensor:
+        for layer in self._layers:
+            x = run_layer(self._ops, layer, x, residual, batch, kv, lora)
+        return x
+
+
+def run_layer(
+    ops: Ops,
+    w: LayerWeights,
+    x: Tensor,
+    residual: Tensor,
+    batch: AttentionBatch,
+    kv: KVCacheView,
+    lora: LoRABatch | None,
+) -> Tensor:
+    """Attention and MLP around one residual stream; ends with the norm that its follower wants.
+
+    x [T, K] is the norm of the residual [T, K], which is changed in place.
+    """
+
+    def linear(x: Tensor, linear: AdaptedLinear) -> Tensor:
+        y = ops.linear(x, linear.weight)
+        if lora is not None:
+            ops.add_lora(y, x, linear.site, w.layer, lora)
+        return y
+
+    def norm(x: Tensor, norm: Norm, residual: Tensor | None = None) -> Tensor:
+        return ops.rms_norm(x, norm.weight, norm.eps, residual)
+
+    qkv = linear(x, w.qkv)
+    ops.rope_write_kv(qkv, w.rope, batch, kv, w.layer, w.num_heads, w.qk_norm)
+    x = ops.paged_attention(
+        *(qkv, batch, kv, w.layer, w.num_heads),
+        scale=w.scale,
+        window=w.window,
+        softcap=w.softcap,
+    )
+    x = linear(x, w.output)
+    if w.post_attention_norm is not None:
+        x = norm(x, w.post_attention_norm)
+    x = norm(x, w.mlp_norm, residual)
+    x = ops.gated_activation(linear(x, w.gate_up), w.activation)
+    x = linear(x, w.down)
+    if w.post_mlp_norm is not None:
+        x = norm(x, w.post_mlp_norm)
+    return norm(x, w.following_norm, residual)
