@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import shutil
@@ -45,6 +46,8 @@ CONFIG = Config(
 UNFINISHED_S = 24 * 3600.0
 """What belongs to no entry after so long was left by a writer that died."""
 SWEEP_S = 3600.0
+
+logging.getLogger("botocore").setLevel(logging.WARNING)
 
 FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$")]
 

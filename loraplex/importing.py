@@ -14,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from adapters.store import NotInStore, Store
 from loraplex.death import die_with_parent
 from loraplex.errors import BadSettings, ImportFailed
 from loraplex.output import Progress
@@ -34,12 +35,21 @@ def import_model(source: Path, settings: Settings, progress: Progress) -> str:
     mark = _mark(source)
     digest = known.get(mark)
     try:
-        if digest is None or not settings.open_store().exists("models", digest):
+        if digest is None or not _is_there(settings.open_store(), digest):
             digest = _import_apart(source, settings, progress)
             known.put(mark, digest)
     except OSError as error:
         raise ImportFailed(str(error)) from error
     return digest
+
+
+def _is_there(store: Store, digest: str) -> bool:
+    """As this machine sees it: what it has of a store elsewhere will do."""
+    try:
+        store.model_folder(digest, weights=False)
+    except NotInStore:
+        return False
+    return True
 
 
 def _import_apart(source: Path, settings: Settings, progress: Progress) -> str:
