@@ -37,10 +37,11 @@ def _scaled(row, first, vocab, temperature, BLOCK: tl.constexpr):
 def _search(
     row, vocab, temperature, largest, floor, target, IS_MASS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The smallest key with less than `target` of weight above it, among logits >= floor."""
+    """The smallest logit with less than `target` of weight above it, among logits >= floor; NaN
+    where even the largest has more."""
     digit = tl.arange(0, 16).to(tl.uint32)
     prefix = tl.zeros((1,), tl.uint32)
-    for step in tl.static_range(8):
+    for step in range(8):
         shift = 28 - 4 * step
         # Everything that begins with the prefix and a digit is at most this.
         bound = prefix + (digit << shift) + ((1 << shift) - 1)
@@ -55,7 +56,7 @@ def _search(
             above += tl.sum(counted, axis=0).to(tl.float64)
         passed = tl.sum((above >= target).to(tl.int32), axis=0)
         prefix += tl.minimum(passed, 15).to(tl.uint32) << shift
-    return tl.max(_value(prefix), axis=0)
+    return tl.sum(_value(prefix), axis=0)
 
 
 @triton.jit

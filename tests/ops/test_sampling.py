@@ -143,10 +143,11 @@ def test_neighbours_do_not_change_a_draw(ops: Ops):
     options = {
         "temperature": torch.tensor([0.0, 1, 2, 0.5, 1, 1, 1, 1]),
         "top_k": torch.tensor([0, 0, 5, 9, 0, 0, 300, 1], dtype=torch.int32),
-        "top_p": torch.tensor([1, 0.5, 1, 1, 0.9, 1, 1, 1]),
+        "top_p": torch.tensor([1, 0.5, 1, 1, 0.9, 1, 0, 1]),
         "min_p": torch.tensor([0.0, 0, 0, 0, 0, 0.2, 0, 0]),
     }
     together = ops.sample(logits.clone(), make_batch(8, **options))
+    assert together[6] == logits[6].argmax()
     for row in range(8):
         one = {name: value[row : row + 1] for name, value in options.items()}
         alone = make_batch(1, **one, position=torch.tensor([row]))

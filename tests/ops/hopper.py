@@ -1,0 +1,168 @@
+"""`python -m tests.ops.hopper [float32]`: compiles a Llama-3-8B-shaped step's kernels for sm_90.
+
+No GPU is needed: Triton brings its own assembler, and the driver here is a double that launches
+nothing. One JSON line a kernel: its name, the bytes of shared memory a program takes, registers
+and bytes of stack a thread, and how many of its loads from memory take 16 bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import torch
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+
+from ops.base import (
+    PAGE_TOKENS,
+    AdapterTables,
+    AttentionBatch,
+    KVCacheView,
+    KVLayout,
+    LoRABatch,
+    QKNorm,
+    SamplingBatch,
+    Site,
+)
+from ops.cuda import CudaOps
+
+HIDDEN, HEADS, KV_HEADS, DIM, INNER, VOCAB = 4096, 32, 8, 128, 14336, 128256
+SHARED_BYTES = 232_448
+"""A block's limit on sm_90."""
+
+
+class Launcher:
+    """Takes a compiled kernel and its launches, and runs none."""
+
+    def __init__(self, source: Any, metadata: Any) -> None:
+        compiled.append(metadata)
+
+    def __call__(self, *arguments: Any) -> None:
+        pass
+
+
+class Utilities:
+    def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple:
+        print(json.dumps({"name": name, "shared": shared, **_resources(binary)}))
+        return 1, 1, 0, 0, 1024
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": SHARED_BYTES}
+
+
+class Driver:
+    launcher_cls = Launcher
+    utils = Utilities()
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+compiled: list[Any] = []
+
+
+def _resources(binary: bytes) -> dict[str, int]:
+    """What the assembler made of a kernel."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        usage = _dump("--dump-resource-usage", file.name)
+        code = _dump("--dump-sass", file.name)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    assert found is not None, usage
+    wide = len(re.findall(r"LDG\.E\.128|LDGSTS\.E\S*\.128", code))
+    return {"registers": int(found[1]), "stack": int(found[2]), "wide_loads": wide}
+
+
+def _dump(option: str, file: str) -> str:
+    tool = knobs.nvidia.cuobjdump.path
+    command = [tool, option, file]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def attend(ops: CudaOps, dtype: torch.dtype, seqs: int, rows: int, context: int) -> None:
+    layout = KVLayout(32, KV_HEADS, DIM, dtype)
+    total = seqs * rows
+    batch = AttentionBatch(
+        torch.arange(seqs + 1).int() * rows,
+        torch.arange(seqs).int().repeat_interleave(rows),
+        torch.zeros(total).int(),
+        torch.full((seqs,), context).int(),
+        torch.zeros(seqs, context // PAGE_TOKENS, dtype=torch.int64),
+        rows,
+        context,
+    )
+    kv = KVCacheView(torch.zeros(layout.page_bytes, dtype=torch.uint8), layout)
+    qkv = torch.zeros(total, (HEADS + 2 * KV_HEADS) * DIM, dtype=dtype)
+    norm = QKNorm(torch.ones(DIM), torch.ones(DIM), 1e-6)
+    for chosen in (None, norm):
+        ops.rope_write_kv(qkv, torch.zeros(8, DIM), batch, kv, 16, HEADS, chosen)
+    ops.paged_attention(qkv, batch, kv, 16, HEADS, scale=0.1)
+    ops.paged_attention(qkv, batch, kv, 16, HEADS, scale=0.1, window=1024, softcap=50.0)
+
+
+def add_lora(ops: CudaOps, dtype: torch.dtype, rows: int, segments: int, max_rank: int) -> None:
+    offsets = torch.zeros(64, 32, 7, dtype=torch.int64)
+    tables = AdapterTables(offsets, offsets, torch.zeros(64, 32, 7, dtype=torch.int32))
+    lora = LoRABatch(
+        torch.zeros(1 << 16, dtype=torch.uint8),
+        dtype,
+        tables,
+        torch.zeros(segments + 1).int(),
+        torch.zeros(segments).int(),
+        max_rank,
+    )
+    site = Site((4, 5), (INNER, INNER), HIDDEN)
+    y = torch.zeros(rows, sum(site.widths), dtype=dtype)
+    ops.add_lora(y, torch.zeros(rows, HIDDEN, dtype=dtype), site, 16, lora)
+
+
+def sample(ops: CudaOps, rows: int) -> None:
+    floats, ints = torch.zeros(rows), torch.zeros(rows, dtype=torch.int32)
+    longs = torch.zeros(rows, dtype=torch.int64)
+    batch = SamplingBatch(
+        *(floats, ints, floats, floats, longs, longs, longs, floats, floats, floats),
+        *(torch.zeros(rows, 8192, dtype=torch.int32), ints, ints, ints),
+        *(torch.zeros(rows + 1, dtype=torch.int32), ints, floats, False, True, True),
+    )
+    logits = torch.zeros(rows, VOCAB)
+    ops.sample(logits, batch)
+    ops.log_softmax_top(logits, ints, 16)
+
+
+def main() -> None:
+    driver.set_active(Driver())  # pyright: ignore[reportArgumentType]
+    ops = CudaOps(torch.device("cpu"))
+    for dtype in [torch.float32] if "float32" in sys.argv else [torch.bfloat16]:
+        x, weight = torch.zeros(16, HIDDEN, dtype=dtype), torch.ones(HIDDEN)
+        ops.rms_norm(x, weight, 1e-5)
+        ops.rms_norm(x, weight, 1e-5, x)
+        ops.gated_activation(torch.zeros(16, 2 * INNER, dtype=dtype), "silu")
+        ops.gated_activation(torch.zeros(16, 2 * INNER, dtype=dtype), "gelu_tanh")
+        ops.embed(torch.zeros(16, dtype=torch.int32), x, 1.5)
+        attend(ops, dtype, 4, 1, 4096)
+        attend(ops, dtype, 256, 1, 1024)
+        attend(ops, dtype, 1, 512, 4096)
+        for max_rank in (16, 64):
+            add_lora(ops, dtype, 32, 32, max_rank)
+            add_lora(ops, dtype, 32, 4, max_rank)
+            add_lora(ops, dtype, 512, 4, max_rank)
+    pages = torch.zeros(4, dtype=torch.int64)
+    ops.copy_pages(torch.zeros(1 << 16, dtype=torch.uint8), pages, pages, 1 << 14)
+    sample(ops, 4)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""What the Triton backend alone promises: bfloat16 activations, capacity, scratch, compilation."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from ops import triton_attention, triton_lora
+from ops.base import LoRABatch, Ops, Site
+from ops.registry import select
+from ops.triton_table import AttentionBlocks, Blocks
+from tests.ops import formulas
+from tests.ops.interpreter import IS_INTERPRETED
+from tests.ops.test_attention import LAYER as KV_LAYER
+from tests.ops.test_attention import LONG, Case, make_batch, make_cache, run
+from tests.ops.test_lora import LAYER, make_lora
+from tests.ops.test_sampling import make_batch as make_sampling_batch
+
+BFLOAT16 = torch.bfloat16
+DEVICE = torch.device("cpu" if IS_INTERPRETED else "cuda")
+pytestmark = [] if IS_INTERPRETED else [pytest.mark.gpu]
+
+
+@pytest.fixture
+def poisoned_scratch() -> Iterator[None]:
+    """Memory that torch hands out is NaN until it is written."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        assert torch.empty(4).isnan().all() and torch.ones(1).new_empty(4).isnan().all()
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+MIXED = Case([40, 0, 30], [3, 18, 1], 6, 2, 32, BFLOAT16, None, None, 0, norm=True)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [MIXED, replace(MIXED, window=13, softcap=5.0), replace(MIXED, cached=[0, 0, 0], num_heads=2)],
+)
+def test_attention_in_bfloat16(triton_ops: Ops, case: Case):
+    out, expected = run(triton_ops, case, BFLOAT16)
+    torch.testing.assert_close(out, expected, rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("rows", [[1, 2, 1], [20, 0, 3]])
+def test_lora_in_bfloat16(triton_ops: Ops, rows: list[int]):
+    torch.manual_seed(0)
+    site = Site((0, 1, 2), (80, 16, 40), 300)
+    lora, factors = make_lora(triton_ops, site, [[8, 0, 5], [16, 64, 1]], BFLOAT16, rows, [1, 0, 1])
+    x = torch.randn(sum(rows) + 2, 300).to(BFLOAT16)
+    y = torch.randn(len(x), 136).to(BFLOAT16)
+    expected = y.double() + formulas.lora(x, site, LAYER, lora, factors)
+    triton_ops.add_lora(y, x, site, LAYER, lora)
+    torch.testing.assert_close(y.double(), expected, rtol=2e-2, atol=6e-2)
+
+
+def test_pointwise_in_bfloat16(triton_ops: Ops):
+    torch.manual_seed(0)
+    x, residual = torch.randn(3, 96).to(BFLOAT16), torch.randn(3, 96).to(BFLOAT16)
+    weight, total = torch.randn(96), x + residual
+    y = triton_ops.rms_norm(x, weight, 1e-6, residual)
+    assert y.dtype is BFLOAT16 and torch.equal(residual, total)
+    expected = formulas.rms_norm(total, weight, 1e-6)
+    torch.testing.assert_close(y.double(), expected, rtol=1e-2, atol=1e-2)
+    gated = triton_ops.gated_activation(x, "silu")
+    expected = formulas.silu(x[:, :48]) * x[:, 48:].double()
+    torch.testing.assert_close(gated.double(), expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("num_active", [0, 1, 5])
+@pytest.mark.parametrize("rows_each", [1, 7])
+def test_a_captured_size_serves_fewer_adapters(triton_ops: Ops, num_active: int, rows_each: int):
+    """Launches are sized by capacity: segments that are not there have slot -1 and no rows."""
+    torch.manual_seed(0)
+    capacity, site = 5, Site((4, 5), (48, 48), 64)
+    rows = [rows_each] * num_active + [0] * (capacity - num_active)
+    slots = [n % 2 if n < num_active else -1 for n in range(capacity)]
+    ranks = [[8, 4], [3, 0]]
+    lora, factors = make_lora(triton_ops, site, ranks, torch.float32, rows, slots)
+    x = torch.randn(capacity * rows_each, 64)
+    y = torch.randn(len(x), 96)
+    expected = y.double() + formulas.lora(x, site, LAYER, lora, factors)
+    triton_ops.add_lora(y, x, site, LAYER, lora)
+    torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_rows_of_slot_minus_one_are_base_only(triton_ops: Ops):
+    site = Site((3,), (48,), 64)
+    lora, _ = make_lora(triton_ops, site, [[8]], torch.float32, [3, 20], [-1, -1])
+    y = torch.randn(23, 48)
+    before = y.clone()
+    triton_ops.add_lora(y, torch.randn(23, 64), site, LAYER, lora)
+    assert torch.equal(y, before)
+
+
+SWEEP_RANKS = (1, 5, 16, 72) if IS_INTERPRETED else (1, 5, 8, 16, 17, 32, 64, 72, 128)
+SWEEP_SHAPES = (
+    ([1, 2], (1, 16)) if IS_INTERPRETED else ([1, 2, 15, 16, 17, 64, 200], (1, 16, 64, 128))
+)
+SWEEP_SPLITS = (1, 3) if IS_INTERPRETED else (1, 2, 4, 8)
+SWEEP_DTYPES = (torch.float32, BFLOAT16)
+
+
+def on_device(lora: LoRABatch) -> LoRABatch:
+    tables = lora.tables
+    moved = (tables.a_offset.to(DEVICE), tables.b_offset.to(DEVICE), tables.rank.to(DEVICE))
+    return replace(
+        lora,
+        arena=lora.arena.to(DEVICE),
+        tables=type(tables)(*moved),
+        segment_start=lora.segment_start.to(DEVICE),
+        segment_slot=lora.segment_slot.to(DEVICE),
+    )
+
+
+@pytest.mark.parametrize("dtype", SWEEP_DTYPES)
+@pytest.mark.parametrize("rank", SWEEP_RANKS)
+def test_no_block_size_reads_what_was_not_written(
+    triton_ops: Ops, poisoned_scratch, rank: int, dtype: torch.dtype
+):
+    """B.3 of the reference: NaN in scratch, in the arena and beyond the rank stays where it is.
+
+    On a GPU this decides whether triton_table.MAX_EXPAND_COLUMNS may be 128.
+    """
+    torch.manual_seed(rank)
+    site = Site((0, 1, 2), (144, 16, 40), 72)
+    rows_of_segments, rows_of_blocks = SWEEP_SHAPES
+    lora, factors = make_lora(
+        triton_ops, site, [[rank, 0, 2]], dtype, rows_of_segments, [0] * len(rows_of_segments)
+    )
+    x = torch.randn(sum(rows_of_segments) + 1, 72).to(dtype)
+    start = torch.randn(len(x), 200).to(dtype)
+    expected = start.double() + formulas.lora(x, site, LAYER, lora, factors)
+    there = on_device(lora)
+    tolerance = 1e-4 if dtype is torch.float32 else 8e-2
+    for rows in rows_of_blocks:
+        for columns in (32, 64, 128):
+            for split in SWEEP_SPLITS:
+                blocks = Blocks(rows, min(columns, 64), 32, split, 4, 2)
+                wide = replace(blocks, columns=columns, split=1)
+
+                def add(blocks: Blocks = blocks, wide: Blocks = wide) -> Tensor:
+                    y = start.clone().to(DEVICE)
+                    planes = triton_lora.shrink(x.to(DEVICE), site, LAYER, there, blocks)
+                    triton_lora.expand_add(y, planes, site, LAYER, there, wide)
+                    return y.cpu()
+
+                y = add()
+                torch.testing.assert_close(y.double(), expected, rtol=tolerance, atol=tolerance)
+                assert torch.equal(y[-1], start[-1])
+                if not IS_INTERPRETED:
+                    assert torch.equal(add(), y)
+
+
+@pytest.mark.parametrize(("splits", "rows", "tile"), [(1, 16, 16), (2, 16, 32), (8, 32, 16)])
+@pytest.mark.parametrize("window", [None, 20])
+def test_attention_is_the_same_in_any_number_of_parts(
+    triton_ops: Ops, poisoned_scratch, splits: int, rows: int, tile: int, window: int | None
+):
+    case = replace(LONG, cached=[70, 3], fresh=[2, 9], num_heads=3, dim=16)
+    torch.manual_seed(0)
+    kv, tables = make_cache(case)
+    everything = make_batch(tables, [0, 0], case.contexts)
+    qkv = torch.randn(sum(case.contexts), 5 * 16)
+    triton_ops.rope_write_kv(qkv, torch.randn(80, 16), everything, kv, KV_LAYER, 3)
+    batch = make_batch(tables, case.cached, case.fresh)
+    fresh = torch.cat((qkv[70:72], qkv[75:]))
+    expected = select("reference").paged_attention(
+        fresh, batch, kv, KV_LAYER, 3, scale=0.3, window=window
+    )
+    sent = [t.to(DEVICE) for t in (batch.query_start, batch.row_seq, batch.positions)]
+    sent += [batch.context_lens.to(DEVICE), batch.block_tables.to(DEVICE)]
+    there = type(batch)(*sent, batch.max_query, batch.max_context)
+    view = replace(kv, arena=kv.arena.to(DEVICE))
+    blocks = AttentionBlocks(rows, tile, splits, 4, 2)
+    out = triton_attention.paged_attention(
+        fresh.to(DEVICE), there, view, KV_LAYER, 3, 0.3, window, None, blocks
+    )
+    torch.testing.assert_close(out.cpu(), expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice")
+def test_logits_that_are_no_numbers_still_give_a_token_of_the_vocabulary(triton_ops: Ops):
+    logits = torch.full((2, 40), float("nan"))
+    for temperature in (0.0, 1.0):
+        batch = make_sampling_batch(2, temperature=temperature, top_k=3)
+        tokens = triton_ops.sample(logits.clone(), batch)
+        assert all(0 <= token < 40 for token in tokens.tolist())
+
+
+def test_the_backend_is_refused_where_there_is_no_gpu():
+    if torch.cuda.is_available():
+        assert select("cuda").device.type == "cuda"
+    else:
+        with pytest.raises(ValueError, match="'cuda' needs a CUDA device"):
+            select("cuda")
+
+
+def test_kernels_compile_for_hopper(tmp_path: Path):
+    """The interpreter takes more than the compiler does. Nothing may spill, and what is bound by
+    memory must load 16 bytes at once."""
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "-m", "tests.ops.hopper"]
+    root = Path(__file__).parents[2]
+    output = subprocess.run(
+        command, cwd=root, env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    kernels = [json.loads(line) for line in output.splitlines()]
+    by_memory = {"_attend", "shrink_rows", "shrink_segments", "expand_rows", "expand_segments"}
+    by_memory |= {"_rms_norm", "_gated_activation", "_copy_pages", "_draw", "threshold"}
+    assert by_memory <= {kernel["name"] for kernel in kernels}
+    for kernel in kernels:
+        assert kernel["stack"] == 0, kernel
+        assert kernel["wide_loads"] > 0 or kernel["name"] not in by_memory, kernel
