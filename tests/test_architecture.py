@@ -34,6 +34,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "admin.records",
         "admin.database",
         "admin.queries",
+        "admin.key_uses",
     ),
     "loraplex": PACKAGES,
 }
@@ -108,6 +109,9 @@ def test_no_drawers() -> None:
         ("workers.client", "torch"),
         ("workers.engine", "litestar"),
         ("workers.engine", "asyncpg"),
+        ("admin.sandbox", "litestar"),
+        ("admin.sandbox", "asyncpg"),
+        ("loraplex.cli", "boto3"),
     ],
 )
 def test_heavy_libraries_stay_out(module: str, absent: str) -> None:

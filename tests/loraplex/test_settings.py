@@ -94,3 +94,18 @@ def test_what_is_no_size(text: str):
 @given(st.integers(0, 1 << 50))
 def test_a_plain_number_is_itself(number: int):
     assert parse_size(str(number)) == number
+
+
+def test_where_the_store_is(tmp_path: Path):
+    given = {"data_dir": tmp_path / "home"}
+    assert load_settings(given, {}).store_location == str(tmp_path / "home" / "store")
+    own = load_settings({**given, "store": "~/s"}, {})
+    assert own.store_location == str(Path.home() / "s")
+    bucket = load_settings(given, {"LORAPLEX_STORE": "s3://bucket/prefix"})
+    assert bucket.store_location == "s3://bucket/prefix" == bucket.shown()["store"]
+    for nowhere in ("http://bucket", "s3://"):
+        with pytest.raises(BadSettings, match=f"store: {nowhere}"):
+            load_settings({**given, "store": nowhere}, {}).open_store()
+    reserved = {"LORAPLEX_MIN_FREE_DISK": "1TiB"}
+    with pytest.raises(OSError, match="bytes are free"):
+        load_settings(given, reserved).open_store().check_room(1 << 60)
