@@ -10,13 +10,14 @@ from admin import problems
 from admin.config import AdminConfig
 from admin.controllers.adapters import AdapterController
 from admin.controllers.aliases import AliasController
+from admin.controllers.audit import AuditController
 from admin.controllers.keys import KeyController
 from admin.controllers.models import ModelController
 from admin.controllers.tenants import TenantController
 from admin.controllers.uploads import UploadController
 from admin.database import Database
 from admin.plane import AdminPlane
-from admin.request import AdminRequest
+from admin.request import AdminRequest, add_request_id
 
 MAX_BODY_BYTES = 64 << 10
 """Of every request but an upload, which has its own bounds."""
@@ -31,6 +32,7 @@ def create_app(config: AdminConfig, *, database: Database, store: Store) -> Lite
         AdapterController,
         AliasController,
         UploadController,
+        AuditController,
     ]
     return Litestar(
         route_handlers=[Router("/admin/v1", route_handlers=controllers)],
@@ -38,6 +40,7 @@ def create_app(config: AdminConfig, *, database: Database, store: Store) -> Lite
         request_class=AdminRequest,
         request_max_body_size=MAX_BODY_BYTES,
         exception_handlers={Exception: problems.to_response},
+        before_send=[add_request_id],
         openapi_config=None,
         logging_config=None,
     )

@@ -13,7 +13,7 @@ from typing import Any
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
-from admin import tenants
+from admin import keys, tenants
 from admin.database import Connection, Database
 from admin.errors import Forbidden, Invalid, NotFound, Unauthenticated
 from admin.records import ApiKey, Tenant, hash_key, parse_key
@@ -35,8 +35,11 @@ def requires(*scopes: str) -> Guard:
         key = await authenticate(
             plane.database, plane.config.pepper, connection.headers.get("authorization")
         )
+        if not key.may_come_from(connection.client.host if connection.client else None):
+            raise Forbidden("This API key may not be used from this address.", "ip_not_allowed")
         if key.scopes.isdisjoint(scopes):
             raise Forbidden(f"This API key lacks the scope {' or '.join(scopes)}.")
+        plane.key_uses.note(key.id)
         connection.scope["user"] = key
 
     guard.__dict__["scopes"] = scopes
@@ -50,7 +53,7 @@ async def authenticate(database: Database, pepper: bytes, authorization: str | N
     if key_id is None:
         raise Unauthenticated("Give an API key in the header 'Authorization: Bearer lpx_...'.")
     async with database.acquire() as connection:
-        key = await tenants.find_key(connection, key_id)
+        key = await keys.find_key(connection, key_id)
     # An unknown id costs what a known one does.
     matches = hmac.compare_digest(hash_key(text.strip(), pepper), key.hash if key else _NO_HASH)
     if key is None or not matches or not key.is_live(datetime.now(UTC)):

@@ -16,11 +16,13 @@ from adapters.manifest import AdapterManifest, BaseModelShape
 from adapters.store import NotInStore, Store, hold
 from adapters.validator import CONFIG_NAME, WEIGHTS_NAME
 from admin import contents, versions
+from admin.audit import Actor, changing
 from admin.config import AdminConfig
 from admin.database import Database
 from admin.errors import AdminError, Conflict, Invalid
+from admin.key_uses import WRITE_INTERVAL_S, KeyUses
 from admin.reaper import Reaper
-from admin.records import ApiKey, BaseModel, Tenant
+from admin.records import BaseModel, Tenant
 from admin.resumable import ResumableUploads
 from admin.retirement import Retirement, retirement_progress
 from admin.upload import OVERHEAD_BYTES
@@ -40,6 +42,7 @@ class AdminPlane:
         self.database = database
         self.store = store
         self.reaper = Reaper(database, store)
+        self.key_uses = KeyUses()
         self.uploads = ResumableUploads(
             store, config.max_upload_bytes + OVERHEAD_BYTES, config.upload_idle_s
         )
@@ -77,7 +80,7 @@ class AdminPlane:
         return manifest
 
     async def publish(
-        self, new: NewVersion, staged: Path, key: ApiKey
+        self, new: NewVersion, staged: Path, actor: Actor
     ) -> tuple[VersionDetails, bool]:
         """Files and row of a version, and whether it is new. An admin's upload lets its chat
         template run."""
@@ -85,7 +88,7 @@ class AdminPlane:
             if file.name not in (CONFIG_NAME, WEIGHTS_NAME):
                 file.unlink()
         try:
-            return await self._publish(new, staged, key)
+            return await self._publish(new, staged, actor)
         except Exception:
             # What was stored for a version that could not be made goes at once, or later.
             with contextlib.suppress(AdminError, OSError):
@@ -93,26 +96,26 @@ class AdminPlane:
             raise
 
     async def _publish(
-        self, new: NewVersion, staged: Path, key: ApiKey
+        self, new: NewVersion, staged: Path, actor: Actor
     ) -> tuple[VersionDetails, bool]:
         digest = new.manifest.digest
         async with contents.held(self.database, digest):
             await asyncio.to_thread(self.store.put, "adapters", digest, staged)
-            async with self.database.transaction() as connection:
+            async with changing(self.database, actor) as connection:
                 version, is_new = await versions.add_version(connection, new)
                 if not await asyncio.to_thread(self.store.exists, "adapters", digest):
                     raise Conflict("the store lost the files meanwhile; upload them again")
                 template = new.serving.template_digest
-                if template is not None and key.tenant_id is None:
-                    await versions.approve_template(connection, template, key.id)
+                if template is not None and actor.key.tenant_id is None:
+                    await versions.approve_template(connection, template, actor.key.id)
         return version, is_new
 
     async def reject(
-        self, tenant: Tenant, name: str, rejected: AdapterRejected, key: ApiKey
+        self, tenant: Tenant, name: str, rejected: AdapterRejected, actor: Actor
     ) -> None:
-        async with self.database.transaction() as connection:
+        async with changing(self.database, actor) as connection:
             error = rejected.to_dict()
-            await versions.add_rejected(connection, tenant.id, name, error, key.id)
+            await versions.add_rejected(connection, tenant.id, name, error, actor.key.id)
 
     async def settle_retirement(self, retirement: Retirement) -> int:
         """How many requests are in flight with what was retired, once every live gateway knows of
@@ -133,8 +136,17 @@ class AdminPlane:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.reaper.run())
                 tasks.create_task(self._sweep())
+                tasks.create_task(self._write_key_uses())
         finally:
             await self.validation.close()
+
+    async def _write_key_uses(self) -> None:
+        while True:
+            await asyncio.sleep(WRITE_INTERVAL_S)
+            try:
+                await self.key_uses.write(self.database)
+            except AdminError as error:
+                log.warning("the use of keys is not written down: %s", error)
 
     async def _sweep(self) -> None:
         """Removes what uploads that broke off left, eight times as often as it may lie."""

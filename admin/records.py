@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import re
 import secrets
 import zlib
 from datetime import datetime
 from enum import StrEnum
+from functools import lru_cache
 from typing import Annotated, Any
 
 import msgspec
@@ -99,9 +101,52 @@ class ApiKey(msgspec.Struct, frozen=True):
     revoked_at: datetime | None = None
     name: str = ""
     created_at: datetime | None = None
+    not_before: datetime | None = None
+    models: frozenset[str] | None = None
+    """What it may infer with, as its tenant calls it; None: all that the tenant may."""
+    cidrs: tuple[str, ...] | None = None
+    """Networks that its users are in; None: anywhere."""
+    replaces: str | None = None
+    """Id of the key that it was rotated from."""
 
     def is_live(self, now: datetime) -> bool:
-        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+        return (
+            self.revoked_at is None
+            and (self.not_before is None or self.not_before <= now)
+            and (self.expires_at is None or now < self.expires_at)
+        )
+
+    def may_use(self, model: str) -> bool:
+        """`bot` is listed as itself, which is its alias `prod`; `bot@*` lists all of its versions
+        and aliases."""
+        if self.models is None:
+            return True
+        name = plain_model(model)
+        return name in self.models or f"{name.partition('@')[0]}@*" in self.models
+
+    def may_come_from(self, host: str | None) -> bool:
+        """host: the client's IP address. What has none is in no network."""
+        if self.cidrs is None:
+            return True
+        try:
+            address = ipaddress.ip_address(host or "")
+        except ValueError:
+            return False
+        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
+            address = address.ipv4_mapped
+        return any(address in network for network in _networks(self.cidrs))
+
+
+def plain_model(name: str) -> str:
+    """The shorter of the two names of an adapter's production alias; all others as they are."""
+    return name.removesuffix("@prod")
+
+
+@lru_cache(maxsize=4096)
+def _networks(
+    cidrs: tuple[str, ...],
+) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+    return tuple(ipaddress.ip_network(cidr) for cidr in cidrs)
 
 
 class BaseModel(msgspec.Struct, frozen=True):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import uuid
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 from litestar import Request
 from litestar.datastructures import State
+from litestar.types import Message, Scope
 
+from admin.audit import Actor, changing
+from admin.database import Connection
 from admin.records import ApiKey
 
 if TYPE_CHECKING:
@@ -14,8 +19,27 @@ if TYPE_CHECKING:
 
 
 class AdminRequest(Request[ApiKey, Any, State]):
-    """`user` is the key the guard let pass."""
+    """`user` is the key the guard let pass. The id is always ours: changes are logged with it."""
+
+    def __init__(self, scope: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(scope, *args, **kwargs)
+        scope["state"].setdefault("request_id", f"req_{uuid.uuid4().hex}")
 
     @property
     def plane(self) -> AdminPlane:
         return self.app.state.admin
+
+    @property
+    def actor(self) -> Actor:
+        return Actor(self.user, self.scope["state"]["request_id"])
+
+    def transaction(self) -> AbstractAsyncContextManager[Connection]:
+        """What changes in it is logged as the caller's."""
+        return changing(self.plane.database, self.actor)
+
+
+async def add_request_id(message: Message, scope: Scope) -> None:
+    """Hook before each send: every answer, refusals included, says its id."""
+    if message["type"] == "http.response.start" and "request_id" in scope["state"]:
+        name = scope["state"]["request_id"].encode()
+        message["headers"] = [*message["headers"], (b"x-request-id", name)]

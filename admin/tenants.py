@@ -1,14 +1,12 @@
-"""Tenants and their keys: functions of a connection to records."""
+"""Tenants: functions of a connection to records."""
 
 from __future__ import annotations
-
-from datetime import datetime
 
 from admin.aliases import check_pins
 from admin.database import Connection
 from admin.errors import NotFound
 from admin.queries import from_row, sql
-from admin.records import ADMIN_SCOPES, ApiKey, Tenant, hash_key, new_key, random_base62
+from admin.records import Tenant, random_base62
 
 
 async def create_tenant(
@@ -45,50 +43,3 @@ async def set_pin_bytes(connection: Connection, tenant: Tenant, pin_bytes: int) 
 async def delete_tenant(connection: Connection, tenant: Tenant) -> None:
     """With its keys and adapters."""
     await connection.execute(sql["tenant_delete"], tenant.id)
-
-
-async def create_key(
-    connection: Connection,
-    pepper: bytes,
-    tenant_id: str | None,
-    scopes: frozenset[str] = ADMIN_SCOPES,
-    name: str = "",
-    expires_at: datetime | None = None,
-) -> tuple[ApiKey, str]:
-    """The record, and the key's text, which is kept nowhere. `tenant_id` None: an admin key."""
-    key = new_key()
-    row = await connection.fetchrow(
-        sql["key_insert"],
-        key.id,
-        tenant_id,
-        hash_key(key.text, pepper),
-        sorted(scopes),
-        expires_at,
-        name,
-    )
-    assert row is not None
-    return from_row(ApiKey, row), key.text
-
-
-async def find_key(connection: Connection, key_id: str) -> ApiKey | None:
-    row = await connection.fetchrow(sql["key_find"], key_id)
-    return from_row(ApiKey, row) if row else None
-
-
-async def list_keys(
-    connection: Connection, tenant_id: str | None, after: str, limit: int
-) -> list[ApiKey]:
-    """Revoked and expired ones too. `tenant_id` None: the admin keys."""
-    if tenant_id is None:
-        rows = await connection.fetch(sql["key_list_admin"], after, limit)
-    else:
-        rows = await connection.fetch(sql["key_list"], tenant_id, after, limit)
-    return [from_row(ApiKey, row) for row in rows]
-
-
-async def revoke_key(connection: Connection, key_id: str) -> ApiKey:
-    """Once and for all; a second time changes nothing. Raises NotFound."""
-    row = await connection.fetchrow(sql["key_revoke"], key_id)
-    if row is None:
-        raise NotFound(f"no key {key_id[:128]!r}", "key_not_found")
-    return from_row(ApiKey, row)

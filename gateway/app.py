@@ -11,6 +11,7 @@ from litestar.datastructures import State
 from litestar.openapi import OpenAPIConfig
 
 from admin.database import Database
+from admin.key_uses import KeyUses
 from gateway import errors
 from gateway.admission import Admission
 from gateway.auth import public
@@ -57,11 +58,17 @@ class Gateway:
         self.admission = Admission()
         self.fleet = Fleet(clients)
         self.flights = Flights(Outcomes())
+        self.key_uses = KeyUses()
         self.is_draining = False
         self._liaison = None
         if database is not None:
             self._liaison = Liaison(
-                database, config.instance_id, self.catalog, self.fleet, self.flights
+                database,
+                config.instance_id,
+                self.catalog,
+                self.fleet,
+                self.flights,
+                self.key_uses,
             )
         self.catalog.watch(self.fleet.want)
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import hmac
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
 from admin.records import ApiKey, Tenant, hash_key, parse_key
-from gateway.catalog import CatalogView
 from gateway.errors import Forbidden, Unauthenticated
+
+if TYPE_CHECKING:
+    from gateway.app import Gateway
+    from gateway.catalog import CatalogView
 
 Connection = ASGIConnection[Any, Any, Any, Any]
 Guard = Callable[[Connection, BaseRouteHandler], Awaitable[None]]
@@ -34,6 +37,10 @@ class Principal(msgspec.Struct, frozen=True):
         group = self.tenant.sharing_group
         return f"tenant:{self.tenant.id}" if group is None else f"group:{group}"
 
+    def may_use(self, model: str) -> bool:
+        """Whether the key's list has it; the tenant may lack it none the less."""
+        return self.key.may_use(model.removeprefix(f"{self.tenant.name}/"))
+
 
 def authenticate(view: CatalogView, pepper: bytes, authorization: str | None) -> ApiKey:
     """The valid key of an Authorization header; Unauthenticated, whatever is wrong with it."""
@@ -52,6 +59,13 @@ def authenticate(view: CatalogView, pepper: bytes, authorization: str | None) ->
     return key
 
 
+def check_address(key: ApiKey, host: str | None) -> None:
+    """Forbidden unless the key may be used from there. `host` is the peer of the connection, or
+    who a trusted proxy says it speaks for: gateway/server.py decides."""
+    if not key.may_come_from(host):
+        raise Forbidden("This API key may not be used from this address.", code="ip_not_allowed")
+
+
 def authorize(view: CatalogView, key: ApiKey, scope: str) -> Principal:
     """Forbidden unless it is a tenant's key with the scope: an admin key does no inference."""
     tenant = view.tenants.get(key.tenant_id) if key.tenant_id else None
@@ -68,9 +82,11 @@ def requires(scope: str) -> Guard:
     """Lets tenant keys with the scope pass and leaves their Principal as `request.user`."""
 
     async def guard(connection: Connection, _handler: BaseRouteHandler) -> None:
-        view: CatalogView = connection.app.state.gateway.catalog.current
-        pepper: bytes = connection.app.state.gateway.config.pepper
-        key = authenticate(view, pepper, connection.headers.get("authorization"))
+        gateway: Gateway = connection.app.state.gateway
+        view = gateway.catalog.current
+        key = authenticate(view, gateway.config.pepper, connection.headers.get("authorization"))
+        check_address(key, connection.client.host if connection.client else None)
         connection.scope["user"] = authorize(view, key, scope)
+        gateway.key_uses.note(key.id)
 
     return guard

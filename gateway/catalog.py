@@ -22,6 +22,7 @@ from admin.records import (
     ServingData,
     Tenant,
 )
+from gateway.auth import Principal
 from gateway.errors import ModelNotFound, Overloaded, TemplateNotApproved
 from gateway.schemas import AdapterCard, ModelCard
 from gateway.source import SnapshotSource
@@ -235,17 +236,20 @@ class Catalog:
             raise Overloaded("The gateway is starting.")
         return self._view
 
-    async def resolve(self, tenant: Tenant, name: str, subject: str) -> Target:
-        """In the newest view, as it is when this returns. Raises ModelNotFound, Overloaded.
+    async def resolve(self, caller: Principal, name: str, subject: str) -> Target:
+        """In the newest view, as it is when this returns. Raises ModelNotFound, also for what the
+        key may not use, Overloaded.
 
         Before a name is called unknown, changes on their way are waited for: its owner may just
         have been told that it is ready.
         """
+        if not caller.may_use(name):
+            raise ModelNotFound(name)
         try:
-            return self.current.resolve(tenant, name, subject)
+            return self.current.resolve(caller.tenant, name, subject)
         except ModelNotFound:
             await self._catch_up()
-        return self.current.resolve(tenant, name, subject)
+        return self.current.resolve(caller.tenant, name, subject)
 
     async def _catch_up(self) -> None:
         with contextlib.suppress(AdminError, TimeoutError):

@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 
 from admin.database import AdminError, Database
+from admin.key_uses import WRITE_INTERVAL_S, KeyUses
 from gateway.canary import CanaryJudge
 from gateway.catalog import Catalog
 from gateway.faults import FaultReports
 from gateway.fleet import Fleet
 from gateway.flights import Flights
+from gateway.periodic import repeat
 from gateway.presence import Presence
 from gateway.prover import Prover
 
@@ -25,7 +27,10 @@ class Liaison:
         catalog: Catalog,
         fleet: Fleet,
         flights: Flights,
+        key_uses: KeyUses,
     ) -> None:
+        self._database = database
+        self._key_uses = key_uses
         self._presence = Presence(database, gateway_id, catalog, flights)
         self._parts = [
             self._presence,
@@ -40,8 +45,17 @@ class Liaison:
         async with asyncio.TaskGroup() as tasks:
             for part in self._parts:
                 tasks.create_task(part.run())
+            tasks.create_task(self._write_key_uses())
+
+    async def _write_key_uses(self) -> None:
+        await repeat(
+            "the use of keys is not written down",
+            lambda: self._key_uses.write(self._database),
+            WRITE_INTERVAL_S,
+        )
 
     async def leave(self) -> None:
         """When nothing is in flight any more."""
         with contextlib.suppress(AdminError, TimeoutError):
             await self._presence.leave()
+            await self._key_uses.write(self._database)

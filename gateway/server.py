@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 
 import uvicorn
 from litestar.types import ASGIApp
@@ -22,8 +23,14 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
     return listener
 
 
-def make_config(app: ASGIApp, *, drain_s: float = 30.0) -> uvicorn.Config:
-    """Streams have `drain_s` to end at shutdown."""
+def make_config(
+    app: ASGIApp, *, drain_s: float = 30.0, trusted_proxies: Sequence[str] = ()
+) -> uvicorn.Config:
+    """Streams have `drain_s` to end at shutdown.
+
+    trusted_proxies: addresses or networks whose `X-Forwarded-For` says who the client is. By
+    default nobody's does, and the client is who connects.
+    """
     return uvicorn.Config(
         app,  # pyright: ignore[reportArgumentType]
         http="httptools",
@@ -33,6 +40,8 @@ def make_config(app: ASGIApp, *, drain_s: float = 30.0) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=bool(trusted_proxies),
+        forwarded_allow_ips=list(trusted_proxies),
         timeout_graceful_shutdown=round(drain_s),
     )
 

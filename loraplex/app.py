@@ -77,7 +77,7 @@ async def _serve(settings: Settings, with_admin: bool, listener: socket.socket) 
             # Its own connections: what a gateway says of itself must not wait for uploads.
             administered = await _connect(stack, settings.database_url, "loraplex-admin")
         app = _compose(settings, database, administered)
-        config = make_config(app, drain_s=DRAIN_TIMEOUT_S)
+        config = make_config(app, drain_s=DRAIN_TIMEOUT_S, trusted_proxies=settings.trusted_proxies)
         async with _beside(app):
             await Server(config).serve(sockets=[listener])
 

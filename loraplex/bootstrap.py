@@ -11,6 +11,7 @@ import msgspec
 
 from adapters.manifest import BaseModelShape
 from adapters.store import Store
+from admin import keys as api_keys
 from admin import models, tenants
 from admin.database import Connection, Database
 from admin.errors import NotFound
@@ -60,11 +61,11 @@ async def ensure_keys(
     async with database.transaction() as connection:
         keys = Keys(known.admin, dict(known.tenants))
         if not await _works(connection, pepper, keys.admin):
-            _, keys.admin = await tenants.create_key(connection, pepper, None, name="serve")
+            _, keys.admin = await api_keys.create_key(connection, pepper, None, name="serve")
         for name in tenant_names:
             if not await _works(connection, pepper, keys.tenants.get(name, "")):
                 tenant_id = await _ensure_tenant(connection, name)
-                _, keys.tenants[name] = await tenants.create_key(
+                _, keys.tenants[name] = await api_keys.create_key(
                     connection, pepper, tenant_id, TENANT_SCOPES, name="serve"
                 )
     return keys
@@ -72,7 +73,7 @@ async def ensure_keys(
 
 async def _works(connection: Connection, pepper: bytes, text: str) -> bool:
     key_id = parse_key(text)
-    key = await tenants.find_key(connection, key_id) if key_id else None
+    key = await api_keys.find_key(connection, key_id) if key_id else None
     return (
         key is not None
         and key.revoked_at is None

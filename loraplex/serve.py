@@ -185,6 +185,8 @@ class Box:
         }
         if settings.key_pepper:
             environment["LORAPLEX_KEY_PEPPER"] = settings.key_pepper
+        if settings.trusted_proxies:
+            environment["LORAPLEX_TRUSTED_PROXIES"] = ",".join(settings.trusted_proxies)
         command = python("-m", "loraplex", "gateway", "--admin", "--fd", str(fd))
         return Child("gateway", command, environment=environment, tell=tell, pass_fds=[fd])
 

@@ -55,6 +55,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Served name to path."""
     workers: tuple[str, ...] = ()
     """Addresses of the workers, for the gateway role."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses or networks of proxies whose X-Forwarded-For is believed; default: nobody's."""
     device: Literal["auto", "cpu"] = "auto"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     ops: Literal["cpu", "reference"] = "cpu"
@@ -166,7 +168,7 @@ def _read(name: str, value: Any, source: str) -> Any:
         if name == "models" and not isinstance(value, Mapping):
             pairs = value.split(",") if isinstance(value, str) else value
             return dict(_parse_model(pair) for pair in pairs)
-        if name == "workers" and isinstance(value, str):
+        if name in ("workers", "trusted_proxies") and isinstance(value, str):
             return value.split(",")
     except ValueError as error:
         raise BadSettings(f"{source}: {name}: {error}") from error

@@ -48,7 +48,7 @@ class AdapterController(Controller):
         self, request: AdminRequest, name: FromPath[str], tenant: FromQuery[str | None] = None
     ) -> Retired:
         """With all its versions and aliases. Requests that have one of them go on."""
-        async with request.plane.database.transaction() as connection:
+        async with request.transaction() as connection:
             owner = await tenant_for(connection, request.user, tenant)
             retired = await retirement.retire_adapter(connection, owner.id, name)
         return Retired(name, await request.plane.settle_retirement(retired))
@@ -84,7 +84,7 @@ class AdapterController(Controller):
         tenant: FromQuery[str | None] = None,
     ) -> Retired:
         """409 while an alias points to it. Requests that have it go on."""
-        async with request.plane.database.transaction() as connection:
+        async with request.transaction() as connection:
             owner = await tenant_for(connection, request.user, tenant)
             retired = await retirement.retire_version(connection, owner.id, name, version)
         return Retired(f"{name}@{version}", await request.plane.settle_retirement(retired))
@@ -98,7 +98,7 @@ class AdapterController(Controller):
         tenant: FromQuery[str | None] = None,
     ) -> VersionView:
         """Lets this version's chat template run, and the same text of any other."""
-        async with request.plane.database.transaction() as connection:
+        async with request.transaction() as connection:
             owner = await tenant_for(connection, request.user, tenant)
             found = await versions.find_version(connection, owner.id, name, version)
             if found.serving.template_digest is None:

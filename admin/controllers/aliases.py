@@ -51,7 +51,7 @@ class AliasController(Controller):
     ) -> Response[AliasView]:
         """Promote a version or start a canary: in one step, for every request from then on."""
         expected = _parse_etag(if_match)
-        async with request.plane.database.transaction() as connection:
+        async with request.transaction() as connection:
             owner = await tenant_for(connection, request.user, tenant)
             key = (connection, owner.id, name, alias)
             if data.version is not None and data.canary is None and not data.policy:
@@ -74,7 +74,7 @@ class AliasController(Controller):
         tenant: FromQuery[str | None] = None,
     ) -> Deleted:
         """409 for `prod`, which goes with the adapter."""
-        async with request.plane.database.transaction() as connection:
+        async with request.transaction() as connection:
             owner = await tenant_for(connection, request.user, tenant)
             await aliases.delete_alias(connection, owner.id, name, alias, request.user.id)
         return Deleted(f"{name}@{alias}")
@@ -88,7 +88,7 @@ class AliasController(Controller):
         tenant: FromQuery[str | None] = None,
     ) -> Response[AliasView]:
         """Undo the last move: back to the version or canary set before it."""
-        async with request.plane.database.transaction() as connection:
+        async with request.transaction() as connection:
             owner = await tenant_for(connection, request.user, tenant)
             await aliases.roll_back(connection, owner.id, name, alias, request.user.id)
             return _answer(await describe_alias(connection, owner, name, alias))
@@ -121,7 +121,7 @@ _DEFAULT = CanaryPolicy()
 async def _pin(
     request: AdminRequest, name: str, alias: str, tenant: str | None, pinned: bool
 ) -> Response[AliasView]:
-    async with request.plane.database.transaction() as connection:
+    async with request.transaction() as connection:
         owner = await tenant_for(connection, request.user, tenant)
         await aliases.pin_alias(connection, owner.id, name, alias, pinned)
         return _answer(await describe_alias(connection, owner, name, alias))

@@ -1,19 +1,21 @@
-"""API keys: create (shown once), list, revoke."""
+"""API keys: create and rotate (shown once), list, show, revoke."""
 
 from __future__ import annotations
 
+import ipaddress
 from datetime import UTC, datetime
 from typing import Annotated
 
 from litestar import Controller, delete, get, post
 from litestar.params import FromPath, FromQuery, JSONBody, Parameter
 
-from admin import tenants
+from admin import keys, tenants
 from admin.errors import Invalid
 from admin.guards import ADMIN, requires
-from admin.records import ADMIN_SCOPES, TENANT_SCOPES, Tenant
+from admin.keys import KeyRights
+from admin.records import ADMIN_SCOPES, TENANT_SCOPES, plain_model
 from admin.request import AdminRequest
-from admin.schemas import KeyCreate, KeyCreated, KeyView, Page, page
+from admin.schemas import KeyCreate, KeyCreated, KeyRotate, KeyView, Page, page
 
 
 class KeyController(Controller):
@@ -24,9 +26,12 @@ class KeyController(Controller):
         self, request: AdminRequest, tenant: FromPath[str], data: JSONBody[KeyCreate]
     ) -> KeyCreated:
         """A key of a tenant. Its text is in this answer and nowhere else."""
-        async with request.plane.database.acquire() as connection:
+        rights = _rights(data, TENANT_SCOPES)
+        async with request.transaction() as connection:
             owner = await tenants.find_tenant(connection, tenant)
-        return await create(request, owner, data, TENANT_SCOPES)
+            pepper = request.plane.config.pepper
+            key, text = await keys.issue_key(connection, pepper, owner.id, rights)
+        return KeyCreated(key=text, record=KeyView.of(key))
 
     @get("/tenants/{tenant:str}/keys", guards=[requires(ADMIN)])
     async def list_keys(
@@ -39,15 +44,21 @@ class KeyController(Controller):
         """By id, revoked and expired ones too."""
         async with request.plane.database.acquire() as connection:
             owner = await tenants.find_tenant(connection, tenant)
-            keys = await tenants.list_keys(connection, owner.id, after, limit + 1)
-        return page([KeyView.of(key) for key in keys], limit)
+            found = await keys.list_keys(connection, owner.id, after, limit + 1)
+        return page([KeyView.of(key) for key in found], limit)
 
     @post("/keys", guards=[requires(ADMIN)])
     async def create_admin_key(
         self, request: AdminRequest, data: JSONBody[KeyCreate]
     ) -> KeyCreated:
         """An admin key: it manages, it does not infer."""
-        return await create(request, None, data, ADMIN_SCOPES)
+        if data.models is not None:
+            raise Invalid("an admin key infers with no model", "invalid_models", "models")
+        rights = _rights(data, ADMIN_SCOPES)
+        async with request.transaction() as connection:
+            pepper = request.plane.config.pepper
+            key, text = await keys.issue_key(connection, pepper, None, rights)
+        return KeyCreated(key=text, record=KeyView.of(key))
 
     @get("/keys", guards=[requires(ADMIN)])
     async def list_admin_keys(
@@ -57,32 +68,59 @@ class KeyController(Controller):
         limit: Annotated[FromQuery[int], Parameter(ge=1, le=1000)] = 100,
     ) -> Page[KeyView]:
         async with request.plane.database.acquire() as connection:
-            keys = await tenants.list_keys(connection, None, after, limit + 1)
-        return page([KeyView.of(key) for key in keys], limit)
+            found = await keys.list_keys(connection, None, after, limit + 1)
+        return page([KeyView.of(key) for key in found], limit)
+
+    @get("/keys/{key_id:str}", guards=[requires(ADMIN)])
+    async def show_key(self, request: AdminRequest, key_id: FromPath[str]) -> KeyView:
+        async with request.plane.database.acquire() as connection:
+            return KeyView.of(await keys.get_key(connection, key_id))
+
+    @post("/keys/{key_id:str}/rotate", guards=[requires(ADMIN)])
+    async def rotate_key(
+        self, request: AdminRequest, key_id: FromPath[str], data: JSONBody[KeyRotate]
+    ) -> KeyCreated:
+        """A new key with the same rights, shown in this answer; the old one goes on for a while."""
+        _check_ahead(data.expires_at)
+        async with request.transaction() as connection:
+            pepper = request.plane.config.pepper
+            key, text = await keys.rotate_key(
+                connection, pepper, key_id, data.overlap_s, data.expires_at
+            )
+        return KeyCreated(key=text, record=KeyView.of(key))
 
     @delete("/keys/{key_id:str}", guards=[requires(ADMIN)], status_code=200)
     async def revoke_key(self, request: AdminRequest, key_id: FromPath[str]) -> KeyView:
         """For good. The record stays."""
-        async with request.plane.database.transaction() as connection:
-            return KeyView.of(await tenants.revoke_key(connection, key_id))
+        async with request.transaction() as connection:
+            return KeyView.of(await keys.revoke_key(connection, key_id))
 
 
-async def create(
-    request: AdminRequest, owner: Tenant | None, data: JSONBody[KeyCreate], allowed: frozenset[str]
-) -> KeyCreated:
-    """Raises Invalid for a scope its kind of key cannot have and for an expiry that has passed."""
+def _rights(data: KeyCreate, allowed: frozenset[str]) -> KeyRights:
+    """Raises Invalid, also for a scope its kind of key cannot have."""
     scopes = allowed if data.scopes is None else data.scopes
     if not scopes or not scopes <= allowed:
         raise Invalid(f"scopes can be {', '.join(sorted(allowed))}", "invalid_scope", "scopes")
-    if data.expires_at is not None and data.expires_at <= datetime.now(UTC):
+    _check_ahead(data.expires_at)
+    if data.expires_at and data.not_before and data.expires_at <= data.not_before:
+        raise Invalid("expires_at is not after not_before", "invalid_expiry", "expires_at")
+    return KeyRights(
+        scopes=scopes,
+        name=data.name,
+        not_before=data.not_before,
+        expires_at=data.expires_at,
+        models=None if data.models is None else frozenset(map(plain_model, data.models)),
+        cidrs=None if data.cidrs is None else tuple(map(_network, data.cidrs)),
+    )
+
+
+def _check_ahead(expires_at: datetime | None) -> None:
+    if expires_at is not None and expires_at <= datetime.now(UTC):
         raise Invalid("expires_at has passed", "invalid_expiry", "expires_at")
-    async with request.plane.database.transaction() as connection:
-        key, text = await tenants.create_key(
-            connection,
-            request.plane.config.pepper,
-            owner.id if owner else None,
-            scopes,
-            data.name,
-            data.expires_at,
-        )
-    return KeyCreated(key=text, record=KeyView.of(key))
+
+
+def _network(text: str) -> str:
+    try:
+        return str(ipaddress.ip_network(text))
+    except ValueError as error:
+        raise Invalid(str(error), "invalid_cidr", "cidrs") from None

@@ -27,7 +27,7 @@ class ModelController(Controller):
         max_model_len = data.max_model_len or longest
         if max_model_len > longest:
             raise Invalid(f"the model was made for {longest} tokens", None, "max_model_len")
-        async with plane.database.transaction() as connection:
+        async with request.transaction() as connection:
             model = await models.register_model(connection, data.name, shape, max_model_len)
         return ModelView.of(model)
 

@@ -21,7 +21,7 @@ class TenantController(Controller):
         self, request: AdminRequest, data: JSONBody[TenantCreate]
     ) -> TenantView:
         """A name is taken once."""
-        async with request.plane.database.transaction() as connection:
+        async with request.transaction() as connection:
             tenant = await tenants.create_tenant(connection, data.name, data.sharing_group)
         return TenantView.of(tenant)
 
@@ -48,7 +48,7 @@ class TenantController(Controller):
         self, request: AdminRequest, tenant: FromPath[str], data: JSONBody[TenantChange]
     ) -> TenantView:
         """409 if its aliases pin more bytes already."""
-        async with request.plane.database.transaction() as connection:
+        async with request.transaction() as connection:
             found = await tenants.find_tenant(connection, tenant)
             changed = await tenants.set_pin_bytes(connection, found, data.pin_bytes)
         return TenantView.of(changed)
@@ -56,7 +56,7 @@ class TenantController(Controller):
     @delete("/{tenant:str}", guards=[requires(ADMIN)], status_code=200)
     async def delete_tenant(self, request: AdminRequest, tenant: FromPath[str]) -> Deleted:
         """With its keys, its adapters and the files nobody else has."""
-        async with request.plane.database.transaction() as connection:
+        async with request.transaction() as connection:
             doomed = await tenants.find_tenant(connection, tenant)
             await contents.leave_tenant(connection, doomed.id)
             await tenants.delete_tenant(connection, doomed)

@@ -108,7 +108,7 @@ async def _make(
     try:
         manifest = await plane.validate(tenant, bases, staged, archive)
     except AdapterRejected as rejected:
-        await plane.reject(tenant, given.name, rejected, request.user)
+        await plane.reject(tenant, given.name, rejected, request.actor)
         raise
     base = next(base for base in bases if base.digest == manifest.base_digest)
     new = NewVersion(
@@ -120,7 +120,7 @@ async def _make(
         alias=given.alias,
         key_id=request.user.id,
     )
-    version, is_new = await plane.publish(new, staged, request.user)
+    version, is_new = await plane.publish(new, staged, request.actor)
     async with plane.database.acquire() as connection:
         shown = await describe_version(connection, tenant, given.name, version.version)
     return Response(shown, status_code=201 if is_new else 200)

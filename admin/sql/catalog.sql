@@ -5,7 +5,8 @@ SELECT generation FROM catalog_generation;
 SELECT id, name, sharing_group, created_at, pin_bytes FROM tenants ORDER BY id;
 
 -- name: catalog_keys
-SELECT id, tenant_id, hash, scopes, expires_at, revoked_at, name, created_at
+SELECT id, tenant_id, hash, scopes, name, created_at, not_before, expires_at, revoked_at, models,
+       cidrs::text[], replaces
 FROM api_keys WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())
 ORDER BY id;
 

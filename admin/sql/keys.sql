@@ -1,19 +1,36 @@
 -- name: key_insert
-INSERT INTO api_keys (id, tenant_id, hash, scopes, expires_at, name) VALUES ($1, $2, $3, $4, $5, $6)
-RETURNING id, tenant_id, hash, scopes, expires_at, revoked_at, name, created_at;
+INSERT INTO api_keys (id, tenant_id, hash, scopes, name, not_before, expires_at, models, cidrs, replaces)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9::text[]::cidr[], $10)
+RETURNING id, tenant_id, hash, scopes, name, created_at, not_before, expires_at, revoked_at, models,
+          cidrs::text[], replaces;
 
 -- name: key_find
-SELECT id, tenant_id, hash, scopes, expires_at, revoked_at, name, created_at
-FROM api_keys WHERE id = $1;
+SELECT id, tenant_id, hash, scopes, name, created_at, not_before, expires_at, revoked_at, models,
+       cidrs::text[], replaces, last_used_at
+FROM api_keys LEFT JOIN key_uses ON key_id = id WHERE id = $1;
+
+-- name: key_lock
+SELECT id, tenant_id, hash, scopes, name, created_at, not_before, expires_at, revoked_at, models,
+       cidrs::text[], replaces
+FROM api_keys WHERE id = $1 FOR UPDATE;
 
 -- name: key_list
-SELECT id, tenant_id, hash, scopes, expires_at, revoked_at, name, created_at
-FROM api_keys WHERE tenant_id = $1 AND id > $2 ORDER BY id LIMIT $3;
+-- $1: the tenant; null: the admin keys.
+SELECT id, tenant_id, hash, scopes, name, created_at, not_before, expires_at, revoked_at, models,
+       cidrs::text[], replaces, last_used_at
+FROM api_keys LEFT JOIN key_uses ON key_id = id
+WHERE tenant_id IS NOT DISTINCT FROM $1 AND id > $2 ORDER BY id LIMIT $3;
 
--- name: key_list_admin
-SELECT id, tenant_id, hash, scopes, expires_at, revoked_at, name, created_at
-FROM api_keys WHERE tenant_id IS NULL AND id > $1 ORDER BY id LIMIT $2;
+-- name: key_end
+-- At $2, or when it would have ended before that.
+UPDATE api_keys SET expires_at = least(expires_at, $2) WHERE id = $1;
 
 -- name: key_revoke
-UPDATE api_keys SET revoked_at = coalesce(revoked_at, now()) WHERE id = $1
-RETURNING id, tenant_id, hash, scopes, expires_at, revoked_at, name, created_at;
+UPDATE api_keys SET revoked_at = now() WHERE id = $1 AND revoked_at IS NULL;
+
+-- name: keys_used
+-- $1: ids; $2: when each was last used. Of a key that many use at once one writes, once a minute.
+INSERT INTO key_uses AS u (key_id, last_used_at)
+SELECT k.id, o.at FROM unnest($1::text[], $2::timestamptz[]) AS o (id, at) JOIN api_keys k ON k.id = o.id
+ON CONFLICT (key_id) DO UPDATE SET last_used_at = excluded.last_used_at
+WHERE u.last_used_at < excluded.last_used_at - interval '50 seconds';

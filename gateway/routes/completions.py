@@ -64,7 +64,7 @@ async def departing(request: GatewayRequest, asked: Asked) -> AsyncGenerator[Fli
     response."""
     gateway, caller = request.gateway, request.user
     subject = asked.user or caller.key.id
-    target = await gateway.catalog.resolve(caller.tenant, asked.model, subject)
+    target = await gateway.catalog.resolve(caller, asked.model, subject)
     flight = gateway.flights.begin(target)
     try:
         gateway.fleet.prefetch(target)

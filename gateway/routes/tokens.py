@@ -53,5 +53,5 @@ async def detokenize(request: GatewayRequest) -> DetokenizeResponse:
 
 async def _tokenizer(request: GatewayRequest, model: str) -> tuple[Target, ModelTokenizer]:
     caller = request.user
-    target = await request.gateway.catalog.resolve(caller.tenant, model, caller.key.id)
+    target = await request.gateway.catalog.resolve(caller, model, caller.key.id)
     return target, await request.gateway.tokenizers.get(target.base.digest)

@@ -14,7 +14,7 @@ from adapters.store import LocalStore
 from admin.app import create_app
 from admin.config import AdminConfig
 from admin.database import Database
-from admin.tenants import create_key
+from admin.keys import create_key
 from tests.adapters.files import BASE
 from tests.postgres import fresh_database
 from tests.serving import serving

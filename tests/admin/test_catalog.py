@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from admin import contents, models, tenants, versions
+from admin import contents, keys, models, tenants, versions
 from admin.database import Database
 from admin.errors import AlreadyExists, DatabaseUnavailable, Invalid
 from admin.queries import CATALOG_CHANNEL, catalog_generation, load_catalog, load_queries, sql
@@ -18,9 +18,9 @@ async def test_the_snapshot_holds_what_was_written(database: Database):
     async with database.transaction() as connection:
         tenant_id = await make_tenant(connection)
         await make_ready(connection, tenant_id, "a")
-        key, text = await tenants.create_key(connection, b"p", tenant_id, TENANT_SCOPES, "ci")
-        gone, _ = await tenants.create_key(connection, b"p", tenant_id, TENANT_SCOPES)
-        await tenants.revoke_key(connection, gone.id)
+        key, text = await keys.create_key(connection, b"p", tenant_id, TENANT_SCOPES, "ci")
+        gone, _ = await keys.create_key(connection, b"p", tenant_id, TENANT_SCOPES)
+        await keys.revoke_key(connection, gone.id)
         await versions.add_rejected(connection, tenant_id, "bot", {"code": "x"})
         await add(connection, tenant_id, "b")
     async with database.acquire() as connection:
@@ -119,7 +119,7 @@ async def test_deleting_a_tenant_takes_all_of_it(database: Database):
     async with database.transaction() as connection:
         tenant_id = await make_tenant(connection)
         await make_ready(connection, tenant_id, "a", "b")
-        await tenants.create_key(connection, b"p", tenant_id, TENANT_SCOPES)
+        await keys.create_key(connection, b"p", tenant_id, TENANT_SCOPES)
         tenant = await tenants.find_tenant(connection, tenant_id)
     async with database.transaction() as connection:
         await contents.leave_tenant(connection, tenant_id)

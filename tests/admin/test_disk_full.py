@@ -12,7 +12,7 @@ from pathlib import Path
 
 from adapters.validator import WEIGHTS_NAME
 from admin.database import Database
-from admin.tenants import create_key
+from admin.keys import create_key
 from tests.adapters.files import write_adapter
 from tests.admin.conftest import PEPPER, write_model
 from tests.admin.serve import served

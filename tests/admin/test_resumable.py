@@ -19,7 +19,7 @@ import pytest
 from adapters.store import LocalStore
 from adapters.validator import CONFIG_NAME, AdapterFiles, content_digest
 from admin.database import Database
-from admin.tenants import create_key
+from admin.keys import create_key
 from tests.adapters.files import write_adapter
 from tests.admin.conftest import MAX_UPLOAD_BYTES, PEPPER, Plane, write_model
 from tests.admin.serve import served

@@ -11,7 +11,7 @@ from typing import Any
 import asyncpg
 import httpx
 
-from admin import tenants
+from admin import keys
 from admin.database import Database
 from admin.records import TENANT_SCOPES
 from gateway.app import Gateway, create_app
@@ -50,9 +50,7 @@ class Live:
         make_tokenizer(model)
         async with self.database.transaction() as connection:
             self.tenant_id = await make_tenant(connection)
-            _, self.key = await tenants.create_key(
-                connection, PEPPER, self.tenant_id, TENANT_SCOPES
-            )
+            _, self.key = await keys.create_key(connection, PEPPER, self.tenant_id, TENANT_SCOPES)
 
     @asynccontextmanager
     async def gateway(self, name: str = "gateway-1") -> AsyncIterator[Served]:

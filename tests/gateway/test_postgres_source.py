@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from adapters.manifest import BaseModelShape
-from admin import aliases, models, tenants
+from admin import aliases, keys, models, tenants
 from admin.database import Database
 from admin.records import TENANT_SCOPES, CatalogSnapshot, Tenant
 from gateway.auth import authenticate, authorize
@@ -47,14 +47,14 @@ async def test_keys_and_models_as_they_change(database: Database) -> None:
     async with database.transaction() as connection:
         tenant = await tenants.create_tenant(connection, "acme")
         await models.register_model(connection, "tiny", SHAPE, 512)
-        key, text = await tenants.create_key(connection, PEPPER, tenant.id, TENANT_SCOPES)
+        key, text = await keys.create_key(connection, PEPPER, tenant.id, TENANT_SCOPES)
     view = await until(catalog, lambda view: key.id in view.keys)
     caller = authorize(view, authenticate(view, PEPPER, f"Bearer {text}"), "inference")
     assert caller.tenant.name == "acme"
     assert view.resolve(caller.tenant, "tiny").base.digest == DIGEST
     before = view.generation
     async with database.transaction() as connection:
-        await tenants.revoke_key(connection, key.id)
+        await keys.revoke_key(connection, key.id)
     view = await until(catalog, lambda view: view.generation > before)
     with pytest.raises(Unauthenticated):
         authenticate(view, PEPPER, f"Bearer {text}")
