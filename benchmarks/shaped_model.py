@@ -1,0 +1,185 @@
+"""A decoder of a given shape with random weights on the op seam: no checkpoint and no engine.
+
+It needs torch and `ops/` alone, so that it runs on a GPU machine from a plain checkout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ops.base import (
+    PAGE_TOKENS,
+    AdapterTables,
+    AttentionBatch,
+    KVCacheView,
+    KVLayout,
+    LoRABatch,
+    Ops,
+    QKNorm,
+    Site,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    dim: int
+    inner: int
+    vocab: int
+    qk_norm: bool = False
+
+    @property
+    def sites(self) -> dict[str, Site]:
+        q, kv = self.heads * self.dim, self.kv_heads * self.dim
+        return {
+            "qkv": Site((0, 1, 2), (q, kv, kv), self.hidden),
+            "output": Site((3,), (self.hidden,), q),
+            "gate_up": Site((4, 5), (self.inner, self.inner), self.hidden),
+            "down": Site((6,), (self.hidden,), self.inner),
+        }
+
+    @property
+    def linear_parameters(self) -> int:
+        """Read once a decode step, the head included."""
+        sites = self.sites.values()
+        a_layer = sum(site.in_features * sum(site.widths) for site in sites)
+        return self.layers * a_layer + self.hidden * self.vocab
+
+    @property
+    def rank_elements(self) -> int:
+        """Of an adapter on all seven projections, for each unit of rank."""
+        sites = self.sites.values()
+        return self.layers * sum(
+            len(site.widths) * site.in_features + sum(site.widths) for site in sites
+        )
+
+
+LLAMA_8B = Shape("Llama-3-8B", 32, 4096, 32, 8, 128, 14336, 128256)
+QWEN_600M = Shape("Qwen3-0.6B", 28, 1024, 16, 8, 128, 3072, 151936, qk_norm=True)
+TINY = Shape("tiny", 1, 32, 2, 1, 16, 48, 100, qk_norm=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    ids: Tensor
+    attention: AttentionBatch
+    kv: KVCacheView
+    lora: LoRABatch | None
+
+
+class ShapedModel:
+    """Random weights: small enough that activations stay finite through all layers."""
+
+    def __init__(self, ops: Ops, shape: Shape, dtype: torch.dtype, positions: int) -> None:
+        self.ops, self.shape, self.dtype = ops, shape, dtype
+        device = ops.device
+        generator = torch.Generator(device).manual_seed(0)
+
+        def random(*size: int) -> Tensor:
+            values = torch.empty(size, dtype=dtype, device=device)
+            return values.normal_(0, size[-1] ** -0.5, generator=generator)
+
+        self.table = random(shape.vocab, shape.hidden)
+        self.layers = [
+            {
+                name: ops.pack_linear(random(sum(site.widths), site.in_features))
+                for name, site in shape.sites.items()
+            }
+            for _ in range(shape.layers)
+        ]
+        self.head = ops.pack_linear(random(shape.vocab, shape.hidden))
+        self.norm = torch.ones(shape.hidden, device=device)
+        ones = torch.ones(shape.dim, device=device)
+        self.qk_norm = QKNorm(ones, ones, 1e-6) if shape.qk_norm else None
+        half = shape.dim // 2
+        angles = torch.arange(positions)[:, None] * 10000.0 ** -(torch.arange(half) / half)
+        self.rope = torch.cat((angles.cos(), angles.sin()), dim=1).float().to(device)
+        self.layout = KVLayout(shape.layers, shape.kv_heads, shape.dim, dtype)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits float32 [T, V]."""
+        ops, sites = self.ops, self.shape.sites
+        residual = ops.embed(batch.ids, self.table)
+        x = ops.rms_norm(residual, self.norm, 1e-5)
+
+        def linear(name: str, x: Tensor, layer: int) -> Tensor:
+            y = ops.linear(x, self.layers[layer][name])
+            if batch.lora is not None:
+                ops.add_lora(y, x, sites[name], layer, batch.lora)
+            return y
+
+        scale, heads = self.shape.dim**-0.5, self.shape.heads
+        for layer in range(self.shape.layers):
+            qkv = linear("qkv", x, layer)
+            where = (batch.attention, batch.kv, layer, heads)
+            ops.rope_write_kv(qkv, self.rope, *where, self.qk_norm)
+            x = linear("output", ops.paged_attention(qkv, *where, scale=scale), layer)
+            x = ops.rms_norm(x, self.norm, 1e-5, residual)
+            x = linear("down", ops.gated_activation(linear("gate_up", x, layer), "silu"), layer)
+            x = ops.rms_norm(x, self.norm, 1e-5, residual)
+        return ops.linear(x, self.head).float()
+
+    def cache(
+        self, seqs: int, context: int
+    ) -> Callable[[int, int], tuple[AttentionBatch, KVCacheView]]:
+        """Filled pages for so many sequences: call with (rows of each, tokens of each)."""
+        pages = -(-context // PAGE_TOKENS)
+        device, size = self.ops.device, self.layout.page_bytes
+        arena = torch.empty(seqs * pages * size, dtype=torch.uint8, device=device)
+        arena.view(self.dtype).normal_()
+        tables = (torch.randperm(seqs * pages).view(seqs, pages) * size).to(device)
+        view = KVCacheView(arena, self.layout)
+
+        def batch(rows: int, end: int) -> tuple[AttentionBatch, KVCacheView]:
+            def int32(values: Tensor) -> Tensor:
+                return values.to(torch.int32).to(device)
+
+            return AttentionBatch(
+                int32(torch.arange(seqs + 1) * rows),
+                int32(torch.arange(seqs).repeat_interleave(rows)),
+                int32(torch.arange(end - rows, end).repeat(seqs)),
+                int32(torch.full((seqs,), end)),
+                tables,
+                rows,
+                end,
+            ), view
+
+        return batch
+
+    def adapters(self, count: int, ranks: tuple[int, ...]) -> LoRABatch:
+        """`count` adapters on all projections, of the given ranks in turn; no rows yet."""
+        shape, itemsize = self.shape, self.dtype.itemsize
+        size = (count, shape.layers, 7)
+        a, b = torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.int64)
+        rank = torch.zeros(size, dtype=torch.int32)
+        at = 0
+        for slot in range(count):
+            r = ranks[slot % len(ranks)]
+            rank[slot] = r
+            for layer in range(shape.layers):
+                for site in shape.sites.values():
+                    for projection, width in zip(site.projections, site.widths, strict=True):
+                        for offset, columns in ((a, site.in_features), (b, width)):
+                            offset[slot, layer, projection] = at
+                            at += -(-r * columns * itemsize // 64) * 64
+        device = self.ops.device
+        arena = torch.empty(at, dtype=torch.uint8, device=device)
+        arena.view(self.dtype).normal_(0, 0.02)
+        tables = AdapterTables(a.to(device), b.to(device), rank.to(device))
+        nothing = torch.zeros(1, dtype=torch.int32, device=device)
+        return LoRABatch(arena, self.dtype, tables, nothing, nothing[:0], max(ranks))
+
+    def assign(self, lora: LoRABatch, rows: int, count: int) -> LoRABatch:
+        """`rows` rows, divided among the first `count` adapters."""
+        device = self.ops.device
+        starts = (torch.arange(count + 1) * rows // count).to(torch.int32).to(device)
+        slots = torch.arange(count, dtype=torch.int32, device=device)
+        return replace(lora, segment_start=starts, segment_slot=slots)
