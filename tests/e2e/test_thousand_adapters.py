@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from peft import PeftModel
+from peft import PeftModel, set_peft_model_state_dict
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -161,21 +162,23 @@ def judge(
     asked: list[tuple[str, list[int]]],
     answers: list[list[int]],
 ) -> None:
-    """Each adapter alone in peft, all its answers in one batch."""
+    """Each adapter alone in peft, all its answers in one batch. They differ in nothing but their
+    weights, so one model of peft's is given one's after the other's."""
     of_adapter: dict[str, list[tuple[list[int], list[int]]]] = defaultdict(list)
     for (name, prompt), answer in zip(asked, answers, strict=True):
         assert len(answer) == NUM_TOKENS
         of_adapter[name].append((prompt, answer))
-    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    oracle = PeftModel.from_pretrained(base, str(next(iter(folders.values())))).eval()
     verdict, fingerprints = Verdict(), []
     for name, some in of_adapter.items():
-        oracle = PeftModel.from_pretrained(base, str(folders[name])).eval()
+        weights = load_file(folders[name] / "adapter_model.safetensors")
+        assert not set_peft_model_state_dict(oracle, weights).unexpected_keys
         rows = [[1, 2, 3], *(prompt + answer[:-1] for prompt, answer in some)]
         logits = forward(oracle, rows)
-        fingerprints.append(logits[0, 2])
+        fingerprints.append(logits[0, 2].clone())
         for row, (prompt, answer) in zip(logits[1:], some, strict=True):
             verdict.add(row[len(prompt) - 1 :], answer, name)
-        base = oracle.unload()
     assert verdict.num_tokens == NUM_REQUESTS * NUM_TOKENS
     verdict.assert_equal(max_ties=scaled(2, 10))
     scores = torch.stack(fingerprints)
