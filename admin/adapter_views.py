@@ -29,7 +29,7 @@ class AliasSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TemplateView(msgspec.Struct, frozen=True):
     digest: str
     approved: bool
-    """Only then it is rendered; until then the base model's is."""
+    """Until then chats are refused, completions served."""
     text: str
 
 
