@@ -74,9 +74,9 @@ class AdapterPool:
         dtype: torch.dtype,
         num_slots: int,
         host_bytes: int,
+        cache_bytes: int,
         cache_dir: Path,
         clock: Callable[[], float],
-        cache_bytes: int = 16 << 30,
         retry_s: float = 5.0,
         executor: Executor | None = None,
     ) -> None:

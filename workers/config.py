@@ -29,6 +29,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     adapter_memory_min: int = 0
     adapter_memory_max: int | None = None
     host_adapter_memory: int = 1 << 30
+    adapter_cache: int = 16 << 30
+    """Packed adapters on local disk."""
     max_num_seqs: int = 64
     max_batched_tokens: int = 512
     max_model_len: int | None = None

@@ -119,6 +119,7 @@ class Worker:
             dtype=model.kv_layout.dtype,
             num_slots=config.max_loaded_adapters,
             host_bytes=config.host_adapter_memory,
+            cache_bytes=config.adapter_cache,
             cache_dir=config.cache_dir,
             clock=time.monotonic,
         )
