@@ -26,7 +26,9 @@ from gateway.request import GatewayRequest, add_request_headers
 from gateway.routes import completions, health, models, tokens
 from gateway.schemas import MAX_BODY_BYTES
 from gateway.source import SnapshotSource
+from gateway.spool import Spool
 from gateway.tokenizer import Tokenizers
+from gateway.usage import Ledger
 from workers.client import WorkerClient
 
 ROUTES = [
@@ -59,6 +61,8 @@ class Gateway:
         self.fleet = Fleet(clients)
         self.flights = Flights(Outcomes())
         self.key_uses = KeyUses()
+        self.spool = Spool(config.spool, config.instance_id)
+        self.ledger = Ledger(self.spool, config.max_spool_bytes)
         self.is_draining = False
         self._liaison = None
         if database is not None:
@@ -69,6 +73,7 @@ class Gateway:
                 self.fleet,
                 self.flights,
                 self.key_uses,
+                self.spool,
             )
         self.catalog.watch(self.fleet.want)
 
@@ -84,6 +89,7 @@ class Gateway:
     async def running(self, _app: Litestar) -> AsyncGenerator[None, None]:
         """Keeps the catalog, the connections to the workers, and what the database is told."""
         liaison = self._liaison
+        await self.spool.open()
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(self.fleet.run())]
             if liaison is not None:
@@ -97,6 +103,7 @@ class Gateway:
                     task.cancel()
         if liaison is not None:
             await liaison.leave()
+        await self.spool.close()
 
     async def _follow_catalog(self) -> None:
         """Nothing is served without a catalog, and none is taken up before others know of us."""
@@ -113,7 +120,8 @@ def create_app(
     database: Database | None = None,
 ) -> Litestar:
     """`source` yields the catalog's snapshots, `clients` are the workers' (not yet connected).
-    Without a database nothing is reported or proved, and no canary judged."""
+    Without a database nothing is reported or proved, no canary judged, and usage stays where it
+    was spooled."""
     gateway = Gateway(config, source, clients, database)
     return Litestar(
         route_handlers=ROUTES,

@@ -21,6 +21,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Names this gateway among all that ever were."""
     pepper: bytes
     """The secret of the keyed hash of API keys."""
+    spool: Path
+    """Folder of what is used until it is in the database; gateways may share it."""
+    max_spool_bytes: int = 256 << 20
+    """Above it no new request is taken."""
     default_chat_tokens: int = 4096
     """`max_tokens` of a chat that gives none, if the context has room."""
     default_completion_tokens: int = 16

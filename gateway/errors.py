@@ -8,7 +8,8 @@ ApiError
 ├── ModelNotFound             404
 ├── TemplateNotApproved       409
 └── Overloaded                503
-    └── NoWorker              503
+    ├── NoWorker              503
+    └── UsageUnavailable      503
 """
 
 from __future__ import annotations
@@ -84,6 +85,10 @@ class NoWorker(Overloaded):
     """No ready worker has the model."""
 
 
+class UsageUnavailable(Overloaded):
+    """What a request uses could not be recorded."""
+
+
 INVALID = "invalid_request_error"
 SERVER = "server_error"
 
@@ -96,6 +101,7 @@ PROBLEMS: Mapping[type[Exception] | ErrorCode | int, Problem] = {
     TemplateNotApproved: Problem(409, INVALID, "template_not_approved"),
     Overloaded: Problem(503, SERVER, "overloaded", retry_after_s=1),
     NoWorker: Problem(503, SERVER, "no_worker", retry_after_s=2),
+    UsageUnavailable: Problem(503, SERVER, "usage_unavailable", retry_after_s=5),
     ErrorCode.INVALID: Problem(400, INVALID),
     ErrorCode.MODEL_UNKNOWN: Problem(503, SERVER, "no_worker", retry_after_s=2),
     ErrorCode.PROMPT_TOO_LONG: Problem(400, INVALID, "context_length_exceeded"),

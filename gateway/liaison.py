@@ -15,6 +15,11 @@ from gateway.flights import Flights
 from gateway.periodic import repeat
 from gateway.presence import Presence
 from gateway.prover import Prover
+from gateway.shipper import Shipper
+from gateway.spool import Spool
+
+LAST_LOAD_S = 5.0
+"""The usage that does not get into the database by then, whoever comes next loads."""
 
 
 class Liaison:
@@ -28,7 +33,9 @@ class Liaison:
         fleet: Fleet,
         flights: Flights,
         key_uses: KeyUses,
+        spool: Spool,
     ) -> None:
+        self._shipper = Shipper(database, spool)
         self._database = database
         self._key_uses = key_uses
         self._presence = Presence(database, gateway_id, catalog, flights)
@@ -37,6 +44,7 @@ class Liaison:
             Prover(database, gateway_id, catalog, fleet),
             CanaryJudge(database, gateway_id, catalog, flights.outcomes),
             FaultReports(database, fleet),
+            self._shipper,
         ]
         self.has_joined = self._presence.has_joined
 
@@ -59,3 +67,6 @@ class Liaison:
         with contextlib.suppress(AdminError, TimeoutError):
             await self._presence.leave()
             await self._key_uses.write(self._database)
+        with contextlib.suppress(AdminError, OSError, TimeoutError):
+            async with asyncio.timeout(LAST_LOAD_S):
+                await self._shipper.ship()

@@ -29,6 +29,11 @@ class GatewayRequest(Request[Principal, Any, State]):
         return self.scope["state"]["request_id"]
 
     @property
+    def started_at(self) -> float:
+        """Of time.perf_counter()."""
+        return self.scope["state"]["started_at"]
+
+    @property
     def elapsed_ms(self) -> int:
         return _elapsed_ms(self.scope)
 

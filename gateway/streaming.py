@@ -14,9 +14,10 @@ from collections.abc import Callable
 
 from litestar.types import Receive, Scope, Send
 
-from gateway.errors import error_body
+from gateway.errors import UsageUnavailable, error_body
 from gateway.formats import DONE, PING, Answer, Format, event, join_chunks
 from gateway.generation import Generation
+from gateway.usage import Entry, Status
 
 log = logging.getLogger(__name__)
 
@@ -33,13 +34,15 @@ class GenerationResponse(ABC):
         format: Format,
         *,
         headers: Headers,
+        usage: Entry,
         settle: Settle,
     ) -> None:
-        """`settle` is called once, when all is over, with what ended it if not the answer's end or
-        the client."""
+        """`usage` is recorded before the answer's end is sent. `settle` is called once, when all is
+        over, with what ended it if not the answer's end or the client."""
         self._generation = generation
         self._format = format
         self._headers = headers
+        self._usage = usage
         self._settle = settle
         self._failure: Exception | None = None
 
@@ -51,11 +54,14 @@ class GenerationResponse(ABC):
             (answer if answer.done() else watch).result()
         except Exception as error:
             self._failure = error
+            with contextlib.suppress(UsageUnavailable):
+                await self._usage.keep(self._generation, Status.FAILED)
             raise
         finally:
             self._generation.cancel()
             answer.cancel()
             watch.cancel()
+            self._usage.record(self._generation, Status.CANCELLED)
             self._settle(self._generation, self._failure)
 
     @abstractmethod
@@ -78,6 +84,7 @@ class WholeResponse(GenerationResponse):
                 answers.setdefault(delta.index, Answer(delta.index)).add(delta)
         in_order = [answers[index] for index in sorted(answers)]
         body = self._format.body(in_order, self._generation.usage)
+        await self._usage.keep(self._generation, Status.COMPLETED)
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
@@ -99,12 +106,13 @@ class StreamResponse(GenerationResponse):
         format: Format,
         *,
         headers: Headers,
+        usage: Entry,
         settle: Settle,
         include_usage: bool,
         ping_interval_s: float,
         slow_client_s: float,
     ) -> None:
-        super().__init__(generation, format, headers=headers, settle=settle)
+        super().__init__(generation, format, headers=headers, usage=usage, settle=settle)
         self._include_usage = include_usage
         self._ping_interval_s = ping_interval_s
         self._slow_client_s = slow_client_s
@@ -121,11 +129,15 @@ class StreamResponse(GenerationResponse):
                 chunks = join_chunks(self._format, await self._generation.step())
             if self._include_usage:
                 chunks += self._format.usage_chunk(self._generation.usage)
+            await self._usage.keep(self._generation, Status.COMPLETED)
             await self._write(send, chunks + DONE, more=False)
         except Exception as error:
             if not self._has_started:
                 raise
             self._failure = error
+            # Whether that can be kept or not, the answer ends with what went wrong first.
+            with contextlib.suppress(UsageUnavailable):
+                await self._usage.keep(self._generation, Status.FAILED)
             await self._write(send, event(error_body(error)), more=False)
 
     async def _write(self, send: Send, data: bytes, *, more: bool = True) -> None:

@@ -29,10 +29,11 @@ from loraplex.settings import Settings
 from workers.client import WorkerClient
 
 DRAIN_TIMEOUT_S = 30
+ADMIN_PATHS = ("/admin/", "/v1/organization/")
 
 
 class Composed:
-    """Paths under /admin go to one application, everything else to the other."""
+    """Some paths go to the admin plane, everything else to the data plane."""
 
     def __init__(self, data: Any, administration: Litestar) -> None:
         self._data = data
@@ -40,7 +41,7 @@ class Composed:
         self.plane: AdminPlane = administration.state.admin
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        is_admin = scope["type"] == "http" and scope["path"].startswith("/admin/")
+        is_admin = scope["type"] == "http" and scope["path"].startswith(ADMIN_PATHS)
         await (self._administration if is_admin else self._data)(scope, receive, send)
 
 
@@ -104,7 +105,12 @@ def _compose(settings: Settings, database: Database, administered: Database | No
     pepper = load_pepper(settings)
     store = settings.open_store()
     find_model = partial(store.model_folder, weights=False)
-    own = GatewayConfig(model_folder=find_model, pepper=pepper)
+    own = GatewayConfig(
+        model_folder=find_model,
+        pepper=pepper,
+        spool=settings.home / "spool",
+        max_spool_bytes=settings.max_usage_spool,
+    )
     data = gateway.app.create_app(
         own,
         source=PostgresSource(database),
@@ -117,5 +123,6 @@ def _compose(settings: Settings, database: Database, administered: Database | No
         pepper=pepper,
         max_upload_bytes=settings.max_upload,
         max_lora_rank=settings.max_lora_rank,
+        usage_days=settings.usage_days,
     )
     return Composed(data, admin.app.create_app(config, database=administered, store=store))

@@ -182,6 +182,8 @@ class Box:
             "LORAPLEX_MAX_UPLOAD": str(settings.max_upload),
             "LORAPLEX_MIN_FREE_DISK": str(settings.min_free_disk),
             "LORAPLEX_MAX_LORA_RANK": str(settings.max_lora_rank),
+            "LORAPLEX_MAX_USAGE_SPOOL": str(settings.max_usage_spool),
+            "LORAPLEX_USAGE_DAYS": str(settings.usage_days),
         }
         if settings.key_pepper:
             environment["LORAPLEX_KEY_PEPPER"] = settings.key_pepper

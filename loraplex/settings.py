@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -19,7 +19,7 @@ from adapters.stores import open_store
 from loraplex.errors import BadSettings
 
 SECRETS = ("database_url", "key", "key_pepper")
-SIZES = ("memory", "host_adapter_memory", "max_upload", "min_free_disk")
+SIZES = ("memory", "host_adapter_memory", "max_upload", "min_free_disk", "max_usage_spool")
 PREFIX = "LORAPLEX_"
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
@@ -72,6 +72,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_loaded_adapters: int = 128
     """Adapter slots of the device tables: entries, not memory."""
     max_upload: int = 1 << 30
+    max_usage_spool: int = 256 << 20
+    """What usage may take in <data_dir>/spool while the database is away; then requests are
+    refused."""
+    usage_days: Annotated[int, msgspec.Meta(ge=2)] = 90
+    """How long the rows of single requests are kept; their sums by the hour stay."""
 
     @property
     def home(self) -> Path:

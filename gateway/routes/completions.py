@@ -63,6 +63,7 @@ async def departing(request: GatewayRequest, asked: Asked) -> AsyncGenerator[Fli
     """Resolves the model, once for the request. The flight ends here if it never gets to its
     response."""
     gateway, caller = request.gateway, request.user
+    gateway.ledger.check()
     subject = asked.user or caller.key.id
     target = await gateway.catalog.resolve(caller, asked.model, subject)
     flight = gateway.flights.begin(target)
@@ -127,6 +128,7 @@ def respond(
         ),
     )
     generation = plan(call, reservation, worker)
+    usage = gateway.ledger.begin(call, request.started_at)
 
     def settle(generation: Generation, failure: Exception | None) -> None:
         gateway.admission.settle(reservation, generation.usage)
@@ -135,11 +137,12 @@ def respond(
 
     headers = _headers(call, generation)
     if not asked.stream:
-        return WholeResponse(generation, format, headers=headers, settle=settle)
+        return WholeResponse(generation, format, headers=headers, usage=usage, settle=settle)
     return StreamResponse(
         generation,
         format,
         headers=headers,
+        usage=usage,
         settle=settle,
         include_usage=include_usage,
         ping_interval_s=gateway.config.ping_interval_s,

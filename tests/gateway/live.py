@@ -42,6 +42,8 @@ class Live:
         self.worker = StubWorker(f"unix:{folder / 'worker.sock'}", [BASE.digest], script)
         self.tenant_id = ""
         self.key = ""
+        self.spool = folder / "spool"
+        self.max_spool_bytes = 1 << 20
         self._store = folder / "store"
 
     async def prepare(self) -> None:
@@ -55,7 +57,13 @@ class Live:
     @asynccontextmanager
     async def gateway(self, name: str = "gateway-1") -> AsyncIterator[Served]:
         """Serves, once it has a catalog."""
-        config = GatewayConfig(model_folder=self._store.joinpath, pepper=PEPPER, instance_id=name)
+        config = GatewayConfig(
+            model_folder=self._store.joinpath,
+            pepper=PEPPER,
+            instance_id=name,
+            spool=self.spool,
+            max_spool_bytes=self.max_spool_bytes,
+        )
         app = create_app(
             config,
             source=PostgresSource(self.database, poll_interval_s=3600),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -145,7 +146,10 @@ class Service:
 
     def __init__(self, store: Path, **config: Any) -> None:
         self.keys = Keys()
-        self.config = GatewayConfig(model_folder=store.joinpath, pepper=PEPPER, **config)
+        self._spool = tempfile.TemporaryDirectory(prefix="lpx-")
+        self.config = GatewayConfig(
+            model_folder=store.joinpath, pepper=PEPPER, spool=Path(self._spool.name), **config
+        )
         self.loop = uvloop.new_event_loop()
         self.worker = ScriptedWorker()
         self._socket = bind("127.0.0.1", 0)
@@ -165,6 +169,7 @@ class Service:
         self._server.should_exit = True
         self._thread.join(timeout=20)
         self._socket.close()
+        self._spool.cleanup()
         assert not self._thread.is_alive()
 
     def client(self, key: str | None = None, **options: Any) -> openai.OpenAI:

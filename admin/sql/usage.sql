@@ -1,0 +1,86 @@
+-- name: usage_make_room
+-- $1: rows as usage_load takes them. A partition for each of their days.
+SELECT usage_make_partition(day)
+FROM (SELECT DISTINCT (to_timestamp(admitted_at) AT TIME ZONE 'UTC')::date AS day
+      FROM jsonb_to_recordset($1) AS r (admitted_at double precision)) days
+WHERE day >= (SELECT first_day FROM usage_kept)
+ORDER BY day;
+
+-- name: usage_load
+-- $1: [{request_id, admitted_at, ...}]. Rows that are there already, and those of days that are not kept, count nothing.
+WITH inserted AS (
+    INSERT INTO usage (
+        day, request_id, admitted_at, tenant_id, key_id, model, adapter, adapter_version, prompt_tokens, cached_tokens,
+        completion_tokens, ttft_ms, duration_ms, finish_reasons, worker, trace_id, status)
+    SELECT (to_timestamp(r.admitted_at) AT TIME ZONE 'UTC')::date AS day, r.request_id, to_timestamp(r.admitted_at),
+           r.tenant_id, r.key_id, r.model, r.adapter, r.adapter_version, r.prompt_tokens, r.cached_tokens,
+           r.completion_tokens, r.ttft_ms, r.duration_ms, r.finish_reasons, r.worker, r.trace_id, r.status
+    FROM jsonb_to_recordset($1) AS r (
+        request_id text, admitted_at double precision, tenant_id text, key_id text, model text, adapter text,
+        adapter_version integer, prompt_tokens bigint, cached_tokens bigint, completion_tokens bigint,
+        ttft_ms double precision, duration_ms double precision, finish_reasons text[], worker text, trace_id text,
+        status text)
+    WHERE (to_timestamp(r.admitted_at) AT TIME ZONE 'UTC')::date >= (SELECT first_day FROM usage_kept)
+    ORDER BY day, r.request_id -- as everybody locks them
+    ON CONFLICT DO NOTHING
+    RETURNING admitted_at, tenant_id, model, adapter, key_id, prompt_tokens, cached_tokens, completion_tokens
+)
+INSERT INTO usage_hourly AS h (
+    hour, tenant_id, model, adapter, key_id, requests, prompt_tokens, cached_tokens, completion_tokens)
+SELECT date_trunc('hour', admitted_at, 'UTC'), tenant_id, model, coalesce(adapter, ''), key_id,
+       count(*), sum(prompt_tokens), sum(cached_tokens), sum(completion_tokens)
+FROM inserted GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5
+ON CONFLICT (hour, tenant_id, model, adapter, key_id) DO UPDATE
+SET requests = h.requests + excluded.requests,
+    prompt_tokens = h.prompt_tokens + excluded.prompt_tokens,
+    cached_tokens = h.cached_tokens + excluded.cached_tokens,
+    completion_tokens = h.completion_tokens + excluded.completion_tokens;
+
+-- name: usage_upkeep
+-- $1: days to keep, today among them. Makes the days to come and drops those past; returns how many were dropped.
+SELECT usage_make_partition(today), usage_make_partition(today + 1), usage_make_partition(today + 2),
+       usage_drop_before(today - $1::integer + 1) AS dropped
+FROM (SELECT (now() AT TIME ZONE 'UTC')::date AS today) now;
+
+-- name: usage_report
+-- Sums by bucket of time. $1, $2: from and before which hour; $3: 'hour' or 'day'; $4-$6: tenant ids, models, key ids, or
+-- null for all; $7-$10: whether tenants, models, adapters and keys are told apart; $11-$15: bucket, tenant, model, adapter
+-- and key of the last row before, or nulls; $16: limit, or null.
+SELECT start, tenant_id, model, adapter, key_id, sum(requests)::bigint AS requests,
+       sum(prompt_tokens)::bigint AS prompt_tokens, sum(cached_tokens)::bigint AS cached_tokens,
+       sum(completion_tokens)::bigint AS completion_tokens
+FROM (SELECT date_trunc($3, hour, 'UTC') AS start,
+             CASE WHEN $7::boolean THEN tenant_id ELSE '' END AS tenant_id,
+             CASE WHEN $8::boolean THEN model ELSE '' END AS model,
+             CASE WHEN $9::boolean THEN adapter ELSE '' END AS adapter,
+             CASE WHEN $10::boolean THEN key_id ELSE '' END AS key_id,
+             requests, prompt_tokens, cached_tokens, completion_tokens
+      FROM usage_hourly
+      WHERE hour >= $1 AND hour < $2
+          AND ($4::text[] IS NULL OR tenant_id = ANY ($4))
+          AND ($5::text[] IS NULL OR model = ANY ($5))
+          AND ($6::text[] IS NULL OR key_id = ANY ($6))) told
+WHERE $11::timestamptz IS NULL
+    OR (start, tenant_id, model, adapter, key_id) > ($11::timestamptz, $12::text, $13::text, $14::text, $15::text)
+GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5 LIMIT $16;
+
+-- name: usage_report_minutes
+-- The same by minute, of the rows that are kept. $1, $2: from and before which minute; $3-$5: as $4-$6 there; $6-$9: as
+-- $7-$10 there.
+SELECT start, tenant_id, model, adapter, key_id, count(*) AS requests,
+       sum(prompt_tokens)::bigint AS prompt_tokens, sum(cached_tokens)::bigint AS cached_tokens,
+       sum(completion_tokens)::bigint AS completion_tokens
+FROM (SELECT date_trunc('minute', admitted_at, 'UTC') AS start,
+             CASE WHEN $6::boolean THEN tenant_id ELSE '' END AS tenant_id,
+             CASE WHEN $7::boolean THEN model ELSE '' END AS model,
+             CASE WHEN $8::boolean THEN coalesce(adapter, '') ELSE '' END AS adapter,
+             CASE WHEN $9::boolean THEN key_id ELSE '' END AS key_id,
+             prompt_tokens, cached_tokens, completion_tokens
+      FROM usage
+      WHERE admitted_at >= $1 AND admitted_at < $2
+          -- The same once more by day, which spares the other days.
+          AND day >= ($1 AT TIME ZONE 'UTC')::date AND day <= ($2 AT TIME ZONE 'UTC')::date
+          AND ($3::text[] IS NULL OR tenant_id = ANY ($3))
+          AND ($4::text[] IS NULL OR model = ANY ($4))
+          AND ($5::text[] IS NULL OR key_id = ANY ($5))) told
+GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5;

@@ -1,0 +1,116 @@
+"""Records that must outlive this process: appended to a file, one sync for all that wait.
+
+While the disk syncs, the records that come are gathered for the next sync, so that a record waits
+for two syncs at most and none waits for a timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from gateway.segment import frame
+from gateway.spool_files import SpoolFiles
+
+log = logging.getLogger(__name__)
+
+SEGMENT_BYTES = 4 << 20
+RETRY_S = 1.0
+CLOSE_TIMEOUT_S = 5.0
+
+T = TypeVar("T")
+
+
+class Batch:
+    """Records that reach the disk together."""
+
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+        self.failure: OSError | None = None
+        self.is_over = asyncio.Event()
+
+    async def synced(self) -> None:
+        """Returns when they are on the disk. Raises OSError if they did not get there; then they
+        will be tried again."""
+        await self.is_over.wait()
+        if self.failure is not None:
+            raise self.failure
+
+
+class Spool:
+    """`open` it, `append`; who loads the records seals and removes. All in one event loop."""
+
+    def __init__(self, root: Path, owner: str, segment_bytes: int = SEGMENT_BYTES) -> None:
+        """`owner` names this process among those that share the folder `root`."""
+        self.failure: OSError | None = None
+        """Why nothing reaches the disk at present."""
+        self._files = SpoolFiles(root, owner, segment_bytes)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
+        self._gathering = Batch()
+        self._committing: asyncio.Task[None] | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all that is not loaded yet, what dead processes left included."""
+        return self._files.num_bytes
+
+    async def open(self) -> None:
+        """Raises OSError, or SpoolTaken."""
+        await self._run(self._files.open)
+
+    def append(self, record: bytes) -> Batch:
+        """The record will be written whether anybody waits for its batch or not."""
+        batch = self._gathering
+        batch.frames.append(frame(record))
+        if self._committing is None:
+            self._committing = asyncio.create_task(self._commit())
+        return batch
+
+    async def seal(self) -> list[Path]:
+        """Segments to load, oldest first; nothing is added to them any more."""
+        return await self._run(self._files.seal)
+
+    async def remove(self, segment: Path) -> None:
+        """It is loaded."""
+        await self._run(lambda: self._files.remove(segment))
+
+    async def set_aside(self, segment: Path) -> None:
+        """It cannot be loaded, and its bytes do not count any more."""
+        await self._run(lambda: self._files.set_aside(segment))
+
+    async def close(self) -> None:
+        """When all is written, or cannot be. What is not loaded stays for who comes next."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                while self._committing is not None:
+                    await asyncio.wait([self._committing])
+        if self._committing is not None:
+            self._committing.cancel()
+            log.error("records that the disk did not take are lost: %s", self.failure)
+        await self._run(self._files.close)
+        self._thread.shutdown()
+
+    async def _commit(self) -> None:
+        """Batch after batch, until none has gathered."""
+        while self._gathering.frames:
+            batch, self._gathering = self._gathering, Batch()
+            frames = b"".join(batch.frames)
+            try:
+                await self._run(lambda: self._files.write(frames))  # noqa: B023
+                self.failure = None
+            except OSError as error:
+                log.error("a write to the spool failed: %s", error)
+                self.failure = batch.failure = error
+                self._gathering.frames[:0] = batch.frames
+            batch.is_over.set()
+            if self.failure is not None:
+                await asyncio.sleep(RETRY_S)
+        self._committing = None
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)

@@ -1,0 +1,166 @@
+"""A spool on the disk; every call waits for it, so they belong on a thread of their own.
+
+<root>/lock                    held while folders come and go
+<root>/<owner>/lock            held while the owner lives
+<root>/<owner>/0000000001      segments, in order; who has loaded one removes it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Generator
+from pathlib import Path
+
+LOCK = "lock"
+SET_ASIDE = "set-aside"
+
+
+class SpoolTaken(Exception):
+    """Another process writes under this name."""
+
+
+class SpoolFiles:
+    """What its folder holds already, and what dead owners left in theirs, is ours to load."""
+
+    def __init__(self, root: Path, owner: str, segment_bytes: int) -> None:
+        self.num_bytes = 0
+        """Of all that is not loaded yet."""
+        self._root = root
+        self._folder = root / owner
+        self._segment_bytes = segment_bytes
+        self._locks: dict[Path, int] = {}
+        """Of our folder and of those taken over."""
+        self._sealed: dict[Path, int] = {}
+        """Segment to bytes, in the order they are to be loaded."""
+        self._number = 0
+        self._path = self._folder
+        self._file = -1
+        self._size = 0
+
+    def open(self) -> None:
+        """Raises OSError, or SpoolTaken."""
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._settled():
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            if not self._take(self._folder):
+                raise SpoolTaken(f"another process writes to {self._folder}")
+        names = [path.name for path in self._sealed]
+        self._number = max((int(name) for name in names), default=0)
+        self._begin()
+        self.adopt()
+
+    def write(self, frames: bytes) -> None:
+        """They are on the disk when it returns. After an OSError the next write takes their
+        place."""
+        if self._size >= self._segment_bytes:
+            self._roll()
+        done = 0
+        while done < len(frames):
+            done += os.pwrite(self._file, frames[done:], self._size + done)
+        os.fdatasync(self._file)
+        self._size += done
+        self.num_bytes += done
+
+    def seal(self) -> list[Path]:
+        """All segments that have records, oldest first; what comes now goes to another."""
+        self.adopt()
+        if self._size:
+            # A full disk must not keep from loading what is sealed.
+            with contextlib.suppress(OSError):
+                self._roll()
+        return list(self._sealed)
+
+    def remove(self, segment: Path) -> None:
+        """It is loaded."""
+        segment.unlink(missing_ok=True)
+        self._forget(segment)
+
+    def set_aside(self, segment: Path) -> None:
+        """Keeps one that nobody can load, for people to look at."""
+        segment.rename(self._root / f"{segment.parent.name}-{segment.name}.{SET_ASIDE}")
+        self._forget(segment)
+
+    def adopt(self) -> None:
+        """Takes over what others left when they died."""
+        with self._settled():
+            for folder in sorted(self._root.iterdir()):
+                if folder.is_dir() and folder not in self._locks:
+                    self._take(folder)
+            for folder in [each for each in self._locks if each != self._folder]:
+                self._drop_if_empty(folder)
+
+    def close(self) -> None:
+        """What is not loaded stays for whoever comes next."""
+        os.close(self._file)
+        if self._size:
+            self._sealed[self._path] = self._size
+        else:
+            self._path.unlink(missing_ok=True)
+        with self._settled():
+            for folder in list(self._locks):
+                self._drop_if_empty(folder)
+        for lock in self._locks.values():
+            os.close(lock)
+        self._locks.clear()
+
+    def _take(self, folder: Path) -> bool:
+        """Whether nobody has it. Its segments are then ours."""
+        lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            return False
+        self._locks[folder] = lock
+        for path in sorted(folder.iterdir()):
+            if path.name.isdecimal():
+                self._sealed[path] = path.stat().st_size
+                self.num_bytes += self._sealed[path]
+        return True
+
+    def _drop_if_empty(self, folder: Path) -> None:
+        if not any(path.parent == folder for path in self._sealed):
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(self._locks.pop(folder))
+
+    def _roll(self) -> None:
+        full, size, file = self._path, self._size, self._file
+        self._begin()
+        os.close(file)
+        self._sealed[full] = size
+
+    def _begin(self) -> None:
+        """A new segment, whose name is on the disk before anything is in it."""
+        path = self._folder / f"{self._number + 1:010}"
+        file = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        try:
+            _sync_folder(self._folder)
+        except OSError:
+            os.close(file)
+            raise
+        self._path, self._file, self._size = path, file, 0
+        self._number += 1
+
+    def _forget(self, segment: Path) -> None:
+        self.num_bytes -= self._sealed.pop(segment, 0)
+
+    @contextlib.contextmanager
+    def _settled(self) -> Generator[None, None, None]:
+        """Nobody makes, takes or removes a folder meanwhile."""
+        lock = os.open(self._root / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

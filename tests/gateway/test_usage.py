@@ -1,0 +1,198 @@
+"""One row a request, whatever ends it, on the disk before the answer ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from typing import Any
+
+import pytest
+
+from tests.gateway.live import Live, Served, eventually
+from tests.stub_worker import Reply
+from workers.protocol import ErrorCode, Generate
+
+SECRET = "correct horse battery staple"
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+async def rows(live: Live, count: int) -> list[Any]:
+    """All there are, when there are so many."""
+
+    async def are_there() -> bool:
+        return len(await live.fetch("SELECT 1 FROM usage")) >= count
+
+    await eventually(are_there)
+    found = await live.fetch("SELECT * FROM usage ORDER BY admitted_at")
+    assert len(found) == count
+    return found
+
+
+def request_id(answer: Any) -> str:
+    return answer.headers["x-request-id"].removeprefix("req_")
+
+
+def endless(_: Generate) -> Reply:
+    return Reply([65], never_ends=True)
+
+
+async def test_a_row_says_all_but_what_was_said(live: Live) -> None:
+    live.worker.script = lambda _: Reply([65, 66, 67], num_cached_tokens=2)
+    await live.make_ready("a")
+    async with live.worker, live.gateway("gateway-1") as served:
+        served.client.headers["traceparent"] = f"00-{TRACE}-00f067aa0ba902b7-01"
+        answer = await served.complete(prompt=SECRET, max_tokens=8, user=SECRET)
+        (row,) = await rows(live, 1)
+    usage = answer.json()["usage"]
+    assert row["request_id"] == request_id(answer)
+    assert (row["tenant_id"], row["key_id"]) == (live.tenant_id, live.key[4:16])
+    assert (row["model"], row["adapter"], row["adapter_version"]) == ("tiny", "bot", 1)
+    assert row["prompt_tokens"] == usage["prompt_tokens"] > 2
+    assert (row["cached_tokens"], row["completion_tokens"]) == (2, 3)
+    assert (row["finish_reasons"], row["status"]) == (["stop"], "completed")
+    assert (row["worker"], row["trace_id"]) == (answer.headers["loraplex-worker"], TRACE)
+    assert 0 < row["ttft_ms"] <= row["duration_ms"]
+    assert row["day"] == row["admitted_at"].date()
+    for secret in (SECRET, live.key):
+        assert secret not in str(dict(row))
+        for path in live.spool.rglob("*"):
+            assert path.is_dir() or secret.encode() not in path.read_bytes()
+
+
+async def test_the_base_alone_has_no_adapter(live: Live) -> None:
+    async with live.worker, live.gateway() as served:
+        await served.complete("tiny")
+        (row,) = await rows(live, 1)
+    assert (row["model"], row["adapter"], row["adapter_version"]) == ("tiny", None, None)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_prompt_counts_once_however_many_choices(live: Live, stream: bool) -> None:
+    async with live.worker, live.gateway() as served:
+        fields = {"prompt": ["Hi", "Hello"], "n": 3, "max_tokens": 3, "stream": stream}
+        if stream:
+            fields["stream_options"] = {"include_usage": True}
+        answer = await served.complete("tiny", **fields)
+        assert answer.status_code == 200
+        (row,) = await rows(live, 1)
+    assert (row["prompt_tokens"], row["completion_tokens"]) == (7, 18)
+    assert len(row["finish_reasons"]) == 6
+    told = '"prompt_tokens":7,"completion_tokens":18,'
+    assert told in answer.text.replace(" ", "")
+
+
+async def test_a_client_that_leaves_pays_for_what_was_generated(live: Live) -> None:
+    live.worker.script, live.worker.step_s = endless, 0.01
+    async with live.worker, live.gateway() as served:
+        body = {"model": "tiny", "prompt": "Hi", "max_tokens": 500, "stream": True}
+        async with served.client.stream("POST", "/v1/completions", json=body) as stream:
+            lines = stream.aiter_lines()
+            seen = 0
+            while seen < 5:
+                seen += (await anext(lines)).startswith("data: ")
+        (row,) = await rows(live, 1)
+    assert (row["status"], row["finish_reasons"]) == ("cancelled", [None])
+    assert 5 <= row["completion_tokens"] < 500
+
+
+@pytest.mark.parametrize(("stream", "num_tokens"), [(False, 0), (True, 0), (False, 2), (True, 2)])
+async def test_one_that_fails_is_recorded(live: Live, stream: bool, num_tokens: int) -> None:
+    live.worker.script = lambda _: Reply([65] * num_tokens, failure=ErrorCode.INTERNAL)
+    async with live.worker, live.gateway() as served:
+        answer = await served.complete("tiny", max_tokens=9, stream=stream)
+        assert answer.status_code == (200 if stream and num_tokens else 500)
+        assert "internal_error" in answer.text and "[DONE]" not in answer.text
+        (row,) = await rows(live, 1)
+    assert (row["status"], row["completion_tokens"]) == ("failed", num_tokens)
+
+
+async def test_one_that_was_not_admitted_has_no_row(live: Live) -> None:
+    async with live.worker, live.gateway() as served:
+        assert (await served.complete("nothing")).status_code == 404
+        assert (await served.complete("tiny", max_tokens=1 << 20)).status_code == 400
+        assert (await served.complete("tiny")).status_code == 200
+        await rows(live, 1)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_answer_ends_when_the_disk_has_it(
+    live: Live, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_sync = threading.Event()
+    real = os.fdatasync
+
+    def wait(file: int) -> None:
+        assert may_sync.wait(20)
+        real(file)
+
+    async with live.worker, live.gateway() as served:
+        monkeypatch.setattr(os, "fdatasync", wait)
+        asked = asyncio.create_task(served.complete("tiny", stream=stream))
+        done, _ = await asyncio.wait([asked], timeout=0.5)
+        assert not done
+        # Nor does anything else wait for the disk.
+        assert (await served.client.get("/livez")).status_code == 200
+        may_sync.set()
+        assert (await asked).status_code == 200
+        await rows(live, 1)
+
+
+async def test_a_disk_that_fails_ends_the_answer_and_refuses_the_next(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    async with live.worker, live.gateway() as served:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fdatasync", broken)
+            streamed = await served.complete("tiny", stream=True)
+            assert "usage_unavailable" in streamed.text and "[DONE]" not in streamed.text
+            refused = await served.complete("tiny")
+            assert refused.json()["error"]["code"] == "usage_unavailable"
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        await eventually(lambda: _serves(served))
+        await rows(live, 2)
+
+
+async def _serves(served: Served) -> bool:
+    return (await served.client.get("/livez")).status_code == 200 and (
+        served.gateway.spool.failure is None and await served.serves("tiny")
+    )
+
+
+async def test_without_postgres_the_spool_grows_and_then_refuses(live: Live) -> None:
+    live.max_spool_bytes = 2000
+    async with live.worker, live.gateway() as served:
+        async with live.postgres_away():
+            taken = 0
+            while (answer := await served.complete("tiny")).status_code == 200:
+                taken += 1
+                assert taken < 100
+            assert answer.status_code == 503
+            assert answer.json()["error"]["code"] == "usage_spool_full"
+            assert answer.headers["retry-after"]
+            assert taken > 5
+            assert served.gateway.spool.num_bytes >= 2000
+        await eventually(lambda: served.gateway.spool.num_bytes == 0)
+        await rows(live, taken)
+        assert await served.serves("tiny")
+
+
+async def test_a_clean_end_leaves_nothing_behind(live: Live) -> None:
+    async with live.worker, live.gateway() as served:
+        for _ in range(3):
+            await served.complete("tiny")
+    assert len(await live.fetch("SELECT 1 FROM usage")) == 3
+    assert [path for path in live.spool.iterdir() if path.is_dir()] == []
+
+
+async def test_what_cannot_be_loaded_is_set_aside(live: Live) -> None:
+    """The rest of the ledger does not wait for it."""
+    async with live.worker, live.gateway() as served:
+        served.gateway.spool.append(b"\xc1 no record of ours")
+        await eventually(lambda: list(live.spool.glob("*.set-aside")))
+        await served.complete("tiny")
+        await rows(live, 1)
+        await eventually(lambda: served.gateway.spool.num_bytes == 0)
