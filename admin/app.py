@@ -13,8 +13,10 @@ from admin.controllers.aliases import AliasController
 from admin.controllers.audit import AuditController
 from admin.controllers.keys import KeyController
 from admin.controllers.models import ModelController
+from admin.controllers.organization import OrganizationController
 from admin.controllers.tenants import TenantController
 from admin.controllers.uploads import UploadController
+from admin.controllers.usage import UsageController
 from admin.database import Database
 from admin.plane import AdminPlane
 from admin.request import AdminRequest, add_request_id
@@ -24,7 +26,7 @@ MAX_BODY_BYTES = 64 << 10
 
 
 def create_app(config: AdminConfig, *, database: Database, store: Store) -> Litestar:
-    """Serves /admin/v1. The database is the caller's to open and close."""
+    """Serves /admin/v1 and /v1/organization. The database is the caller's to open and close."""
     controllers = [
         TenantController,
         KeyController,
@@ -33,9 +35,13 @@ def create_app(config: AdminConfig, *, database: Database, store: Store) -> Lite
         AliasController,
         UploadController,
         AuditController,
+        UsageController,
     ]
     return Litestar(
-        route_handlers=[Router("/admin/v1", route_handlers=controllers)],
+        route_handlers=[
+            Router("/admin/v1", route_handlers=controllers),
+            OrganizationController,
+        ],
         state=State({"admin": AdminPlane(config, database, store)}),
         request_class=AdminRequest,
         request_max_body_size=MAX_BODY_BYTES,

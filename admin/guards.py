@@ -22,6 +22,7 @@ Guard = Callable[[ASGIConnection[Any, Any, Any, Any], BaseRouteHandler], Awaitab
 
 ADMIN = "admin"
 ADAPTERS_WRITE = "adapters:write"
+USAGE_READ = "usage:read"
 _NO_HASH = bytes(32)
 
 

@@ -26,6 +26,7 @@ from admin.records import BaseModel, Tenant
 from admin.resumable import ResumableUploads
 from admin.retirement import Retirement, retirement_progress
 from admin.upload import OVERHEAD_BYTES
+from admin.usage import keep_days
 from admin.validation import Validation
 from admin.versions import NewVersion, VersionDetails
 
@@ -137,6 +138,7 @@ class AdminPlane:
                 tasks.create_task(self.reaper.run())
                 tasks.create_task(self._sweep())
                 tasks.create_task(self._write_key_uses())
+                tasks.create_task(keep_days(self.database, self.config.usage_days))
         finally:
             await self.validation.close()
 

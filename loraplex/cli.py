@@ -20,6 +20,7 @@ from loraplex.commands.roles import (
     worker_command,
 )
 from loraplex.commands.tenants import key_group, tenant_group
+from loraplex.commands.usage import usage_command
 from loraplex.errors import LoraplexError
 
 
@@ -31,7 +32,7 @@ def cli() -> None:
 
 for command in (
     *(serve_command, gateway_command, worker_command, migrate_command, config_command),
-    *(tenant_group, key_group, adapter_group, model_group, chat_command),
+    *(tenant_group, key_group, adapter_group, model_group, chat_command, usage_command),
 ):
     cli.add_command(command)
 

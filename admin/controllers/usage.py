@@ -1,0 +1,163 @@
+"""Usage: sums by time for people and bills, as JSON or CSV."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
+
+import msgspec
+from litestar import Controller, Response, get
+from litestar.params import FromQuery, QueryParameter
+
+from admin.errors import Invalid
+from admin.guards import ADMIN, USAGE_READ, requires, tenant_for
+from admin.request import AdminRequest
+from admin.usage import Mark, UsageQuestion, UsageSum, Width, report
+
+DEFAULT_SPAN = timedelta(days=7)
+WIDTHS = {"1h": Width.HOUR, "1d": Width.DAY}
+DIMENSIONS = ("tenant", "model", "adapter", "key")
+
+
+class UsageView(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One sum. Of tenant, model, adapter and key those that were asked for are there; an adapter
+    of null: the base model alone."""
+
+    start: datetime
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    tenant: str | msgspec.UnsetType = msgspec.UNSET
+    """The id."""
+    model: str | msgspec.UnsetType = msgspec.UNSET
+    adapter: str | msgspec.UnsetType | None = msgspec.UNSET
+    key: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class UsagePage(msgspec.Struct, frozen=True):
+    data: list[UsageView]
+    has_more: bool
+    after: str | None
+    """For the next page, if there is one."""
+    object: str = "list"
+
+
+class UsageController(Controller):
+    path = "/usage"
+
+    @get(guards=[requires(ADMIN, USAGE_READ)])
+    async def show_usage(
+        self,
+        request: AdminRequest,
+        start: FromQuery[datetime | None] = None,
+        end: FromQuery[datetime | None] = None,
+        bucket: FromQuery[Literal["1h", "1d"]] = "1d",
+        group_by: FromQuery[str] = "",
+        tenant: FromQuery[str | None] = None,
+        format: FromQuery[Literal["json", "csv"] | None] = None,
+        after: FromQuery[str] = "",
+        limit: Annotated[int, QueryParameter(ge=1, le=10_000)] = 1000,
+    ) -> Response[Any]:
+        """Of the buckets from the one that holds `start` (default: seven days before `end`) to the
+        last that begins before `end` (default: now). `group_by`: some of tenant, model, adapter,
+        key, with commas. CSV by `format` or the Accept header."""
+        told = _told_apart(group_by)
+        before = _aware(end, "end") or datetime.now(UTC)
+        since = _aware(start, "start") or before - DEFAULT_SPAN
+        if since >= before:
+            raise Invalid("start must be before end", "invalid_range", "start")
+        async with request.plane.database.acquire() as connection:
+            whose = None
+            if request.user.tenant_id is not None or tenant:
+                whose = [(await tenant_for(connection, request.user, tenant)).id]
+            asked = UsageQuestion(
+                start=since,
+                end=before,
+                width=WIDTHS[bucket],
+                tenants=whose,
+                by_tenant="tenant" in told,
+                by_model="model" in told,
+                by_adapter="adapter" in told,
+                by_key="key" in told,
+            )
+            found = await report(connection, asked, _read_cursor(after), limit + 1)
+        more = _cursor(found[limit - 1]) if len(found) > limit else None
+        if format == "csv" or (format is None and "text/csv" in request.headers.get("accept", "")):
+            return _csv(request, found[:limit], told, more)
+        views = [_view(each, told) for each in found[:limit]]
+        return Response(UsagePage(data=views, has_more=more is not None, after=more))
+
+
+def _told_apart(group_by: str) -> list[str]:
+    wanted = [name.strip() for name in group_by.split(",") if name.strip()]
+    for name in wanted:
+        if name not in DIMENSIONS:
+            allowed = ", ".join(DIMENSIONS)
+            raise Invalid(f"group_by can be {allowed}, not {name[:64]!r}", "invalid", "group_by")
+    return [name for name in DIMENSIONS if name in wanted]
+
+
+def _aware(moment: datetime | None, field: str) -> datetime | None:
+    if moment is not None and moment.tzinfo is None:
+        raise Invalid(f"{field} needs a time zone, such as a Z at its end", "invalid", field)
+    return moment
+
+
+def _fields(found: UsageSum, told: Sequence[str]) -> dict[str, Any]:
+    values = {
+        "tenant": found.tenant_id,
+        "model": found.model,
+        "adapter": found.adapter or None,
+        "key": found.key_id,
+    }
+    return {name: values[name] for name in told}
+
+
+def _view(found: UsageSum, told: Sequence[str]) -> UsageView:
+    return UsageView(
+        start=found.start,
+        requests=found.requests,
+        prompt_tokens=found.prompt_tokens,
+        cached_tokens=found.cached_tokens,
+        completion_tokens=found.completion_tokens,
+        **_fields(found, told),
+    )
+
+
+def _csv(
+    request: AdminRequest, found: list[UsageSum], told: Sequence[str], more: str | None
+) -> Response[str]:
+    """One table with a head; where the rest is, is in the header Link."""
+    numbers = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(("start", *told, *numbers))
+    for each in found:
+        start = each.start.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        told_apart = [value or "" for value in _fields(each, told).values()]
+        table.writerow((start, *told_apart, *(getattr(each, name) for name in numbers)))
+    headers: dict[str, str] = {}
+    if more is not None:
+        query = [item for item in request.query_params.multi_items() if item[0] != "after"]
+        headers["link"] = f'<?{urlencode([*query, ("after", more)])}>; rel="next"'
+    return Response(text.getvalue(), media_type="text/csv", headers=headers)
+
+
+def _cursor(last: UsageSum) -> str:
+    mark = (last.start, last.tenant_id, last.model, last.adapter, last.key_id)
+    return base64.urlsafe_b64encode(msgspec.json.encode(mark)).decode()
+
+
+def _read_cursor(text: str) -> Mark | None:
+    if not text:
+        return None
+    try:
+        return msgspec.json.decode(base64.urlsafe_b64decode(text), type=Mark)
+    except (ValueError, msgspec.DecodeError) as error:
+        raise Invalid("after is not what a page before said", "invalid", "after") from error

@@ -1,0 +1,105 @@
+"""What was used, from the ledger that gateways load: sums by time, and which days are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+
+import msgspec
+
+from admin.database import Connection, Database
+from admin.errors import AdminError
+from admin.queries import from_row, sql
+
+log = logging.getLogger(__name__)
+
+UPKEEP_INTERVAL_S = 3600.0
+RETRY_INTERVAL_S = 60.0
+
+
+class Width(Enum):
+    """Of a bucket of time. Buckets begin at whole minutes, hours and days of UTC."""
+
+    MINUTE = timedelta(minutes=1)
+    HOUR = timedelta(hours=1)
+    DAY = timedelta(days=1)
+
+    def floor(self, moment: datetime) -> datetime:
+        """When the bucket that holds it begins."""
+        epoch = datetime(1970, 1, 1, tzinfo=UTC)
+        return moment - (moment - epoch) % self.value
+
+
+class UsageSum(msgspec.Struct, frozen=True):
+    """Of the requests admitted in a bucket of time. What was not told apart is ''."""
+
+    start: datetime
+    tenant_id: str
+    model: str
+    """Served name of the base model."""
+    adapter: str
+    """'' also for requests without one."""
+    key_id: str
+    requests: int
+    prompt_tokens: int
+    """With the cached ones."""
+    cached_tokens: int
+    completion_tokens: int
+
+
+Mark = tuple[datetime, str, str, str, str]
+"""A sum's place in a report: its start and what tells it apart."""
+
+
+class UsageQuestion(msgspec.Struct, frozen=True, kw_only=True):
+    """Whole buckets: from the one that holds `start` to the last that begins before `end`."""
+
+    start: datetime
+    end: datetime
+    width: Width
+    tenants: Sequence[str] | None = None
+    """Ids; None: all, here and below."""
+    models: Sequence[str] | None = None
+    keys: Sequence[str] | None = None
+    by_tenant: bool = False
+    by_model: bool = False
+    by_adapter: bool = False
+    by_key: bool = False
+
+
+async def report(
+    connection: Connection,
+    asked: UsageQuestion,
+    after: Mark | None = None,
+    limit: int | None = None,
+) -> list[UsageSum]:
+    """By time, then by what is told apart. Sums by minute are of the rows that are kept, and are
+    given whole."""
+    start = asked.width.floor(asked.start)
+    end = asked.width.floor(asked.end - timedelta(microseconds=1)) + asked.width.value
+    which = (asked.tenants, asked.models, asked.keys)
+    told = (asked.by_tenant, asked.by_model, asked.by_adapter, asked.by_key)
+    if asked.width is Width.MINUTE:
+        rows = await connection.fetch(sql["usage_report_minutes"], start, end, *which, *told)
+    else:
+        unit = "hour" if asked.width is Width.HOUR else "day"
+        mark = after or (None,) * 5
+        rows = await connection.fetch(
+            sql["usage_report"], start, end, unit, *which, *told, *mark, limit
+        )
+    return [from_row(UsageSum, row) for row in rows]
+
+
+async def keep_days(database: Database, days: int) -> None:
+    """Makes room for the days to come and drops those past, for ever."""
+    while True:
+        try:
+            async with database.transaction() as connection:
+                await connection.execute(sql["usage_upkeep"], days)
+            await asyncio.sleep(UPKEEP_INTERVAL_S)
+        except AdminError as error:
+            log.warning("the days of usage stay as they are: %s", error)
+            await asyncio.sleep(RETRY_INTERVAL_S)
