@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -101,7 +101,7 @@ class AdapterPool:
             1, thread_name_prefix="adapter-loader", initializer=_use_one_thread
         )
         self._loads = LoadQueue(self._executor)
-        self._done: SimpleQueue[tuple[Entry, Load]] = SimpleQueue()
+        self._done: SimpleQueue[tuple[Entry, Future[AdapterImage]]] = SimpleQueue()
         self._entries: dict[str, Entry] = {}
         self._resident: dict[Run, Entry] = {}
         self._pins: dict[str, Entry] = {}
@@ -190,11 +190,11 @@ class AdapterPool:
         self._num_polls += 1
         while True:
             try:
-                entry, load = self._done.get_nowait()
+                entry, future = self._done.get_nowait()
             except Empty:
                 break
-            if entry.loading is load:
-                self._finish(entry, load)
+            if entry.loading is not None and entry.loading.future is future:
+                self._finish(entry, future)
         while self._failing and not self._has_failed(self._failing[0]):
             self._forget(self._failing.popleft())
         self._keep_pins()
@@ -364,21 +364,23 @@ class AdapterPool:
     def _submit(self, entry: Entry, load: Load) -> None:
         entry.loading = load
         self._num_loading += 1
-        load.future.add_done_callback(lambda _: self._done.put((entry, load)))
+        # The callback names neither load nor future: a cycle would keep the image until the next
+        # collection.
+        load.future.add_done_callback(lambda done: self._done.put((entry, done)))
         self._loads.submit(load)
 
     def _end_loading(self, entry: Entry) -> None:
         entry.loading = None
         self._num_loading -= 1
 
-    def _finish(self, entry: Entry, load: Load) -> None:
+    def _finish(self, entry: Entry, future: Future[AdapterImage]) -> None:
         """A fetch or a copy of this entry has ended."""
         self._end_loading(entry)
-        error = load.future.exception()
+        error = future.exception()
         if error is not None:
             self._fail(entry, error)
             return
-        image = load.future.result()
+        image = future.result()
         entry.image_bytes = image.num_bytes
         tier = min(self._largest, key=lambda tier: self._largest[tier])
         if image.num_bytes > self._largest[tier]:
