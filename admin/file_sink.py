@@ -48,13 +48,17 @@ class FileSink:
             await asyncio.to_thread(self._flush)
 
     async def finish(self, *, sync: bool = False) -> str:
-        """The SHA-256 (hex) of what was written; `sync`: it is on the disk."""
-        await asyncio.to_thread(self._flush)
-        if sync:
-            await asyncio.to_thread(os.fsync, self._file.fileno())
+        """The SHA-256 (hex) of what was written; `sync`: it is on the disk, even if this raises."""
+        try:
+            await asyncio.to_thread(self._flush)
+        finally:
+            if sync:
+                await asyncio.to_thread(os.fsync, self._file.fileno())
         return self._digest.hexdigest()
 
     def _flush(self) -> None:
+        if not self._waiting:
+            return
         block = b"".join(self._waiting)
         self._waiting, self._num_waiting = [], 0
         self._check_room(len(block))
