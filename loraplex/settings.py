@@ -19,7 +19,14 @@ from adapters.stores import open_store
 from loraplex.errors import BadSettings
 
 SECRETS = ("database_url", "key", "key_pepper")
-SIZES = ("memory", "host_adapter_memory", "max_upload", "min_free_disk", "max_usage_spool")
+SIZES = (
+    "memory",
+    "host_adapter_memory",
+    "adapter_cache",
+    "max_upload",
+    "min_free_disk",
+    "max_usage_spool",
+)
 PREFIX = "LORAPLEX_"
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
@@ -65,6 +72,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The arena; default min(1 GiB, a quarter of the RAM)."""
     adapter_memory: MemoryRange = MemoryRange()
     host_adapter_memory: int = 1 << 30
+    adapter_cache: int = 16 << 30
+    """Packed adapters on the worker's disk, each of which the store could give again."""
     max_num_seqs: int = 64
     max_batched_tokens: int = 512
     max_model_len: int | None = None

@@ -31,6 +31,7 @@ WORKING: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--memory", {"metavar": "BYTES", "help": "KV pages and adapters, such as 512MiB"}),
     ("--adapter-memory", {"metavar": "MIN:MAX", "help": "of it, what adapters may take"}),
     ("--host-adapter-memory", {"metavar": "BYTES"}),
+    ("--adapter-cache", {"metavar": "BYTES", "help": "packed adapters on the worker's disk"}),
     ("--max-num-seqs", {"type": int}),
     ("--max-batched-tokens", {"type": int}),
     ("--max-model-len", {"type": int}),
