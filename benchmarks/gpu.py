@@ -93,9 +93,9 @@ def transfers(bench: Bench) -> Iterator[dict[str, Any]]:
 
 def baseline(bench: Bench, shape: Shape) -> Iterator[dict[str, Any]]:
     """transformers + peft, where they are installed."""
-    rows, prompt, count = ((2,), 8, 2) if bench.tiny else ((1, 32), CONTEXT, 8)
+    rows, prompt, count, steps = ((2,), 8, 2, 4) if bench.tiny else ((1, 32), CONTEXT, 8, 32)
     try:
-        yield from step_rows(shape, bench.device, rows, prompt, count)
+        yield from step_rows(shape, bench.device, rows, prompt, count, steps)
     except ImportError as error:
         yield {"left_out": str(error)}
 
@@ -104,7 +104,7 @@ def decode(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
     """A captured step of one token a sequence against bytes / copy bandwidth; LoRA against base."""
     shape, copy = model.shape, bench.results["copy_bytes_per_second"]
     context = 32 if bench.tiny else CONTEXT
-    for rows in (4,) if bench.tiny else (1, 8, 32, 128, 256):
+    for rows in (2,) if bench.tiny else (1, 8, 32, 128, 256):
         attention, kv = model.cache(rows, context)(1, context)
         ids = torch.arange(rows, dtype=torch.int32, device=bench.device)
         base_bytes = 2 * shape.linear_parameters
@@ -127,7 +127,7 @@ def decode(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
 def prefill(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
     """One prompt, eager, the head on every row: TFLOP/s of linears and attention."""
     shape = model.shape
-    for rows in (40,) if bench.tiny else (512, 2048, 8192):
+    for rows in (18,) if bench.tiny else (512, 2048, 8192):
         attention, kv = model.cache(1, rows)(rows, rows)
         ids = torch.zeros(rows, dtype=torch.int32, device=bench.device)
         flops = 2.0 * rows * shape.linear_parameters

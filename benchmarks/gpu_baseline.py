@@ -15,11 +15,11 @@ MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 @torch.inference_mode()
 def step_rows(
-    shape: Shape, device: torch.device, rows: tuple[int, ...], prompt: int, count: int
+    shape: Shape, device: torch.device, rows: tuple[int, ...], prompt: int, count: int, steps: int
 ) -> Iterator[dict[str, Any]]:
     """Milliseconds a generated token: base, then `count` adapters of rank 16 mixed in a batch.
 
-    Raises ImportError where transformers or peft is missing.
+    prompt: tokens. steps: that are timed. Raises ImportError where transformers or peft is missing.
     """
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -37,7 +37,7 @@ def step_rows(
     with device:
         base = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16).eval()
     for num_rows in rows:
-        took = _step_seconds(base, device, num_rows, prompt, {})
+        took = _step_seconds(base, device, num_rows, prompt, steps, {})
         yield {"model": shape.name, "rows": num_rows, "adapters": 0, "ms": took * 1e3}
     lora = LoraConfig(r=16, lora_alpha=16, target_modules=MODULES, bias="none")
     adapted: Any = get_peft_model(base, lora, "a0").eval()
@@ -45,13 +45,13 @@ def step_rows(
         adapted.add_adapter(f"a{n}", lora)
     for num_rows in rows:
         names = {"adapter_names": [f"a{n % count}" for n in range(num_rows)]}
-        took = _step_seconds(adapted, device, num_rows, prompt, names)
+        took = _step_seconds(adapted, device, num_rows, prompt, steps, names)
         shown = min(count, num_rows)
         yield {"model": shape.name, "rows": num_rows, "adapters": shown, "ms": took * 1e3}
 
 
 def _step_seconds(
-    model: Any, device: torch.device, rows: int, prompt: int, extra: dict[str, Any]
+    model: Any, device: torch.device, rows: int, prompt: int, steps: int, extra: dict[str, Any]
 ) -> float:
     """Of the difference between a long and a short generation, so that the prompt drops out."""
     ids = torch.ones(rows, prompt, dtype=torch.int64, device=device)
@@ -70,4 +70,4 @@ def _step_seconds(
         return time.perf_counter() - begin
 
     generate(2)
-    return (generate(34) - generate(2)) / 32
+    return (generate(2 + steps) - generate(2)) / steps

@@ -155,10 +155,8 @@ def main() -> None:
         attend(ops, dtype, 4, 1, 4096)
         attend(ops, dtype, 256, 1, 1024)
         attend(ops, dtype, 1, 512, 4096)
-        for max_rank in (16, 64):
-            add_lora(ops, dtype, 32, 32, max_rank)
-            add_lora(ops, dtype, 32, 4, max_rank)
-            add_lora(ops, dtype, 512, 4, max_rank)
+        for rows, segments, max_rank in ((32, 32, 16), (32, 4, 16), (32, 32, 64), (512, 4, 64)):
+            add_lora(ops, dtype, rows, segments, max_rank)
     pages = torch.zeros(4, dtype=torch.int64)
     ops.copy_pages(torch.zeros(1 << 16, dtype=torch.uint8), pages, pages, 1 << 14)
     sample(ops, 4)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -104,11 +105,14 @@ def test_rows_of_slot_minus_one_are_base_only(triton_ops: Ops):
     assert torch.equal(y, before)
 
 
-SWEEP_RANKS = (1, 5, 16, 72) if IS_INTERPRETED else (1, 5, 8, 16, 17, 32, 64, 72, 128)
-SWEEP_SHAPES = (
-    ([1, 2], (1, 16)) if IS_INTERPRETED else ([1, 2, 15, 16, 17, 64, 200], (1, 16, 64, 128))
+SWEEP_RANKS = (5, 16, 72) if IS_INTERPRETED else (1, 5, 8, 16, 17, 32, 64, 72, 128)
+SWEEP_SEGMENTS = [1, 2] if IS_INTERPRETED else [1, 2, 15, 16, 17, 64, 200]
+SWEEP_BLOCKS = (
+    [(1, 32, 3), (1, 128, 1), (16, 128, 3)]
+    if IS_INTERPRETED
+    else list(product((1, 16, 64, 128), (32, 64, 128), (1, 2, 4, 8)))
 )
-SWEEP_SPLITS = (1, 3) if IS_INTERPRETED else (1, 2, 4, 8)
+"""Rows, columns and parts of a sum."""
 SWEEP_DTYPES = (torch.float32, BFLOAT16)
 
 
@@ -135,32 +139,29 @@ def test_no_block_size_reads_what_was_not_written(
     """
     torch.manual_seed(rank)
     site = Site((0, 1, 2), (144, 16, 40), 72)
-    rows_of_segments, rows_of_blocks = SWEEP_SHAPES
     lora, factors = make_lora(
-        triton_ops, site, [[rank, 0, 2]], dtype, rows_of_segments, [0] * len(rows_of_segments)
+        triton_ops, site, [[rank, 0, 2]], dtype, SWEEP_SEGMENTS, [0] * len(SWEEP_SEGMENTS)
     )
-    x = torch.randn(sum(rows_of_segments) + 1, 72).to(dtype)
+    x = torch.randn(sum(SWEEP_SEGMENTS) + 1, 72).to(dtype)
     start = torch.randn(len(x), 200).to(dtype)
     expected = start.double() + formulas.lora(x, site, LAYER, lora, factors)
     there = on_device(lora)
     tolerance = 1e-4 if dtype is torch.float32 else 8e-2
-    for rows in rows_of_blocks:
-        for columns in (32, 64, 128):
-            for split in SWEEP_SPLITS:
-                blocks = Blocks(rows, min(columns, 64), 32, split, 4, 2)
-                wide = replace(blocks, columns=columns, split=1)
+    for rows, columns, split in SWEEP_BLOCKS:
+        blocks = Blocks(rows, min(columns, 64), 32, split, 4, 2)
+        wide = replace(blocks, columns=columns, split=1)
 
-                def add(blocks: Blocks = blocks, wide: Blocks = wide) -> Tensor:
-                    y = start.clone().to(DEVICE)
-                    planes = triton_lora.shrink(x.to(DEVICE), site, LAYER, there, blocks)
-                    triton_lora.expand_add(y, planes, site, LAYER, there, wide)
-                    return y.cpu()
+        def add(blocks: Blocks = blocks, wide: Blocks = wide) -> Tensor:
+            y = start.clone().to(DEVICE)
+            planes = triton_lora.shrink(x.to(DEVICE), site, LAYER, there, blocks)
+            triton_lora.expand_add(y, planes, site, LAYER, there, wide)
+            return y.cpu()
 
-                y = add()
-                torch.testing.assert_close(y.double(), expected, rtol=tolerance, atol=tolerance)
-                assert torch.equal(y[-1], start[-1])
-                if not IS_INTERPRETED:
-                    assert torch.equal(add(), y)
+        y = add()
+        torch.testing.assert_close(y.double(), expected, rtol=tolerance, atol=tolerance)
+        assert torch.equal(y[-1], start[-1])
+        if not IS_INTERPRETED:
+            assert torch.equal(add(), y)
 
 
 @pytest.mark.parametrize(("splits", "rows", "tile"), [(1, 16, 16), (2, 16, 32), (8, 32, 16)])
@@ -179,9 +180,12 @@ def test_attention_is_the_same_in_any_number_of_parts(
     expected = select("reference").paged_attention(
         fresh, batch, kv, KV_LAYER, 3, scale=0.3, window=window
     )
-    sent = [t.to(DEVICE) for t in (batch.query_start, batch.row_seq, batch.positions)]
-    sent += [batch.context_lens.to(DEVICE), batch.block_tables.to(DEVICE)]
-    there = type(batch)(*sent, batch.max_query, batch.max_context)
+    there = replace(
+        batch,
+        query_start=batch.query_start.to(DEVICE),
+        positions=batch.positions.to(DEVICE),
+        block_tables=batch.block_tables.to(DEVICE),
+    )
     view = replace(kv, arena=kv.arena.to(DEVICE))
     blocks = AttentionBlocks(rows, tile, splits, 4, 2)
     out = triton_attention.paged_attention(
