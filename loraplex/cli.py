@@ -11,6 +11,7 @@ import click
 
 from admin.errors import AdminError
 from loraplex.commands.adapters import adapter_group
+from loraplex.commands.audit import audit_group
 from loraplex.commands.models import chat_command, model_group
 from loraplex.commands.roles import (
     config_command,
@@ -32,7 +33,8 @@ def cli() -> None:
 
 for command in (
     *(serve_command, gateway_command, worker_command, migrate_command, config_command),
-    *(tenant_group, key_group, adapter_group, model_group, chat_command, usage_command),
+    *(tenant_group, key_group, audit_group, adapter_group, model_group, chat_command),
+    usage_command,
 ):
     cli.add_command(command)
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes done and the bytes in all."""
+"""Called with what is done and how much it is in all; bytes if nothing else is said."""
 
 
 def show(
@@ -54,6 +54,22 @@ def progress(what: str, then: str = "") -> Iterator[Progress]:
             bars.update(task, completed=done, total=total, description=description)
 
         yield report
+
+
+@contextmanager
+def counting(what: str) -> Iterator[Progress]:
+    """As `progress`, of things that are not bytes."""
+    if not sys.stderr.isatty():
+        yield _Lines(what, "")
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    parts = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Bars(*parts, TimeRemainingColumn(), console=Console(stderr=True)) as bars:
+        task = bars.add_task(what, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
 
 
 @contextmanager

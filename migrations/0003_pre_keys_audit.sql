@@ -66,7 +66,7 @@ CREATE TRIGGER only_grows BEFORE UPDATE OR DELETE OR TRUNCATE ON audit_log
 
 -- A row of the log for each row that a statement changed, in its transaction.
 -- Arguments: what the row is; the columns that name it, joined by '@'; the columns that are not logged: secrets, what is
--- large, and what only mirrors something else. What goes with its owner is told by the owner's row.
+-- large, and what only mirrors something else. What goes with its tenant is told by the tenant's row.
 CREATE FUNCTION audit_change() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     kind    text := TG_ARGV[0];
@@ -76,7 +76,8 @@ DECLARE
     logged  jsonb := coalesce(becomes, was);
     verb    text;
 BEGIN
-    IF TG_OP = 'DELETE' AND pg_trigger_depth() > 1 THEN
+    IF TG_OP = 'DELETE' AND was ->> 'tenant_id' IS NOT NULL
+        AND NOT EXISTS (SELECT FROM tenants WHERE id = was ->> 'tenant_id') THEN
         RETURN NULL;
     END IF;
     IF TG_OP = 'UPDATE' THEN

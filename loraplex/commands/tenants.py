@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from loraplex.commands.options import api, json_option
@@ -9,7 +11,13 @@ from loraplex.output import show
 from loraplex.settings import parse_size
 
 TENANT_COLUMNS = ("name", "id", "sharing_group", "pin_bytes", "created_at")
-KEY_COLUMNS = ("id", "name", "scopes", "created_at", "expires_at", "revoked_at")
+KEY_COLUMNS = (
+    *("id", "name", "scopes", "models", "cidrs", "created_at", "not_before", "expires_at"),
+    *("revoked_at", "last_used_at"),
+)
+
+
+expiry_option = click.option("--expires-at", help="Such as 2027-01-31T00:00:00Z.")
 
 
 @click.group("tenant")
@@ -77,23 +85,29 @@ def key_group() -> None:
 @click.option("--tenant", help="Whose key; without it an admin key.")
 @click.option("--name", help="For you to remember what it is for.")
 @click.option("--scope", "scopes", multiple=True, help="Default: all that its kind can have.")
-@click.option("--expires-at", help="Such as 2027-01-31T00:00:00Z.")
+@click.option("--not-before", help="Such as 2027-01-01T00:00:00Z.")
+@expiry_option
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    help="Only for this one: NAME, NAME@ALIAS, NAME@VERSION or NAME@*; may be repeated.",
+)
+@click.option("--cidr", "cidrs", multiple=True, help="Only from this network; may be repeated.")
 @json_option
 def create_key(
     tenant: str | None,
-    name: str | None,
     scopes: tuple[str, ...],
-    expires_at: str | None,
+    models: tuple[str, ...],
+    cidrs: tuple[str, ...],
     as_json: bool,
+    **fields: str | None,
 ) -> None:
     """Create a key and print it."""
-    body = {"name": name, "scopes": list(scopes) or None, "expires_at": expires_at}
+    lists = {"scopes": list(scopes), "models": list(models), "cidrs": list(cidrs)}
+    body = fields | {name: given for name, given in lists.items() if given}
     with api() as server:
-        made = server.post(_keys_of(tenant), body)
-    if as_json:
-        show([made], (), as_json)
-    else:
-        click.echo(made["key"])
+        _show_made(server.post(_keys_of(tenant), body), as_json)
 
 
 @key_group.command("list")
@@ -105,6 +119,18 @@ def list_keys(tenant: str | None, as_json: bool) -> None:
         show(server.all(_keys_of(tenant), cursor="id"), KEY_COLUMNS, as_json)
 
 
+@key_group.command("rotate")
+@click.argument("key_id")
+@click.option("--overlap", type=int, metavar="SECONDS", help="The old key goes on so long; 3600.")
+@expiry_option
+@json_option
+def rotate_key(key_id: str, overlap: int | None, expires_at: str | None, as_json: bool) -> None:
+    """Replace a key by a new one with the same rights, and print that."""
+    body = {"overlap_s": overlap, "expires_at": expires_at}
+    with api() as server:
+        _show_made(server.post(f"/admin/v1/keys/{key_id}/rotate", body), as_json)
+
+
 @key_group.command("revoke")
 @click.argument("key_id")
 def revoke_key(key_id: str) -> None:
@@ -112,6 +138,14 @@ def revoke_key(key_id: str) -> None:
     with api() as server:
         server.delete(f"/admin/v1/keys/{key_id}")
     click.echo(f"revoked {key_id}")
+
+
+def _show_made(made: dict[str, Any], as_json: bool) -> None:
+    """The only time that the key is seen."""
+    if as_json:
+        show([made], (), as_json)
+    else:
+        click.echo(made["key"])
 
 
 def _keys_of(tenant: str | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,13 @@ class Live:
             _, self.key = await keys.create_key(connection, PEPPER, self.tenant_id, TENANT_SCOPES)
 
     @asynccontextmanager
-    async def gateway(self, name: str = "gateway-1") -> AsyncIterator[Served]:
+    async def gateway(
+        self,
+        name: str = "gateway-1",
+        *,
+        poll_interval_s: float = 3600,
+        trusted_proxies: Sequence[str] = (),
+    ) -> AsyncIterator[Served]:
         """Serves, once it has a catalog."""
         config = GatewayConfig(
             model_folder=self._store.joinpath,
@@ -66,12 +72,12 @@ class Live:
         )
         app = create_app(
             config,
-            source=PostgresSource(self.database, poll_interval_s=3600),
+            source=PostgresSource(self.database, poll_interval_s),
             clients=[WorkerClient(self.worker.address, instance_id=name)],
             database=self.database,
         )
         async with AsyncExitStack() as stack:
-            url = await stack.enter_async_context(serving(app))
+            url = await stack.enter_async_context(serving(app, trusted_proxies))
             headers = {"authorization": f"Bearer {self.key}"}
             client = httpx.AsyncClient(base_url=url, headers=headers, timeout=WAIT_S)
             await stack.enter_async_context(client)

@@ -1,0 +1,84 @@
+"""`loraplex audit`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+
+from loraplex.api import Api
+from loraplex.commands.options import api, json_option
+from loraplex.errors import LoraplexError
+from loraplex.output import counting, show
+
+COLUMNS = ("seq", "at", "key_id", "tenant_id", "action", "object", "details")
+ANCHOR = re.compile(r"(\d{1,18}):([0-9a-f]{64})", re.ASCII)
+
+
+class BrokenChain(LoraplexError):
+    """The audit log was rewritten."""
+
+
+@click.group("audit")
+def audit_group() -> None:
+    """The log of all changes: who did what, in a chain that shows what was rewritten."""
+
+
+@audit_group.command("list")
+@click.option("--tenant", help="Only this tenant's; its id, which outlives it, or its name.")
+@click.option("--object", help="Only of this: a tenant's or key's id, NAME@VERSION, NAME@ALIAS.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
+@json_option
+def list_entries(tenant: str | None, object: str | None, limit: int, as_json: bool) -> None:
+    """List the newest entries."""
+    with api() as server:
+        if tenant is not None and not tenant.startswith("ten_"):
+            tenant = server.get(f"/admin/v1/tenants/{tenant}")["id"]
+        page = server.get("/admin/v1/audit", tenant=tenant, object=object, limit=limit)
+    show(page["data"], COLUMNS, as_json)
+
+
+@audit_group.command("verify")
+@click.option(
+    "--anchor",
+    metavar="SEQ:HASH",
+    help="What an earlier verify printed: without it a chain that was cut short or rewritten as a"
+    " whole looks like any other.",
+)
+@json_option
+def verify(anchor: str | None, as_json: bool) -> None:
+    """Recompute the chain; name the first row that is not what was written."""
+    kept = ANCHOR.fullmatch(anchor) if anchor else None
+    if anchor and not kept:
+        raise click.UsageError(f"{anchor!r} is not SEQ:HASH")
+    with api() as server:
+        newest = _verify_all(server)
+        if kept:
+            _check_anchor(server, int(kept[1]), kept[2])
+    if as_json:
+        show([newest], (), as_json)
+    else:
+        click.echo(f"{newest['seq']} entries are as they were written")
+        click.echo(f"{newest['seq']}:{newest['hash']}")
+
+
+def _verify_all(server: Api) -> dict[str, Any]:
+    """The last part. Raises BrokenChain."""
+    after = 0
+    with counting("verifying") as report:
+        while True:
+            seen = server.get("/admin/v1/audit/verify", after=after)
+            report(seen["seq"], seen["newest"])
+            if seen["broken"] is not None:
+                raise BrokenChain(f"entry {seen['broken']} of the audit log: {seen['reason']}")
+            if seen["seq"] >= seen["newest"] or seen["seq"] == after:
+                return seen
+            after = seen["seq"]
+
+
+def _check_anchor(server: Api, seq: int, expected: str) -> None:
+    page = server.get("/admin/v1/audit", after=seq + 1, limit=1)
+    found = next(iter(page["data"]), None)
+    if found is None or (found["seq"], found["hash"]) != (seq, expected):
+        raise BrokenChain(f"entry {seq} of the audit log is not the one of the anchor")
