@@ -12,12 +12,17 @@
 namespace {
 
 constexpr int SHRINK_ROWS = LANES == 16 ? 8 : 4;
-constexpr int SHRINK_RANKS = 2;
 constexpr int EXPAND_ROWS = LANES == 16 ? 8 : 4;
 constexpr int ROW_BLOCK = 32;     // rows of an item: A and B are read once for all of them
 constexpr int RANK_BLOCK = 16;    // ranks of a shrink item
 constexpr int DEPTH_BLOCK = 768;  // k at a time, so that SHRINK_ROWS of x stay in L1
 constexpr int FEW_ROWS = 8;
+constexpr int ITEMS_A_THREAD = 4;  // from here on a segment's projection is an item
+constexpr int LINE = 64;          // bytes of a cache line
+constexpr int RANKS_AHEAD = 8;    // of B, whose rows a tile reads in pieces too short to foresee
+
+// Vectors of A or B that a tile of M rows holds: its sums fill the registers, but for M = 1.
+constexpr int tile_width(int M) { return M == 8 ? 3 : 4; }
 
 // One projection of one segment: rows first..first + rows, rank columns of `hidden` per row.
 struct Part {
@@ -38,6 +43,9 @@ void dot_tile(const float* x, int64_t depth, const T* a, int64_t begin, int64_t 
     int64_t k = begin;
     for (; k + LANES <= end; k += LANES) {
         F row[R];
+        const char* next = (const char*)(a + R * depth + R * k);
+#pragma GCC unroll 16
+        for (size_t at = 0; at < R * LANES * sizeof(T); at += LINE) __builtin_prefetch(next + at);
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) row[r] = load(a + r * depth + k);
 #pragma GCC unroll 8
@@ -64,7 +72,7 @@ void dot_tile(const float* x, int64_t depth, const T* a, int64_t begin, int64_t 
 template <int M, class T>
 void dot_rows(const float* x, int64_t depth, const T* a, int64_t begin, int64_t end, int64_t ranks,
               float* hidden, int64_t rank) {
-    constexpr int R = M == 1 ? 4 : SHRINK_RANKS;
+    constexpr int R = tile_width(M);
     int64_t r = 0;
     for (; r + R <= ranks; r += R)
         dot_tile<M, R>(x, depth, a + r * depth, begin, end, hidden + r, rank);
@@ -94,8 +102,8 @@ void shrink(const Item& item, const float* x, int64_t depth) {
     run(std::integral_constant<int, 1>{});
 }
 
-// Many rows: a tile of y stays in registers while all ranks are added. The chain of each element is
-// that of add_ranks.
+// A tile of y stays in registers while all ranks are added. The chain of each element is that of
+// add_ranks.
 template <int M, int V, class T>
 void add_all_ranks(const float* hidden, int64_t rank, const T* b, int64_t width, float* y,
                    int64_t stride) {
@@ -108,6 +116,9 @@ void add_all_ranks(const float* hidden, int64_t rank, const T* b, int64_t width,
         F row[V];
 #pragma GCC unroll 4
         for (int v = 0; v < V; v++) row[v] = load(b + r * width + v * LANES);
+        const char* next = (const char*)(b + (r + RANKS_AHEAD) * width);
+#pragma GCC unroll 4
+        for (size_t at = 0; at < V * LANES * sizeof(T); at += LINE) __builtin_prefetch(next + at);
 #pragma GCC unroll 8
         for (int m = 0; m < M; m++) {
             const F h = splat(hidden[m * rank + r]);
@@ -121,7 +132,7 @@ void add_all_ranks(const float* hidden, int64_t rank, const T* b, int64_t width,
         for (int v = 0; v < V; v++) store(y + m * stride + v * LANES, acc[m][v]);
 }
 
-// Few rows: four ranks at a time stream past y.
+// One row, or too few columns: four ranks at a time stream past y.
 // y[m][0..columns) += hidden[m][0..R) · B[0..R)[0..columns)
 template <int M, int R, class T>
 void add_ranks(const float* hidden, int64_t rank, const T* b, int64_t width, int64_t columns,
@@ -148,9 +159,9 @@ void add_ranks(const float* hidden, int64_t rank, const T* b, int64_t width, int
 template <int M, class T>
 void expand_rows(const float* hidden, const Part& part, const T* b, int64_t columns, float* y,
                  int64_t stride) {
-    constexpr int V = 2;
+    constexpr int V = tile_width(M);
     int64_t c = 0, r = 0;
-    if constexpr (M == EXPAND_ROWS)
+    if constexpr (M > 1)
         for (; c + V * LANES <= columns; c += V * LANES)
             add_all_ranks<M, V>(hidden, part.rank, b + c, part.width, y + c, stride);
     if (c == columns) return;
@@ -179,6 +190,7 @@ void expand(const Item& item, float* y, int64_t stride) {
     run(std::integral_constant<int, 1>{});
 }
 
+// Rows of each part in blocks, and its ranks (shrink) or columns (expand) in blocks of their own.
 void list_items(const std::vector<Part>& parts, bool expanding, std::vector<Item>& items) {
     items.clear();
     for (const Part& part : parts) {
@@ -191,9 +203,35 @@ void list_items(const std::vector<Part>& parts, bool expanding, std::vector<Item
     }
 }
 
+// Rows of each part in blocks, the most work first, so that the threads end together.
+void list_whole_items(const std::vector<Part>& parts, std::vector<Item>& items) {
+    items.clear();
+    for (const Part& part : parts)
+        for (int64_t row = 0; row < part.rows; row += ROW_BLOCK)
+            items.push_back(
+                {&part, row, std::min<int64_t>(ROW_BLOCK, part.rows - row), 0, part.rank});
+    const auto work = [](const Item& item) { return item.rows * item.part->rank * item.part->width; };
+    std::sort(items.begin(), items.end(),
+              [&](const Item& a, const Item& b) { return work(a) > work(b); });
+}
+
 template <class T>
-void run(const std::vector<Item>& shrinks, const std::vector<Item>& expands, const float* x,
-         int64_t depth, float* y, int64_t stride, int threads) {
+void run(const std::vector<Part>& parts, std::vector<Item>& shrinks, std::vector<Item>& expands,
+         const float* x, int64_t depth, float* y, int64_t stride, int threads) {
+    list_whole_items(parts, shrinks);
+    // With an item for each thread and more, none needs to wait for another's shrink.
+    if ((int64_t)shrinks.size() >= ITEMS_A_THREAD * threads) {
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
+        for (size_t i = 0; i < shrinks.size(); i++) {
+            Item item = shrinks[i];
+            shrink<T>(item, x, depth);
+            item.end = item.part->width;
+            expand<T>(item, y, stride);
+        }
+        return;
+    }
+    list_items(parts, false, shrinks);
+    list_items(parts, true, expands);
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
 #pragma omp for schedule(dynamic)
@@ -238,9 +276,7 @@ EXPORT void add_lora(float* y, const float* x, int64_t depth, const int32_t* pro
         part.hidden = free_hidden;
         free_hidden += part.rows * part.rank;
     }
-    list_items(parts, false, shrinks);
-    list_items(parts, true, expands);
     const int threads = team(size * depth);
-    is_bf16 ? run<bf16>(shrinks, expands, x, depth, y, stride, threads)
-            : run<float>(shrinks, expands, x, depth, y, stride, threads);
+    is_bf16 ? run<bf16>(parts, shrinks, expands, x, depth, y, stride, threads)
+            : run<float>(parts, shrinks, expands, x, depth, y, stride, threads);
 }
