@@ -73,15 +73,19 @@ int64_t token(const Call& call, const Item& item, int64_t row) {
     return call.query_start[item.seq] + (item.first_row + row) / call.group();
 }
 
-// scores[r][0..16) = q[r] · K of one page; q is [D][TILE], `next` a page to fetch meanwhile
+// scores[r][0..16) = q[r] · K of one page; q is [D][TILE]; the next page's K and this one's V are
+// fetched meanwhile
 template <int R, class T>
-void score_page(const float* q, const T* keys, const T* next, int64_t dim, float* scores) {
+void score_page(const float* q, const T* keys, const T* next_keys, const T* values, int64_t dim,
+                float* scores) {
 #pragma GCC unroll 4
     for (int v = 0; v < PAGE; v += LANES) {
         F even[R] = {}, odd[R] = {};
         for (int64_t d = 0; d < dim; d += 2) {
-            __builtin_prefetch(next + d * PAGE);
-            if (sizeof(T) == 4) __builtin_prefetch(next + (d + 1) * PAGE);
+            for (int64_t i = d; i < d + (int64_t)sizeof(T) / 2; i++) {
+                __builtin_prefetch(next_keys + i * PAGE);
+                __builtin_prefetch(values + i * PAGE);
+            }
             const F k0 = load(keys + d * PAGE + v), k1 = load(keys + (d + 1) * PAGE + v);
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
@@ -190,7 +194,7 @@ void tile(const Call& call, const Item& item, int64_t row, int64_t chunk, const 
     if (begin >= end) return;
     const int64_t first_page = begin / PAGE, last_page = (end - 1) / PAGE;
     for (int64_t page = first_page; page <= last_page; page++)
-        score_page<R>(q, keys[page], keys[std::min(page + 1, last_page)], call.dim,
+        score_page<R>(q, keys[page], keys[std::min(page + 1, last_page)], values[page], call.dim,
                       scores + page * PAGE);
     float max[R], total[R];
     for (int r = 0; r < R; r++)
