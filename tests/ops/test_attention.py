@@ -147,7 +147,7 @@ LONG = Case([1100, 3, 700], [1, 20, 2], 3, 1, 32, torch.float32, None, None, 0)
 def test_long_contexts_and_large_heads(ops: Ops, case: Case):
     if is_interpreted(ops):
         case = replace(
-            case, cached=[c // 4 for c in case.cached], fresh=[-(-f // 4) for f in case.fresh]
+            case, cached=[c // 8 for c in case.cached], fresh=[-(-f // 8) for f in case.fresh]
         )
     out, expected = run(ops, case)
     torch.testing.assert_close(out, expected, rtol=2e-5, atol=2e-5)

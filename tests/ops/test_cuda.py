@@ -211,6 +211,7 @@ def test_the_backend_is_refused_where_there_is_no_gpu():
             select("cuda")
 
 
+@pytest.mark.timeout(900)
 def test_kernels_compile_for_hopper(tmp_path: Path):
     """The interpreter takes more than the compiler does. Nothing may spill, and what is bound by
     memory must load 16 bytes at once."""
