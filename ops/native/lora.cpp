@@ -21,8 +21,9 @@ constexpr int ITEMS_A_THREAD = 4;  // from here on a segment's projection is an 
 constexpr int LINE = 64;          // bytes of a cache line
 constexpr int RANKS_AHEAD = 8;    // of B, whose rows a tile reads in pieces too short to foresee
 
-// Vectors of A or B that a tile of M rows holds: its sums fill the registers, but for M = 1.
-constexpr int tile_width(int M) { return M == 8 ? 3 : 4; }
+// Vectors of A or B that a tile of M rows holds, so that its sums stay in registers: of these AVX-512
+// has 32, the others 16.
+constexpr int tile_width(int M) { return M < SHRINK_ROWS ? 4 : LANES == 16 ? 3 : 2; }
 
 // One projection of one segment: rows first..first + rows, rank columns of `hidden` per row.
 struct Part {
