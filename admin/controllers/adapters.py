@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from litestar import Controller, delete, get, post
-from litestar.params import FromPath, FromQuery, Parameter
+from litestar.params import FromPath, FromQuery, QueryParameter
 
 from admin import adapters, retirement, versions
 from admin.adapter_views import AdapterSummaryView, AdapterView, Retired, VersionView
@@ -27,7 +27,7 @@ class AdapterController(Controller):
         request: AdminRequest,
         tenant: FromQuery[str | None] = None,
         after: FromQuery[str] = "",
-        limit: Annotated[FromQuery[int], Parameter(ge=1, le=1000)] = 100,
+        limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
     ) -> Page[AdapterSummaryView]:
         """By name."""
         async with request.plane.database.acquire() as connection:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 from litestar import Controller, get
-from litestar.params import FromQuery, Parameter
+from litestar.params import FromQuery, QueryParameter
 
 from admin import audit
 from admin.audit import AuditEntry
@@ -67,8 +67,8 @@ class AuditController(Controller):
         request: AdminRequest,
         tenant: FromQuery[str | None] = None,
         object: FromQuery[str | None] = None,
-        after: Annotated[FromQuery[int | None], Parameter(ge=1, le=MAX_SEQ)] = None,
-        limit: Annotated[FromQuery[int], Parameter(ge=1, le=1000)] = 100,
+        after: Annotated[int | None, QueryParameter(ge=1, le=MAX_SEQ)] = None,
+        limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
     ) -> Page[AuditView]:
         """Newest first. `tenant` is an id, which outlives its tenant; `after` is a seq."""
         async with request.plane.database.acquire() as connection:
@@ -81,8 +81,8 @@ class AuditController(Controller):
     async def verify(
         self,
         request: AdminRequest,
-        after: Annotated[FromQuery[int], Parameter(ge=0, le=MAX_SEQ)] = 0,
-        limit: Annotated[FromQuery[int], Parameter(ge=1, le=10_000)] = 2_000,
+        after: Annotated[int, QueryParameter(ge=0, le=MAX_SEQ)] = 0,
+        limit: Annotated[int, QueryParameter(ge=1, le=10_000)] = 2_000,
     ) -> VerificationView:
         """Recomputes the hashes of a part of the chain."""
         async with request.plane.database.acquire() as connection:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 from litestar import Controller, delete, get, post
-from litestar.params import FromPath, FromQuery, JSONBody, Parameter
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from admin import keys, tenants
 from admin.errors import Invalid
@@ -39,7 +39,7 @@ class KeyController(Controller):
         request: AdminRequest,
         tenant: FromPath[str],
         after: FromQuery[str] = "",
-        limit: Annotated[FromQuery[int], Parameter(ge=1, le=1000)] = 100,
+        limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
     ) -> Page[KeyView]:
         """By id, revoked and expired ones too."""
         async with request.plane.database.acquire() as connection:
@@ -65,7 +65,7 @@ class KeyController(Controller):
         self,
         request: AdminRequest,
         after: FromQuery[str] = "",
-        limit: Annotated[FromQuery[int], Parameter(ge=1, le=1000)] = 100,
+        limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
     ) -> Page[KeyView]:
         async with request.plane.database.acquire() as connection:
             found = await keys.list_keys(connection, None, after, limit + 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from litestar import Controller, delete, get, patch, post
-from litestar.params import FromPath, FromQuery, JSONBody, Parameter
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from admin import contents, tenants
 from admin.guards import ADMIN, requires
@@ -30,7 +30,7 @@ class TenantController(Controller):
         self,
         request: AdminRequest,
         after: FromQuery[str] = "",
-        limit: Annotated[FromQuery[int], Parameter(ge=1, le=1000)] = 100,
+        limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
     ) -> Page[TenantView]:
         """By name."""
         async with request.plane.database.acquire() as connection:

@@ -160,3 +160,13 @@ async def test_bad_bodies_name_what_is_wrong(plane: Plane):
     problem(await plane.client.post("tenants", json={"name": "x" * 100_000}), 413)
     problem(await plane.client.get("nothing"), 404)
     problem(await plane.client.put("tenants", json={}), 405)
+
+
+@pytest.mark.parametrize("path", ["tenants", "tenants/acme/keys", "adapters", "audit", "usage"])
+async def test_a_page_has_a_sensible_length(plane: Plane, path: str):
+    tenant = await plane.tenant("acme")
+    client = tenant if path == "adapters" else plane.client
+    for limit in ("0", "-1", "1000000", "many"):
+        answer = await client.get(path, params={"limit": limit, "start": "2026-01-01T00:00:00Z"})
+        assert "limit" in str(problem(answer, 400)), (path, limit)
+    assert (await client.get(path, params={"limit": "1"})).status_code == 200
