@@ -8,7 +8,6 @@ that nobody reads yet; what it has done waits in a queue until `poll` applies it
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from functools import partial
@@ -20,6 +19,8 @@ import torch
 from torch import Tensor
 
 from adapters.errors import AdapterUnavailable
+from adapters.failures import Failures
+from adapters.host_tier import HostTier
 from adapters.image import AdapterImage
 from adapters.load_queue import Load, LoadQueue
 from adapters.loader import AdapterLoader
@@ -30,14 +31,9 @@ from adapters.slots import Slots
 from adapters.store import Store
 from memory.broker import MemoryBroker
 from memory.errors import require
-from memory.reuse import Reuse
+from memory.reuse import ReuseByKey
 from memory.runs import AdapterRuns, Run
 from ops.base import AdapterTables, Ops
-
-MAX_FAULTS = 256
-"""Adapters whose last failure is remembered; they may be long forgotten otherwise."""
-MAX_REMEMBERED = 1 << 16
-"""Adapters whose requests are counted."""
 
 
 class AdapterRef(Protocol):
@@ -85,16 +81,15 @@ class AdapterPool:
         self._broker = broker
         broker.add_holder(self)
         self._clock = clock
-        self._uses: dict[str, Reuse] = {}
-        """Requests by digest, wherever the adapter is."""
+        self._requests = ReuseByKey(clock)
+        reuse = self._requests.expected
         self._loader = AdapterLoader(
-            store, shape, dtype, ops.b_rank_major, cache_dir, cache_bytes, self._expected_reuse
+            store, shape, dtype, ops.b_rank_major, cache_dir, cache_bytes, reuse
         )
-        self._host_bytes = host_bytes
-        self._host_used = 0
+        self._host = HostTier(host_bytes, self._host_worth)
         self._largest = {"device": runs.capacity_bytes, "host": host_bytes, "disk": cache_bytes}
         """Bytes that one adapter may have, by tier."""
-        self._retry_s = retry_s
+        self._failures = Failures(retry_s, clock)
         self.num_evictions = 0
         self._is_own_executor = executor is None
         self._executor = executor or ThreadPoolExecutor(
@@ -105,9 +100,6 @@ class AdapterPool:
         self._entries: dict[str, Entry] = {}
         self._resident: dict[Run, Entry] = {}
         self._pins: dict[str, Entry] = {}
-        self._failing: deque[Entry] = deque()
-        """In the order in which they may be tried again."""
-        self._faults: OrderedDict[str, AdapterUnavailable] = OrderedDict()
         self._slots = Slots(num_slots, shape.num_layers, ops)
         self._num_loading = 0
         self._num_polls = 0
@@ -122,7 +114,7 @@ class AdapterPool:
     @property
     def is_leased(self) -> bool:
         """Somebody uses an adapter and will give it back."""
-        return any(entry.leases for entry in self._entries.values())
+        return any(entry.leases for entry in self._resident.values())
 
     @property
     def tables(self) -> AdapterTables:
@@ -164,8 +156,8 @@ class AdapterPool:
             entry.asked_at_poll = -2
             entry.leases += 1
             return AdapterLease(entry.slot, entry.max_rank, entry.checksum, entry)
-        if entry.failure is not None and self._clock() < entry.failure[1]:
-            error = entry.failure[0]
+        error = self._failures.recent(entry)
+        if error is not None:
             raise AdapterUnavailable(error.code, str(error))
         entry.asked_at_poll = self._num_polls
         if entry.loading is not None:
@@ -177,7 +169,6 @@ class AdapterPool:
         """Brings the adapter to the device and keeps it there, as soon and as long as it fits into
         what pins may have: half of the adapters' bytes and slots."""
         self._pins[ref.digest] = self._entry(ref)
-        self._keep_pins()
 
     def unpin(self, digest: str) -> None:
         entry = self._pins.pop(digest, None)
@@ -195,8 +186,8 @@ class AdapterPool:
                 break
             if entry.loading is not None and entry.loading.future is future:
                 self._finish(entry, future)
-        while self._failing and not self._has_failed(self._failing[0]):
-            self._forget(self._failing.popleft())
+        for entry in self._failures.over():
+            self._forget(entry)
         self._keep_pins()
 
     def idle_runs(self, *, with_awaited: bool) -> Mapping[Run, float]:
@@ -223,14 +214,14 @@ class AdapterPool:
     def status(self) -> list[AdapterResidency]:
         """The adapters nearer than the disk, then those known for a failure. What is on disk alone
         is not told: there may be tens of thousands."""
-        fault = self._faults.get
+        fault = self._failures.faults.get
         near = [
             AdapterResidency(e.digest, e.tier, e.num_bytes, e.leases, e.is_pinned, fault(e.digest))
             for e in self._entries.values()
         ]
         return near + [
             AdapterResidency(digest, self._far_tier(digest), 0, 0, False, error)
-            for digest, error in self._faults.items()
+            for digest, error in self._failures.faults.items()
             if digest not in self._entries
         ]
 
@@ -249,9 +240,7 @@ class AdapterPool:
     def check_integrity(self) -> None:
         """Raises IntegrityError unless slots, runs, tables, leases and bytes agree."""
         entries = list(self._entries.values())
-        host_used = sum(e.image.num_bytes for e in entries if e.image)
-        require(host_used == self._host_used, f"{host_used} host bytes, not {self._host_used}")
-        require(host_used <= self._host_bytes, f"{host_used} host bytes")
+        self._host.check_integrity(entries)
         num_loading = sum(entry.loading is not None for entry in entries)
         require(num_loading == self._num_loading, f"{num_loading} loads")
         resident = {entry.run: entry for entry in entries if entry.run is not None}
@@ -273,34 +262,17 @@ class AdapterPool:
         """
         entry = self._entries.get(ref.digest)
         if entry is None:
-            entry = self._entries[ref.digest] = Entry(ref.digest, self._reuse(ref.digest))
+            entry = self._entries[ref.digest] = Entry(ref.digest, self._requests.of(ref.digest))
         if ref.checksum not in ("", entry.proved) and not (entry.is_proved or entry.loading):
             entry.proved, entry.failure = ref.checksum, None
         if entry.is_wrong and not entry.leases and entry.loading is None:
-            self._set_image(entry, None)
+            self._host.drop(entry)
             self._free_device(entry)
             self._entries[ref.digest] = entry
         return entry
 
     def _far_tier(self, digest: str) -> Tier:
         return "disk" if self._loader.cache.has(digest) else "store"
-
-    def _reuse(self, digest: str) -> Reuse:
-        if digest not in self._uses and len(self._uses) >= MAX_REMEMBERED:
-            by_rank = sorted(self._uses.items(), key=lambda item: item[1].rank)
-            self._uses = dict(by_rank[MAX_REMEMBERED // 2 :])
-        return self._uses.setdefault(digest, Reuse())
-
-    def _expected_reuse(self, digest: str) -> float:
-        """On the loader thread, which may read a count just before or after it changes."""
-        reuse = self._uses.get(digest)
-        return 0.0 if reuse is None else reuse.expected(self._clock())
-
-    def _has_failed(self, entry: Entry) -> bool:
-        """Lately, so that it is not yet to be tried again."""
-        if entry.failure is not None and self._clock() >= entry.failure[1]:
-            entry.failure = None
-        return entry.failure is not None
 
     def _is_idle(self, entry: Entry) -> bool:
         return entry.is_ready and not entry.leases and not entry.is_pinned
@@ -331,9 +303,9 @@ class AdapterPool:
             self._copy(entry, entry.image)
 
     def _fetch(self, entry: Entry) -> None:
-        if entry.loading is not None or self._has_failed(entry):
+        if entry.loading is not None or self._failures.recent(entry) is not None:
             return
-        if entry.image_bytes and self._host_victims(entry, entry.image_bytes) is None:
+        if entry.image_bytes and self._host.victims(entry) is None:
             return
         work = partial(self._loader.fetch, entry.digest, entry.proved)
         self._submit(entry, Load(work, is_copy=False, is_awaited=self._is_awaited(entry)))
@@ -387,37 +359,30 @@ class AdapterPool:
             message = f"{image.num_bytes} bytes, the {tier} tier has {self._largest[tier]}"
             self._fail(entry, AdapterUnavailable("adapter.too_large", message))
             return
-        self._faults.pop(entry.digest, None)
+        self._failures.note_success(entry)
         entry.checksum = image.checksum
         if entry.slot is not None and entry.run is not None:
-            self._set_image(entry, image)
+            self._host.put(entry, image)
             entry.max_rank = self._slots.write(entry.slot, image.tables, entry.run)
         else:
             self._arrive(entry, image)
 
     def _arrive(self, entry: Entry, image: AdapterImage) -> None:
         """A fetched image finds its place on the host, or is dropped: whoever waits asks again."""
-        victims = self._host_victims(entry, image.num_bytes)
+        victims = self._host.victims(entry)
         if victims is None:
             self._forget(entry)
             return
         for victim in victims:
-            self._set_image(victim, None)
+            self._host.drop(victim)
             self._forget(victim)
-        self._set_image(entry, image)
+        self._host.put(entry, image)
         if self._is_awaited(entry):
             self._copy(entry, image)
 
     def _fail(self, entry: Entry, error: BaseException) -> None:
-        self._set_image(entry, None)
-        if not isinstance(error, AdapterUnavailable):
-            error = AdapterUnavailable("adapter.load_failed", f"{type(error).__name__}: {error}")
-        entry.failure = (error, self._clock() + self._retry_s)
-        self._failing.append(entry)
-        self._faults[entry.digest] = error
-        self._faults.move_to_end(entry.digest)
-        if len(self._faults) > MAX_FAULTS:
-            self._faults.popitem(last=False)
+        self._host.drop(entry)
+        self._failures.note(entry, error)
         self._free_device(entry)
 
     def _free_device(self, entry: Entry) -> None:
@@ -429,41 +394,10 @@ class AdapterPool:
             entry.run = entry.slot = None
         self._forget(entry)
 
-    def _set_image(self, entry: Entry, image: AdapterImage | None) -> None:
-        self._host_used -= 0 if entry.image is None else entry.image.num_bytes
-        self._host_used += 0 if image is None else image.num_bytes
-        entry.image = image
-
-    def _host_victims(self, entry: Entry, num_bytes: int) -> list[Entry] | None:
-        """Whose images must leave the host for this one. None: they would be worth more than it, or
-        are being copied.
-
-        A few more go than must, so that not every arrival pays for the search.
-        """
-        missing = self._host_used + num_bytes - self._host_bytes
-        if missing <= 0:
-            return []
-        now = self._clock()
-        own = self._host_worth(entry, num_bytes, now)
-        others = (e for e in self._entries.values() if e.image is not None and e.loading is None)
-        worths = [(self._host_worth(e, e.image_bytes, now), e) for e in others]
-        worths = [(worth, other) for worth, other in worths if worth <= own]
-        worths.sort(key=lambda item: item[0])
-        victims: list[Entry] = []
-        wanted = missing + self._host_bytes // 128
-        for _, other in worths:
-            if wanted <= 0:
-                break
-            victims.append(other)
-            missing -= other.image_bytes
-            wanted -= other.image_bytes
-        return victims if missing <= 0 else None
-
-    def _host_worth(self, entry: Entry, num_bytes: int, now: float) -> tuple[bool, float]:
-        """Whether somebody waits for it to go on from there; then seconds lost with it, a byte."""
-        is_waiting = entry.slot is None and (entry.is_pinned or self._is_awaited(entry))
-        loss = entry.host_loss_s(now, is_cached=self._loader.cache.has(entry.digest))
-        return is_waiting, loss / num_bytes
+    def _host_worth(self, entry: Entry) -> tuple[bool, float]:
+        is_awaited = entry.slot is None and (entry.is_pinned or self._is_awaited(entry))
+        is_cached = self._loader.cache.has(entry.digest)
+        return is_awaited, entry.host_loss_s(self._clock(), is_cached=is_cached)
 
     def _forget(self, entry: Entry) -> None:
         """If nothing is left of it but its file."""

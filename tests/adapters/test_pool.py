@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from adapters.errors import AdapterUnavailable
+from adapters.failures import MAX_FAULTS
 from adapters.image import ImageCache
-from adapters.pool import MAX_FAULTS
 from memory.runs import UNIT_BYTES
 from tests.adapters.pools import House, Ref, SteppedExecutor
 

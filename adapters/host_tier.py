@@ -1,0 +1,71 @@
+"""The images on the host, bounded in bytes: what is worth least makes room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from adapters.image import AdapterImage
+from adapters.residency import Entry
+from memory.errors import require
+
+Worth = Callable[[Entry], tuple[bool, float]]
+"""Whether somebody waits for the image to go on to the device; then seconds that its loss costs."""
+
+
+class HostTier:
+    """Holds `Entry.image`; nobody else sets it."""
+
+    def __init__(self, max_bytes: int, worth: Worth) -> None:
+        self._max_bytes = max_bytes
+        self._worth = worth
+        self._entries: dict[Entry, None] = {}
+        self.num_bytes = 0
+
+    def put(self, entry: Entry, image: AdapterImage) -> None:
+        """There must be room, once the image that it replaces is gone."""
+        self.drop(entry)
+        entry.image = image
+        self._entries[entry] = None
+        self.num_bytes += image.num_bytes
+
+    def drop(self, entry: Entry) -> None:
+        """Its image, if it has one."""
+        if entry.image is not None:
+            del self._entries[entry]
+            self.num_bytes -= entry.image.num_bytes
+            entry.image = None
+
+    def victims(self, entry: Entry) -> list[Entry] | None:
+        """Whose images must leave for that of this one, of `image_bytes`. None: they are worth more
+        or are being copied.
+
+        A few more go than must, so that not every arrival pays for the search.
+        """
+        missing = self.num_bytes + entry.image_bytes - self._max_bytes
+        if missing <= 0:
+            return []
+        own = self._worth_per_byte(entry)
+        others = (other for other in self._entries if other.loading is None)
+        by_worth = sorted(((self._worth_per_byte(e), e) for e in others), key=lambda item: item[0])
+        victims: list[Entry] = []
+        wanted = missing + self._max_bytes // 128
+        for worth, other in by_worth:
+            if wanted <= 0 or worth > own:
+                break
+            victims.append(other)
+            missing -= other.image_bytes
+            wanted -= other.image_bytes
+        return victims if missing <= 0 else None
+
+    def _worth_per_byte(self, entry: Entry) -> tuple[bool, float]:
+        is_awaited, cost_s = self._worth(entry)
+        return is_awaited, cost_s / entry.image_bytes
+
+    def check_integrity(self, entries: list[Entry]) -> None:
+        """Raises IntegrityError unless the images of all entries are those here, within the
+        bound."""
+        on_host = {entry for entry in entries if entry.image is not None}
+        require(on_host == self._entries.keys(), f"{len(on_host)} images, {len(self._entries)}")
+        num_bytes = sum(entry.image.num_bytes for entry in on_host if entry.image is not None)
+        require(num_bytes == self.num_bytes, f"{num_bytes} host bytes, not {self.num_bytes}")
+        require(num_bytes <= self._max_bytes, f"{num_bytes} host bytes of {self._max_bytes}")
