@@ -149,5 +149,6 @@ def running(stack: Stack) -> Iterator[Stack]:
         yield stack
     finally:
         stack.stop()
-        # As root the cluster lies outside of the data directory.
+        # As root the cluster lies outside of the data directory; its keys go with it.
         shutil.rmtree(EmbeddedPostgres(stack.data_dir).home, ignore_errors=True)
+        (stack.data_dir / "keys.json").unlink(missing_ok=True)
