@@ -224,6 +224,18 @@ def wait_ready(client: Client, name: str, version: int = 1) -> None:
         time.sleep(0.1)
 
 
+def listed_names(client: Client) -> set[str]:
+    names: set[str] = set()
+    after, has_more = "", True
+    while has_more:
+        page = client.insist("GET", "/admin/v1/adapters", params={"limit": 1000, "after": after})
+        found = [adapter["name"] for adapter in page.json()["data"]]
+        has_more = page.json()["has_more"]
+        names |= set(found)
+        after = found[-1]
+    return names
+
+
 def wait_served(client: Client) -> float:
     """Seconds until a request is answered."""
     start = time.monotonic()
@@ -289,9 +301,9 @@ def test_killed_amid_uploads_promotes_and_loads(tmp_path: Path) -> None:
             assert answer.status_code == 200, answer.text
             tokens = answer.json()["choices"][0]["token_ids"]
             ledger.answers.append((name, prompt, tokens))
-        listed = main.insist("GET", "/admin/v1/adapters", params={"limit": 1000}).json()["data"]
+        listed = listed_names(main)
     assert not ledger.broken, ledger.broken[:5]
-    assert {adapter["name"] for adapter in listed} >= {"bot", *names, *ledger.uploads}
+    assert listed >= {"bot", *names, *ledger.uploads}
     assert ledger.uploads and ledger.num_moves > NUM_KILLS and len(ledger.answers) > 10 * NUM_KILLS
     files = {f"bot@{i + 1}": folder for i, folder in enumerate(bots)}
     files |= dict(zip(names, others, strict=True)) | ledger.uploads
