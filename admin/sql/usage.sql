@@ -8,33 +8,67 @@ ORDER BY day;
 
 -- name: usage_load
 -- $1: [{request_id, admitted_at, ...}]. Rows that are there already, and those of days that are not kept, count nothing.
+-- What a gateway used leaves the slices that it had reserved it from; bit n of `leased` is the nth of these.
 WITH inserted AS (
     INSERT INTO usage (
         day, request_id, admitted_at, tenant_id, key_id, model, adapter, adapter_version, prompt_tokens, cached_tokens,
-        completion_tokens, ttft_ms, duration_ms, finish_reasons, worker, trace_id, status)
+        completion_tokens, ttft_ms, duration_ms, finish_reasons, worker, trace_id, status, gateway, metered_tokens, cost)
     SELECT (to_timestamp(r.admitted_at) AT TIME ZONE 'UTC')::date AS day, r.request_id, to_timestamp(r.admitted_at),
            r.tenant_id, r.key_id, r.model, r.adapter, r.adapter_version, r.prompt_tokens, r.cached_tokens,
-           r.completion_tokens, r.ttft_ms, r.duration_ms, r.finish_reasons, r.worker, r.trace_id, r.status
+           r.completion_tokens, r.ttft_ms, r.duration_ms, r.finish_reasons, r.worker, r.trace_id, r.status,
+           r.gateway, r.metered_tokens, r.cost
     FROM jsonb_to_recordset($1) AS r (
         request_id text, admitted_at double precision, tenant_id text, key_id text, model text, adapter text,
         adapter_version integer, prompt_tokens bigint, cached_tokens bigint, completion_tokens bigint,
         ttft_ms double precision, duration_ms double precision, finish_reasons text[], worker text, trace_id text,
-        status text)
+        status text, gateway text, metered_tokens bigint, cost bigint)
     WHERE (to_timestamp(r.admitted_at) AT TIME ZONE 'UTC')::date >= (SELECT first_day FROM usage_kept)
     ORDER BY day, r.request_id -- as everybody locks them
     ON CONFLICT DO NOTHING
-    RETURNING admitted_at, tenant_id, model, adapter, key_id, prompt_tokens, cached_tokens, completion_tokens
+    RETURNING day, request_id, admitted_at, tenant_id, model, adapter, key_id, prompt_tokens, cached_tokens,
+              completion_tokens, gateway, metered_tokens, cost
+), hourly AS (
+    INSERT INTO usage_hourly AS h (
+        hour, tenant_id, model, adapter, key_id, requests, prompt_tokens, cached_tokens, completion_tokens,
+        metered_tokens, cost)
+    SELECT date_trunc('hour', admitted_at, 'UTC'), tenant_id, model, coalesce(adapter, ''), key_id,
+           count(*), sum(prompt_tokens), sum(cached_tokens), sum(completion_tokens), sum(metered_tokens), sum(cost)
+    FROM inserted GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5
+    ON CONFLICT (hour, tenant_id, model, adapter, key_id) DO UPDATE
+    SET requests = h.requests + excluded.requests,
+        prompt_tokens = h.prompt_tokens + excluded.prompt_tokens,
+        cached_tokens = h.cached_tokens + excluded.cached_tokens,
+        completion_tokens = h.completion_tokens + excluded.completion_tokens,
+        metered_tokens = h.metered_tokens + excluded.metered_tokens,
+        cost = h.cost + excluded.cost
+), totals AS (
+    INSERT INTO usage_totals AS t (subject, span, start, metered_tokens, cost)
+    SELECT subject, span, date_trunc(span, day)::date, sum(metered_tokens), sum(cost)
+    FROM inserted, LATERAL (VALUES (tenant_id), (key_id)) AS s (subject), (VALUES ('day'), ('month')) AS p (span)
+    GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
+    ON CONFLICT (subject, span, start) DO UPDATE
+    SET metered_tokens = t.metered_tokens + excluded.metered_tokens, cost = t.cost + excluded.cost
+), charges AS (
+    SELECT subject, kind, date_trunc(span, day)::timestamp AT TIME ZONE 'UTC' AS start, gateway, sum(amount) AS amount
+    FROM inserted JOIN jsonb_to_recordset($1) AS r (request_id text, leased integer) USING (request_id),
+        LATERAL (VALUES
+            (0, tenant_id, 'tokens_per_day', 'day', metered_tokens),
+            (1, tenant_id, 'tokens_per_month', 'month', metered_tokens),
+            (2, tenant_id, 'spend_per_day', 'day', cost),
+            (3, tenant_id, 'spend_per_month', 'month', cost),
+            (4, key_id, 'tokens_per_day', 'day', metered_tokens),
+            (5, key_id, 'tokens_per_month', 'month', metered_tokens),
+            (6, key_id, 'spend_per_day', 'day', cost),
+            (7, key_id, 'spend_per_month', 'month', cost)) AS b (place, subject, kind, span, amount)
+    WHERE leased & (1 << place) <> 0
+    GROUP BY 1, 2, 3, 4
+), locked AS (
+    SELECT l.subject, l.kind, l.start, l.gateway_id, c.amount
+    FROM quota_leases l JOIN charges c ON (l.subject, l.kind, l.start, l.gateway_id) = (c.subject, c.kind, c.start, c.gateway)
+    ORDER BY l.subject, l.kind, l.start FOR UPDATE OF l -- as those lock them who change them
 )
-INSERT INTO usage_hourly AS h (
-    hour, tenant_id, model, adapter, key_id, requests, prompt_tokens, cached_tokens, completion_tokens)
-SELECT date_trunc('hour', admitted_at, 'UTC'), tenant_id, model, coalesce(adapter, ''), key_id,
-       count(*), sum(prompt_tokens), sum(cached_tokens), sum(completion_tokens)
-FROM inserted GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5
-ON CONFLICT (hour, tenant_id, model, adapter, key_id) DO UPDATE
-SET requests = h.requests + excluded.requests,
-    prompt_tokens = h.prompt_tokens + excluded.prompt_tokens,
-    cached_tokens = h.cached_tokens + excluded.cached_tokens,
-    completion_tokens = h.completion_tokens + excluded.completion_tokens;
+UPDATE quota_leases l SET granted = l.granted - k.amount FROM locked k
+WHERE (l.subject, l.kind, l.start, l.gateway_id) = (k.subject, k.kind, k.start, k.gateway_id);
 
 -- name: usage_upkeep
 -- $1: days to keep, today among them. Makes the days to come and drops those past; returns how many were dropped.
