@@ -19,6 +19,8 @@ from admin.records import (
     ApiKey,
     BaseModel,
     CatalogSnapshot,
+    Price,
+    Quota,
     ServedVersion,
     Tenant,
 )
@@ -79,6 +81,8 @@ async def load_catalog(connection: Connection) -> CatalogSnapshot:
             approved_templates=frozenset(
                 row["digest"] for row in await connection.fetch(sql["catalog_approved_templates"])
             ),
+            quotas=await all_of(Quota, "catalog_quotas"),
+            prices=await all_of(Price, "catalog_prices"),
         )
 
 

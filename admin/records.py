@@ -267,6 +267,38 @@ class AdapterProof(msgspec.Struct, frozen=True):
     """SHA-256 (hex) of the packed image."""
 
 
+class Quota(msgspec.Struct, frozen=True):
+    """Limits of a tenant or of one of its keys; None: no limit of its own."""
+
+    subject: str
+    """Id of the tenant or of the key."""
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrent_requests: int | None = None
+    tokens_per_day: int | None = None
+    tokens_per_month: int | None = None
+    spend_per_day: int | None = None
+    """Pico-dollars."""
+    spend_per_month: int | None = None
+    adapters: int | None = None
+    """Of a tenant only, as are the following."""
+    adapter_bytes: int | None = None
+    """Each content once."""
+    cached_weight: int = 100
+    """Percent of a token that a prompt token found in a cache counts, for all of its keys."""
+
+
+class Price(msgspec.Struct, frozen=True):
+    """Of a base model and its adapters: pico-dollars a token, which is micro-dollars a million."""
+
+    model: str
+    """Served name of the base model."""
+    input: int
+    cached_input: int
+    """At most `input`."""
+    output: int
+
+
 class CatalogSnapshot(msgspec.Struct, frozen=True):
     """All the gateway needs to serve without a query on the request path, as of `generation`."""
 
@@ -279,3 +311,5 @@ class CatalogSnapshot(msgspec.Struct, frozen=True):
     proofs: tuple[AdapterProof, ...] = ()
     approved_templates: frozenset[str] = frozenset()
     """Digests of the adapters' chat templates that may be rendered."""
+    quotas: tuple[Quota, ...] = ()
+    prices: tuple[Price, ...] = ()

@@ -31,3 +31,11 @@ ORDER BY p.digest, p.base_digest, p.layout;
 
 -- name: catalog_approved_templates
 SELECT digest FROM approved_templates;
+
+-- name: catalog_quotas
+SELECT subject, requests_per_minute, tokens_per_minute, concurrent_requests, tokens_per_day, tokens_per_month,
+       spend_per_day, spend_per_month, adapters, adapter_bytes, cached_weight
+FROM quotas ORDER BY subject;
+
+-- name: catalog_prices
+SELECT model, input, cached_input, output FROM prices ORDER BY model;
