@@ -33,6 +33,10 @@ class AdminRequest(Request[ApiKey, Any, State]):
     def actor(self) -> Actor:
         return Actor(self.user, self.scope["state"]["request_id"])
 
+    def reading(self) -> AbstractAsyncContextManager[Connection]:
+        """A connection that only reads, and only what the caller may see."""
+        return self.plane.database.transaction(readonly=True)
+
     def transaction(self) -> AbstractAsyncContextManager[Connection]:
         """What changes in it is logged as the caller's."""
         return changing(self.plane.database, self.actor)

@@ -30,7 +30,7 @@ class AdapterController(Controller):
         limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
     ) -> Page[AdapterSummaryView]:
         """By name."""
-        async with request.plane.database.acquire() as connection:
+        async with request.reading() as connection:
             owner = await tenant_for(connection, request.user, tenant)
             found = await adapters.list_adapters(connection, owner.id, after, limit + 1)
         return page([AdapterSummaryView.of(adapter, owner.name) for adapter in found], limit)
@@ -39,7 +39,7 @@ class AdapterController(Controller):
     async def show_adapter(
         self, request: AdminRequest, name: FromPath[str], tenant: FromQuery[str | None] = None
     ) -> AdapterView:
-        async with request.plane.database.acquire() as connection:
+        async with request.reading() as connection:
             owner = await tenant_for(connection, request.user, tenant)
             return await describe_adapter(connection, owner, name)
 
@@ -58,7 +58,7 @@ class AdapterController(Controller):
         self, request: AdminRequest, name: FromPath[str], tenant: FromQuery[str | None] = None
     ) -> Page[VersionView]:
         """Rejected ones too, with the reason."""
-        async with request.plane.database.acquire() as connection:
+        async with request.reading() as connection:
             owner = await tenant_for(connection, request.user, tenant)
             shown = await describe_adapter(connection, owner, name)
         return Page(data=shown.versions, has_more=False)
@@ -71,7 +71,7 @@ class AdapterController(Controller):
         version: FromPath[int],
         tenant: FromQuery[str | None] = None,
     ) -> VersionView:
-        async with request.plane.database.acquire() as connection:
+        async with request.reading() as connection:
             owner = await tenant_for(connection, request.user, tenant)
             return await describe_version(connection, owner, name, version)
 

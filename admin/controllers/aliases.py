@@ -35,7 +35,7 @@ class AliasController(Controller):
         tenant: FromQuery[str | None] = None,
     ) -> Response[AliasView]:
         """With its history."""
-        async with request.plane.database.acquire() as connection:
+        async with request.reading() as connection:
             owner = await tenant_for(connection, request.user, tenant)
             return _answer(await describe_alias(connection, owner, name, alias))
 

@@ -71,7 +71,7 @@ class AuditController(Controller):
         limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
     ) -> Page[AuditView]:
         """Newest first. `tenant` is an id, which outlives its tenant; `after` is a seq."""
-        async with request.plane.database.acquire() as connection:
+        async with request.reading() as connection:
             found = await audit.list_entries(
                 connection, tenant_id=tenant, object=object, before=after, limit=limit + 1
             )
@@ -85,6 +85,6 @@ class AuditController(Controller):
         limit: Annotated[int, QueryParameter(ge=1, le=10_000)] = 2_000,
     ) -> VerificationView:
         """Recomputes the hashes of a part of the chain."""
-        async with request.plane.database.acquire() as connection:
+        async with request.reading() as connection:
             seen = await audit.verify(connection, after, limit)
         return VerificationView(seen.seq, seen.hash.hex(), seen.newest, seen.broken, seen.reason)

@@ -42,7 +42,7 @@ class KeyController(Controller):
         limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
     ) -> Page[KeyView]:
         """By id, revoked and expired ones too."""
-        async with request.plane.database.acquire() as connection:
+        async with request.reading() as connection:
             owner = await tenants.find_tenant(connection, tenant)
             found = await keys.list_keys(connection, owner.id, after, limit + 1)
         return page([KeyView.of(key) for key in found], limit)
@@ -67,13 +67,13 @@ class KeyController(Controller):
         after: FromQuery[str] = "",
         limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
     ) -> Page[KeyView]:
-        async with request.plane.database.acquire() as connection:
+        async with request.reading() as connection:
             found = await keys.list_keys(connection, None, after, limit + 1)
         return page([KeyView.of(key) for key in found], limit)
 
     @get("/keys/{key_id:str}", guards=[requires(ADMIN)])
     async def show_key(self, request: AdminRequest, key_id: FromPath[str]) -> KeyView:
-        async with request.plane.database.acquire() as connection:
+        async with request.reading() as connection:
             return KeyView.of(await keys.get_key(connection, key_id))
 
     @post("/keys/{key_id:str}/rotate", guards=[requires(ADMIN)])

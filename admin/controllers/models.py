@@ -33,11 +33,11 @@ class ModelController(Controller):
 
     @get(guards=[requires(ADMIN, ADAPTERS_WRITE)])
     async def list_models(self, request: AdminRequest) -> Page[ModelView]:
-        async with request.plane.database.acquire() as connection:
+        async with request.reading() as connection:
             found = await models.list_models(connection)
         return Page(data=[ModelView.of(model) for model in found], has_more=False)
 
     @get("/{name:str}", guards=[requires(ADMIN, ADAPTERS_WRITE)])
     async def show_model(self, request: AdminRequest, name: FromPath[str]) -> ModelView:
-        async with request.plane.database.acquire() as connection:
+        async with request.reading() as connection:
             return ModelView.of(await models.find_model(connection, name))

@@ -93,7 +93,7 @@ class OrganizationController(Controller):
             by_model="model" in given.group_by,
             by_key="api_key_id" in given.group_by,
         )
-        async with request.plane.database.acquire() as connection:
+        async with request.reading() as connection:
             found = await report(connection, asked)
         next_page = str(int(stop.timestamp())) if stop < end else None
         return Buckets(

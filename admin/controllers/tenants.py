@@ -33,14 +33,14 @@ class TenantController(Controller):
         limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
     ) -> Page[TenantView]:
         """By name."""
-        async with request.plane.database.acquire() as connection:
+        async with request.reading() as connection:
             found = await tenants.list_tenants(connection, after, limit + 1)
         return page([TenantView.of(tenant) for tenant in found], limit)
 
     @get("/{tenant:str}", guards=[requires(ADMIN)])
     async def show_tenant(self, request: AdminRequest, tenant: FromPath[str]) -> TenantView:
         """By id or name."""
-        async with request.plane.database.acquire() as connection:
+        async with request.reading() as connection:
             return TenantView.of(await tenants.find_tenant(connection, tenant))
 
     @patch("/{tenant:str}", guards=[requires(ADMIN)])

@@ -102,7 +102,7 @@ async def _make(
     if not given.name:
         raise Invalid("the field name is missing", "name_missing", "name")
     serving = await asyncio.to_thread(parse_serving, given.serving)
-    async with plane.database.acquire() as connection:
+    async with request.reading() as connection:
         tenant = await tenant_for(connection, request.user, given.tenant)
         bases = await _bases(connection, given.model)
     try:
@@ -121,7 +121,7 @@ async def _make(
         key_id=request.user.id,
     )
     version, is_new = await plane.publish(new, staged, request.actor)
-    async with plane.database.acquire() as connection:
+    async with request.reading() as connection:
         shown = await describe_version(connection, tenant, given.name, version.version)
     return Response(shown, status_code=201 if is_new else 200)
 

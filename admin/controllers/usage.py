@@ -72,7 +72,7 @@ class UsageController(Controller):
         since = _aware(start, "start") or before - DEFAULT_SPAN
         if since >= before:
             raise Invalid("start must be before end", "invalid_range", "start")
-        async with request.plane.database.acquire() as connection:
+        async with request.reading() as connection:
             whose = None
             if request.user.tenant_id is not None or tenant:
                 whose = [(await tenant_for(connection, request.user, tenant)).id]
