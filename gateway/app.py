@@ -55,7 +55,7 @@ class Gateway:
         database: Database | None,
     ) -> None:
         self.config = config
-        self.catalog = Catalog(source)
+        self.catalog = Catalog(source, config.catalog_stale_s)
         self.tokenizers = Tokenizers(config.model_folder)
         self.admission = Admission()
         self.fleet = Fleet(clients)
@@ -83,6 +83,8 @@ class Gateway:
             return "draining"
         if self.catalog.view is None:
             return "the catalog is not loaded"
+        if self.catalog.is_stale:
+            return "the catalog is stale: the database does not answer"
         return None if self.fleet.is_ready else "no worker is ready"
 
     @asynccontextmanager

@@ -12,7 +12,7 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
 from admin.records import ApiKey, Tenant, hash_key, parse_key
-from gateway.errors import Forbidden, Unauthenticated
+from gateway.errors import Forbidden, Overloaded, Unauthenticated
 
 if TYPE_CHECKING:
     from gateway.app import Gateway
@@ -22,7 +22,14 @@ Connection = ASGIConnection[Any, Any, Any, Any]
 Guard = Callable[[Connection, BaseRouteHandler], Awaitable[None]]
 
 INFERENCE = "inference"
-NO_HASH = bytes(32)
+INCORRECT = "Incorrect API key provided."
+UNCONFIRMED = "This API key is not known yet, and the gateway cannot reach its database to look."
+NOBODY = ApiKey(id="", tenant_id=None, hash=bytes(32), scopes=frozenset(), revoked_at=datetime.max)
+"""Stands for what is not in the catalog: to refuse it costs what refusing others does."""
+
+
+class UnknownKey(Unauthenticated):
+    """Well formed, and not in the catalog: made up, or newer."""
 
 
 class Principal(msgspec.Struct, frozen=True):
@@ -43,20 +50,19 @@ class Principal(msgspec.Struct, frozen=True):
 
 
 def authenticate(view: CatalogView, pepper: bytes, authorization: str | None) -> ApiKey:
-    """The valid key of an Authorization header; Unauthenticated, whatever is wrong with it."""
+    """The valid key of an Authorization header. Raises Unauthenticated in the same words, whatever
+    is wrong with it."""
     scheme, _, text = (authorization or "").partition(" ")
     text = text.strip()
     if scheme.lower() != "bearer" or not text:
         raise Unauthenticated("Give your API key in the header 'Authorization: Bearer lpx_...'.")
     key_id = parse_key(text)
-    key = view.keys.get(key_id) if key_id else None
-    # An unknown id costs what a known one does.
-    matches = key_id is not None and hmac.compare_digest(
-        hash_key(text, pepper), key.hash if key else NO_HASH
-    )
-    if key is None or not matches or not key.is_live(datetime.now(UTC)):
-        raise Unauthenticated("Incorrect API key provided.")
-    return key
+    if key_id is None:
+        raise Unauthenticated(INCORRECT)
+    key = view.keys.get(key_id, NOBODY)
+    if hmac.compare_digest(hash_key(text, pepper), key.hash) and key.is_live(datetime.now(UTC)):
+        return key
+    raise (UnknownKey if key is NOBODY else Unauthenticated)(INCORRECT)
 
 
 def check_address(key: ApiKey, host: str | None) -> None:
@@ -84,7 +90,12 @@ def requires(scope: str) -> Guard:
     async def guard(connection: Connection, _handler: BaseRouteHandler) -> None:
         gateway: Gateway = connection.app.state.gateway
         view = gateway.catalog.current
-        key = authenticate(view, gateway.config.pepper, connection.headers.get("authorization"))
+        try:
+            key = authenticate(view, gateway.config.pepper, connection.headers.get("authorization"))
+        except UnknownKey as unknown:
+            if gateway.catalog.unconfirmed_s == 0:
+                raise
+            raise Overloaded(UNCONFIRMED, code="key_unconfirmed") from unknown
         check_address(key, connection.client.host if connection.client else None)
         connection.scope["user"] = authorize(view, key, scope)
         gateway.key_uses.note(key.id)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
@@ -23,7 +24,7 @@ from admin.records import (
     Tenant,
 )
 from gateway.auth import Principal
-from gateway.errors import ModelNotFound, Overloaded, TemplateNotApproved
+from gateway.errors import CatalogStale, ModelNotFound, Overloaded, TemplateNotApproved
 from gateway.schemas import AdapterCard, ModelCard
 from gateway.source import SnapshotSource
 from gateway.split import pick_version
@@ -215,8 +216,10 @@ class CatalogView:
 class Catalog:
     """Holds the newest view; `run` keeps it so."""
 
-    def __init__(self, source: SnapshotSource) -> None:
+    def __init__(self, source: SnapshotSource, stale_s: float = math.inf) -> None:
+        """stale_s: how long a view is served from that cannot be confirmed to be the newest."""
         self._source = source
+        self._stale_s = stale_s
         self._view: CatalogView | None = None
         self._watchers: list[Callable[[CatalogView], None]] = []
         self._next = asyncio.Event()
@@ -231,10 +234,21 @@ class Catalog:
 
     @property
     def current(self) -> CatalogView:
-        """The newest view. Raises Overloaded until there is one."""
+        """The newest view. Raises Overloaded until there is one, CatalogStale if it is too old."""
         if self._view is None:
             raise Overloaded("The gateway is starting.")
+        if self.is_stale:
+            raise CatalogStale("The gateway has been without its database for too long.")
         return self._view
+
+    @property
+    def unconfirmed_s(self) -> float:
+        """How long it is not known whether the view is the newest; 0: it is."""
+        return self._source.unconfirmed_s
+
+    @property
+    def is_stale(self) -> bool:
+        return self._source.unconfirmed_s > self._stale_s
 
     async def resolve(self, caller: Principal, name: str, subject: str) -> Target:
         """In the newest view, as it is when this returns. Raises ModelNotFound, also for what the

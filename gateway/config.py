@@ -25,6 +25,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Folder of what is used until it is in the database; gateways may share it."""
     max_spool_bytes: int = 256 << 20
     """Above it no new request is taken."""
+    catalog_stale_s: float = 300.0
+    """So long keys and models are served as they were last seen while the database is away."""
     default_chat_tokens: int = 4096
     """`max_tokens` of a chat that gives none, if the context has room."""
     default_completion_tokens: int = 16

@@ -8,6 +8,7 @@ ApiError
 ├── ModelNotFound             404
 ├── TemplateNotApproved       409
 └── Overloaded                503
+    ├── CatalogStale          503
     ├── NoWorker              503
     └── UsageUnavailable      503
 """
@@ -81,6 +82,10 @@ class Overloaded(ApiError):
     """The service cannot take this now."""
 
 
+class CatalogStale(Overloaded):
+    """What the gateway knows of keys and models may be too old to go by."""
+
+
 class NoWorker(Overloaded):
     """No ready worker has the model."""
 
@@ -100,6 +105,7 @@ PROBLEMS: Mapping[type[Exception] | ErrorCode | int, Problem] = {
     ModelNotFound: Problem(404, "not_found_error", "model_not_found"),
     TemplateNotApproved: Problem(409, INVALID, "template_not_approved"),
     Overloaded: Problem(503, SERVER, "overloaded", retry_after_s=1),
+    CatalogStale: Problem(503, SERVER, "catalog_stale", retry_after_s=5),
     NoWorker: Problem(503, SERVER, "no_worker", retry_after_s=2),
     UsageUnavailable: Problem(503, SERVER, "usage_unavailable", retry_after_s=5),
     ErrorCode.INVALID: Problem(400, INVALID),

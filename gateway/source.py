@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator
 from typing import Protocol
 
@@ -17,9 +18,19 @@ log = logging.getLogger(__name__)
 POLL_INTERVAL_S = 10.0
 LOAD_INTERVAL_S = 0.2
 """Between two loads at least: many changes at once are seen together."""
+RETRY_INTERVAL_S = 1.0
+"""Between two looks while the database is away."""
+LOOK_TIMEOUT_S = 10.0
+"""A generation that is not there by then: the database is away, though it may be connected."""
 
 
 class SnapshotSource(Protocol):
+    @property
+    def unconfirmed_s(self) -> float:
+        """How long it could not be found out whether the last snapshot still is the newest; 0 as
+        long as it can."""
+        ...
+
     async def generation(self) -> int:
         """Of what a snapshot would be taken from now. Raises AdminError if it cannot be found."""
         ...
@@ -38,6 +49,12 @@ class PostgresSource:
     def __init__(self, database: Database, poll_interval_s: float = POLL_INTERVAL_S) -> None:
         self._database = database
         self._poll_interval_s = poll_interval_s
+        self._confirmed_at = time.monotonic()
+        self._is_away = False
+
+    @property
+    def unconfirmed_s(self) -> float:
+        return time.monotonic() - self._confirmed_at if self._is_away else 0.0
 
     async def generation(self) -> int:
         async with self._database.acquire() as connection:
@@ -49,23 +66,29 @@ class PostgresSource:
         generation = -1
         while True:
             changed.clear()
+            looked_at = time.monotonic()
             try:
                 snapshot = await self._load_if_not(generation)
             except AdminError as error:
-                log.warning("the catalog stays as it is: %s", error)
+                if not self._is_away:
+                    log.warning("the catalog stays as it is: %s", error)
+                self._is_away = True
             else:
                 if snapshot is not None:
                     generation = snapshot.generation
                     yield snapshot
+                # Not before it was taken up.
+                self._confirmed_at, self._is_away = looked_at, False
             await asyncio.sleep(LOAD_INTERVAL_S)
+            interval_s = RETRY_INTERVAL_S if self._is_away else self._poll_interval_s
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), self._poll_interval_s)
+                await asyncio.wait_for(changed.wait(), interval_s)
 
     async def _load_if_not(self, generation: int) -> CatalogSnapshot | None:
         async with self._database.acquire() as connection:
-            if await catalog_generation(connection) == generation:
-                return None
-            return await load_catalog(connection)
+            async with asyncio.timeout(LOOK_TIMEOUT_S):
+                newest = await catalog_generation(connection)
+            return None if newest == generation else await load_catalog(connection)
 
     async def _listen(self, changed: asyncio.Event) -> None:
         while True:

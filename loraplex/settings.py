@@ -84,6 +84,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_usage_spool: int = 256 << 20
     """What usage may take in <data_dir>/spool while the database is away; then requests are
     refused."""
+    catalog_stale_s: Annotated[float, msgspec.Meta(gt=0)] = 300.0
+    """How long known keys and models are served while the database is away; then all get 503."""
     usage_days: Annotated[int, msgspec.Meta(ge=2)] = 90
     """How long the rows of single requests are kept; their sums by the hour stay."""
 

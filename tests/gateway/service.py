@@ -120,6 +120,10 @@ class FedSource:
         self._newest = first.generation
         self._queue.put_nowait(first)
 
+    @property
+    def unconfirmed_s(self) -> float:
+        return 0.0
+
     async def generation(self) -> int:
         return self._newest
 
