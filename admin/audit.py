@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from admin.database import Connection, Database, Row
+from admin.database import EVERYTHING, Connection, Database, Row
 from admin.queries import from_row, sql
 from admin.records import ApiKey
 
@@ -29,6 +29,11 @@ class Actor(msgspec.Struct, frozen=True):
 
     key: ApiKey
     request_id: str
+
+    @property
+    def sees(self) -> str:
+        """As `Database.transaction` takes it."""
+        return EVERYTHING if self.key.tenant_id is None else self.key.tenant_id
 
 
 class AuditEntry(msgspec.Struct, frozen=True):
@@ -64,8 +69,8 @@ class Verification(msgspec.Struct, frozen=True):
 
 @asynccontextmanager
 async def changing(database: Database, actor: Actor) -> AsyncGenerator[Connection]:
-    """A transaction whose changes are logged as the actor's."""
-    async with database.transaction() as connection:
+    """A transaction that sees what the actor may, and whose changes are logged as the actor's."""
+    async with database.transaction(actor.sees) as connection:
         await connection.execute(sql["audit_actor"], actor.key.id, actor.request_id)
         yield connection
 

@@ -30,7 +30,20 @@ log = logging.getLogger(__name__)
 Row = Mapping[str, Any]
 Isolation = Literal["read_committed", "repeatable_read", "serializable"]
 
+APP_ROLE = "loraplex_app"
+"""What everybody works as but who migrates: it owns nothing."""
+EVERYTHING = "*"
+"""For the operator, and for work that is nobody's request."""
+NOTHING = ""
+
+LOCK_TIMEOUT_S = 10
+IDLE_IN_TRANSACTION_TIMEOUT_S = 60
+
 RECONNECT_SECONDS = (0.1, 0.5, 1.0, 2.0, 5.0)
+
+
+_SEE = "SELECT set_config('loraplex.tenant', $1, true)"
+_WHO = "SELECT current_user AS role, current_setting('loraplex.tenant', true) AS sees"
 
 
 class Connection(Protocol):
@@ -46,11 +59,17 @@ class Connection(Protocol):
 
 
 class Database:
-    """A pool of connections, and one for each listener. Errors leave it as `admin.errors`."""
+    """A pool of connections, and one for each listener. Errors leave it as `admin.errors`.
 
-    def __init__(self, pool: Any, dsn: str) -> None:
+    Row-level security lets a connection see the rows of one tenant by its id, EVERYTHING or
+    NOTHING: what the pool sees, or what a transaction says instead.
+    """
+
+    def __init__(self, pool: Any, dsn: str, role: str | None, acquire_timeout: float) -> None:
         self._pool = pool
+        self._acquire_timeout = acquire_timeout
         self._dsn = dsn
+        self._role = role
         self._listeners: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -58,16 +77,28 @@ class Database:
         cls,
         dsn: str,
         *,
+        sees: str = NOTHING,
+        role: str | None = APP_ROLE,
         min_size: int = 1,
         max_size: int = 10,
-        command_timeout: float = 30.0,
+        command_timeout: float | None = 30.0,
+        acquire_timeout: float = 10.0,
         application_name: str = "loraplex",
         statement_cache_size: int = 100,
     ) -> Database:
-        """Opens the pool. `statement_cache_size=0` suits a transaction-pooling proxy.
+        """Opens the pool. `role` None: as the login itself. `statement_cache_size=0` suits a
+        transaction-pooling proxy.
 
-        Raises DatabaseUnavailable.
+        Raises DatabaseUnavailable, also if there is no such role, or if what is between ignores
+        what is asked for.
         """
+        settings = {
+            "application_name": application_name,
+            "statement_timeout": _milliseconds(command_timeout or 0),
+            "lock_timeout": _milliseconds(LOCK_TIMEOUT_S),
+            "idle_in_transaction_session_timeout": _milliseconds(IDLE_IN_TRANSACTION_TIMEOUT_S),
+            "loraplex.tenant": sees,
+        }
         with translated_errors():
             pool = await asyncpg.create_pool(
                 dsn,
@@ -75,31 +106,56 @@ class Database:
                 max_size=max_size,
                 command_timeout=command_timeout,
                 statement_cache_size=statement_cache_size,
-                server_settings={
-                    "application_name": application_name,
-                    "statement_timeout": str(int(command_timeout * 1000)),
-                    "idle_in_transaction_session_timeout": "60000",
-                },
+                server_settings=settings | _as_role(role),
                 init=_use_json,
             )
-        return cls(pool, dsn)
+        database = cls(pool, dsn, role, acquire_timeout)
+        try:
+            await database._check(sees)
+        except BaseException:
+            await database.close()
+            raise
+        return database
+
+    async def _check(self, sees: str) -> None:
+        """Settings of the start of a connection are the first thing that a proxy drops."""
+        async with self.acquire() as connection:
+            row = await connection.fetchrow(_WHO)
+        assert row is not None
+        if row["sees"] != sees or self._role not in (None, row["role"]):
+            raise DatabaseUnavailable(
+                f"the connection works as {row['role']}, not as {self._role}:"
+                " a proxy drops its settings; see docs/postgres.md"
+            )
 
     @asynccontextmanager
     async def acquire(self) -> AsyncGenerator[Connection, None]:
         """A connection outside any transaction."""
         with translated_errors():
-            async with self._pool.acquire(timeout=10.0) as connection:
-                yield cast(Connection, connection)
+            async with self._pool.acquire(timeout=self._acquire_timeout) as connection:
+                try:
+                    yield cast(Connection, connection)
+                except (TimeoutError, asyncio.CancelledError):
+                    # A server that hangs would not answer a polite end either.
+                    connection.terminate()
+                    raise
 
     @asynccontextmanager
     async def transaction(
-        self, *, isolation: Isolation | None = None, readonly: bool = False
+        self,
+        sees: str | None = None,
+        *,
+        isolation: Isolation | None = None,
+        readonly: bool = False,
     ) -> AsyncGenerator[Connection, None]:
-        """A connection in a transaction that commits on leaving, rolls back on an exception."""
+        """A connection in a transaction that commits on leaving, rolls back on an exception.
+        `sees` None: what the pool does."""
         async with (
             self.acquire() as connection,
             connection.transaction(isolation=isolation, readonly=readonly),
         ):
+            if sees is not None:
+                await connection.execute(_SEE, sees)
             yield connection
 
     async def listen(self, channel: str, callback: Callable[[str], None]) -> None:
@@ -118,7 +174,9 @@ class Database:
 
         with translated_errors():
             connection: Any = await asyncpg.connect(
-                self._dsn, timeout=10, server_settings={"application_name": "loraplex-listen"}
+                self._dsn,
+                timeout=10,
+                server_settings={"application_name": "loraplex-listen"} | _as_role(self._role),
             )
             await connection.add_listener(channel, heard)
         callback("")
@@ -186,10 +244,19 @@ def _translate(error: asyncpg.PostgresError) -> AdminError:
             | asyncpg.OperatorInterventionError()
             | asyncpg.InvalidAuthorizationSpecificationError()
             | asyncpg.InvalidCatalogNameError()
+            | asyncpg.LockNotAvailableError()
         ):
             return DatabaseUnavailable(text)
         case _:
             return AdminError(f"the database refused: {text}")
+
+
+def _milliseconds(seconds: float) -> str:
+    return str(int(seconds * 1000))
+
+
+def _as_role(role: str | None) -> dict[str, str]:
+    return {} if role is None else {"role": role}
 
 
 def _setter(event: asyncio.Event) -> Callable[[object], None]:

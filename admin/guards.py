@@ -54,7 +54,7 @@ async def authenticate(database: Database, pepper: bytes, authorization: str | N
     if key_id is None:
         raise Unauthenticated("Give an API key in the header 'Authorization: Bearer lpx_...'.")
     async with database.acquire() as connection:
-        key = await keys.find_key(connection, key_id)
+        key = await keys.find_shown_key(connection, key_id)
     # An unknown id costs what a known one does.
     matches = hmac.compare_digest(hash_key(text.strip(), pepper), key.hash if key else _NO_HASH)
     if key is None or not matches or not key.is_live(datetime.now(UTC)):

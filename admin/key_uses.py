@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from admin.database import Database
+from admin.database import EVERYTHING, Database
 from admin.queries import sql
 
 WRITE_INTERVAL_S = 60.0
@@ -22,5 +22,5 @@ class KeyUses:
         """What was noted since the last time; it is lost if this raises."""
         used, self._used = self._used, {}
         if used:
-            async with database.acquire() as connection:
+            async with database.transaction(EVERYTHING) as connection:
                 await connection.execute(sql["keys_used"], list(used), list(used.values()))

@@ -64,6 +64,12 @@ async def find_key(connection: Connection, key_id: str) -> KeyDetails | None:
     return from_row(KeyDetails, row) if row else None
 
 
+async def find_shown_key(connection: Connection, key_id: str) -> ApiKey | None:
+    """Whatever the connection sees: to find out whose it is."""
+    row = await connection.fetchrow(sql["key_shown"], key_id)
+    return from_row(ApiKey, row) if row else None
+
+
 async def get_key(connection: Connection, key_id: str) -> KeyDetails:
     """Raises NotFound."""
     key = await find_key(connection, key_id)

@@ -9,7 +9,7 @@ import logging
 from adapters.store import Store
 from admin import contents
 from admin.adapters import lock_catalog
-from admin.database import Database
+from admin.database import EVERYTHING, Database
 from admin.errors import AdminError
 from admin.queries import sql
 
@@ -41,7 +41,7 @@ class Reaper:
 
     async def reap(self) -> None:
         """One round. Changes the catalog only if there is something to remove."""
-        async with self._database.acquire() as connection:
+        async with self._database.transaction(EVERYTHING) as connection:
             await connection.execute(sql["gateways_gone"])
             has_versions = await connection.fetchrow(sql["versions_to_reap"]) is not None
             has_adapters = await connection.fetchrow(sql["adapters_to_reap"]) is not None
@@ -50,7 +50,7 @@ class Reaper:
         await contents.remove_due(self._database, self._remove)
 
     async def _reap_catalog(self) -> None:
-        async with self._database.transaction() as connection:
+        async with self._database.transaction(EVERYTHING) as connection:
             await lock_catalog(connection)
             for row in await connection.fetch(sql["versions_to_reap"]):
                 key = (row["tenant_id"], row["name"], row["version"])
@@ -64,5 +64,5 @@ class Reaper:
         await asyncio.to_thread(self._store.delete, "adapters", digest)
 
     async def _prune(self) -> None:
-        async with self._database.acquire() as connection:
+        async with self._database.transaction(EVERYTHING) as connection:
             await connection.execute(sql["faults_prune"])

@@ -35,10 +35,10 @@ class AdminRequest(Request[ApiKey, Any, State]):
 
     def reading(self) -> AbstractAsyncContextManager[Connection]:
         """A connection that only reads, and only what the caller may see."""
-        return self.plane.database.transaction(readonly=True)
+        return self.plane.database.transaction(self.actor.sees, readonly=True)
 
     def transaction(self) -> AbstractAsyncContextManager[Connection]:
-        """What changes in it is logged as the caller's."""
+        """It sees what the caller may, and what changes in it is logged as the caller's."""
         return changing(self.plane.database, self.actor)
 
 

@@ -18,7 +18,7 @@ from litestar import Litestar
 import admin.app
 import gateway.app
 from admin.config import AdminConfig
-from admin.database import Database
+from admin.database import EVERYTHING, Database
 from admin.plane import AdminPlane
 from gateway.config import GatewayConfig
 from gateway.server import make_config
@@ -29,6 +29,8 @@ from loraplex.settings import Settings
 from workers.client import WorkerClient
 
 DRAIN_TIMEOUT_S = 30
+ADMIN_ACQUIRE_S = 2.0
+"""Somebody waits for the answer, be it that the database is away."""
 ADMIN_PATHS = ("/admin/", "/v1/organization/")
 
 
@@ -72,19 +74,27 @@ async def _serve(settings: Settings, with_admin: bool, listener: socket.socket) 
     if not settings.workers:
         raise BadSettings("the gateway needs LORAPLEX_WORKERS, the addresses of the workers")
     async with AsyncExitStack() as stack:
-        database = await _connect(stack, settings.database_url, "loraplex-gateway")
+        database = await _connect(
+            stack, settings.database_url, application_name="loraplex-gateway", sees=EVERYTHING
+        )
         administered = None
         if with_admin:
             # Its own connections: what a gateway says of itself must not wait for uploads.
-            administered = await _connect(stack, settings.database_url, "loraplex-admin")
+            # Each transaction says what it may see.
+            administered = await _connect(
+                stack,
+                settings.database_url,
+                application_name="loraplex-admin",
+                acquire_timeout=ADMIN_ACQUIRE_S,
+            )
         app = _compose(settings, database, administered)
         config = make_config(app, drain_s=DRAIN_TIMEOUT_S, trusted_proxies=settings.trusted_proxies)
         async with _beside(app):
             await Server(config).serve(sockets=[listener])
 
 
-async def _connect(stack: AsyncExitStack, url: str, name: str) -> Database:
-    database = await Database.connect(url, application_name=name)
+async def _connect(stack: AsyncExitStack, url: str, **options: Any) -> Database:
+    database = await Database.connect(url, **options)
     stack.push_async_callback(database.close)
     return database
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -35,11 +36,15 @@ class Keys(msgspec.Struct, forbid_unknown_fields=True):
         write_private(path, msgspec.json.format(msgspec.json.encode(self)).decode() + "\n")
 
 
-async def migrate_database(dsn: str) -> list[str]:
-    """Names of the migrations applied."""
-    database = await Database.connect(dsn, max_size=1, application_name="loraplex-migrate")
+async def migrate_database(
+    dsn: str, report: Callable[[str], None] = lambda name: None
+) -> list[str]:
+    """Names of the migrations applied, as the login of the URL; `report` hears each before."""
+    database = await Database.connect(
+        dsn, role=None, max_size=1, command_timeout=None, application_name="loraplex-migrate"
+    )
     try:
-        return await migrate(database)
+        return await migrate(database, report=report)
     finally:
         await database.close()
 

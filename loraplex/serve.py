@@ -17,12 +17,11 @@ from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
-from admin.database import Database
-from admin.migrate import migrate
+from admin.database import EVERYTHING, Database
 from gateway.server import bind
 from loraplex import demo
 from loraplex.api import Api
-from loraplex.bootstrap import Keys, ensure_keys, load_pepper, register
+from loraplex.bootstrap import Keys, ensure_keys, load_pepper, migrate_database, register
 from loraplex.children import Child, python
 from loraplex.errors import BadSettings, PostgresError
 from loraplex.importing import import_model
@@ -108,9 +107,11 @@ class Box:
     async def _start(self) -> Keys:
         settings = self._settings
         path = settings.home / "keys.json"
-        database = await Database.connect(self._dsn, application_name="loraplex-serve")
+        await migrate_database(self._dsn, report=lambda name: tell(f"migration {name}"))
+        database = await Database.connect(
+            self._dsn, sees=EVERYTHING, application_name="loraplex-serve"
+        )
         try:
-            await migrate(database, report=lambda name: tell(f"migration {name}"))
             tenants = demo.TENANTS if self._with_demo else ()
             keys = await ensure_keys(database, load_pepper(settings), Keys.read(path), tenants)
             store = settings.open_store()

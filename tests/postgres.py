@@ -20,8 +20,7 @@ from pathlib import Path
 
 import asyncpg
 
-from admin.database import Database
-from admin.migrate import migrate
+from loraplex.bootstrap import migrate_database
 from loraplex.postgres import EmbeddedPostgres
 
 _numbers = itertools.count()
@@ -43,7 +42,7 @@ def server() -> EmbeddedPostgres:
 
     atexit.register(remove)
     _run(_execute(postgres.dsn(), "CREATE DATABASE template_loraplex"))
-    _run(_migrate(postgres.dsn("template_loraplex")))
+    _run(migrate_database(postgres.dsn("template_loraplex")))
     return postgres
 
 
@@ -68,15 +67,7 @@ async def _execute(dsn: str, statement: str) -> None:
         await connection.close()
 
 
-async def _migrate(dsn: str) -> None:
-    database = await Database.connect(dsn, max_size=1)
-    try:
-        await migrate(database)
-    finally:
-        await database.close()
-
-
-def _run(coroutine: Coroutine[None, None, None]) -> None:
+def _run(coroutine: Coroutine[None, None, object]) -> None:
     """On a loop of its own, so that it can be called where one runs already."""
     with ThreadPoolExecutor(1) as thread:
         thread.submit(asyncio.run, coroutine).result()

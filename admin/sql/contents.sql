@@ -17,8 +17,7 @@ ON CONFLICT DO NOTHING;
 SELECT digest FROM loose_contents GROUP BY digest HAVING max(due) <= now() ORDER BY digest;
 
 -- name: content_is_free
-SELECT NOT EXISTS (SELECT FROM loose_contents WHERE digest = $1 AND due > now())
-    AND NOT EXISTS (SELECT FROM adapter_versions WHERE digest = $1 AND state <> 'rejected');
+SELECT content_is_free($1);
 
 -- name: content_forget
 WITH proofs AS (DELETE FROM adapter_proofs WHERE digest = $1)

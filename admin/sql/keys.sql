@@ -9,6 +9,12 @@ SELECT id, tenant_id, hash, scopes, name, created_at, not_before, expires_at, re
        cidrs::text[], replaces, last_used_at
 FROM api_keys LEFT JOIN key_uses ON key_id = id WHERE id = $1;
 
+-- name: key_shown
+-- Of a key that somebody shows, before it is known whose it is.
+SELECT id, tenant_id, hash, scopes, name, created_at, not_before, expires_at, revoked_at, models,
+       cidrs::text[], replaces
+FROM key_by_id($1);
+
 -- name: key_lock
 SELECT id, tenant_id, hash, scopes, name, created_at, not_before, expires_at, revoked_at, models,
        cidrs::text[], replaces

@@ -13,7 +13,7 @@ import pytest
 from adapters.store import LocalStore
 from admin.app import create_app
 from admin.config import AdminConfig
-from admin.database import Database
+from admin.database import EVERYTHING, Database
 from admin.keys import create_key
 from tests.adapters.files import BASE
 from tests.postgres import fresh_database
@@ -38,7 +38,16 @@ def empty_dsn() -> Iterator[str]:
 
 @pytest.fixture
 async def database(dsn: str) -> AsyncIterator[Database]:
-    database = await Database.connect(dsn)
+    """Sees everything, as a gateway does."""
+    database = await Database.connect(dsn, sees=EVERYTHING)
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+async def owner(dsn: str) -> AsyncIterator[Database]:
+    """May do what nobody of ours can."""
+    database = await Database.connect(dsn, role=None, max_size=2)
     yield database
     await database.close()
 
@@ -67,6 +76,7 @@ class Plane(msgspec.Struct):
 
     url: str
     database: Database
+    """Sees everything; what the plane works with does not."""
     store: Path
     clients: list[httpx.AsyncClient] = []
 
@@ -99,10 +109,11 @@ class Plane(msgspec.Struct):
 
 
 @pytest.fixture
-async def plane(database: Database, tmp_path: Path) -> AsyncIterator[Plane]:
+async def plane(dsn: str, database: Database, tmp_path: Path) -> AsyncIterator[Plane]:
+    own = await Database.connect(dsn)
     store = tmp_path / "store"
     config = AdminConfig(pepper=PEPPER, max_upload_bytes=MAX_UPLOAD_BYTES)
-    app = create_app(config, database=database, store=LocalStore(store))
+    app = create_app(config, database=own, store=LocalStore(store))
     async with database.transaction() as connection:
         _, text = await create_key(connection, PEPPER, None)
     async with serving(app) as url:
@@ -112,6 +123,7 @@ async def plane(database: Database, tmp_path: Path) -> AsyncIterator[Plane]:
         for client in plane.clients:
             await client.aclose()
     await app.state.admin.validation.close()
+    await own.close()
 
 
 @pytest.fixture

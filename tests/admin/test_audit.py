@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from admin import audit, keys, tenants
 from admin.audit import AuditEntry, Verification
 from admin.database import Connection, Database
-from admin.errors import Invalid
+from admin.errors import AdminError, Invalid
 from admin.queries import sql
 from tests.adapters.files import write_adapter
 from tests.admin.conftest import PEPPER, Plane, write_model
@@ -49,9 +49,9 @@ async def verified(database: Database, part: int = 100) -> Verification:
 
 
 @asynccontextmanager
-async def unlocked(database: Database) -> AsyncIterator[Connection]:
+async def unlocked(owner: Database) -> AsyncIterator[Connection]:
     """What somebody can do who owns the database."""
-    async with database.transaction() as connection:
+    async with owner.transaction() as connection:
         await connection.execute("ALTER TABLE audit_log DISABLE TRIGGER only_grows")
         yield connection
         await connection.execute("ALTER TABLE audit_log ENABLE TRIGGER only_grows")
@@ -194,19 +194,24 @@ async def test_what_gateways_do_by_themselves_is_logged(database: Database):
         "TRUNCATE audit_log",
     ],
 )
-async def test_the_log_only_grows(database: Database, statement: str):
+async def test_the_log_only_grows(database: Database, owner: Database, statement: str):
+    """Even for its owner, unless it is unlocked; others are not allowed to try."""
     async with database.transaction() as connection:
         await tenants.create_tenant(connection, "acme")
     with pytest.raises(Invalid, match="only grows"):
+        async with owner.transaction() as connection:
+            await connection.execute(statement)
+    with pytest.raises(AdminError, match="permission denied"):
         async with database.transaction() as connection:
             await connection.execute(statement)
     assert len(await entries(database)) == 1
 
 
-async def test_an_entry_cannot_be_forged(database: Database):
+async def test_an_entry_cannot_be_forged(database: Database, owner: Database):
     """Whatever an INSERT says of place, time and hash, the chain goes on."""
     async with database.transaction() as connection:
         await tenants.create_tenant(connection, "acme")
+    async with owner.transaction() as connection:
         await connection.execute(
             "INSERT INTO audit_log (seq, at, key_id, action, object, details, prev, hash)"
             " VALUES (99, '2020-01-01', 'someone', 'x', 'y', '{}', $1, $1)",
@@ -231,12 +236,14 @@ TAMPERING = {
 
 @pytest.mark.parametrize("statement", TAMPERING)
 @pytest.mark.parametrize("part", [2, 4, 100])
-async def test_what_was_rewritten_is_found(database: Database, statement: str, part: int):
+async def test_what_was_rewritten_is_found(
+    database: Database, owner: Database, statement: str, part: int
+):
     async with database.transaction() as connection:
         for i in range(9):
             await tenants.create_tenant(connection, f"tenant-{i}")
     assert (await verified(database, part)).broken is None
-    async with unlocked(database) as connection:
+    async with unlocked(owner) as connection:
         await connection.execute(statement)
     seq, reason = TAMPERING[statement]
     seen = await verified(database, part)
@@ -259,19 +266,19 @@ ENTRY = st.tuples(TEXT, st.none() | TEXT, TEXT, TEXT, st.dictionaries(TEXT, JSON
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(written=st.lists(ENTRY, min_size=1, max_size=5))
-async def test_both_ways_to_hash_agree(database: Database, written: list[tuple[Any, ...]]):
+async def test_both_ways_to_hash_agree(owner: Database, written: list[tuple[Any, ...]]):
     """The database's and ours, of whatever text and JSON there is."""
-    async with database.acquire() as connection:
+    async with owner.acquire() as connection:
         after: int = await connection.fetchval(sql["audit_newest"])
     for key_id, tenant_id, action, name, details, request_id in written:
-        async with database.transaction() as connection:
+        async with owner.transaction() as connection:
             await connection.execute(sql["audit_actor"], key_id, request_id)
             await connection.execute(
                 "INSERT INTO audit_log (tenant_id, action, object, details)"
                 " VALUES ($1, $2, $3, $4)",
                 *(tenant_id, action, name, details),
             )
-    async with database.acquire() as connection:
+    async with owner.acquire() as connection:
         seen = await audit.verify(connection, after, 100)
     assert (seen.broken, seen.seq) == (None, after + len(written))
 

@@ -63,11 +63,13 @@ async def test_nothing_is_heard_of_what_was_rolled_back(database: Database):
     assert heard.empty()
 
 
-async def test_a_listener_comes_back_after_its_connection_was_cut(database: Database):
+async def test_a_listener_comes_back_after_its_connection_was_cut(
+    database: Database, owner: Database
+):
     heard: asyncio.Queue[str] = asyncio.Queue()
     await database.listen(CATALOG_CHANNEL, heard.put_nowait)
     await heard.get()
-    async with database.acquire() as connection:
+    async with owner.acquire() as connection:
         await connection.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE application_name = 'loraplex-listen'"

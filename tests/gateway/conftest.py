@@ -8,7 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from admin.database import Database
+from admin.database import EVERYTHING, Database
 from tests.gateway.live import Live
 from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.service import Service, make_store
@@ -45,7 +45,7 @@ def client(service: Service) -> Iterator[openai.OpenAI]:
 @pytest.fixture
 async def live(tmp_path: Path) -> AsyncIterator[Live]:
     with fresh_database() as dsn:
-        database = await Database.connect(dsn)
+        database = await Database.connect(dsn, sees=EVERYTHING)
         live = Live(database, tmp_path)
         await live.prepare()
         yield live

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import uvloop
 
-from admin.database import Database
+from admin.database import EVERYTHING, Database
 from gateway.app import create_app
 from gateway.config import GatewayConfig
 from gateway.server import bind, make_server
@@ -22,7 +22,7 @@ async def main() -> None:
     # It tells of each connection that it tries to make while the database is away.
     logging.getLogger("asyncpg.pool").setLevel(logging.CRITICAL)
     dsn, store, spool, worker, port = sys.argv[1:]
-    database = await Database.connect(dsn)
+    database = await Database.connect(dsn, sees=EVERYTHING)
     config = GatewayConfig(model_folder=Path(store).joinpath, pepper=PEPPER, spool=Path(spool))
     app = create_app(
         config,

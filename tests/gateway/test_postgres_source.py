@@ -10,7 +10,7 @@ import pytest
 
 from adapters.manifest import BaseModelShape
 from admin import aliases, keys, models, tenants
-from admin.database import Database
+from admin.database import EVERYTHING, Database
 from admin.records import TENANT_SCOPES, CatalogSnapshot, Tenant
 from gateway.auth import authenticate, authorize
 from gateway.catalog import Catalog, CatalogView
@@ -27,7 +27,7 @@ SHAPE = BaseModelShape.from_config({**SIZES, "model_type": "llama"}, DIGEST)
 @pytest.fixture
 async def database() -> AsyncIterator[Database]:
     with fresh_database() as dsn:
-        database = await Database.connect(dsn)
+        database = await Database.connect(dsn, sees=EVERYTHING)
         yield database
         await database.close()
 

@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
-from admin.database import Database
-from admin.migrate import migrate
+from admin.database import EVERYTHING, Database
+from loraplex.bootstrap import migrate_database
 from loraplex.postgres import EmbeddedPostgres
 from tests.gateway.live import Live
 from tests.scale import scaled
@@ -154,8 +154,8 @@ def _usage(text: str) -> Any:
 @pytest.fixture
 async def box(tmp_path: Path) -> AsyncIterator[Box]:
     with EmbeddedPostgres(tmp_path / "data") as postgres:
-        database = await Database.connect(postgres.dsn())
-        await migrate(database)
+        await migrate_database(postgres.dsn())
+        database = await Database.connect(postgres.dsn(), sees=EVERYTHING)
         live = Live(database, tmp_path)
         await live.prepare()
         live.worker.script = lambda request: Reply([65] * _length(request))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from admin.database import Database
 from tests.admin.conftest import Plane
 from tests.admin.test_audit import unlocked
 from tests.loraplex.test_cli import run
@@ -23,7 +24,7 @@ async def test_keys_with_limits_and_rotation(plane: Plane):
     assert "'home' does not appear" in await run(plane, "key", "create", "--cidr", "home", code=1)
 
 
-async def test_the_log_is_listed_and_verified(plane: Plane):
+async def test_the_log_is_listed_and_verified(plane: Plane, owner: Database):
     for name in ("acme", "globex"):
         await plane.client.post("tenants", json={"name": name})
     listed = json.loads(await run(plane, "audit", "list", "--tenant", "acme", "--json"))
@@ -32,11 +33,11 @@ async def test_the_log_is_listed_and_verified(plane: Plane):
     told, anchor = (await run(plane, "audit", "verify")).splitlines()
     assert told == "3 entries are as they were written"
     assert await run(plane, "audit", "verify", "--anchor", anchor)
-    async with unlocked(plane.database) as connection:
+    async with unlocked(owner) as connection:
         await connection.execute("DELETE FROM audit_log WHERE seq = 3")
     assert (await run(plane, "audit", "verify")).startswith("2 entries")
     assert "entry 3" in await run(plane, "audit", "verify", "--anchor", anchor, code=1)
-    async with unlocked(plane.database) as connection:
+    async with unlocked(owner) as connection:
         await connection.execute("UPDATE audit_log SET object = 'x' WHERE seq = 2")
     broken = await run(plane, "audit", "verify", code=1)
     assert "entry 2 of the audit log: it is not what was written" in broken
