@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from enum import Enum
 
 import msgspec
@@ -34,7 +35,7 @@ class Width(Enum):
 
 
 class UsageSum(msgspec.Struct, frozen=True):
-    """Of the requests admitted in a bucket of time. What was not told apart is ''."""
+    """Of the requests admitted in a bucket of time. What was not told apart is '' or 0."""
 
     start: datetime
     tenant_id: str
@@ -42,15 +43,21 @@ class UsageSum(msgspec.Struct, frozen=True):
     """Served name of the base model."""
     adapter: str
     """'' also for requests without one."""
+    adapter_version: int
+    """0 also for requests without one."""
     key_id: str
     requests: int
     prompt_tokens: int
     """With the cached ones."""
     cached_tokens: int
     completion_tokens: int
+    metered_tokens: int
+    """As quotas count them: cached ones by their weight."""
+    cost: Decimal
+    """Whole pico-dollars, at the prices of when the requests came."""
 
 
-Mark = tuple[datetime, str, str, str, str]
+Mark = tuple[datetime, str, str, str, int, str]
 """A sum's place in a report: its start and what tells it apart."""
 
 
@@ -67,6 +74,7 @@ class UsageQuestion(msgspec.Struct, frozen=True, kw_only=True):
     by_tenant: bool = False
     by_model: bool = False
     by_adapter: bool = False
+    by_version: bool = False
     by_key: bool = False
 
 
@@ -81,12 +89,12 @@ async def report(
     start = asked.width.floor(asked.start)
     end = asked.width.floor(asked.end - timedelta(microseconds=1)) + asked.width.value
     which = (asked.tenants, asked.models, asked.keys)
-    told = (asked.by_tenant, asked.by_model, asked.by_adapter, asked.by_key)
+    told = (asked.by_tenant, asked.by_model, asked.by_adapter, asked.by_version, asked.by_key)
     if asked.width is Width.MINUTE:
         rows = await connection.fetch(sql["usage_report_minutes"], start, end, *which, *told)
     else:
         unit = "hour" if asked.width is Width.HOUR else "day"
-        mark = after or (None,) * 5
+        mark = after or (None,) * 6
         rows = await connection.fetch(
             sql["usage_report"], start, end, unit, *which, *told, *mark, limit
         )

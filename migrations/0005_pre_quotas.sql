@@ -47,8 +47,11 @@ ALTER TABLE usage
     ADD COLUMN metered_tokens bigint NOT NULL DEFAULT 0, -- as quotas count them: cached ones by their weight
     ADD COLUMN cost           bigint NOT NULL DEFAULT 0; -- pico-dollars, at the prices of its admission
 ALTER TABLE usage_hourly
-    ADD COLUMN metered_tokens bigint NOT NULL DEFAULT 0,
-    ADD COLUMN cost           numeric NOT NULL DEFAULT 0;
+    ADD COLUMN adapter_version integer NOT NULL DEFAULT 0, -- 0: the base model alone, or counted before there was this column
+    ADD COLUMN metered_tokens  bigint NOT NULL DEFAULT 0,
+    ADD COLUMN cost            numeric NOT NULL DEFAULT 0,
+    DROP CONSTRAINT usage_hourly_pkey,
+    ADD PRIMARY KEY (hour, tenant_id, model, adapter, adapter_version, key_id);
 
 -- What a tenant or a key has used since a day or a month began, as far as it is loaded.
 CREATE TABLE usage_totals (

@@ -16,27 +16,35 @@ from litestar.params import FromQuery, QueryParameter
 
 from admin.errors import Invalid
 from admin.guards import ADMIN, USAGE_READ, requires, tenant_for
+from admin.money import PICO, format_dollars
 from admin.request import AdminRequest
 from admin.usage import Mark, UsageQuestion, UsageSum, Width, report
 
 DEFAULT_SPAN = timedelta(days=7)
 WIDTHS = {"1h": Width.HOUR, "1d": Width.DAY}
-DIMENSIONS = ("tenant", "model", "adapter", "key")
+DIMENSIONS = ("tenant", "model", "adapter", "adapter_version", "key")
+TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens", "metered_tokens")
+SUMS = ("requests", *TOKENS, "cost")
 
 
 class UsageView(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One sum. Of tenant, model, adapter and key those that were asked for are there; an adapter
-    of null: the base model alone."""
+    """One sum. Of tenant, model, adapter, its version and key those that were asked for are there;
+    an adapter of null: the base model alone."""
 
     start: datetime
     requests: int
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    metered_tokens: int
+    """As quotas count them: cached ones by their weight."""
+    cost: str
+    """Dollars, exactly, at the prices of when the requests came."""
     tenant: str | msgspec.UnsetType = msgspec.UNSET
     """The id."""
     model: str | msgspec.UnsetType = msgspec.UNSET
     adapter: str | msgspec.UnsetType | None = msgspec.UNSET
+    adapter_version: int | msgspec.UnsetType | None = msgspec.UNSET
     key: str | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -66,7 +74,7 @@ class UsageController(Controller):
     ) -> Response[Any]:
         """Of the buckets from the one that holds `start` (default: seven days before `end`) to the
         last that begins before `end` (default: now). `group_by`: some of tenant, model, adapter,
-        key, with commas. CSV by `format` or the Accept header."""
+        adapter_version, key, with commas. CSV by `format` or the Accept header."""
         told = _told_apart(group_by)
         before = _aware(end, "end") or datetime.now(UTC)
         since = _aware(start, "start") or before - DEFAULT_SPAN
@@ -84,13 +92,17 @@ class UsageController(Controller):
                 by_tenant="tenant" in told,
                 by_model="model" in told,
                 by_adapter="adapter" in told,
+                by_version="adapter_version" in told,
                 by_key="key" in told,
             )
             found = await report(connection, asked, _read_cursor(after), limit + 1)
         more = _cursor(found[limit - 1]) if len(found) > limit else None
         if format == "csv" or (format is None and "text/csv" in request.headers.get("accept", "")):
             return _csv(request, found[:limit], told, more)
-        views = [_view(each, told) for each in found[:limit]]
+        views = [
+            UsageView(start=each.start, **_sums(each), **_fields(each, told))
+            for each in found[:limit]
+        ]
         return Response(UsagePage(data=views, has_more=more is not None, after=more))
 
 
@@ -100,6 +112,8 @@ def _told_apart(group_by: str) -> list[str]:
         if name not in DIMENSIONS:
             allowed = ", ".join(DIMENSIONS)
             raise Invalid(f"group_by can be {allowed}, not {name[:64]!r}", "invalid", "group_by")
+    if "adapter_version" in wanted and "adapter" not in wanted:
+        raise Invalid("to group by adapter_version, group by adapter too", "invalid", "group_by")
     return [name for name in DIMENSIONS if name in wanted]
 
 
@@ -114,34 +128,28 @@ def _fields(found: UsageSum, told: Sequence[str]) -> dict[str, Any]:
         "tenant": found.tenant_id,
         "model": found.model,
         "adapter": found.adapter or None,
+        "adapter_version": found.adapter_version or None,
         "key": found.key_id,
     }
     return {name: values[name] for name in told}
 
 
-def _view(found: UsageSum, told: Sequence[str]) -> UsageView:
-    return UsageView(
-        start=found.start,
-        requests=found.requests,
-        prompt_tokens=found.prompt_tokens,
-        cached_tokens=found.cached_tokens,
-        completion_tokens=found.completion_tokens,
-        **_fields(found, told),
-    )
+def _sums(found: UsageSum) -> dict[str, Any]:
+    values = {name: getattr(found, name) for name in SUMS}
+    return values | {"cost": format_dollars(found.cost, PICO)}
 
 
 def _csv(
     request: AdminRequest, found: list[UsageSum], told: Sequence[str], more: str | None
 ) -> Response[str]:
     """One table with a head; where the rest is, is in the header Link."""
-    numbers = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(("start", *told, *numbers))
+    table.writerow(("start", *told, *SUMS))
     for each in found:
         start = each.start.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         told_apart = [value or "" for value in _fields(each, told).values()]
-        table.writerow((start, *told_apart, *(getattr(each, name) for name in numbers)))
+        table.writerow((start, *told_apart, *_sums(each).values()))
     headers: dict[str, str] = {}
     if more is not None:
         query = [item for item in request.query_params.multi_items() if item[0] != "after"]
@@ -150,8 +158,8 @@ def _csv(
 
 
 def _cursor(last: UsageSum) -> str:
-    mark = (last.start, last.tenant_id, last.model, last.adapter, last.key_id)
-    return base64.urlsafe_b64encode(msgspec.json.encode(mark)).decode()
+    apart = (last.tenant_id, last.model, last.adapter, last.adapter_version, last.key_id)
+    return base64.urlsafe_b64encode(msgspec.json.encode((last.start, *apart))).decode()
 
 
 def _read_cursor(text: str) -> Mark | None:

@@ -25,16 +25,16 @@ WITH inserted AS (
     WHERE (to_timestamp(r.admitted_at) AT TIME ZONE 'UTC')::date >= (SELECT first_day FROM usage_kept)
     ORDER BY day, r.request_id -- as everybody locks them
     ON CONFLICT DO NOTHING
-    RETURNING day, request_id, admitted_at, tenant_id, model, adapter, key_id, prompt_tokens, cached_tokens,
-              completion_tokens, gateway, metered_tokens, cost
+    RETURNING day, request_id, admitted_at, tenant_id, model, adapter, adapter_version, key_id, prompt_tokens,
+              cached_tokens, completion_tokens, gateway, metered_tokens, cost
 ), hourly AS (
     INSERT INTO usage_hourly AS h (
-        hour, tenant_id, model, adapter, key_id, requests, prompt_tokens, cached_tokens, completion_tokens,
-        metered_tokens, cost)
-    SELECT date_trunc('hour', admitted_at, 'UTC'), tenant_id, model, coalesce(adapter, ''), key_id,
-           count(*), sum(prompt_tokens), sum(cached_tokens), sum(completion_tokens), sum(metered_tokens), sum(cost)
-    FROM inserted GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5
-    ON CONFLICT (hour, tenant_id, model, adapter, key_id) DO UPDATE
+        hour, tenant_id, model, adapter, adapter_version, key_id, requests, prompt_tokens, cached_tokens,
+        completion_tokens, metered_tokens, cost)
+    SELECT date_trunc('hour', admitted_at, 'UTC'), tenant_id, model, coalesce(adapter, ''), coalesce(adapter_version, 0),
+           key_id, count(*), sum(prompt_tokens), sum(cached_tokens), sum(completion_tokens), sum(metered_tokens), sum(cost)
+    FROM inserted GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4, 5, 6
+    ON CONFLICT (hour, tenant_id, model, adapter, adapter_version, key_id) DO UPDATE
     SET requests = h.requests + excluded.requests,
         prompt_tokens = h.prompt_tokens + excluded.prompt_tokens,
         cached_tokens = h.cached_tokens + excluded.cached_tokens,
@@ -78,38 +78,43 @@ FROM (SELECT (now() AT TIME ZONE 'UTC')::date AS today) now;
 
 -- name: usage_report
 -- Sums by bucket of time. $1, $2: from and before which hour; $3: 'hour' or 'day'; $4-$6: tenant ids, models, key ids, or
--- null for all; $7-$10: whether tenants, models, adapters and keys are told apart; $11-$15: bucket, tenant, model, adapter
--- and key of the last row before, or nulls; $16: limit, or null.
-SELECT start, tenant_id, model, adapter, key_id, sum(requests)::bigint AS requests,
+-- null for all; $7-$11: whether tenants, models, adapters, their versions and keys are told apart; $12-$17: bucket,
+-- tenant, model, adapter, version and key of the last row before, or nulls; $18: limit, or null.
+SELECT start, tenant_id, model, adapter, adapter_version, key_id, sum(requests)::bigint AS requests,
        sum(prompt_tokens)::bigint AS prompt_tokens, sum(cached_tokens)::bigint AS cached_tokens,
-       sum(completion_tokens)::bigint AS completion_tokens
+       sum(completion_tokens)::bigint AS completion_tokens, sum(metered_tokens)::bigint AS metered_tokens,
+       sum(cost) AS cost
 FROM (SELECT date_trunc($3, hour, 'UTC') AS start,
              CASE WHEN $7::boolean THEN tenant_id ELSE '' END AS tenant_id,
              CASE WHEN $8::boolean THEN model ELSE '' END AS model,
              CASE WHEN $9::boolean THEN adapter ELSE '' END AS adapter,
-             CASE WHEN $10::boolean THEN key_id ELSE '' END AS key_id,
-             requests, prompt_tokens, cached_tokens, completion_tokens
+             CASE WHEN $10::boolean THEN adapter_version ELSE 0 END AS adapter_version,
+             CASE WHEN $11::boolean THEN key_id ELSE '' END AS key_id,
+             requests, prompt_tokens, cached_tokens, completion_tokens, metered_tokens, cost
       FROM usage_hourly
       WHERE hour >= $1 AND hour < $2
           AND ($4::text[] IS NULL OR tenant_id = ANY ($4))
           AND ($5::text[] IS NULL OR model = ANY ($5))
           AND ($6::text[] IS NULL OR key_id = ANY ($6))) told
-WHERE $11::timestamptz IS NULL
-    OR (start, tenant_id, model, adapter, key_id) > ($11::timestamptz, $12::text, $13::text, $14::text, $15::text)
-GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5 LIMIT $16;
+WHERE $12::timestamptz IS NULL
+    OR (start, tenant_id, model, adapter, adapter_version, key_id)
+        > ($12::timestamptz, $13::text, $14::text, $15::text, $16::integer, $17::text)
+GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4, 5, 6 LIMIT $18;
 
 -- name: usage_report_minutes
--- The same by minute, of the rows that are kept. $1, $2: from and before which minute; $3-$5: as $4-$6 there; $6-$9: as
--- $7-$10 there.
-SELECT start, tenant_id, model, adapter, key_id, count(*) AS requests,
+-- The same by minute, of the rows that are kept. $1, $2: from and before which minute; $3-$5: as $4-$6 there; $6-$10: as
+-- $7-$11 there.
+SELECT start, tenant_id, model, adapter, adapter_version, key_id, count(*) AS requests,
        sum(prompt_tokens)::bigint AS prompt_tokens, sum(cached_tokens)::bigint AS cached_tokens,
-       sum(completion_tokens)::bigint AS completion_tokens
+       sum(completion_tokens)::bigint AS completion_tokens, sum(metered_tokens)::bigint AS metered_tokens,
+       sum(cost) AS cost
 FROM (SELECT date_trunc('minute', admitted_at, 'UTC') AS start,
              CASE WHEN $6::boolean THEN tenant_id ELSE '' END AS tenant_id,
              CASE WHEN $7::boolean THEN model ELSE '' END AS model,
              CASE WHEN $8::boolean THEN coalesce(adapter, '') ELSE '' END AS adapter,
-             CASE WHEN $9::boolean THEN key_id ELSE '' END AS key_id,
-             prompt_tokens, cached_tokens, completion_tokens
+             CASE WHEN $9::boolean THEN coalesce(adapter_version, 0) ELSE 0 END AS adapter_version,
+             CASE WHEN $10::boolean THEN key_id ELSE '' END AS key_id,
+             prompt_tokens, cached_tokens, completion_tokens, metered_tokens, cost
       FROM usage
       WHERE admitted_at >= $1 AND admitted_at < $2
           -- The same once more by day, which spares the other days.
@@ -117,4 +122,4 @@ FROM (SELECT date_trunc('minute', admitted_at, 'UTC') AS start,
           AND ($3::text[] IS NULL OR tenant_id = ANY ($3))
           AND ($4::text[] IS NULL OR model = ANY ($4))
           AND ($5::text[] IS NULL OR key_id = ANY ($5))) told
-GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5;
+GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4, 5, 6;

@@ -11,8 +11,8 @@ import click
 from loraplex.commands.options import api, json_option, tenant_option
 from loraplex.output import show
 
-NUMBERS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
-DIMENSIONS = ("tenant", "model", "adapter", "key")
+NUMBERS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "cost")
+DIMENSIONS = ("tenant", "model", "adapter", "adapter_version", "key")
 
 _AGO = re.compile(r"(\d{1,5})([hd])")
 
@@ -25,13 +25,13 @@ _AGO = re.compile(r"(\d{1,5})([hd])")
     "--group-by",
     default="tenant,model,adapter",
     show_default=True,
-    help="Some of tenant, model, adapter, key.",
+    help="Some of tenant, model, adapter, adapter_version, key.",
 )
 @json_option
 def usage_command(
     tenant: str | None, since: str, bucket: str, group_by: str, as_json: bool
 ) -> None:
-    """Show what was used: requests and tokens by time."""
+    """Show what was used: requests, tokens and dollars by time."""
     start = _start(since)
     rows: list[dict[str, Any]] = []
     after = None

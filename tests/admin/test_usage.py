@@ -5,25 +5,33 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
+import itertools
 import random
 from collections import Counter
 from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from admin.database import Database
 from admin.queries import sql
 from tests.admin.conftest import Plane
+from tests.scale import scaled
 
 NOON = datetime(2026, 3, 5, 12, tzinfo=UTC)
-NUMBERS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
+TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens", "metered_tokens")
+NUMBERS = ("requests", *TOKENS, "cost")
 
 
 def row(number: int, at: datetime = NOON, **fields: Any) -> dict[str, Any]:
-    """What a gateway loads of a request: number + 1 prompt tokens, 2 completion tokens."""
+    """What a gateway loads of a request: number + 1 prompt tokens, 2 completion tokens; of a bot
+    version 1. A token is metered as one and costs a micro-dollar."""
+    tokens = number + 3
     return {
         "request_id": f"{number:032x}",
         "admitted_at": at.timestamp(),
@@ -31,7 +39,7 @@ def row(number: int, at: datetime = NOON, **fields: Any) -> dict[str, Any]:
         "key_id": "keykeykeykey",
         "model": "tiny",
         "adapter": None,
-        "adapter_version": None,
+        "adapter_version": 1 if fields.get("adapter") else None,
         "prompt_tokens": number + 1,
         "cached_tokens": number // 2,
         "completion_tokens": 2,
@@ -41,6 +49,10 @@ def row(number: int, at: datetime = NOON, **fields: Any) -> dict[str, Any]:
         "worker": "w",
         "trace_id": None,
         "status": "completed",
+        "gateway": "gateway-1",
+        "metered_tokens": tokens,
+        "cost": tokens * 10**6,
+        "leased": 0,
         **fields,
     }
 
@@ -57,11 +69,15 @@ async def fetch(database: Database, query: str) -> list[tuple[Any, ...]]:
 
 
 SUMS_OF_ROWS = """
-SELECT date_trunc('hour', admitted_at, 'UTC'), tenant_id, model, coalesce(adapter, ''), key_id,
-       count(*)::bigint, sum(prompt_tokens)::bigint, sum(cached_tokens)::bigint,
-       sum(completion_tokens)::bigint
-FROM usage GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5"""
-SUMS_KEPT = "SELECT * FROM usage_hourly ORDER BY 1, 2, 3, 4, 5"
+SELECT date_trunc('hour', admitted_at, 'UTC'), tenant_id, model, coalesce(adapter, ''),
+       coalesce(adapter_version, 0), key_id, count(*)::bigint, sum(prompt_tokens)::bigint,
+       sum(cached_tokens)::bigint, sum(completion_tokens)::bigint, sum(metered_tokens)::bigint,
+       sum(cost)
+FROM usage GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4, 5, 6"""
+SUMS_KEPT = """
+SELECT hour, tenant_id, model, adapter, adapter_version, key_id, requests, prompt_tokens,
+       cached_tokens, completion_tokens, metered_tokens, cost
+FROM usage_hourly ORDER BY 1, 2, 3, 4, 5, 6"""
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -74,6 +90,7 @@ async def test_sums_by_hour_are_the_sums_of_the_rows(database: Database, seed: i
             NOON + timedelta(minutes=chance.randrange(-2000, 2000)),
             tenant_id=chance.choice(["ten_acme00000000", "ten_globex000000"]),
             adapter=chance.choice([None, "bot", "notes"]),
+            adapter_version=chance.choice([None, 1, 2]),
             key_id=chance.choice(["a", "b"]),
         )
         for number in range(300)
@@ -173,6 +190,8 @@ async def test_reports_by_bucket_and_group(plane: Plane) -> None:
         "prompt_tokens": 300,
         "cached_tokens": sum(n // 2 for n in range(24)),
         "completion_tokens": 48,
+        "metered_tokens": 348,
+        "cost": "0.000348",
     }
     hours = await ask(plane.client, bucket="1h")
     assert [hour["start"][11:13] for hour in hours] == [f"{h:02}" for h in range(1, 24, 2)]
@@ -187,7 +206,7 @@ async def test_reports_by_bucket_and_group(plane: Plane) -> None:
     assert Counter(each["adapter"] for each in finest) == {None: 8, "bot": 16}
     assert {each["key"] for each in finest} == {"acme0", "acme1", "globex0", "globex1"}
     for name in NUMBERS:
-        assert sum(each[name] for each in finest) == total[name]
+        assert sum(Decimal(each[name]) for each in finest) == Decimal(total[name])
     only = await ask(plane.client, tenant="globex", start="2026-03-05T23:30:00Z", bucket="1h")
     assert [(each["start"], each["requests"]) for each in only] == [("2026-03-05T23:00:00Z", 1)]
 
@@ -245,6 +264,7 @@ def _csv_row(view: dict[str, Any]) -> dict[str, Any]:
     ("query", "param"),
     [
         ({"group_by": "tenant,color"}, "group_by"),
+        ({"group_by": "adapter_version"}, "group_by"),
         ({"start": "2026-03-05T00:00:00"}, "start"),
         ({"start": "2026-03-05T00:00:00Z", "end": "2026-03-05T00:00:00Z"}, "start"),
         ({"after": "nonsense"}, "after"),
@@ -326,3 +346,140 @@ async def test_openais_client_reads_it(plane: Plane) -> None:
                 await completions(start_time=start, **unsupported)  # pyright: ignore
         with pytest.raises(openai.BadRequestError, match="limit"):
             await completions(start_time=start, limit=32)
+
+
+async def test_versions_of_an_adapter_are_told_apart(plane: Plane) -> None:
+    versions = [(None, None), ("bot", 1), ("bot", 2), ("notes", 2), ("bot", 2)]
+    await load(
+        plane.database,
+        [row(n, adapter=name, adapter_version=v) for n, (name, v) in enumerate(versions)],
+    )
+    found = await ask(plane.client, group_by="adapter_version,adapter", limit=2)
+    apart = {(each["adapter"], each["adapter_version"]): each["requests"] for each in found}
+    assert apart == {(None, None): 1, ("bot", 1): 1, ("bot", 2): 2, ("notes", 2): 1}
+    by_name = await ask(plane.client, group_by="adapter")
+    assert {each["adapter"]: each["requests"] for each in by_name} == {
+        None: 1,
+        "bot": 3,
+        "notes": 1,
+    }
+
+
+EXAMPLES = itertools.count()
+MINUTES = st.integers(0, 2 * 24 * 60 - 1)
+COSTS = st.lists(
+    st.tuples(MINUTES, st.integers(0, 3), st.integers(0, 1 << 62), st.integers(0, 1 << 40)),
+    min_size=1,
+    max_size=40,
+)
+
+
+@settings(
+    max_examples=scaled(10, 200),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(requests=COSTS, parts=st.integers(1, 5))
+async def test_costs_add_up_exactly(
+    plane: Plane, requests: list[tuple[int, int, int, int]], parts: int
+) -> None:
+    """To the pico-dollar, however they are loaded, grouped, paged and written."""
+    example = next(EXAMPLES)
+    midnight = datetime(2026, 3, 5, tzinfo=UTC) + timedelta(days=2 * example)
+    rows = [
+        row(
+            number,
+            midnight + timedelta(minutes=minute),
+            tenant_id=f"ten_{example}_{whose // 2}",
+            key_id=f"key_{example}_{whose}",
+            metered_tokens=metered,
+            cost=cost,
+        )
+        for number, (minute, whose, cost, metered) in enumerate(requests)
+    ]
+    for part in range(parts):
+        await load(plane.database, rows[part::parts] + rows[: part + 1])
+
+    def summed(*names: str) -> Counter[tuple[str, ...]]:
+        """Pico-dollars by day and fields."""
+        sums: Counter[tuple[str, ...]] = Counter()
+        for each in rows:
+            day = f"{datetime.fromtimestamp(each['admitted_at'], UTC):%Y-%m-%d}"
+            sums[(day, *(each[name] for name in names))] += each["cost"]
+        return sums
+
+    def pico(dollars: str) -> int:
+        return int(Decimal(dollars).scaleb(12))
+
+    window = {
+        "start": midnight.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "end": (midnight + timedelta(days=2)).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+    for bucket in ("1d", "1h"):
+        seen: Counter[tuple[str, ...]] = Counter()
+        metered = 0
+        told = {"bucket": bucket, "group_by": "tenant,key", "limit": 3}
+        for each in await ask(plane.client, **window, **told):
+            seen[each["start"][:10], each["tenant"], each["key"]] += pico(each["cost"])
+            metered += each["metered_tokens"]
+        assert seen == summed("tenant_id", "key_id")
+        assert metered == sum(each["metered_tokens"] for each in rows)
+    answer = await plane.client.get("usage", params=window | {"format": "csv"})
+    table = csv.DictReader(io.StringIO(answer.text))
+    assert sum(pico(each["cost"]) for each in table) == sum(each["cost"] for each in rows)
+    async with plane.database.acquire() as connection:
+        totals = await connection.fetch(
+            "SELECT start::text, subject, cost FROM usage_totals"
+            " WHERE span = 'day' AND split_part(subject, '_', 2) = $1",
+            str(example),
+        )
+    found = {(each["start"], each["subject"]): each["cost"] for each in totals}
+    assert found == dict(summed("tenant_id")) | dict(summed("key_id"))
+
+
+async def test_openais_client_reads_costs(plane: Plane) -> None:
+    await plane.tenant("acme")
+    await plane.tenant("globex")
+    ids = await make_usage(plane)
+    key = plane.client.headers["authorization"].removeprefix("Bearer ")
+    start = int(datetime(2026, 3, 5, tzinfo=UTC).timestamp())
+    base_url = plane.url.removesuffix("/admin/v1") + "/v1"
+    async with openai.AsyncOpenAI(
+        base_url=base_url, api_key="none", admin_api_key=key, max_retries=0
+    ) as client:
+        costs = client.admin.organization.usage.costs
+        days = await costs(start_time=start, end_time=start + 2 * 86400)
+        assert [len(day.results) for day in days.data] == [1, 0]
+        total: Any = days.data[0].results[0]
+        assert total.object == "organization.costs.result"
+        assert (total.amount.value, total.amount.currency) == (0.000348, "usd")
+        assert (total.project_id, total.line_item, total.api_key_id) == (None, None, None)
+
+        one = await costs(
+            start_time=start,
+            end_time=start + 86400,
+            bucket_width="1d",
+            group_by=["project_id", "line_item", "api_key_id"],
+            api_key_ids=["acme0", "globex0"],
+            line_items=["tiny"],
+            limit=1,
+        )
+        results: list[Any] = list(one.data[0].results)
+        assert {(each.project_id, each.line_item, each.api_key_id) for each in results} == {
+            (ids["acme"], "tiny", "acme0"),
+            (ids["globex"], "tiny", "globex0"),
+        }
+        assert sum(each.amount.value for each in results) == pytest.approx(0.000168)
+        none = await costs(start_time=start, end_time=start + 86400, line_items=["other"])
+        assert none.data[0].results == []
+        pages = await costs(start_time=start, end_time=start + 86400 * 3, limit=2)
+        assert (pages.has_more, pages.next_page) == (True, str(start + 86400 * 2))
+        for unsupported in (
+            {"group_by": ["user_id"]},
+            {"group_by": ["api_source"]},
+            {"bucket_width": "1h"},
+            {"models": ["tiny"]},
+            {"limit": 181},
+        ):
+            with pytest.raises(openai.BadRequestError, match=r"support|group_by|width|limit"):
+                await costs(start_time=start, extra_query=unsupported)
