@@ -190,7 +190,7 @@ class AliasView(msgspec.Struct, frozen=True):
     policy: CanaryPolicy | None
     pinned: bool
     change: int | None
-    """Grows with each move; what If-Match takes."""
+    """Grows with each move."""
     history: list[AliasMove]
     """Newest first."""
     object: str = "adapter.alias"

@@ -12,7 +12,7 @@ import msgspec
 
 from admin.adapters import lock_catalog
 from admin.database import Connection
-from admin.errors import Conflict, Invalid, NotFound, Stale
+from admin.errors import Conflict, Invalid, NotFound
 from admin.queries import from_row, sql
 from admin.records import AdapterState, Alias, CanaryPolicy
 
@@ -71,16 +71,12 @@ async def set_alias(
     alias: str,
     version: int,
     key_id: str | None = None,
-    *,
-    expected: int | None = None,
 ) -> None:
     """Points `alias` to a ready version; a canary set of it ends.
 
-    expected: the `change` it must still be at, else Stale. Raises NotFound, Conflict (not ready, or
-    pinned beyond the quota), Invalid.
+    Raises NotFound, Conflict (not ready, or pinned beyond the quota), Invalid.
     """
     await lock_catalog(connection)
-    await _check_expected(connection, tenant_id, name, alias, expected)
     target = _Target(version, "promote")
     await _point(connection, tenant_id, name, alias, target, key_id)
 
@@ -93,8 +89,6 @@ async def set_canary(
     weights: dict[int, int],
     policy: CanaryPolicy | None,
     key_id: str | None = None,
-    *,
-    expected: int | None = None,
 ) -> None:
     """Splits the alias's requests over ready versions by weight.
 
@@ -102,7 +96,6 @@ async def set_canary(
     back when a canary fails. Raises as `set_alias`.
     """
     await lock_catalog(connection)
-    await _check_expected(connection, tenant_id, name, alias, expected)
     if not 2 <= len(weights) <= MAX_TARGETS:
         raise Invalid(f"a canary set has 2 to {MAX_TARGETS} versions", "canary_size", "canary")
     stable = (await find_alias(connection, tenant_id, name, alias)).version
@@ -171,16 +164,6 @@ async def check_pins(connection: Connection, tenant_id: str) -> None:
             f" {row['allowed']}: unpin another, or have an admin raise pin_bytes",
             "pin_quota",
         )
-
-
-async def _check_expected(
-    connection: Connection, tenant_id: str, name: str, alias: str, expected: int | None
-) -> None:
-    if expected is None:
-        return
-    current = await find_alias(connection, tenant_id, name, alias)
-    if current.change != expected:
-        raise Stale(f"{name}@{alias} has moved since: look again", "alias_moved")
 
 
 async def _point(

@@ -23,6 +23,15 @@ async def describe_adapter(connection: Connection, tenant: Tenant, name: str) ->
     )
 
 
+async def describe_versions(
+    connection: Connection, tenant: Tenant, name: str, after: int, limit: int
+) -> list[VersionView]:
+    """Those with numbers above `after`. Raises NotFound."""
+    await adapters.find_adapter(connection, tenant.id, name)
+    found = await versions.list_versions(connection, tenant.id, name, after, limit)
+    return await _views(connection, found, await aliases.list_aliases(connection, tenant.id, name))
+
+
 async def describe_version(
     connection: Connection, tenant: Tenant, name: str, version: int
 ) -> VersionView:

@@ -48,10 +48,16 @@ class Conflict(AdminError):
     code = "conflict"
 
 
-class Stale(AdminError):
+class IdempotencyKeyReused(AdminError):
+    """The caller gave the same Idempotency-Key to another request."""
+
+    code = "idempotency_key_reused"
+
+
+class PreconditionFailed(AdminError):
     """It has changed since the caller looked."""
 
-    code = "stale"
+    code = "precondition_failed"
 
 
 class DatabaseUnavailable(AdminError):

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
+from admin.adapters import lock_catalog
 from admin.database import Connection
 from admin.errors import Conflict, NotFound
 from admin.queries import from_row, sql
@@ -45,9 +46,11 @@ async def issue_key(
     tenant_id: str | None,
     rights: KeyRights,
     replaces: str | None = None,
+    seed: bytes | None = None,
 ) -> tuple[ApiKey, str]:
-    """The record, and the key's text, which is kept nowhere. `tenant_id` None: an admin key."""
-    key = new_key()
+    """The record, and the key's text, which is kept nowhere. `tenant_id` None: an admin key;
+    `seed`: what the key is drawn from."""
+    key = new_key(seed)
     row = await connection.fetchrow(
         sql["key_insert"],
         *(key.id, tenant_id, hash_key(key.text, pepper), sorted(rights.scopes), rights.name),
@@ -92,16 +95,15 @@ async def rotate_key(
     key_id: str,
     overlap_s: int,
     expires_at: datetime | None = None,
+    seed: bytes | None = None,
 ) -> tuple[ApiKey, str]:
     """A new key with the rights of a live one, which ends in `overlap_s` seconds.
 
     The new one ends when the old one was to, or at `expires_at`. In a transaction of the caller's.
     Raises NotFound, Conflict.
     """
-    row = await connection.fetchrow(sql["key_lock"], key_id)
-    if row is None:
-        raise _missing(key_id)
-    old, now = from_row(ApiKey, row), datetime.now(UTC)
+    await lock_catalog(connection)
+    old, now = await get_key(connection, key_id), datetime.now(UTC)
     if not old.is_live(now):
         raise Conflict("only a key that is valid now can be rotated", "key_not_live")
     rights = KeyRights(
@@ -111,7 +113,7 @@ async def rotate_key(
         models=old.models,
         cidrs=old.cidrs,
     )
-    made = await issue_key(connection, pepper, old.tenant_id, rights, replaces=old.id)
+    made = await issue_key(connection, pepper, old.tenant_id, rights, old.id, seed)
     await connection.execute(sql["key_end"], old.id, now + timedelta(seconds=overlap_s))
     return made
 

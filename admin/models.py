@@ -34,8 +34,21 @@ async def register_model(
     return from_row(BaseModel, row)
 
 
-async def list_models(connection: Connection) -> list[BaseModel]:
-    return [from_row(BaseModel, row) for row in await connection.fetch(sql["model_list"])]
+async def list_models(
+    connection: Connection, after: str = "", limit: int | None = None
+) -> list[BaseModel]:
+    """By name. `limit` None: all."""
+    rows = await connection.fetch(sql["model_list"], after, limit)
+    return [from_row(BaseModel, row) for row in rows]
+
+
+async def delete_model(connection: Connection, name: str) -> None:
+    """With its price; the weights stay in the store. In a transaction of the caller's, under the
+    catalog's lock. Raises NotFound, Conflict (adapters are bound to it)."""
+    await find_model(connection, name)
+    if await connection.fetchval(sql["model_in_use"], name):
+        raise Conflict(f"adapters are bound to {name!r}: delete them first", "model_in_use")
+    await connection.execute(sql["model_delete"], name)
 
 
 async def find_model(connection: Connection, name: str) -> BaseModel:

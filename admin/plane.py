@@ -20,6 +20,7 @@ from admin.audit import Actor, changing
 from admin.config import AdminConfig
 from admin.database import Database
 from admin.errors import AdminError, Conflict, Invalid
+from admin.idempotency import forget_for_ever
 from admin.key_uses import WRITE_INTERVAL_S, KeyUses
 from admin.reaper import Reaper
 from admin.records import BaseModel, Tenant
@@ -139,6 +140,7 @@ class AdminPlane:
                 tasks.create_task(self._sweep())
                 tasks.create_task(self._write_key_uses())
                 tasks.create_task(keep_days(self.database, self.config.usage_days))
+                tasks.create_task(forget_for_ever(self.database))
         finally:
             await self.validation.close()
 

@@ -22,6 +22,20 @@ class Problem(msgspec.Struct, frozen=True):
     type: str
 
 
+class ErrorDetails(msgspec.Struct, frozen=True):
+    """More may be there, by `code`: of a refused adapter field, got, allowed and hint."""
+
+    message: str
+    type: str
+    param: str | None
+    """The field, parameter or header that is wrong."""
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    error: ErrorDetails
+
+
 INVALID = "invalid_request_error"
 
 PROBLEMS: dict[type[errors.AdminError], Problem] = {
@@ -31,15 +45,22 @@ PROBLEMS: dict[type[errors.AdminError], Problem] = {
     errors.NotFound: Problem(404, "not_found_error"),
     errors.AlreadyExists: Problem(409, INVALID),
     errors.Conflict: Problem(409, INVALID),
-    errors.Stale: Problem(412, INVALID),
+    errors.IdempotencyKeyReused: Problem(422, INVALID),
+    errors.PreconditionFailed: Problem(412, INVALID),
     errors.Stalled: Problem(408, INVALID),
     errors.TooLarge: Problem(413, INVALID),
     errors.DatabaseUnavailable: Problem(503, "server_error"),
 }
+CODES = {404: "route_not_found", 405: "method_not_allowed", 413: "request_too_large"}
+"""Of what the framework refuses."""
+HEADER_NAMES = {"if_match": "If-Match", "idempotency_key": "Idempotency-Key"}
+"""The framework names them as handlers do."""
 HEADERS = {
     401: {"www-authenticate": "Bearer"},
     # Else the official clients repeat what cannot succeed.
     409: {"x-should-retry": "false"},
+    412: {"x-should-retry": "false"},
+    422: {"x-should-retry": "false"},
     503: {"retry-after": "1", "retry-after-ms": "1000"},
 }
 
@@ -63,10 +84,14 @@ def to_response(_: Request[Any, Any, Any], error: Exception) -> Response[dict[st
             message = "The server's store does not answer."
             return _answer(503, "server_error", message, None, "store_unavailable")
         case ValidationException():
-            return _answer(400, INVALID, _explain(error), None, "invalid")
+            message, param = _explain(error)
+            return _answer(400, INVALID, message, param, "invalid")
         case HTTPException() if error.status_code < 500:
             kind = "not_found_error" if error.status_code == 404 else INVALID
-            return _answer(error.status_code, kind, error.detail, None, None)
+            code = CODES.get(error.status_code, "invalid")
+            answer = _answer(error.status_code, kind, error.detail, None, code)
+            answer.headers.update(error.headers or {})
+            return answer
         case _:
             log.error("unexpected failure", exc_info=error)
             return _answer(500, "server_error", "The server had an error.", None, "internal_error")
@@ -84,11 +109,13 @@ def _answer(
     return Response({"error": problem}, status_code=status, headers=HEADERS.get(status))
 
 
-def _explain(error: ValidationException) -> str:
-    """Which field is wrong, in the framework's words."""
+def _explain(error: ValidationException) -> tuple[str, str | None]:
+    """What is wrong, in the framework's words, and which parameter it is."""
     extra: Any = error.extra
     if isinstance(extra, list) and extra:
         first: Any = extra[0]  # pyright: ignore[reportUnknownVariableType]
-        if isinstance(first, dict):
-            return ": ".join(str(first[part]) for part in ("key", "message") if part in first)  # pyright: ignore[reportUnknownArgumentType]
-    return error.detail
+        if isinstance(first, dict) and "message" in first:
+            name = str(first.get("key", ""))[:64]  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
+            name = HEADER_NAMES.get(name, name)
+            return f"{name}: {first['message']}", name or None
+    return error.detail, None

@@ -34,10 +34,11 @@ class NewKey(msgspec.Struct, frozen=True):
     text: str
 
 
-def new_key() -> NewKey:
-    """Draws a key of 256 random bits."""
-    key_id = random_base62(12)
-    body = f"lpx_{key_id}_{random_base62(43)}"
+def new_key(seed: bytes | None = None) -> NewKey:
+    """A key of 256 random bits, or of those of `seed`: from the same comes the same."""
+    drawn = hashlib.shake_256(seed or secrets.token_bytes(32)).digest(64)
+    key_id = _base62(int.from_bytes(drawn[:32], "big") % 62**12, 12)
+    body = f"lpx_{key_id}_{_base62(int.from_bytes(drawn[32:], 'big'), 43)}"
     return NewKey(id=key_id, text=body + _checksum(body))
 
 
@@ -59,9 +60,13 @@ def random_base62(length: int) -> str:
 
 
 def _checksum(body: str) -> str:
-    rest, digits = zlib.crc32(body.encode()), ""
-    for _ in range(6):
-        rest, digit = divmod(rest, 62)
+    return _base62(zlib.crc32(body.encode()), 6)
+
+
+def _base62(number: int, length: int) -> str:
+    digits = ""
+    for _ in range(length):
+        number, digit = divmod(number, 62)
         digits = BASE62[digit] + digits
     return digits
 

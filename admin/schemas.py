@@ -25,13 +25,21 @@ def page(found: list[T], limit: int) -> Page[T]:
     return Page(data=found[:limit], has_more=len(found) > limit)
 
 
+EntityName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
+
+
 class TenantCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
-    sharing_group: str | None = None
+    name: EntityName
+    """Not like a tenant's id."""
+    sharing_group: EntityName | None = None
 
 
 class TenantChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    pin_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
+    """What is left out stays."""
+
+    sharing_group: EntityName | msgspec.UnsetType | None = msgspec.UNSET
+    """Tenants of one group share cached prefixes; null: with nobody."""
+    pin_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 50)] | msgspec.UnsetType = msgspec.UNSET
     """Bytes of adapters that the tenant's pinned aliases may keep on the device."""
 
 
@@ -136,12 +144,24 @@ class TenantView(msgspec.Struct, frozen=True):
         )
 
 
+Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Length = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+
+
 class ModelRegister(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
-    digest: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    name: EntityName
+    digest: Digest
     """Of a model in the store."""
-    max_model_len: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    max_model_len: Length | None = None
     """Tokens of prompt and answer; default and upper bound: what the model was made for."""
+
+
+class ModelChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is left out stays."""
+
+    digest: Digest | None = None
+    """Other weights, while no adapter is bound to those there are."""
+    max_model_len: Length | None = None
 
 
 class ModelView(msgspec.Struct, frozen=True):

@@ -32,9 +32,11 @@ async def find_tenant(connection: Connection, reference: str) -> Tenant:
     return from_row(Tenant, row)
 
 
-async def set_pin_bytes(connection: Connection, tenant: Tenant, pin_bytes: int) -> Tenant:
-    """In a transaction of the caller's. Raises Conflict if more is pinned already."""
-    row = await connection.fetchrow(sql["tenant_set_pin_bytes"], tenant.id, pin_bytes)
+async def change_tenant(
+    connection: Connection, tenant: Tenant, sharing_group: str | None, pin_bytes: int
+) -> Tenant:
+    """In a transaction of the caller's. Raises Conflict if more is pinned already, Invalid."""
+    row = await connection.fetchrow(sql["tenant_update"], tenant.id, sharing_group, pin_bytes)
     assert row is not None
     await check_pins(connection, tenant.id)
     return from_row(Tenant, row)

@@ -37,7 +37,7 @@ class VersionCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     alias: str | None = None
     sha256: str | None = None
     """Hex, of the archive."""
-    serving: msgspec.Raw = msgspec.Raw()
+    serving: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
 
     def fields(self) -> VersionFields:
         return VersionFields(

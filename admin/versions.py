@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from adapters.manifest import AdapterManifest
-from admin import aliases
+from admin import aliases, quotas
 from admin.adapters import lock_catalog
 from admin.database import Connection
 from admin.errors import NotFound
@@ -71,7 +71,8 @@ async def add_version(connection: Connection, new: NewVersion) -> tuple[VersionD
     """A version with this content and serving data, and whether it is new.
 
     It is ready at once if the content was proved before, else it waits for a gateway to have it
-    proved. Raises AlreadyExists if a base model bears the name, Conflict for the alias.
+    proved. Raises AlreadyExists if a base model bears the name, Conflict for the alias or if the
+    tenant's quota has no room for it.
     """
     await lock_catalog(connection)
     await connection.execute(sql["adapter_ensure"], new.tenant_id, new.name)
@@ -84,6 +85,7 @@ async def add_version(connection: Connection, new: NewVersion) -> tuple[VersionD
         await _want_alias(connection, new, row["version"], row["state"])
         found = await find_version(connection, new.tenant_id, new.name, row["version"])
         return found, False
+    await quotas.check_holdings(connection, new.tenant_id, new.name, new.manifest)
     number = await connection.fetchval(sql["version_next"], new.tenant_id, new.name)
     key = (new.tenant_id, new.name, number)
     await connection.execute(
@@ -130,8 +132,11 @@ async def add_rejected(
     )
 
 
-async def list_versions(connection: Connection, tenant_id: str, name: str) -> list[VersionDetails]:
-    rows = await connection.fetch(sql["version_list"], tenant_id, name)
+async def list_versions(
+    connection: Connection, tenant_id: str, name: str, after: int = 0, limit: int | None = None
+) -> list[VersionDetails]:
+    """By number. `limit` None: all."""
+    rows = await connection.fetch(sql["version_list"], tenant_id, name, after, limit)
     return [from_row(VersionDetails, row) for row in rows]
 
 

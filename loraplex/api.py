@@ -35,14 +35,19 @@ class Api:
     def get(self, path: str, **query: Any) -> Any:
         return self._call("GET", path, params=_given(query))
 
+    def get_tagged(self, path: str, **query: Any) -> tuple[Any, str]:
+        """With its ETag."""
+        answer = self._send("GET", path, params=_given(query))
+        return answer.json(), answer.headers["etag"]
+
     def post(self, path: str, body: dict[str, Any] | None = None, **query: Any) -> Any:
         return self._call("POST", path, json=_given(body or {}), params=_given(query))
 
     def put(
-        self, path: str, body: dict[str, Any], *, if_match: int | None = None, **query: Any
+        self, path: str, body: dict[str, Any], *, if_match: str | None = None, **query: Any
     ) -> Any:
-        """`if_match`: the `change` that what is replaced must still be at."""
-        headers = {} if if_match is None else {"if-match": f'"{if_match}"'}
+        """`if_match`: the ETag that what is replaced must still have."""
+        headers = {} if if_match is None else {"if-match": if_match}
         return self._call("PUT", path, json=body, params=_given(query), headers=headers)
 
     def patch(self, path: str, body: dict[str, Any]) -> Any:
@@ -84,13 +89,16 @@ class Api:
             raise NoAnswer(f"no answer from {self._client.base_url}: {error}") from error
 
     def _call(self, method: str, path: str, **arguments: Any) -> Any:
+        return self._send(method, path, **arguments).json()
+
+    def _send(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         try:
             answer = self._client.request(method, path, **arguments)
         except httpx.HTTPError as error:
             raise NoAnswer(f"no answer from {self._client.base_url}: {error}") from error
         if answer.is_error:
             raise _failure(answer)
-        return answer.json()
+        return answer
 
 
 def connect(settings: Settings) -> Api:

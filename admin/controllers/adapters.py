@@ -9,7 +9,7 @@ from litestar.params import FromPath, FromQuery, QueryParameter
 
 from admin import adapters, retirement, versions
 from admin.adapter_views import AdapterSummaryView, AdapterView, Retired, VersionView
-from admin.describe import describe_adapter, describe_version
+from admin.describe import describe_adapter, describe_version, describe_versions
 from admin.errors import NotFound
 from admin.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
 from admin.request import AdminRequest
@@ -55,13 +55,18 @@ class AdapterController(Controller):
 
     @get("/{name:str}/versions", guards=OWN)
     async def list_versions(
-        self, request: AdminRequest, name: FromPath[str], tenant: FromQuery[str | None] = None
+        self,
+        request: AdminRequest,
+        name: FromPath[str],
+        tenant: FromQuery[str | None] = None,
+        after: Annotated[int, QueryParameter(ge=0, le=2**31 - 1)] = 0,
+        limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
     ) -> Page[VersionView]:
-        """Rejected ones too, with the reason."""
+        """By number, rejected ones too, with the reason."""
         async with request.reading() as connection:
             owner = await tenant_for(connection, request.user, tenant)
-            shown = await describe_adapter(connection, owner, name)
-        return Page(data=shown.versions, has_more=False)
+            found = await describe_versions(connection, owner, name, after, limit + 1)
+        return page(found, limit)
 
     @get("/{name:str}/versions/{version:int}", guards=OWN)
     async def show_version(

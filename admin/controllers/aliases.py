@@ -5,22 +5,22 @@ An admin key says whose with `tenant`.
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from litestar import Controller, Response, delete, get, post, put
-from litestar.params import FromPath, FromQuery, HeaderParameter, JSONBody
+from litestar.params import FromPath, FromQuery, JSONBody
 
-from admin import aliases
+from admin import aliases, preconditions
 from admin.adapter_views import AliasSet, AliasView
+from admin.adapters import lock_catalog
+from admin.database import Connection
 from admin.describe import describe_alias
-from admin.errors import Invalid
+from admin.errors import Invalid, NotFound
 from admin.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
-from admin.records import CanaryPolicy
+from admin.preconditions import IfMatch, etag, tagged
+from admin.records import CanaryPolicy, Tenant
 from admin.request import AdminRequest
 from admin.schemas import Deleted
 
 OWN = [requires(ADMIN, ADAPTERS_WRITE)]
-IfMatch = Annotated[str | None, HeaderParameter(name="If-Match")]
 
 
 class AliasController(Controller):
@@ -37,7 +37,7 @@ class AliasController(Controller):
         """With its history."""
         async with request.reading() as connection:
             owner = await tenant_for(connection, request.user, tenant)
-            return _answer(await describe_alias(connection, owner, name, alias))
+            return tagged(await describe_alias(connection, owner, name, alias))
 
     @put(guards=OWN)
     async def set_alias(
@@ -50,20 +50,18 @@ class AliasController(Controller):
         if_match: IfMatch = None,
     ) -> Response[AliasView]:
         """Promote a version or start a canary: in one step, for every request from then on."""
-        expected = _parse_etag(if_match)
         async with request.transaction() as connection:
             owner = await tenant_for(connection, request.user, tenant)
+            await _check(connection, owner, name, alias, if_match)
             key = (connection, owner.id, name, alias)
             if data.version is not None and data.canary is None and not data.policy:
-                await aliases.set_alias(*key, data.version, request.user.id, expected=expected)
+                await aliases.set_alias(*key, data.version, request.user.id)
             elif data.canary is not None and data.version is None:
                 policy = data.policy if isinstance(data.policy, CanaryPolicy | None) else _DEFAULT
-                await aliases.set_canary(
-                    *key, data.canary, policy, request.user.id, expected=expected
-                )
+                await aliases.set_canary(*key, data.canary, policy, request.user.id)
             else:
                 raise Invalid("give a version, or a canary set with or without a policy")
-            return _answer(await describe_alias(connection, owner, name, alias))
+            return tagged(await describe_alias(connection, owner, name, alias))
 
     @delete(guards=OWN, status_code=200)
     async def delete_alias(
@@ -72,10 +70,12 @@ class AliasController(Controller):
         name: FromPath[str],
         alias: FromPath[str],
         tenant: FromQuery[str | None] = None,
+        if_match: IfMatch = None,
     ) -> Deleted:
         """409 for `prod`, which goes with the adapter."""
         async with request.transaction() as connection:
             owner = await tenant_for(connection, request.user, tenant)
+            await _check(connection, owner, name, alias, if_match)
             await aliases.delete_alias(connection, owner.id, name, alias, request.user.id)
         return Deleted(f"{name}@{alias}")
 
@@ -86,12 +86,15 @@ class AliasController(Controller):
         name: FromPath[str],
         alias: FromPath[str],
         tenant: FromQuery[str | None] = None,
+        if_match: IfMatch = None,
     ) -> Response[AliasView]:
-        """Undo the last move: back to the version or canary set before it."""
+        """Undo the last move: back to the version or canary set before it. Twice undoes nothing:
+        who may have to repeat the request gives If-Match."""
         async with request.transaction() as connection:
             owner = await tenant_for(connection, request.user, tenant)
+            await _check(connection, owner, name, alias, if_match)
             await aliases.roll_back(connection, owner.id, name, alias, request.user.id)
-            return _answer(await describe_alias(connection, owner, name, alias))
+            return tagged(await describe_alias(connection, owner, name, alias))
 
     @put("/pin", guards=OWN)
     async def pin(
@@ -100,9 +103,10 @@ class AliasController(Controller):
         name: FromPath[str],
         alias: FromPath[str],
         tenant: FromQuery[str | None] = None,
+        if_match: IfMatch = None,
     ) -> Response[AliasView]:
         """Keep what it points to on the device, now and after every move; 409 beyond the quota."""
-        return await _pin(request, name, alias, tenant, True)
+        return await _pin(request, name, alias, tenant, if_match, pinned=True)
 
     @delete("/pin", guards=OWN, status_code=200)
     async def unpin(
@@ -111,30 +115,37 @@ class AliasController(Controller):
         name: FromPath[str],
         alias: FromPath[str],
         tenant: FromQuery[str | None] = None,
+        if_match: IfMatch = None,
     ) -> Response[AliasView]:
-        return await _pin(request, name, alias, tenant, False)
+        """Leave it to its use whether it stays on the device."""
+        return await _pin(request, name, alias, tenant, if_match, pinned=False)
 
 
 _DEFAULT = CanaryPolicy()
 
 
 async def _pin(
-    request: AdminRequest, name: str, alias: str, tenant: str | None, pinned: bool
+    request: AdminRequest,
+    name: str,
+    alias: str,
+    tenant: str | None,
+    if_match: str | None,
+    *,
+    pinned: bool,
 ) -> Response[AliasView]:
     async with request.transaction() as connection:
         owner = await tenant_for(connection, request.user, tenant)
+        await _check(connection, owner, name, alias, if_match)
         await aliases.pin_alias(connection, owner.id, name, alias, pinned)
-        return _answer(await describe_alias(connection, owner, name, alias))
+        return tagged(await describe_alias(connection, owner, name, alias))
 
 
-def _answer(view: AliasView) -> Response[AliasView]:
-    return Response(view, headers={"etag": f'"{view.change}"'})
-
-
-def _parse_etag(given: str | None) -> int | None:
-    """The `change` that an If-Match header asks for. Raises Invalid."""
-    if given is None:
-        return None
-    if not given.strip('"').isdecimal():
-        raise Invalid("If-Match takes the ETag of the alias", "invalid_etag", "If-Match")
-    return int(given.strip('"'))
+async def _check(
+    connection: Connection, owner: Tenant, name: str, alias: str, if_match: str | None
+) -> None:
+    await lock_catalog(connection)
+    try:
+        current = etag(await describe_alias(connection, owner, name, alias))
+    except NotFound:
+        current = None
+    preconditions.check(if_match, current)

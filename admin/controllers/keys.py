@@ -6,14 +6,19 @@ import ipaddress
 from datetime import UTC, datetime
 from typing import Annotated
 
-from litestar import Controller, delete, get, post
+import msgspec
+from litestar import Controller, Response, delete, get, post
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
-from admin import keys, tenants
+from admin import keys, preconditions, tenants
+from admin.adapters import lock_catalog
+from admin.database import Connection
 from admin.errors import Invalid
 from admin.guards import ADMIN, requires
+from admin.idempotency import IdempotencyKey, Once, once
 from admin.keys import KeyRights
-from admin.records import ADMIN_SCOPES, TENANT_SCOPES, plain_model
+from admin.preconditions import IfMatch, etag, tagged
+from admin.records import ADMIN_SCOPES, TENANT_SCOPES, new_key, plain_model
 from admin.request import AdminRequest
 from admin.schemas import KeyCreate, KeyCreated, KeyRotate, KeyView, Page, page
 
@@ -23,15 +28,22 @@ class KeyController(Controller):
 
     @post("/tenants/{tenant:str}/keys", guards=[requires(ADMIN)])
     async def create_key(
-        self, request: AdminRequest, tenant: FromPath[str], data: JSONBody[KeyCreate]
-    ) -> KeyCreated:
+        self,
+        request: AdminRequest,
+        tenant: FromPath[str],
+        data: JSONBody[KeyCreate],
+        idempotency_key: IdempotencyKey = None,
+    ) -> Response[KeyCreated]:
         """A key of a tenant. Its text is in this answer and nowhere else."""
-        rights = _rights(data, TENANT_SCOPES)
-        async with request.transaction() as connection:
-            owner = await tenants.find_tenant(connection, tenant)
+
+        async def create(now: Once) -> KeyView:
+            rights = _rights(data, TENANT_SCOPES)
+            owner = await tenants.find_tenant(now.connection, tenant)
             pepper = request.plane.config.pepper
-            key, text = await keys.issue_key(connection, pepper, owner.id, rights)
-        return KeyCreated(key=text, record=KeyView.of(key))
+            made = await keys.issue_key(now.connection, pepper, owner.id, rights, seed=now.seed)
+            return KeyView.of(made[0])
+
+        return await once(request, idempotency_key, create, _with_text)
 
     @get("/tenants/{tenant:str}/keys", guards=[requires(ADMIN)])
     async def list_keys(
@@ -49,16 +61,22 @@ class KeyController(Controller):
 
     @post("/keys", guards=[requires(ADMIN)])
     async def create_admin_key(
-        self, request: AdminRequest, data: JSONBody[KeyCreate]
-    ) -> KeyCreated:
+        self,
+        request: AdminRequest,
+        data: JSONBody[KeyCreate],
+        idempotency_key: IdempotencyKey = None,
+    ) -> Response[KeyCreated]:
         """An admin key: it manages, it does not infer."""
         if data.models is not None:
             raise Invalid("an admin key infers with no model", "invalid_models", "models")
-        rights = _rights(data, ADMIN_SCOPES)
-        async with request.transaction() as connection:
+
+        async def create(now: Once) -> KeyView:
+            rights = _rights(data, ADMIN_SCOPES)
             pepper = request.plane.config.pepper
-            key, text = await keys.issue_key(connection, pepper, None, rights)
-        return KeyCreated(key=text, record=KeyView.of(key))
+            made = await keys.issue_key(now.connection, pepper, None, rights, seed=now.seed)
+            return KeyView.of(made[0])
+
+        return await once(request, idempotency_key, create, _with_text)
 
     @get("/keys", guards=[requires(ADMIN)])
     async def list_admin_keys(
@@ -72,28 +90,61 @@ class KeyController(Controller):
         return page([KeyView.of(key) for key in found], limit)
 
     @get("/keys/{key_id:str}", guards=[requires(ADMIN)])
-    async def show_key(self, request: AdminRequest, key_id: FromPath[str]) -> KeyView:
+    async def show_key(self, request: AdminRequest, key_id: FromPath[str]) -> Response[KeyView]:
+        """A key without its text. The ETag leaves out when it was last used."""
         async with request.reading() as connection:
-            return KeyView.of(await keys.get_key(connection, key_id))
+            return _tagged(KeyView.of(await keys.get_key(connection, key_id)))
 
     @post("/keys/{key_id:str}/rotate", guards=[requires(ADMIN)])
     async def rotate_key(
-        self, request: AdminRequest, key_id: FromPath[str], data: JSONBody[KeyRotate]
-    ) -> KeyCreated:
+        self,
+        request: AdminRequest,
+        key_id: FromPath[str],
+        data: JSONBody[KeyRotate],
+        idempotency_key: IdempotencyKey = None,
+        if_match: IfMatch = None,
+    ) -> Response[KeyCreated]:
         """A new key with the same rights, shown in this answer; the old one goes on for a while."""
-        _check_ahead(data.expires_at)
-        async with request.transaction() as connection:
+
+        async def create(now: Once) -> KeyView:
+            _check_ahead(data.expires_at)
+            await _check(now.connection, key_id, if_match)
             pepper = request.plane.config.pepper
-            key, text = await keys.rotate_key(
-                connection, pepper, key_id, data.overlap_s, data.expires_at
+            made = await keys.rotate_key(
+                now.connection, pepper, key_id, data.overlap_s, data.expires_at, now.seed
             )
-        return KeyCreated(key=text, record=KeyView.of(key))
+            return KeyView.of(made[0])
+
+        return await once(request, idempotency_key, create, _with_text)
 
     @delete("/keys/{key_id:str}", guards=[requires(ADMIN)], status_code=200)
-    async def revoke_key(self, request: AdminRequest, key_id: FromPath[str]) -> KeyView:
+    async def revoke_key(
+        self, request: AdminRequest, key_id: FromPath[str], if_match: IfMatch = None
+    ) -> Response[KeyView]:
         """For good. The record stays."""
         async with request.transaction() as connection:
-            return KeyView.of(await keys.revoke_key(connection, key_id))
+            await _check(connection, key_id, if_match)
+            return _tagged(KeyView.of(await keys.revoke_key(connection, key_id)))
+
+
+def _with_text(record: bytes, seed: bytes) -> bytes:
+    """The answer with the new key's text, which is kept nowhere: it follows from the seed."""
+    made = {"key": new_key(seed).text, "record": msgspec.Raw(record), "object": "api_key.created"}
+    return msgspec.json.encode(made)
+
+
+async def _check(connection: Connection, key_id: str, if_match: str | None) -> None:
+    await lock_catalog(connection)
+    preconditions.check(if_match, _tag(KeyView.of(await keys.get_key(connection, key_id))))
+
+
+def _tag(view: KeyView) -> str:
+    """A use is no change."""
+    return etag(msgspec.structs.replace(view, last_used_at=None))
+
+
+def _tagged(view: KeyView) -> Response[KeyView]:
+    return tagged(view, _tag(view))
 
 
 def _rights(data: KeyCreate, allowed: frozenset[str]) -> KeyRights:

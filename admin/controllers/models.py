@@ -1,17 +1,24 @@
-"""Base models: register a digest of the store under a name, list, read."""
+"""Base models: register a digest of the store under a name, list, read, change, delete."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Annotated
 
-from litestar import Controller, get, post
-from litestar.params import FromPath, JSONBody
+from litestar import Controller, Response, delete, get, patch, post
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
-from admin import models
-from admin.errors import Invalid
+from adapters.manifest import BaseModelShape
+from admin import models, preconditions
+from admin.adapters import lock_catalog
+from admin.database import Connection
+from admin.errors import Conflict, Invalid
 from admin.guards import ADAPTERS_WRITE, ADMIN, requires
+from admin.idempotency import IdempotencyKey, Once, once
+from admin.preconditions import IfMatch, etag, tagged
+from admin.records import BaseModel
 from admin.request import AdminRequest
-from admin.schemas import ModelRegister, ModelView, Page
+from admin.schemas import Deleted, ModelChange, ModelRegister, ModelView, Page, page
 
 
 class ModelController(Controller):
@@ -19,25 +26,82 @@ class ModelController(Controller):
 
     @post(guards=[requires(ADMIN)])
     async def register_model(
-        self, request: AdminRequest, data: JSONBody[ModelRegister]
-    ) -> ModelView:
+        self,
+        request: AdminRequest,
+        data: JSONBody[ModelRegister],
+        idempotency_key: IdempotencyKey = None,
+    ) -> Response[ModelView]:
         """The model must have been imported into the store; the same again changes nothing."""
-        plane = request.plane
-        shape, longest = await asyncio.to_thread(plane.describe_model, data.digest)
-        max_model_len = data.max_model_len or longest
-        if max_model_len > longest:
-            raise Invalid(f"the model was made for {longest} tokens", None, "max_model_len")
-        async with request.transaction() as connection:
-            model = await models.register_model(connection, data.name, shape, max_model_len)
-        return ModelView.of(model)
+        shape, length = await _describe(request, data.digest, data.max_model_len)
+
+        async def create(now: Once) -> ModelView:
+            made = await models.register_model(now.connection, data.name, shape, length)
+            return ModelView.of(made)
+
+        return await once(request, idempotency_key, create)
 
     @get(guards=[requires(ADMIN, ADAPTERS_WRITE)])
-    async def list_models(self, request: AdminRequest) -> Page[ModelView]:
+    async def list_models(
+        self,
+        request: AdminRequest,
+        after: FromQuery[str] = "",
+        limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
+    ) -> Page[ModelView]:
+        """By name."""
         async with request.reading() as connection:
-            found = await models.list_models(connection)
-        return Page(data=[ModelView.of(model) for model in found], has_more=False)
+            found = await models.list_models(connection, after, limit + 1)
+        return page([ModelView.of(model) for model in found], limit)
 
     @get("/{name:str}", guards=[requires(ADMIN, ADAPTERS_WRITE)])
-    async def show_model(self, request: AdminRequest, name: FromPath[str]) -> ModelView:
+    async def show_model(self, request: AdminRequest, name: FromPath[str]) -> Response[ModelView]:
+        """What is served under the name."""
         async with request.reading() as connection:
-            return ModelView.of(await models.find_model(connection, name))
+            return tagged(ModelView.of(await models.find_model(connection, name)))
+
+    @patch("/{name:str}", guards=[requires(ADMIN)])
+    async def change_model(
+        self,
+        request: AdminRequest,
+        name: FromPath[str],
+        data: JSONBody[ModelChange],
+        if_match: IfMatch = None,
+    ) -> Response[ModelView]:
+        """409 for other weights while adapters are bound to those there are."""
+        async with request.reading() as connection:
+            known = await models.find_model(connection, name)
+        digest = data.digest or known.digest
+        is_same = digest == known.digest
+        length = data.max_model_len or (known.max_model_len if is_same else None)
+        shape, length = await _describe(request, digest, length)
+        async with request.transaction() as connection:
+            if await _checked(connection, name, if_match) != known:
+                raise Conflict("another change came in between; try again")
+            changed = await models.register_model(connection, name, shape, length)
+        return tagged(ModelView.of(changed))
+
+    @delete("/{name:str}", guards=[requires(ADMIN)], status_code=200)
+    async def delete_model(
+        self, request: AdminRequest, name: FromPath[str], if_match: IfMatch = None
+    ) -> Deleted:
+        """Its name and its price; 409 while adapters are bound to it. The store keeps the files."""
+        async with request.transaction() as connection:
+            await _checked(connection, name, if_match)
+            await models.delete_model(connection, name)
+        return Deleted(name)
+
+
+async def _describe(
+    request: AdminRequest, digest: str, length: int | None
+) -> tuple[BaseModelShape, int]:
+    """Shape of a model of the store, and the length to serve it with. Raises Invalid."""
+    shape, longest = await asyncio.to_thread(request.plane.describe_model, digest)
+    if (length or longest) > longest:
+        raise Invalid(f"the model was made for {longest} tokens", None, "max_model_len")
+    return shape, length or longest
+
+
+async def _checked(connection: Connection, name: str, if_match: str | None) -> BaseModel:
+    await lock_catalog(connection)
+    found = await models.find_model(connection, name)
+    preconditions.check(if_match, etag(ModelView.of(found)))
+    return found

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from litestar import Controller, delete, get, patch, post
+import msgspec
+from litestar import Controller, Response, delete, get, patch, post
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
-from admin import contents, tenants
+from admin import contents, preconditions, tenants
+from admin.adapters import lock_catalog
+from admin.database import Connection
 from admin.guards import ADMIN, requires
+from admin.idempotency import IdempotencyKey, Once, once
+from admin.preconditions import IfMatch, etag, tagged
+from admin.records import Tenant
 from admin.request import AdminRequest
 from admin.schemas import Deleted, Page, TenantChange, TenantCreate, TenantView, page
 
@@ -18,12 +24,18 @@ class TenantController(Controller):
 
     @post(guards=[requires(ADMIN)])
     async def create_tenant(
-        self, request: AdminRequest, data: JSONBody[TenantCreate]
-    ) -> TenantView:
+        self,
+        request: AdminRequest,
+        data: JSONBody[TenantCreate],
+        idempotency_key: IdempotencyKey = None,
+    ) -> Response[TenantView]:
         """A name is taken once."""
-        async with request.transaction() as connection:
-            tenant = await tenants.create_tenant(connection, data.name, data.sharing_group)
-        return TenantView.of(tenant)
+
+        async def create(now: Once) -> TenantView:
+            made = await tenants.create_tenant(now.connection, data.name, data.sharing_group)
+            return TenantView.of(made)
+
+        return await once(request, idempotency_key, create)
 
     @get(guards=[requires(ADMIN)])
     async def list_tenants(
@@ -38,27 +50,48 @@ class TenantController(Controller):
         return page([TenantView.of(tenant) for tenant in found], limit)
 
     @get("/{tenant:str}", guards=[requires(ADMIN)])
-    async def show_tenant(self, request: AdminRequest, tenant: FromPath[str]) -> TenantView:
+    async def show_tenant(
+        self, request: AdminRequest, tenant: FromPath[str]
+    ) -> Response[TenantView]:
         """By id or name."""
         async with request.reading() as connection:
-            return TenantView.of(await tenants.find_tenant(connection, tenant))
+            return tagged(TenantView.of(await tenants.find_tenant(connection, tenant)))
 
     @patch("/{tenant:str}", guards=[requires(ADMIN)])
     async def change_tenant(
-        self, request: AdminRequest, tenant: FromPath[str], data: JSONBody[TenantChange]
-    ) -> TenantView:
+        self,
+        request: AdminRequest,
+        tenant: FromPath[str],
+        data: JSONBody[TenantChange],
+        if_match: IfMatch = None,
+    ) -> Response[TenantView]:
         """409 if its aliases pin more bytes already."""
+        group, size = data.sharing_group, data.pin_bytes
         async with request.transaction() as connection:
-            found = await tenants.find_tenant(connection, tenant)
-            changed = await tenants.set_pin_bytes(connection, found, data.pin_bytes)
-        return TenantView.of(changed)
+            found = await _checked(connection, tenant, if_match)
+            changed = await tenants.change_tenant(
+                connection,
+                found,
+                sharing_group=found.sharing_group if group is msgspec.UNSET else group,
+                pin_bytes=found.pin_bytes if size is msgspec.UNSET else size,
+            )
+        return tagged(TenantView.of(changed))
 
     @delete("/{tenant:str}", guards=[requires(ADMIN)], status_code=200)
-    async def delete_tenant(self, request: AdminRequest, tenant: FromPath[str]) -> Deleted:
+    async def delete_tenant(
+        self, request: AdminRequest, tenant: FromPath[str], if_match: IfMatch = None
+    ) -> Deleted:
         """With its keys, its adapters and the files nobody else has."""
         async with request.transaction() as connection:
-            doomed = await tenants.find_tenant(connection, tenant)
+            doomed = await _checked(connection, tenant, if_match)
             await contents.leave_tenant(connection, doomed.id)
             await tenants.delete_tenant(connection, doomed)
         await request.plane.reaper.reap()
         return Deleted(doomed.id)
+
+
+async def _checked(connection: Connection, reference: str, if_match: str | None) -> Tenant:
+    await lock_catalog(connection)
+    found = await tenants.find_tenant(connection, reference)
+    preconditions.check(if_match, etag(TenantView.of(found)))
+    return found

@@ -6,14 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import msgspec
 from litestar import Controller, Response, delete, get, patch, post
 from litestar.params import FromPath, JSONBody
 
 from adapters.errors import AdapterRejected
 from admin import models
 from admin.adapter_views import VersionView
-from admin.body import keep_coming, read_all
+from admin.body import decode_json, keep_coming, read_all
 from admin.database import Connection
 from admin.describe import describe_version
 from admin.errors import Invalid
@@ -46,7 +45,8 @@ class UploadController(Controller):
         kind, options = media_type(request.headers.get("content-type", ""))
         async with plane.staging() as staged:
             if kind == JSON:
-                given = _decode(await read_all(_body(request), MAX_JSON_BYTES))
+                body = await read_all(_body(request), MAX_JSON_BYTES)
+                given: VersionCreate = decode_json(body, VersionCreate)
                 async with plane.uploads.completing(
                     request.user, given.upload, given.sha256
                 ) as upload:
@@ -142,13 +142,6 @@ def _body(request: AdminRequest) -> AsyncIterator[bytes]:
 def _content_length(request: AdminRequest) -> int:
     """0 if the body tells its end in another way."""
     return int(request.headers.get("content-length") or 0)
-
-
-def _decode(body: bytes) -> VersionCreate:
-    try:
-        return msgspec.json.decode(body, type=VersionCreate)
-    except msgspec.DecodeError as error:
-        raise Invalid(str(error)) from None
 
 
 def _view(request: AdminRequest, upload: PartialUpload) -> UploadView:

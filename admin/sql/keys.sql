@@ -15,11 +15,6 @@ SELECT id, tenant_id, hash, scopes, name, created_at, not_before, expires_at, re
        cidrs::text[], replaces
 FROM key_by_id($1);
 
--- name: key_lock
-SELECT id, tenant_id, hash, scopes, name, created_at, not_before, expires_at, revoked_at, models,
-       cidrs::text[], replaces
-FROM api_keys WHERE id = $1 FOR UPDATE;
-
 -- name: key_list
 -- $1: the tenant; null: the admin keys.
 SELECT id, tenant_id, hash, scopes, name, created_at, not_before, expires_at, revoked_at, models,

@@ -7,10 +7,14 @@ UPDATE base_models SET digest = $2, shape = $3, max_model_len = $4 WHERE name = 
 RETURNING name, digest, shape, max_model_len, created_at;
 
 -- name: model_list
-SELECT name, digest, shape, max_model_len, created_at FROM base_models ORDER BY name;
+SELECT name, digest, shape, max_model_len, created_at FROM base_models
+WHERE name > $1 ORDER BY name LIMIT $2;
 
 -- name: model_find
 SELECT name, digest, shape, max_model_len, created_at FROM base_models WHERE name = $1;
+
+-- name: model_delete
+DELETE FROM base_models WHERE name = $1;
 
 -- name: model_in_use
 SELECT EXISTS (SELECT FROM adapter_versions WHERE base_name = $1);

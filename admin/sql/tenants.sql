@@ -8,8 +8,8 @@ SELECT id, name, sharing_group, created_at, pin_bytes FROM tenants WHERE name > 
 -- name: tenant_find
 SELECT id, name, sharing_group, created_at, pin_bytes FROM tenants WHERE id = $1 OR name = $1;
 
--- name: tenant_set_pin_bytes
-UPDATE tenants SET pin_bytes = $2 WHERE id = $1
+-- name: tenant_update
+UPDATE tenants SET sharing_group = $2, pin_bytes = $3 WHERE id = $1
 RETURNING id, name, sharing_group, created_at, pin_bytes;
 
 -- name: tenant_delete

@@ -33,7 +33,7 @@ SELECT v.tenant_id, v.name, v.version, v.state, v.created_at, v.digest, v.base_n
            SELECT FROM gateways g
            WHERE g.generation < v.ready_generation AND g.seen_at > now() - interval '10 seconds') AS served
 FROM adapter_versions v LEFT JOIN version_proving p USING (tenant_id, name, version)
-WHERE v.tenant_id = $1 AND v.name = $2 ORDER BY v.version;
+WHERE v.tenant_id = $1 AND v.name = $2 AND v.version > $3 ORDER BY v.version LIMIT $4;
 
 -- name: version_find
 SELECT v.tenant_id, v.name, v.version, v.state, v.created_at, v.digest, v.base_name, v.manifest, v.error, v.serving,

@@ -114,7 +114,7 @@ def canary(
     with api() as server:
         name = version.partition("@")[0]
         path = _alias_path(name, alias)
-        found = server.get(path, tenant=tenant)
+        found, etag = server.get_tagged(path, tenant=tenant)
         stable = found["version"]
         if weight is None:
             body: dict[str, Any] = {"version": stable}
@@ -123,7 +123,7 @@ def canary(
             if number == stable:
                 raise click.UsageError(f"{name}@{alias} is version {stable} already")
             body = {"canary": {stable: 100 - weight, number: weight}} | _policy(policy)
-        _tell(server.put(path, body, if_match=found["change"], tenant=tenant))
+        _tell(server.put(path, body, if_match=etag, tenant=tenant))
 
 
 @adapter_group.command("rollback")

@@ -1,0 +1,56 @@
+"""ETag and If-Match: a change is made only to what the caller has seen.
+
+Whoever checks holds the catalog's lock, in the transaction of the change: nobody can come between.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from typing import Annotated, TypeVar
+
+import msgspec
+from litestar import Response
+from litestar.params import HeaderParameter
+
+from admin.errors import Invalid, PreconditionFailed
+
+IfMatch = Annotated[
+    str | None,
+    HeaderParameter(
+        name="If-Match",
+        max_length=1024,
+        description="ETag of what is to be changed; if that is another by now, 412.",
+    ),
+]
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_ENTITY_TAG = r'(?:W/)?"[!#-~]*"'
+_FORM = re.compile(rf"\*|{_ENTITY_TAG}(?:\s*,\s*{_ENTITY_TAG})*", re.ASCII)
+
+
+def etag(view: msgspec.Struct) -> str:
+    """Of what is shown of a row: the same content has the same, on every machine."""
+    digest = hashlib.sha256(msgspec.json.encode(view)).digest()
+    return f'"{base64.urlsafe_b64encode(digest[:18]).decode()}"'
+
+
+def tagged(view: T, tag: str | None = None) -> Response[T]:
+    """An answer with its ETag; `tag`: if that is not of the whole view."""
+    return Response(view, headers={"etag": tag or etag(view)})
+
+
+def check(if_match: str | None, current: str | None) -> None:
+    """current: the ETag of what is there, None: nothing is. Raises PreconditionFailed,
+    Invalid for the header.
+
+    A weak ETag matches nothing.
+    """
+    if if_match is None:
+        return
+    if not _FORM.fullmatch(if_match):
+        raise Invalid("If-Match takes an ETag as it was answered", "invalid_etag", "If-Match")
+    if current is None or (if_match != "*" and current not in re.findall(_ENTITY_TAG, if_match)):
+        raise PreconditionFailed("it has changed since: look again", param="If-Match")
