@@ -14,6 +14,8 @@ from admin.controllers.audit import AuditController
 from admin.controllers.keys import KeyController
 from admin.controllers.models import ModelController
 from admin.controllers.organization import OrganizationController
+from admin.controllers.prices import PriceController
+from admin.controllers.quotas import KeyQuotaController, TenantQuotaController
 from admin.controllers.tenants import TenantController
 from admin.controllers.uploads import UploadController
 from admin.controllers.usage import UsageController
@@ -36,6 +38,9 @@ def create_app(config: AdminConfig, *, database: Database, store: Store) -> Lite
         UploadController,
         AuditController,
         UsageController,
+        TenantQuotaController,
+        KeyQuotaController,
+        PriceController,
     ]
     return Litestar(
         route_handlers=[

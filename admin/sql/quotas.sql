@@ -9,3 +9,54 @@ DELETE FROM quota_holders WHERE gateway_id = ANY ($1::text[]);
 
 -- name: quota_upkeep
 SELECT quota_upkeep();
+
+-- name: quota_find
+SELECT subject, requests_per_minute, tokens_per_minute, concurrent_requests, tokens_per_day, tokens_per_month,
+       spend_per_day, spend_per_month, adapters, adapter_bytes, cached_weight, updated_at
+FROM quotas WHERE subject = $1;
+
+-- name: quota_put
+-- $1: tenant id; $2: key id, or null: of the tenant as a whole.
+INSERT INTO quotas (
+    subject, tenant_id, key_id, requests_per_minute, tokens_per_minute, concurrent_requests, tokens_per_day,
+    tokens_per_month, spend_per_day, spend_per_month, adapters, adapter_bytes, cached_weight)
+VALUES (coalesce($2, $1), $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
+ON CONFLICT (subject) DO UPDATE
+SET requests_per_minute = excluded.requests_per_minute, tokens_per_minute = excluded.tokens_per_minute,
+    concurrent_requests = excluded.concurrent_requests, tokens_per_day = excluded.tokens_per_day,
+    tokens_per_month = excluded.tokens_per_month, spend_per_day = excluded.spend_per_day,
+    spend_per_month = excluded.spend_per_month, adapters = excluded.adapters, adapter_bytes = excluded.adapter_bytes,
+    cached_weight = excluded.cached_weight, updated_at = now();
+
+-- name: quota_delete
+DELETE FROM quotas WHERE subject = $1;
+
+-- name: quota_use
+-- $1: tenant's or key's id. Of each limit that gateways share out: what is used and loaded in the window that is open now,
+-- what they hold of it, and when it ends.
+SELECT kind, ends_at,
+       coalesce((SELECT CASE unit WHEN 'tokens' THEN metered_tokens ELSE cost END FROM usage_totals t
+                 WHERE (t.subject, t.span, t.start) = ($1, w.span, (w.start AT TIME ZONE 'UTC')::date)), 0)::numeric AS used,
+       coalesce((SELECT sum(granted) FROM quota_leases l
+                 WHERE (l.subject, l.kind, l.start) = ($1, w.kind, w.start)), 0)::numeric AS held
+FROM (SELECT kind, span, split_part(kind, '_', 1) AS unit,
+             coalesce(date_trunc(span, now(), 'UTC'), '-infinity') AS start,
+             (date_trunc(span, now() AT TIME ZONE 'UTC') + ('1 ' || span)::interval) AT TIME ZONE 'UTC' AS ends_at
+      FROM (VALUES
+          ('requests_per_minute', 'minute'), ('tokens_per_minute', 'minute'), ('concurrent_requests', NULL),
+          ('tokens_per_day', 'day'), ('tokens_per_month', 'month'), ('spend_per_day', 'day'), ('spend_per_month', 'month')
+      ) AS k (kind, span)) w;
+
+-- name: adapters_held
+-- $1: tenant id; $2, $3: a name and a content's digest, and whether it has them.
+WITH held AS (
+    SELECT name, digest, (manifest ->> 'file_bytes')::bigint AS bytes FROM adapter_versions
+    WHERE tenant_id = $1 AND state NOT IN ('rejected', 'retired')
+)
+SELECT count(DISTINCT name) AS adapters,
+       (SELECT coalesce(sum(bytes), 0)::bigint FROM (SELECT DISTINCT digest, bytes FROM held) contents) AS bytes,
+       coalesce(bool_or(name = $2), false) AS has_name, coalesce(bool_or(digest = $3), false) AS has_content
+FROM held;
+
+-- name: quota_set_pin_bytes
+UPDATE tenants SET pin_bytes = $2 WHERE id = $1 AND pin_bytes <> $2;

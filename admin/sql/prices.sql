@@ -1,0 +1,13 @@
+-- name: price_list
+SELECT model, input, cached_input, output, updated_at FROM prices WHERE model > $1 ORDER BY model LIMIT $2;
+
+-- name: price_find
+SELECT model, input, cached_input, output, updated_at FROM prices WHERE model = $1;
+
+-- name: price_put
+INSERT INTO prices (model, input, cached_input, output) VALUES ($1, $2, $3, $4)
+ON CONFLICT (model) DO UPDATE
+SET input = excluded.input, cached_input = excluded.cached_input, output = excluded.output, updated_at = now();
+
+-- name: price_delete
+DELETE FROM prices WHERE model = $1;
