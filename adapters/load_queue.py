@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
+from concurrent.futures import Executor
+from dataclasses import dataclass
 from threading import Lock
 
 from adapters.image import AdapterImage
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -15,13 +18,10 @@ class Load:
     """A fetch to the host or a copy to the device. is_awaited may change while it waits."""
 
     work: Callable[[], AdapterImage]
+    done: Callable[[AdapterImage | BaseException], None]
+    """What came of it. Not called for a load that was cancelled."""
     is_copy: bool
     is_awaited: bool
-    future: Future[AdapterImage] = field(default_factory=Future[AdapterImage])
-
-    def cancel(self) -> bool:
-        """False: it has begun, or is done."""
-        return self.future.cancel()
 
     @property
     def urgency(self) -> tuple[bool, bool]:
@@ -31,36 +31,51 @@ class Load:
 
 
 class LoadQueue:
-    """Chooses when a thread is free, not when a load is submitted. Used by the engine thread; the
-    executor's runs what it chooses."""
+    """Chooses when a thread is free, not when a load is submitted.
 
-    def __init__(self, executor: Executor) -> None:
+    executor: one thread, which works without the lock and holds it for the rest. All others call
+    with the lock held.
+    """
+
+    def __init__(self, executor: Executor, lock: Lock) -> None:
         self._executor = executor
-        self._lock = Lock()
+        self._lock = lock
         self._waiting: list[Load] = []
         """In the order of submission."""
+        self.num_open = 0
+        """Loads that wait or are in progress."""
 
     def submit(self, load: Load) -> None:
-        with self._lock:
-            self._waiting.append(load)
+        self._waiting.append(load)
+        self.num_open += 1
         self._executor.submit(self._run_next)
 
+    def cancel(self, load: Load) -> bool:
+        """False: it has begun."""
+        if load not in self._waiting:
+            return False
+        self._waiting.remove(load)
+        self.num_open -= 1
+        return True
+
     def _run_next(self) -> None:
-        load = self._take()
-        if load is None:
-            return
+        with self._lock:
+            if not self._waiting:
+                return
+            load = min(self._waiting, key=lambda load: load.urgency)
+            self._waiting.remove(load)
         try:
             image = load.work()
         except BaseException as error:
-            load.future.set_exception(error)
+            self._end(load, error)
         else:
-            load.future.set_result(image)
+            self._end(load, image)
 
-    def _take(self) -> Load | None:
+    def _end(self, load: Load, outcome: AdapterImage | BaseException) -> None:
         with self._lock:
-            while self._waiting:
-                load = min(self._waiting, key=lambda load: load.urgency)
-                self._waiting.remove(load)
-                if load.future.set_running_or_notify_cancel():
-                    return load
-        return None
+            self.num_open -= 1
+            try:
+                load.done(outcome)
+            except Exception:
+                log.exception("the end of a load was not taken")
+                raise

@@ -2,17 +2,18 @@
 
     store  --fetch-->  host (packed image)  --copy-->  device (a run, a slot of the tables)
 
-The engine thread owns everything here. The loader thread is handed a digest, or an image and a run
-that nobody reads yet; what it has done waits in a queue until `poll` applies it.
+Whoever holds the memory's lock may call here: the engine thread between two steps, others while it
+computes one. So a load begins when a request comes and its end is known at once, step or not; what
+a step reads is leased and stays. The loader thread itself works without the lock, on a digest, or
+on an image and a run that nobody reads yet.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Protocol
 
 import torch
@@ -55,7 +56,7 @@ class AdapterPool:
     adapter that alone is too large for a tier is refused by name.
 
     arena: uint8 [arena bytes], which `runs` cuts up and `broker` shares out. executor: one thread
-    of its own unless given. Engine thread only.
+    of its own unless given. All calls but `close` with `broker.lock` held.
     """
 
     def __init__(
@@ -95,13 +96,11 @@ class AdapterPool:
         self._executor = executor or ThreadPoolExecutor(
             1, thread_name_prefix="adapter-loader", initializer=_use_one_thread
         )
-        self._loads = LoadQueue(self._executor)
-        self._done: SimpleQueue[tuple[Entry, Future[AdapterImage]]] = SimpleQueue()
+        self._loads = LoadQueue(self._executor, broker.lock)
         self._entries: dict[str, Entry] = {}
         self._resident: dict[Run, Entry] = {}
         self._pins: dict[str, Entry] = {}
         self._slots = Slots(num_slots, shape.num_layers, ops)
-        self._num_loading = 0
         self._num_polls = 0
         self._refused = (-1, 0)
         """`poll` count at which so many bytes found no room on the device: not asked again then."""
@@ -122,16 +121,19 @@ class AdapterPool:
 
     @property
     def is_loading(self) -> bool:
-        """`poll` will have something to apply."""
-        return self._num_loading > 0
+        return self._loads.num_open > 0
 
     def prefetch(self, ref: AdapterRef) -> None:
         """There is a request for the adapter: it starts to come to the host, where it then waits
-        for an `acquire`."""
+        for somebody who wants it on the device."""
         entry = self._entry(ref)
         entry.reuse.note(self._clock())
         if entry.image is None and entry.slot is None:
             self._fetch(entry)
+
+    def expect(self, ref: AdapterRef) -> None:
+        """An `acquire` will follow with the next step: the adapter starts to come to the device."""
+        self._want(self._entry(ref))
 
     def cancel(self, ref: AdapterRef) -> None:
         """Nobody wants the adapter any more: a load that has not begun is dropped."""
@@ -139,9 +141,7 @@ class AdapterPool:
         if entry is None or entry.digest in self._pins:
             return
         entry.asked_at_poll = -2
-        if entry.loading is not None and entry.loading.cancel():
-            self._end_loading(entry)
-            self._free_device(entry)
+        self._drop_load(entry)
 
     def acquire(self, ref: AdapterRef) -> AdapterLease | None:
         """A lease, or None: not on the device yet, ask again in the next step.
@@ -159,10 +159,7 @@ class AdapterPool:
         error = self._failures.recent(entry)
         if error is not None:
             raise AdapterUnavailable(error.code, str(error))
-        entry.asked_at_poll = self._num_polls
-        if entry.loading is not None:
-            entry.loading.is_awaited = True
-        self._advance(entry)
+        self._want(entry)
         return None
 
     def pin(self, ref: AdapterRef) -> None:
@@ -177,15 +174,8 @@ class AdapterPool:
             self._forget(entry)
 
     def poll(self) -> None:
-        """Applies finished loads. Once a step, between steps."""
+        """A step begins: what has failed may be tried again by and by, pins are kept."""
         self._num_polls += 1
-        while True:
-            try:
-                entry, future = self._done.get_nowait()
-            except Empty:
-                break
-            if entry.loading is not None and entry.loading.future is future:
-                self._finish(entry, future)
         for entry in self._failures.over():
             self._forget(entry)
         self._keep_pins()
@@ -226,23 +216,26 @@ class AdapterPool:
         ]
 
     def close(self) -> None:
-        """Waits for the load in progress, gives the device memory back. No lease may be held."""
-        self._pins.clear()
-        for entry in list(self._entries.values()):
-            if entry.loading is not None and not entry.loading.cancel():
-                wait([entry.loading.future])
-            entry.is_pinned, entry.loading = False, None
-            self._free_device(entry)
-        self._entries.clear()
+        """Waits for the load in progress, gives the device memory back. No lease may be held, nor
+        the lock."""
+        with self._broker.lock:
+            self._pins.clear()
+            for entry in list(self._entries.values()):
+                entry.is_pinned, entry.asked_at_poll = False, -2
+                self._drop_load(entry)
         if self._is_own_executor:
             self._executor.shutdown()
+        with self._broker.lock:
+            for entry in list(self._entries.values()):
+                self._free_device(entry)
+            self._entries.clear()
 
     def check_integrity(self) -> None:
         """Raises IntegrityError unless slots, runs, tables, leases and bytes agree."""
         entries = list(self._entries.values())
         self._host.check_integrity(entries)
         num_loading = sum(entry.loading is not None for entry in entries)
-        require(num_loading == self._num_loading, f"{num_loading} loads")
+        require(num_loading == self._loads.num_open, f"{num_loading} loads")
         resident = {entry.run: entry for entry in entries if entry.run is not None}
         require(resident == self._resident, f"{len(resident)} on the device")
         for entry in entries:
@@ -293,6 +286,13 @@ class AdapterPool:
             elif not run_bytes:
                 self._fetch(entry)
 
+    def _want(self, entry: Entry) -> None:
+        """Somebody waits for it to be on the device."""
+        entry.asked_at_poll = self._num_polls
+        if entry.loading is not None:
+            entry.loading.is_awaited = True
+        self._advance(entry)
+
     def _advance(self, entry: Entry) -> None:
         """The next thing that brings the adapter nearer to the device, if there is one to do."""
         if entry.loading is not None or entry.slot is not None:
@@ -308,7 +308,7 @@ class AdapterPool:
         if entry.image_bytes and self._host.victims(entry) is None:
             return
         work = partial(self._loader.fetch, entry.digest, entry.proved)
-        self._submit(entry, Load(work, is_copy=False, is_awaited=self._is_awaited(entry)))
+        self._submit(entry, work, is_copy=False)
 
     def _copy(self, entry: Entry, image: AdapterImage) -> None:
         run = self._take_run(image.num_bytes)
@@ -318,7 +318,7 @@ class AdapterPool:
         self._resident[run] = entry
         target = self._arena[run.offset : run.offset + image.num_bytes]
         work = partial(self._loader.copy, image, target)
-        self._submit(entry, Load(work, is_copy=True, is_awaited=self._is_awaited(entry)))
+        self._submit(entry, work, is_copy=True)
 
     def _take_run(self, num_bytes: int) -> Run | None:
         """With a slot free for it too."""
@@ -333,26 +333,23 @@ class AdapterPool:
             self._refused = (self._num_polls, num_bytes)
         return run
 
-    def _submit(self, entry: Entry, load: Load) -> None:
+    def _submit(self, entry: Entry, work: Callable[[], AdapterImage], *, is_copy: bool) -> None:
+        load = Load(work, partial(self._finish, entry), is_copy, self._is_awaited(entry))
         entry.loading = load
-        self._num_loading += 1
-        # The callback names neither load nor future: a cycle would keep the image until the next
-        # collection.
-        load.future.add_done_callback(lambda done: self._done.put((entry, done)))
         self._loads.submit(load)
 
-    def _end_loading(self, entry: Entry) -> None:
-        entry.loading = None
-        self._num_loading -= 1
+    def _drop_load(self, entry: Entry) -> None:
+        """Unless it has begun."""
+        if entry.loading is not None and self._loads.cancel(entry.loading):
+            entry.loading = None
+            self._free_device(entry)
 
-    def _finish(self, entry: Entry, future: Future[AdapterImage]) -> None:
+    def _finish(self, entry: Entry, image: AdapterImage | BaseException) -> None:
         """A fetch or a copy of this entry has ended."""
-        self._end_loading(entry)
-        error = future.exception()
-        if error is not None:
-            self._fail(entry, error)
+        entry.loading = None
+        if isinstance(image, BaseException):
+            self._fail(entry, image)
             return
-        image = future.result()
         entry.image_bytes = image.num_bytes
         tier = min(self._largest, key=lambda tier: self._largest[tier])
         if image.num_bytes > self._largest[tier]:

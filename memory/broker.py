@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from threading import Lock
 from typing import TYPE_CHECKING, Protocol
 
 from memory.arena import Arena
@@ -38,12 +39,14 @@ class MemoryBroker:
     again, times its expected reuse, per byte.
 
     A model gives up prefixes to itself by the page, to others by the extent; adapters leave one by
-    one. Floor and ceiling of the arena bound the trade, and what is in use takes no part. Used by
-    one thread.
+    one. Floor and ceiling of the arena bound the trade, and what is in use takes no part.
     """
 
     def __init__(self, arena: Arena, runs: AdapterRuns | None = None) -> None:
         """runs: the adapters' part of the arena, if adapters share it."""
+        self.lock = Lock()
+        """Held by whoever looks at or changes who owns which bytes of the arena. The engine thread
+        leaves it to others while it computes a step, whose bytes are in use and stay."""
         self._arena = arena
         self._runs = runs
         self._caches: dict[str, KVCache] = {}

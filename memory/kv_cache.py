@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
+from threading import Lock
 
 from memory.arena import Arena
 from memory.broker import MemoryBroker
@@ -41,6 +42,11 @@ class KVCache:
         self.prefix_cache = PrefixCache(self.pool, clock)
         self._prefill = (float(PAGE_TOKENS), PAGE_TOKENS * SECONDS_PER_TOKEN)
         """Tokens and seconds of late."""
+
+    @property
+    def lock(self) -> Lock:
+        """That of the arena."""
+        return self._broker.lock
 
     @property
     def num_free(self) -> int:

@@ -1,4 +1,5 @@
-"""One base model at work: receive, schedule, run, update, emit. Synchronous; one thread."""
+"""One base model at work: receive, schedule, run, update, emit. Synchronous; one thread, beside
+which adapters load."""
 
 from __future__ import annotations
 
@@ -44,7 +45,10 @@ class Runner(Protocol):
 
 class Engine:
     """Continuous batching for one model. Every accepted `Generate` ends in a finish or in a
-    `Failed`."""
+    `Failed`.
+
+    `step` takes the lock of the memory, but not while it computes; all else is called with it.
+    """
 
     def __init__(
         self,
@@ -144,9 +148,10 @@ class Engine:
     def prefetch(self, adapter: AdapterRef) -> None:
         self._pool.prefetch(adapter)
 
-    def poll(self) -> None:
-        """Loads go on without a step too: prefetched and pinned adapters arrive."""
-        self._pool.poll()
+    def expect(self, adapter: AdapterRef) -> None:
+        """A `submit` with the adapter follows: its load need not wait for the end of the step."""
+        if self.scheduler.has_free_row:
+            self._pool.expect(adapter)
 
     @property
     def is_loading(self) -> bool:
@@ -176,9 +181,10 @@ class Engine:
         others."""
         begin = perf_counter_ns()
         start_s = self._clock()
-        self._pool.poll()
-        schedule = self.scheduler.schedule()
-        events = [self._fail(*failure) for failure in schedule.failed]
+        with self._kv.lock:
+            self._pool.poll()
+            schedule = self.scheduler.schedule()
+            events = [self._fail(*failure) for failure in schedule.failed]
         self.is_stalled = not schedule.items
         if self.is_stalled:
             return events
@@ -187,11 +193,14 @@ class Engine:
         try:
             result = self._runner.run(schedule)
         except Exception as error:
-            return events + self._fail_step(schedule, error)
+            with self._kv.lock:
+                return events + self._fail_step(schedule, error)
         computed = perf_counter_ns()
-        if 2 * num_prefill > schedule.num_tokens:
-            self._kv.note_prefill(schedule.num_tokens, self._clock() - scheduled_s)
-        events += self._update(schedule, result)
+        with self._kv.lock:
+            if 2 * num_prefill > schedule.num_tokens:
+                self._kv.note_prefill(schedule.num_tokens, self._clock() - scheduled_s)
+            events += self._update(schedule, result)
+            num_free_pages = self.scheduler.num_free_pages
         self._ring.append(
             start_s=start_s,
             num_rows=schedule.num_tokens,
@@ -201,7 +210,7 @@ class Engine:
             num_adapters=len({item.slot for item in schedule.items if item.slot >= 0}),
             num_running=len(self.scheduler.running),
             num_waiting=len(self.scheduler.waiting),
-            num_free_pages=self.scheduler.num_free_pages,
+            num_free_pages=num_free_pages,
             num_preempted=schedule.num_preempted,
             schedule_us=(scheduled - begin) // 1000,
             build_us=result.build_us,

@@ -6,12 +6,14 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
+from threading import Lock
 from typing import assert_never
 
 from workers.engine import Engine, Event
 from workers.probe import CONNECTION, Prober, refuse_draining
 from workers.protocol import (
     Abort,
+    AdapterRef,
     Desired,
     Drain,
     ErrorCode,
@@ -37,19 +39,23 @@ LOAD_POLL_S = 0.001
 
 
 class WorkerLoop:
-    """Owns the engines and the adapter pools; nobody else touches them while it runs."""
+    """Runs the engines. Its thread holds the memory's lock but while it waits or computes; then the
+    loader threads and `post` may have it."""
 
     def __init__(
         self,
         engines: dict[str, Engine],
         *,
+        memory: Lock,
         prober: Prober,
         deliver: Callable[[Delivery], None],
         status: Callable[[bool, int], WorkerStatus],
         clock: Callable[[], float],
     ) -> None:
-        """status: what is, given whether the worker drains and the generation it has."""
+        """memory: the lock of the arena that the engines share. status: what is, given whether the
+        worker drains and the generation it has."""
         self.engines = engines
+        self._memory = memory
         self._prober = prober
         self._deliver = deliver
         self._status = status
@@ -66,7 +72,17 @@ class WorkerLoop:
         return [engine.info for engine in self.engines.values()]
 
     def post(self, connection: int, message: Command) -> None:
-        """Thread-safe; never blocks."""
+        """Thread-safe; waits at most for the accounting between two steps. The adapter of a request
+        starts to load here: the inbox is not looked into before the step in progress ends."""
+        match message:
+            case Generate(model=model, adapter=AdapterRef() as adapter) if model in self.engines:
+                with self._memory:
+                    self.engines[model].expect(adapter)
+            case Prefetch(model=model, adapter=adapter) if model in self.engines:
+                with self._memory:
+                    self.engines[model].prefetch(adapter)
+            case _:
+                pass
         self._inbox.put((connection, message))
 
     def stop(self) -> None:
@@ -84,15 +100,14 @@ class WorkerLoop:
         while self._receive():
             events: list[Event] = []
             for engine in self.engines.values():
-                if engine.has_work:
-                    events += engine.step()
-                else:
-                    engine.poll()
+                events += engine.step()
             self._emit(events)
-            self._deliver_some(self._prober.advance())
-            self._report()
-            self._check()
-        self._prober.close()
+            with self._memory:
+                self._deliver_some(self._prober.advance())
+                self._report()
+                self._check()
+        with self._memory:
+            self._prober.close()
         self.is_ready = False
 
     def _receive(self) -> bool:
@@ -101,7 +116,8 @@ class WorkerLoop:
         try:
             command = self._inbox.get(block=timeout > 0.0, timeout=timeout or None)
             while command is not None:
-                self._handle(*command)
+                with self._memory:
+                    self._handle(*command)
                 command = self._inbox.get_nowait()
         except Empty:
             return True
@@ -127,9 +143,8 @@ class WorkerLoop:
                 for engine in self.engines.values():
                     engine.abort_connection(connection)
                 self._prober.abort_connection(connection)
-            case Prefetch(model=model, adapter=adapter):
-                if model in self.engines:
-                    self.engines[model].prefetch(adapter)
+            case Prefetch():
+                pass  # `post` has seen to it
             case Probe():
                 self._probe(connection, message)
             case Desired():

@@ -58,6 +58,11 @@ class Scheduler:
         return bool(self.running or self.waiting)
 
     @property
+    def has_free_row(self) -> bool:
+        """One more sequence would not wait for another to end."""
+        return len(self.running) + len(self.waiting) < self._max_num_seqs
+
+    @property
     def num_free_pages(self) -> int:
         return self._kv.num_free
 

@@ -65,7 +65,7 @@ class EngineLoop(Protocol):
     def models(self) -> list[ModelInfo]: ...
 
     def post(self, connection: int, message: Command) -> None:
-        """Thread-safe; never blocks."""
+        """Thread-safe; never waits for a step."""
         ...
 
 

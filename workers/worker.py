@@ -73,6 +73,7 @@ class Worker:
         """The thread that runs the engines; `start` it once."""
         return WorkerLoop(
             self.engines,
+            memory=self.broker.lock,
             prober=Prober(self.targets, clock=time.monotonic),
             deliver=deliver,
             status=self.status,

@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import random
+import time
 import weakref
 from pathlib import Path
 
@@ -45,9 +46,10 @@ Question = tuple[str, int]
 class Traffic:
     """Requests that come, finish, or are cancelled at random, against an engine turned by hand."""
 
-    def __init__(self, setup: Setup, engine: Engine, seed: int) -> None:
+    def __init__(self, setup: Setup, worker: Worker, seed: int) -> None:
         self.setup = setup
-        self.engine = engine
+        self.engine = worker.engines[setup.digest]
+        self.memory = worker.broker.lock
         self.rng = random.Random(seed)
         prompts = random.Random(1)
         self.prompts = [
@@ -61,7 +63,8 @@ class Traffic:
     def ask(self, ref: AdapterRef, prompt: int) -> None:
         number, self.num_asked = self.num_asked, self.num_asked + 1
         self.open[number] = (ref.digest, prompt), []
-        assert self.engine.submit(0, self.request(number, ref, prompt)) is None
+        with self.memory:
+            assert self.engine.submit(0, self.request(number, ref, prompt)) is None
 
     def request(self, number: int, ref: AdapterRef, prompt: int) -> Generate:
         return self.setup.generate(number, self.prompts[prompt], NUM_TOKENS, ref)
@@ -75,8 +78,14 @@ class Traffic:
     def cancel_at_random(self) -> None:
         number = self.rng.choice(list(self.open))
         del self.open[number]
-        self.engine.abort(0, number)
+        with self.memory:
+            self.engine.abort(0, number)
         self.num_cancelled += 1
+
+    def hint_at_random(self, refs: list[AdapterRef]) -> None:
+        """As gateways do when they have authenticated a request, and when it arrives."""
+        with self.memory:
+            self.rng.choice([self.engine.prefetch, self.engine.expect])(self.rng.choice(refs))
 
     def step(self) -> None:
         """Each answer is whole and the one that its adapter always gives."""
@@ -136,7 +145,7 @@ def test_load_cycles_leave_nothing_behind(setup: Setup, refs: list[AdapterRef]) 
     )
     engine = worker.engines[setup.digest]
     pool = engine._pool
-    traffic = Traffic(setup, engine, seed=5)
+    traffic = Traffic(setup, worker, seed=5)
     for ref in refs:
         for prompt in range(NUM_PROMPTS):
             traffic.ask(ref, prompt)
@@ -151,9 +160,10 @@ def test_load_cycles_leave_nothing_behind(setup: Setup, refs: list[AdapterRef]) 
         if traffic.open and traffic.rng.random() < 0.15:
             traffic.cancel_at_random()
         if traffic.rng.random() < 0.1:
-            engine.prefetch(traffic.rng.choice(refs))
+            traffic.hint_at_random(refs)
         traffic.step()
-        prove(engine, pool)
+        with worker.broker.lock:
+            prove(engine, pool)
         if not rss and num_cycles >= NUM_CYCLES // 3:
             gc.collect()
             rss, descriptors = process.memory_info().rss, len(os.listdir("/proc/self/fd"))
@@ -163,9 +173,9 @@ def test_load_cycles_leave_nothing_behind(setup: Setup, refs: list[AdapterRef]) 
     gc.collect()
     assert process.memory_info().rss - rss < RSS_SLACK
     assert len(os.listdir("/proc/self/fd")) == descriptors
-    assert not any(entry.leases for entry in pool.status())
     while pool.is_loading:
-        pool.poll()
+        time.sleep(0.001)
+    assert not any(entry.leases for entry in pool.status())
     while pool.evict_idle():
         pass
     prove(engine, pool)
@@ -184,7 +194,7 @@ def test_a_request_keeps_its_adapter_whatever_else_wants_the_room(
         progress=lambda *_: None,
     )
     engine = worker.engines[setup.digest]
-    traffic = Traffic(setup, engine, seed=6)
+    traffic = Traffic(setup, worker, seed=6)
     for ref in refs[:2]:
         traffic.ask(ref, 0)
         traffic.finish()
@@ -194,8 +204,10 @@ def test_a_request_keeps_its_adapter_whatever_else_wants_the_room(
         traffic.step()
     traffic.ask(refs[1], 0)
     while engine.scheduler.running[0].adapter == refs[0]:
-        assert [s.digest for s in engine._pool.status() if s.tier == "device"] == [refs[0].digest]
-        assert not engine._pool.evict_idle()
+        with worker.broker.lock:
+            on_device = [s.digest for s in engine._pool.status() if s.tier == "device"]
+            assert on_device == [refs[0].digest]
+            assert not engine._pool.evict_idle()
         traffic.step()
         if not engine.scheduler.running:
             break

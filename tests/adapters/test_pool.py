@@ -376,16 +376,18 @@ def test_a_thousand_cycles_leak_nothing(tmp_path: Path) -> None:
 def test_a_real_thread_loads_many_at_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as executor:
         house = House(tmp_path, [1, 4, 5, 12, 16, 8, 4, 4], num_units=16, executor=executor)
-        for ref in house.refs:
-            house.pool.prefetch(ref)
+        with house.broker.lock:
+            for ref in house.refs:
+                house.pool.prefetch(ref)
         leases = {}
         deadline = time.monotonic() + 30
         while len(leases) < len(house.refs) and time.monotonic() < deadline:
-            house.pool.poll()
-            for index, ref in enumerate(house.refs):
-                if index not in leases and (lease := house.pool.acquire(ref)):
-                    leases[index] = lease
-            house.check()
+            with house.broker.lock:
+                house.pool.poll()
+                for index, ref in enumerate(house.refs):
+                    if index not in leases and (lease := house.pool.acquire(ref)):
+                        leases[index] = lease
+                house.check()
             time.sleep(0.001)
         assert all(house.serves(lease.slot, index) for index, lease in leases.items())
         assert len({lease.slot for lease in leases.values()}) == len(house.refs)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 
 import numpy as np
 import pytest
@@ -30,15 +30,18 @@ def image_of(size: int, digest: str = "0" * 64) -> AdapterImage:
 
 def test_the_most_urgent_load_is_chosen_when_the_thread_is_free() -> None:
     executor = SteppedExecutor()
-    queue = LoadQueue(executor)
+    queue = LoadQueue(executor, Lock())
     ran: list[str] = []
+    outcomes: list[AdapterImage | BaseException] = []
 
     def load(name: str, *, is_copy: bool, is_awaited: bool) -> Load:
         def work() -> AdapterImage:
             ran.append(name)
-            return image_of(1)
+            if name == "prefetched":
+                raise OSError("no such file")
+            return image_of(len(ran))
 
-        made = Load(work, is_copy=is_copy, is_awaited=is_awaited)
+        made = Load(work, outcomes.append, is_copy, is_awaited)
         queue.submit(made)
         return made
 
@@ -49,7 +52,7 @@ def test_the_most_urgent_load_is_chosen_when_the_thread_is_free() -> None:
     dropped = load("dropped", is_copy=True, is_awaited=True)
     load("awaited copy", is_copy=True, is_awaited=True)
     late.is_awaited = True
-    assert dropped.cancel()
+    assert queue.cancel(dropped) and queue.num_open == 5
     executor.drain()
     assert ran == [
         "awaited copy",
@@ -58,11 +61,14 @@ def test_the_most_urgent_load_is_chosen_when_the_thread_is_free() -> None:
         "copy nobody waits for",
         "prefetched",
     ]
-    assert not late.cancel() and late.future.result().num_bytes == 1
+    assert not queue.cancel(late) and queue.num_open == 0
+    assert [o.num_bytes for o in outcomes if isinstance(o, AdapterImage)] == [1, 2, 3, 4]
+    assert isinstance(outcomes[4], OSError)
 
 
 def test_submitting_never_waits_for_the_load_in_progress() -> None:
-    begun, may_end = Event(), Event()
+    begun, may_end, lock = Event(), Event(), Lock()
+    outcomes: list[AdapterImage | BaseException] = []
 
     def slow() -> AdapterImage:
         begun.set()
@@ -70,23 +76,25 @@ def test_submitting_never_waits_for_the_load_in_progress() -> None:
         return image_of(1)
 
     with ThreadPoolExecutor(1) as executor:
-        queue = LoadQueue(executor)
-        first = Load(slow, is_copy=False, is_awaited=True)
-        queue.submit(first)
+        queue = LoadQueue(executor, lock)
+        first = Load(slow, outcomes.append, is_copy=False, is_awaited=True)
+        with lock:
+            queue.submit(first)
         assert begun.wait(20)
-        others = [Load(lambda: image_of(1), is_copy=True, is_awaited=False) for _ in range(100)]
+        others = [Load(lambda: image_of(1), outcomes.append, True, False) for _ in range(100)]
 
         def engine_thread() -> None:
-            for other in others:
-                queue.submit(other)
-            assert not first.cancel() and others[7].cancel()
+            with lock:
+                for other in others:
+                    queue.submit(other)
+                assert not queue.cancel(first) and queue.cancel(others[7])
             may_end.set()
 
         thread = Thread(target=engine_thread)
         thread.start()
         thread.join(20)
         assert may_end.is_set(), "the engine thread waited"
-    assert all(other.future.done() for other in others)
+    assert len(outcomes) == 100 and queue.num_open == 0
 
 
 def test_what_somebody_waits_for_overtakes_prefetches(tmp_path: Path) -> None:

@@ -392,6 +392,7 @@ def test_an_idle_loop_finds_a_page_without_a_holder(caplog: pytest.LogCaptureFix
 
     loop = WorkerLoop(
         {"model": engine},
+        memory=simulation.kv.lock,
         prober=Prober({}, clock=simulation.clock),
         deliver=lambda _: None,
         status=status,
