@@ -1,4 +1,4 @@
-"""The gateway role as a process: data plane, and admin plane where it is wanted, on one port."""
+"""The gateway and admin roles as processes: data plane, admin plane, or both on one port."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Coroutine, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from litestar import Litestar
 
 import admin.app
 import gateway.app
+from adapters.store import Store
 from admin.config import AdminConfig
 from admin.database import EVERYTHING, Database
 from admin.plane import AdminPlane
@@ -25,6 +26,7 @@ from gateway.server import make_config
 from gateway.source import PostgresSource
 from loraplex.bootstrap import load_pepper
 from loraplex.errors import BadSettings
+from loraplex.probes import make_probes
 from loraplex.settings import Settings
 from workers.client import WorkerClient
 
@@ -60,15 +62,24 @@ class Server(uvicorn.Server):
 
 def run_gateway(settings: Settings, *, with_admin: bool, listener: socket.socket) -> None:
     """Serves until SIGTERM or SIGINT, then finishes what runs."""
+    _run(_serve_gateway(settings, with_admin, listener))
+
+
+def run_admin(settings: Settings, listener: socket.socket) -> None:
+    """The admin plane alone, with probes; otherwise as `run_gateway`."""
+    _run(_serve_admin(settings, listener))
+
+
+def _run(serving: Coroutine[Any, Any, None]) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     # What these tell at these levels is told by us, or is each connection of a pool that retries.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("asyncpg.pool").setLevel(logging.ERROR)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(settings, with_admin, listener))
+        runner.run(serving)
 
 
-async def _serve(settings: Settings, with_admin: bool, listener: socket.socket) -> None:
+async def _serve_gateway(settings: Settings, with_admin: bool, listener: socket.socket) -> None:
     if not settings.database_url:
         raise BadSettings("the gateway needs LORAPLEX_DATABASE_URL")
     if not settings.workers:
@@ -77,20 +88,27 @@ async def _serve(settings: Settings, with_admin: bool, listener: socket.socket) 
         database = await _connect(
             stack, settings.database_url, application_name="loraplex-gateway", sees=EVERYTHING
         )
-        administered = None
+        store = settings.open_store()
+        app: Any = _data_plane(settings, database, store)
         if with_admin:
             # Its own connections: what a gateway says of itself must not wait for uploads.
-            # Each transaction says what it may see.
-            administered = await _connect(
-                stack,
-                settings.database_url,
-                application_name="loraplex-admin",
-                acquire_timeout=ADMIN_ACQUIRE_S,
-            )
-        app = _compose(settings, database, administered)
-        config = make_config(app, drain_s=DRAIN_TIMEOUT_S, trusted_proxies=settings.trusted_proxies)
-        async with _beside(app):
-            await Server(config).serve(sockets=[listener])
+            app = Composed(app, await _admin_plane(stack, settings, store))
+        await _listen(settings, app, listener)
+
+
+async def _serve_admin(settings: Settings, listener: socket.socket) -> None:
+    if not settings.database_url:
+        raise BadSettings("the admin plane needs LORAPLEX_DATABASE_URL")
+    async with AsyncExitStack() as stack:
+        administration = await _admin_plane(stack, settings, settings.open_store())
+        probes = make_probes(administration.state.admin.database)
+        await _listen(settings, Composed(probes, administration), listener)
+
+
+async def _listen(settings: Settings, app: Any, listener: socket.socket) -> None:
+    config = make_config(app, drain_s=DRAIN_TIMEOUT_S, trusted_proxies=settings.trusted_proxies)
+    async with _beside(app):
+        await Server(config).serve(sockets=[listener])
 
 
 async def _connect(stack: AsyncExitStack, url: str, **options: Any) -> Database:
@@ -111,28 +129,34 @@ async def _beside(app: Any) -> AsyncGenerator[None]:
             await asyncio.gather(work, return_exceptions=True)
 
 
-def _compose(settings: Settings, database: Database, administered: Database | None) -> Any:
-    pepper = load_pepper(settings)
-    store = settings.open_store()
-    find_model = partial(store.model_folder, weights=False)
+def _data_plane(settings: Settings, database: Database, store: Store) -> Litestar:
     own = GatewayConfig(
-        model_folder=find_model,
-        pepper=pepper,
+        model_folder=partial(store.model_folder, weights=False),
+        pepper=load_pepper(settings),
         spool=settings.home / "spool",
         max_spool_bytes=settings.max_usage_spool,
+        catalog_stale_s=settings.catalog_stale_s,
     )
-    data = gateway.app.create_app(
+    return gateway.app.create_app(
         own,
         source=PostgresSource(database),
         clients=[WorkerClient(each, instance_id=own.instance_id) for each in settings.workers],
         database=database,
     )
-    if administered is None:
-        return data
+
+
+async def _admin_plane(stack: AsyncExitStack, settings: Settings, store: Store) -> Litestar:
+    """Each of its transactions says what it may see."""
+    database = await _connect(
+        stack,
+        settings.database_url or "",
+        application_name="loraplex-admin",
+        acquire_timeout=ADMIN_ACQUIRE_S,
+    )
     config = AdminConfig(
-        pepper=pepper,
+        pepper=load_pepper(settings),
         max_upload_bytes=settings.max_upload,
         max_lora_rank=settings.max_lora_rank,
         usage_days=settings.usage_days,
     )
-    return Composed(data, admin.app.create_app(config, database=administered, store=store))
+    return admin.app.create_app(config, database=database, store=store)

@@ -13,7 +13,10 @@ from admin.errors import AdminError
 from loraplex.commands.adapters import adapter_group
 from loraplex.commands.audit import audit_group
 from loraplex.commands.models import chat_command, model_group
+from loraplex.commands.prices import price_group
+from loraplex.commands.quotas import quota_group
 from loraplex.commands.roles import (
+    admin_command,
     config_command,
     gateway_command,
     migrate_command,
@@ -32,9 +35,10 @@ def cli() -> None:
 
 
 for command in (
-    *(serve_command, gateway_command, worker_command, migrate_command, config_command),
+    *(serve_command, gateway_command, worker_command, admin_command, migrate_command),
+    config_command,
     *(tenant_group, key_group, audit_group, adapter_group, model_group, chat_command),
-    usage_command,
+    *(quota_group, price_group, usage_command),
 ):
     cli.add_command(command)
 

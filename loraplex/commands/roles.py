@@ -40,6 +40,17 @@ def gateway_command(admin: bool, fd: int | None, **flags: Any) -> None:
     run_gateway(settings, with_admin=admin, listener=listener)
 
 
+@click.command("admin")
+@settings_options(SERVING)
+def admin_command(**flags: Any) -> None:
+    """Run the admin plane alone (LORAPLEX_DATABASE_URL)."""
+    from gateway.server import bind
+    from loraplex.app import run_admin
+
+    settings = settings_of(flags)
+    run_admin(settings, bind(settings.host, settings.port))
+
+
 @click.command("worker")
 @click.option("--model", "digests", multiple=True, metavar="NAME=DIGEST", required=True)
 @click.option("--listen", required=True, help="unix:PATH or tcp://HOST:PORT")
