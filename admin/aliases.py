@@ -161,7 +161,7 @@ async def check_pins(connection: Connection, tenant_id: str) -> None:
     if row is not None and row["used"] > row["allowed"]:
         raise Conflict(
             f"the pinned aliases would point to {row['used']} bytes and this tenant may pin"
-            f" {row['allowed']}: unpin another, or have an admin raise pin_bytes",
+            f" {row['allowed']}: unpin another, or have an admin raise its quota's pin_bytes",
             "pin_quota",
         )
 

@@ -89,8 +89,6 @@ class Tenant(msgspec.Struct, frozen=True):
     sharing_group: str | None = None
     """Tenants of one group share cached prefixes; None: shared with nobody."""
     created_at: datetime | None = None
-    pin_bytes: int = 0
-    """Bytes of adapters that its pinned aliases may keep on the device."""
 
 
 class ApiKey(msgspec.Struct, frozen=True):

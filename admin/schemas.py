@@ -39,8 +39,6 @@ class TenantChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     sharing_group: EntityName | msgspec.UnsetType | None = msgspec.UNSET
     """Tenants of one group share cached prefixes; null: with nobody."""
-    pin_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 50)] | msgspec.UnsetType = msgspec.UNSET
-    """Bytes of adapters that the tenant's pinned aliases may keep on the device."""
 
 
 Moment = Annotated[datetime, msgspec.Meta(tz=True)]
@@ -130,7 +128,6 @@ class TenantView(msgspec.Struct, frozen=True):
     name: str
     sharing_group: str | None
     created_at: datetime | None
-    pin_bytes: int
     object: str = "tenant"
 
     @classmethod
@@ -140,7 +137,6 @@ class TenantView(msgspec.Struct, frozen=True):
             name=tenant.name,
             sharing_group=tenant.sharing_group,
             created_at=tenant.created_at,
-            pin_bytes=tenant.pin_bytes,
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from admin.aliases import check_pins
 from admin.database import Connection
 from admin.errors import NotFound
 from admin.queries import from_row, sql
@@ -32,13 +31,12 @@ async def find_tenant(connection: Connection, reference: str) -> Tenant:
     return from_row(Tenant, row)
 
 
-async def change_tenant(
-    connection: Connection, tenant: Tenant, sharing_group: str | None, pin_bytes: int
+async def set_sharing_group(
+    connection: Connection, tenant: Tenant, sharing_group: str | None
 ) -> Tenant:
-    """In a transaction of the caller's. Raises Conflict if more is pinned already, Invalid."""
-    row = await connection.fetchrow(sql["tenant_update"], tenant.id, sharing_group, pin_bytes)
+    """None: it shares with nobody. Raises Invalid."""
+    row = await connection.fetchrow(sql["tenant_set_sharing_group"], tenant.id, sharing_group)
     assert row is not None
-    await check_pins(connection, tenant.id)
     return from_row(Tenant, row)
 
 

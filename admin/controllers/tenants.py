@@ -65,16 +65,11 @@ class TenantController(Controller):
         data: JSONBody[TenantChange],
         if_match: IfMatch = None,
     ) -> Response[TenantView]:
-        """409 if its aliases pin more bytes already."""
-        group, size = data.sharing_group, data.pin_bytes
+        """For requests from now on."""
         async with request.transaction() as connection:
-            found = await _checked(connection, tenant, if_match)
-            changed = await tenants.change_tenant(
-                connection,
-                found,
-                sharing_group=found.sharing_group if group is msgspec.UNSET else group,
-                pin_bytes=found.pin_bytes if size is msgspec.UNSET else size,
-            )
+            changed = await _checked(connection, tenant, if_match)
+            if data.sharing_group is not msgspec.UNSET:
+                changed = await tenants.set_sharing_group(connection, changed, data.sharing_group)
         return tagged(TenantView.of(changed))
 
     @delete("/{tenant:str}", guards=[requires(ADMIN)], status_code=200)

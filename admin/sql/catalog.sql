@@ -2,7 +2,7 @@
 SELECT generation FROM catalog_generation;
 
 -- name: catalog_tenants
-SELECT id, name, sharing_group, created_at, pin_bytes FROM tenants ORDER BY id;
+SELECT id, name, sharing_group, created_at FROM tenants ORDER BY id;
 
 -- name: catalog_keys
 SELECT id, tenant_id, hash, scopes, name, created_at, not_before, expires_at, revoked_at, models,

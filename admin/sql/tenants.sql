@@ -1,16 +1,16 @@
 -- name: tenant_insert
 INSERT INTO tenants (id, name, sharing_group) VALUES ($1, $2, $3)
-RETURNING id, name, sharing_group, created_at, pin_bytes;
+RETURNING id, name, sharing_group, created_at;
 
 -- name: tenant_list
-SELECT id, name, sharing_group, created_at, pin_bytes FROM tenants WHERE name > $1 ORDER BY name LIMIT $2;
+SELECT id, name, sharing_group, created_at FROM tenants WHERE name > $1 ORDER BY name LIMIT $2;
 
 -- name: tenant_find
-SELECT id, name, sharing_group, created_at, pin_bytes FROM tenants WHERE id = $1 OR name = $1;
+SELECT id, name, sharing_group, created_at FROM tenants WHERE id = $1 OR name = $1;
 
--- name: tenant_update
-UPDATE tenants SET sharing_group = $2, pin_bytes = $3 WHERE id = $1
-RETURNING id, name, sharing_group, created_at, pin_bytes;
+-- name: tenant_set_sharing_group
+UPDATE tenants SET sharing_group = $2 WHERE id = $1
+RETURNING id, name, sharing_group, created_at;
 
 -- name: tenant_delete
 DELETE FROM tenants WHERE id = $1;

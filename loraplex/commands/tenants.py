@@ -8,9 +8,8 @@ import click
 
 from loraplex.commands.options import api, json_option
 from loraplex.output import show
-from loraplex.settings import parse_size
 
-TENANT_COLUMNS = ("name", "id", "sharing_group", "pin_bytes", "created_at")
+TENANT_COLUMNS = ("name", "id", "sharing_group", "created_at")
 KEY_COLUMNS = (
     *("id", "name", "scopes", "models", "cidrs", "created_at", "not_before", "expires_at"),
     *("revoked_at", "last_used_at"),
@@ -54,16 +53,12 @@ def show_tenant(name: str, as_json: bool) -> None:
 
 @tenant_group.command("change")
 @click.argument("name")
-@click.option("--pin-bytes", required=True, metavar="BYTES", help="Of adapters it may pin.")
-def change_tenant(name: str, pin_bytes: str) -> None:
-    """Change a tenant's quota."""
-    try:
-        size = parse_size(pin_bytes)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
+@click.option("--sharing-group", required=True, help="Who shares cached prefixes; '' is nobody.")
+def change_tenant(name: str, sharing_group: str) -> None:
+    """Change whom a tenant shares cached prefixes with."""
     with api() as server:
-        server.patch(f"/admin/v1/tenants/{name}", {"pin_bytes": size})
-    click.echo(f"{name} may pin {size} bytes")
+        server.patch(f"/admin/v1/tenants/{name}", {"sharing_group": sharing_group or None})
+    click.echo(f"{name} shares with {f'group {sharing_group}' if sharing_group else 'nobody'}")
 
 
 @tenant_group.command("delete")

@@ -90,17 +90,27 @@ async def test_every_route_that_changes_something_leaves_a_row(plane: Plane, tmp
         await prove_all(plane.database)
 
     await call("POST /tenants", "tenants", "tenant.create", json={"name": "acme"})
-    sizes = {"pin_bytes": 1 << 20}
-    await call("PATCH /tenants/x", "tenants/acme", "tenant.update", json=sizes)
+    group = {"sharing_group": "family"}
+    await call("PATCH /tenants/x", "tenants/acme", "tenant.update", json=group)
     made = await call("POST /tenants/x/keys", "tenants/acme/keys", "key.create", json={})
     acme = plane.bearing(made["key"])
     spare = (await call("POST /keys", "keys", "key.create", json={}))["record"]["id"]
+    quota, made_quota = "tenants/acme/quota", ("quota.create", "tenant.update")
+    pins = {"pin_bytes": 1 << 20}
+    await call("PUT /tenants/x/quota", quota, *made_quota, json=pins)
+    await call("PUT /keys/x/quota", f"keys/{made['record']['id']}/quota", "quota.create", json={})
+    await call("DELETE /keys/x/quota", f"keys/{made['record']['id']}/quota", "quota.delete")
     rotated = ("key.rotate", "key.update")
     await call("POST /keys/x/rotate", f"keys/{spare}/rotate", *rotated, json={})
     await call("DELETE /keys/x", f"keys/{spare}", "key.revoke")
     write_model(plane.store, "b" * 64)
     model = {"name": "tiny", "digest": "b" * 64}
     await call("POST /models", "models", "model.create", json=model)
+    length = {"max_model_len": 256}
+    await call("PATCH /models/x", "models/tiny", "model.update", json=length)
+    price = {"input": 1, "output": 2}
+    await call("PUT /prices/x", "prices/tiny", "price.create", json=price)
+    await call("DELETE /prices/x", "prices/tiny", "price.delete")
     await push(1)
     await push(2)
     whose = {"tenant": "acme"}
@@ -118,7 +128,9 @@ async def test_every_route_that_changes_something_leaves_a_row(plane: Plane, tmp
     retired = ("version.retired",)
     await call("DELETE /adapters/x/versions/1", "adapters/bot/versions/2", *retired, by=acme)
     await call("DELETE /adapters/x", "adapters/bot", *retired, by=acme)
+    await call("DELETE /tenants/x/quota", quota, "quota.delete", "tenant.update")
     await call("DELETE /tenants/x", "tenants/acme", "tenant.delete")
+    await call("DELETE /models/x", "models/tiny", "model.delete")
     assert left == set()
 
     everything = await entries(plane.database)
@@ -133,10 +145,12 @@ async def test_the_log_is_paged_and_filtered(plane: Plane):
         (await plane.client.post("tenants", json={"name": name})).json()["id"]
         for name in ("acme", "globex")
     ]
-    await plane.client.patch("tenants/acme", json={"pin_bytes": 7})
+    await plane.client.patch("tenants/acme", json={"sharing_group": "family"})
     listed = (await plane.client.get("audit", params={"limit": 2})).json()
     assert [entry["action"] for entry in listed["data"]] == ["tenant.update", "tenant.create"]
-    assert listed["has_more"] and listed["data"][0]["details"] == {"pin_bytes": [0, 7]}
+    assert listed["has_more"] and listed["data"][0]["details"] == {
+        "sharing_group": [None, "family"]
+    }
     older = {"after": listed["data"][-1]["seq"], "limit": 1}
     assert (await plane.client.get("audit", params=older)).json()["data"][0]["object"] == ids[0]
     own = (await plane.client.get("audit", params={"tenant": ids[0]})).json()["data"]
@@ -149,7 +163,7 @@ async def test_what_is_refused_or_changes_nothing_leaves_no_row(plane: Plane):
     await plane.client.post("tenants", json={"name": "acme"})
     before = await entries(plane.database)
     assert (await plane.client.post("tenants", json={"name": "acme"})).status_code == 409
-    await plane.client.patch("tenants/acme", json={"pin_bytes": 0})
+    await plane.client.patch("tenants/acme", json={"sharing_group": None})
     await plane.client.post("tenants/acme/keys", json={"scopes": ["root"]})
     assert await entries(plane.database) == before
 

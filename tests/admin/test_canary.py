@@ -4,7 +4,6 @@ import asyncio
 import itertools
 from typing import Any
 
-import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -288,26 +287,3 @@ async def test_a_body_that_cannot_be_meant_is_refused(
         await make_ready(connection, tenant_id, "a", "b")
     problem(await acme.put("adapters/bot/aliases/prod", json=body), 400)
     assert (await acme.get("adapters/bot/aliases/prod")).json()["version"] == 1
-
-
-async def test_pins_over_rest(plane: Plane, base: str):
-    acme = await plane.tenant("acme")
-    async with plane.database.transaction() as connection:
-        tenant_id = await connection.fetchval("SELECT id FROM tenants")
-        await make_ready(connection, tenant_id, "a", "b")
-    path = "adapters/bot/aliases/prod/pin"
-
-    async def pin(client: httpx.AsyncClient) -> httpx.Response:
-        return await client.put(path, params={"tenant": "acme"})
-
-    assert problem(await pin(acme), 409)["code"] == "pin_quota"
-    assert problem(await pin(plane.client), 409)["code"] == "pin_quota"
-    raised = await plane.client.patch("tenants/acme", json={"pin_bytes": MANIFEST.file_bytes})
-    assert raised.json()["pin_bytes"] == MANIFEST.file_bytes
-    assert (await pin(acme)).json()["pinned"] is True
-    lowered = await plane.client.patch("tenants/acme", json={"pin_bytes": 1})
-    assert problem(lowered, 409)["code"] == "pin_quota"
-    assert (await acme.delete(path)).json()["pinned"] is False
-    assert (await plane.client.patch("tenants/acme", json={"pin_bytes": 0})).status_code == 200
-    problem(await acme.patch("tenants/acme", json={"pin_bytes": 1}), 403)
-    problem(await plane.client.patch("tenants/acme", json={"pin_bytes": -1}), 400)

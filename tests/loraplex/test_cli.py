@@ -41,6 +41,10 @@ async def test_tenants_and_keys(plane: Plane):
     listed = json.loads(await run(plane, "tenant", "list", "--json"))
     assert [tenant["name"] for tenant in listed] == ["acme"]
     assert "acme" in await run(plane, "tenant", "list")
+    change = ("tenant", "change", "acme", "--sharing-group")
+    assert await run(plane, *change, "family") == "acme shares with group family\n"
+    assert "family" in await run(plane, "tenant", "show", "acme")
+    assert await run(plane, *change, "") == "acme shares with nobody\n"
     text = (await run(plane, "key", "create", "--tenant", "acme", "--name", "ci")).strip()
     assert (await plane.bearing(text).get("models")).status_code == 200
     keys = json.loads(await run(plane, "key", "list", "--tenant", "acme", "--json"))
@@ -92,8 +96,7 @@ async def test_an_adapter_from_push_to_delete(
     assert "prod=1" in await adapter("list")
     assert "bot@2" in await adapter("show", "bot@2")
     assert "may pin 0" in await adapter("pin", "bot", code=1)
-    pinned = await run(plane, "tenant", "change", "acme", "--pin-bytes", "1MiB")
-    assert pinned == "acme may pin 1048576 bytes\n"
+    await run(plane, "quota", "set", "--tenant", "acme", "--pin-bytes", "1MiB")
     assert await adapter("pin", "bot") == "bot@prod is now version 1, pinned\n"
     assert await adapter("unpin", "bot") == "bot@prod is now version 1\n"
     assert "prod" in await adapter("delete", "bot@1", "--yes", code=1)
@@ -187,7 +190,7 @@ async def test_pages_are_followed(plane: Plane):
         (["adapter", "canary", "bot@2"], 2, "--weight"),
         (["adapter", "canary", "bot@2", "--weight", "100"], 2, "--weight"),
         (["adapter", "push", ".", "--name", "x", "--metadata", "y"], 2, "KEY=VALUE"),
-        (["tenant", "change", "x", "--pin-bytes", "much"], 2, "not a size"),
+        (["quota", "set", "--tenant", "x", "--pin-bytes", "much"], 2, "not a size"),
         (["model", "add", "x"], 2, "NAME=PATH"),
         (["config", "--memory", "much"], 2, "not a size"),
         (["config", "--config", "/none.toml"], 2, "none.toml"),

@@ -1,0 +1,114 @@
+"""`loraplex quota`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from loraplex.commands.options import api, json_option
+from loraplex.output import show
+from loraplex.settings import parse_size
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+COLUMNS = ("name", "limit", "used", "held", "left", "ends_at")
+COUNTS = {
+    "requests_per_minute": "",
+    "tokens_per_minute": "Of prompts and answers.",
+    "concurrent_requests": "",
+    "tokens_per_day": "",
+    "tokens_per_month": "",
+    "adapters": "Of a tenant: how many names.",
+}
+DOLLARS = {"spend_per_day": "Such as 12.50.", "spend_per_month": ""}
+BYTES = {
+    "adapter_bytes": "Of a tenant: of all its versions, such as 2GiB.",
+    "pin_bytes": "Of a tenant: of adapters it may pin.",
+}
+WEIGHTS = {"cached_weight": "Of a tenant: what a cached prompt token counts of one."}
+LIMITS = (*COUNTS, *DOLLARS, *BYTES, *WEIGHTS)
+NONE = "none"
+
+
+@click.group("quota")
+def quota_group() -> None:
+    """Limits of tenants and of their keys, and what is used of them."""
+
+
+def whose_options(command: F) -> F:
+    command = click.option("--key", metavar="ID", help="Of this key.")(command)
+    return click.option("--tenant", help="Of this tenant as a whole.")(command)
+
+
+def limit_options(command: F) -> F:
+    groups = ((COUNTS, "NUMBER"), (DOLLARS, "DOLLARS"), (BYTES, "BYTES"), (WEIGHTS, "PERCENT"))
+    options = [(name, metavar, help) for group, metavar in groups for name, help in group.items()]
+    for name, metavar, help in reversed(options):
+        flag = f"--{name.replace('_', '-')}"
+        command = click.option(flag, metavar=metavar, help=help)(command)
+    return command
+
+
+@quota_group.command("show")
+@whose_options
+@json_option
+def show_quota(tenant: str | None, key: str | None, as_json: bool) -> None:
+    """Show the limits that are set, and what is used of them now."""
+    with api() as server:
+        _show(server.get(_path(tenant, key)), as_json)
+
+
+@quota_group.command("set")
+@whose_options
+@limit_options
+@json_option
+def set_quota(tenant: str | None, key: str | None, as_json: bool, **given: str | None) -> None:
+    """Change some limits; 'none' lifts one. The others stay."""
+    changes = {name: _value(name, text) for name, text in given.items() if text is not None}
+    if not changes:
+        raise click.UsageError("give a limit to set, such as --requests-per-minute 60")
+    path = _path(tenant, key)
+    with api() as server:
+        present, etag = server.get_tagged(path)
+        limits = {name: present[name] for name in LIMITS if name in present} | changes
+        body = {name: limit for name, limit in limits.items() if limit is not None}
+        changed = server.put(path, body, if_match=etag)
+    _show(changed, as_json)
+
+
+@quota_group.command("clear")
+@whose_options
+def clear_quota(tenant: str | None, key: str | None) -> None:
+    """Lift all limits; nothing may be pinned then."""
+    with api() as server:
+        cleared = server.delete(_path(tenant, key))
+    click.echo(f"{cleared['id']} has no limits")
+
+
+def _path(tenant: str | None, key: str | None) -> str:
+    if (tenant is None) == (key is None):
+        raise click.UsageError("give --tenant or --key")
+    return f"/admin/v1/tenants/{tenant}/quota" if tenant else f"/admin/v1/keys/{key}/quota"
+
+
+def _value(name: str, text: str) -> int | str | None:
+    """Raises UsageError."""
+    if text == NONE:
+        return None
+    try:
+        if name in BYTES:
+            return parse_size(text)
+        return text if name in DOLLARS else int(text)
+    except ValueError as error:
+        raise click.UsageError(f"--{name.replace('_', '-')}: {error}") from error
+
+
+def _show(quota: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        show([quota], (), as_json)
+        return
+    show([{"name": name} | use for name, use in quota["use"].items()], COLUMNS, as_json)
+    if quota.get("cached_weight", 100) != 100:
+        click.echo(f"A cached prompt token counts {quota['cached_weight']} % of one.")
