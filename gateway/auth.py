@@ -13,6 +13,7 @@ from litestar.handlers import BaseRouteHandler
 
 from admin.records import ApiKey, Tenant, hash_key, parse_key
 from gateway.errors import Forbidden, Overloaded, Unauthenticated
+from gateway.headers import find_header
 
 if TYPE_CHECKING:
     from gateway.app import Gateway
@@ -91,7 +92,9 @@ def requires(scope: str) -> Guard:
         gateway: Gateway = connection.app.state.gateway
         view = gateway.catalog.current
         try:
-            key = authenticate(view, gateway.config.pepper, connection.headers.get("authorization"))
+            key = authenticate(
+                view, gateway.config.pepper, find_header(connection.scope, b"authorization")
+            )
         except UnknownKey as unknown:
             if gateway.catalog.unconfirmed_s == 0:
                 raise

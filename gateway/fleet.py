@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from gateway.catalog import CatalogView, Target
 from gateway.errors import NoWorker
 from gateway.routing import Candidate, pick
@@ -15,12 +17,23 @@ GREET_INTERVAL_S = 0.25
 """How soon a worker that came back is told what is wanted."""
 
 
+class Reported(msgspec.Struct, frozen=True):
+    """A worker's last status, as it is looked up for every request."""
+
+    status: WorkerStatus
+    load: int
+    """Sequences running and waiting there."""
+    tiers: dict[str, str]
+    """Where it holds adapters, by digest."""
+
+
 class Fleet:
     """A static list of clients, each of which keeps its connection up by itself."""
 
     def __init__(self, clients: Sequence[WorkerClient]) -> None:
         self.clients = clients
-        self._tiers: dict[str, tuple[WorkerStatus, dict[str, str]]] = {}
+        self._reports: dict[str, Reported] = {}
+        """By address."""
         self._view: CatalogView | None = None
         self._told: dict[str, Mapping[str, ModelInfo]] = {}
         """By address, the models of the connection that was told last."""
@@ -39,10 +52,10 @@ class Fleet:
     def choose(self, model: str, adapter: str | None) -> WorkerClient:
         """The worker for a sequence on the base model and with the adapter of these digests;
         NoWorker if none is ready."""
-        able = self.serving(model)
-        if not able:
+        worker = self._best(model, adapter)
+        if worker is None:
             raise NoWorker("No worker is ready for this model. Try again shortly.")
-        return able[pick([self._candidate(client, adapter) for client in able])]
+        return worker
 
     def serving(self, model: str) -> list[WorkerClient]:
         """Those that are ready and have the base model of this digest."""
@@ -50,11 +63,14 @@ class Fleet:
 
     def prefetch(self, target: Target) -> None:
         """Has the worker that the target's request would go to now bring the adapter nearer."""
-        model = target.base.digest
-        if target.version is None or not self.serving(model):
+        if target.version is None:
             return
-        worker = self.choose(model, target.version.digest)
-        if self._tiers_of(worker).get(target.version.digest) != "device":
+        model, digest = target.base.digest, target.version.digest
+        worker = self._best(model, digest)
+        if worker is None:
+            return
+        reported = self._reported(worker)
+        if reported is None or reported.tiers.get(digest) != "device":
             adapter = target.adapter_for(worker.models[model].adapter_layout)
             assert adapter is not None
             worker.prefetch(model, adapter)
@@ -78,22 +94,30 @@ class Fleet:
             client.want(_desired(view, client.models))
             self._told[client.address] = client.models
 
-    def _tiers_of(self, client: WorkerClient) -> dict[str, str]:
-        """Where the worker holds adapters, by digest, as of its last status."""
-        if client.status is None:
-            return {}
-        known = self._tiers.get(client.address)
-        if known is None or known[0] is not client.status:
-            tiers = {adapter.digest: adapter.tier for adapter in client.status.adapters}
-            known = self._tiers[client.address] = client.status, tiers
-        return known[1]
+    def _best(self, model: str, adapter: str | None) -> WorkerClient | None:
+        able = self.serving(model)
+        if len(able) < 2:
+            return able[0] if able else None
+        return able[pick([self._candidate(client, adapter) for client in able])]
 
     def _candidate(self, client: WorkerClient, adapter: str | None) -> Candidate:
-        if client.status is None:
+        reported = self._reported(client)
+        if reported is None:
             return Candidate(load=client.num_open)
-        reported = sum(model.num_running + model.num_waiting for model in client.status.models)
-        tier = self._tiers_of(client).get(adapter) if adapter is not None else None
-        return Candidate(load=max(reported, client.num_open), tier=tier)
+        tier = reported.tiers.get(adapter) if adapter is not None else None
+        return Candidate(load=max(reported.load, client.num_open), tier=tier)
+
+    def _reported(self, client: WorkerClient) -> Reported | None:
+        """None before its first status."""
+        status = client.status
+        if status is None:
+            return None
+        known = self._reports.get(client.address)
+        if known is None or known.status is not status:
+            load = sum(model.num_running + model.num_waiting for model in status.models)
+            tiers = {adapter.digest: adapter.tier for adapter in status.adapters}
+            known = self._reports[client.address] = Reported(status, load, tiers)
+        return known
 
 
 def _desired(view: CatalogView, models: Mapping[str, ModelInfo]) -> Desired:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
 import time
-import uuid
 from typing import TYPE_CHECKING, Any
 
 from litestar import Request
@@ -11,6 +11,7 @@ from litestar.datastructures import State
 from litestar.types import Message, Scope
 
 from gateway.auth import Principal
+from gateway.headers import find_header
 
 if TYPE_CHECKING:
     from gateway.app import Gateway
@@ -21,12 +22,19 @@ class GatewayRequest(Request[Principal, Any, State]):
 
     def __init__(self, scope: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(scope, *args, **kwargs)
-        scope["state"].setdefault("request_id", uuid.uuid4().hex)
-        scope["state"].setdefault("started_at", time.perf_counter())
+        self.gateway: Gateway = self.app.state.gateway
+        state = scope["state"]
+        if "request_id" not in state:
+            state["request_id"] = secrets.token_hex(16)
+            state["started_at"] = time.perf_counter()
 
     @property
     def request_id(self) -> str:
         return self.scope["state"]["request_id"]
+
+    @property
+    def traceparent(self) -> str | None:
+        return find_header(self.scope, b"traceparent")
 
     @property
     def started_at(self) -> float:
@@ -36,10 +44,6 @@ class GatewayRequest(Request[Principal, Any, State]):
     @property
     def elapsed_ms(self) -> int:
         return _elapsed_ms(self.scope)
-
-    @property
-    def gateway(self) -> Gateway:
-        return self.app.state.gateway
 
 
 async def add_request_headers(message: Message, scope: Scope) -> None:

@@ -1,0 +1,13 @@
+"""A request's headers as the server has read them."""
+
+from __future__ import annotations
+
+from litestar.types import Scope
+
+
+def find_header(scope: Scope, name: bytes) -> str | None:
+    """The first of this name, in lower case. For one or two, an index of all costs more."""
+    for given, value in scope["headers"]:
+        if given == name:
+            return value.decode("latin-1")
+    return None
