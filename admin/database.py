@@ -100,15 +100,23 @@ class Database:
             "loraplex.tenant": sees,
         }
         with translated_errors():
-            pool = await asyncpg.create_pool(
-                dsn,
-                min_size=min_size,
-                max_size=max_size,
-                command_timeout=command_timeout,
-                statement_cache_size=statement_cache_size,
-                server_settings=settings | _as_role(role),
-                init=_use_json,
-            )
+            try:
+                pool = await asyncpg.create_pool(
+                    dsn,
+                    min_size=min_size,
+                    max_size=max_size,
+                    command_timeout=command_timeout,
+                    statement_cache_size=statement_cache_size,
+                    server_settings=settings | _as_role(role),
+                    init=_use_json,
+                )
+            except (
+                asyncpg.InvalidParameterValueError,
+                asyncpg.InsufficientPrivilegeError,
+            ) as error:
+                raise DatabaseUnavailable(
+                    f"cannot work as {role}: {error}; has `loraplex migrate` been run?"
+                ) from error
         database = cls(pool, dsn, role, acquire_timeout)
         try:
             await database._check(sees)
@@ -161,7 +169,8 @@ class Database:
     async def listen(self, channel: str, callback: Callable[[str], None]) -> None:
         """Calls `callback(payload)` for each notification until `close`, on its own connection.
 
-        Calls it with "" each time the connection was made: what was sent before went unheard.
+        Calls it with "" each time the connection was lost, and when it was made again: what was
+        sent between went unheard.
         Returns when the first connection listens. Raises DatabaseUnavailable if that fails.
         """
         connection = await self._open_listener(channel, callback)
@@ -192,6 +201,7 @@ class Database:
                 if not connection.is_closed():
                     await lost.wait()
                 log.warning("lost the connection that listens on %s; reconnecting", channel)
+                callback("")
                 connection = await self._reopen_listener(channel, callback)
         finally:
             connection.terminate()
