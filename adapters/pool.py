@@ -310,14 +310,14 @@ class AdapterPool:
         work = partial(self._loader.fetch, entry.digest, entry.proved)
         self._submit(entry, work, is_copy=False)
 
-    def _copy(self, entry: Entry, image: AdapterImage) -> None:
+    def _copy(self, entry: Entry, image: AdapterImage, *, is_fresh: bool = False) -> None:
         run = self._take_run(image.num_bytes)
         if run is None:
             return
         entry.run, entry.slot = run, self._slots.allocate()
         self._resident[run] = entry
         target = self._arena[run.offset : run.offset + image.num_bytes]
-        work = partial(self._loader.copy, image, target)
+        work = partial(self._loader.copy, image, target, is_fresh=is_fresh)
         self._submit(entry, work, is_copy=True)
 
     def _take_run(self, num_bytes: int) -> Run | None:
@@ -375,7 +375,7 @@ class AdapterPool:
             self._forget(victim)
         self._host.put(entry, image)
         if self._is_awaited(entry):
-            self._copy(entry, image)
+            self._copy(entry, image, is_fresh=True)
 
     def _fail(self, entry: Entry, error: BaseException) -> None:
         self._host.drop(entry)

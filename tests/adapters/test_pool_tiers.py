@@ -112,6 +112,24 @@ def test_what_somebody_waits_for_overtakes_prefetches(tmp_path: Path) -> None:
     assert [house.tier(i) for i in range(3)] == ["loading"] * 3
 
 
+@pytest.mark.parametrize("was_on_device", [False, True])
+def test_an_image_that_went_bad_on_the_host_is_not_served(
+    tmp_path: Path, was_on_device: bool
+) -> None:
+    house = House(tmp_path, [ONE_UNIT])
+    if was_on_device:
+        house.load(0).release()
+        assert house.pool.evict_idle()
+    else:
+        house.pool.prefetch(house.refs[0])
+        house.settle()
+    assert house.tier(0) == "host"
+    image = house.pool._entries[house.refs[0].digest].image
+    assert image is not None
+    image.payload[3::64] ^= 64
+    assert house.serves(house.load(0).slot, 0)
+
+
 def test_the_host_keeps_what_is_asked_for_most(tmp_path: Path) -> None:
     house = House(tmp_path, [ONE_UNIT] * 4, host_bytes=3 * UNIT_IMAGE)
     for index, requests in ((0, 3), (1, 1), (2, 2)):
