@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from admin.database import Connection
-from admin.errors import NotFound
+from admin.errors import AlreadyExists, NotFound
 from admin.queries import from_row, sql
 from admin.records import Tenant, random_base62
 
@@ -14,7 +14,8 @@ async def create_tenant(
     """Raises AlreadyExists or Invalid for the name."""
     tenant_id = f"ten_{random_base62(12)}"
     row = await connection.fetchrow(sql["tenant_insert"], tenant_id, name, sharing_group)
-    assert row is not None
+    if row is None:
+        raise AlreadyExists(f"a tenant named {name[:128]!r} already exists", param="name")
     return from_row(Tenant, row)
 
 

@@ -1,5 +1,6 @@
 -- name: tenant_insert
-INSERT INTO tenants (id, name, sharing_group) VALUES ($1, $2, $3)
+-- Nothing if the name is taken.
+INSERT INTO tenants (id, name, sharing_group) VALUES ($1, $2, $3) ON CONFLICT (name) DO NOTHING
 RETURNING id, name, sharing_group, created_at;
 
 -- name: tenant_list
