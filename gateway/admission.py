@@ -1,13 +1,23 @@
-"""What a request may take: reserved before it runs, settled when it has ended, whatever happened.
-
-So far the bounds of the model's context; quotas enter between the same two calls.
-"""
+"""What a request may take: reserved before it runs, settled when it has ended in whatever way."""
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Sequence
+
 import msgspec
 
-from gateway.errors import ContextLengthExceeded
+from gateway.accounts import Hold
+from gateway.auth import Principal
+from gateway.catalog import CatalogView
+from gateway.errors import ApiError, ContextLengthExceeded, QuotaUnavailable
+from gateway.leases import Leases
+from gateway.quota import Kind, Limit, Tariff, leased_bits
+from gateway.ratelimit import rate_limit_headers
+
+AT_ONCE = 1024
+"""Completion tokens that a choice reserves at a time."""
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -18,23 +28,141 @@ class Usage(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
 
 
-class Reservation(msgspec.Struct, frozen=True):
-    """`max_tokens` has one entry a prompt, which each of its `num_choices` may take."""
+class Part(msgspec.Struct, frozen=True):
+    """What was reserved together."""
 
-    tenant_id: str
     prompt_tokens: int
-    max_tokens: list[int]
-    num_choices: int
+    completion_tokens: int
+    holds: list[Hold]
+
+
+class Reservation:
+    """Of one request. Completion tokens are promised some at a time: more is reserved well before
+    they are used up, and where that is refused the answer ends."""
+
+    def __init__(
+        self,
+        leases: Leases | None,
+        limits: Sequence[Limit],
+        tariff: Tariff,
+        *,
+        tenant_id: str,
+        prompt_tokens: int,
+        max_tokens: list[int],
+        num_choices: int,
+    ) -> None:
+        """`max_tokens` has one entry a prompt, which each of its `num_choices` may take."""
+        self.max_tokens = max_tokens
+        self.admitted_at = time.time()
+        self.holder = "" if leases is None else leases.holder
+        self.leased = leased_bits(tenant_id, limits)
+        self._leases = leases
+        self._limits = limits
+        self._tariff = tariff
+        self._prompt_tokens = prompt_tokens
+        self._most = sum(max_tokens) * num_choices
+        self._growing = [limit for limit in limits if not limit.kind.counts_requests]
+        self._step = min(self._most, AT_ONCE * num_choices * len(max_tokens))
+        self._promised = 0
+        self._given = 0
+        self._ask_below = self._step // 2
+        self._parts: list[Part] = []
+        self._extending: asyncio.Task[None] | None = None
+
+    async def begin(self) -> None:
+        """Raises QuotaExceeded or QuotaUnavailable; then nothing is taken."""
+        if self._limits:
+            await self._reserve(self._limits, self._prompt_tokens, self._step)
+
+    def give(self, num_tokens: int) -> int:
+        """How many of these completion tokens are within what is promised."""
+        if not self._growing:
+            return num_tokens
+        given = min(num_tokens, self._promised - self._given)
+        self._given += given
+        left = self._promised - self._given
+        if self._promised < self._most and left < self._ask_below and self._extending is None:
+            self._extending = asyncio.create_task(self._extend(left))
+        return given
+
+    def metered(self, usage: Usage) -> int:
+        """Tokens as quotas count them."""
+        return self._tariff.metered(
+            usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
+        )
+
+    def cost(self, usage: Usage) -> int:
+        """Pico-dollars."""
+        return self._tariff.cost(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+
+    def headers(self) -> dict[str, str]:
+        """What is left of the limits, now that this is reserved."""
+        return rate_limit_headers(self._parts[0].holds, time.time()) if self._parts else {}
+
+    def settle(self, usage: Usage) -> None:
+        """Exactly once."""
+        if self._extending is not None:
+            self._extending.cancel()
+        metered, cost = self.metered(usage), self.cost(usage)
+        for part in self._parts:
+            assert self._leases is not None
+            metered_here = min(metered, part.prompt_tokens + part.completion_tokens)
+            cost_here = min(
+                cost,
+                self._tariff.promise(
+                    Kind.SPEND_PER_DAY, part.prompt_tokens, part.completion_tokens
+                ),
+            )
+            metered -= metered_here
+            cost -= cost_here
+            for hold in part.holds:
+                self._leases.settle(hold, _used(hold, metered_here, cost_here))
+        self._parts.clear()
+
+    async def _extend(self, left: int) -> None:
+        """By one step."""
+        more = min(self._step, self._most - self._promised)
+        try:
+            await self._reserve(self._growing, 0, more)
+        except ApiError:
+            # Asked again when half of what is left is used, for others may have ended by then.
+            self._ask_below = left // 2
+        self._extending = None
+
+    async def _reserve(self, limits: Sequence[Limit], prompt: int, completion: int) -> None:
+        assert self._leases is not None
+        wanted = [(limit, self._amount(limit.kind, prompt, completion)) for limit in limits]
+        holds = await self._leases.take(wanted, self.admitted_at)
+        self._parts.append(Part(prompt, completion, holds))
+        self._promised += completion
+
+    def _amount(self, kind: Kind, prompt: int, completion: int) -> int:
+        if kind.counts_requests:
+            return 1
+        return self._tariff.promise(kind, prompt, completion)
+
+
+def _used(hold: Hold, metered: int, cost: int) -> int:
+    kind = hold.account.kind
+    if kind is Kind.CONCURRENT_REQUESTS:
+        return 0
+    if kind is Kind.REQUESTS_PER_MINUTE:
+        return 1
+    return cost if kind.counts_money else metered
 
 
 class Admission:
-    def __init__(self) -> None:
+    def __init__(self, leases: Leases | None) -> None:
+        """Without leases nothing that has a limit is admitted."""
         self.num_open = 0
         """Reservations not settled yet."""
+        self._leases = leases
 
-    def reserve(
+    async def reserve(
         self,
-        tenant_id: str,
+        view: CatalogView,
+        caller: Principal,
+        model: str,
         prompt_lengths: list[int],
         *,
         asked_tokens: int | None,
@@ -42,21 +170,31 @@ class Admission:
         num_choices: int,
         max_model_len: int,
     ) -> Reservation:
-        """ContextLengthExceeded if a prompt with its answer cannot fit; then takes nothing."""
-        max_tokens = [
-            _fit(length, asked_tokens, default_tokens, max_model_len) for length in prompt_lengths
-        ]
-        self.num_open += 1
-        return Reservation(
-            tenant_id=tenant_id,
+        """Raises ContextLengthExceeded if a prompt with its answer cannot fit, QuotaExceeded,
+        QuotaUnavailable; then nothing is taken."""
+        limits = view.limits_of(caller.tenant.id, caller.key.id)
+        if limits and self._leases is None:
+            raise QuotaUnavailable("Limits cannot be checked without a database.")
+        reservation = Reservation(
+            self._leases,
+            limits,
+            view.tariff(model, caller.tenant.id),
+            tenant_id=caller.tenant.id,
             prompt_tokens=sum(prompt_lengths),
-            max_tokens=max_tokens,
+            max_tokens=[
+                _fit(length, asked_tokens, default_tokens, max_model_len)
+                for length in prompt_lengths
+            ],
             num_choices=num_choices,
         )
+        await reservation.begin()
+        self.num_open += 1
+        return reservation
 
     def settle(self, reservation: Reservation, usage: Usage) -> None:
         """Exactly once for each reservation."""
         self.num_open -= 1
+        reservation.settle(usage)
 
 
 def _fit(prompt: int, asked: int | None, default: int, max_model_len: int) -> int:

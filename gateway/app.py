@@ -19,6 +19,7 @@ from gateway.catalog import Catalog
 from gateway.config import GatewayConfig
 from gateway.fleet import Fleet
 from gateway.flights import Flights
+from gateway.leases import Leases, PostgresExchange
 from gateway.liaison import Liaison
 from gateway.openapi import Document
 from gateway.outcomes import Outcomes
@@ -57,7 +58,12 @@ class Gateway:
         self.config = config
         self.catalog = Catalog(source, config.catalog_stale_s)
         self.tokenizers = Tokenizers(config.model_folder)
-        self.admission = Admission()
+        leases = None
+        if database is not None:
+            exchange = PostgresExchange(database, config.catalog_stale_s)
+            leases = Leases(exchange, config.instance_id, config.catalog_stale_s)
+            self.catalog.watch(lambda _: leases.believe_catalog())
+        self.admission = Admission(leases)
         self.fleet = Fleet(clients)
         self.flights = Flights(Outcomes())
         self.key_uses = KeyUses()
@@ -65,7 +71,7 @@ class Gateway:
         self.ledger = Ledger(self.spool, config.max_spool_bytes)
         self.is_draining = False
         self._liaison = None
-        if database is not None:
+        if database is not None and leases is not None:
             self._liaison = Liaison(
                 database,
                 config.instance_id,
@@ -74,6 +80,7 @@ class Gateway:
                 self.flights,
                 self.key_uses,
                 self.spool,
+                leases,
             )
         self.catalog.watch(self.fleet.want)
 

@@ -25,6 +25,7 @@ from admin.records import (
 )
 from gateway.auth import Principal
 from gateway.errors import CatalogStale, ModelNotFound, Overloaded, TemplateNotApproved
+from gateway.quota import FREE, Limit, Tariff, limits_of
 from gateway.schemas import AdapterCard, ModelCard
 from gateway.source import SnapshotSource
 from gateway.split import pick_version
@@ -97,6 +98,9 @@ class CatalogView:
             by_layout = self._checksums.setdefault((proof.digest, proof.base_digest), {})
             by_layout[proof.layout] = proof.checksum
         self._approved_templates = snapshot.approved_templates
+        self._quotas = {quota.subject: quota for quota in snapshot.quotas}
+        self._limits = {quota.subject: limits_of(quota) for quota in snapshot.quotas}
+        self._prices = {price.model: price for price in snapshot.prices}
 
     def resolve(self, tenant: Tenant, name: str, subject: str = "") -> Target:
         """`name`, `name@alias`, `name@7`, `tenant/...` of these, or a base; ModelNotFound.
@@ -112,6 +116,16 @@ class CatalogView:
         return self._target(
             tenant, name, adapter, choices, selected if selected.canary is not None else None
         )
+
+    def limits_of(self, tenant_id: str, key_id: str) -> tuple[Limit, ...]:
+        """The tenant's own and the key's."""
+        return self._limits.get(tenant_id, ()) + self._limits.get(key_id, ())
+
+    def tariff(self, model: str, tenant_id: str) -> Tariff:
+        """model: served name of the base model."""
+        quota = self._quotas.get(tenant_id)
+        weight = 100 if quota is None else quota.cached_weight
+        return Tariff(self._prices.get(model, FREE), weight)
 
     def list(self, tenant: Tenant) -> list[ModelCard]:
         """Base models, then the tenant's adapters by each name that an alias gives them."""

@@ -7,15 +7,18 @@ ApiError
 ├── Forbidden                 403
 ├── ModelNotFound             404
 ├── TemplateNotApproved       409
+├── QuotaExceeded             429
 └── Overloaded                503
     ├── CatalogStale          503
     ├── NoWorker              503
+    ├── QuotaUnavailable      503
     └── UsageUnavailable      503
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -86,6 +89,30 @@ class CatalogStale(Overloaded):
     """What the gateway knows of keys and models may be too old to go by."""
 
 
+class QuotaExceeded(ApiError):
+    """A limit of the tenant or of the key leaves no room for the request."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str,
+        code: str,
+        frees_in_s: float | None,
+        is_worth_a_retry: bool,
+        headers: Mapping[str, str],
+    ) -> None:
+        """frees_in_s None: never, for a request like this."""
+        super().__init__(message, param=param, code=code)
+        self.frees_in_s = frees_in_s
+        self.is_worth_a_retry = is_worth_a_retry
+        self.headers = headers
+
+
+class QuotaUnavailable(Overloaded):
+    """Whether a limit leaves room cannot be found out."""
+
+
 class NoWorker(Overloaded):
     """No ready worker has the model."""
 
@@ -105,6 +132,8 @@ PROBLEMS: Mapping[type[Exception] | ErrorCode | int, Problem] = {
     ModelNotFound: Problem(404, "not_found_error", "model_not_found"),
     TemplateNotApproved: Problem(409, INVALID, "template_not_approved"),
     Overloaded: Problem(503, SERVER, "overloaded", retry_after_s=1),
+    QuotaExceeded: Problem(429, "rate_limit_error", "rate_limit_exceeded"),
+    QuotaUnavailable: Problem(503, SERVER, "quota_unavailable", retry_after_s=1),
     CatalogStale: Problem(503, SERVER, "catalog_stale", retry_after_s=5),
     NoWorker: Problem(503, SERVER, "no_worker", retry_after_s=2),
     UsageUnavailable: Problem(503, SERVER, "usage_unavailable", retry_after_s=5),
@@ -162,20 +191,31 @@ def error_body(error: Exception) -> dict[str, Any]:
     return {"error": {"message": message, "type": problem.type, "param": param, "code": code}}
 
 
-def retry_headers(problem: Problem) -> dict[str, str]:
+def retry_headers(problem: Problem, error: Exception) -> dict[str, str]:
     """What the official clients read before they try again."""
-    if problem.retry_after_s is not None:
-        return {
-            "retry-after": str(max(1, round(problem.retry_after_s))),
-            "retry-after-ms": str(round(problem.retry_after_s * 1000)),
-        }
-    return {"x-should-retry": "false"} if problem.status in (409, 429) else {}
+    if isinstance(error, QuotaExceeded):
+        headers = _retry_after(error.frees_in_s)
+        if not error.is_worth_a_retry:
+            headers["x-should-retry"] = "false"
+        return {**error.headers, **headers}
+    if problem.status == 409:
+        return {"x-should-retry": "false"}
+    return _retry_after(problem.retry_after_s)
+
+
+def _retry_after(seconds: float | None) -> dict[str, str]:
+    if seconds is None:
+        return {}
+    return {
+        "retry-after": str(max(1, math.ceil(seconds))),
+        "retry-after-ms": str(max(1, math.ceil(seconds * 1000))),
+    }
 
 
 def to_response(_: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
     """The exception handler of the whole application."""
     problem, _message = problem_of(error)
-    headers = retry_headers(problem)
+    headers = retry_headers(problem, error)
     if problem.status == 401:
         headers["www-authenticate"] = "Bearer"
     return Response(

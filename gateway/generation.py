@@ -6,20 +6,28 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from gateway.admission import Usage
+import msgspec
+
+from gateway.admission import Reservation, Usage
 from gateway.choice import Choice, Delta
 from workers.client import Handle, WorkerClient
-from workers.protocol import Generate, SequenceOutput
+from workers.protocol import FinishReason, Generate, SequenceOutput
 
 
 class Generation:
     """Await `step` until `is_done`, then or before that `cancel`."""
 
     def __init__(
-        self, worker: WorkerClient, requests: Sequence[Generate], choices: Sequence[Choice]
+        self,
+        worker: WorkerClient,
+        requests: Sequence[Generate],
+        choices: Sequence[Choice],
+        reservation: Reservation,
     ) -> None:
-        """`requests[i]` is the sequence of `choices[i]`; sent with the first `step`."""
+        """`requests[i]` is the sequence of `choices[i]`; sent with the first `step`. What the
+        reservation does not cover is not given: the answer ends for its length."""
         self.worker = worker
+        self._reservation = reservation
         self.first_output_at: float | None = None
         """Of time.perf_counter()."""
         self._requests = requests
@@ -60,7 +68,7 @@ class Generation:
         for i, output in outputs:
             choice = self._choices[i]
             if choice.finish_reason is None:
-                deltas.append(choice.feed(output))
+                deltas.append(choice.feed(self._covered(output)))
                 if choice.finish_reason is not None and output.finish_reason is None:
                     self._handles[i].cancel()
         return deltas
@@ -71,6 +79,18 @@ class Generation:
             pump.cancel()
         for handle in self._handles:
             handle.cancel()
+
+    def _covered(self, output: SequenceOutput) -> SequenceOutput:
+        num_covered = self._reservation.give(len(output.tokens))
+        if num_covered == len(output.tokens):
+            return output
+        return msgspec.structs.replace(
+            output,
+            tokens=output.tokens[:num_covered],
+            logprobs=output.logprobs and output.logprobs[:num_covered],
+            finish_reason=FinishReason.LENGTH,
+            stop_token=None,
+        )
 
     def _submit(self) -> None:
         for request in self._requests:

@@ -12,6 +12,7 @@ from gateway.catalog import Catalog
 from gateway.faults import FaultReports
 from gateway.fleet import Fleet
 from gateway.flights import Flights
+from gateway.leases import Leases
 from gateway.periodic import repeat
 from gateway.presence import Presence
 from gateway.prover import Prover
@@ -34,8 +35,10 @@ class Liaison:
         flights: Flights,
         key_uses: KeyUses,
         spool: Spool,
+        leases: Leases,
     ) -> None:
-        self._shipper = Shipper(database, spool)
+        self._shipper = Shipper(database, spool, leases.release)
+        self._leases = leases
         self._database = database
         self._key_uses = key_uses
         self._presence = Presence(database, gateway_id, catalog, flights)
@@ -45,6 +48,7 @@ class Liaison:
             CanaryJudge(database, gateway_id, catalog, flights.outcomes),
             FaultReports(database, fleet),
             self._shipper,
+            leases,
         ]
         self.has_joined = self._presence.has_joined
 
@@ -70,3 +74,4 @@ class Liaison:
         with contextlib.suppress(AdminError, OSError, TimeoutError):
             async with asyncio.timeout(LAST_LOAD_S):
                 await self._shipper.ship()
+                await self._leases.leave()

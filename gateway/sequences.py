@@ -91,7 +91,7 @@ def plan(call: Call, reservation: Reservation, worker: WorkerClient) -> Generati
             numbered = msgspec.structs.replace(params, choice=number)
             requests.append(msgspec.structs.replace(request, params=numbered))
             choices.append(_choice(call, prompt, len(choices)))
-    return Generation(worker, requests, choices)
+    return Generation(worker, requests, choices, reservation)
 
 
 def sampling_params(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,9 +25,16 @@ _DECODER = msgspec.msgpack.Decoder(UsageRecord)
 
 
 class Shipper:
-    def __init__(self, database: Database, spool: Spool) -> None:
+    def __init__(
+        self,
+        database: Database,
+        spool: Spool,
+        release: Callable[[Sequence[str]], Awaitable[None]],
+    ) -> None:
+        """`release` is told of gateways that died when all of their usage is loaded."""
         self._database = database
         self._spool = spool
+        self._release = release
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -44,6 +52,9 @@ class Shipper:
                 await self._spool.set_aside(segment)
             else:
                 await self._spool.remove(segment)
+        for owner in await self._spool.emptied():
+            await self._release([owner])
+            await self._spool.drop(owner)
 
     async def _load(self, records: list[UsageRecord]) -> None:
         rows = [msgspec.structs.asdict(record) for record in records]

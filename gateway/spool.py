@@ -79,6 +79,14 @@ class Spool:
         """It is loaded."""
         await self._run(lambda: self._files.remove(segment))
 
+    async def emptied(self) -> list[str]:
+        """Processes that died and all of whose records are loaded; to be dropped."""
+        return await self._run(self._files.emptied)
+
+    async def drop(self, owner: str) -> None:
+        """Forgets one of them."""
+        await self._run(lambda: self._files.drop(owner))
+
     async def set_aside(self, segment: Path) -> None:
         """It cannot be loaded, and its bytes do not count any more."""
         await self._run(lambda: self._files.set_aside(segment))

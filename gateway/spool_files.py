@@ -89,8 +89,16 @@ class SpoolFiles:
             for folder in sorted(self._root.iterdir()):
                 if folder.is_dir() and folder not in self._locks:
                     self._take(folder)
-            for folder in [each for each in self._locks if each != self._folder]:
-                self._drop_if_empty(folder)
+
+    def emptied(self) -> list[str]:
+        """Dead owners whose records are all loaded, of those taken over."""
+        full = {path.parent for path in self._sealed}
+        return [each.name for each in self._locks if each not in full and each != self._folder]
+
+    def drop(self, owner: str) -> None:
+        """Of those emptied."""
+        with self._settled():
+            self._drop_if_empty(self._root / owner)
 
     def close(self) -> None:
         """What is not loaded stays for whoever comes next."""

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
+from gateway.admission import Reservation
 from gateway.errors import UsageUnavailable
 from gateway.generation import Generation
 from gateway.sequences import Call
@@ -52,6 +53,14 @@ class UsageRecord(msgspec.Struct, frozen=True, array_like=True):
     worker: str
     trace_id: str | None
     status: Status
+    gateway: str = ""
+    """Who reserved it, as the slices of limits have it."""
+    metered_tokens: int = 0
+    """As quotas count them."""
+    cost: int = 0
+    """Pico-dollars."""
+    leased: int = 0
+    """The budgets that it was reserved from, as bits: quota.leased_bits."""
 
 
 class Ledger:
@@ -68,19 +77,21 @@ class Ledger:
         if self._spool.num_bytes >= self._max_bytes:
             raise UsageUnavailable("Too much usage waits to be stored.", code="usage_spool_full")
 
-    def begin(self, call: Call, started_at: float) -> Entry:
+    def begin(self, call: Call, reservation: Reservation, started_at: float) -> Entry:
         """`started_at` is of time.perf_counter()."""
-        return Entry(self._spool, call, started_at)
+        return Entry(self._spool, call, reservation, started_at)
 
 
 class Entry:
     """Of one request. Recorded once, by whatever ends it first."""
 
-    def __init__(self, spool: Spool, call: Call, started_at: float) -> None:
+    def __init__(
+        self, spool: Spool, call: Call, reservation: Reservation, started_at: float
+    ) -> None:
         self._spool = spool
         self._call = call
+        self._reservation = reservation
         self._started_at = started_at
-        self._admitted_at = time.time()
         self._batch: Batch | None = None
 
     def record(self, generation: Generation, status: Status) -> Batch:
@@ -99,11 +110,12 @@ class Entry:
 
     def _made(self, generation: Generation, status: Status) -> UsageRecord:
         call, usage, first_at = self._call, generation.usage, generation.first_output_at
+        reservation = self._reservation
         version = call.target.version
         trace = _TRACEPARENT.fullmatch(call.traceparent or "")
         return UsageRecord(
             request_id=call.request_id,
-            admitted_at=self._admitted_at,
+            admitted_at=reservation.admitted_at,
             tenant_id=call.caller.tenant.id,
             key_id=call.caller.key.id,
             model=call.target.base.name,
@@ -118,4 +130,8 @@ class Entry:
             worker=generation.worker.instance_id,
             trace_id=trace[1] if trace else None,
             status=status,
+            gateway=reservation.holder,
+            metered_tokens=reservation.metered(usage),
+            cost=reservation.cost(usage),
+            leased=reservation.leased,
         )

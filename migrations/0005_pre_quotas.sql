@@ -66,7 +66,10 @@ CREATE TABLE usage_totals (
 -- Gateways that hold slices. One that is not heard of until then has lost them; so has one whose spool is loaded.
 CREATE TABLE quota_holders (
     gateway_id text PRIMARY KEY,
-    until      timestamptz NOT NULL
+    seen_at    timestamptz NOT NULL,
+    until      timestamptz NOT NULL,
+    exchange   bigint NOT NULL, -- number of its last one
+    answer     jsonb NOT NULL   -- what it was told then, should it not have heard it
 );
 
 -- What of a limit each gateway may give out by itself: what it has promised, what it has used and not loaded yet, and
@@ -83,33 +86,45 @@ CREATE TABLE quota_leases (
 CREATE INDEX quota_leases_gateway ON quota_leases (gateway_id);
 CREATE SEQUENCE quota_calls;
 
--- Of the limits in `asks` [{subject, kind, start, taken, returned, answered, need, want, call}]:
--- adds what was `taken` without asking, takes back what is `returned`, notes the call that this answers, then grants `need`
--- or nothing, and up to `want` or a fair slice if there is enough. If `need` is not there, others are called to give back
--- what they hold ready; asked again with that `call`, `unanswered` says how many have not followed it yet.
--- Null `total`: there is no such limit any more.
-CREATE FUNCTION quota_exchange(of_gateway text, lifetime interval, asks jsonb) RETURNS TABLE (
-    place bigint, total bigint, granted bigint, remaining bigint, unanswered bigint, call bigint
-) LANGUAGE plpgsql AS $$
-#variable_conflict use_column
+-- One exchange of a gateway, which numbers them from 1; the same number again gets the same answer and changes nothing.
+-- Null: it has been away for too long, and holds nothing any more.
+-- Of each limit in `asks`, [{subject, kind, start, taken, returned, answered, need, want, call}], it
+-- adds what was `taken` without asking, takes back what is `returned`, notes the call that this answers, then grants
+-- `need` or nothing, and up to `want` or a fair slice if there is enough. If `need` is not there, the others are called to
+-- give back what they hold ready; asked again with that `call`, `unanswered` says how many have not followed it yet.
+-- The answer: [{granted, remaining, unanswered, call}], `remaining` null if there is no such limit any more.
+CREATE FUNCTION quota_exchange(of_gateway text, number bigint, lifetime interval, asks jsonb)
+RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
-    ask        record;
+    holder     quota_holders%ROWTYPE;
     holders    bigint;
+    ask        record;
     of_all     bigint;
     spoken_for numeric; -- used or held
+    free       bigint;
     gift       bigint;
-    number     bigint;
+    calling    bigint;
     missing    bigint;
+    answers    jsonb := '{}';
 BEGIN
-    INSERT INTO quota_holders (gateway_id, until) VALUES (of_gateway, now() + lifetime)
-        ON CONFLICT (gateway_id) DO UPDATE SET until = excluded.until;
+    SELECT * INTO holder FROM quota_holders WHERE gateway_id = of_gateway FOR UPDATE;
+    IF holder.exchange = number THEN
+        UPDATE quota_holders SET seen_at = now(), until = now() + lifetime WHERE gateway_id = of_gateway;
+        RETURN holder.answer;
+    ELSIF holder.exchange IS NOT NULL AND (holder.exchange + 1 <> number OR holder.until < now())
+        OR holder.exchange IS NULL AND number <> 1 THEN
+        RETURN NULL;
+    ELSIF holder.exchange IS NULL THEN
+        INSERT INTO quota_holders VALUES (of_gateway, now(), now() + lifetime, 0, '[]');
+    END IF;
     -- One exchange at a time for each limit; all in one order.
     PERFORM FROM quotas WHERE subject IN (SELECT a ->> 'subject' FROM jsonb_array_elements(asks) a)
         ORDER BY subject FOR UPDATE;
-    SELECT count(*) INTO holders FROM quota_holders WHERE until > now();
+    SELECT count(*) INTO holders FROM quota_holders WHERE seen_at > now() - interval '5 seconds' OR gateway_id = of_gateway;
     FOR ask IN
-        SELECT r.*, a.place FROM jsonb_array_elements(asks) WITH ORDINALITY AS a (given, place),
-            jsonb_to_record(a.given) AS r (
+        SELECT r.*, given ->> 'start' AS start_text, place
+        FROM jsonb_array_elements(asks) WITH ORDINALITY AS a (given, place),
+            jsonb_to_record(given) AS r (
                 subject text, kind text, start timestamptz, taken bigint, returned bigint, answered bigint,
                 need bigint, want bigint, call bigint)
         ORDER BY subject, kind, start -- as the loading of usage locks them
@@ -125,37 +140,44 @@ BEGIN
                 SELECT sum(l.granted) FROM quota_leases l
                 WHERE (l.subject, l.kind, l.start) = (ask.subject, ask.kind, ask.start)), 0)
             INTO spoken_for;
-        remaining := of_all - spoken_for - ask.taken + ask.returned;
+        free := of_all - spoken_for - ask.taken + ask.returned;
         gift := CASE
-            WHEN ask.need > remaining OR of_all IS NULL THEN 0
-            ELSE least(remaining, greatest(ask.want, ask.need, remaining / (2 * holders))) END;
-        gift := CASE WHEN ask.need + ask.want > 0 THEN greatest(gift, 0) ELSE 0 END;
-        remaining := remaining - gift;
-        INSERT INTO quota_leases AS l (subject, kind, start, gateway_id, granted, answered)
-            VALUES (ask.subject, ask.kind, ask.start, of_gateway, gift + ask.taken - ask.returned, ask.answered)
-            ON CONFLICT (subject, kind, start, gateway_id) DO UPDATE
-            SET granted = l.granted + excluded.granted, answered = greatest(l.answered, excluded.answered);
-        number := ask.call;
+            WHEN of_all IS NULL OR ask.need > free OR ask.need + ask.want = 0 THEN 0
+            ELSE greatest(0, least(free, greatest(ask.want, ask.need, free / (2 * holders)))) END;
+        IF gift + ask.taken - ask.returned <> 0 THEN
+            INSERT INTO quota_leases AS l (subject, kind, start, gateway_id, granted, answered)
+                VALUES (ask.subject, ask.kind, ask.start, of_gateway, gift + ask.taken - ask.returned, ask.answered)
+                ON CONFLICT (subject, kind, start, gateway_id) DO UPDATE
+                -- Who is given more may be called again.
+                SET granted = l.granted + excluded.granted,
+                    answered = CASE WHEN gift > 0 THEN 0 ELSE greatest(l.answered, excluded.answered) END;
+        ELSIF ask.answered > 0 THEN
+            UPDATE quota_leases l SET answered = ask.answered
+                WHERE (l.subject, l.kind, l.start, l.gateway_id) = (ask.subject, ask.kind, ask.start, of_gateway);
+        END IF;
+        calling := ask.call;
         missing := 0;
-        IF gift < ask.need AND of_all >= ask.need THEN
-            IF number = 0 THEN
-                number := nextval('quota_calls');
+        IF ask.need > gift AND ask.need <= of_all THEN
+            IF calling = 0 THEN
+                calling := nextval('quota_calls');
             END IF;
+            -- Nobody waits for one that is not heard of: what it holds counts as promised.
             SELECT count(*) INTO missing FROM quota_leases l JOIN quota_holders h USING (gateway_id)
                 WHERE (l.subject, l.kind, l.start) = (ask.subject, ask.kind, ask.start)
-                    AND l.gateway_id <> of_gateway AND l.granted > 0 AND l.answered < number AND h.until > now();
-            IF ask.call = 0 AND missing > 0 THEN
+                    AND l.gateway_id <> of_gateway AND l.granted > 0 AND l.answered < calling
+                    AND h.seen_at > now() - interval '5 seconds';
+            IF missing > 0 THEN
                 PERFORM pg_notify('loraplex_quota', jsonb_build_object(
-                    'subject', ask.subject, 'kind', ask.kind, 'start', ask.start, 'call', number)::text);
+                    'subject', ask.subject, 'kind', ask.kind, 'start', ask.start_text, 'call', calling)::text);
             END IF;
         END IF;
-        place := ask.place;
-        total := of_all;
-        granted := gift;
-        unanswered := missing;
-        call := number;
-        RETURN NEXT;
+        answers := jsonb_set(answers, ARRAY[ask.place::text], jsonb_build_object(
+            'granted', gift, 'remaining', free - gift, 'unanswered', missing, 'call', calling));
     END LOOP;
+    SELECT coalesce(jsonb_agg(value ORDER BY key::bigint), '[]') INTO answers FROM jsonb_each(answers);
+    UPDATE quota_holders SET seen_at = now(), until = now() + lifetime, exchange = number, answer = answers
+        WHERE gateway_id = of_gateway;
+    RETURN answers;
 END $$;
 
 -- Forgets what nobody holds any more. Slices of a minute end with it.
@@ -163,7 +185,7 @@ CREATE FUNCTION quota_upkeep() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM quota_holders WHERE until < now();
     DELETE FROM quota_leases
-        WHERE kind IN ('requests_per_minute', 'tokens_per_minute') AND start < now() - interval '2 minutes';
-    DELETE FROM quota_leases WHERE granted = 0;
+        WHERE granted = 0
+            OR kind IN ('requests_per_minute', 'tokens_per_minute') AND start < now() - interval '2 minutes';
     DELETE FROM usage_totals WHERE start < (now() - interval '400 days')::date;
 END $$;

@@ -1,11 +1,10 @@
 -- name: quota_exchange
--- $1: gateway id; $2: seconds that its slices outlive it; $3: the limits, as the function takes them.
-SELECT place, total, granted, remaining, unanswered, call
-FROM quota_exchange($1, make_interval(secs => $2), $3) ORDER BY place;
+-- $1: gateway id; $2: number of the exchange; $3: seconds that its slices outlive it; $4: as the function takes them.
+SELECT quota_exchange($1, $2, make_interval(secs => $3), $4);
 
 -- name: quota_release
--- $1: gateways that are gone, and all of whose usage is loaded.
-DELETE FROM quota_holders WHERE gateway_id = ANY ($1::text[]);
+-- $1: gateways that are gone, and all of whose usage is loaded. After a loss one holds as <id>#<number>.
+DELETE FROM quota_holders WHERE split_part(gateway_id, '#', 1) = ANY ($1::text[]);
 
 -- name: quota_upkeep
 SELECT quota_upkeep();

@@ -6,11 +6,12 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from litestar import post
 
+from gateway.admission import Reservation, Usage
 from gateway.auth import INFERENCE, requires
 from gateway.catalog import Target
 from gateway.flights import Flight
@@ -29,6 +30,7 @@ from gateway.sequences import (
 )
 from gateway.streaming import GenerationResponse, Headers, StreamResponse, WholeResponse
 from gateway.tokenizer import ModelTokenizer
+from workers.client import WorkerClient
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +46,8 @@ async def create_chat_completion(request: GatewayRequest) -> GenerationResponse:
     asked = decode_request(CHAT, await request.body())
     async with departing(request, asked) as flight:
         call = await prepare(request, asked, flight.target, chat_prompts)
-        default_tokens = request.gateway.config.default_chat_tokens
-        return respond(request, call, flight, ChatFormat, "chatcmpl", default_tokens)
+        async with admitted(call, request, request.gateway.config.default_chat_tokens) as admission:
+            return respond(request, call, flight, admission, ChatFormat, "chatcmpl")
 
 
 @post("/v1/completions", guards=[requires(INFERENCE)], status_code=200)
@@ -54,8 +56,10 @@ async def create_completion(request: GatewayRequest) -> GenerationResponse:
     asked = decode_request(COMPLETION, await request.body())
     async with departing(request, asked) as flight:
         call = await prepare(request, asked, flight.target, completion_prompts)
-        default_tokens = request.gateway.config.default_completion_tokens
-        return respond(request, call, flight, CompletionFormat, "cmpl", default_tokens)
+        async with admitted(
+            call, request, request.gateway.config.default_completion_tokens
+        ) as admission:
+            return respond(request, call, flight, admission, CompletionFormat, "cmpl")
 
 
 @asynccontextmanager
@@ -96,29 +100,25 @@ async def prepare(
     return call
 
 
-def respond(
-    request: GatewayRequest,
-    call: Call,
-    flight: Flight,
-    dialect: type[Format],
-    prefix: str,
-    default_tokens: int,
-) -> GenerationResponse:
-    """Admits, chooses and hands over to the response, which submits, streams and settles."""
+class Admitted(NamedTuple):
+    worker: WorkerClient
+    reservation: Reservation
+
+
+@asynccontextmanager
+async def admitted(
+    call: Call, request: GatewayRequest, default_tokens: int
+) -> AsyncGenerator[Admitted]:
+    """Chooses a worker and reserves what the request may take; given back here if it never gets to
+    its response."""
     gateway, asked, target = request.gateway, call.asked, call.target
     worker = gateway.fleet.choose(
         target.base.digest, target.version.digest if target.version else None
     )
-    include_usage = bool(asked.stream_options and asked.stream_options.include_usage)
-    format = dialect(
-        ResponseIdentity(f"{prefix}-{call.request_id}", int(time.time()), asked.model),
-        call.tokenizer.spelling.all,
-        logprobs=asked.num_logprobs is not None,
-        include_usage=include_usage,
-        token_ids=bool(asked.return_token_ids),
-    )
-    reservation = gateway.admission.reserve(
-        call.caller.tenant.id,
+    reservation = await gateway.admission.reserve(
+        gateway.catalog.current,
+        call.caller,
+        target.base.name,
         [len(prompt.tokens) for prompt in call.prompts],
         asked_tokens=asked.asked_tokens,
         default_tokens=target.serving.defaults.max_tokens or default_tokens,
@@ -127,15 +127,41 @@ def respond(
             target.base.max_model_len, worker.models[target.base.digest].max_model_len
         ),
     )
+    try:
+        yield Admitted(worker, reservation)
+    except BaseException:
+        gateway.admission.settle(reservation, Usage())
+        raise
+
+
+def respond(
+    request: GatewayRequest,
+    call: Call,
+    flight: Flight,
+    admitted: Admitted,
+    dialect: type[Format],
+    prefix: str,
+) -> GenerationResponse:
+    """Hands over to the response, which submits, streams and settles."""
+    gateway, asked = request.gateway, call.asked
+    worker, reservation = admitted
+    include_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+    format = dialect(
+        ResponseIdentity(f"{prefix}-{call.request_id}", int(time.time()), asked.model),
+        call.tokenizer.spelling.all,
+        logprobs=asked.num_logprobs is not None,
+        include_usage=include_usage,
+        token_ids=bool(asked.return_token_ids),
+    )
     generation = plan(call, reservation, worker)
-    usage = gateway.ledger.begin(call, request.started_at)
+    usage = gateway.ledger.begin(call, reservation, request.started_at)
 
     def settle(generation: Generation, failure: Exception | None) -> None:
         gateway.admission.settle(reservation, generation.usage)
         flight.end(failure, generation.first_output_at)
         _log(request, call, generation)
 
-    headers = _headers(call, generation)
+    headers = _headers(call, generation, reservation)
     if not asked.stream:
         return WholeResponse(generation, format, headers=headers, usage=usage, settle=settle)
     return StreamResponse(
@@ -150,8 +176,9 @@ def respond(
     )
 
 
-def _headers(call: Call, generation: Generation) -> Headers:
+def _headers(call: Call, generation: Generation, reservation: Reservation) -> Headers:
     headers = [(b"loraplex-worker", generation.worker.instance_id.encode())]
+    headers += [(name.encode(), text.encode()) for name, text in reservation.headers().items()]
     if call.target.version is not None:
         headers.append((b"loraplex-adapter-version", b"%d" % call.target.version.version))
     return headers

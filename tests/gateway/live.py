@@ -20,6 +20,7 @@ from gateway.source import PostgresSource
 from tests.adapters.files import BASE
 from tests.admin.lifecycle import make_ready, make_tenant
 from tests.doubles import make_tokenizer
+from tests.gateway.process import GatewayProcess, Options
 from tests.gateway.service import PEPPER
 from tests.postgres import server
 from tests.serving import serving
@@ -54,6 +55,11 @@ class Live:
             self.tenant_id = await make_tenant(connection)
             _, self.key = await keys.create_key(connection, PEPPER, self.tenant_id, TENANT_SCOPES)
 
+    def process(self, dsn: str, **options: Any) -> GatewayProcess:
+        """A gateway in a process of its own; `dsn` may lead to the database by way of a proxy."""
+        places = {"store": str(self._store), "spool": str(self.spool)}
+        return GatewayProcess(Options(dsn=dsn, worker=self.worker.address, **places, **options))
+
     @asynccontextmanager
     async def gateway(
         self,
@@ -84,6 +90,28 @@ class Live:
             served = Served(app.state.gateway, client)
             await eventually(lambda: served.gateway.catalog.view is not None)
             yield served
+
+    async def limit(self, *, key: bool = False, **limits: int) -> None:
+        """Sets the quota of the tenant, or of its key."""
+        subject = self.key[4:16] if key else self.tenant_id
+        row = {"subject": subject, "tenant_id": self.tenant_id, **limits}
+        if key:
+            row["key_id"] = subject
+        async with self.database.transaction() as connection:
+            await connection.execute("DELETE FROM quotas WHERE subject = $1", subject)
+            await connection.execute(
+                "INSERT INTO quotas SELECT * FROM jsonb_populate_record(NULL::quotas, $1)",
+                {"cached_weight": 100, "updated_at": "2026-01-01T00:00:00Z", **row},
+            )
+
+    async def price(self, **prices: int) -> None:
+        """Of `tiny`, in pico-dollars a token."""
+        async with self.database.transaction() as connection:
+            await connection.execute(
+                "INSERT INTO prices (model, input, cached_input, output) "
+                "VALUES ('tiny', $1, $2, $3)",
+                *(prices["input"], prices["cached_input"], prices["output"]),
+            )
 
     async def make_ready(self, *digits: str) -> None:
         """Versions 1, 2, ... of `bot` with these contents."""
@@ -123,9 +151,9 @@ class Served:
         return (await self.complete(model)).status_code == 200
 
 
-async def eventually(condition: Callable[[], Any]) -> None:
+async def eventually(condition: Callable[[], Any], timeout_s: float = WAIT_S) -> None:
     """Waits until it is true; it may be a coroutine function."""
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(timeout_s):
         while True:
             found = condition()
             if await found if isinstance(found, Awaitable) else found:

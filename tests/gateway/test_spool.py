@@ -106,7 +106,8 @@ async def test_what_was_acknowledged_outlives_a_kill(spool: Spool, tmp_path: Pat
     assert len(segments) > 1
     for segment in segments:
         await spool.remove(segment)
-    await spool.seal()
+    assert await spool.emptied() == ["dying"]
+    await spool.drop("dying")
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["gateway-1"]
 
 

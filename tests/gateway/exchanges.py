@@ -1,0 +1,77 @@
+"""The database's side of quotas as a model in memory."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from gateway.accounts import Answer, Ask, Call, Key
+
+
+class ModelExchange:
+    """`quota_exchange` of the migrations, one call after the other; calls to give back are kept in
+    `heard` for the test to deliver."""
+
+    def __init__(self) -> None:
+        self.limits: dict[tuple[str, str], int] = {}
+        """By subject and kind."""
+        self.loaded: defaultdict[Key, int] = defaultdict(int)
+        self.leases: dict[tuple[Key, str], int] = {}
+        """By limit and holder."""
+        self.heard: list[Call] = []
+        self._answered: defaultdict[tuple[Key, str], int] = defaultdict(int)
+        self._holders: dict[str, tuple[int, list[Answer]]] = {}
+        self._calls = 0
+
+    def held(self, key: Key) -> int:
+        return sum(amount for (of, _), amount in self.leases.items() if of == key)
+
+    def load(self, key: Key, holder: str, amount: int) -> None:
+        """Usage that was reserved from a slice."""
+        self.loaded[key] += amount
+        if (key, holder) in self.leases:
+            self.leases[key, holder] -= amount
+
+    def drop(self, holder: str) -> None:
+        self._holders.pop(holder, None)
+        for place in [place for place in self.leases if place[1] == holder]:
+            del self.leases[place]
+
+    def answer(self, holder: str, number: int, asks: Sequence[Ask]) -> list[Answer] | None:
+        last, told = self._holders.get(holder, (0, []))
+        if number == last:
+            return told
+        if number != last + 1:
+            return None
+        answers = [self._answer(holder, ask) for ask in asks]
+        self._holders[holder] = number, answers
+        return answers
+
+    def _answer(self, holder: str, ask: Ask) -> Answer:
+        key = (ask.subject, ask.kind, ask.start)
+        place = key, holder
+        limit = self.limits.get(key[:2])
+        free = (limit or 0) - self.loaded[key] - self.held(key) - ask.taken + ask.returned
+        gift = 0
+        if limit is not None and ask.need <= free and ask.need + ask.want > 0:
+            fair = max(0, free) // (2 * max(1, len(self._holders)))
+            gift = max(0, min(free, max(ask.want, ask.need, fair)))
+        change = gift + ask.taken - ask.returned
+        if change:
+            self.leases[place] = self.leases.get(place, 0) + change
+        if ask.answered:
+            self._answered[place] = max(self._answered[place], ask.answered)
+        if gift:
+            self._answered[place] = 0
+        call, missing = ask.call, 0
+        if limit is not None and gift < ask.need <= limit:
+            if not call:
+                self._calls += 1
+                call = self._calls
+            missing = sum(
+                of == key and other != holder and amount > 0 and self._answered[of, other] < call
+                for (of, other), amount in self.leases.items()
+            )
+            if missing:
+                self.heard.append(Call(*key, call))
+        return Answer(gift, None if limit is None else free - gift, missing, call)
