@@ -22,8 +22,11 @@ LOCK_ID = 0x6C6F7261
 """Key of the advisory lock: the letters "lora"."""
 
 _FILE_NAME = re.compile(r"(\d{4})_(pre|post)_[a-z0-9_]+\.sql")
+_WITHOUT_LIMIT = (
+    "SELECT set_config('statement_timeout', '0', false), set_config('lock_timeout', '0', false)"
+)
 _CREATE_TABLE = """
-CREATE TABLE IF NOT EXISTS schema_migrations (
+CREATE TABLE schema_migrations (
     number     integer PRIMARY KEY,
     name       text NOT NULL,
     sha256     text NOT NULL,
@@ -73,11 +76,13 @@ async def migrate(
     files = load_migrations() if files is None else files
     applied: list[str] = []
     async with database.acquire() as connection:
+        await connection.execute(_WITHOUT_LIMIT)
         # The lock belongs to the session: it is freed by itself if this process dies.
-        await connection.execute("SELECT set_config('statement_timeout', '0', false)")
         await connection.execute("SELECT pg_advisory_lock($1)", LOCK_ID)
         try:
-            await connection.execute(_CREATE_TABLE)
+            # Who may create nothing can still find that there is nothing to do.
+            if await connection.fetchval("SELECT to_regclass('schema_migrations')") is None:
+                await connection.execute(_CREATE_TABLE)
             for migration in await _missing(connection, files):
                 report(migration.name)
                 await _apply(connection, migration)

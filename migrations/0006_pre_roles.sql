@@ -6,26 +6,34 @@
 -- A later migration that makes a table grants what the planes need of it, and gives it a policy or a reason to have none:
 -- tests/admin/test_isolation.py asks for one of the two.
 
+-- Roles belong to the cluster: another database may have made it, or be making it now.
 DO $$
 BEGIN
-    -- Roles belong to the cluster: another database may have made it, or be making it now.
     IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'loraplex_app') THEN
-        BEGIN
-            CREATE ROLE loraplex_app NOLOGIN;
-        EXCEPTION
-            WHEN duplicate_object OR unique_violation THEN
-                NULL;
-            WHEN insufficient_privilege THEN
-                RAISE EXCEPTION 'there is no role loraplex_app and % may not create it', current_user
-                    USING HINT = 'See docs/postgres.md.';
-        END;
+        CREATE ROLE loraplex_app NOLOGIN;
     END IF;
+EXCEPTION
+    WHEN duplicate_object OR unique_violation THEN
+        NULL;
+    WHEN insufficient_privilege THEN
+        RAISE EXCEPTION 'there is no role loraplex_app and % may not create it', CURRENT_USER
+            USING ERRCODE = 'insufficient_privilege', HINT = 'See docs/postgres.md.';
+END $$;
+
+-- One URL is enough: the owner's connections can become loraplex_app. Who may grant a role is not always one who may
+-- become it, hence the attempt.
+DO $$
+BEGIN
+    SET LOCAL ROLE loraplex_app;
+    RESET ROLE;
+EXCEPTION WHEN insufficient_privilege THEN
+    GRANT loraplex_app TO CURRENT_USER;
+END $$;
+
+DO $$
+BEGIN
     IF EXISTS (SELECT FROM pg_roles WHERE rolname = 'loraplex_app' AND (rolsuper OR rolbypassrls)) THEN
         RAISE EXCEPTION 'the role loraplex_app must not be a superuser nor bypass row-level security';
-    END IF;
-    -- So that one URL is enough: the owner's connections can become loraplex_app.
-    IF NOT pg_has_role('loraplex_app', 'MEMBER') THEN
-        GRANT loraplex_app TO CURRENT_USER;
     END IF;
     EXECUTE format('REVOKE CREATE ON SCHEMA %I FROM PUBLIC', current_schema());
     IF NOT has_schema_privilege('loraplex_app', current_schema(), 'USAGE') THEN

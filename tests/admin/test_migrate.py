@@ -1,11 +1,24 @@
 import asyncio
+import re
+import signal
+import subprocess
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from admin.database import Database
-from admin.errors import MigrationError
+from admin import tenants
+from admin.database import EVERYTHING, Connection, Database
+from admin.errors import AdminError, DatabaseUnavailable, MigrationError
 from admin.migrate import Migration, load_migrations, migrate
+from loraplex.bootstrap import migrate_database
+from loraplex.postgres import EmbeddedPostgres, find_binaries
+from tests.postgres import SETTINGS, fresh_database
+from tests.stack import ROOT
 
 TABLES = (
     "SELECT string_agg(table_name, ',' ORDER BY table_name) FROM information_schema.tables"
@@ -13,8 +26,34 @@ TABLES = (
 )
 
 
+ONE_OF_FIVE = """
+import asyncio, sys
+from admin.database import Database
+from admin.migrate import Migration, load_migrations, migrate
+
+async def main(dsn):
+    files = load_migrations()
+    number = len(files) + 1
+    slow = "CREATE TABLE slow (i int); SELECT pg_sleep(1); INSERT INTO slow VALUES (1)"
+    files.append(Migration(number, f"{number:04}_pre_slow.sql", slow))
+    database = await Database.connect(dsn, role=None, max_size=1, command_timeout=None)
+    print("applied", *await migrate(database, files, lambda name: print(name, flush=True)))
+    await database.close()
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
 async def connect(dsn: str) -> Database:
-    return await Database.connect(dsn, max_size=2)
+    return await Database.connect(dsn, role=None, max_size=2)
+
+
+def schema(dsn: str) -> str:
+    """As pg_dump writes it, with the rights on everything."""
+    command = [str(find_binaries() / "bin/pg_dump"), "--schema-only", dsn]
+    dump = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    # A random word of each dump.
+    return "\n".join(line for line in dump.splitlines() if "restrict " not in line)
 
 
 async def test_from_empty_then_nothing_to_do(empty_dsn: str):
@@ -35,6 +74,113 @@ async def test_concurrent_runners_apply_each_file_once(empty_dsn: str):
     await asyncio.gather(*(database.close() for database in databases))
     names = [name for one in applied for name in one]
     assert names == [file.name for file in load_migrations()]
+
+
+async def test_five_processes_one_of_which_is_killed_midway(empty_dsn: str):
+    """What it had begun is undone; one of the others does it, and the schema is as from one."""
+    processes = [
+        await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", ONE_OF_FIVE, empty_dsn), cwd=ROOT, stdout=PIPE
+        )
+        for _ in range(5)
+    ]
+    heard: asyncio.Queue[tuple[int, str]] = asyncio.Queue()
+
+    async def listen(i: int) -> None:
+        stdout = processes[i].stdout
+        assert stdout is not None
+        while line := (await stdout.readline()).decode().strip():
+            heard.put_nowait((i, line))
+
+    async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
+        for i in range(5):
+            tasks.create_task(listen(i))
+        told: list[str] = []
+        while not told or not told[-1].endswith("_pre_slow.sql"):
+            first, line = await heard.get()
+            told.append(line)
+        processes[first].kill()
+        codes = [await process.wait() for process in processes]
+    names = [file.name for file in load_migrations()]
+    assert told[:-1] == names  # all by the first
+    assert sorted(codes) == [-signal.SIGKILL, 0, 0, 0, 0]
+    rest = [heard.get_nowait()[1] for _ in range(heard.qsize())]
+    slow = told[-1]
+    assert sorted(rest) == sorted([slow, f"applied {slow}", *["applied"] * 3])
+    database = await connect(empty_dsn)
+    async with database.acquire() as connection:
+        assert await connection.fetchval("SELECT count(*) FROM slow") == 1
+        await connection.execute("DROP TABLE slow")
+    await database.close()
+    with fresh_database() as alone:
+        assert schema(empty_dsn) == schema(alone)
+
+
+async def test_one_that_may_create_nothing_finds_that_nothing_is_to_do(empty_dsn: str):
+    database = await connect(empty_dsn)
+    files = load_migrations()
+    await migrate(database, files)
+    async with database.acquire() as connection:
+        await connection.execute("CREATE ROLE guest LOGIN PASSWORD 'guest'")
+        try:
+            await connection.execute("GRANT loraplex_app TO guest")
+            guest = await connect(re.sub("//[^@]*@", "//guest:guest@", empty_dsn))
+            assert await migrate(guest, files) == []
+            more = Migration(len(files) + 1, "more", "CREATE TABLE more (i int)")
+            with pytest.raises(AdminError, match="permission denied for schema public"):
+                await migrate(guest, [*files, more])
+            await guest.close()
+        finally:
+            await connection.execute("DROP ROLE guest")
+    await database.close()
+
+
+OPERATORS = """
+CREATE ROLE lpx_owner LOGIN PASSWORD 'owner';
+CREATE ROLE lpx_app LOGIN PASSWORD 'app';
+CREATE DATABASE ours OWNER lpx_owner;
+CREATE DATABASE theirs OWNER lpx_owner"""
+
+
+@asynccontextmanager
+async def working(dsn: str, **options: Any) -> AsyncIterator[Connection]:
+    database = await Database.connect(dsn, max_size=2, **options)
+    try:
+        async with database.acquire() as connection:
+            yield connection
+    finally:
+        await database.close()
+
+
+async def test_an_operators_own_roles(tmp_path: Path):
+    """An owner who is no superuser migrates two databases at once; the planes work through a
+    login that can do no more than they."""
+    with EmbeddedPostgres(tmp_path, settings=SETTINGS) as postgres:
+
+        def dsn(name: str, user: str) -> str:
+            return re.sub("//[^@]*@", f"//lpx_{user}:{user}@", postgres.dsn(name))
+
+        names = [file.name for file in load_migrations()]
+        async with working(postgres.dsn(), role=None) as superuser:
+            for statement in OPERATORS.split(";"):
+                await superuser.execute(statement)
+            with pytest.raises(AdminError, match="lpx_owner may not create it"):
+                await migrate_database(dsn("ours", "owner"))
+            await superuser.execute("ALTER ROLE lpx_owner CREATEROLE")
+            done = await asyncio.gather(
+                *(migrate_database(dsn(name, "owner")) for name in ("ours", "theirs"))
+            )
+            assert done[0] == names[-len(done[0]) :] and done[1] == names
+            await superuser.execute("ALTER ROLE lpx_owner NOCREATEROLE")
+            with pytest.raises(DatabaseUnavailable, match="permission denied to set role"):
+                await Database.connect(dsn("ours", "app"))
+            await superuser.execute("GRANT loraplex_app TO lpx_app")
+        for user in ("owner", "app"):
+            async with working(dsn("ours", user), sees=EVERYTHING) as connection:
+                await tenants.create_tenant(connection, f"by-{user}")
+        async with working(dsn("ours", "app"), role=None) as connection:
+            assert await tenants.list_tenants(connection, "", 9) == []
+        assert await migrate_database(dsn("ours", "app")) == []
 
 
 async def test_a_changed_file_is_refused(empty_dsn: str):
