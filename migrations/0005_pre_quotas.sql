@@ -144,15 +144,16 @@ BEGIN
         gift := CASE
             WHEN of_all IS NULL OR ask.need > free OR ask.need + ask.want = 0 THEN 0
             ELSE greatest(0, least(free, greatest(ask.want, ask.need, free / (2 * holders)))) END;
-        IF gift + ask.taken - ask.returned <> 0 THEN
+        IF gift > 0 OR ask.taken > 0 OR ask.returned > 0 THEN
             INSERT INTO quota_leases AS l (subject, kind, start, gateway_id, granted, answered)
-                VALUES (ask.subject, ask.kind, ask.start, of_gateway, gift + ask.taken - ask.returned, ask.answered)
-                ON CONFLICT (subject, kind, start, gateway_id) DO UPDATE
                 -- Who is given more may be called again.
+                VALUES (ask.subject, ask.kind, ask.start, of_gateway, gift + ask.taken - ask.returned,
+                        CASE WHEN gift > 0 THEN 0 ELSE ask.answered END)
+                ON CONFLICT (subject, kind, start, gateway_id) DO UPDATE
                 SET granted = l.granted + excluded.granted,
                     answered = CASE WHEN gift > 0 THEN 0 ELSE greatest(l.answered, excluded.answered) END;
         ELSIF ask.answered > 0 THEN
-            UPDATE quota_leases l SET answered = ask.answered
+            UPDATE quota_leases l SET answered = greatest(l.answered, ask.answered)
                 WHERE (l.subject, l.kind, l.start, l.gateway_id) = (ask.subject, ask.kind, ask.start, of_gateway);
         END IF;
         calling := ask.call;

@@ -36,6 +36,7 @@ class ModelExchange:
         self._holders.pop(holder, None)
         for place in [place for place in self.leases if place[1] == holder]:
             del self.leases[place]
+            self._answered.pop(place, None)
 
     def answer(self, holder: str, number: int, asks: Sequence[Ask]) -> list[Answer] | None:
         last, told = self._holders.get(holder, (0, []))
@@ -43,6 +44,7 @@ class ModelExchange:
             return told
         if number != last + 1:
             return None
+        self._holders.setdefault(holder, (0, []))
         answers = [self._answer(holder, ask) for ask in asks]
         self._holders[holder] = number, answers
         return answers
@@ -59,10 +61,8 @@ class ModelExchange:
         change = gift + ask.taken - ask.returned
         if change:
             self.leases[place] = self.leases.get(place, 0) + change
-        if ask.answered:
-            self._answered[place] = max(self._answered[place], ask.answered)
-        if gift:
-            self._answered[place] = 0
+        if place in self.leases:
+            self._answered[place] = 0 if gift else max(self._answered[place], ask.answered)
         call, missing = ask.call, 0
         if limit is not None and gift < ask.need <= limit:
             if not call:

@@ -1,0 +1,138 @@
+"""The database answers exchanges as the model does that the other tests rely on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from datetime import UTC, datetime
+
+import pytest
+
+from admin.queries import sql
+from gateway.accounts import Ask, Call
+from gateway.leases import PostgresExchange
+from gateway.quota import Kind, Span, window
+from tests.gateway.exchanges import ModelExchange
+from tests.gateway.live import Live, eventually
+from tests.scale import scaled
+
+HOLDERS = ("g1", "g2", "g3")
+LIMITS = {Kind.CONCURRENT_REQUESTS: 7, Kind.TOKENS_PER_DAY: 100}
+
+
+def today() -> str:
+    return window(Span.DAY, datetime.now(UTC).timestamp()).name
+
+
+class Both:
+    """The same to the model and to the database."""
+
+    def __init__(self, live: Live) -> None:
+        self.subject = live.tenant_id
+        self.model = ModelExchange()
+        self.model.limits = {(self.subject, kind.value): top for kind, top in LIMITS.items()}
+        self.database = live.database
+        self.exchange = PostgresExchange(live.database, lifetime_s=300)
+        self.numbers = dict.fromkeys(HOLDERS, 0)
+
+    async def ask(self, holder: str, asks: list[Ask], *, again: bool = False) -> None:
+        self.numbers[holder] += not again
+        number = self.numbers[holder]
+        asks.sort(key=lambda ask: ask.kind)
+        expected = self.model.answer(holder, number, asks)
+        assert await self.exchange.exchange(holder, number, asks) == expected
+
+    async def load(self, holder: str, amount: int, request_id: str) -> None:
+        key = (self.subject, Kind.TOKENS_PER_DAY.value, today())
+        self.model.load(key, holder, amount)
+        row = {
+            "request_id": request_id,
+            "admitted_at": datetime.now(UTC).timestamp(),
+            "tenant_id": self.subject,
+            "key_id": "k",
+            "model": "tiny",
+            "worker": "w",
+            "prompt_tokens": amount,
+            "cached_tokens": 0,
+            "completion_tokens": 0,
+            "duration_ms": 1.0,
+            "finish_reasons": ["stop"],
+            "status": "completed",
+            "gateway": holder,
+            "metered_tokens": amount,
+            "cost": 0,
+            "leased": 1,
+        }
+        async with self.database.transaction() as connection:
+            await connection.execute(sql["usage_make_room"], [row])
+            # Twice, as after a lost answer: counted once.
+            await connection.execute(sql["usage_load"], [row])
+            await connection.execute(sql["usage_load"], [row])
+
+
+@pytest.mark.parametrize("seed", range(scaled(6, 200)))
+async def test_answers_are_those_of_the_model(live: Live, seed: int) -> None:
+    await live.limit(**{kind.value: top for kind, top in LIMITS.items()})
+    both, draw = Both(live), random.Random(seed)
+    starts = {Kind.CONCURRENT_REQUESTS: "-infinity", Kind.TOKENS_PER_DAY: today()}
+    for step in range(60):
+        holder = draw.choice(HOLDERS)
+        asks: list[Ask] = []
+        for kind in draw.sample(list(LIMITS), draw.randint(0, 2)):
+            key = (both.subject, kind.value, starts[kind])
+            held = both.model.leases.get((key, holder), 0)
+            need = draw.choice([0, 0, 1, LIMITS[kind] // 3, LIMITS[kind]])
+            newest = max((call.call for call in both.model.heard), default=0)
+            ask = Ask(
+                *key,
+                taken=draw.choice([0, 0, 0, 1]),
+                returned=draw.randint(0, max(0, held)),
+                answered=draw.choice([0, newest]),
+                need=need,
+                want=draw.choice([0, 1, need + 3]),
+                call=draw.choice([0, newest]) if need else 0,
+            )
+            asks.append(ask)
+        await both.ask(holder, asks)
+        if draw.random() < 0.2:
+            await both.ask(holder, asks, again=True)
+        key = (both.subject, Kind.TOKENS_PER_DAY.value, starts[Kind.TOKENS_PER_DAY])
+        held = both.model.leases.get((key, holder), 0)
+        if held > 0 and draw.random() < 0.4:
+            await both.load(holder, draw.randint(1, held), f"{seed}-{step}")
+
+
+async def test_a_call_is_heard_by_all_who_listen(live: Live) -> None:
+    await live.limit(concurrent_requests=4)
+    exchange, heard = PostgresExchange(live.database, 300), list[Call]()
+    await exchange.listen(heard.append)
+    key = (live.tenant_id, "concurrent_requests", "-infinity")
+    await exchange.exchange("g1", 1, [Ask(*key, need=4)])
+    (answer,) = await exchange.exchange("g2", 1, [Ask(*key, need=1)]) or []
+    assert (answer.granted, answer.unanswered) == (0, 1)
+    await eventually(lambda: heard)
+    assert heard == [Call(*key, answer.call)]
+
+
+async def test_who_was_away_for_too_long_has_lost_all(live: Live) -> None:
+    await live.limit(concurrent_requests=4)
+    exchange = PostgresExchange(live.database, 0.01)
+    key = (live.tenant_id, "concurrent_requests", "-infinity")
+    assert await exchange.exchange("g1", 1, [Ask(*key, need=4)]) is not None
+    await asyncio.sleep(0.1)
+    assert await exchange.exchange("g1", 2, [Ask(*key, returned=4)]) is None
+    await exchange.upkeep()
+    assert not await live.fetch("SELECT 1 FROM quota_leases")
+    assert await exchange.exchange("g1", 3, []) is None
+    assert await exchange.exchange("g1#1", 1, [Ask(*key, need=4)]) is not None
+    await exchange.release(["g1"])
+    assert not await live.fetch("SELECT 1 FROM quota_leases")
+
+
+async def test_a_limit_that_is_gone(live: Live) -> None:
+    """A limit that is not there any more is said to be none, and leaves nothing behind."""
+    exchange = PostgresExchange(live.database, 300)
+    ask = Ask("ten_x", "tokens_per_day", today(), need=4)
+    (answer,) = await exchange.exchange("g1", 1, [ask]) or []
+    assert (answer.granted, answer.remaining) == (0, None)
+    assert not await live.fetch("SELECT 1 FROM quota_leases")
