@@ -16,10 +16,13 @@ from admin.controllers.models import ModelController
 from admin.controllers.organization import OrganizationController
 from admin.controllers.prices import PriceController
 from admin.controllers.quotas import KeyQuotaController, TenantQuotaController
+from admin.controllers.schema import SchemaController
 from admin.controllers.tenants import TenantController
 from admin.controllers.uploads import UploadController
 from admin.controllers.usage import UsageController
 from admin.database import Database
+from admin.openapi import make_document
+from admin.parameters import check_parameters
 from admin.plane import AdminPlane
 from admin.request import AdminRequest, add_request_id
 
@@ -41,17 +44,21 @@ def create_app(config: AdminConfig, *, database: Database, store: Store) -> Lite
         TenantQuotaController,
         KeyQuotaController,
         PriceController,
+        SchemaController,
     ]
-    return Litestar(
+    app = Litestar(
         route_handlers=[
             Router("/admin/v1", route_handlers=controllers),
             OrganizationController,
         ],
         state=State({"admin": AdminPlane(config, database, store)}),
         request_class=AdminRequest,
+        before_request=check_parameters,
         request_max_body_size=MAX_BODY_BYTES,
         exception_handlers={Exception: problems.to_response},
         before_send=[add_request_id],
         openapi_config=None,
         logging_config=None,
     )
+    app.state.schema = make_document(app, MAX_BODY_BYTES)
+    return app

@@ -23,7 +23,7 @@ import msgspec
 from litestar import Response
 from litestar.params import HeaderParameter
 
-from admin.database import Connection, Database
+from admin.database import EVERYTHING, Connection, Database
 from admin.errors import AdminError, IdempotencyKeyReused
 from admin.queries import sql
 from admin.request import AdminRequest
@@ -105,7 +105,7 @@ async def forget_for_ever(database: Database) -> None:
     """Removes what was kept long enough, now and then."""
     while True:
         try:
-            async with database.acquire() as connection:
+            async with database.transaction(EVERYTHING) as connection:
                 await connection.execute(sql["idempotency_forget"], KEPT)
         except AdminError as error:
             log.warning("could not forget what creates answered: %s", error)

@@ -167,6 +167,6 @@ async def test_a_page_has_a_sensible_length(plane: Plane, path: str):
     tenant = await plane.tenant("acme")
     client = tenant if path == "adapters" else plane.client
     for limit in ("0", "-1", "1000000", "many"):
-        answer = await client.get(path, params={"limit": limit, "start": "2026-01-01T00:00:00Z"})
+        answer = await client.get(path, params={"limit": limit})
         assert "limit" in str(problem(answer, 400)), (path, limit)
     assert (await client.get(path, params={"limit": "1"})).status_code == 200

@@ -1,0 +1,19 @@
+"""What this plane can do, for programs: its OpenAPI document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Controller, Response, get
+
+from admin.guards import ADMIN, requires
+from admin.request import AdminRequest
+
+
+class SchemaController(Controller):
+    path = "/schema"
+
+    @get(guards=[requires(ADMIN)])
+    async def show_schema(self, request: AdminRequest) -> Response[Any]:
+        """This document."""
+        return Response(request.app.state.schema)

@@ -1,0 +1,46 @@
+"""What each route takes besides its body. A name it does not know is refused, not ignored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request
+from litestar.handlers import BaseRouteHandler
+from litestar.params import HeaderParameter, ParameterKwarg, PathParameter, QueryParameter
+from litestar.typing import FieldDefinition
+
+from admin.errors import Invalid
+
+READS_QUERY = "reads_query"
+"""In a handler's `opt`: it checks the names in its query by itself."""
+_PLACES: dict[type[ParameterKwarg], str] = {QueryParameter: "query", HeaderParameter: "header", PathParameter: "path"}
+
+
+def parameters(handler: BaseRouteHandler) -> list[tuple[str, str, FieldDefinition]]:
+    """Name on the wire; query, header or path; what the handler's signature says of it."""
+    found: list[tuple[str, str, FieldDefinition]] = []
+    for name, field in handler.parsed_fn_signature.parameters.items():
+        kwarg = field.kwarg_definition
+        if isinstance(kwarg, ParameterKwarg) and type(kwarg) in _PLACES:
+            found.append((kwarg.name or name, _PLACES[type(kwarg)], field))
+    return found
+
+
+async def check_parameters(request: Request[Any, Any, Any]) -> None:
+    """Before each handler, after its guard. Raises Invalid.
+
+    A condition on a route that has none would be taken for granted.
+    """
+    handler = request.route_handler
+    known = parameters(handler)
+    if "if-match" in request.headers and not any(name == "If-Match" for name, _, _ in known):
+        raise Invalid("If-Match is not supported here", "unsupported_header", "If-Match")
+    if handler.opt.get(READS_QUERY):
+        return
+    names = [name for name, place, _ in known if place == "query"]
+    for name in request.query_params:
+        shown = name[:64]
+        if name not in names:
+            raise Invalid(f"{shown!r} is not a parameter here", "unsupported_parameter", shown)
+        if len(request.query_params.getall(name)) > 1:
+            raise Invalid(f"{shown!r} is given twice", "repeated_parameter", shown)
