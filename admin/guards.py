@@ -13,9 +13,10 @@ from typing import Any
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
-from admin import keys, tenants
-from admin.database import Connection, Database
+from admin import tenants
+from admin.database import Connection
 from admin.errors import Forbidden, Invalid, NotFound, Unauthenticated
+from admin.key_lookup import KeyLookup
 from admin.records import ApiKey, Tenant, hash_key, parse_key
 
 Guard = Callable[[ASGIConnection[Any, Any, Any, Any], BaseRouteHandler], Awaitable[None]]
@@ -33,9 +34,8 @@ def requires(*scopes: str) -> Guard:
         connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler
     ) -> None:
         plane = connection.app.state.admin
-        key = await authenticate(
-            plane.database, plane.config.pepper, connection.headers.get("authorization")
-        )
+        header = connection.headers.get("authorization")
+        key = await authenticate(plane.key_lookup, plane.config.pepper, header)
         if not key.may_come_from(connection.client.host if connection.client else None):
             raise Forbidden("This API key may not be used from this address.", "ip_not_allowed")
         if key.scopes.isdisjoint(scopes):
@@ -47,14 +47,13 @@ def requires(*scopes: str) -> Guard:
     return guard
 
 
-async def authenticate(database: Database, pepper: bytes, authorization: str | None) -> ApiKey:
+async def authenticate(lookup: KeyLookup, pepper: bytes, authorization: str | None) -> ApiKey:
     """The key of an Authorization header; Unauthenticated, whatever is wrong with it."""
     scheme, _, text = (authorization or "").partition(" ")
     key_id = parse_key(text.strip()) if scheme.lower() == "bearer" else None
     if key_id is None:
         raise Unauthenticated("Give an API key in the header 'Authorization: Bearer lpx_...'.")
-    async with database.acquire() as connection:
-        key = await keys.find_shown_key(connection, key_id)
+    key = await lookup.find(key_id)
     # An unknown id costs what a known one does.
     matches = hmac.compare_digest(hash_key(text.strip(), pepper), key.hash if key else _NO_HASH)
     if key is None or not matches or not key.is_live(datetime.now(UTC)):

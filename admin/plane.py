@@ -21,6 +21,7 @@ from admin.config import AdminConfig
 from admin.database import Database
 from admin.errors import AdminError, Conflict, Invalid
 from admin.idempotency import forget_for_ever
+from admin.key_lookup import KeyLookup
 from admin.key_uses import WRITE_INTERVAL_S, KeyUses
 from admin.reaper import Reaper
 from admin.records import BaseModel, Tenant
@@ -44,6 +45,7 @@ class AdminPlane:
         self.database = database
         self.store = store
         self.reaper = Reaper(database, store)
+        self.key_lookup = KeyLookup(database)
         self.key_uses = KeyUses()
         self.uploads = ResumableUploads(
             store, config.max_upload_bytes + OVERHEAD_BYTES, config.upload_idle_s

@@ -37,6 +37,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 INVALID = "invalid_request_error"
+AWAY = "The database does not answer."
 
 PROBLEMS: dict[type[errors.AdminError], Problem] = {
     errors.Invalid: Problem(400, INVALID),
@@ -49,7 +50,6 @@ PROBLEMS: dict[type[errors.AdminError], Problem] = {
     errors.PreconditionFailed: Problem(412, INVALID),
     errors.Stalled: Problem(408, INVALID),
     errors.TooLarge: Problem(413, INVALID),
-    errors.DatabaseUnavailable: Problem(503, "server_error"),
 }
 CODES = {404: "route_not_found", 405: "method_not_allowed", 413: "request_too_large"}
 """Of what the framework refuses."""
@@ -70,6 +70,9 @@ def to_response(_: Request[Any, Any, Any], error: Exception) -> Response[dict[st
     match error:
         case AdapterRejected():
             return _answer(400, INVALID, str(error), error.field, error.code, error.to_dict())
+        case errors.DatabaseUnavailable():
+            # Not in the driver's words, which name hosts and accounts.
+            return _answer(503, "server_error", AWAY, None, error.code)
         case errors.AdminError() if type(error) in PROBLEMS:
             problem = PROBLEMS[type(error)]
             return _answer(

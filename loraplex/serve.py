@@ -185,6 +185,7 @@ class Box:
             "LORAPLEX_MAX_LORA_RANK": str(settings.max_lora_rank),
             "LORAPLEX_MAX_USAGE_SPOOL": str(settings.max_usage_spool),
             "LORAPLEX_USAGE_DAYS": str(settings.usage_days),
+            "LORAPLEX_CATALOG_STALE_S": str(settings.catalog_stale_s),
         }
         if settings.key_pepper:
             environment["LORAPLEX_KEY_PEPPER"] = settings.key_pepper
