@@ -8,8 +8,6 @@ import json
 import os
 import random
 import signal
-import sys
-from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,6 @@ from loraplex.bootstrap import migrate_database
 from loraplex.postgres import EmbeddedPostgres
 from tests.gateway.live import Live
 from tests.scale import scaled
-from tests.stack import ROOT, free_port
 from tests.stub_worker import Reply
 from workers.protocol import Generate
 
@@ -30,7 +27,6 @@ SEED = 17
 NUM_REQUESTS = scaled(500, 20_000)
 NUM_CLIENTS = 16
 KILLS = ["gateway", "postgres", "gateway"] * scaled(1, 10)
-WAIT_S = 120.0
 
 Tokens = tuple[int, int]
 
@@ -38,34 +34,19 @@ Tokens = tuple[int, int]
 class Box:
     """Postgres as it is shipped, and a gateway; either is started again after a kill."""
 
-    def __init__(self, postgres: EmbeddedPostgres, live: Live, folder: Path) -> None:
+    def __init__(self, postgres: EmbeddedPostgres, live: Live) -> None:
         self.seen: dict[str, Tokens] = {}
         """Request id to prompt and completion tokens, of answers whose end was seen."""
         self.num_broken = 0
         self._postgres = postgres
         self._live = live
-        self._folder = folder
-        self._port = free_port()
-        self._gateway: Process
+        self.gateway = live.process(postgres.dsn())
         self._chance = random.Random(SEED)
-
-    async def start_gateway(self) -> None:
-        places = (self._folder / "store", self._folder / "spool", self._live.worker.address)
-        self._gateway = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.gateway.process", self._postgres.dsn()),
-            *(str(place) for place in (*places, self._port)),
-            cwd=ROOT,
-        )
-        async with asyncio.timeout(WAIT_S), self.client() as client:
-            while not await _is_ready(client):
-                assert self._gateway.returncode is None
-                await asyncio.sleep(0.05)
 
     async def kill(self, what: str) -> None:
         if what == "gateway":
-            self._gateway.kill()
-            await self._gateway.wait()
-            await self.start_gateway()
+            await self.gateway.kill()
+            await self.gateway.start()
         else:
             os.kill(self._postgres.pid, signal.SIGKILL)
             while self._postgres.running:
@@ -73,24 +54,9 @@ class Box:
             await asyncio.sleep(self._chance.uniform(0, 2))
             await asyncio.to_thread(self._postgres.restart)
 
-    async def stop_gateway(self) -> None:
-        self._gateway.terminate()
-        assert await self._gateway.wait() in (0, -signal.SIGTERM)
-
-    async def remove_gateway(self) -> None:
-        """If a test has failed."""
-        if self._gateway.returncode is None:
-            self._gateway.kill()
-            await self._gateway.wait()
-
-    def client(self) -> httpx.AsyncClient:
-        headers = {"authorization": f"Bearer {self._live.key}"}
-        url = f"http://127.0.0.1:{self._port}"
-        return httpx.AsyncClient(base_url=url, headers=headers, timeout=30)
-
     async def ask(self) -> None:
         """One client, until all together have seen enough answers."""
-        async with self.client() as client:
+        async with self.gateway.client(self._live.key) as client:
             while len(self.seen) < NUM_REQUESTS:
                 try:
                     await self._ask_once(client)
@@ -136,13 +102,6 @@ class Box:
             await self.kill(what)
 
 
-async def _is_ready(client: httpx.AsyncClient) -> bool:
-    try:
-        return (await client.get("/readyz")).status_code == 200
-    except httpx.TransportError:
-        return False
-
-
 def _usage(text: str) -> Any:
     """Of a stream, None if its end was not seen."""
     if not text.endswith("data: [DONE]\n\n"):
@@ -160,12 +119,12 @@ async def box(tmp_path: Path) -> AsyncIterator[Box]:
         await live.prepare()
         live.worker.script = lambda request: Reply([65] * _length(request))
         async with live.worker:
-            box = Box(postgres, live, tmp_path)
-            await box.start_gateway()
+            box = Box(postgres, live)
+            await box.gateway.start()
             try:
                 yield box
             finally:
-                await box.remove_gateway()
+                await box.gateway.kill()
                 await database.close()
 
 
@@ -180,7 +139,7 @@ async def test_usage_is_exact_through_kills(box: Box, tmp_path: Path) -> None:
     await asyncio.gather(*(box.ask() for _ in range(NUM_CLIENTS)))
     await killing
     # Its clean end loads what is spooled, what the killed ones left included.
-    await box.stop_gateway()
+    await box.gateway.stop()
     assert [path for path in (tmp_path / "spool").iterdir() if path.is_dir()] == []
     assert box.num_broken > 0, "no kill met a request"
     rows = await box.rows()
