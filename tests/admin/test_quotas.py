@@ -17,7 +17,7 @@ from admin.database import Connection
 from admin.queries import catalog_generation, load_catalog, sql
 from tests.adapters.files import write_adapter
 from tests.admin.conftest import Plane
-from tests.admin.lifecycle import MANIFEST, make_ready, prove_all
+from tests.admin.lifecycle import MANIFEST, make_ready, prove_all, report
 from tests.admin.test_audit import entries
 from tests.admin.test_routes import problem
 from tests.admin.test_upload import push
@@ -359,8 +359,10 @@ async def test_uploads_keep_the_number_of_adapters(plane: Plane, base: str, fold
 
 
 async def test_uploads_keep_the_bytes_of_adapters(plane: Plane, base: str, folders: list[Path]):
-    """Each content once, whatever the names it has; what is retired counts no more."""
+    """Each content once, whatever the names it has; what is retired counts no more, though requests
+    may still have it."""
     acme = await plane.tenant("acme")
+    tenant_id, _ = await own_id(plane, acme)
     assert (await push(acme, folders[0], name="bot")).status_code == 201
     size = await size_of(plane)
     assert size > 1000
@@ -375,7 +377,10 @@ async def test_uploads_keep_the_bytes_of_adapters(plane: Plane, base: str, folde
     assert (await push(acme, folders[1], name="bot")).status_code == 201
     assert problem(await push(acme, folders[2], name="bot"), 409)["used"] == 2 * size
     await prove_all(plane.database)
-    assert (await acme.delete("adapters/bot/versions/2")).status_code == 200
+    async with plane.database.acquire() as connection:
+        await report(connection, "gateway-1", 1 << 40, {f"{tenant_id}/bot/2": 1})
+    assert (await acme.delete("adapters/bot/versions/2")).json()["in_flight"] == 1
+    assert len(plane.files()) == 2
     assert (await push(acme, folders[2], name="bot")).status_code == 201
     shown = (await acme.get("tenants/acme/quota")).json()
     assert shown["use"]["adapter_bytes"]["left"] == 0
