@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
 from gateway.admission import Reservation, Usage
 from gateway.choice import Choice, Delta
-from workers.client import Handle, WorkerClient
+from workers.client import WorkerClient, WorkerFailed
 from workers.protocol import FinishReason, Generate, SequenceOutput
 
 
 class Generation:
-    """Await `step` until `is_done`, then or before that `cancel`."""
+    """Await `step` until `is_done`, or `finish`; then or before that `cancel`."""
 
     def __init__(
         self,
@@ -27,20 +28,24 @@ class Generation:
         """`requests[i]` is the sequence of `choices[i]`; sent with the first `step`. What the
         reservation does not cover is not given: the answer ends for its length."""
         self.worker = worker
-        self._reservation = reservation
         self.first_output_at: float | None = None
         """Of time.perf_counter()."""
+        self._reservation = reservation
         self._requests = requests
         self._choices = choices
-        self._handles: list[Handle] = []
-        self._merged: asyncio.Queue[tuple[int, SequenceOutput] | Exception] = asyncio.Queue()
+        self._num_running = len(choices)
+        self._ids: list[int] = []
+        """Of the sequences, at the worker's client."""
+        self._deltas: list[Delta] = []
         self._failure: Exception | None = None
-        """Came with outputs, which are returned before it is raised."""
-        self._pumps: list[asyncio.Task[None]] = []
+        """What came before it is returned before it is raised."""
+        self._news = asyncio.Event()
+        self._is_patient = False
+        """Only the end is news."""
 
     @property
     def is_done(self) -> bool:
-        return all(choice.finish_reason is not None for choice in self._choices)
+        return self._num_running == 0
 
     @property
     def finish_reasons(self) -> list[str | None]:
@@ -59,26 +64,58 @@ class Generation:
 
     async def step(self) -> list[Delta]:
         """Waits for outputs and returns what all that have arrived add. Raises WorkerFailed."""
-        if not self._handles:
+        if not self._ids:
             self._submit()
+        await self._news.wait()
+        self._news.clear()
+        if self._failure is not None:
+            if not self._deltas:
+                raise self._failure
+            self._news.set()
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    async def finish(self) -> list[Delta]:
+        """Waits for the end of all choices. Raises WorkerFailed."""
+        self._is_patient = True
         deltas: list[Delta] = []
-        outputs = await self._receive()
-        if self.first_output_at is None:
-            self.first_output_at = time.perf_counter()
-        for i, output in outputs:
-            choice = self._choices[i]
-            if choice.finish_reason is None:
-                deltas.append(choice.feed(self._covered(output)))
-                if choice.finish_reason is not None and output.finish_reason is None:
-                    self._handles[i].cancel()
+        while not self.is_done:
+            deltas += await self.step()
         return deltas
 
     def cancel(self) -> None:
         """Aborts what still runs; harmless afterwards."""
-        for pump in self._pumps:
-            pump.cancel()
-        for handle in self._handles:
-            handle.cancel()
+        for sequence_id in self._ids:
+            self.worker.cancel(sequence_id)
+
+    def _submit(self) -> None:
+        for number, request in enumerate(self._requests):
+            self._ids.append(self.worker.send(request, partial(self._take, number)))
+
+    def _take(self, number: int, output: SequenceOutput | WorkerFailed) -> None:
+        """As it is read, so that nobody is woken for a token that nobody waits for."""
+        if self._failure is not None:
+            return
+        try:
+            if isinstance(output, WorkerFailed):
+                raise output
+            self._feed(number, output)
+        except Exception as error:
+            self._failure = error
+        if not self._is_patient or self.is_done or self._failure is not None:
+            self._news.set()
+
+    def _feed(self, number: int, output: SequenceOutput) -> None:
+        if self.first_output_at is None:
+            self.first_output_at = time.perf_counter()
+        choice = self._choices[number]
+        if choice.finish_reason is not None:
+            return
+        self._deltas.append(choice.feed(self._covered(output)))
+        if choice.finish_reason is not None:
+            self._num_running -= 1
+            if output.finish_reason is None:
+                self.worker.cancel(self._ids[number])
 
     def _covered(self, output: SequenceOutput) -> SequenceOutput:
         num_covered = self._reservation.give(len(output.tokens))
@@ -91,31 +128,3 @@ class Generation:
             finish_reason=FinishReason.LENGTH,
             stop_token=None,
         )
-
-    def _submit(self) -> None:
-        for request in self._requests:
-            self._handles.append(self.worker.submit(request))
-        if len(self._handles) > 1:
-            self._pumps = [asyncio.create_task(self._pump(i)) for i in range(len(self._handles))]
-
-    async def _receive(self) -> list[tuple[int, SequenceOutput]]:
-        if len(self._handles) == 1:
-            return [(0, await anext(self._handles[0]))]
-        outputs: list[tuple[int, SequenceOutput]] = []
-        while not outputs or not self._merged.empty():
-            item = self._failure or await self._merged.get()
-            if not isinstance(item, Exception):
-                outputs.append(item)
-            elif outputs:
-                self._failure = item
-                break
-            else:
-                raise item
-        return outputs
-
-    async def _pump(self, i: int) -> None:
-        try:
-            async for output in self._handles[i]:
-                self._merged.put_nowait((i, output))
-        except Exception as error:
-            self._merged.put_nowait(error)

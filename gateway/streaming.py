@@ -79,9 +79,10 @@ class WholeResponse(GenerationResponse):
 
     async def _answer(self, send: Send) -> None:
         answers: dict[int, Answer] = {}
-        while not self._generation.is_done:
-            for delta in await self._generation.step():
-                answers.setdefault(delta.index, Answer(delta.index)).add(delta)
+        for delta in await self._generation.finish():
+            if delta.index not in answers:
+                answers[delta.index] = Answer(delta.index)
+            answers[delta.index].add(delta)
         in_order = [answers[index] for index in sorted(answers)]
         body = self._format.body(in_order, self._generation.usage)
         await self._usage.keep(self._generation, Status.COMPLETED)

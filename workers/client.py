@@ -1,4 +1,4 @@
-"""A gateway's end of one worker: requests in, one async iterator of outputs each. No torch."""
+"""A gateway's end of one worker: requests in, outputs to whoever asked for them. No torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import logging
 import random
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import assert_never
 
 import msgspec
@@ -55,15 +55,19 @@ class WorkerFailed(Exception):
         self.message = message
 
 
+Sink = Callable[[SequenceOutput | WorkerFailed], None]
+"""Called with each output of a sequence as it is read, the last with its finish reason, or with
+WorkerFailed in its place. It must not raise."""
+
+
 class Handle:
-    """The outputs of one sequence, the last with its finish reason; raises WorkerFailed in its
-    place.
+    """The outputs of one sequence as an async iterator that raises WorkerFailed.
 
     At most as many outputs wait here as the sequence may have tokens.
     """
 
-    def __init__(self, client: WorkerClient, sequence_id: int) -> None:
-        self.id = sequence_id
+    def __init__(self, client: WorkerClient, request: Generate) -> None:
+        self.id = client.send(request, self._put)
         self._client = client
         self._outputs: asyncio.Queue[SequenceOutput | WorkerFailed | None] = asyncio.Queue()
         self._is_over = False
@@ -86,7 +90,7 @@ class Handle:
     def cancel(self) -> None:
         """Gives the sequence up: the worker frees it within a step, iteration ends. Harmless
         twice."""
-        self._client.cancel(self)
+        self._client.cancel(self.id)
         if not self._is_over:
             self._is_over = True
             self._outputs.put_nowait(None)
@@ -94,7 +98,7 @@ class Handle:
     async def aclose(self) -> None:
         self.cancel()
 
-    def put(self, output: SequenceOutput | WorkerFailed) -> None:
+    def _put(self, output: SequenceOutput | WorkerFailed) -> None:
         self._outputs.put_nowait(output)
 
 
@@ -118,7 +122,7 @@ class WorkerClient:
         self._own_hello = Hello(PROTOCOL_VERSION, instance_id)
         self._security = security
         self._connection: GatewayConnection | None = None
-        self._handles: dict[int, Handle] = {}
+        self._sinks: dict[int, Sink] = {}
         self._ids = itertools.count(1)
         self._probes: dict[int, asyncio.Future[ProbeResult]] = {}
         self._probe_ids = itertools.count(1)
@@ -132,11 +136,14 @@ class WorkerClient:
     @property
     def num_open(self) -> int:
         """Sequences sent and not ended."""
-        return len(self._handles)
+        return len(self._sinks)
 
     def submit(self, request: Generate) -> Handle:
-        """Sends the request under an id of the client's own. Raises WorkerFailed at once if it
-        cannot."""
+        """Sends the request. Raises WorkerFailed at once if it cannot."""
+        return Handle(self, request)
+
+    def send(self, request: Generate, sink: Sink) -> int:
+        """As `submit`, with a sink for what comes; the id is the client's own."""
         sequence_id = next(self._ids)
         if self._connection is None:
             raise WorkerFailed(ErrorCode.WORKER_LOST, "there is no connection to the worker")
@@ -146,13 +153,14 @@ class WorkerClient:
             raise WorkerFailed(ErrorCode.INVALID, f"the request is too large: {error}") from error
         except TransportError as error:
             raise WorkerFailed(ErrorCode.WORKER_LOST, str(error)) from error
-        handle = self._handles[sequence_id] = Handle(self, sequence_id)
-        return handle
+        self._sinks[sequence_id] = sink
+        return sequence_id
 
-    def cancel(self, handle: Handle) -> None:
-        """What `Handle.cancel` does for the worker."""
-        if self._handles.pop(handle.id, None) is not None:
-            self._tell(Abort(handle.id))
+    def cancel(self, sequence_id: int) -> None:
+        """Gives a sequence up: the worker frees it within a step, its sink is not called any more.
+        Harmless when it has ended."""
+        if self._sinks.pop(sequence_id, None) is not None:
+            self._tell(Abort(sequence_id))
 
     def prefetch(self, model: str, adapter: AdapterRef) -> None:
         """Asks the worker to bring an adapter nearer. No answer, no error."""
@@ -250,18 +258,18 @@ class WorkerClient:
                 assert_never(message)
 
     def _put(self, sequence_id: int, output: SequenceOutput | WorkerFailed, is_last: bool) -> None:
-        handle = self._handles.get(sequence_id)
-        if handle is None:
+        sink = self._sinks.get(sequence_id)
+        if sink is None:
             return
         if is_last:
-            del self._handles[sequence_id]
-        handle.put(output)
+            del self._sinks[sequence_id]
+        sink(output)
 
     def _disconnected(self) -> None:
         self._connection, self.status, self.models = None, None, {}
-        handles, self._handles = self._handles, {}
-        for handle in handles.values():
-            handle.put(_lost())
+        sinks, self._sinks = self._sinks, {}
+        for sink in sinks.values():
+            sink(_lost())
         for answer in self._probes.values():
             if not answer.done():
                 answer.set_exception(_lost())
