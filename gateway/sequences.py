@@ -123,7 +123,10 @@ def sampling_params(
 
 
 def _first(*values: float | None) -> float:
-    return next(value for value in values if value is not None)
+    for value in values:
+        if value is not None:
+            return value
+    raise ValueError("all are None")
 
 
 def _generate(call: Call, prompt: Prompt, layout: str, params: SamplingParams) -> Generate:

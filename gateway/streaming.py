@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from litestar.types import Receive, Scope, Send
 
@@ -47,11 +48,9 @@ class GenerationResponse(ABC):
         self._failure: Exception | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = asyncio.create_task(self._answer(send))
         watch = asyncio.create_task(self._watch(receive, send))
         try:
-            await asyncio.wait((answer, watch), return_when=asyncio.FIRST_COMPLETED)
-            (answer if answer.done() else watch).result()
+            await _unless(watch, self._answer(send))
         except Exception as error:
             self._failure = error
             with contextlib.suppress(UsageUnavailable):
@@ -59,8 +58,6 @@ class GenerationResponse(ABC):
             raise
         finally:
             self._generation.cancel()
-            answer.cancel()
-            watch.cancel()
             self._usage.record(self._generation, Status.CANCELLED)
             self._settle(self._generation, self._failure)
 
@@ -179,3 +176,24 @@ class StreamResponse(GenerationResponse):
         """Seconds until the silence or the stuck write is too long."""
         limit = self._slow_client_s if self._write_lock.locked() else self._ping_interval_s
         return self._last_write + limit - asyncio.get_running_loop().time()
+
+
+async def _unless(left: asyncio.Task[None], work: Coroutine[Any, Any, None]) -> None:
+    """Works in the caller's own task, which costs less than another, until `left` is done; then it
+    is cancelled. `left` is, at the end."""
+    own = asyncio.current_task()
+    assert own is not None
+
+    def stop(_: asyncio.Task[None]) -> None:
+        own.cancel()
+
+    left.add_done_callback(stop)
+    try:
+        await work
+    except asyncio.CancelledError:
+        if not left.done() or own.uncancel():
+            raise
+        left.result()
+    finally:
+        left.remove_done_callback(stop)
+        left.cancel()

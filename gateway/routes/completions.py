@@ -94,7 +94,7 @@ async def prepare(
         target=target,
         tokenizer=tokenizer,
         prompts=await encode(tokenizer, target, asked),
-        traceparent=request.headers.get("traceparent"),
+        traceparent=request.traceparent,
     )
     check_tokens(call)
     return call
