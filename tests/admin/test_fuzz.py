@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 import requests
 import schemathesis
@@ -27,6 +28,7 @@ from admin.database import EVERYTHING, Database
 from admin.keys import create_key
 from admin.records import TENANT_SCOPES
 from tests.admin.conftest import PEPPER, write_model
+from tests.admin.dump import dump
 from tests.admin.lifecycle import make_ready
 from tests.postgres import fresh_database
 from tests.scale import scaled
@@ -65,6 +67,7 @@ class World:
     def __init__(self, dsn: str, url: str, admin_key: str) -> None:
         self.url = url
         self.session = requests.Session()
+        self.client = httpx.Client(base_url=url, timeout=30)
         self.headers = {"authorization": f"Bearer {admin_key}"}
         self._dsn = dsn
         self.known: dict[str, str | int] = {}
@@ -97,6 +100,16 @@ class World:
             "upload_id": upload.json()["id"],
         }
 
+    def dump(self) -> dict[str, list[str]]:
+        """What the database holds, but for when keys were used and what was answered."""
+        return asyncio.run(self._dump())
+
+    async def _dump(self) -> dict[str, list[str]]:
+        database = await Database.connect(self._dsn, max_size=1)
+        found = await dump(database, but=("key_uses",))
+        await database.close()
+        return found
+
     def _post(self, path: str, body: dict[str, object]) -> requests.Response:
         return self.session.post(f"{self.url}/admin/v1/{path}", json=body, headers=self.headers)
 
@@ -113,7 +126,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             url = process.stdout.readline().strip().removesuffix("/admin/v1")
             try:
                 world = World(dsn, url, key)
-                with world.session:
+                with world.session, world.client:
                     yield world
                 assert process.poll() is None, "the plane has died"
             finally:
