@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from admin.errors import DatabaseUnavailable
 from gateway.accounts import Answer, Ask, Call, Key
 
 
@@ -75,3 +76,34 @@ class ModelExchange:
             if missing:
                 self.heard.append(Call(*key, call))
         return Answer(gift, None if limit is None else free - gift, missing, call)
+
+
+class Wire:
+    """The exchange of gateways in one process with a model, which may be away."""
+
+    def __init__(self, model: ModelExchange) -> None:
+        self.model = model
+        self.is_away = False
+        self.num_exchanges = 0
+        self._listeners: list[Callable[[Call], None]] = []
+
+    async def exchange(self, holder: str, number: int, asks: list[Ask]) -> list[Answer] | None:
+        self.num_exchanges += 1
+        if self.is_away:
+            raise DatabaseUnavailable("it is away")
+        answers = self.model.answer(holder, number, asks)
+        heard, self.model.heard = self.model.heard, []
+        for call in heard:
+            for listener in self._listeners:
+                listener(call)
+        return answers
+
+    async def listen(self, hear: Callable[[Call], None]) -> None:
+        self._listeners.append(hear)
+
+    async def upkeep(self) -> None:
+        pass
+
+    async def release(self, holders: Sequence[str]) -> None:
+        for holder in holders:
+            self.model.drop(holder)

@@ -1,0 +1,169 @@
+"""Requests and their gateway's slices: who waits for the database, and what goes on without it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from gateway.accounts import AHEAD_S, Hold
+from gateway.errors import QuotaExceeded, QuotaUnavailable
+from gateway.leases import SWEEP_INTERVAL_S, Leases
+from gateway.quota import Kind, Limit
+from tests.gateway.exchanges import ModelExchange, Wire
+from tests.gateway.live import eventually
+
+NOON = 1_790_000_040.0
+"""The first second of a minute."""
+REQUESTS = Limit("ten_a", Kind.REQUESTS_PER_MINUTE, 100)
+AT_ONCE = Limit("ten_a", Kind.CONCURRENT_REQUESTS, 10)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = NOON
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Bench:
+    """Gateways over one wire, in one clock."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.model = ModelExchange()
+        self.wire = Wire(self.model)
+        for limit in (REQUESTS, AT_ONCE):
+            self.model.limits[limit.subject, limit.kind.value] = limit.amount
+
+    @asynccontextmanager
+    async def gateway(self, name: str = "g1", lifetime_s: float = 300) -> AsyncIterator[Leases]:
+        leases = Leases(self.wire, name, lifetime_s, self.clock)
+        task = asyncio.create_task(leases.run())
+        yield leases
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    async def take(self, leases: Leases, limit: Limit = REQUESTS, amount: int = 1) -> list[Hold]:
+        return await leases.take([(limit, amount)], self.clock())
+
+    async def away(self, leases: Leases) -> None:
+        """The gateway has noticed when this returns."""
+        self.wire.is_away = True
+        before = self.wire.num_exchanges
+        await eventually(lambda: self.wire.num_exchanges > before + 1)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+async def test_most_requests_wait_for_nobody(bench: Bench) -> None:
+    async with bench.gateway() as leases:
+        await bench.take(leases)
+        for _ in range(20):
+            taking = asyncio.ensure_future(bench.take(leases))
+            await asyncio.sleep(0)
+            assert taking.done()
+            await asyncio.sleep(0.02)
+    assert bench.wire.num_exchanges < 15
+
+
+async def test_what_is_held_goes_on_without_the_database(bench: Bench) -> None:
+    async with bench.gateway() as leases:
+        await bench.take(leases)
+        await bench.away(leases)
+        with pytest.raises(QuotaUnavailable):
+            for _ in range(REQUESTS.amount):
+                await bench.take(leases)
+
+
+async def test_a_new_minute_without_the_database_has_the_share_of_the_last(bench: Bench) -> None:
+    """All gateways together have no more than the limit, and each has what it had."""
+    async with bench.gateway("g1") as one, bench.gateway("g2") as two:
+        for _ in range(30):
+            await bench.take(one)
+        await bench.take(two)
+        await bench.away(one)
+        bench.clock.now += 60
+        served = {one: 0, two: 0}
+        for leases in served:
+            with suppress(QuotaUnavailable):
+                while True:
+                    await bench.take(leases)
+                    served[leases] += 1
+        assert served[one] >= 30 and served[two] >= 1
+        assert sum(served.values()) <= REQUESTS.amount
+        # Back again, what they took is known: nobody gets it twice.
+        bench.wire.is_away = False
+        before = bench.wire.num_exchanges
+        await eventually(lambda: bench.wire.num_exchanges > before + 2)
+        with pytest.raises(QuotaExceeded):
+            while True:
+                await bench.take(one)
+                served[one] += 1
+    assert sum(served.values()) == REQUESTS.amount
+
+
+async def test_the_slice_of_the_next_minute_is_there_when_it_begins(bench: Bench) -> None:
+    async with bench.gateway() as leases:
+        bench.clock.now += 60 - AHEAD_S + 1
+        await bench.take(leases)
+        before = bench.wire.num_exchanges
+        await eventually(lambda: bench.wire.num_exchanges > before + 1)
+        bench.clock.now += AHEAD_S
+        taking = asyncio.ensure_future(bench.take(leases))
+        await asyncio.sleep(0)
+        assert taking.done()
+
+
+async def test_after_its_life_time_a_slice_is_worth_nothing(bench: Bench) -> None:
+    async with bench.gateway(lifetime_s=1.0) as leases:
+        await bench.take(leases)
+        await bench.away(leases)
+        await asyncio.sleep(1.1)
+        with pytest.raises(QuotaUnavailable):
+            await bench.take(leases)
+        bench.model.drop("g1")
+        bench.wire.is_away = False
+        await eventually(lambda: leases.holder == "g1#1")
+        await bench.take(leases)
+
+
+async def test_others_give_back_what_they_do_not_need(bench: Bench) -> None:
+    async with bench.gateway("g1") as one, bench.gateway("g2") as two:
+        held = await bench.take(one, AT_ONCE)
+        for _ in range(9):
+            await bench.take(two, AT_ONCE)
+        with pytest.raises(QuotaExceeded) as refused:
+            await bench.take(two, AT_ONCE)
+        assert refused.value.is_worth_a_retry
+        one.settle(held[0], 0)
+        await bench.take(two, AT_ONCE)
+
+
+async def test_who_gives_up_waiting_takes_nothing(bench: Bench) -> None:
+    async with bench.gateway() as leases:
+        for _ in range(20):
+            waiting = asyncio.create_task(bench.take(leases, AT_ONCE, 10))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with suppress(asyncio.CancelledError):
+                (hold,) = await waiting
+                leases.settle(hold, 0)
+        await asyncio.sleep(SWEEP_INTERVAL_S)
+        await bench.take(leases, AT_ONCE, 10)
+
+
+async def test_all_of_it_or_nothing(bench: Bench) -> None:
+    async with bench.gateway() as leases:
+        await bench.take(leases, AT_ONCE, 10)
+        with pytest.raises(QuotaExceeded):
+            await leases.take([(REQUESTS, 1), (AT_ONCE, 1)], bench.clock())
+        for _ in range(REQUESTS.amount):
+            await bench.take(leases)
