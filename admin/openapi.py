@@ -19,9 +19,11 @@ from litestar.typing import FieldDefinition
 
 from admin.adapter_views import AliasSet, VersionView
 from admin.controllers.organization import COMPLETIONS, COSTS, SINGLE, Parameters
+from admin.controllers.prices import PriceSet
 from admin.controllers.usage import UsagePage
 from admin.parameters import parameters
 from admin.problems import HEADERS, ErrorBody
+from admin.quota_views import KeyLimits, TenantLimits
 from admin.schemas import (
     Deleted,
     KeyCreate,
@@ -148,6 +150,9 @@ EXAMPLES: dict[Any, Any] = {
     KeyRotate: {"overlap_s": 3600},
     ModelRegister: {"name": "llama", "digest": "b" * 64, "max_model_len": 8192},
     ModelChange: {"max_model_len": 4096},
+    TenantLimits: {"tokens_per_day": 2_000_000, "spend_per_month": "250.00", "adapters": 20},
+    KeyLimits: {"requests_per_minute": 60, "spend_per_day": "5.00"},
+    PriceSet: {"input": "0.20", "cached_input": "0.05", "output": "0.60"},
     AliasSet: {"canary": {"7": 90, "8": 10}},
     UploadCreate: {"bytes": 1048576, "filename": "bot.tar"},
     VersionCreate: {"upload": "upl_000000000000000000000000", "name": "bot", "alias": "prod"},
