@@ -58,6 +58,8 @@ class Account:
         """Part of the limit that it may take in an outage: what it held of the window before."""
         self.taken = 0
         """In an outage; the database does not know yet."""
+        self.returning = 0
+        """Given up, with the next exchange."""
         self.is_void = False
         """There is no such limit any more, says the database; soon the catalog will."""
 
@@ -78,6 +80,14 @@ class Account:
         """Whether nothing can be taken of it any more. Of a budget it can: who was admitted in its
         window may go on."""
         return self.window.end <= now and self.kind not in BUDGETS
+
+    def wants_more(self, now: float) -> bool:
+        """Ahead of need."""
+        return self.is_low or (self.slice == 0 and self.window.start > now)
+
+    def gives_back(self, now: float) -> bool:
+        """What is ready: nobody here will need it, or others do."""
+        return self.to_answer > 0 or self.is_past(now) or self.is_done(now)
 
     def is_done(self, now: float) -> bool:
         """Whether it can go back and be forgotten."""
@@ -180,6 +190,8 @@ class LeaseBook:
             before, account = account, self._open(limit, self._window(limit.kind.span, at), account)
             if before is None or before.window.end <= account.window.start:
                 self._current[place] = account
+        if limit.amount < account.limit:
+            self._give_up(account)
         account.limit = limit.amount
         account.used_at = now
         return account
@@ -256,14 +268,16 @@ class LeaseBook:
             if account.window.end <= now + AHEAD_S and now - account.used_at < IDLE_S:
                 limit = Limit(place[0], account.kind, account.limit)
                 self._open(limit, window(limit.kind.span, account.window.end), account)
-        self._due.update(dict.fromkeys(self._held.values()))
+        for account in self._held.values():
+            if account.taken or account.wants_more(now) or account.gives_back(now):
+                self._due[account] = None
 
     def gather(self, now: float) -> list[Ask]:
         """What the next exchange asks; `apply` must follow before the next `gather`."""
         needs = self._needs()
         asks: list[Ask] = []
         self._asked = []
-        for account in self._due:
+        for account in list(self._due):
             ask = self._ask(account, needs.get(account, (0, 0)), now)
             if not ask.is_empty:
                 asks.append(ask)
@@ -340,16 +354,21 @@ class LeaseBook:
 
     def _ask(self, account: Account, needs: tuple[int, int], now: float) -> Ask:
         first, total = needs
-        gives_back = account.to_answer or account.is_past(now) or account.is_done(now)
-        returned = 0 if account.is_void or not gives_back else max(0, account.ready)
-        ready = account.ready - returned
-        need, want = max(0, first - ready), max(0, total - ready)
-        is_new = account.slice == 0 and account.window.start > now
-        if not gives_back and (is_new or account.is_low):
+        gives_back = account.gives_back(now)
+        if gives_back:
+            self._give_up(account)
+        need, want = max(0, first - account.ready), max(0, total - account.ready)
+        if not gives_back and account.wants_more(now):
             want = max(want, 1)
         account.needed = first
-        account.granted -= returned
-        taken, account.taken = account.taken, 0
-        answered, account.to_answer = account.to_answer, 0
         call = account.call if need else 0
-        return Ask(*account.key, taken, returned, answered, need, want, call)
+        told = account.taken, account.returning, account.to_answer
+        account.taken = account.returning = account.to_answer = 0
+        return Ask(*account.key, *told, need, want, call)
+
+    def _give_up(self, account: Account) -> None:
+        """What is ready goes back with the next exchange."""
+        if not account.is_void and account.ready > 0:
+            account.returning += account.ready
+            account.granted -= account.ready
+            self._due[account] = None

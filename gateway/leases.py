@@ -183,9 +183,12 @@ class Leases:
                 async with asyncio.timeout(EXCHANGE_TIMEOUT_S):
                     answers = await self._exchange.exchange(self.holder, self._number, asks)
                 break
-            except (AdminError, TimeoutError) as error:
+            except Exception as error:
                 if not self._is_away:
-                    log.warning("limits go on with what is held of them: %s", error)
+                    unforeseen = None if isinstance(error, AdminError | TimeoutError) else error
+                    log.warning(
+                        "limits go on with what is held of them: %s", error, exc_info=unforeseen
+                    )
                 self._is_away = True
                 self._book.share()
                 self._end(self._book.serve(self._clock()))

@@ -167,3 +167,16 @@ async def test_all_of_it_or_nothing(bench: Bench) -> None:
             await leases.take([(REQUESTS, 1), (AT_ONCE, 1)], bench.clock())
         for _ in range(REQUESTS.amount):
             await bench.take(leases)
+
+
+async def test_a_limit_that_is_lowered_holds_at_once(bench: Bench) -> None:
+    """What was granted under the higher one goes back."""
+    lower = Limit("ten_a", Kind.REQUESTS_PER_MINUTE, 10)
+    async with bench.gateway() as leases:
+        for _ in range(8):
+            await bench.take(leases)
+        bench.model.limits[lower.subject, lower.kind.value] = lower.amount
+        for _ in range(2):
+            await bench.take(leases, lower)
+        with pytest.raises(QuotaExceeded):
+            await bench.take(leases, lower)
