@@ -64,6 +64,19 @@ def _load(file: Path) -> Migration:
     return Migration(int(matched[1]), file.name, file.read_text())
 
 
+async def check_schema(database: Database) -> None:
+    """Raises MigrationError unless every file has been applied. A database that is newer will do:
+    its changes are made for the version before too."""
+    async with database.acquire() as connection:
+        applied: set[str] = set()
+        if await connection.fetchval("SELECT to_regclass('schema_migrations')") is not None:
+            rows = await connection.fetch("SELECT name FROM schema_migrations")
+            applied = {row["name"] for row in rows}
+    for migration in load_migrations():
+        if migration.name not in applied:
+            raise MigrationError(f"the database lacks {migration.name}: run `loraplex migrate`")
+
+
 async def migrate(
     database: Database,
     files: list[Migration] | None = None,

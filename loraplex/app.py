@@ -20,6 +20,7 @@ import gateway.app
 from adapters.store import Store
 from admin.config import AdminConfig
 from admin.database import EVERYTHING, Database
+from admin.migrate import check_schema
 from admin.plane import AdminPlane
 from gateway.config import GatewayConfig
 from gateway.server import make_config
@@ -114,6 +115,7 @@ async def _listen(settings: Settings, app: Any, listener: socket.socket) -> None
 async def _connect(stack: AsyncExitStack, url: str, **options: Any) -> Database:
     database = await Database.connect(url, **options)
     stack.push_async_callback(database.close)
+    await check_schema(database)
     return database
 
 

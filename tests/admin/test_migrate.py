@@ -14,7 +14,7 @@ import pytest
 from admin import tenants
 from admin.database import EVERYTHING, Connection, Database
 from admin.errors import AdminError, DatabaseUnavailable, MigrationError
-from admin.migrate import Migration, load_migrations, migrate
+from admin.migrate import Migration, check_schema, load_migrations, migrate
 from loraplex.bootstrap import migrate_database
 from loraplex.postgres import EmbeddedPostgres, find_binaries
 from tests.postgres import SETTINGS, fresh_database
@@ -191,6 +191,21 @@ async def test_a_changed_file_is_refused(empty_dsn: str):
         await migrate(database, [Migration(1, before.name, "CREATE TABLE a (i bigint)")])
     with pytest.raises(MigrationError, match="newer"):
         await migrate(database, [])
+    await database.close()
+
+
+async def test_planes_need_every_file_and_take_more(dsn: str, empty_dsn: str):
+    empty, database = await connect(empty_dsn), await connect(dsn)
+    with pytest.raises(MigrationError, match=r"lacks 0001_pre_catalog\.sql: run"):
+        await check_schema(empty)
+    await migrate(empty, load_migrations()[:3])
+    with pytest.raises(MigrationError, match="lacks 0004"):
+        await check_schema(empty)
+    files = load_migrations()
+    newer = Migration(len(files) + 1, "0999_pre_newer.sql", "CREATE TABLE newer (i int)")
+    await migrate(database, [*files, newer])
+    await check_schema(database)
+    await empty.close()
     await database.close()
 
 
