@@ -220,7 +220,8 @@ class Database:
         await asyncio.gather(*self._listeners, return_exceptions=True)
         try:
             await asyncio.wait_for(self._pool.close(), timeout=10.0)
-        except TimeoutError:
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            # Late, or lost already.
             self._pool.terminate()
 
 

@@ -87,6 +87,7 @@ class CatalogView:
     def __init__(self, snapshot: CatalogSnapshot) -> None:
         self.generation = snapshot.generation
         self.keys: dict[str, ApiKey] = {key.id: key for key in snapshot.keys}
+        self.keys_by_hash: dict[bytes, ApiKey] = {key.hash: key for key in snapshot.keys}
         self.tenants: dict[str, Tenant] = {tenant.id: tenant for tenant in snapshot.tenants}
         self.models: dict[str, BaseModel] = {model.name: model for model in snapshot.models}
         self._versions = {(v.tenant_id, v.name, v.version): v for v in snapshot.versions}

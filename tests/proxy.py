@@ -4,7 +4,8 @@ what clients said."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -30,18 +31,35 @@ class Proxy:
 
     async def __aenter__(self) -> Proxy:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._server = await asyncio.start_unix_server(self._accept, self._path)
+        await self._open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        self.cut()
-        await asyncio.gather(*self._ways, return_exceptions=True)
+        await self._close()
+
+    @asynccontextmanager
+    async def closed(self) -> AsyncIterator[None]:
+        """Nobody can connect meanwhile, and who was connected is not."""
+        await self._close()
+        try:
+            yield
+        finally:
+            await self._open()
 
     def cut(self) -> None:
         """All connections, at once."""
         for way in self._ways:
             way.cancel()
+
+    async def _open(self) -> None:
+        self._path.unlink(missing_ok=True)
+        self._server = await asyncio.start_unix_server(self._accept, self._path)
+
+    async def _close(self) -> None:
+        self._server.close()
+        ways = list(self._ways)
+        self.cut()
+        await asyncio.gather(*ways, return_exceptions=True)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

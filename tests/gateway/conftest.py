@@ -43,10 +43,15 @@ def client(service: Service) -> Iterator[openai.OpenAI]:
 
 
 @pytest.fixture
-async def live(tmp_path: Path) -> AsyncIterator[Live]:
+def dsn() -> Iterator[str]:
     with fresh_database() as dsn:
-        database = await Database.connect(dsn, sees=EVERYTHING)
-        live = Live(database, tmp_path)
-        await live.prepare()
-        yield live
-        await database.close()
+        yield dsn
+
+
+@pytest.fixture
+async def live(dsn: str, tmp_path: Path) -> AsyncIterator[Live]:
+    database = await Database.connect(dsn, sees=EVERYTHING)
+    live = Live(database, tmp_path)
+    await live.prepare()
+    yield live
+    await database.close()

@@ -1,0 +1,120 @@
+"""The admin plane without its database: a clear refusal soon, nothing half done, and back by
+itself; and made-up keys, which cannot take the database from others."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from admin.database import Database
+from admin.keys import create_key
+from admin.records import new_key
+from loraplex.app import ADMIN_ACQUIRE_S
+from tests.admin.serve import PEPPER, served
+from tests.proxy import Proxy
+
+SOON_S = 4.0
+"""Two limits of two seconds, one after the other; ten times as much is the deadline here."""
+REQUESTS = [
+    ("GET", "/tenants", None),
+    ("GET", "/audit", None),
+    ("POST", "/tenants", {"name": "acme"}),
+    ("DELETE", "/tenants/nobody", None),
+]
+
+
+@pytest.fixture
+async def proxy(dsn: str, tmp_path: Path) -> AsyncIterator[Proxy]:
+    async with Proxy(dsn, tmp_path / "proxy") as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def client(
+    proxy: Proxy, database: Database, tmp_path: Path
+) -> AsyncIterator[httpx.AsyncClient]:
+    """An admin's, of a plane that reaches its database through the proxy."""
+    async with database.transaction() as connection:
+        _, key = await create_key(connection, PEPPER, None)
+    own = await Database.connect(proxy.dsn, acquire_timeout=ADMIN_ACQUIRE_S)
+    headers = {"authorization": f"Bearer {key}"}
+    async with (
+        served(own, tmp_path / "store") as url,
+        httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as client,
+    ):
+        assert (await client.get("/tenants")).status_code == 200
+        yield client
+    proxy.cut()
+    await own.close()
+
+
+async def refused(client: httpx.AsyncClient, method: str, path: str, body: object) -> None:
+    began = time.monotonic()
+    answer = await client.request(method, path, json=body)
+    assert time.monotonic() - began < 10 * SOON_S
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) > 0
+    assert answer.json()["error"] == {
+        "message": "The database does not answer.",
+        "type": "server_error",
+        "param": None,
+        "code": "database_unavailable",
+    }
+
+
+async def test_a_database_that_is_gone(proxy: Proxy, client: httpx.AsyncClient) -> None:
+    async with proxy.closed():
+        for request in REQUESTS:
+            await refused(client, *request)
+    await _is_as_before(client)
+
+
+async def test_a_database_that_hangs(proxy: Proxy, client: httpx.AsyncClient) -> None:
+    proxy.swallows = lambda _: True
+    await asyncio.gather(*(refused(client, *request) for request in REQUESTS))
+    proxy.swallows = lambda _: False
+    proxy.cut()
+    await _is_as_before(client)
+
+
+async def _is_as_before(client: httpx.AsyncClient) -> None:
+    """Nothing was made, and what is asked for again is."""
+    async with asyncio.timeout(60):
+        while (answer := await client.get("/tenants")).status_code == 503:
+            await asyncio.sleep(0.1)
+    assert answer.json()["data"] == []
+    assert (await client.post("/tenants", json={"name": "acme"})).status_code == 201
+
+
+async def test_a_checksum_that_is_wrong_asks_nothing(
+    proxy: Proxy, client: httpx.AsyncClient
+) -> None:
+    keys = [new_key().text[:-1] + "!" for _ in range(200)]
+    answers = [
+        await client.get("/tenants", headers={"authorization": f"Bearer {key}"}) for key in keys
+    ]
+    assert {answer.status_code for answer in answers} == {401}
+    assert not [key for key in keys if key.split("_")[1].encode() in proxy.said]
+
+
+async def test_a_flood_of_well_formed_keys_leaves_the_database_to_others(
+    proxy: Proxy, client: httpx.AsyncClient
+) -> None:
+    """Each look-up takes half a second: one after the other they would take a minute."""
+    proxy.delay_s = 0.1
+
+    async def ask() -> int:
+        headers = {"authorization": f"Bearer {new_key().text}"}
+        return (await client.get("/tenants", headers=headers)).status_code
+
+    flood = [asyncio.create_task(ask()) for _ in range(60)]
+    await asyncio.sleep(0.5)
+    assert (await client.get("/tenants")).status_code == 200
+    assert sum(not task.done() for task in flood) > len(flood) / 2, "the flood was over already"
+    assert set(await asyncio.gather(*flood)) == {401, 503}
+    assert (await client.get("/tenants")).status_code == 200
