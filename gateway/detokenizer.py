@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from tokenizers import Tokenizer
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class UnsupportedDecoder(ValueError):
@@ -50,7 +51,7 @@ class ByteLevelDetokenizer:
 
     def __init__(self, spelled: TokenBytes) -> None:
         self._spelled = spelled
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._decode = Utf8Decoder("replace").decode
 
     def push(self, tokens: Iterable[int]) -> str:
         spelled = self._spelled

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ class GatewayRequest(Request[Principal, Any, State]):
         self.gateway: Gateway = self.app.state.gateway
         state = scope["state"]
         if "request_id" not in state:
-            state["request_id"] = secrets.token_hex(16)
+            state["request_id"] = os.urandom(16).hex()
             state["started_at"] = time.perf_counter()
 
     @property
