@@ -4,6 +4,8 @@ back."""
 from __future__ import annotations
 
 import asyncio
+import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -28,8 +30,10 @@ def wordy(request: Generate) -> Reply:
 
 
 async def limited(live: Live, served: Served, **limits: int) -> None:
-    """The gateway knows of it when this returns."""
+    """The gateway knows of it when this returns, and a minute that is limited does not end soon."""
     await live.limit(**limits)
+    if any(name.endswith("_per_minute") for name in limits) and time.time() % 60 > 45:
+        await asyncio.sleep(60 - time.time() % 60)
     await knows(served, lambda: bool(served.gateway.catalog.current.limits_of(live.tenant_id, "")))
 
 
@@ -85,6 +89,30 @@ async def test_tokens_of_a_minute_settle_with_what_was_used(live: Live) -> None:
         assert second.status_code == 200
         third = await served.complete("tiny", max_tokens=100 - 2 * used - PROMPT_TOKENS + 1)
         assert error_of(third, 429)["param"] == "tokens_per_minute"
+
+
+async def test_the_headers_are_those_of_a_bucket(live: Live) -> None:
+    """Whatever is asked: each says what is left once its own request is reserved."""
+    limits, draw = {"tokens_per_minute": 400, "requests_per_minute": 30}, random.Random(13)
+    live.worker.script = lambda request: Reply(
+        [65] * random.Random(request.params.seed).randint(1, 9)
+    )
+    used = num_requests = 0
+    async with live.worker, live.gateway() as served:
+        await limited(live, served, **limits)
+        for _ in range(40):
+            max_tokens = draw.randint(1, 60)
+            answer = await served.complete("tiny", max_tokens=max_tokens, seed=draw.randrange(99))
+            fits = used + PROMPT_TOKENS + max_tokens <= 400 and num_requests < 30
+            assert answer.status_code == (200 if fits else 429)
+            if fits:
+                num_requests += 1
+            tokens_left = 400 - used - (PROMPT_TOKENS + max_tokens if fits else 0)
+            assert answer.headers["x-ratelimit-remaining-tokens"] == str(tokens_left)
+            assert answer.headers["x-ratelimit-remaining-requests"] == str(30 - num_requests)
+            assert answer.headers["x-ratelimit-reset-tokens"].endswith("s")
+            used += answer.json()["usage"]["total_tokens"] if fits else 0
+    assert num_requests == 30 or used > 340
 
 
 async def test_what_is_cached_counts_by_its_weight(live: Live) -> None:
