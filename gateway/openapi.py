@@ -1,4 +1,5 @@
-"""The OpenAPI document: routes from the framework, bodies from the structs that decode them."""
+"""The OpenAPI document: routes from the framework, bodies from the structs that decode them, and
+what each route may refuse."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from litestar import MediaType, Request
 from litestar.openapi.plugins import OpenAPIRenderPlugin
 
 from gateway.schemas import (
+    MAX_BODY_BYTES,
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -22,6 +24,70 @@ BODIES = {
     "/detokenize": DetokenizeRequest,
 }
 COMPLETIONS = ("/v1/chat/completions", "/v1/completions")
+PUBLIC = ("/livez", "/readyz", "/health", "/version")
+EXAMPLES: dict[str, Any] = {
+    "/v1/chat/completions": {
+        "model": "support-bot",
+        "messages": [{"role": "user", "content": "Where is my parcel?"}],
+    },
+    "/v1/completions": {"model": "support-bot@staging", "prompt": "Once", "max_tokens": 16},
+    "/tokenize": {"model": "support-bot", "prompt": "Once"},
+    "/detokenize": {"model": "support-bot", "tokens": [12, 7]},
+}
+REFUSALS = {
+    400: "The request is wrong or asks for what is not supported; `param` names the field.",
+    401: "No API key, or none that is valid.",
+    403: "The key may not infer, or not from this address.",
+    404: "No such model for this tenant and key.",
+    409: "The adapter's chat template is not approved.",
+    413: f"More than {MAX_BODY_BYTES} bytes.",
+    429: "A limit of the tenant or the key is reached; when it frees is in Retry-After.",
+    500: "The worker failed.",
+    503: "Overloaded, or nobody there to serve it now.",
+}
+ALWAYS: dict[str, Any] = {
+    "x-request-id": {"required": True, "schema": {"type": "string", "pattern": "^req_"}},
+    "openai-processing-ms": {"required": True, "schema": {"type": "integer", "minimum": 0}},
+}
+SECONDS: dict[str, Any] = {"schema": {"type": "integer", "minimum": 1}}
+LIMITS: dict[str, Any] = {
+    f"x-ratelimit-{what}-{unit}": {
+        "description": "Where the tenant or the key has such a limit.",
+        "schema": {"type": "string" if what == "reset" else "integer"},
+    }
+    for unit in ("requests", "tokens")
+    for what in ("limit", "remaining", "reset")
+}
+SERVED: dict[str, Any] = {
+    "loraplex-worker": {"required": True, "schema": {"type": "string"}},
+    "loraplex-adapter-version": {
+        "description": "Where the model is an adapter.",
+        "schema": {"type": "integer", "minimum": 1},
+    },
+}
+
+
+class ErrorDetails(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None
+    """The field that is wrong."""
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    error: ErrorDetails
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """Of a completion; fields as OpenAI's."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[dict[str, Any]]
+    usage: dict[str, Any]
 
 
 class Document(OpenAPIRenderPlugin):
@@ -31,22 +97,71 @@ class Document(OpenAPIRenderPlugin):
         super().__init__(path="/openapi.json", media_type=MediaType.JSON)
 
     def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
-        return msgspec.json.encode(with_bodies(openapi_schema))
+        return msgspec.json.encode(complete(openapi_schema))
 
 
-def with_bodies(schema: dict[str, Any]) -> dict[str, Any]:
+def complete(schema: dict[str, Any]) -> dict[str, Any]:
+    """The framework's document with what it cannot know."""
+    kinds = [*BODIES.values(), ErrorBody, Answer]
     bodies, components = msgspec.json.schema_components(
-        BODIES.values(), ref_template="#/components/schemas/{name}"
+        kinds, ref_template="#/components/schemas/{name}"
     )
-    for path, body in zip(BODIES, bodies, strict=True):
+    refusal, answer = bodies[-2:]
+    for path, body in zip(BODIES, bodies, strict=False):
+        content = {"schema": body, "example": EXAMPLES[path]}
         schema["paths"][path]["post"]["requestBody"] = {
             "required": True,
-            "content": {"application/json": {"schema": body}},
+            "content": {"application/json": content},
         }
-    for path in COMPLETIONS:
-        schema["paths"][path]["post"]["responses"]["200"]["content"] = {
-            "application/json": {"schema": {"type": "object"}},
-            "text/event-stream": {"schema": {"type": "string"}},
-        }
-    schema.setdefault("components", {}).setdefault("schemas", {}).update(components)
+    for path, methods in schema["paths"].items():
+        for operation in methods.values():
+            responses = operation["responses"]
+            responses["200"]["headers"] = dict(ALWAYS)
+            if path in COMPLETIONS:
+                responses["200"]["headers"] |= SERVED | LIMITS
+                responses["200"]["content"] = {
+                    "application/json": {"schema": answer},
+                    "text/event-stream": {"schema": {"type": "string"}},
+                }
+            if path in PUBLIC:
+                operation["security"] = []
+            else:
+                operation["security"] = [{"key": ["inference"]}]
+                responses.pop("400", None)
+                responses |= {str(status): _refusal(status, refusal) for status in _statuses(path)}
+    for path in ("/readyz", "/health"):
+        responses = schema["paths"][path]["get"]["responses"]
+        responses["503"] = responses["200"] | {"description": "Not ready; `reason` says why."}
+    parts = schema.setdefault("components", {})
+    parts.setdefault("schemas", {}).update(components)
+    parts["securitySchemes"] = {
+        "key": {"type": "http", "scheme": "bearer", "bearerFormat": "lpx_..."}
+    }
     return schema
+
+
+def _statuses(path: str) -> list[int]:
+    """Of refusals."""
+    found = [401, 403, 503]
+    if path in BODIES:
+        found += [400, 404, 409, 413]
+    if path in COMPLETIONS:
+        found += [429, 500]
+    if path.endswith("{model}"):
+        found.append(404)
+    return sorted(found)
+
+
+def _refusal(status: int, body: dict[str, Any]) -> dict[str, Any]:
+    headers = dict(ALWAYS)
+    if status == 401:
+        headers["www-authenticate"] = {"required": True, "schema": {"const": "Bearer"}}
+    if status in (429, 503):
+        headers |= {"retry-after": SECONDS, "retry-after-ms": SECONDS}
+    if status in (409, 429):
+        headers["x-should-retry"] = {"schema": {"const": "false"}}
+    return {
+        "description": REFUSALS[status],
+        "headers": headers,
+        "content": {"application/json": {"schema": body}},
+    }

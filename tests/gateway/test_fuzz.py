@@ -1,0 +1,134 @@
+"""A served gateway against its own OpenAPI document, and hostile text wherever it takes text.
+
+`LORAPLEX_TEST_SCALE=full` sends 20,000 requests of each kind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from openapi_spec_validator import OpenAPIV31SpecValidator
+from schemathesis import GenerationMode
+from schemathesis.checks import load_all_checks
+from schemathesis.specs.openapi import checks
+
+from tests.admin.dump import dump
+from tests.gateway.live import Live
+from tests.hostile import texts
+from tests.scale import scaled
+
+load_all_checks()
+pytestmark = pytest.mark.soak
+
+CASES = scaled(400, 20_000)
+OPTIONS: dict[str, Any] = {
+    "derandomize": True,
+    "database": None,
+    "deadline": None,
+    "suppress_health_check": list(HealthCheck),
+}
+EXCLUDED = [
+    # Rules between fields, the model's context and vocabulary, and chat templates are told in
+    # words only: what fits the schema may be refused with 400 or 404.
+    checks.positive_data_acceptance,
+]
+REPORTED = (
+    *("key_uses", "gateways", "usage", "usage_hourly", "usage_totals", "version_outcomes"),
+    *("quota_holders", "quota_leases", "adapter_faults", "version_proving", "usage_kept"),
+)
+"""What gateways write while they serve."""
+FIELDS = ("model", "prompt", "messages", "user", "cache_salt", "stop", "tokens", "stream")
+
+
+async def test_every_answer_is_as_documented(live: Live) -> None:
+    await live.make_ready("a")
+    async with live.worker, live.gateway() as served:
+        await asyncio.to_thread(_compare, str(served.client.base_url), live.key)
+
+
+def _compare(url: str, key: str) -> None:
+    document = requests.get(f"{url}/schema", timeout=20).json()
+    OpenAPIV31SpecValidator(document).validate()
+    assert not [path for path in document["paths"] if "admin" in path or "organization" in path]
+    schema = schemathesis.openapi.from_dict(document)
+    headers = {"authorization": f"Bearer {key}"}
+    operations = [
+        schema[path][method] for path, methods in document["paths"].items() for method in methods
+    ]
+    models = st.sampled_from(["tiny", "bot", "bot@1", "bot@prod"])
+    with requests.Session() as session:
+        for operation in operations:
+            cases = st.one_of(
+                operation.as_strategy(GenerationMode.POSITIVE),
+                operation.as_strategy(GenerationMode.NEGATIVE),
+            )
+
+            @settings(max_examples=CASES // len(operations), **OPTIONS)
+            @given(case=cases, model=st.none() | models)
+            def check(case: Any, model: str | None) -> None:
+                if model is not None and isinstance(case.body, dict) and "model" in case.body:
+                    case.body["model"] = model
+                answer = case.call(base_url=url, session=session, headers=headers, timeout=60)
+                case.validate_response(answer, headers=headers, excluded_checks=EXCLUDED)
+
+            check()
+
+
+@st.composite
+def hostile_requests(draw: st.DrawFn) -> tuple[str, str, dict[str, Any]]:
+    """Method, URL and arguments."""
+    headers = {
+        name: draw(texts).encode("utf-8", "replace").strip()
+        for name in ("authorization", "x-api-key", "traceparent", "x-forwarded-for")
+        if draw(st.integers(0, 3)) == 0
+    }
+    path = draw(
+        st.sampled_from(["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"])
+        | texts.map(lambda text: "/v1/models/" + quote(text.encode("utf-8", "replace"), safe=""))
+    )
+    body: dict[str, Any] = {"model": draw(texts), "prompt": draw(texts)}
+    body |= draw(st.dictionaries(st.sampled_from(FIELDS), texts, max_size=3))
+    if path == "/v1/chat/completions":
+        body["messages"] = [{"role": "user", "content": draw(texts), "name": draw(texts)}]
+    method = "GET" if path.startswith("/v1/models") else "POST"
+    content = json.dumps(body) if draw(st.booleans()) else draw(texts)
+    arguments = {"headers": headers, "content": content.encode("utf-8", "replace")}
+    return method, path, arguments | {"params": draw(st.dictionaries(texts, texts, max_size=1))}
+
+
+async def test_no_text_breaks_the_gateway_or_changes_anything(live: Live, tmp_path: Path) -> None:
+    await live.make_ready("a")
+    async with live.worker, live.gateway() as served:
+        before = await dump(live.database, but=REPORTED)
+        await asyncio.to_thread(_offend, str(served.client.base_url), live.key)
+        assert await dump(live.database, but=REPORTED) == before
+        assert await served.serves("bot")
+
+
+def _offend(url: str, key: str) -> None:
+    bearer = {"authorization": f"Bearer {key}"}
+    with httpx.Client(base_url=url, timeout=60) as client:
+
+        @settings(max_examples=CASES, **OPTIONS)
+        @given(hostile_requests())
+        def check(request: tuple[str, str, dict[str, Any]]) -> None:
+            method, path, arguments = request
+            arguments["headers"] = bearer | arguments["headers"]
+            # Headers with line ends do not leave the client.
+            with contextlib.suppress(httpx.LocalProtocolError):
+                answer = client.request(method, path, **arguments)
+                assert answer.status_code < 500, (request, answer.text)
+                assert "x-injected" not in answer.headers
+
+        check()
