@@ -10,6 +10,8 @@ from typing import Any
 
 Progress = Callable[[int, int], None]
 """Called with what is done and how much it is in all; bytes if nothing else is said."""
+UNBROKEN = 10_000
+"""Columns of a table that goes into a file or a pipe."""
 
 
 def show(
@@ -23,11 +25,12 @@ def show(
     from rich.table import Table
 
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column)
+    for place, column in enumerate(columns):
+        # The first names the row, and is copied into other commands.
+        table.add_column(column, overflow="fold", no_wrap=place == 0)
     for row in rows:
         table.add_row(*(_text(row.get(column)) for column in columns))
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else UNBROKEN).print(table)
 
 
 def tell(text: str) -> None:

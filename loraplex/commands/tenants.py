@@ -79,7 +79,12 @@ def key_group() -> None:
 @key_group.command("create")
 @click.option("--tenant", help="Whose key; without it an admin key.")
 @click.option("--name", help="For you to remember what it is for.")
-@click.option("--scope", "scopes", multiple=True, help="Default: all that its kind can have.")
+@click.option(
+    "--scope",
+    "scopes",
+    multiple=True,
+    help="Of a tenant's key: inference, adapters:write, usage:read; default: all. May be repeated.",
+)
 @click.option("--not-before", help="Such as 2027-01-01T00:00:00Z.")
 @expiry_option
 @click.option(
