@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any, ClassVar
 
 import msgspec
@@ -70,14 +71,17 @@ class Format(ABC):
         self._spelled = spelled
         self._logprobs = logprobs
         self._token_ids = token_ids
-        self._head = b'data: {"id":%s,"object":%s,"created":%d,"model":%s,"choices":[' % (
-            encode(identity.id),
-            encode(self.chunk_kind),
-            identity.created,
-            encode(identity.model),
-        )
         self._tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
         self._plain_end = b',"logprobs":null,"finish_reason":null}]' + self._tail
+
+    @cached_property
+    def _head(self) -> bytes:
+        return b'data: {"id":%s,"object":%s,"created":%d,"model":%s,"choices":[' % (
+            encode(self._identity.id),
+            encode(self.chunk_kind),
+            self._identity.created,
+            encode(self._identity.model),
+        )
 
     @abstractmethod
     def chunk(self, delta: Delta) -> bytes:

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple, TypeVar
 
 import msgspec
-from litestar import post
 
 from gateway.admission import Reservation, Usage
 from gateway.auth import INFERENCE, requires
@@ -17,6 +16,7 @@ from gateway.catalog import Target
 from gateway.flights import Flight
 from gateway.formats import ChatFormat, CompletionFormat, Format, ResponseIdentity
 from gateway.generation import Generation
+from gateway.handlers import HotRoute
 from gateway.request import GatewayRequest
 from gateway.schemas import ChatCompletionRequest, CompletionRequest, decode_request
 from gateway.sequences import (
@@ -40,7 +40,7 @@ COMPLETION = msgspec.json.Decoder(CompletionRequest)
 A = TypeVar("A", ChatCompletionRequest, CompletionRequest)
 
 
-@post("/v1/chat/completions", guards=[requires(INFERENCE)], status_code=200)
+@HotRoute("/v1/chat/completions", http_method="POST", guards=[requires(INFERENCE)], status_code=200)
 async def create_chat_completion(request: GatewayRequest) -> GenerationResponse:
     """Answers a conversation, as one body or as a stream of server-sent events."""
     asked = decode_request(CHAT, await request.body())
@@ -50,7 +50,7 @@ async def create_chat_completion(request: GatewayRequest) -> GenerationResponse:
             return respond(request, call, flight, admission, ChatFormat, "chatcmpl")
 
 
-@post("/v1/completions", guards=[requires(INFERENCE)], status_code=200)
+@HotRoute("/v1/completions", http_method="POST", guards=[requires(INFERENCE)], status_code=200)
 async def create_completion(request: GatewayRequest) -> GenerationResponse:
     """Continues one or many prompts, as one body or as a stream of server-sent events."""
     asked = decode_request(COMPLETION, await request.body())
