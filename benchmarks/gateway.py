@@ -33,9 +33,10 @@ from tokenizers import Tokenizer
 
 from adapters.manifest import AdapterManifest, BaseModelShape
 from adapters.store import LocalStore
-from admin import keys, models, tenants, versions
+from admin import keys, models, prices, quotas, tenants, versions
 from admin.database import EVERYTHING, Database
-from admin.records import TENANT_SCOPES
+from admin.quotas import QuotaDetails
+from admin.records import TENANT_SCOPES, Price
 from admin.versions import NewVersion
 from benchmarks.frame_load import frame_streams
 from benchmarks.frame_worker import LAYOUT, FrameWorker
@@ -60,6 +61,15 @@ MODEL = "smollm2-135m-instruct"
 ADAPTER = "support-bot"
 PEPPER = "benchmark"
 MAX_MODEL_LEN = 2048
+LIMITS = QuotaDetails(
+    "",
+    requests_per_minute=10**7,
+    tokens_per_minute=10**9,
+    concurrent_requests=10**4,
+    spend_per_month=10**18,
+)
+"""Far away, and counted for each request all the same."""
+LIMITS_OF_KEY = QuotaDetails("", tokens_per_day=10**12)
 MESSAGES = [
     {"role": "system", "content": "You answer questions of customers, briefly."},
     {"role": "user", "content": "Hello! My order 4711 has not come yet. Where is it, and when?"},
@@ -183,9 +193,12 @@ class Bench:
         async with database.transaction() as connection:
             tenant = await tenants.create_tenant(connection, "acme")
             await models.register_model(connection, MODEL, self.shape, MAX_MODEL_LEN)
-            _, self.key = await keys.create_key(
+            key, self.key = await keys.create_key(
                 connection, PEPPER.encode(), tenant.id, TENANT_SCOPES
             )
+            await prices.set_price(connection, Price(MODEL, 100_000, 50_000, 400_000))
+            await quotas.set_quota(connection, tenant.id, None, LIMITS)
+            await quotas.set_quota(connection, tenant.id, key.id, LIMITS_OF_KEY)
             await versions.add_version(connection, new_version(tenant.id, self.shape.digest))
         await database.close()
 
