@@ -39,6 +39,10 @@ NOTHING = ""
 LOCK_TIMEOUT_S = 10
 IDLE_IN_TRANSACTION_TIMEOUT_S = 60
 
+BAD_URL = (
+    "the database URL cannot be read: it is postgresql://USER:PASSWORD@HOST/DATABASE, and"
+    " characters such as / or [ in a password are written %2F or %5B"
+)
 RECONNECT_SECONDS = (0.1, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -117,6 +121,9 @@ class Database:
                 raise DatabaseUnavailable(
                     f"cannot work as {role}: {error}; has `loraplex migrate` been run?"
                 ) from error
+            except ValueError:
+                # It quotes what it cannot read, which may be of the password.
+                raise Invalid(BAD_URL, "database_url") from None
         database = cls(pool, dsn, role, acquire_timeout)
         try:
             await database._check(sees)

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or settings.
 
 from __future__ import annotations
 
+import resource
 import sys
 
 import click
@@ -44,6 +45,8 @@ for command in (
 
 
 def main() -> None:
+    # For our children too: a core would hold keys, and what was said.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         code = cli(standalone_mode=False)
     except click.ClickException as error:

@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
@@ -196,9 +197,11 @@ class Box:
 
     def _announce(self, keys: Keys, seconds: float) -> None:
         tell(f"ready after {seconds:.1f} s on {self._url}")
-        print(f"  admin key   {keys.admin}")
-        for name, key in keys.tenants.items():
-            print(f"  {name:<11} {key}")
+        # A service's output is kept as its log, where no key belongs; a demo's are for all to try.
+        if self._with_demo or sys.stdout.isatty():
+            print(f"  admin key   {keys.admin}")
+            for name, key in keys.tenants.items():
+                print(f"  {name:<11} {key}")
         if self._with_demo:
             print(
                 f"\n  curl -N {self._url}/v1/chat/completions"
