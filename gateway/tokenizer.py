@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from gateway.schemas import Message
 
 THREAD_THRESHOLD = 16 << 10
 """More characters or ids are handled in a thread, so that they do not hold up the others."""
+
+# A short prompt takes less time than handing it to the library's threads.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 SPECIAL_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
@@ -99,8 +103,9 @@ class ModelTokenizer:
         return await asyncio.to_thread(decode, tokens, skip_special_tokens)
 
     def _encode(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
-        encode = self._tokenizer.encode
-        return [encode(text, add_special_tokens=add_special_tokens).ids for text in texts]
+        # Fast: without the place of each token in its text, which nobody asks for.
+        encode = self._tokenizer.encode_batch_fast
+        return [each.ids for each in encode(texts, add_special_tokens=add_special_tokens)]
 
 
 class Tokenizers:
