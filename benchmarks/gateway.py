@@ -13,6 +13,7 @@ import asyncio
 import gc
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -464,6 +465,7 @@ def main() -> None:
         with EmbeddedPostgres(folder) as postgres:
             bench = Bench(folder, postgres.dsn())
             rates, times = uvloop.run(run(bench, cores, arguments.seconds))
+        shutil.rmtree(postgres.home, ignore_errors=True)
     show(rates, times)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(as_document(rates, times), indent=1))
