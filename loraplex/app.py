@@ -118,7 +118,7 @@ async def _listen(settings: Settings, app: Any, listener: socket.socket) -> None
 
 def _look_for_cycles_less() -> None:
     """What is there when serving begins stays, and requests leave hardly a cycle. By default the
-    collector looks through the requests under way at every other one, and now and then through
+    collector looks through the requests under way every few of them, and now and then through
     everything, which holds all of them up."""
     gc.collect()
     gc.freeze()
