@@ -13,7 +13,11 @@ from admin.errors import Invalid
 
 READS_QUERY = "reads_query"
 """In a handler's `opt`: it checks the names in its query by itself."""
-_PLACES: dict[type[ParameterKwarg], str] = {QueryParameter: "query", HeaderParameter: "header", PathParameter: "path"}
+_PLACES: dict[type[ParameterKwarg], str] = {
+    QueryParameter: "query",
+    HeaderParameter: "header",
+    PathParameter: "path",
+}
 
 
 def parameters(handler: BaseRouteHandler) -> list[tuple[str, str, FieldDefinition]]:

@@ -176,6 +176,9 @@ def test_every_answer_is_as_documented(world: World, method: str, path: str) -> 
         if not set(case.query or {}) <= sent.keys():
             # What makes it wrong, such as a parameter that is an empty list, was not sent.
             excluded.append(checks.negative_data_rejection)
+        if path.startswith("/v1/organization/"):
+            # Lists of ids: in a query any value is a list of one.
+            excluded.append(checks.negative_data_rejection)
         case.validate_response(answer, headers=world.headers, excluded_checks=excluded)
 
     send()
