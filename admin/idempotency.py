@@ -59,6 +59,7 @@ async def once(
     finish: Callable[[bytes, bytes], bytes] | None = None,
 ) -> Response[Any]:
     """201 with what `create` returns, which is kept; done once for each header of the caller's.
+    Answered when gateways know of it.
 
     finish: makes the body of the answer from that as JSON and the seed. Raises
     IdempotencyKeyReused if the header came before with another request.
@@ -70,6 +71,7 @@ async def once(
             was_done = False
         else:
             seed, answer, was_done = await _claim(request, connection, header, create)
+    await request.plane.until_known()
     body = answer if finish is None else finish(answer, seed)
     headers = {"idempotent-replayed": "true"} if was_done else None
     return Response(body, media_type="application/json", headers=headers)

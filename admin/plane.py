@@ -23,6 +23,7 @@ from admin.errors import AdminError, Conflict, Invalid
 from admin.idempotency import forget_for_ever
 from admin.key_lookup import KeyLookup
 from admin.key_uses import WRITE_INTERVAL_S, KeyUses
+from admin.queries import catalog_generation, sql
 from admin.reaper import Reaper
 from admin.records import BaseModel, Tenant
 from admin.resumable import ResumableUploads
@@ -35,6 +36,7 @@ from admin.versions import NewVersion, VersionDetails
 log = logging.getLogger(__name__)
 
 RETIREMENT_WAIT_S = 2.0
+KNOWN_WAIT_S = 1.0
 
 
 class AdminPlane:
@@ -133,6 +135,18 @@ class AdminPlane:
             await asyncio.sleep(0.05)
         await self.reaper.reap()
         return progress.in_flight
+
+    async def until_known(self) -> None:
+        """Returns when every live gateway goes by the catalog as it is now, or after
+        `KNOWN_WAIT_S`: who is told of a change finds it in force."""
+        async with self.database.acquire() as connection:
+            generation = await catalog_generation(connection)
+        deadline = time.monotonic() + KNOWN_WAIT_S
+        while time.monotonic() < deadline:
+            async with self.database.acquire() as connection:
+                if await connection.fetchval(sql["gateways_know"], generation):
+                    return
+            await asyncio.sleep(0.02)
 
     async def run(self) -> None:
         """What goes on beside the requests; for ever."""

@@ -121,10 +121,12 @@ class KeyController(Controller):
     async def revoke_key(
         self, request: AdminRequest, key_id: FromPath[str], if_match: IfMatch = None
     ) -> Response[KeyView]:
-        """For good. The record stays."""
+        """For good, and when this is answered, everywhere. The record stays."""
         async with request.transaction() as connection:
             await _check(connection, key_id, if_match)
-            return _tagged(KeyView.of(await keys.revoke_key(connection, key_id)))
+            revoked = KeyView.of(await keys.revoke_key(connection, key_id))
+        await request.plane.until_known()
+        return _tagged(revoked)
 
 
 def _with_text(record: bytes, seed: bytes) -> bytes:

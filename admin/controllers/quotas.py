@@ -54,7 +54,9 @@ class TenantQuotaController(Controller):
             owner = await tenants.find_tenant(connection, tenant)
             await _check(connection, TenantLimits, owner.id, None, if_match)
             await quotas.set_quota(connection, owner.id, None, quota_of(owner.id, data))
-            return await _show_tenants(connection, owner)
+            shown = await _show_tenants(connection, owner)
+        await request.plane.until_known()
+        return shown
 
     @delete(guards=[requires(ADMIN)], status_code=200)
     async def clear_quota(
@@ -93,7 +95,9 @@ class KeyQuotaController(Controller):
             key, owner_id = await _find_key(connection, key_id, request.user)
             await _check(connection, KeyLimits, owner_id, key.id, if_match)
             await quotas.set_quota(connection, owner_id, key.id, quota_of(key.id, data))
-            return await _show_keys(connection, key, owner_id)
+            shown = await _show_keys(connection, key, owner_id)
+        await request.plane.until_known()
+        return shown
 
     @delete(guards=[requires(ADMIN)], status_code=200)
     async def clear_quota(

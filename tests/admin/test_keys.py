@@ -16,6 +16,7 @@ from admin.app import create_app
 from admin.config import AdminConfig
 from admin.database import Database
 from admin.key_uses import KeyUses
+from admin.queries import sql
 from tests.admin.conftest import PEPPER, Plane
 from tests.admin.test_routes import problem
 
@@ -156,3 +157,18 @@ async def test_the_last_use_is_written_once_a_minute(plane: Plane):
     async with plane.database.acquire() as connection:
         await connection.execute("UPDATE key_uses SET last_used_at = now() - interval '61 s'")
     assert str(await written()) > first
+
+
+async def test_a_key_is_told_when_gateways_know_it(plane: Plane, database: Database) -> None:
+    """One gateway is behind; the answer waits until it has caught up."""
+
+    async def report(generation: int) -> None:
+        async with database.acquire() as connection:
+            await connection.execute(sql["gateway_report"], "g", generation, {})
+
+    await report(0)
+    creating = asyncio.create_task(plane.client.post("keys", json={}))
+    await asyncio.sleep(0.3)
+    assert not creating.done()
+    await report(1 << 40)
+    assert (await creating).status_code == 201

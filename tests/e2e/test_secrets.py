@@ -141,7 +141,13 @@ class Box:
     def _administer_badly(self) -> None:
         secret = self.canaries.secrets["prompt"]
         with self.stack.admin as admin:
-            for body in ({"name": 1}, {"name": "x", "other": secret}, {}, [secret], {"name": "acme"}):
+            for body in (
+                {"name": 1},
+                {"name": "x", "other": secret},
+                {},
+                [secret],
+                {"name": "acme"},
+            ):
                 self._refused(admin.post("/tenants", json=body))
             self._refused(admin.post("/tenants", content=f'{{"name": "{secret}'))
             self._refused(admin.get("/keys/nothing"))
