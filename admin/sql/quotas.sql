@@ -27,6 +27,15 @@ SET requests_per_minute = excluded.requests_per_minute, tokens_per_minute = excl
     spend_per_month = excluded.spend_per_month, adapters = excluded.adapters, adapter_bytes = excluded.adapter_bytes,
     cached_weight = excluded.cached_weight, updated_at = now();
 
+-- name: quota_inherit
+-- $1: key id; $2: that of the key it replaces.
+INSERT INTO quotas (
+    subject, tenant_id, key_id, requests_per_minute, tokens_per_minute, concurrent_requests, tokens_per_day,
+    tokens_per_month, spend_per_day, spend_per_month)
+SELECT $1, tenant_id, $1, requests_per_minute, tokens_per_minute, concurrent_requests, tokens_per_day,
+       tokens_per_month, spend_per_day, spend_per_month
+FROM quotas WHERE key_id = $2;
+
 -- name: quota_delete
 DELETE FROM quotas WHERE subject = $1;
 
