@@ -242,7 +242,8 @@ def translated_errors() -> Generator[None, None, None]:
     except (asyncpg.InterfaceError, OSError, TimeoutError) as error:
         if isinstance(error, ValueError):
             raise Invalid(f"not a value the database can hold: {error}") from error
-        raise DatabaseUnavailable(f"the database does not answer: {error}") from error
+        reason = str(error) or "in time"
+        raise DatabaseUnavailable(f"the database does not answer: {reason}") from error
 
 
 def _translate(error: asyncpg.PostgresError) -> AdminError:

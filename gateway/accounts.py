@@ -303,6 +303,16 @@ class LeaseBook:
             account.is_refused = account.needed > account.ready and not answer.unanswered
         self._asked = []
 
+    def see_nothing(self) -> None:
+        """Nobody knows what others leave."""
+        for account in self._held.values():
+            account.remaining = 0
+
+    def give_up(self) -> None:
+        """All that is held ready goes back with the next exchange."""
+        for account in self._held.values():
+            self._give_up(account)
+
     def lose(self) -> None:
         """All slices are gone. What is under way goes on, and is not held any more."""
         for waiter in list(self.waiters):

@@ -186,19 +186,24 @@ class Leases:
             except Exception as error:
                 if not self._is_away:
                     unforeseen = None if isinstance(error, AdminError | TimeoutError) else error
+                    reason = str(error) or "the database does not answer"
                     log.warning(
-                        "limits go on with what is held of them: %s", error, exc_info=unforeseen
+                        "limits go on with what is held of them: %s", reason, exc_info=unforeseen
                     )
+                    self._book.see_nothing()
                 self._is_away = True
                 self._book.share()
                 self._end(self._book.serve(self._clock()))
                 await asyncio.sleep(RETRY_S)
         self._is_away = False
-        self._valid_until = sent_at + self._lifetime_s
         if answers is None:
             self._lose()
         else:
             self._book.apply(answers)
+        if sent_at > self._valid_until:
+            # Others may have been given what was held of rates meanwhile.
+            self._book.give_up()
+        self._valid_until = sent_at + self._lifetime_s
 
     def _lose(self) -> None:
         log.warning("the slices of limits are lost: the database was away for too long")

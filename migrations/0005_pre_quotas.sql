@@ -63,7 +63,7 @@ CREATE TABLE usage_totals (
     PRIMARY KEY (subject, span, start)
 );
 
--- Gateways that hold slices. One that is not heard of until then has lost them; so has one whose spool is loaded.
+-- Gateways that hold slices. From then on one that is not heard of gives out nothing any more; see quota_counts.
 CREATE TABLE quota_holders (
     gateway_id text PRIMARY KEY,
     seen_at    timestamptz NOT NULL,
@@ -86,8 +86,15 @@ CREATE TABLE quota_leases (
 CREATE INDEX quota_leases_gateway ON quota_leases (gateway_id);
 CREATE SEQUENCE quota_calls;
 
+-- Whether what a gateway holds of a limit is still kept for it. Of a budget that is so for another hour, or until its
+-- spool is loaded and it is forgotten: it may have used what nobody here knows of yet.
+CREATE FUNCTION quota_counts(kind text, until timestamptz) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT until > now() - CASE WHEN split_part(kind, '_per_', 2) IN ('day', 'month') THEN interval '1 hour'
+                                ELSE interval '0' END
+$$;
+
 -- One exchange of a gateway, which numbers them from 1; the same number again gets the same answer and changes nothing.
--- Null: it has been away for too long, and holds nothing any more.
+-- Null: it has been away for so long that it holds nothing any more.
 -- Of each limit in `asks`, [{subject, kind, start, taken, returned, answered, need, want, call}], it
 -- adds what was `taken` without asking, takes back what is `returned`, notes the call that this answers, then grants
 -- `need` or nothing, and up to `want` or a fair slice if there is enough. If `need` is not there, the others are called to
@@ -111,8 +118,7 @@ BEGIN
     IF holder.exchange = number THEN
         UPDATE quota_holders SET seen_at = now(), until = now() + lifetime WHERE gateway_id = of_gateway;
         RETURN holder.answer;
-    ELSIF holder.exchange IS NOT NULL AND (holder.exchange + 1 <> number OR holder.until < now())
-        OR holder.exchange IS NULL AND number <> 1 THEN
+    ELSIF coalesce(holder.exchange, 0) + 1 <> number THEN
         RETURN NULL;
     ELSIF holder.exchange IS NULL THEN
         INSERT INTO quota_holders VALUES (of_gateway, now(), now() + lifetime, 0, '[]');
@@ -137,8 +143,9 @@ BEGIN
                 WHERE t.subject = ask.subject AND t.span = split_part(ask.kind, '_per_', 2)
                     AND t.start = (ask.start AT TIME ZONE 'UTC')::date), 0)
             + coalesce((
-                SELECT sum(l.granted) FROM quota_leases l
-                WHERE (l.subject, l.kind, l.start) = (ask.subject, ask.kind, ask.start)), 0)
+                SELECT sum(l.granted) FROM quota_leases l JOIN quota_holders h USING (gateway_id)
+                WHERE (l.subject, l.kind, l.start) = (ask.subject, ask.kind, ask.start)
+                    AND (quota_counts(l.kind, h.until) OR h.gateway_id = of_gateway)), 0)
             INTO spoken_for;
         free := of_all - spoken_for - ask.taken + ask.returned;
         gift := CASE
@@ -184,7 +191,9 @@ END $$;
 -- Forgets what nobody holds any more. Slices of a minute end with it.
 CREATE FUNCTION quota_upkeep() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    DELETE FROM quota_holders WHERE until < now();
+    DELETE FROM quota_holders WHERE NOT quota_counts('any_per_day', until);
+    DELETE FROM quota_leases l USING quota_holders h
+        WHERE h.gateway_id = l.gateway_id AND NOT quota_counts(l.kind, h.until);
     DELETE FROM quota_leases
         WHERE granted = 0
             OR kind IN ('requests_per_minute', 'tokens_per_minute') AND start < now() - interval '2 minutes';

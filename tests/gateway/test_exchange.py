@@ -114,17 +114,38 @@ async def test_a_call_is_heard_by_all_who_listen(live: Live) -> None:
     assert heard == [Call(*key, answer.call)]
 
 
-async def test_who_was_away_for_too_long_has_lost_all(live: Live) -> None:
-    await live.limit(concurrent_requests=4)
-    exchange = PostgresExchange(live.database, 0.01)
-    key = (live.tenant_id, "concurrent_requests", "-infinity")
-    assert await exchange.exchange("g1", 1, [Ask(*key, need=4)]) is not None
+async def test_of_rates_the_silent_hold_nothing(live: Live) -> None:
+    """Of budgets they do: they may have used what is not loaded yet."""
+    await live.limit(concurrent_requests=4, tokens_per_day=4)
+    silent, other = PostgresExchange(live.database, 0.01), PostgresExchange(live.database, 300)
+    keys = [(live.tenant_id, "concurrent_requests", "-infinity"), budget(live)]
+    assert await silent.exchange("g1", 1, [Ask(*key, need=4) for key in keys])
     await asyncio.sleep(0.1)
-    assert await exchange.exchange("g1", 2, [Ask(*key, returned=4)]) is None
+    answers = await other.exchange("g2", 1, [Ask(*key, need=1) for key in keys]) or []
+    assert [answer.granted > 0 for answer in answers] == [True, False]
+    await other.upkeep()
+    (row,) = await live.fetch("SELECT kind FROM quota_leases WHERE gateway_id = 'g1'")
+    assert row["kind"] == "tokens_per_day"
+    # It speaks again, and what it held of the budget is as it was.
+    returned = [Ask(*keys[1], returned=4)]
+    assert await silent.exchange("g1", 2, returned)
+    (answer,) = await other.exchange("g2", 2, [Ask(*keys[1], need=1)]) or []
+    assert answer.granted > 0
+
+
+def budget(live: Live) -> tuple[str, str, str]:
+    return (live.tenant_id, Kind.TOKENS_PER_DAY.value, today())
+
+
+async def test_who_was_away_for_too_long_has_lost_all(live: Live) -> None:
+    await live.limit(tokens_per_day=4)
+    exchange = PostgresExchange(live.database, 300)
+    assert await exchange.exchange("g1", 1, [Ask(*budget(live), need=4)]) is not None
+    await live.fetch("UPDATE quota_holders SET until = now() - interval '61 minutes' RETURNING 1")
     await exchange.upkeep()
     assert not await live.fetch("SELECT 1 FROM quota_leases")
-    assert await exchange.exchange("g1", 3, []) is None
-    assert await exchange.exchange("g1#1", 1, [Ask(*key, need=4)]) is not None
+    assert await exchange.exchange("g1", 2, []) is None
+    assert await exchange.exchange("g1#1", 1, [Ask(*budget(live), need=4)]) is not None
     await exchange.release(["g1"])
     assert not await live.fetch("SELECT 1 FROM quota_leases")
 

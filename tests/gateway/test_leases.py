@@ -135,6 +135,18 @@ async def test_after_its_life_time_a_slice_is_worth_nothing(bench: Bench) -> Non
         await bench.take(leases)
 
 
+async def test_who_is_heard_of_again_holds_nothing_ready(bench: Bench) -> None:
+    """Others may have been given what it held of rates; what is under way goes on."""
+    async with bench.gateway(lifetime_s=1.0) as leases:
+        (held,) = await bench.take(leases, AT_ONCE)
+        await bench.away(leases)
+        await asyncio.sleep(1.1)
+        bench.wire.is_away = False
+        await eventually(lambda: bench.model.held(held.account.key) == 1)
+        await bench.take(leases, AT_ONCE, 9)
+        assert leases.holder == "g1"
+
+
 async def test_others_give_back_what_they_do_not_need(bench: Bench) -> None:
     async with bench.gateway("g1") as one, bench.gateway("g2") as two:
         held = await bench.take(one, AT_ONCE)
