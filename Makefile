@@ -8,7 +8,7 @@ serve: .venv/serve.stamp
 	$(BIN)/loraplex serve --demo $(ARGS)
 
 test: .venv/dev.stamp
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
 
 soak: .venv/dev.stamp
 	LORAPLEX_TEST_SCALE=full $(BIN)/python -m pytest -q -m soak --timeout=3600 $(ARGS)
