@@ -57,7 +57,9 @@ def make_app() -> Litestar:
 
 SCHEMA: Any = schemathesis.openapi.from_dict(make_app().state.schema)
 OPERATIONS = [
-    (method, path) for path, methods in SCHEMA.raw_schema["paths"].items() for method in methods
+    (method, path)
+    for path, methods in SCHEMA.raw_schema["paths"].items()
+    for method in sorted(methods)
 ]
 EXAMPLES = scaled(640, 20_000) // len(OPERATIONS)
 
