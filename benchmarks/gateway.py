@@ -329,15 +329,18 @@ async def measure_first_tokens(
     through: list[Exchange] = []
     direct: list[Exchange] = []
     shares: list[Busy] = []
-    async with (
-        connected(lambda: StreamConnection(request), server.port, NUM_CONNECTIONS) as senders,
-        frame_streams(worker, bench.generate(16), NUM_CONNECTIONS) as streams,
-    ):
-        await paced(senders, rate, 1.0, seed=0)
+
+    def connection() -> StreamConnection:
+        return StreamConnection(request)
+
+    async with frame_streams(worker, bench.generate(16), NUM_CONNECTIONS) as streams:
         for number in range(1, NUM_ROUNDS + 1):
-            taken = Shares(server.process)
-            through += await paced(senders, rate, seconds, seed=number)
-            shares.append(taken.taken())
+            # Anew: the gateway closes what is idle for a round of the worker's.
+            async with connected(connection, server.port, NUM_CONNECTIONS) as senders:
+                await paced(senders, rate, 1.0, seed=0)
+                taken = Shares(server.process)
+                through += await paced(senders, rate, seconds, seed=number)
+                shares.append(taken.taken())
             direct += await paced(streams, rate, seconds, seed=number)
     busy = Busy(
         float(np.mean([each.server for each in shares])),

@@ -129,6 +129,14 @@ def prove(engine: Engine, pool: AdapterPool) -> None:
     assert on_host <= HOST_BYTES
 
 
+def at_rest(pool: AdapterPool) -> tuple[int, int]:
+    """Resident bytes and open descriptors of the process while no file is being read."""
+    while pool.is_loading:
+        time.sleep(0.001)
+    gc.collect()
+    return psutil.Process().memory_info().rss, len(os.listdir("/proc/self/fd"))
+
+
 @pytest.mark.soak
 def test_load_cycles_leave_nothing_behind(setup: Setup, refs: list[AdapterRef]) -> None:
     """As many loads onto the device, each in place of another adapter."""
@@ -153,7 +161,7 @@ def test_load_cycles_leave_nothing_behind(setup: Setup, refs: list[AdapterRef]) 
     expected = dict(traffic.answers)
     assert len({tuple(tokens) for tokens in expected.values()}) > NUM_ADAPTERS
     begin = pool.num_evictions
-    process, rss, descriptors = psutil.Process(), 0, 0
+    rss = descriptors = 0
     while (num_cycles := pool.num_evictions - begin) < NUM_CYCLES:
         if len(traffic.open) < MAX_IN_FLIGHT and traffic.rng.random() < 0.6:
             traffic.ask_at_random(refs)
@@ -165,16 +173,13 @@ def test_load_cycles_leave_nothing_behind(setup: Setup, refs: list[AdapterRef]) 
         with worker.broker.lock:
             prove(engine, pool)
         if not rss and num_cycles >= NUM_CYCLES // 3:
-            gc.collect()
-            rss, descriptors = process.memory_info().rss, len(os.listdir("/proc/self/fd"))
+            rss, descriptors = at_rest(pool)
     traffic.finish()
     assert traffic.answers == expected
     assert traffic.num_cancelled > NUM_CYCLES // 20
-    gc.collect()
-    assert process.memory_info().rss - rss < RSS_SLACK
-    assert len(os.listdir("/proc/self/fd")) == descriptors
-    while pool.is_loading:
-        time.sleep(0.001)
+    rss_at_end, descriptors_at_end = at_rest(pool)
+    assert rss_at_end - rss < RSS_SLACK
+    assert descriptors_at_end == descriptors
     assert not any(entry.leases for entry in pool.status())
     while pool.evict_idle():
         pass
