@@ -59,7 +59,6 @@ class Engine:
         pool: AdapterPool,
         ring: StepRing,
         *,
-        layout: str,
         vocab_size: int,
         end_tokens: frozenset[int],
         clock: Callable[[], float],
@@ -70,7 +69,6 @@ class Engine:
         self._kv = kv
         self._pool = pool
         self._ring = ring
-        self._layout = layout
         self._vocab_size = vocab_size
         self._end_tokens = end_tokens
         self._clock = clock
@@ -93,7 +91,7 @@ class Engine:
             arrival_s=self._clock(),
             end_tokens=self._end_tokens,
             block_table=BlockTable(self._kv),
-            layout=self._layout,
+            layout=self.info.cache_layout,
         )
         if sequence.key in self._sequences:
             return Failed(request.id, ErrorCode.INVALID, f"sequence id {request.id} is in use")

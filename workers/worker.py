@@ -134,13 +134,18 @@ class Worker:
         )
         runner = ModelRunner(model, self.ops, self.memory, kv, buffer, pool.tables)
         engine = Engine(
-            ModelInfo(digest, name, model.max_model_len, pool.layout.version),
+            ModelInfo(
+                digest,
+                name,
+                model.max_model_len,
+                adapter_layout=pool.layout.version,
+                cache_layout=f"{self.ops.name}:{config.dtype}",
+            ),
             scheduler,
             runner,
             kv,
             pool,
             self.ring,
-            layout=f"{self.ops.name}:{config.dtype}",
             vocab_size=model.spec.vocab_size,
             end_tokens=frozenset(model.spec.eos_token_ids),
             clock=time.monotonic,

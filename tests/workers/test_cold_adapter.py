@@ -65,7 +65,6 @@ class Box:
             house.kv,
             house.pool,
             StepRing(),
-            layout="",
             vocab_size=VOCAB,
             end_tokens=frozenset(),
             clock=self.runner.clock,

@@ -146,7 +146,6 @@ class Simulation:
             self.kv,
             self.pool,  # pyright: ignore[reportArgumentType]
             self.ring,
-            layout="test",
             vocab_size=VOCAB,
             end_tokens=frozenset([END]),
             clock=self.clock,

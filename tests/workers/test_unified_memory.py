@@ -86,7 +86,6 @@ class Box:
             kv,
             pool,
             self.ring,
-            layout="",
             vocab_size=VOCAB,
             end_tokens=frozenset(),
             clock=lambda: house.now,
