@@ -10,6 +10,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 
 from memory.errors import require
+from memory.journal import Journal
 from memory.pages import PagePool
 from memory.reuse import Reuse
 
@@ -71,10 +72,15 @@ class PrefixCache:
         """Pages added, and pages asked for again for the first time."""
         self._gone: OrderedDict[bytes, Reuse] = OrderedDict()
         """Evicted keys, the longest gone first."""
+        self.journal = Journal()
 
     @property
     def num_pages(self) -> int:
         return len(self._nodes)
+
+    @property
+    def keys(self) -> Iterable[bytes]:
+        return self._nodes.keys()
 
     @property
     def num_idle(self) -> int:
@@ -182,6 +188,7 @@ class PrefixCache:
             node.reuse.note(now, gone.expected(now))
         self._pool.retain(page)
         self._nodes[key] = self._by_page[page] = node
+        self.journal.add(key)
         if parent is not None:
             parent.children.add(node)
         return node
@@ -242,6 +249,7 @@ class PrefixCache:
         require(not node.children, f"page {node.page} is evicted before the pages after it")
         self._remove_idle(node, now)
         del self._nodes[node.key], self._by_page[node.page]
+        self.journal.remove(node.key)
         self._gone[node.key] = node.reuse if node.was_found else Reuse()
         if len(self._gone) > MAX_GONE:
             self._gone.popitem(last=False)

@@ -7,15 +7,18 @@ import contextlib
 import itertools
 import logging
 import random
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import assert_never
 
 import msgspec
 
+from workers.prefix_index import PrefixIndex
 from workers.protocol import (
     PROTOCOL_VERSION,
     Abort,
     AdapterRef,
+    CachedPages,
     Desired,
     Drain,
     ErrorCode,
@@ -119,6 +122,10 @@ class WorkerClient:
         """By digest; empty while there is no connection."""
         self.status: WorkerStatus | None = None
         """The last one; None while there is no connection."""
+        self.status_at = 0.0
+        """When it came, of time.monotonic()."""
+        self.prefixes = PrefixIndex()
+        """What the worker has cached; empty while there is no connection."""
         self._own_hello = Hello(PROTOCOL_VERSION, instance_id)
         self._security = security
         self._connection: GatewayConnection | None = None
@@ -251,7 +258,9 @@ class WorkerClient:
                 if answer is not None and not answer.done():
                     answer.set_result(message)
             case WorkerStatus():
-                self.status = message
+                self.status, self.status_at = message, time.monotonic()
+            case CachedPages():
+                self.prefixes.apply(message)
             case Hello():
                 raise ProtocolMismatch("a second Hello")
             case _:
@@ -267,6 +276,7 @@ class WorkerClient:
 
     def _disconnected(self) -> None:
         self._connection, self.status, self.models = None, None, {}
+        self.prefixes = PrefixIndex()
         sinks, self._sinks = self._sinks, {}
         for sink in sinks.values():
             sink(_lost())

@@ -297,6 +297,16 @@ class WorkerStatus(msgspec.Struct, frozen=True, tag="status"):
     """Of the last `Desired` that was applied."""
 
 
+class CachedPages(msgspec.Struct, frozen=True, tag="cached"):
+    """Pages that came into the prefix cache of a model and left it: the first 8 bytes of each key
+    (`memory.page_key`), one after the other. `is_whole`: all that are there, forget the rest."""
+
+    model: str
+    added: bytes
+    removed: bytes = b""
+    is_whole: bool = False
+
+
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     version: int
     instance_id: str
@@ -304,4 +314,4 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 ToWorker = Hello | Generate | Abort | Prefetch | Probe | Desired | Drain
-ToGateway = Hello | StepOutput | Failed | ProbeResult | WorkerStatus
+ToGateway = Hello | StepOutput | Failed | ProbeResult | WorkerStatus | CachedPages

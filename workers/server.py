@@ -12,9 +12,11 @@ from typing import Protocol, assert_never
 
 import msgspec
 
+from workers.prefix_index import PrefixIndex
 from workers.protocol import (
     PROTOCOL_VERSION,
     Abort,
+    CachedPages,
     Desired,
     Drain,
     ErrorCode,
@@ -50,9 +52,10 @@ class Disconnected(msgspec.Struct, frozen=True):
 
 
 Command = Generate | Abort | Prefetch | Probe | Desired | Drain | Disconnected
-Answer = StepOutput | Failed | ProbeResult | WorkerStatus
+Answer = StepOutput | Failed | ProbeResult | WorkerStatus | CachedPages
 Delivery = Sequence[tuple[int, Answer]]
-"""What one engine step has for each connection. A WorkerStatus is for all, whatever its number."""
+"""What one engine step has for each connection. A WorkerStatus is for all, whatever its number, as
+is a CachedPages."""
 
 
 class EngineLoop(Protocol):
@@ -91,6 +94,8 @@ class Server:
         self.instance_id = instance_id
         self.status: WorkerStatus | None = None
         """The engine loop's last."""
+        self._prefixes = PrefixIndex()
+        """What all gateways know to be cached; a new one is told of it whole."""
         self._security = security
         self._outbox_bytes = outbox_bytes
         self._events = asyncio.get_running_loop()
@@ -159,6 +164,8 @@ class Server:
             self._gateways[number] = _Gateway(connection, hello.instance_id)
             if self.status is not None:
                 connection.send(self.status)
+            for pages in self._prefixes.whole():
+                connection.send(pages)
             while number in self._gateways and (message := await connection.receive()) is not None:
                 self._receive(number, message)
         except TransportError as error:
@@ -186,12 +193,19 @@ class Server:
     def _send_all(self, delivery: Delivery) -> None:
         self._cut_slow()
         for number, message in delivery:
-            if isinstance(message, WorkerStatus):
-                self.status = message
-                for each in list(self._gateways):
-                    self._send(each, message)
-            else:
-                self._send(number, message)
+            match message:
+                case WorkerStatus():
+                    self.status = message
+                    self._send_to_all(message)
+                case CachedPages():
+                    self._prefixes.apply(message)
+                    self._send_to_all(message)
+                case _:
+                    self._send(number, message)
+
+    def _send_to_all(self, message: Answer) -> None:
+        for number in list(self._gateways):
+            self._send(number, message)
 
     def _cut_slow(self) -> None:
         """A gateway that does not read is dropped. Looked at between steps, so a large step alone
@@ -238,7 +252,7 @@ class Server:
                         self._end(number, output.id)
             case Failed(id=sequence_id):
                 self._end(number, sequence_id)
-            case ProbeResult() | WorkerStatus():
+            case ProbeResult() | WorkerStatus() | CachedPages():
                 pass
             case _:
                 assert_never(message)

@@ -15,6 +15,7 @@ from adapters.validator import AdapterFiles, validate
 from workers.config import WorkerConfig
 from workers.protocol import (
     AdapterRef,
+    CachedPages,
     ErrorCode,
     Failed,
     FinishReason,
@@ -94,6 +95,8 @@ class Driver:
     def _take(self, message: Answer) -> None:
         if isinstance(message, WorkerStatus):
             self.status = message
+            return
+        if isinstance(message, CachedPages):
             return
         if isinstance(message, ProbeResult):
             self.probed[message.id] = message
