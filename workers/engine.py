@@ -219,17 +219,21 @@ class Engine:
         return events
 
     def _refusal(self, sequence: Sequence) -> tuple[ErrorCode, str] | None:
-        params = sequence.params
+        params, num_resumed = sequence.params, sequence.request.num_resumed
         if not sequence.tokens:
             return ErrorCode.INVALID, "the prompt is empty"
         if not 0 <= min(sequence.tokens) <= max(sequence.tokens) < self._vocab_size:
             return ErrorCode.INVALID, f"token ids must lie in 0..{self._vocab_size - 1}"
         if any(not 0 <= token < self._vocab_size for token in params.logit_bias or ()):
             return ErrorCode.INVALID, f"logit_bias ids must lie in 0..{self._vocab_size - 1}"
+        if not 0 <= num_resumed < len(sequence.tokens):
+            return ErrorCode.INVALID, "num_resumed must leave a prompt"
         if not 0 <= sequence.request.activation < sequence.num_prompt:
             return ErrorCode.INVALID, "the adapter's activation must lie in the prompt"
         if params.max_tokens < (0 if params.prompt_logprobs is not None else 1):
             return ErrorCode.INVALID, "max_tokens must be at least 1 (0 with prompt_logprobs)"
+        if num_resumed and (refusal := _resumption_refusal(sequence)) is not None:
+            return ErrorCode.INVALID, refusal
         if sequence.max_len > self.info.max_model_len:
             return ErrorCode.PROMPT_TOO_LONG, (
                 f"{sequence.num_prompt} prompt tokens and {params.max_tokens} to generate exceed "
@@ -255,9 +259,9 @@ class Engine:
         return events + [self._finish_prompt(s) for s in prompt_done if s.num_uncomputed == 0]
 
     def _emit(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> Event:
+        is_first = not sequence.is_begun
         finish_reason = sequence.append(token)
         is_stop = finish_reason is FinishReason.STOP
-        is_first = sequence.num_generated == 1
         output = SequenceOutput(
             id=sequence.request.id,
             tokens=[token],
@@ -298,6 +302,18 @@ class Engine:
             self.scheduler.remove(item.sequence)
             events.append(self._fail(item.sequence, ErrorCode.INTERNAL, message))
         return events
+
+
+def _resumption_refusal(sequence: Sequence) -> str | None:
+    """Why nothing of the sequence is left to generate here."""
+    resumed = sequence.tokens[sequence.num_prompt :]
+    if len(resumed) >= sequence.params.max_tokens:
+        return "num_resumed must be less than max_tokens"
+    if not sequence.end_tokens.isdisjoint(resumed):
+        return "the resumed tokens hold an end token"
+    if sequence.params.prompt_logprobs is not None:
+        return "prompt_logprobs come with the first token: a resumed sequence has none"
+    return None
 
 
 def _ends_unsampled(sequence: Sequence) -> bool:

@@ -195,10 +195,10 @@ class Scheduler:
         num_tokens = sequence.num_next(budget)
         if not sequence.block_table.grow(sequence.num_computed + num_tokens):
             raise AssertionError("pages counted as obtainable were not")
-        if sequence.num_generated == 0:
-            sequence.num_cached = sequence.num_computed
-            self.num_queried_tokens += sequence.num_prompt
-            self.num_hit_tokens += sequence.num_cached
+        if not sequence.is_begun:
+            sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
+            self.num_queried_tokens += len(sequence.tokens)
+            self.num_hit_tokens += sequence.num_computed
         sequence.row = self._rows.allocate(sequence.tokens)
         sequence.status = SequenceStatus.RUNNING
         self.waiting.remove(sequence)

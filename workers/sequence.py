@@ -26,7 +26,8 @@ class Sequence:
         0 ........ num_cached ........ num_computed ..... num_prompt .... len(tokens)
         from the prefix cache | computed here       | still to compute  | generated
 
-    A preempted sequence goes back to `num_computed = 0` and keeps its generated tokens.
+    A preempted sequence goes back to `num_computed = 0` and keeps its generated tokens. A resumed
+    one begins like that, with tokens that another worker generated.
 
     An activated LoRA acts on positions from `request.activation` on. The lease is held from the
     start all the same: a sequence once admitted never waits for its adapter in mid-prefill.
@@ -46,7 +47,7 @@ class Sequence:
         self.request = request
         self.arrival_s = arrival_s
         self.tokens = list(request.tokens)
-        self.num_prompt = len(request.tokens)
+        self.num_prompt = len(request.tokens) - request.num_resumed
         self.num_computed = 0
         self.num_cached = 0
         self.status = SequenceStatus.WAITING
@@ -98,6 +99,11 @@ class Sequence:
     @property
     def num_generated(self) -> int:
         return len(self.tokens) - self.num_prompt
+
+    @property
+    def is_begun(self) -> bool:
+        """A token was generated for it here."""
+        return self.num_generated > self.request.num_resumed
 
     @property
     def max_len(self) -> int:

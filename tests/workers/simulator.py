@@ -54,7 +54,7 @@ def acting(request: Generate, num_tokens: int) -> list[str]:
 def alone(request: Generate) -> list[int]:
     """What the sequence must generate, whatever else runs."""
     tokens = list(request.tokens)
-    for _ in range(request.params.max_tokens):
+    for _ in range(request.params.max_tokens - request.num_resumed):
         tokens.append(next_token(prefix_digests(acting(request, len(tokens)), tokens)[-1]))
         if tokens[-1] == END:
             break

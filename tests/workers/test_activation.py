@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memory.page_key import PAGE_TOKENS
-from tests.workers.simulator import prefix_digests
-from tests.workers.test_scheduler import (
+from tests.workers.simulation import (
     Simulation,
     StubPool,
     assert_equals_alone,
     generate,
     prompt_of,
 )
+from tests.workers.simulator import prefix_digests
 
 
 @settings(max_examples=80, deadline=None)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.adapters.pools import House, SteppedExecutor
+from tests.workers.simulation import Rows, generate
 from tests.workers.simulator import VOCAB, FakeClock, SimulatedRunner
-from tests.workers.test_scheduler import Rows, generate
 from workers.engine import Engine
 from workers.loop import WorkerLoop
 from workers.probe import Prober

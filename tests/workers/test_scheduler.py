@@ -4,7 +4,6 @@ simulator.py)."""
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
@@ -14,212 +13,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.errors import AdapterUnavailable
-from memory.arena import Arena
-from memory.kv_cache import KVCache
-from tests.workers.simulator import END, VOCAB, FakeClock, SimulatedRunner, alone
-from workers.engine import Engine
+from tests.workers.simulation import (
+    Simulation,
+    StubPool,
+    assert_equals_alone,
+    generate,
+    prompt_of,
+)
+from tests.workers.simulator import VOCAB
 from workers.loop import INTEGRITY_PERIOD_S, WorkerLoop
 from workers.probe import Prober
 from workers.protocol import (
     Abort,
     AdapterRef,
     ErrorCode,
-    Failed,
     FinishReason,
     Generate,
-    ModelInfo,
     SamplingParams,
     SequenceOutput,
     TokenLogprobs,
 )
-from workers.scheduler import Scheduler
-from workers.step_ring import StepRing
-
-PAGE_BYTES = 1024
-
-
-@dataclass
-class StubLease:
-    pool: StubPool
-    slot: int
-    max_rank: int = 8
-
-    def release(self) -> None:
-        self.pool.leases[self.slot] -= 1
-
-
-@dataclass
-class StubPool:
-    """Adapters arrive some steps after they are first asked for; `num_slots` fit at a time."""
-
-    num_slots: int
-    delay_steps: int = 0
-    broken: frozenset[str] = frozenset()
-    slots: dict[str, int] = field(default_factory=dict)
-    leases: dict[int, int] = field(default_factory=dict)
-    asked: dict[str, int] = field(default_factory=dict)
-    is_loading: bool = False
-    num_evictions: int = 0
-
-    @property
-    def is_leased(self) -> bool:
-        return any(self.leases.values())
-
-    def prefetch(self, ref: AdapterRef) -> None:
-        self.asked.setdefault(ref.digest, self.delay_steps)
-
-    def acquire(self, ref: AdapterRef) -> StubLease | None:
-        if ref.digest in self.broken:
-            raise AdapterUnavailable("adapter.test", "it is broken")
-        if ref.digest not in self.slots:
-            self.asked[ref.digest] = self.asked.get(ref.digest, self.delay_steps) - 1
-            if self.asked[ref.digest] >= 0 or not self._make_room():
-                return None
-            self.slots[ref.digest] = next(
-                slot for slot in range(self.num_slots) if slot not in self.slots.values()
-            )
-            del self.asked[ref.digest]
-        slot = self.slots[ref.digest]
-        self.leases[slot] = self.leases.get(slot, 0) + 1
-        return StubLease(self, slot)
-
-    def cancel(self, ref: AdapterRef) -> None:
-        self.asked.pop(ref.digest, None)
-
-    def poll(self) -> None:
-        pass
-
-    def check_integrity(self) -> None:
-        pass
-
-    def _make_room(self) -> bool:
-        if len(self.slots) < self.num_slots:
-            return True
-        for digest, slot in self.slots.items():
-            if not self.leases.get(slot):
-                del self.slots[digest]
-                return True
-        return False
-
-
-class Rows:
-    def __init__(self, count: int) -> None:
-        self.free_rows = list(range(count))
-
-    def allocate(self, tokens: list[int]) -> int:
-        return self.free_rows.pop()
-
-    def free(self, row: int) -> None:
-        self.free_rows.append(row)
-
-
-class Simulation:
-    """An engine with everything real but the tensors."""
-
-    def __init__(
-        self,
-        *,
-        num_pages: int = 64,
-        max_num_seqs: int = 8,
-        max_batched_tokens: int = 64,
-        pool: StubPool | None = None,
-    ) -> None:
-        self.clock = FakeClock()
-        self.pool = pool or StubPool(num_slots=4)
-        arena = Arena(num_pages * PAGE_BYTES, 4 * PAGE_BYTES)
-        self.kv = KVCache(arena, "model", PAGE_BYTES)
-        self.rows = Rows(max_num_seqs)
-        self.scheduler = Scheduler(
-            self.kv,
-            self.pool,  # pyright: ignore[reportArgumentType]
-            self.rows,
-            max_num_seqs=max_num_seqs,
-            max_batched_tokens=max_batched_tokens,
-        )
-        self.runner = SimulatedRunner(self.clock)
-        self.ring = StepRing()
-        self.engine = Engine(
-            ModelInfo("model", "m", 4096),
-            self.scheduler,
-            self.runner,
-            self.kv,
-            self.pool,  # pyright: ignore[reportArgumentType]
-            self.ring,
-            vocab_size=VOCAB,
-            end_tokens=frozenset([END]),
-            clock=self.clock,
-        )
-        self.outputs: dict[int, list[int]] = {}
-        self.finished: dict[int, FinishReason | ErrorCode] = {}
-        self.cached: dict[int, int] = {}
-
-    def submit(self, request: Generate) -> Failed | None:
-        self.clock.now += 1e-6
-        self.outputs[request.id] = []
-        failed = self.engine.submit(0, request)
-        if failed is not None:
-            self.finished[request.id] = failed.code
-        return failed
-
-    def step(self) -> None:
-        for _, event in self.engine.step():
-            if isinstance(event, Failed):
-                self.finished[event.id] = event.code
-                continue
-            assert isinstance(event, SequenceOutput)
-            assert event.id not in self.finished
-            self.outputs[event.id] += event.tokens
-            if event.finish_reason is not None:
-                self.finished[event.id] = event.finish_reason
-                self.cached[event.id] = event.num_cached_tokens
-        self.kv.check_integrity(
-            held=[page for s in self.scheduler.running for page in s.block_table.held_pages]
-        )
-
-    def run(self, max_steps: int = 20_000) -> None:
-        for _ in range(max_steps):
-            if not self.engine.has_work:
-                return
-            self.step()
-        raise AssertionError("the engine did not come to rest")
-
-    def assert_at_rest(self) -> None:
-        self.kv.check_integrity(held=())
-        assert self.kv.num_free == self.kv.num_total
-        assert not any(self.pool.leases.values())
-        assert len(set(self.rows.free_rows)) == len(self.rows.free_rows) == 8
-
-
-def generate(
-    number: int,
-    prompt: list[int],
-    max_tokens: int = 12,
-    adapter: str | None = None,
-    **fields: object,
-) -> Generate:
-    return Generate(
-        id=number,
-        request_id=str(number),
-        model="model",
-        tokens=prompt,
-        params=SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0),
-        cache_domain="tenant",
-        adapter=None if adapter is None else AdapterRef(adapter),
-        **fields,  # pyright: ignore[reportArgumentType]
-    )
-
-
-def prompt_of(rng: random.Random, length: int) -> list[int]:
-    return [rng.randrange(VOCAB - 1) for _ in range(length)]
-
-
-def assert_equals_alone(simulation: Simulation, requests: list[Generate]) -> None:
-    for request in requests:
-        expected = alone(request)
-        assert simulation.outputs[request.id] == expected
-        ended = FinishReason.STOP if expected[-1] == END else FinishReason.LENGTH
-        assert simulation.finished[request.id] == ended
 
 
 @settings(max_examples=60, deadline=None)

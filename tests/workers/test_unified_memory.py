@@ -15,8 +15,8 @@ from pathlib import Path
 from adapters.load_cost import copy_s
 from memory.runs import UNIT_BYTES
 from tests.adapters.pools import House, SteppedExecutor
+from tests.workers.simulation import Rows, generate, prompt_of
 from tests.workers.simulator import VOCAB, SimulatedRunner
-from tests.workers.test_scheduler import Rows, generate, prompt_of
 from workers.engine import Engine
 from workers.protocol import Failed, Generate, ModelInfo
 from workers.scheduler import Scheduler
