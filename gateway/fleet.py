@@ -3,40 +3,48 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import math
+import random
+import time
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
 from gateway.catalog import CatalogView, Target
 from gateway.errors import NoWorker
-from gateway.routing import Candidate, pick
+from gateway.routing import Report, Standing, Work, pick
 from workers.client import WorkerClient
 from workers.protocol import Desired, ModelInfo, Pin, WorkerStatus
 
-GREET_INTERVAL_S = 0.25
-"""How soon a worker that came back is told what is wanted."""
+UPKEEP_INTERVAL_S = 0.25
+"""How soon a worker that came back is told what is wanted, and one that is removed and has ended
+its work is left."""
 
 
-class Reported(msgspec.Struct, frozen=True):
-    """A worker's last status, as it is looked up for every request."""
+class Known(msgspec.Struct, frozen=True):
+    """Where a worker stood when it sent its last status."""
 
-    status: WorkerStatus
-    load: int
-    """Sequences running and waiting there."""
-    tiers: dict[str, str]
-    """Where it holds adapters, by digest."""
+    status: WorkerStatus | None
+    standing: Standing
 
 
 class Fleet:
-    """A static list of clients, each of which keeps its connection up by itself."""
+    """Clients, each of which keeps its connection up by itself. They may be added and removed at
+    any time; one that is removed gets no more work, and goes when its sequences have ended."""
 
     def __init__(self, clients: Sequence[WorkerClient]) -> None:
-        self.clients = clients
-        self._reports: dict[str, Reported] = {}
-        """By address."""
+        self.clients = list(clients)
+        self._leaving: list[WorkerClient] = []
+        self._connections: asyncio.TaskGroup | None = None
+        """While it runs."""
+        self._connecting: dict[WorkerClient, asyncio.Task[None]] = {}
+        self._known: dict[WorkerClient, Known] = {}
+        self._rates: dict[str, float] = {}
+        """Prefill tokens/s by model, as a worker has measured them last."""
+        self._random = random.Random()
         self._view: CatalogView | None = None
-        self._told: dict[str, Mapping[str, ModelInfo]] = {}
-        """By address, the models of the connection that was told last."""
+        self._told: dict[WorkerClient, Mapping[str, ModelInfo]] = {}
+        """The models of the connection that was told last."""
 
     @property
     def is_ready(self) -> bool:
@@ -44,33 +52,55 @@ class Fleet:
 
     async def run(self) -> None:
         """Keeps every connection up until cancelled."""
-        async with asyncio.TaskGroup() as connections:
-            connections.create_task(self._greet())
-            for client in self.clients:
-                connections.create_task(client.run())
+        try:
+            async with asyncio.TaskGroup() as self._connections:
+                self._connections.create_task(self._keep_up())
+                for client in self.clients:
+                    self._connect(client)
+        finally:
+            self._connections = None
 
-    def choose(self, model: str, adapter: str | None) -> WorkerClient:
-        """The worker for a sequence on the base model and with the adapter of these digests;
-        NoWorker if none is ready."""
-        worker = self._best(model, adapter)
-        if worker is None:
+    def add(self, client: WorkerClient) -> None:
+        self.clients.append(client)
+        self._connect(client)
+
+    def remove(self, client: WorkerClient) -> None:
+        self.clients.remove(client)
+        if client in self._connecting:
+            self._leaving.append(client)
+        for known in (self._known, self._told):
+            known.pop(client, None)
+
+    def choose(self, work: Work, excluded: Collection[WorkerClient] = ()) -> WorkerClient:
+        """The worker for a request, which is counted as sent there. NoWorker if none is ready that
+        has the base model, but for those excluded."""
+        able = [client for client in self.serving(work.model) if client not in excluded]
+        if not able:
             raise NoWorker("No worker is ready for this model. Try again shortly.")
-        return worker
+        if len(able) == 1:
+            return able[0]
+        now = time.monotonic()
+        standings = [self._standing(client) for client in able]
+        cached = [_num_cached(client, work) for client in able]
+        index = pick(work, standings, cached, now, self._random)
+        standings[index].send(work, cached[index], now)
+        return able[index]
 
     def serving(self, model: str) -> list[WorkerClient]:
         """Those that are ready and have the base model of this digest."""
         return [c for c in self.clients if c.is_ready and model in c.models]
 
     def prefetch(self, target: Target) -> None:
-        """Has the worker that the target's request would go to now bring the adapter nearer."""
+        """Has the only worker that the target's request can go to bring the adapter nearer now.
+        Among several its prompt decides, which is not read yet."""
         if target.version is None:
             return
         model, digest = target.base.digest, target.version.digest
-        worker = self._best(model, digest)
-        if worker is None:
+        able = self.serving(model)
+        if len(able) != 1:
             return
-        reported = self._reported(worker)
-        if reported is None or reported.tiers.get(digest) != "device":
+        (worker,) = able
+        if self._standing(worker).tier(digest) != "device":
             adapter = target.adapter_for(worker.models[model].adapter_layout)
             assert adapter is not None
             worker.prefetch(model, adapter)
@@ -81,43 +111,46 @@ class Fleet:
         for client in self.clients:
             self._tell(client, view)
 
-    async def _greet(self) -> None:
+    def _connect(self, client: WorkerClient) -> None:
+        if self._connections is not None:
+            self._connecting[client] = self._connections.create_task(client.run())
+
+    async def _keep_up(self) -> None:
         while True:
             for client in self.clients:
-                if self._view is not None and self._told.get(client.address) is not client.models:
+                if self._view is not None and self._told.get(client) is not client.models:
                     self._tell(client, self._view)
-            await asyncio.sleep(GREET_INTERVAL_S)
+            for client in [c for c in self._leaving if not c.num_open]:
+                self._leaving.remove(client)
+                self._connecting.pop(client).cancel()
+            await asyncio.sleep(UPKEEP_INTERVAL_S)
 
     def _tell(self, client: WorkerClient, view: CatalogView) -> None:
         """Not before it is connected: what to send depends on its layouts."""
         if client.models:
             client.want(_desired(view, client.models))
-            self._told[client.address] = client.models
+            self._told[client] = client.models
 
-    def _best(self, model: str, adapter: str | None) -> WorkerClient | None:
-        able = self.serving(model)
-        if len(able) < 2:
-            return able[0] if able else None
-        return able[pick([self._candidate(client, adapter) for client in able])]
+    def _standing(self, client: WorkerClient) -> Standing:
+        """Anew with each status; one that has sent none yet is believed to be busy."""
+        known = self._known.get(client)
+        if known is None or known.status is not client.status:
+            known = self._known[client] = Known(client.status, self._fresh_standing(client))
+        return known.standing
 
-    def _candidate(self, client: WorkerClient, adapter: str | None) -> Candidate:
-        reported = self._reported(client)
-        if reported is None:
-            return Candidate(load=client.num_open)
-        tier = reported.tiers.get(adapter) if adapter is not None else None
-        return Candidate(load=max(reported.load, client.num_open), tier=tier)
-
-    def _reported(self, client: WorkerClient) -> Reported | None:
-        """None before its first status."""
+    def _fresh_standing(self, client: WorkerClient) -> Standing:
         status = client.status
         if status is None:
-            return None
-        known = self._reports.get(client.address)
-        if known is None or known.status is not status:
-            load = sum(model.num_running + model.num_waiting for model in status.models)
-            tiers = {adapter.digest: adapter.tier for adapter in status.adapters}
-            known = self._reports[client.address] = Reported(status, load, tiers)
-        return known
+            return Standing(Report(), -math.inf)
+        for model in status.models:
+            if model.prefill_tokens_per_s:
+                self._rates[model.digest] = model.prefill_tokens_per_s
+        return Standing(Report.of(status, self._rates), client.status_at)
+
+
+def _num_cached(client: WorkerClient, work: Work) -> int:
+    layout = client.models[work.model].cache_layout
+    return sum(client.prefixes.num_cached(prompt, layout) for prompt in work.prompts)
 
 
 def _desired(view: CatalogView, models: Mapping[str, ModelInfo]) -> Desired:

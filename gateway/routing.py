@@ -1,32 +1,256 @@
-"""Which worker takes a request: one that has the adapter unless much busier; else the idlest."""
+"""Which worker a request goes to: the one where its first token is predicted to come soonest.
+
+    first token =   queue       prompt tokens to be computed there before its own / prefill rate
+                  + prefill     its own that are not cached there / prefill rate
+                  + row         while every row is taken: those before it x an answer's time / rows
+                  + model       until the base model is on the device: its load, after a drain where
+                                there is no room
+                  + adapter     until the adapter is: by the tier it is in there, and its bytes
+                  + crowd       one more distinct adapter makes the steps of the batch longer, by
+                                its share of the bytes that a step reads
+
+A worker tells of itself once a second; what this gateway has sent it since is added, and what the
+worker has computed since is taken off. Not all workers are weighed, but a few drawn of those that
+hold most of the prompt, of the adapter's best holders, of the base model's, and of all: gateways
+that know the same do not all run to the same worker, and a hot adapter comes to the next worker as
+soon as the queues of those that hold it are longer than its load.
+
+Everything here is a function of its arguments, time and random numbers included.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from random import Random
 
 import msgspec
 
-RESIDENT_TIERS = ("device", "loading", "host")
-AFFINITY_SLACK = 8
-"""So many more sequences may a worker have and still be preferred for holding the adapter."""
+from workers.prefix_index import Prefix
+from workers.protocol import AdapterStatus, ModelStatus, WorkerStatus
+
+STALE_S = 3.0
+"""A worker whose last status is older takes nothing that another can take."""
+NUM_DRAWN = 2
+"""Of each kind of worker."""
+
+PREFILL_TOKENS_PER_S = 1000.0
+"""Until a worker of the model has measured it; so are the next two."""
+DECODE_STEP_S = 0.02
+MODEL_LOAD_S = 5.0
+ANSWER_TOKENS = 128
+"""For how many steps a sequence is expected to stay."""
+ADAPTER_BYTES = 8 << 20
+"""Of an adapter that no worker holds."""
+LOAD_OVERHEAD_S = 1e-3
+COPY_BYTES_PER_S = 1e9
+"""Host to device; a checksum decides, wherever the copy itself is faster."""
+FETCH_BYTES_PER_S = 4e8
+"""To the host, from the disk cache or the store."""
 
 
-class Candidate(msgspec.Struct, frozen=True):
-    """A ready worker that has the base model."""
+class Work(msgspec.Struct, frozen=True):
+    """What a request asks of a worker."""
 
-    load: int
-    """Sequences running and waiting there."""
-    tier: str | None = None
-    """Where it holds the adapter; None: nowhere, or none is asked for."""
+    model: str
+    """Digest of the base model."""
+    adapter: str | None
+    """Digest."""
+    prompts: Sequence[Prefix]
+    num_sequences: int
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(prompt.tokens) for prompt in self.prompts)
 
 
-def pick(candidates: Sequence[Candidate]) -> int:
-    """The index of the best of at least one candidate. Pure."""
-    least = min(candidate.load for candidate in candidates)
+class ModelReport(msgspec.Struct, frozen=True):
+    """A base model on one worker."""
 
-    def rank(index: int) -> tuple[int, int]:
-        candidate = candidates[index]
-        is_near = candidate.tier in RESIDENT_TIERS and candidate.load <= least + AFFINITY_SLACK
-        return (RESIDENT_TIERS.index(candidate.tier or "") if is_near else 9, candidate.load)
+    prefill_tokens_per_s: float = PREFILL_TOKENS_PER_S
+    decode_step_s: float = DECODE_STEP_S
+    num_bytes: int = 0
+    num_rows: int = 0
+    num_sequences: int = 0
+    """Running and waiting."""
+    wait_s: float = 0.0
+    """Until it is on the device; 0: it is there."""
 
-    return min(range(len(candidates)), key=rank)
+    def row_s(self, num_sent: int) -> float:
+        """Until a row is free for one more sequence than those."""
+        num_before = self.num_sequences + num_sent + 1 - self.num_rows
+        if num_before <= 0 or not self.num_rows:
+            return 0.0
+        return num_before * ANSWER_TOKENS * self.decode_step_s / self.num_rows
+
+    def crowd_s(self, num_bytes: int) -> float:
+        """What another adapter of so many bytes adds to the steps of an answer."""
+        share = num_bytes / self.num_bytes if self.num_bytes else 0.0
+        return ANSWER_TOKENS * self.decode_step_s * share if self.num_sequences else 0.0
+
+
+UNKNOWN = ModelReport()
+
+
+class Report(msgspec.Struct, frozen=True):
+    """A worker's status, as it is looked up for every request."""
+
+    models: Mapping[str, ModelReport] = {}
+    """By digest."""
+    adapters: Mapping[str, AdapterStatus] = {}
+    """By digest, those on the device or the host, or on their way."""
+    queue_s: float = 0.0
+    """To compute the prompts that are there."""
+
+    @staticmethod
+    def of(status: WorkerStatus, rates: Mapping[str, float]) -> Report:
+        """rates: prefill tokens/s by model, as other workers have measured them: a worker that has
+        not yet is believed to be no slower."""
+        models = {model.digest: _model_report(model, status, rates) for model in status.models}
+        return Report(
+            models,
+            {adapter.digest: adapter for adapter in status.adapters if adapter.num_bytes},
+            sum(
+                model.num_waiting_tokens / models[model.digest].prefill_tokens_per_s
+                for model in status.models
+            ),
+        )
+
+
+class Standing:
+    """A worker as one gateway sees it: its last report, and what it was sent since."""
+
+    def __init__(self, report: Report, reported_at: float) -> None:
+        self.report = report
+        self.reported_at = reported_at
+        self._queue_s = report.queue_s
+        self._queue_at = reported_at
+        self._num_sent: dict[str, int] = {}
+        """Sequences, by model."""
+        self._sent_adapters: set[str] = set()
+
+    def is_stale(self, now: float) -> bool:
+        return now - self.reported_at > STALE_S
+
+    def model(self, digest: str) -> ModelReport:
+        return self.report.models.get(digest, UNKNOWN)
+
+    def tier(self, adapter: str) -> str:
+        """device | loading | host, or nothing."""
+        if adapter in self._sent_adapters:
+            return "loading"
+        held = self.report.adapters.get(adapter)
+        return "" if held is None else held.tier
+
+    def queue_s(self, now: float) -> float:
+        return max(self._queue_s - (now - self._queue_at), 0.0)
+
+    def num_sent(self, model: str) -> int:
+        return self._num_sent.get(model, 0)
+
+    def send(self, work: Work, num_cached: int, now: float) -> None:
+        """Counts a request that goes there."""
+        self._queue_s = self.queue_s(now) + _prefill_s(work, num_cached, self)
+        self._queue_at = now
+        self._num_sent[work.model] = self.num_sent(work.model) + work.num_sequences
+        if work.adapter is not None and self.tier(work.adapter) != "device":
+            self._sent_adapters.add(work.adapter)
+
+
+def pick(
+    work: Work, workers: Sequence[Standing], cached: Sequence[int], now: float, random: Random
+) -> int:
+    """The index of the best of at least one worker; `cached[i]` prompt tokens are cached at
+    `workers[i]`."""
+    fresh = [i for i, worker in enumerate(workers) if not worker.is_stale(now)]
+    able = fresh or range(len(workers))
+    held = [(i, workers[i].tier(work.adapter)) for i in able] if work.adapter is not None else []
+    num_bytes = _adapter_bytes(work, workers, held)
+    kinds = (
+        able,
+        [i for i in able if not workers[i].model(work.model).wait_s],
+        [i for i, tier in held if tier == "device"] or [i for i, tier in held if tier],
+        _deepest(able, cached),
+    )
+    drawn = (i for kind in kinds for i in random.sample(kind, min(NUM_DRAWN, len(kind))))
+    return min(
+        dict.fromkeys(drawn), key=lambda i: predict(work, workers[i], cached[i], num_bytes, now)
+    )
+
+
+def predict(work: Work, worker: Standing, num_cached: int, adapter_bytes: int, now: float) -> float:
+    """Seconds until the first token. adapter_bytes: of the request's adapter, if it has one."""
+    model = worker.model(work.model)
+    return (
+        worker.queue_s(now)
+        + _prefill_s(work, num_cached, worker)
+        + model.row_s(worker.num_sent(work.model))
+        + model.wait_s
+        + (_adapter_s(work.adapter, worker, model, adapter_bytes) if work.adapter else 0.0)
+    )
+
+
+def _prefill_s(work: Work, num_cached: int, worker: Standing) -> float:
+    num_tokens = max(work.num_tokens - num_cached, 1)
+    return num_tokens / worker.model(work.model).prefill_tokens_per_s
+
+
+def _adapter_s(adapter: str, worker: Standing, model: ModelReport, num_bytes: int) -> float:
+    held = worker.report.adapters.get(adapter)
+    is_running = held is not None and held.leases > 0
+    crowd_s = 0.0 if is_running else model.crowd_s(num_bytes)
+    copy_s = LOAD_OVERHEAD_S + num_bytes / COPY_BYTES_PER_S
+    match worker.tier(adapter):
+        case "device":
+            return crowd_s
+        case "loading":
+            return crowd_s + copy_s / 2
+        case "host":
+            return crowd_s + copy_s
+        case _:
+            return crowd_s + copy_s + LOAD_OVERHEAD_S + num_bytes / FETCH_BYTES_PER_S
+
+
+def _adapter_bytes(work: Work, workers: Sequence[Standing], held: Sequence[tuple[int, str]]) -> int:
+    for i, tier in held:
+        if tier and (status := workers[i].report.adapters.get(work.adapter or "")) is not None:
+            return status.num_bytes
+    return ADAPTER_BYTES
+
+
+def _deepest(able: Sequence[int], cached: Sequence[int]) -> list[int]:
+    most = max(cached[i] for i in able)
+    return [i for i in able if cached[i] == most] if most else []
+
+
+def _model_report(
+    model: ModelStatus, status: WorkerStatus, rates: Mapping[str, float]
+) -> ModelReport:
+    rate = model.prefill_tokens_per_s or rates.get(model.digest, PREFILL_TOKENS_PER_S)
+    return ModelReport(
+        prefill_tokens_per_s=rate,
+        decode_step_s=model.decode_step_s or DECODE_STEP_S,
+        num_bytes=model.num_bytes,
+        num_rows=model.max_num_seqs,
+        num_sequences=model.num_running + model.num_waiting,
+        wait_s=_wait_s(model, status),
+    )
+
+
+def _wait_s(model: ModelStatus, status: WorkerStatus) -> float:
+    """On the average half of a load in progress is left. Otherwise there must be room first: what
+    runs in the other models ends, if they have to go."""
+    load_s = model.load_s or MODEL_LOAD_S
+    match model.tier:
+        case "device":
+            return 0.0
+        case "loading":
+            return load_s / 2
+        case _:
+            free = status.arena_bytes * status.extents.count(".") // max(len(status.extents), 1)
+            has_room = model.tier != "draining" and model.num_bytes <= free
+            return load_s + (0.0 if has_room else _drain_s(status))
+
+
+def _drain_s(status: WorkerStatus) -> float:
+    steps = (m.decode_step_s or DECODE_STEP_S for m in status.models if m.num_running)
+    return ANSWER_TOKENS * max(steps, default=0.0)

@@ -6,7 +6,7 @@ import secrets
 
 import msgspec
 
-from admin.records import GenerationDefaults
+from admin.records import GenerationDefaults, ServedVersion
 from gateway.activation import find_activation
 from gateway.admission import Reservation
 from gateway.auth import Principal
@@ -14,9 +14,11 @@ from gateway.catalog import Target
 from gateway.choice import Choice
 from gateway.errors import InvalidRequest
 from gateway.generation import Generation
+from gateway.routing import Work
 from gateway.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.tokenizer import ModelTokenizer, SamplingDefaults
 from workers.client import WorkerClient
+from workers.prefix_index import Prefix
 from workers.protocol import Generate, SamplingParams
 
 Asked = ChatCompletionRequest | CompletionRequest
@@ -75,6 +77,27 @@ def check_tokens(call: Call) -> None:
         raise InvalidRequest(f"Token ids must be below {size}.", param="logit_bias")
     if asked.stop_token_ids and max(asked.stop_token_ids) >= size:
         raise InvalidRequest(f"Token ids must be below {size}.", param="stop_token_ids")
+
+
+def work_of(call: Call) -> Work:
+    """What the request asks of a worker, to choose one by."""
+    version = call.target.version
+    prompts = [_prefix(call, prompt, version) for prompt in call.prompts]
+    num_sequences = len(prompts) * (call.asked.n or 1)
+    return Work(call.target.base.digest, version and version.digest, prompts, num_sequences)
+
+
+def _prefix(call: Call, prompt: Prompt, version: ServedVersion | None) -> Prefix:
+    """As `_generate` has it."""
+    activation = find_activation(prompt.tokens, version.invocation_tokens if version else ())
+    return Prefix(
+        prompt.tokens,
+        model=call.target.base.digest,
+        domain=call.caller.cache_domain,
+        adapter=version.digest if version and activation is not None else None,
+        activation=activation or 0,
+        salt=call.asked.cache_salt or "",
+    )
 
 
 def plan(call: Call, reservation: Reservation, worker: WorkerClient) -> Generation:

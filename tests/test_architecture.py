@@ -29,6 +29,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "gateway": (
         "workers.protocol",
         "workers.client",
+        "workers.prefix_index",
         "workers.transport",
         "adapters.manifest",
         "admin.records",

@@ -27,6 +27,7 @@ from gateway.sequences import (
     check_tokens,
     completion_prompts,
     plan,
+    work_of,
 )
 from gateway.streaming import GenerationResponse, Headers, StreamResponse, WholeResponse
 from gateway.tokenizer import ModelTokenizer
@@ -112,9 +113,7 @@ async def admitted(
     """Chooses a worker and reserves what the request may take; given back here if it never gets to
     its response."""
     gateway, asked, target = request.gateway, call.asked, call.target
-    worker = gateway.fleet.choose(
-        target.base.digest, target.version.digest if target.version else None
-    )
+    worker = gateway.fleet.choose(work_of(call))
     reservation = await gateway.admission.reserve(
         gateway.catalog.current,
         call.caller,

@@ -12,6 +12,7 @@ import pytest
 
 from admin.records import AdapterProof, CatalogSnapshot
 from gateway.errors import NoWorker
+from gateway.routing import Work
 from tests.gateway.scripted import DIGEST, LAYOUT, ScriptedWorker
 from tests.gateway.scripts import endless
 from tests.gateway.service import Service, snapshot
@@ -132,4 +133,4 @@ def test_a_request_that_finds_no_worker_is_over(service: Service, client: openai
     with pytest.raises(openai.InternalServerError):
         client.completions.create(model="elsewhere", prompt="Hi")
     with pytest.raises(NoWorker):
-        service.call(lambda: service.gateway.fleet.choose("e" * 64, None))
+        service.call(lambda: service.gateway.fleet.choose(Work("e" * 64, None, [], 1)))

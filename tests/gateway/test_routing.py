@@ -1,35 +1,212 @@
 """Which worker is picked."""
 
+from __future__ import annotations
+
+from random import Random
+
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing import AFFINITY_SLACK, Candidate, pick
+from gateway.routing import (
+    ADAPTER_BYTES,
+    ANSWER_TOKENS,
+    STALE_S,
+    Report,
+    Standing,
+    Work,
+    pick,
+    predict,
+)
+from workers.prefix_index import Prefix
+from workers.protocol import AdapterStatus, ModelStatus, WorkerStatus
 
-candidates = st.lists(
-    st.builds(
-        Candidate,
-        load=st.integers(0, 50),
-        tier=st.sampled_from([None, "disk", "host", "loading", "device"]),
+RATE = 1000.0
+STEP_S = 0.02
+MB = 1 << 20
+IDLE = ModelStatus(
+    *("m", "m", 0, 0, 100, 100, 0, 0, 0, 0),
+    num_bytes=200 * MB,
+    max_num_seqs=8,
+    load_s=2.0,
+    prefill_tokens_per_s=RATE,
+    decode_step_s=STEP_S,
+)
+OTHER = msgspec.structs.replace(IDLE, digest="other")
+
+
+def worker(
+    *adapters: tuple[str, str],
+    at: float = 0.0,
+    others: list[ModelStatus] | None = None,
+    **model: object,
+) -> Standing:
+    """adapters: (digest, tier), of 8 MiB. Its map says that half of 400 MiB is free."""
+    status = WorkerStatus(
+        "w",
+        False,
+        [msgspec.structs.replace(IDLE, **model), *(others or [])],
+        [AdapterStatus(digest, tier, 8 * MB, 0, False) for digest, tier in adapters],
+        *(400 * MB, "k.", {}, 0, 0.0),
+    )
+    return Standing(Report.of(status, {}), at)
+
+
+def work(num_tokens: int = 100, adapter: str | None = None, model: str = "m") -> Work:
+    return Work(model, adapter, [Prefix([0] * num_tokens, model=model, domain="")], 1)
+
+
+def chosen(
+    asked: Work, workers: list[Standing], cached: dict[int, int] | None = None, now: float = 0.0
+) -> set[int]:
+    """All that are picked in fifty tries."""
+    of = [(cached or {}).get(index, 0) for index in range(len(workers))]
+    return {pick(asked, workers, of, now, Random(seed)) for seed in range(50)}
+
+
+def seconds(asked: Work, where: Standing, num_cached: int = 0, now: float = 0.0) -> float:
+    return predict(asked, where, num_cached, ADAPTER_BYTES, now)
+
+
+def near(value: float, expected: float) -> bool:
+    return abs(value - expected) < 1e-6
+
+
+def test_the_terms() -> None:
+    idle = worker()
+    assert near(seconds(work(), idle), 100 / RATE)
+    assert near(seconds(work(), idle, num_cached=96), 4 / RATE)
+    assert near(seconds(work(), worker(num_waiting_tokens=500)), 600 / RATE)
+    busy = [msgspec.structs.replace(OTHER, num_waiting_tokens=300)]
+    assert near(seconds(work(), worker(others=busy)), 400 / RATE)
+    answer_s = ANSWER_TOKENS * STEP_S
+    assert near(seconds(work(), worker(num_running=7)), 100 / RATE)
+    assert near(seconds(work(), worker(num_running=8, num_waiting=1)), 0.1 + 2 * answer_s / 8)
+    copy_s = 1e-3 + ADAPTER_BYTES / 1e9
+    lora = work(adapter="a")
+    assert near(seconds(lora, worker(("a", "device"))), 0.1)
+    assert near(seconds(lora, worker(("a", "loading"))), 0.1 + copy_s / 2)
+    assert near(seconds(lora, worker(("a", "host"))), 0.1 + copy_s)
+    assert near(seconds(lora, worker()), 0.1 + copy_s + 1e-3 + ADAPTER_BYTES / 4e8)
+    crowd_s = answer_s * ADAPTER_BYTES / IDLE.num_bytes
+    assert near(seconds(lora, worker(("a", "device"), num_running=1)), 0.1 + crowd_s)
+    assert near(seconds(work(), worker(tier="loading")), 0.1 + 1.0)
+    assert near(seconds(work(), worker(tier="host")), 0.1 + 2.0)
+    full = worker(tier="host", num_bytes=300 * MB, others=[OTHER])
+    assert near(seconds(work(), full), 0.1 + 2.0)
+    running = [msgspec.structs.replace(OTHER, num_running=1)]
+    draining = worker(tier="host", num_bytes=300 * MB, others=running)
+    assert near(seconds(work(), draining), 0.1 + 2.0 + answer_s)
+
+
+def test_the_soonest_is_picked() -> None:
+    assert chosen(work(), [worker(num_waiting_tokens=300), worker(num_waiting_tokens=100)]) == {1}
+    assert chosen(work(), [worker(), worker()]) == {0, 1}
+    assert chosen(work(), [worker(), worker()], cached={1: 96}) == {1}
+    lora = work(adapter="a")
+    assert chosen(lora, [worker(), worker(("a", "host")), worker(("a", "device"))]) == {2}
+    assert chosen(work(), [worker(tier="cold"), worker(num_waiting_tokens=1500)]) == {1}
+    assert chosen(work(), [worker(tier="cold"), worker(num_waiting_tokens=2500)]) == {0}
+
+
+def test_a_worker_that_has_measured_nothing_is_believed_to_be_as_fast() -> None:
+    status = WorkerStatus("w", False, [IDLE], [], 0, "", {}, 0, 0.0)
+    model = msgspec.structs.replace(IDLE, prefill_tokens_per_s=0.0)
+    status = msgspec.structs.replace(status, models=[model])
+    assert near(seconds(work(), Standing(Report.of(status, {"m": 5 * RATE}), 0.0)), 0.1 / 5)
+
+
+def test_one_holder_among_thousands_is_found() -> None:
+    workers = [worker() for _ in range(3000)]
+    workers[1234] = worker(("a", "device"))
+    assert chosen(work(adapter="a"), workers) == {1234}
+    assert chosen(work(), workers, cached={77: 64}) == {77}
+    cold = [worker(tier="cold") for _ in range(3000)]
+    cold[5] = worker()
+    assert chosen(work(), cold) == {5}
+
+
+def test_a_stale_worker_is_the_last() -> None:
+    stale = worker(("a", "device"), at=-STALE_S - 1)
+    busy = worker(num_waiting_tokens=10**6, num_running=8)
+    assert chosen(work(adapter="a"), [stale, busy], cached={0: 96}) == {1}
+    assert chosen(work(), [stale, worker(num_waiting_tokens=10**5, at=-STALE_S - 1)]) == {0}
+
+
+def test_what_was_sent_counts_and_fades() -> None:
+    where = worker()
+    where.send(work(400), 100, 1.0)
+    assert near(seconds(work(), where, now=1.0), 0.1 + 0.3)
+    assert near(seconds(work(), where, now=1.2), 0.1 + 0.1)
+    assert near(seconds(work(), where, now=9.0), 0.1)
+    where.send(work(400), 0, 9.0)
+    assert near(seconds(work(), where, now=9.0), 0.1 + 0.4)
+    for _ in range(8):
+        where.send(work(1), 0, 10.0)
+    assert seconds(work(), where, now=99.0) > 0.1 + ANSWER_TOKENS * STEP_S / 8
+    assert where.tier("a") == ""
+    where.send(work(adapter="a"), 0, 99.0)
+    assert where.tier("a") == "loading"
+
+
+def test_a_hot_adapter_spreads_as_queues_grow() -> None:
+    def num_holders(requests_per_s: float, num_requests: int) -> int:
+        workers = [worker(("a", "device")), *(worker() for _ in range(9))]
+        rng, lora = Random(1), work(adapter="a")
+        for number in range(num_requests):
+            now = number / requests_per_s
+            index = pick(lora, workers, [0] * 10, now, rng)
+            workers[index].send(lora, 0, now)
+        return sum(1 for each in workers if each.tier("a"))
+
+    assert num_holders(requests_per_s=5, num_requests=7) == 1
+    assert num_holders(requests_per_s=30, num_requests=20) in (3, 4, 5)
+    assert num_holders(requests_per_s=100, num_requests=70) >= 9
+
+
+def test_gateways_that_know_the_same_do_not_herd() -> None:
+    """Twenty gateways, none of which knows what the others send: no worker gets a fifth."""
+    counts = [0] * 50
+    for seed in range(20):
+        rng, workers = Random(seed), [worker(num_waiting_tokens=i % 7) for i in range(50)]
+        for _ in range(10):
+            index = pick(work(), workers, [0] * 50, 0.0, rng)
+            workers[index].send(work(), 0, 0.0)
+            counts[index] += 1
+    assert max(counts) < 40
+
+
+tiers = st.sampled_from(["device", "loading", "host"])
+standings = st.builds(
+    lambda adapters, at, model: worker(*adapters.items(), at=at, **model),
+    st.dictionaries(st.sampled_from("abc"), tiers),
+    st.sampled_from([0.0, -2.0, -STALE_S - 1]),
+    st.fixed_dictionaries(
+        {
+            "num_waiting_tokens": st.integers(0, 10**5),
+            "num_running": st.integers(0, 9),
+            "num_waiting": st.integers(0, 9),
+            "tier": st.sampled_from(["device", "loading", "draining", "host", "cold"]),
+            "prefill_tokens_per_s": st.sampled_from([0.0, 10.0, 1e5]),
+            "max_num_seqs": st.sampled_from([0, 1, 8]),
+        }
     ),
-    min_size=1,
-    max_size=6,
 )
 
 
-def test_the_idlest_without_an_adapter() -> None:
-    assert pick([Candidate(3), Candidate(1), Candidate(2)]) == 1
-
-
-def test_the_holder_before_the_idlest() -> None:
-    assert pick([Candidate(0), Candidate(5, "host"), Candidate(7, "device")]) == 2
-
-
-def test_a_hot_adapter_spreads() -> None:
-    busy = Candidate(AFFINITY_SLACK + 1, "device")
-    assert pick([busy, Candidate(0, "disk")]) == 1
-
-
-@given(candidates)
-def test_never_much_busier_than_the_idlest(candidates: list[Candidate]) -> None:
-    chosen = candidates[pick(candidates)]
-    assert chosen.load <= min(c.load for c in candidates) + AFFINITY_SLACK
+@given(
+    st.lists(standings, min_size=1, max_size=8),
+    st.sampled_from([None, "a", "b"]),
+    st.sampled_from(["m", "unheard of"]),
+    st.integers(0, 2**32),
+)
+def test_any_report_is_answered_and_alike(
+    workers: list[Standing], adapter: str | None, model: str, seed: int
+) -> None:
+    cached = [16 * (index % 3) for index in range(len(workers))]
+    asked = work(64, adapter, model)
+    index = pick(asked, workers, cached, 0.0, Random(seed))
+    assert index == pick(asked, workers, cached, 0.0, Random(seed))
+    assert not workers[index].is_stale(0.0) or all(each.is_stale(0.0) for each in workers)
+    for each in workers:
+        assert 0.0 <= seconds(asked, each) < 1e6
