@@ -4,16 +4,18 @@ which adapters load."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Protocol
 
 from memory.block_table import BlockTable
 from memory.errors import IntegrityError
 from memory.kv_cache import KVCache
+from workers.prefix_index import changed_pages
 from workers.protocol import (
     AdapterRef,
     AdapterStatus,
+    CachedPages,
     ErrorCode,
     Failed,
     FinishReason,
@@ -142,6 +144,14 @@ class Engine:
             )
             for a in self._pool.status()
         ]
+
+    def cached_pages(self) -> Iterator[CachedPages]:
+        """What came into the prefix cache and left it since the last call."""
+        cache = self._kv.prefix_cache
+        changes = cache.journal.take()
+        if changes is None:
+            return changed_pages(self.info.digest, cache.keys, (), is_whole=True)
+        return changed_pages(self.info.digest, *changes)
 
     def prefetch(self, adapter: AdapterRef) -> None:
         self._pool.prefetch(adapter)

@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 
 STATUS_PERIOD_S = 1.0
+PAGES_PERIOD_S = 0.1
+"""How often gateways hear what the prefix caches took up and lost."""
 INTEGRITY_PERIOD_S = 60.0
 """How often an idle loop proves its accounting."""
 LOAD_POLL_S = 0.001
@@ -60,7 +62,7 @@ class WorkerLoop:
         self._deliver = deliver
         self._status = status
         self._clock = clock
-        self._next_status_s = self._next_check_s = 0.0
+        self._next_status_s = self._next_check_s = self._next_pages_s = 0.0
         self._inbox: SimpleQueue[tuple[int, Command] | None] = SimpleQueue()
         self.is_ready = False
         self.is_draining = False
@@ -105,6 +107,7 @@ class WorkerLoop:
             with self._memory:
                 self._deliver_some(self._prober.advance())
                 self._report()
+                self._report_pages()
                 self._check()
         with self._memory:
             self._prober.close()
@@ -159,6 +162,13 @@ class WorkerLoop:
         if self._clock() >= self._next_status_s:
             self._next_status_s = self._clock() + STATUS_PERIOD_S
             self._deliver([(0, self._status(self.is_draining, self.generation))])
+
+    def _report_pages(self) -> None:
+        """At once when nothing is computed any more."""
+        if self._clock() >= self._next_pages_s or not self.has_work:
+            self._next_pages_s = self._clock() + PAGES_PERIOD_S
+            engines = self.engines.values()
+            self._deliver_some([(0, pages) for e in engines for pages in e.cached_pages()])
 
     def _probe(self, connection: int, probe: Probe) -> None:
         draining = refuse_draining(probe) if self.is_draining else None
