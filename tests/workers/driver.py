@@ -13,6 +13,7 @@ from adapters.manifest import BaseModelShape
 from adapters.store import LocalStore
 from adapters.validator import AdapterFiles, validate
 from workers.config import WorkerConfig
+from workers.prefix_index import PrefixIndex
 from workers.protocol import (
     AdapterRef,
     CachedPages,
@@ -52,6 +53,7 @@ class Driver:
         self.ended: dict[int, FinishReason | ErrorCode] = {}
         self.probed: dict[int, ProbeResult] = {}
         self.status: WorkerStatus | None = None
+        self.prefixes = PrefixIndex()
 
     def __enter__(self) -> Driver:
         self._thread.start()
@@ -97,6 +99,7 @@ class Driver:
             self.status = message
             return
         if isinstance(message, CachedPages):
+            self.prefixes.apply(message)
             return
         if isinstance(message, ProbeResult):
             self.probed[message.id] = message
