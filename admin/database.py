@@ -239,7 +239,8 @@ def translated_errors() -> Generator[None, None, None]:
         yield
     except asyncpg.PostgresError as error:
         raise _translate(error) from error
-    except (asyncpg.InterfaceError, OSError, TimeoutError) as error:
+    except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError) as error:
+        # InternalClientError: so the driver finds a connection lost in the midst of a call.
         if isinstance(error, ValueError):
             raise Invalid(f"not a value the database can hold: {error}") from error
         reason = str(error) or "in time"

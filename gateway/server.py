@@ -46,6 +46,14 @@ def make_config(
     )
 
 
-def make_server(app: ASGIApp, *, drain_s: float = 30.0) -> uvicorn.Server:
+class Server(uvicorn.Server):
+    """Ends when what the app does beside serving has failed: it would answer from what it knew
+    then, for ever. Whoever supervises the process starts it again."""
+
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or getattr(self.lifespan, "error_occurred", False)
+
+
+def make_server(app: ASGIApp, *, drain_s: float = 30.0) -> Server:
     """Await its `serve(sockets=[bind(...)])`."""
-    return uvicorn.Server(make_config(app, drain_s=drain_s))
+    return Server(make_config(app, drain_s=drain_s))

@@ -12,7 +12,6 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
-import uvicorn
 import uvloop
 from litestar import Litestar
 
@@ -23,8 +22,8 @@ from admin.config import AdminConfig
 from admin.database import EVERYTHING, Database
 from admin.migrate import check_schema
 from admin.plane import AdminPlane
+from gateway import server
 from gateway.config import GatewayConfig
-from gateway.server import make_config
 from gateway.source import PostgresSource
 from loraplex.bootstrap import load_pepper
 from loraplex.errors import BadSettings
@@ -53,7 +52,7 @@ class Composed:
         await (self._administration if is_admin else self._data)(scope, receive, send)
 
 
-class Server(uvicorn.Server):
+class Server(server.Server):
     """Ends by signal as the other roles do: uvicorn's own way raises the signal once more at the
     end, before the database is closed."""
 
@@ -110,7 +109,9 @@ async def _serve_admin(settings: Settings, listener: socket.socket) -> None:
 
 
 async def _listen(settings: Settings, app: Any, listener: socket.socket) -> None:
-    config = make_config(app, drain_s=DRAIN_TIMEOUT_S, trusted_proxies=settings.trusted_proxies)
+    config = server.make_config(
+        app, drain_s=DRAIN_TIMEOUT_S, trusted_proxies=settings.trusted_proxies
+    )
     _look_for_cycles_less()
     async with _beside(app):
         await Server(config).serve(sockets=[listener])
