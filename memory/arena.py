@@ -1,4 +1,4 @@
-"""A device's one allocation, cut into equal extents that KV and adapters share."""
+"""A device's memory, cut into equal extents that KV, adapters and weights share."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from memory.errors import require
 
 
 class Arena:
-    """Who owns each extent: one KV cache, the adapters, or nobody.
+    """Who owns each extent: one KV cache, the adapters, one model's weights, or nobody.
 
         extent   0   1   2   3   4   5   6   7
-                 k   k   k   .   .   a   a   a      KV from the low end, adapters from the high
+                 w   w   k   .   .   a   a   a      KV from the low end, adapters from the high
                                          `--+--'
-                                  floor: never KV, so adapters always find that much in one piece
+                               floor: for adapters alone, who always find that much in one piece
 
-    The floor counts up to whole extents, the ceiling down. Sets of extents are bit masks, bit i =
-    extent i. Used by one thread.
+    Weights own extents wherever they are free, as KV does, adjacent or not. The floor counts up to
+    whole extents, the ceiling down. Sets of extents are bit masks, bit i = extent i. Used by one
+    thread.
     """
 
     def __init__(
@@ -45,10 +46,16 @@ class Arena:
         self._free = self._all
         self._adapters = 0
         self._kv: dict[int, str] = {}
+        self._weights: dict[int, str] = {}
 
     @property
     def num_adapter_extents(self) -> int:
         return self._adapters.bit_count()
+
+    @property
+    def num_kv_extents(self) -> int:
+        """All that are not on the adapters' floor: KV and weights may have them."""
+        return self.num_extents - self.adapter_floor
 
     @property
     def num_kv_obtainable(self) -> int:
@@ -62,18 +69,53 @@ class Arena:
 
     def allocate_kv(self, owner: str) -> int | None:
         """The lowest free extent becomes the owner's; None when KV may take no more."""
-        candidates = self._free & self._kv_zone
-        if not candidates:
-            return None
-        extent = (candidates & -candidates).bit_length() - 1
-        self._free ^= 1 << extent
-        self._kv[extent] = owner
+        extent = self._take_lowest()
+        if extent is not None:
+            self._kv[extent] = owner
         return extent
 
     def free_kv(self, extent: int, owner: str) -> None:
         require(self._kv.get(extent) == owner, f"extent {extent} is not KV of {owner!r}")
         del self._kv[extent]
         self._free |= 1 << extent
+
+    def allocate_weights(self, owner: str, num_extents: int) -> list[int]:
+        """Up to so many free extents become the owner's, the lowest first."""
+        taken: list[int] = []
+        while len(taken) < num_extents and (extent := self._take_lowest()) is not None:
+            self._weights[extent] = owner
+            taken.append(extent)
+        return taken
+
+    def free_weights(self, owner: str) -> None:
+        """All that the owner has."""
+        for extent in self.weight_extents(owner):
+            del self._weights[extent]
+            self._free |= 1 << extent
+
+    def sink_weights(self) -> bool:
+        """Weights own a number of extents, no place: theirs move down to free ones, so that
+        adapters find longer rows above. False if none could."""
+        has_moved = False
+        for extent in sorted(self._weights, reverse=True):
+            lower = self._take_lowest()
+            if lower is None:
+                break
+            source, target = max(extent, lower), min(extent, lower)
+            self._weights[target] = self._weights.pop(extent)
+            self._free |= 1 << source
+            if target == extent:
+                break
+            has_moved = True
+        return has_moved
+
+    def _take_lowest(self) -> int | None:
+        candidates = self._free & self._kv_zone
+        if not candidates:
+            return None
+        extent = (candidates & -candidates).bit_length() - 1
+        self._free ^= 1 << extent
+        return extent
 
     def allocate_adapters(self, extents: range) -> bool:
         """All of these become adapter extents, or none (False) if one is not free or the ceiling is
@@ -105,6 +147,10 @@ class Arena:
     def kv_extents(self, owner: str) -> set[int]:
         return {extent for extent, name in self._kv.items() if name == owner}
 
+    def weight_extents(self, owner: str) -> list[int]:
+        """In order."""
+        return sorted(extent for extent, name in self._weights.items() if name == owner)
+
     def kv_owner(self, extent: int) -> str | None:
         return self._kv.get(extent)
 
@@ -116,22 +162,24 @@ class Arena:
         return bool(self._adapters >> extent & 1)
 
     def map(self) -> str:
-        """One character an extent: '.' free, 'k' KV, 'a' adapters."""
+        """One character an extent: '.' free, 'k' KV, 'a' adapters, 'w' weights."""
+        marks = dict.fromkeys(self._kv, "k") | dict.fromkeys(self._weights, "w")
         return "".join(
-            "k" if i in self._kv else "a" if self.is_adapter(i) else "."
-            for i in range(self.num_extents)
+            marks.get(i) or ("a" if self.is_adapter(i) else ".") for i in range(self.num_extents)
         )
 
     def check_integrity(self) -> None:
         """Raises IntegrityError unless each extent has exactly one state and floor and ceiling are
         kept."""
         kv = sum(1 << extent for extent in self._kv)
-        counts = f"free {self._free:b}, kv {kv:b}, adapters {self._adapters:b}"
-        overlap = self._free & kv | self._free & self._adapters | kv & self._adapters
-        require(not overlap, f"extents in two states: {counts}")
-        union = self._free | kv | self._adapters
+        weights = sum(1 << extent for extent in self._weights)
+        states = (self._free, kv, self._adapters, weights)
+        counts = f"free {self._free:b}, kv {kv:b}, adapters {self._adapters:b}, weights {weights:b}"
+        union = self._free | kv | self._adapters | weights
+        num_states = sum(state.bit_count() for state in states)
+        require(num_states == union.bit_count(), f"extents in two states: {counts}")
         require(union == self._all, f"extents in no state, of {self.num_extents}: {counts}")
-        require(not kv & ~self._kv_zone, f"KV on the adapters' floor: {counts}")
+        require(not (kv | weights) & ~self._kv_zone, f"KV or weights on the floor: {counts}")
         num_adapters = self.num_adapter_extents
         require(
             num_adapters <= self.adapter_ceiling,

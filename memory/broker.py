@@ -62,6 +62,10 @@ class MemoryBroker:
         self._holders.append(holder)
 
     @property
+    def num_caches(self) -> int:
+        return len(self._caches)
+
+    @property
     def num_holders(self) -> int:
         return len(self._holders)
 
@@ -102,9 +106,25 @@ class MemoryBroker:
         cleared."""
         assert self._runs is not None, "no adapters share this arena"
         while (run := self._runs.allocate(num_bytes)) is None:
-            if not self._clear_place(self._runs, num_bytes):
+            if not (self._clear_place(self._runs, num_bytes) or self._arena.sink_weights()):
                 return None
         return run
+
+    def allocate_weights(self, owner: str, num_extents: int) -> int:
+        """Gives the owner up to so many extents more, at the cost of what is idle. Returns how
+        many: what others use in the meantime may be had later."""
+        missing = num_extents - len(self._arena.allocate_weights(owner, num_extents))
+        if not missing:
+            return num_extents
+        idle = self._idle_runs(with_awaited=True)
+        costs = self._extents_for_pages(None, idle)
+        by_cost = cheapest_first(costs.items(), lambda extent: self._exact_cost(extent, costs))
+        for _, extent in by_cost:
+            self._clear(extent, idle)
+            missing -= len(self._arena.allocate_weights(owner, missing))
+            if not missing:
+                break
+        return num_extents - missing
 
     def _idle_runs(self, *, with_awaited: bool) -> dict[Run, _Idle]:
         return {
@@ -113,8 +133,8 @@ class MemoryBroker:
             for run, cost in holder.idle_runs(with_awaited=with_awaited).items()
         }
 
-    def _extents_for_pages(self, cache: KVCache, idle: dict[Run, _Idle]) -> dict[int, float]:
-        """Extents that others would free for KV, with what that costs them at least."""
+    def _extents_for_pages(self, cache: KVCache | None, idle: dict[Run, _Idle]) -> dict[int, float]:
+        """Extents that all but the cache would free for KV, with what that costs them at least."""
         costs = {
             extent: MARGIN * cost
             for other in self._caches.values()

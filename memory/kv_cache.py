@@ -49,6 +49,11 @@ class KVCache:
         return self._broker.lock
 
     @property
+    def has_neighbours(self) -> bool:
+        """Other models share the arena."""
+        return self._broker.num_caches > 1
+
+    @property
     def num_free(self) -> int:
         """Pages `allocate` would find now, idle cached ones included."""
         return self.pool.num_free + self.prefix_cache.num_idle

@@ -14,6 +14,7 @@ from memory.pages import PagePool
 from memory.runs import UNIT_BYTES, AdapterRuns, Run
 
 EXTENT = 4 * UNIT_BYTES
+WEIGHTS = ("small", "unpaged")
 PAGE_BYTES = {"small": 24_000, "large": 80_000, "whole": EXTENT}
 
 
@@ -30,6 +31,27 @@ class SharedArena(RuleBasedStateMachine):
         self.pools = {name: PagePool(self.arena, name, size) for name, size in PAGE_BYTES.items()}
         self.references: dict[tuple[str, int], int] = {}
         self.live_runs: set[Run] = set()
+        self.weights: dict[str, int] = dict.fromkeys(WEIGHTS, 0)
+
+    @rule(owner=st.sampled_from(WEIGHTS), count=st.integers(1, 12))
+    def allocate_weights(self, owner: str, count: int) -> None:
+        num_obtainable = self.arena.num_kv_obtainable
+        taken = self.arena.allocate_weights(owner, count)
+        assert len(taken) == min(count, num_obtainable)
+        self.weights[owner] += len(taken)
+
+    @rule(owner=st.sampled_from(WEIGHTS))
+    def free_weights(self, owner: str) -> None:
+        self.arena.free_weights(owner)
+        self.weights[owner] = 0
+
+    @rule()
+    def sink_weights(self) -> None:
+        """They lie below all that is free afterwards, but for the floor."""
+        self.arena.sink_weights()
+        extents = self.arena.map()[:9]
+        assert "." not in extents[: extents.rfind("w") + 1]
+        assert not self.arena.sink_weights()
 
     @rule(target=pages, name=st.sampled_from(sorted(PAGE_BYTES)), count=st.integers(0, 25))
     def allocate_pages(self, name: str, count: int):
@@ -104,9 +126,13 @@ class SharedArena(RuleBasedStateMachine):
         for pool in self.pools.values():
             pool.check_integrity()
         extents = self.arena.map()
-        assert extents.count("k") <= 9 and extents.count("a") <= 8
+        assert extents.count("k") + extents.count("w") <= 9 and extents.count("a") <= 8
+        for owner, count in self.weights.items():
+            assert len(self.arena.weight_extents(owner)) == count
 
     def teardown(self) -> None:
+        for owner in self.weights:
+            self.arena.free_weights(owner)
         for (name, page), count in self.references.items():
             for _ in range(count):
                 self.pools[name].release(page)

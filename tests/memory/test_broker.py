@@ -138,6 +138,38 @@ def test_the_pages_after_those_of_a_place_count() -> None:
     in_use.free()
 
 
+def test_weights_take_what_is_idle_and_costs_least() -> None:
+    house = House(6, floor=1)
+    for word in range(2 * PAGES):
+        compute(house.kv, keys_of(word)).free()
+    in_use = compute(house.other, keys_of(9))
+    dear, cheap = house.load(1e9), house.load(1e-9)
+    assert dear is not None and cheap is not None and house.arena.map() == "kkk.aa"
+    assert house.broker.allocate_weights("m", 2) == 2
+    assert house.arena.map() == "kkkwwa" and list(house.adapters.costs) == [dear]
+    assert house.broker.allocate_weights("m", 5) == 2, "what is in use stays, the floor too"
+    assert house.arena.map() == "wwkwwa"
+    assert house.kv.num_cached == 0 and list(house.adapters.costs) == [dear]
+    in_use.free()
+    assert house.broker.allocate_weights("m", 3) == 1
+    assert house.arena.map() == "wwwwwa"
+    house.arena.free_weights("m")
+    assert house.kv.make_room(2 * PAGES) and house.arena.map() == ".....a"
+
+
+def test_weights_make_way_for_a_run_where_others_are_free() -> None:
+    house = House(6)
+    low = compute(house.kv, keys_of(1))
+    assert house.broker.allocate_weights("m", 5) == 5
+    house.arena.free_weights("m")
+    assert house.broker.allocate_weights("low", 2) == house.broker.allocate_weights("m", 2) == 2
+    house.arena.free_weights("low")
+    assert house.arena.map() == "k..ww."
+    assert house.load(1.0, num_units=3) == Run(3 * UNIT_BYTES, 3 * UNIT_BYTES)
+    assert house.arena.map() == "kwwaaa"
+    low.free()
+
+
 def test_floor_and_ceiling_bound_the_trade() -> None:
     house = House(6, floor=2, ceiling=4)
     assert not house.kv.make_room(5 * PAGES) and house.kv.make_room(4 * PAGES)
