@@ -155,12 +155,23 @@ class AdapterPool:
         if entry.slot is not None and entry.is_ready and not entry.is_wrong:
             entry.asked_at_poll = -2
             entry.leases += 1
-            return AdapterLease(entry.slot, entry.max_rank, entry.checksum, entry)
+            num_loaded, entry.num_unpaid_bytes = entry.num_unpaid_bytes, 0
+            return AdapterLease(entry.slot, entry.max_rank, entry.checksum, num_loaded, entry)
         error = self._failures.recent(entry)
         if error is not None:
             raise AdapterUnavailable(error.code, str(error))
         self._want(entry)
         return None
+
+    def is_here(self, ref: AdapterRef) -> bool:
+        """`acquire` need not load it."""
+        entry = self._entries.get(ref.digest)
+        return entry is not None and entry.is_ready
+
+    def is_short(self, ref: AdapterRef) -> bool:
+        """It was asked for, and there is no room for it: it is not even on its way."""
+        entry = self._entries.get(ref.digest)
+        return entry is None or (entry.slot is None and entry.loading is None)
 
     def pin(self, ref: AdapterRef) -> None:
         """Brings the adapter to the device and keeps it there, as soon and as long as it fits into
@@ -361,6 +372,7 @@ class AdapterPool:
         if entry.slot is not None and entry.run is not None:
             self._host.put(entry, image)
             entry.max_rank = self._slots.write(entry.slot, image.tables, entry.run)
+            entry.num_unpaid_bytes = image.num_bytes
         else:
             self._arrive(entry, image)
 

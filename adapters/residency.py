@@ -55,6 +55,8 @@ class Entry:
     failure: tuple[AdapterUnavailable, float] | None = None
     """The error and the time from which it may be tried again."""
     leases: int = 0
+    num_unpaid_bytes: int = 0
+    """Copied to the device, and not leased since."""
     is_pinned: bool = False
     """To be on the device and to stay there."""
     asked_at_poll: int = -2
@@ -119,6 +121,8 @@ class AdapterLease:
     max_rank: int
     checksum: str
     """Of the image in the slot."""
+    num_loaded_bytes: int
+    """Copied to the device for whoever has this lease."""
     _entry: Entry | None
 
     def release(self) -> None:

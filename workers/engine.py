@@ -191,7 +191,7 @@ class Engine:
         start_s = self._clock()
         with self._kv.lock:
             self._pool.poll()
-            schedule = self.scheduler.schedule()
+            schedule = self.scheduler.schedule(start_s)
             events = [self._fail(*failure) for failure in schedule.failed]
         self.is_stalled = not schedule.items
         if self.is_stalled:

@@ -1,23 +1,34 @@
 """Which sequences run in the next step, and with how many tokens.
 
-The order comes from `Sequence.policy_key`; what fits is decided here and nowhere else: token
-budget, sequence rows, KV pages and adapter leases. No tensors.
+Whose turn it is comes from `FairQueue`; what fits is decided here and nowhere else: sequence rows,
+KV pages, adapter leases and the step's budget. No tensors.
 """
 
 from __future__ import annotations
 
-from bisect import insort
+import math
+from collections import defaultdict
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Protocol
 
 from adapters.errors import AdapterUnavailable
+from adapters.load_cost import copy_s
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
-from workers.protocol import ErrorCode
+from workers.adapter_turns import AdapterTurns
+from workers.fairness import CACHED_COST, DECODE_COST, PREFILL_COST, FairQueue, last_in_turn
+from workers.overload import Overload, QueueBounds, Refusal
+from workers.protocol import AdapterRef, ErrorCode
 from workers.sequence import Sequence, SequenceStatus
 from workers.step import Schedule, ScheduledSequence
+from workers.step_budget import StepBudget
+from workers.step_time import StepTime
 
 if TYPE_CHECKING:
     from adapters.pool import AdapterPool
+
+MAX_ASKED = 32
+"""Adapters not on the device that may be asked for in one step: those of the next in turn."""
 
 
 class RowAllocator(Protocol):
@@ -29,7 +40,10 @@ class RowAllocator(Protocol):
 
 
 class Scheduler:
-    """Continuous batching with chunked prefill, prefix reuse and preemption by recompute."""
+    """Continuous batching with chunked prefill, prefix reuse and preemption by recompute.
+
+    A step has a row for each sequence that generates, and prompts as far as `StepBudget` lets them.
+    """
 
     def __init__(
         self,
@@ -39,28 +53,79 @@ class Scheduler:
         *,
         max_num_seqs: int,
         max_batched_tokens: int,
+        max_pages: int | None = None,
+        bounds: QueueBounds = QueueBounds(),  # noqa: B008
     ) -> None:
+        """max_pages: that one sequence may need; None: all that the arena has."""
         self._kv = kv
         self._pool = pool
         self._rows = rows
         self._max_num_seqs = max_num_seqs
         self._max_batched_tokens = max_batched_tokens
-        self.waiting: list[Sequence] = []
-        """In policy order."""
+        self._queue = FairQueue()
+        self._overload = Overload(self._queue, bounds)
+        self._turns = AdapterTurns()
+        self._awaited: defaultdict[str, dict[Sequence, None]] = defaultdict(dict)
+        """Waiting sequences by their adapter's digest, in the order of arrival."""
+        self._expiring: list[tuple[float, int, Sequence]] = []
+        """A heap by time; whoever has left the queue since is dropped when the time comes."""
+        self._num_added = 0
+        self._num_drained = self._num_drained_tokens = 0
+        """What left the queue since the last step."""
+        self._asked: set[str] = set()
+        """Adapters that were asked for in vain in this step."""
+        self._is_closed = False
+        """Nobody begins any more in this step."""
+        self.step_time = StepTime()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
-        self._max_pages = kv.num_total
+        self._max_pages = kv.num_total if max_pages is None else max_pages
+        self.is_held = False
+        """Nobody who waits is admitted."""
+        self.is_short = False
+        """In the last step the first who waited found too few pages."""
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        return self._queue.waiting
+
+    @property
+    def first_waiting(self) -> Sequence | None:
+        """Who would be the next to run."""
+        return next((s for s in self._queue.in_turn(lambda: False) if s.is_waiting), None)
+
+    @property
+    def num_pages_wanted(self) -> int:
+        """Of the first who waits, in all."""
+        first = self.first_waiting
+        return 0 if first is None else _num_pages(len(first.tokens))
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running or self.waiting)
+        return bool(self.running or self._queue.num_waiting)
+
+    @property
+    def num_waiting(self) -> int:
+        return self._queue.num_waiting
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Of prompts: neither computed nor known to be cached."""
+        return self._queue.num_waiting_tokens + sum(
+            s.num_uncomputed for s in self.running if s.is_prefilling
+        )
+
+    @property
+    def weight(self) -> int:
+        """Of all tenants with work here."""
+        return self._queue.weight
 
     @property
     def has_free_row(self) -> bool:
         """One more sequence would not wait for another to end."""
-        return len(self.running) + len(self.waiting) < self._max_num_seqs
+        return len(self.running) + self.num_waiting < self._max_num_seqs
 
     @property
     def num_free_pages(self) -> int:
@@ -76,106 +141,231 @@ class Scheduler:
             )
         return None
 
+    def refuse_for(self, newcomer: Sequence, now: float) -> list[Refusal]:
+        """Who must not wait so that the newcomer may: nobody, others, or the newcomer itself."""
+        return self._overload.refuse_for(newcomer, now)
+
+    def expect(self, adapter: AdapterRef) -> None:
+        """A sequence with the adapter will be added: its load need not wait for the step's end."""
+        if self.has_free_row and self._turns.is_open:
+            self._pool.expect(adapter)
+
     def add(self, sequence: Sequence) -> None:
         """Queues it; its adapter starts to load at once."""
         if sequence.adapter is not None:
             self._pool.prefetch(sequence.adapter)
-        insort(self.waiting, sequence, key=_policy_key)
+        self._num_added += 1
+        if sequence.request.timeout_s is not None:
+            heappush(self._expiring, (sequence.expires_s, self._num_added, sequence))
+        self._queue.add(sequence)
+        self._note_waiting(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Frees all it holds, whatever it was doing."""
         if sequence.status is SequenceStatus.RUNNING:
             self.running.remove(sequence)
             self._release(sequence)
+            self._queue.remove(sequence, is_waiting=False)
         elif sequence.status is SequenceStatus.WAITING:
-            self.waiting.remove(sequence)
+            self._queue.remove(sequence, is_waiting=True)
+            self._note_not_waiting(sequence)
             self._cancel_load(sequence)
         sequence.status = SequenceStatus.FINISHED
 
-    def schedule(self) -> Schedule:
-        """The next step: running sequences first, decode before prefill, then waiting ones as far
-        as they fit."""
+    def suspend(self) -> None:
+        """Everything that runs waits again and keeps its tokens."""
+        for sequence in list(self.running):
+            self._put_back(sequence)
+
+    def expire(self, now: float) -> list[Sequence]:
+        """Removes and returns what waits for a first token that nobody wants any more, and has not
+        begun."""
+        expired: list[Sequence] = []
+        while self._expiring and self._expiring[0][0] <= now:
+            sequence = heappop(self._expiring)[2]
+            if sequence.is_waiting and sequence.num_generated == 0:
+                self.remove(sequence)
+                expired.append(sequence)
+        return expired
+
+    def schedule(self, now: float) -> Schedule:
+        """The next step: a row for each sequence that generates, then prompts in turn, those begun
+        and those that can begin."""
         schedule = Schedule()
-        budget = self._max_batched_tokens
-        for sequence in sorted(self.running, key=lambda s: (s.is_prefilling, s.policy_key)):
-            if sequence.status is SequenceStatus.RUNNING and budget > 0:
-                budget -= self._continue(sequence, budget, schedule)
-        if schedule.num_preempted == 0:
-            self._admit(budget, schedule)
+        self.is_short = False
+        for sequence in self.expire(now):
+            schedule.failed.append((sequence, ErrorCode.EXPIRED, "it waited too long"))
+        due_s, num_attended = self._decode(schedule)
+        if self._queue.has_pending:
+            num_rows = len(schedule.items)
+            budget = StepBudget(
+                self.step_time,
+                num_rows=self._max_batched_tokens - num_rows,
+                seconds=due_s - now - self.step_time.predict(num_rows, num_attended),
+            )
+            self._prefill(budget, now, schedule)
         schedule.items.sort(key=lambda item: (item.slot < 0, item.slot))
+        self._overload.rate.note(
+            now,
+            self._num_drained,
+            self._num_drained_tokens,
+            is_backlogged=self.num_waiting > 0,
+        )
+        self._num_drained = self._num_drained_tokens = 0
         return schedule
 
     def update(self, schedule: Schedule) -> None:
-        """The step was computed: full pages may now be shared."""
+        """The step was computed: what it generated is charged, full pages may now be shared."""
         for item in schedule.items:
             sequence = item.sequence
             sequence.num_computed += item.num_tokens
+            sequence.num_charged = max(sequence.num_charged, sequence.num_computed)
             num_full = sequence.num_computed // PAGE_TOKENS
             if num_full > sequence.block_table.num_committed:
                 sequence.block_table.commit(sequence.page_keys[:num_full])
+            if not sequence.is_pending:
+                self._queue.charge(sequence, DECODE_COST)
+            elif sequence.num_uncomputed == 0:
+                self._queue.leave(sequence)
 
-    def _continue(self, sequence: Sequence, budget: int, schedule: Schedule) -> int:
-        """Gives a running sequence its rows, preempting the last in order while pages are short."""
-        num_tokens = sequence.num_next(budget)
+    def _decode(self, schedule: Schedule) -> tuple[float, int]:
+        """A row for each sequence that generates. Returns when the first of their tokens is due,
+        and the positions that they attend to."""
+        due_s, num_attended = math.inf, 0
+        for sequence in list(self.running):
+            is_on = sequence.status is SequenceStatus.RUNNING and not sequence.is_pending
+            if is_on and self._grow(sequence, 1, schedule):
+                schedule.items.append(ScheduledSequence(sequence, 1))
+                due_s = min(due_s, sequence.next_token_s)
+                num_attended += sequence.num_computed
+        return due_s, num_attended
+
+    def _prefill(self, budget: StepBudget, now: float, schedule: Schedule) -> None:
+        """Gives prompts their rows, in turn. Passed over: those whose adapter is not there, and
+        those whose next page another sequence computes right now. With the first that lacks pages
+        nobody new begins."""
+        self._turns.choose_victims(now, self.running, self._awaited)
+        self._asked.clear()
+        self._is_closed = self.is_held or schedule.num_preempted > 0
+        computing = {sequence.next_page_key for sequence in self.running if sequence.is_pending}
+        for sequence in self._queue.in_turn(self._is_full):
+            if budget.num_rows <= 0:
+                return
+            if not sequence.is_waiting:
+                self._continue(sequence, budget, schedule)
+            elif self._acquire_adapter(sequence, now, schedule):
+                self._admit(sequence, computing, budget, schedule)
+
+    def _is_full(self) -> bool:
+        return self._is_closed or self.is_held or len(self.running) >= self._max_num_seqs
+
+    def _continue(self, sequence: Sequence, budget: StepBudget, schedule: Schedule) -> None:
+        num_tokens = sequence.num_next(budget.room(sequence.num_computed))
+        if self._grow(sequence, num_tokens, schedule):
+            self._take(sequence, num_tokens, budget, schedule)
+        self._is_closed |= schedule.num_preempted > 0
+
+    def _grow(self, sequence: Sequence, num_tokens: int, schedule: Schedule) -> bool:
+        """Pages for its next rows, preempting while memory is short. False: it was preempted
+        itself."""
         while not sequence.block_table.grow(sequence.num_computed + num_tokens):
-            victim = max(self.running, key=_policy_key)
-            self._preempt(victim, schedule)
+            victim = last_in_turn(self.running)
+            self._put_back(victim)
+            schedule.items = [item for item in schedule.items if item.sequence is not victim]
+            schedule.num_preempted += 1
             if victim is sequence:
-                return 0
-        schedule.items.append(ScheduledSequence(sequence, num_tokens))
-        return num_tokens
+                return False
+        return True
 
-    def _preempt(self, victim: Sequence, schedule: Schedule) -> None:
-        self.running.remove(victim)
-        self._release(victim)
-        victim.status = SequenceStatus.WAITING
-        insort(self.waiting, victim, key=_policy_key)
-        schedule.items = [item for item in schedule.items if item.sequence is not victim]
-        schedule.num_preempted += 1
+    def _take(
+        self, sequence: Sequence, num_tokens: int, budget: StepBudget, schedule: Schedule
+    ) -> None:
+        """Rows of a prompt. They are charged at once, for whoever is next in turn depends on it,
+        but not again after a preemption."""
+        schedule.items.append(ScheduledSequence(sequence, num_tokens))
+        budget.take(num_tokens, sequence.num_computed)
+        end = sequence.num_computed + num_tokens
+        num_new = end - max(sequence.num_charged, sequence.num_computed)
+        if num_new > 0:
+            self._queue.charge(sequence, PREFILL_COST * num_new)
+            sequence.num_charged = end
+
+    def _put_back(self, sequence: Sequence) -> None:
+        """It waits again, and keeps its tokens."""
+        self.running.remove(sequence)
+        self._release(sequence)
+        sequence.status = SequenceStatus.WAITING
+        self._queue.put_back(sequence)
+        self._note_waiting(sequence)
         self.num_preemptions += 1
 
-    def _admit(self, budget: int, schedule: Schedule) -> None:
-        """Starts waiting sequences in order. Passed over: those whose adapter is on its way, and
-        those whose next page another sequence computes right now. The first that lacks pages ends
-        the search."""
-        computing = {sequence.next_page_key for sequence in self.running if sequence.is_prefilling}
-        for sequence in list(self.waiting):
-            if budget <= 0 or len(self.running) >= self._max_num_seqs:
-                return
-            if not self._acquire_adapter(sequence, schedule):
-                continue
-            self._match_prefix(sequence)
-            key = sequence.next_page_key
-            if key is not None and key in computing:
-                self._release(sequence)
-                continue
-            if not self._has_room(sequence):
-                self._release(sequence)
-                is_alone = not (self.running or self._pool.is_loading or self._pool.is_leased)
-                if is_alone:
-                    self._fail(
-                        sequence, schedule, ErrorCode.OVERLOADED, "KV memory is held elsewhere"
-                    )
-                return
-            budget -= self._start(sequence, budget, schedule)
+    def _admit(
+        self,
+        sequence: Sequence,
+        computing: set[bytes | None],
+        budget: StepBudget,
+        schedule: Schedule,
+    ) -> None:
+        self._match_prefix(sequence)
+        key = sequence.next_page_key
+        if key is not None and key in computing:
+            self._release(sequence)
+        elif not self._has_room(sequence):
+            self._release(sequence)
+            self._is_closed = self.is_short = True
+            is_waited_for = self.running or self._pool.is_loading or self._pool.is_leased
+            if not (is_waited_for or self._kv.has_neighbours):
+                self._fail(sequence, schedule, ErrorCode.OVERLOADED, "KV memory is held elsewhere")
+        else:
+            self._start(sequence, budget, schedule)
             computing.add(sequence.next_page_key)
 
-    def _acquire_adapter(self, sequence: Sequence, schedule: Schedule) -> bool:
-        if sequence.adapter is None:
+    def _acquire_adapter(self, sequence: Sequence, now: float, schedule: Schedule) -> bool:
+        ref = sequence.adapter
+        if ref is None:
             return True
+        if not self._turns.may_start(sequence, ref.digest) or ref.digest in self._asked:
+            return False
+        is_here = self._pool.is_here(ref)
+        if not is_here and (len(self._asked) >= MAX_ASKED or not self._turns.may_load(ref.digest)):
+            return False
         try:
-            sequence.lease = self._pool.acquire(sequence.adapter)
+            sequence.lease = self._pool.acquire(ref)
         except AdapterUnavailable as error:
             self._fail(sequence, schedule, ErrorCode.ADAPTER_UNAVAILABLE, str(error))
-        return sequence.lease is not None
+            return False
+        if sequence.lease is None:
+            self._asked.add(ref.digest)
+            if self._pool.is_short(ref):
+                self._turns.note_short(sequence, ref.digest, now)
+            return False
+        self._turns.note_served(ref.digest)
+        if sequence.lease.num_loaded_bytes:
+            self._charge_load(sequence, sequence.lease.num_loaded_bytes)
+        return True
+
+    def _charge_load(self, sequence: Sequence, num_bytes: int) -> None:
+        """As many tokens as could be prefilled while the bytes are copied."""
+        seconds_per_token = self._kv.page_cost_s / PAGE_TOKENS
+        self._queue.charge(sequence, PREFILL_COST * copy_s(num_bytes) / seconds_per_token)
+
+    def _note_waiting(self, sequence: Sequence) -> None:
+        if sequence.adapter is not None:
+            self._awaited[sequence.adapter.digest][sequence] = None
+
+    def _note_not_waiting(self, sequence: Sequence) -> None:
+        if sequence.adapter is None:
+            return
+        digest = sequence.adapter.digest
+        del self._awaited[digest][sequence]
+        if not self._awaited[digest]:
+            del self._awaited[digest]
+            self._turns.note_served(digest)
 
     def _cancel_load(self, sequence: Sequence) -> None:
         """Unless others wait for the same adapter."""
         adapter = sequence.adapter
-        if adapter is None:
-            return
-        others = (other.adapter for other in self.waiting)
-        if not any(other is not None and other.digest == adapter.digest for other in others):
+        if adapter is not None and adapter.digest not in self._awaited:
             self._pool.cancel(adapter)
 
     def _match_prefix(self, sequence: Sequence) -> None:
@@ -186,25 +376,30 @@ class Scheduler:
             )
 
     def _has_room(self, sequence: Sequence) -> bool:
-        """Pages for all its tokens are obtainable: it need not stop half way through its
-        prefill."""
-        missing = _num_pages(len(sequence.tokens)) - len(sequence.block_table.pages)
-        return self._kv.make_room(missing)
+        """Pages for all its tokens are obtainable, beside those that begun prompts still need: none
+        need stop half way."""
+        begun = [s for s in self.running if s.is_pending]
+        return self._kv.make_room(sum(_num_missing(s) for s in [sequence, *begun]))
 
-    def _start(self, sequence: Sequence, budget: int, schedule: Schedule) -> int:
-        num_tokens = sequence.num_next(budget)
+    def _start(self, sequence: Sequence, budget: StepBudget, schedule: Schedule) -> None:
+        num_tokens = sequence.num_next(budget.room(sequence.num_computed))
         if not sequence.block_table.grow(sequence.num_computed + num_tokens):
             raise AssertionError("pages counted as obtainable were not")
         if not sequence.is_begun:
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
             self.num_queried_tokens += len(sequence.tokens)
             self.num_hit_tokens += sequence.num_computed
+        if sequence.num_computed > sequence.num_charged:
+            num_cached = sequence.num_computed - sequence.num_charged
+            self._queue.charge(sequence, CACHED_COST * num_cached)
         sequence.row = self._rows.allocate(sequence.tokens)
         sequence.status = SequenceStatus.RUNNING
-        self.waiting.remove(sequence)
         self.running.append(sequence)
-        schedule.items.append(ScheduledSequence(sequence, num_tokens))
-        return num_tokens
+        self._queue.start(sequence)
+        self._note_not_waiting(sequence)
+        self._num_drained += 1
+        self._num_drained_tokens += len(sequence.tokens)
+        self._take(sequence, num_tokens, budget, schedule)
 
     def _release(self, sequence: Sequence) -> None:
         """Gives back pages, adapter and row; the sequence could start anew."""
@@ -218,14 +413,15 @@ class Scheduler:
             sequence.row = None
 
     def _fail(self, sequence: Sequence, schedule: Schedule, code: ErrorCode, message: str) -> None:
-        self.waiting.remove(sequence)
+        self._queue.remove(sequence, is_waiting=True)
+        self._note_not_waiting(sequence)
         sequence.status = SequenceStatus.FINISHED
         schedule.failed.append((sequence, code, message))
 
 
-def _policy_key(sequence: Sequence) -> tuple[int, float]:
-    return sequence.policy_key
-
-
 def _num_pages(num_tokens: int) -> int:
     return -(-num_tokens // PAGE_TOKENS)
+
+
+def _num_missing(sequence: Sequence) -> int:
+    return _num_pages(len(sequence.tokens)) - len(sequence.block_table.pages)

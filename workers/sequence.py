@@ -3,15 +3,18 @@ scheduler only."""
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from memory.block_table import BlockTable
 from memory.page_key import PAGE_TOKENS, PageHasher
+from workers.fairness import TERMS
 from workers.protocol import AdapterRef, FinishReason, Generate, SamplingParams, TokenLogprobs
 
 if TYPE_CHECKING:
     from adapters.pool import AdapterLease
+    from workers.fairness import Account
 
 
 class SequenceStatus(Enum):
@@ -64,6 +67,20 @@ class Sequence:
             layout=layout,
         )
         self._page_keys: list[bytes] = []
+        self.account: Account
+        """Who is charged, from when the sequence is queued."""
+        self.is_pending = False
+        """Queued, and its tokens are not all computed."""
+        self.num_charged = 0
+        """Tokens paid for: what a preemption loses is computed again at no charge."""
+        self.terms = TERMS[request.service_class]
+        self.first_token_s: float | None = None
+        patience_s = self.terms.ttft_s
+        if request.timeout_s is not None:
+            patience_s = min(patience_s, request.timeout_s)
+        self.order = -request.priority, arrival_s + patience_s, arrival_s
+        """Among the waiting of its tenant: higher priority, then the earlier deadline, then first
+        come."""
         params = request.params
         self.end_tokens = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
@@ -120,9 +137,23 @@ class Sequence:
         return self.num_generated < self.params.min_tokens
 
     @property
-    def policy_key(self) -> tuple[int, float]:
-        """Order of service: higher priority first, then first come."""
-        return -self.request.priority, self.arrival_s
+    def is_waiting(self) -> bool:
+        return self.status is SequenceStatus.WAITING
+
+    @property
+    def expires_s(self) -> float:
+        """From then on nobody wants its first token."""
+        timeout_s = self.request.timeout_s
+        return math.inf if timeout_s is None else self.arrival_s + timeout_s
+
+    @property
+    def next_token_s(self) -> float:
+        """When its next token is due: one each `tpot_s` from the first, which need not have come
+        before `ttft_s`."""
+        first_s = self.arrival_s + self.terms.ttft_s
+        if self.first_token_s is not None:
+            first_s = max(first_s, self.first_token_s)
+        return first_s + (self.num_generated - self.request.num_resumed) * self.terms.tpot_s
 
     @property
     def page_keys(self) -> list[bytes]:

@@ -31,6 +31,7 @@ class StubLease:
     pool: StubPool
     slot: int
     max_rank: int = 8
+    num_loaded_bytes: int = 0
 
     def release(self) -> None:
         self.pool.leases[self.slot] -= 1
@@ -70,6 +71,12 @@ class StubPool:
         slot = self.slots[ref.digest]
         self.leases[slot] = self.leases.get(slot, 0) + 1
         return StubLease(self, slot)
+
+    def is_here(self, ref: AdapterRef) -> bool:
+        return ref.digest in self.slots
+
+    def is_short(self, ref: AdapterRef) -> bool:
+        return ref.digest not in self.slots and self.asked[ref.digest] < 0
 
     def cancel(self, ref: AdapterRef) -> None:
         self.asked.pop(ref.digest, None)

@@ -1,0 +1,173 @@
+"""What a scheduler's queue may hold, who is refused when it is full, and when he may come again.
+
+The queue is bounded in requests, in prompt tokens and in the time that a request would wait in it.
+Each tenant may fill its share. Who is full beyond it makes room for a newcomer who is not: its
+newest request is pushed out. A sequence whose answer has begun is never refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from workers.fairness import TERMS, Account, FairQueue
+from workers.protocol import ServiceClass
+from workers.sequence import Sequence
+
+MEMORY_S = 10.0
+"""Of the drain rate: what is so long ago counts 1/e."""
+MIN_MEASURED_S = 0.5
+"""Of a queue that was never empty, before its drain rate is believed."""
+MAX_RETRY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueBounds:
+    """max_wait_s: of an interactive request, estimated when it comes; the other classes wait as
+    much longer as their first token may come later."""
+
+    max_requests: int = 1024
+    max_tokens: int = 1 << 20
+    max_wait_s: float = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    sequence: Sequence
+    message: str
+    retry_after_s: float
+
+
+class DrainRate:
+    """How fast a queue goes down, while there is one: requests and prompt tokens a second."""
+
+    def __init__(self) -> None:
+        self._seconds = self._requests = self._tokens = 0.0
+        self._backlogged_at_s: float | None = None
+
+    def note(self, now: float, num_requests: int, num_tokens: int, *, is_backlogged: bool) -> None:
+        """So many have left the queue since the last call; does it still hold some?"""
+        if self._backlogged_at_s is not None:
+            seconds = min(now - self._backlogged_at_s, MEMORY_S)
+            memory = math.exp(-seconds / MEMORY_S)
+            self._seconds = memory * self._seconds + seconds
+            self._requests = memory * self._requests + num_requests
+            self._tokens = memory * self._tokens + num_tokens
+        self._backlogged_at_s = now if is_backlogged else None
+
+    def seconds_for(self, num_requests: float, num_tokens: float) -> float:
+        """For so many to leave; 0 before it was measured."""
+        if self._seconds < MIN_MEASURED_S:
+            return 0.0
+        requests = num_requests / max(self._requests, 1e-9)
+        tokens = num_tokens / max(self._tokens, 1e-9)
+        return self._seconds * max(requests, tokens)
+
+
+class Overload:
+    """Of one queue."""
+
+    def __init__(self, queue: FairQueue, bounds: QueueBounds) -> None:
+        self._queue = queue
+        self._bounds = bounds
+        self.rate = DrainRate()
+
+    def refuse_for(self, newcomer: Sequence, now: float) -> list[Refusal]:
+        """Who is refused so that the newcomer may wait: nobody, others, or the newcomer alone."""
+        request = newcomer.request
+        if request.num_resumed:
+            return []
+        account = self._queue.account(request.service_class, request.tenant, request.weight)
+        wait_s, share = self._wait_s(account, newcomer), self._share(account)
+        bounds = self._bounds
+        max_wait_s = bounds.max_wait_s * account.line.terms.ttft_s / _INTERACTIVE.ttft_s
+        if wait_s > min(max_wait_s, newcomer.expires_s - newcomer.arrival_s):
+            message = f"a first token would take about {wait_s:.0f} s"
+            return [Refusal(newcomer, message, self._retry_s(account, share, now))]
+        if len(newcomer.tokens) > bounds.max_tokens:
+            return [Refusal(newcomer, "the prompt is longer than the queue", MAX_RETRY_S)]
+        return self._push_out(newcomer, account, now)
+
+    def _push_out(self, newcomer: Sequence, account: Account, now: float) -> list[Refusal]:
+        """As many as stand in the newcomer's way, if all are of tenants fuller than its own."""
+        num_requests, num_tokens = 1, len(newcomer.tokens)
+        own = self._fullness(account, num_requests, num_tokens)
+        victims: list[Sequence] = []
+        while not self._has_room(num_requests, num_tokens):
+            victim = self._fullest(victims, own)
+            if victim is None:
+                retry_s = self._retry_s(account, self._share(account), now)
+                return [Refusal(newcomer, "the queue is full", retry_s)]
+            victims.append(victim)
+            num_requests, num_tokens = num_requests - 1, num_tokens - len(victim.tokens)
+        message = "the queue is full, and others have less than their share of it"
+        return [
+            Refusal(v, message, self._retry_s(v.account, self._share(v.account), now))
+            for v in victims
+        ]
+
+    def _has_room(self, num_requests: int, num_tokens: int) -> bool:
+        """For so many more."""
+        queue, bounds = self._queue, self._bounds
+        return (
+            queue.num_waiting + num_requests <= bounds.max_requests
+            and queue.num_waiting_tokens + num_tokens <= bounds.max_tokens
+        )
+
+    def _fullest(self, gone: list[Sequence], above: float) -> Sequence | None:
+        """The newest waiting request of the tenant furthest above its share of the queue, `gone`
+        not counted, if it is further above than `above`."""
+        best: Sequence | None = None
+        for account in self._accounts():
+            own = [sequence for sequence in gone if sequence.account is account]
+            num_tokens = sum(len(sequence.tokens) for sequence in own)
+            fullness = self._fullness(account, -len(own), -num_tokens)
+            if fullness > above and (newest := _newest(account, own)) is not None:
+                best, above = newest, fullness
+        return best
+
+    def _fullness(self, account: Account, num_requests: int, num_tokens: int) -> float:
+        """Of the tenant's share of the queue, with so many more; 1 is full."""
+        requests = (account.num_waiting + num_requests) / self._bounds.max_requests
+        tokens = (account.num_waiting_tokens + num_tokens) / self._bounds.max_tokens
+        return max(requests, tokens) / self._share(account)
+
+    def _wait_s(self, account: Account, newcomer: Sequence) -> float:
+        """Of the newcomer behind its tenant's other requests, at the tenant's share of the rate."""
+        share = self._share(account)
+        num_tokens = account.num_waiting_tokens + len(newcomer.tokens)
+        if self._queue.num_waiting == 0:
+            return 0.0
+        return self.rate.seconds_for((account.num_waiting + 1) / share, num_tokens / share)
+
+    def _retry_s(self, account: Account, share: float, now: float) -> float:
+        """Those who are refused are told to come one after the other, as fast as the queue goes
+        down for their tenant."""
+        account.next_room_s = max(account.next_room_s, now) + self.rate.seconds_for(1 / share, 0.0)
+        return min(max(account.next_room_s - now, 1.0), MAX_RETRY_S)
+
+    def _share(self, account: Account) -> float:
+        """Of the tenant among all that wait, as if it waited too."""
+        lines = [line for line in self._queue.lines.values() if line.active or line is account.line]
+        line_share = account.line.terms.share / sum(line.terms.share for line in lines)
+        others = account.line.active.values()
+        weight = sum(other.weight for other in others if other is not account) + account.weight
+        return line_share * account.weight / weight
+
+    def _accounts(self) -> Iterator[Account]:
+        for line in self._queue.lines.values():
+            yield from line.active.values()
+
+
+_INTERACTIVE = TERMS[ServiceClass.INTERACTIVE]
+
+
+def _newest(account: Account, gone: list[Sequence]) -> Sequence | None:
+    """That may be refused."""
+    candidates = (
+        sequence
+        for sequence in account.pending[account.num_started :]
+        if sequence.num_generated == 0 and sequence not in gone
+    )
+    return max(candidates, key=lambda sequence: sequence.arrival_s, default=None)

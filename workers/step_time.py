@@ -1,0 +1,97 @@
+"""How long a step takes, learned from those that were.
+
+seconds = t0 + t1 x rows + t2 x positions that the rows attend to
+"""
+
+from __future__ import annotations
+
+import math
+
+MEMORY = 0.995
+"""Of what was measured before, at each new step."""
+MAX_SURPRISE = 4.0
+"""A step that took so many times longer than predicted says more about the machine than about
+steps: it counts as if it had taken no more."""
+MIN_STEPS = 8
+"""Before that nothing is predicted."""
+UNITS = (1.0, 1e2, 1e5)
+"""A step, rows and attended positions, brought near one."""
+RIDGE = 1e-4
+"""Towards zero: what the steps so far do not tell apart is shared between the coefficients."""
+
+
+class StepTime:
+    """Least squares over the last steps. Nothing is negative: more work takes no less time."""
+
+    def __init__(self) -> None:
+        self._products = [[0.0] * 3 for _ in range(3)]
+        self._sums = [0.0] * 3
+        self._num_steps = 0
+        self._coefficients: tuple[float, float, float] | None = (0.0, 0.0, 0.0)
+
+    def note(self, num_rows: int, num_attended: int, seconds: float) -> None:
+        """num_attended: positions read by all rows together."""
+        if self._num_steps >= MIN_STEPS:
+            seconds = min(seconds, MAX_SURPRISE * self.predict(num_rows, num_attended))
+        features = [
+            value / unit for value, unit in zip((1, num_rows, num_attended), UNITS, strict=True)
+        ]
+        for i, x in enumerate(features):
+            row = self._products[i]
+            for j, y in enumerate(features):
+                row[j] = MEMORY * row[j] + x * y
+            self._sums[i] = MEMORY * self._sums[i] + x * seconds
+        self._num_steps += 1
+        self._coefficients = None
+
+    def predict(self, num_rows: int, num_attended: int) -> float:
+        """Seconds; 0 before enough was measured."""
+        step, row, position = self._solved()
+        return step + row * num_rows + position * num_attended
+
+    def seconds_of(self, num_rows: int, context: int) -> float:
+        """What so many rows of a prompt add to a step, `context` positions being before them."""
+        _, row, position = self._solved()
+        return num_rows * (row + position * context)
+
+    def rows_within(self, seconds: float, context: int) -> float:
+        """The rows of a prompt that add so much at most."""
+        cost = self.seconds_of(1, context)
+        return max(seconds, 0.0) / cost if cost > 0.0 else math.inf
+
+    def _solved(self) -> tuple[float, float, float]:
+        if self._num_steps < MIN_STEPS:
+            return 0.0, 0.0, 0.0
+        if self._coefficients is None:
+            self._coefficients = self._solve()
+        return self._coefficients
+
+    def _solve(self) -> tuple[float, float, float]:
+        """Those that would be negative are left out, one by one."""
+        kept = [0, 1, 2]
+        while True:
+            values = self._solve_for(kept)
+            negative = [i for i, value in zip(kept, values, strict=True) if value < 0.0]
+            if not negative:
+                break
+            kept.remove(negative[0])
+        found = dict(zip(kept, values, strict=True))
+        step, row, position = (found.get(i, 0.0) / UNITS[i] for i in range(3))
+        return step, row, position
+
+    def _solve_for(self, kept: list[int]) -> list[float]:
+        """The normal equations of these coefficients, by Gaussian elimination."""
+        size = len(kept)
+        matrix = [[self._products[i][j] for j in kept] + [self._sums[i]] for i in kept]
+        for i in range(size):
+            matrix[i][i] += RIDGE
+        for i in range(size):
+            for j in range(i + 1, size):
+                factor = matrix[j][i] / matrix[i][i]
+                for k in range(i, size + 1):
+                    matrix[j][k] -= factor * matrix[i][k]
+        values = [0.0] * size
+        for i in reversed(range(size)):
+            rest = sum(matrix[i][j] * values[j] for j in range(i + 1, size))
+            values[i] = (matrix[i][size] - rest) / matrix[i][i]
+        return values
