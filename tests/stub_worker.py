@@ -92,6 +92,7 @@ class StubWorker:
     """What a status says of them."""
     is_ready: bool = True
     is_draining: bool = False
+    step_age_s: float = 0.0
 
     async def __aenter__(self) -> StubWorker:
         self._running: dict[tuple[int, int], _Running] = {}
@@ -152,8 +153,8 @@ class StubWorker:
             case Desired():
                 self.desired.append(message)
                 self.report()
-            case Drain():
-                self.is_draining = True
+            case Drain(is_on=is_on):
+                self.is_draining = is_on
                 self.report()
 
     async def _run(self) -> None:

@@ -29,6 +29,7 @@ from workers.protocol import (
     Prefetch,
     Probe,
     ProbeResult,
+    Pulse,
     SequenceOutput,
     StepOutput,
     ToGateway,
@@ -47,20 +48,37 @@ log = logging.getLogger(__name__)
 
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 2.0
+LOOK_S = 0.25
+"""How often it is looked whether a worker was heard of."""
+SILENT_LOOKS = 10
+"""So many looks in vain, 2.5 s, and work goes elsewhere where it can."""
+LOST_LOOKS = 40
+"""So many, 10 s, and the connection is given up."""
+HUNG_STEP_S = 60.0
+"""An engine that has been at one step for so long is taken for hung, though the worker pulses. No
+step is meant to take a second; weights may have to come to the device in one."""
 
 
 class WorkerFailed(Exception):
     """The worker cannot finish a sequence; `code` says whose fault it is."""
 
-    def __init__(self, code: ErrorCode, message: str) -> None:
+    def __init__(self, code: ErrorCode, message: str, retry_after_s: float = 0.0) -> None:
+        """retry_after_s: when there may be room, where there was none."""
         super().__init__(f"{code}: {message}")
         self.code = code
         self.message = message
+        self.retry_after_s = retry_after_s
 
 
-Sink = Callable[[SequenceOutput | WorkerFailed], None]
+class Silence(msgspec.Struct, frozen=True):
+    """The worker has not been heard of for some time, or hangs in a step. Its sequence may be given
+    up and sent elsewhere, or waited for; it is asked again at the next look."""
+
+
+SILENCE = Silence()
+Sink = Callable[[SequenceOutput | WorkerFailed | Silence], None]
 """Called with each output of a sequence as it is read, the last with its finish reason, or with
-WorkerFailed in its place. It must not raise."""
+WorkerFailed in its place; before that perhaps with Silence. It must not raise."""
 
 
 class Handle:
@@ -101,8 +119,9 @@ class Handle:
     async def aclose(self) -> None:
         self.cancel()
 
-    def _put(self, output: SequenceOutput | WorkerFailed) -> None:
-        self._outputs.put_nowait(output)
+    def _put(self, output: SequenceOutput | WorkerFailed | Silence) -> None:
+        if not isinstance(output, Silence):
+            self._outputs.put_nowait(output)
 
 
 class WorkerClient:
@@ -129,6 +148,9 @@ class WorkerClient:
         self._own_hello = Hello(PROTOCOL_VERSION, instance_id)
         self._security = security
         self._connection: GatewayConnection | None = None
+        self._num_looks = 0
+        """In vain, since something was heard."""
+        self._step_age_s = 0.0
         self._sinks: dict[int, Sink] = {}
         self._ids = itertools.count(1)
         self._probes: dict[int, asyncio.Future[ProbeResult]] = {}
@@ -139,6 +161,17 @@ class WorkerClient:
     def is_ready(self) -> bool:
         """Connected, and not known to drain."""
         return self._connection is not None and not (self.status and self.status.draining)
+
+    @property
+    def is_silent(self) -> bool:
+        """Connected, but not heard of for some time, or hung in a step: what can go elsewhere
+        should."""
+        return self._num_looks >= SILENT_LOOKS or self._step_age_s > HUNG_STEP_S
+
+    def lives(self, instance_id: str) -> bool:
+        """Whether this very process is known to run."""
+        is_heard = self._connection is not None and not self.is_silent
+        return is_heard and self.instance_id == instance_id
 
     @property
     def num_open(self) -> int:
@@ -193,9 +226,9 @@ class WorkerClient:
         self._desired = desired
         self._tell(desired)
 
-    def drain(self) -> None:
-        """Asks the worker to take no more work; `status` then tells."""
-        self._tell(Drain())
+    def drain(self, is_on: bool = True) -> None:
+        """Asks the worker to take no more work, or to take it up again; `status` then tells."""
+        self._tell(Drain(is_on))
 
     async def run(self) -> None:
         """Connects, reads, and connects again with growing pauses, until cancelled."""
@@ -215,35 +248,54 @@ class WorkerClient:
 
     @contextlib.asynccontextmanager
     async def connect(self) -> AsyncGenerator[asyncio.Task[None]]:
-        """One connection, greeted and being read by the task given; closed on leaving.
+        """One connection, greeted, watched, and being read by the task given; closed on leaving.
 
         Raises OSError, or TransportError (ProtocolMismatch if the worker is of another version).
         The task ends with the connection and raises TransportError if it broke.
         """
         connection = await connect(self.address, self._security)
-        reading: asyncio.Task[None] | None = None
+        tasks: list[asyncio.Task[None]] = []
         try:
             hello = await exchange_hello(connection, self._own_hello)
             self.instance_id = hello.instance_id
             self.models = {model.digest: model for model in hello.models}
             self._connection = connection
+            self._num_looks, self._step_age_s = 0, 0.0
             if self._desired is not None:
                 connection.send(self._desired)
             reading = asyncio.create_task(self._read(connection))
+            tasks = [reading, asyncio.create_task(self._watch(connection))]
             yield reading
         finally:
             connection.abort()
             self._disconnected()
-            if reading is not None:
-                reading.cancel()
-                await asyncio.wait([reading])
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks)
 
     async def _read(self, connection: GatewayConnection) -> None:
         try:
             while (message := await connection.receive()) is not None:
+                self._num_looks = 0
                 self._dispatch(message)
         finally:
             self._disconnected()
+
+    async def _watch(self, connection: GatewayConnection) -> None:
+        """Counts looks, not seconds: a gateway that was itself held up blames no worker for it."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self._num_looks += 1
+            if self._num_looks == SILENT_LOOKS:
+                log.warning("worker %s at %s is silent", self.instance_id, self.address)
+            if self._num_looks == LOST_LOOKS:
+                log.warning("worker %s at %s stays silent", self.instance_id, self.address)
+                connection.abort()
+                return
+            if self.is_silent:
+                for sequence_id in list(self._sinks):
+                    self._put(sequence_id, SILENCE, is_last=False)
 
     def _dispatch(self, message: ToGateway) -> None:
         """Outputs of sequences already given up are dropped."""
@@ -251,8 +303,10 @@ class WorkerClient:
             case StepOutput(sequences=outputs):
                 for output in outputs:
                     self._put(output.id, output, is_last=output.finish_reason is not None)
-            case Failed(id=sequence_id, code=code, message=text):
-                self._put(sequence_id, WorkerFailed(code, text), is_last=True)
+            case Failed(id=sequence_id, code=code, message=text, retry_after_s=after_s):
+                self._put(sequence_id, WorkerFailed(code, text, after_s), is_last=True)
+            case Pulse(step_age_s=age_s):
+                self._step_age_s = age_s
             case ProbeResult(id=probe_id):
                 answer = self._probes.get(probe_id)
                 if answer is not None and not answer.done():
@@ -266,7 +320,9 @@ class WorkerClient:
             case _:
                 assert_never(message)
 
-    def _put(self, sequence_id: int, output: SequenceOutput | WorkerFailed, is_last: bool) -> None:
+    def _put(
+        self, sequence_id: int, output: SequenceOutput | WorkerFailed | Silence, is_last: bool
+    ) -> None:
         sink = self._sinks.get(sequence_id)
         if sink is None:
             return

@@ -36,6 +36,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None
     max_loaded_adapters: int = 128
     """Adapter slots: entries of the device tables, not memory."""
+    drain_s: float = 120.0
+    """So long what runs has to end when the process is to."""
 
     @classmethod
     def read(cls, path: Path) -> WorkerConfig:

@@ -26,7 +26,7 @@ from workers.protocol import (
     TokenLogprobs,
 )
 from workers.scheduler import Scheduler
-from workers.sequence import Sequence
+from workers.sequence import Sequence, SequenceStatus
 from workers.step import Schedule, StepResult
 from workers.step_ring import StepRing
 
@@ -113,6 +113,17 @@ class Engine:
     def abort_connection(self, connection: int) -> None:
         for key in [key for key in self._sequences if key[0] == connection]:
             self.abort(*key)
+
+    def give_back(self) -> list[Event]:
+        """Refuses what waits and has not begun: another worker may begin it sooner."""
+        waiting = [
+            sequence
+            for sequence in self._sequences.values()
+            if sequence.status is SequenceStatus.WAITING and not sequence.is_begun
+        ]
+        for sequence in waiting:
+            self.scheduler.remove(sequence)
+        return [self._fail(s, ErrorCode.DRAINING, "the worker is draining") for s in waiting]
 
     def status(self) -> ModelStatus:
         scheduler, kv = self.scheduler, self._kv

@@ -26,7 +26,7 @@ from workers.protocol import (
     StepOutput,
     WorkerStatus,
 )
-from workers.server import Command, Delivery, Disconnected
+from workers.server import SERVER, Command, Delivery, Disconnected
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +64,9 @@ class WorkerLoop:
         self._clock = clock
         self._next_status_s = self._next_check_s = self._next_pages_s = 0.0
         self._inbox: SimpleQueue[tuple[int, Command] | None] = SimpleQueue()
+        self._busy_since: float | None = None
+        self._is_leaving = False
+        """The process is to end: no gateway's word takes the drain back."""
         self.is_ready = False
         self.is_draining = False
         self.generation = 0
@@ -72,6 +75,12 @@ class WorkerLoop:
     @property
     def models(self) -> list[ModelInfo]:
         return [engine.info for engine in self.engines.values()]
+
+    @property
+    def step_age_s(self) -> float:
+        """Thread-safe: how long it has been at its present step; 0 while it waits for one."""
+        since = self._busy_since
+        return 0.0 if since is None else self._clock() - since
 
     def post(self, connection: int, message: Command) -> None:
         """Thread-safe; waits at most for the accounting between two steps. The adapter of a request
@@ -100,6 +109,7 @@ class WorkerLoop:
         each thread that calls it, and with two teams for the same cores neither may spin."""
         self.is_ready = True
         while self._receive():
+            self._busy_since = self._clock()
             events: list[Event] = []
             for engine in self.engines.values():
                 events += engine.step()
@@ -109,6 +119,7 @@ class WorkerLoop:
                 self._report()
                 self._report_pages()
                 self._check()
+            self._busy_since = None
         with self._memory:
             self._prober.close()
         self.is_ready = False
@@ -152,11 +163,19 @@ class WorkerLoop:
                 self._probe(connection, message)
             case Desired():
                 self._want(message)
-            case Drain():
-                self.is_draining = True
-                self._deliver_some(self._prober.drain())
+            case Drain(is_on=is_on):
+                self._drain(is_on, is_leaving=connection == SERVER)
             case _:
                 assert_never(message)
+
+    def _drain(self, is_on: bool, is_leaving: bool) -> None:
+        """What has not begun, others may begin sooner."""
+        self._is_leaving |= is_leaving
+        self.is_draining = is_on or self._is_leaving
+        if self.is_draining:
+            self._deliver_some(self._prober.drain())
+            self._emit([e for engine in self.engines.values() for e in engine.give_back()])
+        self._next_status_s = self._clock()
 
     def _report(self) -> None:
         if self._clock() >= self._next_status_s:

@@ -14,6 +14,7 @@ import msgspec
 
 PROTOCOL_VERSION = 3
 MAX_FRAME_BYTES = 16 << 20
+PULSE_PERIOD_S = 0.5
 
 
 class ErrorCode(StrEnum):
@@ -307,6 +308,14 @@ class CachedPages(msgspec.Struct, frozen=True, tag="cached"):
     is_whole: bool = False
 
 
+class Pulse(msgspec.Struct, frozen=True, tag="pulse"):
+    """Sent every `PULSE_PERIOD_S` by the loop that also carries all other frames: a worker that
+    sends nothing is stopped, stuck or cut off."""
+
+    step_age_s: float = 0.0
+    """How long the engine has been at what it does; 0: it waits for work."""
+
+
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     version: int
     instance_id: str
@@ -314,4 +323,4 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 ToWorker = Hello | Generate | Abort | Prefetch | Probe | Desired | Drain
-ToGateway = Hello | StepOutput | Failed | ProbeResult | WorkerStatus | CachedPages
+ToGateway = Hello | Pulse | StepOutput | Failed | ProbeResult | WorkerStatus | CachedPages

@@ -4,6 +4,7 @@ torch."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ import msgspec
 from workers.prefix_index import PrefixIndex
 from workers.protocol import (
     PROTOCOL_VERSION,
+    PULSE_PERIOD_S,
     Abort,
     CachedPages,
     Desired,
@@ -27,6 +29,7 @@ from workers.protocol import (
     Prefetch,
     Probe,
     ProbeResult,
+    Pulse,
     StepOutput,
     ToGateway,
     ToWorker,
@@ -44,7 +47,11 @@ from workers.transport.registry import exchange_hello, listen
 
 log = logging.getLogger(__name__)
 
+SERVER = 0
+"""The number of the server's own commands, among those of connections."""
 OUTBOX_BYTES = 8 << 20
+FLUSH_S = 1.0
+"""So long a gateway has at the end to read what was sent to it."""
 
 
 class Disconnected(msgspec.Struct, frozen=True):
@@ -66,6 +73,11 @@ class EngineLoop(Protocol):
 
     @property
     def models(self) -> list[ModelInfo]: ...
+
+    @property
+    def step_age_s(self) -> float:
+        """Thread-safe: how long the engine has been at what it does; 0 while it waits."""
+        ...
 
     def post(self, connection: int, message: Command) -> None:
         """Thread-safe; never waits for a step."""
@@ -106,6 +118,7 @@ class Server:
         self._idle.set()
         self._engine: EngineLoop | None = None
         self._listener: Listener | None = None
+        self._pulse: asyncio.Task[None] | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -124,26 +137,39 @@ class Server:
         self._engine = engine
         self._listener = await listen(self.address, self._accept, self._security)
         self.address = self._listener.address
+        self._pulse = asyncio.create_task(self._beat(engine))
 
     async def drain(self) -> None:
         """Makes the engine refuse new work and returns when no sequence is open any more."""
         assert self._engine is not None
-        self._engine.post(0, Drain())
+        self._engine.post(SERVER, Drain())
         await self._idle.wait()
 
     async def close(self) -> None:
-        """Accepts no more and drops every gateway; their sequences are aborted."""
+        """Accepts no more and drops every gateway; sequences that are open are aborted."""
         if self._listener is not None:
             await self._listener.close()
             self._listener = None
-        for connection in self._serving.values():
+        connections = list(self._serving.values())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_S):
+                await asyncio.gather(*(connection.close() for connection in connections))
+        for connection in connections:
             connection.abort()
         if self._serving:
             await asyncio.wait(self._serving)
+        if self._pulse is not None:
+            self._pulse.cancel()
+            await asyncio.wait([self._pulse])
 
     def deliver(self, delivery: Delivery) -> None:
         """Called by the engine's thread once a step; never waits. The event loop must still run."""
         self._events.call_soon_threadsafe(self._send_all, delivery)
+
+    async def _beat(self, engine: EngineLoop) -> None:
+        while True:
+            self._send_to_all(Pulse(engine.step_age_s))
+            await asyncio.sleep(PULSE_PERIOD_S)
 
     async def _accept(self, connection: WorkerConnection) -> None:
         done = self._events.create_future()
@@ -203,7 +229,7 @@ class Server:
                 case _:
                     self._send(number, message)
 
-    def _send_to_all(self, message: Answer) -> None:
+    def _send_to_all(self, message: Answer | Pulse) -> None:
         for number in list(self._gateways):
             self._send(number, message)
 
@@ -216,7 +242,7 @@ class Server:
                 log.warning("gateway %s is cut: %d bytes unread", gateway.instance_id, unsent)
                 self._drop(number)
 
-    def _send(self, number: int, message: Answer) -> None:
+    def _send(self, number: int, message: Answer | Pulse) -> None:
         gateway = self._gateways.get(number)
         if gateway is None:
             return
@@ -244,7 +270,7 @@ class Server:
             case _:
                 self._drop(number)
 
-    def _note_ends(self, number: int, message: Answer) -> None:
+    def _note_ends(self, number: int, message: Answer | Pulse) -> None:
         match message:
             case StepOutput(sequences=outputs):
                 for output in outputs:
@@ -252,7 +278,7 @@ class Server:
                         self._end(number, output.id)
             case Failed(id=sequence_id):
                 self._end(number, sequence_id)
-            case ProbeResult() | WorkerStatus() | CachedPages():
+            case ProbeResult() | WorkerStatus() | CachedPages() | Pulse():
                 pass
             case _:
                 assert_never(message)

@@ -41,17 +41,21 @@ Key = tuple[int, int]
 class ScriptedWorker:
     """`requests` are all Generates in order; `aborted` those among them that were given up."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "scripted") -> None:
+        self.name = name
+        """Its instance id, with a number from its second start on."""
         self.script: Script = say("hello")
         self.requests: list[Generate] = []
         self.aborted: list[Generate] = []
         self.prefetched: list[AdapterRef] = []
         self.desired: list[Desired] = []
         self.is_ready = True
+        self.step_age_s = 0.0
         self.models = [ModelInfo(DIGEST, "tiny", MAX_MODEL_LEN, LAYOUT)]
         self._running: dict[Key, tuple[Generate, asyncio.Task[None]]] = {}
         self._due: dict[int, list[SequenceOutput]] = {}
         self._server: Server
+        self._num_starts = 0
         self._folder = tempfile.TemporaryDirectory(prefix="lpx-")
 
     async def clients(self) -> Sequence[WorkerClient]:
@@ -62,7 +66,9 @@ class ScriptedWorker:
     async def start(self) -> None:
         """Serves in the running loop; also again after `stop`."""
         path = Path(self._folder.name) / "worker.sock"
-        self._server = Server(f"unix:{path}", instance_id="scripted")
+        self._num_starts += 1
+        number = f"-{self._num_starts}" if self._num_starts > 1 else ""
+        self._server = Server(f"unix:{path}", instance_id=self.name + number)
         await self._server.start(self)
 
     async def stop(self) -> None:
@@ -73,9 +79,9 @@ class ScriptedWorker:
         await self.stop()
         self._folder.cleanup()
 
-    def report(self, *adapters: AdapterStatus) -> None:
+    def report(self, *adapters: AdapterStatus, draining: bool = False) -> None:
         """Sends a status with these."""
-        status = WorkerStatus("scripted", False, [], list(adapters), 0, "", {}, 0, 0.0)
+        status = WorkerStatus(self.name, draining, [], list(adapters), 0, "", {}, 0, 0.0)
         self._server.deliver([(0, status)])
 
     def post(self, connection: int, message: Command) -> None:

@@ -74,6 +74,12 @@ class Driver:
             for _, message in self._deliveries.get(timeout=120):
                 self._take(message)
 
+    def await_begun(self, number: int) -> None:
+        """Until the first output of this request."""
+        while not self.outputs[number]:
+            for _, message in self._deliveries.get(timeout=120):
+                self._take(message)
+
     def probe(self, number: int, model: str, adapter: AdapterRef) -> ProbeResult:
         self.loop.post(0, Probe(number, model, adapter))
         return self.await_probe(number)

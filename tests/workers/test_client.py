@@ -6,23 +6,29 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.stub_worker import LAYOUT, Reply, Script, StubWorker, proved
-from workers.client import Handle, WorkerClient, WorkerFailed
+from workers.client import Handle, Silence, WorkerClient, WorkerFailed
 from workers.protocol import (
     MAX_FRAME_BYTES,
     PROTOCOL_VERSION,
+    Abort,
     AdapterRef,
     Desired,
     ErrorCode,
     FinishReason,
     Generate,
     Hello,
+    ModelInfo,
     Pin,
+    Pulse,
     SamplingParams,
+    ToWorker,
 )
 from workers.transport.base import ProtocolMismatch, WorkerConnection
 from workers.transport.registry import listen
@@ -220,6 +226,90 @@ async def test_a_request_over_the_frame_limit_fails_alone(tmp_path: Path) -> Non
             client.submit(request([70_000] * (MAX_FRAME_BYTES // 5 + 1)))
         assert failed.value.code is ErrorCode.INVALID and client.num_open == 0
         assert await collect(client.submit(request([2]))) == [2]
+
+
+@dataclass
+class Moody:
+    """A worker that pulses while it is in the mood, and keeps what it is told."""
+
+    is_awake: bool = True
+    step_age_s: float = 0.0
+    told: list[ToWorker | None] = field(default_factory=list)
+    num_connections: int = 0
+
+    async def serve(self, connection: WorkerConnection) -> None:
+        self.num_connections += 1
+        connection.send(Hello(PROTOCOL_VERSION, "moody", [ModelInfo("m", "m", 64)]))
+        hearing = asyncio.create_task(self._hear(connection))
+        while not hearing.done():
+            if self.is_awake:
+                connection.send(Pulse(self.step_age_s))
+            await asyncio.wait([hearing], timeout=0.1)
+        await connection.close()
+
+    async def _hear(self, connection: WorkerConnection) -> None:
+        while (message := await connection.receive()) is not None:
+            self.told.append(message)
+
+
+@contextlib.asynccontextmanager
+async def moody(tmp_path: Path) -> AsyncIterator[tuple[Moody, WorkerClient]]:
+    worker = Moody()
+    listener = await listen(f"unix:{tmp_path}/w", worker.serve)
+    async with running(listener.address) as client:
+        yield worker, client
+    await listener.close()
+
+
+async def test_a_silent_worker_s_sequences_may_go_and_it_is_taken_back(tmp_path: Path) -> None:
+    async with moody(tmp_path) as (worker, client):
+        heard: list[Any] = []
+        kept = client.send(request([1]), heard.append)
+        moved = client.send(request([2]), lambda _: client.cancel(moved))
+        worker.is_awake = False
+        await until(lambda: client.is_silent)
+        await until(lambda: len(heard) >= 2)
+        assert set(map(type, heard)) == {Silence} and client.num_open == 1
+        assert client.is_ready and not client.lives("moody"), "there may be no other"
+        await until(lambda: Abort(moved) in worker.told and Abort(kept) not in worker.told)
+        worker.is_awake = True
+        await until(lambda: not client.is_silent)
+        assert client.lives("moody") and worker.num_connections == 1
+
+
+async def test_an_engine_that_hangs_in_a_step_is_as_silent(tmp_path: Path) -> None:
+    async with moody(tmp_path) as (worker, client):
+        heard: list[Any] = []
+        client.send(request([1]), heard.append)
+        worker.step_age_s = 59.0
+        await asyncio.sleep(0.6)
+        assert not heard and not client.is_silent
+        worker.step_age_s = 61.0
+        await until(lambda: bool(heard))
+        worker.step_age_s = 0.0
+        await until(lambda: not client.is_silent)
+
+
+@pytest.mark.timeout(120)
+async def test_a_connection_that_stays_silent_is_given_up_and_made_anew(tmp_path: Path) -> None:
+    async with moody(tmp_path) as (worker, client):
+        heard: list[Any] = []
+        client.send(request([1]), heard.append)
+        worker.is_awake = False
+        async with asyncio.timeout(100):
+            while not heard or isinstance(heard[-1], Silence):
+                await asyncio.sleep(0.05)
+        assert isinstance(heard[-1], WorkerFailed) and heard[-1].code is ErrorCode.WORKER_LOST
+        worker.is_awake = True
+        await until(lambda: client.lives("moody") and worker.num_connections == 2)
+
+
+async def test_a_drain_can_be_taken_back(tmp_path: Path) -> None:
+    async with pair(tmp_path, echo) as (_, client):
+        client.drain()
+        await until(lambda: not client.is_ready)
+        client.drain(is_on=False)
+        await until(lambda: client.is_ready)
 
 
 async def test_a_worker_of_another_version_is_refused_by_name(

@@ -30,9 +30,11 @@ from workers.protocol import (
     ModelInfo,
     Probe,
     ProbeResult,
+    Pulse,
     SamplingParams,
     SequenceOutput,
     StepOutput,
+    ToGateway,
     TokenLogprobs,
     WorkerStatus,
 )
@@ -49,6 +51,7 @@ class Engine:
 
     server: Server
     is_ready: bool = True
+    step_age_s: float = 0.0
     models: list[ModelInfo] = field(default_factory=lambda: [ModelInfo("m", "m", 64)])
     posted: list[tuple[int, Command]] = field(default_factory=list)
 
@@ -65,6 +68,12 @@ class Engine:
 class Gateway:
     connection: GatewayConnection
     hello: Hello
+
+    async def receive(self) -> ToGateway | None:
+        """The next frame that is no pulse."""
+        while isinstance(message := await self.connection.receive(), Pulse):
+            pass
+        return message
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -116,8 +125,8 @@ async def test_a_gateway_hears_the_models_and_each_step_in_one_frame(engine: Eng
         frame = StepOutput([output(1), output(2, FinishReason.STOP)])
         failed = Failed(3, ErrorCode.INTERNAL, "no")
         engine.step([(first, frame), (second, failed)])
-        assert await one.connection.receive() == frame
-        assert await two.connection.receive() == failed
+        assert await one.receive() == frame
+        assert await two.receive() == failed
         assert engine.server.num_open == 1
         one.connection.send(Abort(1))
         await until(lambda: engine.posted[-1] == (first, Abort(1)))
@@ -135,8 +144,8 @@ async def test_probes_and_desired_state_pass_through_and_hold_no_drain_up(engine
         assert engine.server.num_open == 2
         result = ProbeResult(7, "layout", "sum")
         engine.step([(number, result), (0, STATUS)])
-        assert await one.connection.receive() == result
-        assert await one.connection.receive() == await two.connection.receive() == STATUS
+        assert await one.receive() == result
+        assert await one.receive() == await two.receive() == STATUS
         assert engine.server.num_open == 2, "a probe's number is no sequence's"
 
 
@@ -155,7 +164,7 @@ async def test_a_gateway_that_does_not_read_is_cut_and_others_go_on(engine: Engi
         large = StepOutput([SequenceOutput(1, [70_000] * 100_000)])
         for _ in range(40):
             engine.step([(lazy, large), (eager, StepOutput([output(2)]))])
-            assert await quick.connection.receive() == StepOutput([output(2)])
+            assert await quick.receive() == StepOutput([output(2)])
         assert (lazy, Disconnected()) in engine.posted
         assert (eager, Disconnected()) not in engine.posted and engine.server.num_open == 1
 
@@ -165,9 +174,9 @@ async def test_status_goes_to_all_and_first_to_a_newcomer(engine: Engine) -> Non
         await submit(engine, one, 1)
         await submit(engine, two, 2)
         engine.step([(0, STATUS)])
-        assert await one.connection.receive() == await two.connection.receive() == STATUS
+        assert await one.receive() == await two.receive() == STATUS
         async with gateway(engine) as late:
-            assert await late.connection.receive() == STATUS
+            assert await late.receive() == STATUS
 
 
 async def test_drain_waits_for_what_runs(engine: Engine) -> None:
@@ -183,6 +192,25 @@ async def test_drain_waits_for_what_runs(engine: Engine) -> None:
         await asyncio.wait_for(draining, 5)
 
 
+async def test_the_end_sends_what_was_taken(engine: Engine) -> None:
+    """However much that is; who does not read it holds the end up for a second at most."""
+    large = StepOutput([SequenceOutput(1, [70_000] * 500_000, finish_reason=FinishReason.STOP)])
+    async with gateway(engine) as gate, gateway(engine) as deaf:
+        number, other = await submit(engine, gate, 1), await submit(engine, deaf, 2)
+        engine.step([(number, large), (other, large)])
+        closing = asyncio.create_task(engine.server.close())
+        assert await gate.receive() == large and await gate.receive() is None
+        await asyncio.wait_for(closing, 10)
+
+
+async def test_gateways_hear_a_pulse_and_the_age_of_the_step(engine: Engine) -> None:
+    async with gateway(engine) as one, gateway(engine) as two:
+        engine.step_age_s = 2.5
+        for gate in (one, two):
+            pulses = [await gate.connection.receive() for _ in range(3)]
+            assert pulses[1:] == [Pulse(2.5)] * 2
+
+
 async def test_a_step_too_large_for_a_frame_goes_in_parts_or_fails_alone(engine: Engine) -> None:
     top = [(70_000, -0.5)] * 20
     many = [TokenLogprobs(1, -0.5, top)] * (MAX_FRAME_BYTES // 450)
@@ -191,8 +219,8 @@ async def test_a_step_too_large_for_a_frame_goes_in_parts_or_fails_alone(engine:
     async with gateway(engine) as gate:
         number = await submit(engine, gate, 1, 2)
         engine.step([(number, StepOutput([half, whole]))])
-        assert await gate.connection.receive() == StepOutput([half])
-        failed = await gate.connection.receive()
+        assert await gate.receive() == StepOutput([half])
+        failed = await gate.receive()
         assert isinstance(failed, Failed) and (failed.id, failed.code) == (2, ErrorCode.INVALID)
         assert engine.posted[-1] == (number, Abort(2)) and engine.server.num_open == 1
 

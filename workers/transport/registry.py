@@ -24,12 +24,18 @@ TRANSPORTS: dict[str, Transport] = {
     "tcp": TcpTransport(),
     "inprocess": InProcessTransport(),
 }
+CONNECT_TIMEOUT_S = 10.0
 HELLO_TIMEOUT_S = 10.0
 
 
 async def connect(address: str, security: Security = Security()) -> GatewayConnection:  # noqa: B008
-    """Raises OSError when nobody answers there, InsecureTransport, ValueError for a bad address."""
-    return await _transport(address).connect(address, security)
+    """Raises OSError when nobody answers there, ConnectionLost when nobody does in time,
+    InsecureTransport, ValueError for a bad address."""
+    connecting = _transport(address).connect(address, security)
+    try:
+        return await asyncio.wait_for(connecting, CONNECT_TIMEOUT_S)
+    except TimeoutError as error:
+        raise ConnectionLost(f"no connection within {CONNECT_TIMEOUT_S} s") from error
 
 
 async def listen(

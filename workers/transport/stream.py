@@ -31,6 +31,8 @@ Received = TypeVar("Received")
 LENGTH_BYTES = 4
 READ_LIMIT = 1 << 20
 """Bytes read ahead of `receive` before the other side is made to wait (twice that at most)."""
+TCP_SILENCE_S = 10
+"""A TCP peer that acknowledges nothing for so long is gone."""
 
 
 class StreamConnection(Generic[Sent, Received]):
@@ -162,12 +164,13 @@ class TcpTransport:
         _require_security(address, security)
         host, port = _host_and_port(address)
         context = security.tls.client_context() if security.tls else None
-        return gateway_end(
-            *await asyncio.open_connection(host, port, ssl=context, limit=READ_LIMIT)
-        )
+        reader, writer = await asyncio.open_connection(host, port, ssl=context, limit=READ_LIMIT)
+        _tune(writer)
+        return gateway_end(reader, writer)
 
     async def listen(self, address: str, accept: Accept, security: Security) -> StreamListener:
         async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+            _tune(writer)
             await accept(worker_end(reader, writer))
 
         _require_security(address, security)
@@ -176,6 +179,17 @@ class TcpTransport:
         server = await asyncio.start_server(serve, host, port, ssl=context, limit=READ_LIMIT)
         port = server.sockets[0].getsockname()[1]
         return StreamListener(server, f"tcp://{host}:{port}")
+
+
+def _tune(writer: StreamWriter) -> None:
+    """Frames go out as they are written, and a peer that vanished is noticed."""
+    sock: socket.socket = writer.get_extra_info("socket")
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, TCP_SILENCE_S // 2)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * TCP_SILENCE_S)
 
 
 def _path_of(address: str) -> Path:
