@@ -20,6 +20,7 @@ from admin.controllers.schema import SchemaController
 from admin.controllers.tenants import TenantController
 from admin.controllers.uploads import UploadController
 from admin.controllers.usage import UsageController
+from admin.controllers.workers import WorkerController
 from admin.database import Database
 from admin.openapi import make_document
 from admin.parameters import check_parameters
@@ -44,6 +45,7 @@ def create_app(config: AdminConfig, *, database: Database, store: Store) -> Lite
         TenantQuotaController,
         KeyQuotaController,
         PriceController,
+        WorkerController,
         SchemaController,
     ]
     app = Litestar(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from adapters.manifest import BaseModelShape
-from admin.database import Connection
+from admin.database import Connection, Row
 from admin.errors import Conflict, NotFound
 from admin.queries import from_row, sql
-from admin.records import BaseModel
+from admin.records import BaseModel, Residency
 
 
 async def register_model(
@@ -34,6 +34,12 @@ async def register_model(
     return from_row(BaseModel, row)
 
 
+async def set_residency(connection: Connection, name: str, residency: Residency) -> BaseModel:
+    """Raises NotFound."""
+    row = await connection.fetchrow(sql["model_set_residency"], name, residency)
+    return _found(name, row)
+
+
 async def list_models(
     connection: Connection, after: str = "", limit: int | None = None
 ) -> list[BaseModel]:
@@ -53,7 +59,10 @@ async def delete_model(connection: Connection, name: str) -> None:
 
 async def find_model(connection: Connection, name: str) -> BaseModel:
     """Raises NotFound."""
-    row = await connection.fetchrow(sql["model_find"], name)
+    return _found(name, await connection.fetchrow(sql["model_find"], name))
+
+
+def _found(name: str, row: Row | None) -> BaseModel:
     if row is None:
         raise NotFound(f"no base model {name[:128]!r}", "model_not_found", "model")
     return from_row(BaseModel, row)

@@ -19,6 +19,7 @@ from admin.records import (
     ApiKey,
     BaseModel,
     CatalogSnapshot,
+    KnownWorker,
     Price,
     Quota,
     ServedVersion,
@@ -83,6 +84,7 @@ async def load_catalog(connection: Connection) -> CatalogSnapshot:
             ),
             quotas=await all_of(Quota, "catalog_quotas"),
             prices=await all_of(Price, "catalog_prices"),
+            workers=await all_of(KnownWorker, "catalog_workers"),
         )
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from admin.money import PICO, count_dollars, format_dollars
 from admin.quotas import LimitUse, QuotaDetails
+from admin.records import ServiceClassName
 
 MAX_DOLLARS = 9_000_000
 SPENDS = ("spend_per_day", "spend_per_month")
@@ -41,6 +42,10 @@ class TenantLimits(KeyLimits, frozen=True, kw_only=True):
     cached_weight: Annotated[int, msgspec.Meta(ge=0, le=100)] = 100
     """Percent of a token that a prompt token found in the cache counts in limits on tokens, those
     of the keys too."""
+    weight: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
+    """What part of a busy worker it gets, beside other tenants of its class."""
+    service_class: ServiceClassName = msgspec.field(default="standard", name="class")
+    """How soon its answers are wanted; each class has a share of a busy worker to itself."""
     pin_bytes: Count = 0
     """Of adapters that pinned aliases may keep on the device."""
 

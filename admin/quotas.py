@@ -61,7 +61,7 @@ async def set_quota(
         *(tenant_id, key_id, quota.requests_per_minute, quota.tokens_per_minute),
         *(quota.concurrent_requests, quota.tokens_per_day, quota.tokens_per_month),
         *(quota.spend_per_day, quota.spend_per_month, quota.adapters, quota.adapter_bytes),
-        quota.cached_weight,
+        *(quota.cached_weight, quota.weight, quota.service_class),
     )
     if key_id is None:
         await _set_pin_bytes(connection, tenant_id, quota.pin_bytes)

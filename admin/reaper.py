@@ -1,5 +1,6 @@
 """Removes what nobody needs any more: retired versions, emptied adapters, contents without a
-version, faults of such. Any number of processes may do so at once, and die while they do."""
+version, faults of such, workers that are lost. Any number of processes may do so at once, and die
+while they do."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import asyncio
 import logging
 
 from adapters.store import Store
-from admin import contents
+from admin import contents, workers
 from admin.adapters import lock_catalog
 from admin.database import EVERYTHING, Database
 from admin.errors import AdminError
@@ -48,6 +49,7 @@ class Reaper:
         if has_versions or has_adapters:
             await self._reap_catalog()
         await contents.remove_due(self._database, self._remove)
+        await workers.forget_lost(self._database)
 
     async def _reap_catalog(self) -> None:
         async with self._database.transaction(EVERYTHING) as connection:

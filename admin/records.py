@@ -15,7 +15,7 @@ import zlib
 from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -152,12 +152,24 @@ def _networks(
     return tuple(ipaddress.ip_network(cidr) for cidr in cidrs)
 
 
+class Residency(StrEnum):
+    """Whether a base model is to be on devices."""
+
+    AUTO = "auto"
+    """As it is asked for."""
+    PINNED = "pinned"
+    """At once and always."""
+    UNLOADED = "unloaded"
+    """Not at all."""
+
+
 class BaseModel(msgspec.Struct, frozen=True):
     name: str
     digest: str
     shape: BaseModelShape
     max_model_len: int
     created_at: datetime
+    residency: Residency = Residency.AUTO
 
 
 class GenerationDefaults(
@@ -270,6 +282,10 @@ class AdapterProof(msgspec.Struct, frozen=True):
     """SHA-256 (hex) of the packed image."""
 
 
+ServiceClassName = Literal["interactive", "standard", "batch"]
+"""How soon answers are wanted."""
+
+
 class Quota(msgspec.Struct, frozen=True):
     """Limits of a tenant or of one of its keys; None: no limit of its own."""
 
@@ -289,6 +305,9 @@ class Quota(msgspec.Struct, frozen=True):
     """Each content once."""
     cached_weight: int = 100
     """Percent of a token that a prompt token found in a cache counts, for all of its keys."""
+    weight: int = 1
+    """Of its requests, among those of other tenants that wait for the same worker."""
+    service_class: ServiceClassName = msgspec.field(default="standard", name="class")
 
 
 class Price(msgspec.Struct, frozen=True):
@@ -300,6 +319,18 @@ class Price(msgspec.Struct, frozen=True):
     cached_input: int
     """At most `input`."""
     output: int
+
+
+class KnownWorker(msgspec.Struct, frozen=True):
+    """A worker that has registered itself, or of which something is wanted."""
+
+    id: str
+    """Its name for itself."""
+    address: str
+    is_registered: bool
+    """It is to be connected to."""
+    draining: bool | None = None
+    """As it is wanted; None: nobody has said anything."""
 
 
 class CatalogSnapshot(msgspec.Struct, frozen=True):
@@ -316,3 +347,4 @@ class CatalogSnapshot(msgspec.Struct, frozen=True):
     """Digests of the adapters' chat templates that may be rendered."""
     quotas: tuple[Quota, ...] = ()
     prices: tuple[Price, ...] = ()
+    workers: tuple[KnownWorker, ...] = ()

@@ -8,7 +8,8 @@ from typing import Annotated, Generic, TypeVar
 import msgspec
 
 from admin.keys import KeyDetails
-from admin.records import ApiKey, BaseModel, Tenant
+from admin.records import ApiKey, BaseModel, Residency, Tenant
+from admin.workers import ModelState
 
 T = TypeVar("T")
 
@@ -158,6 +159,8 @@ class ModelChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: Digest | None = None
     """Other weights, while no adapter is bound to those there are."""
     max_model_len: Length | None = None
+    residency: Residency | None = None
+    """Whether it is to be on devices: as it is asked for, always, or not at all."""
 
 
 class ModelView(msgspec.Struct, frozen=True):
@@ -165,6 +168,7 @@ class ModelView(msgspec.Struct, frozen=True):
     digest: str
     model_type: str
     max_model_len: int
+    residency: Residency
     created_at: datetime
     object: str = "model"
 
@@ -175,8 +179,18 @@ class ModelView(msgspec.Struct, frozen=True):
             digest=model.digest,
             model_type=model.shape.model_type,
             max_model_len=model.max_model_len,
+            residency=model.residency,
             created_at=model.created_at,
         )
+
+
+class ModelDetails(ModelView, frozen=True, kw_only=True):
+    workers: list[ModelState]
+    """Where it is. For admin keys; others see no worker."""
+
+    @classmethod
+    def with_states(cls, model: BaseModel, workers: list[ModelState]) -> ModelDetails:
+        return cls(**msgspec.structs.asdict(ModelView.of(model)), workers=workers)
 
 
 class Deleted(msgspec.Struct, frozen=True):

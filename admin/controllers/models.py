@@ -9,7 +9,7 @@ from litestar import Controller, Response, delete, get, patch, post
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from adapters.manifest import BaseModelShape
-from admin import models, preconditions
+from admin import models, preconditions, workers
 from admin.adapters import lock_catalog
 from admin.database import Connection
 from admin.errors import Conflict, Invalid
@@ -18,7 +18,15 @@ from admin.idempotency import IdempotencyKey, Once, once
 from admin.preconditions import IfMatch, etag, tagged
 from admin.records import BaseModel
 from admin.request import AdminRequest
-from admin.schemas import Deleted, ModelChange, ModelRegister, ModelView, Page, page
+from admin.schemas import (
+    Deleted,
+    ModelChange,
+    ModelDetails,
+    ModelRegister,
+    ModelView,
+    Page,
+    page,
+)
 
 
 class ModelController(Controller):
@@ -53,10 +61,15 @@ class ModelController(Controller):
         return page([ModelView.of(model) for model in found], limit)
 
     @get("/{name:str}", guards=[requires(ADMIN, ADAPTERS_WRITE)])
-    async def show_model(self, request: AdminRequest, name: FromPath[str]) -> Response[ModelView]:
-        """What is served under the name."""
+    async def show_model(
+        self, request: AdminRequest, name: FromPath[str]
+    ) -> Response[ModelDetails]:
+        """What is served under the name, and in which tier each worker has it. The ETag is of the
+        model alone."""
         async with request.reading() as connection:
-            return tagged(ModelView.of(await models.find_model(connection, name)))
+            model = await models.find_model(connection, name)
+            states = await workers.model_states(connection, model.digest)
+        return tagged(ModelDetails.with_states(model, states), etag(ModelView.of(model)))
 
     @patch("/{name:str}", guards=[requires(ADMIN)])
     async def change_model(
@@ -66,17 +79,24 @@ class ModelController(Controller):
         data: JSONBody[ModelChange],
         if_match: IfMatch = None,
     ) -> Response[ModelView]:
-        """409 for other weights while adapters are bound to those there are."""
+        """409 for other weights while adapters are bound to those there are. Workers load, keep or
+        unload it by its residency, when what runs in the way has ended."""
         async with request.reading() as connection:
             known = await models.find_model(connection, name)
         digest = data.digest or known.digest
         is_same = digest == known.digest
         length = data.max_model_len or (known.max_model_len if is_same else None)
-        shape, length = await _describe(request, digest, length)
+        if data.digest is None and data.max_model_len is None:
+            shape, length = known.shape, known.max_model_len
+        else:
+            shape, length = await _describe(request, digest, length)
         async with request.transaction() as connection:
             if await _checked(connection, name, if_match) != known:
                 raise Conflict("another change came in between; try again")
             changed = await models.register_model(connection, name, shape, length)
+            if data.residency is not None:
+                changed = await models.set_residency(connection, name, data.residency)
+        await request.plane.until_known()
         return tagged(ModelView.of(changed))
 
     @delete("/{name:str}", guards=[requires(ADMIN)], status_code=200)

@@ -48,7 +48,7 @@ class TenantQuotaController(Controller):
         data: JSONBody[TenantLimits],
         if_match: IfMatch = None,
     ) -> Response[TenantQuotaView]:
-        """All its limits at once. 409 if its aliases pin more bytes already; what else is over a
+        """All of it at once. 409 if its aliases pin more bytes already; what else is over a
         limit stays, and nothing is added to it."""
         async with request.transaction() as connection:
             owner = await tenants.find_tenant(connection, tenant)
@@ -62,7 +62,8 @@ class TenantQuotaController(Controller):
     async def clear_quota(
         self, request: AdminRequest, tenant: FromPath[str], if_match: IfMatch = None
     ) -> Deleted:
-        """No limits any more, and no pins: 409 while there are some."""
+        """No limits any more, the weight and class of everybody, and no pins: 409 while there are
+        some."""
         async with request.transaction() as connection:
             owner = await tenants.find_tenant(connection, tenant)
             await _check(connection, TenantLimits, owner.id, None, if_match)

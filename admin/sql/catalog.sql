@@ -11,7 +11,7 @@ FROM api_keys WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > n
 ORDER BY id;
 
 -- name: catalog_models
-SELECT name, digest, shape, max_model_len, created_at FROM base_models ORDER BY name;
+SELECT name, digest, shape, max_model_len, residency, created_at FROM base_models ORDER BY name;
 
 -- name: catalog_versions
 SELECT tenant_id, name, version, created_at, digest, base_name, serving,
@@ -34,8 +34,12 @@ SELECT digest FROM approved_templates;
 
 -- name: catalog_quotas
 SELECT subject, requests_per_minute, tokens_per_minute, concurrent_requests, tokens_per_day, tokens_per_month,
-       spend_per_day, spend_per_month, adapters, adapter_bytes, cached_weight
+       spend_per_day, spend_per_month, adapters, adapter_bytes, cached_weight, weight, class
 FROM quotas ORDER BY subject;
 
 -- name: catalog_prices
 SELECT model, input, cached_input, output FROM prices ORDER BY model;
+
+-- name: catalog_workers
+SELECT id, address, leased_until IS NOT NULL AS is_registered, draining FROM workers
+WHERE leased_until IS NOT NULL OR draining IS NOT NULL ORDER BY registered_at, id;

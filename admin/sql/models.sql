@@ -1,20 +1,34 @@
 -- name: model_insert
 INSERT INTO base_models (name, digest, shape, max_model_len) VALUES ($1, $2, $3, $4)
-RETURNING name, digest, shape, max_model_len, created_at;
+RETURNING name, digest, shape, max_model_len, residency, created_at;
 
 -- name: model_update
 UPDATE base_models SET digest = $2, shape = $3, max_model_len = $4 WHERE name = $1
-RETURNING name, digest, shape, max_model_len, created_at;
+RETURNING name, digest, shape, max_model_len, residency, created_at;
 
 -- name: model_list
-SELECT name, digest, shape, max_model_len, created_at FROM base_models
+SELECT name, digest, shape, max_model_len, residency, created_at FROM base_models
 WHERE name > $1 ORDER BY name LIMIT $2;
 
 -- name: model_find
-SELECT name, digest, shape, max_model_len, created_at FROM base_models WHERE name = $1;
+SELECT name, digest, shape, max_model_len, residency, created_at FROM base_models WHERE name = $1;
 
 -- name: model_delete
 DELETE FROM base_models WHERE name = $1;
 
 -- name: model_in_use
 SELECT EXISTS (SELECT FROM adapter_versions WHERE base_name = $1);
+
+-- name: model_set_residency
+UPDATE base_models SET residency = $2 WHERE name = $1
+RETURNING name, digest, shape, max_model_len, residency, created_at;
+
+-- name: model_states
+-- $1: digest; what each worker that is heard of says of it.
+SELECT id AS worker, state.*, reported_at,
+       CASE WHEN idle_s > 0 THEN reported_at - make_interval(secs => idle_s) END AS idle_since
+FROM workers,
+    jsonb_to_recordset(status -> 'models') AS state (
+        digest text, tier text, num_bytes bigint, num_swaps integer, num_running integer, num_waiting integer,
+        idle_s double precision, load_s double precision, error text)
+WHERE digest = $1 AND reported_at > now() - make_interval(secs => $2) ORDER BY id;

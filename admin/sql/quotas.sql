@@ -11,21 +11,21 @@ SELECT quota_upkeep();
 
 -- name: quota_find
 SELECT subject, requests_per_minute, tokens_per_minute, concurrent_requests, tokens_per_day, tokens_per_month,
-       spend_per_day, spend_per_month, adapters, adapter_bytes, cached_weight, updated_at
+       spend_per_day, spend_per_month, adapters, adapter_bytes, cached_weight, weight, class, updated_at
 FROM quotas WHERE subject = $1;
 
 -- name: quota_put
 -- $1: tenant id; $2: key id, or null: of the tenant as a whole.
 INSERT INTO quotas (
     subject, tenant_id, key_id, requests_per_minute, tokens_per_minute, concurrent_requests, tokens_per_day,
-    tokens_per_month, spend_per_day, spend_per_month, adapters, adapter_bytes, cached_weight)
-VALUES (coalesce($2, $1), $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
+    tokens_per_month, spend_per_day, spend_per_month, adapters, adapter_bytes, cached_weight, weight, class)
+VALUES (coalesce($2, $1), $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
 ON CONFLICT (subject) DO UPDATE
 SET requests_per_minute = excluded.requests_per_minute, tokens_per_minute = excluded.tokens_per_minute,
     concurrent_requests = excluded.concurrent_requests, tokens_per_day = excluded.tokens_per_day,
     tokens_per_month = excluded.tokens_per_month, spend_per_day = excluded.spend_per_day,
     spend_per_month = excluded.spend_per_month, adapters = excluded.adapters, adapter_bytes = excluded.adapter_bytes,
-    cached_weight = excluded.cached_weight, updated_at = now();
+    cached_weight = excluded.cached_weight, weight = excluded.weight, class = excluded.class, updated_at = now();
 
 -- name: quota_inherit
 -- $1: key id; $2: that of the key it replaces.

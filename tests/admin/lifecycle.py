@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from adapters.manifest import AdapterManifest
 from admin import models, tenants, versions
-from admin.database import Connection, Database
+from admin.database import EVERYTHING, Connection, Database
 from admin.queries import from_row, sql
 from admin.records import ServingData
 from admin.versions import NewVersion
@@ -114,3 +116,35 @@ async def report(
         " in_flight = excluded.in_flight, seen_at = excluded.seen_at",
         *(gateway, generation, in_flight, float(seconds_ago)),
     )
+
+
+async def report_worker(
+    database: Database,
+    worker_id: str,
+    *digests: str,
+    gateway: str = "gw-1",
+    seconds_ago: float = 0,
+    **status: Any,
+) -> None:
+    """A gateway tells of a worker that has base models of these digests on its device."""
+    models = [
+        {
+            "digest": d,
+            "name": d[:4],
+            "tier": "device",
+            "num_bytes": 8,
+            "num_swaps": 1,
+            "idle_s": 2.5,
+        }
+        | {"load_s": 0.5, "error": "", "num_running": 1, "num_waiting": 2}
+        for d in digests
+    ]
+    told = {"type": "status", "instance_id": worker_id, "models": models} | status
+    row = {"id": worker_id, "address": f"unix:/run/{worker_id}.sock", "status": told}
+    async with database.transaction(EVERYTHING) as connection:
+        await connection.execute(sql["workers_report"], gateway, [row])
+        await connection.execute(
+            "UPDATE workers SET registered_at = now() - make_interval(secs => $2),"
+            " reported_at = now() - make_interval(secs => $2) WHERE id = $1",
+            *(worker_id, float(seconds_ago)),
+        )

@@ -20,7 +20,7 @@ from admin.parameters import parameters
 from admin.records import TENANT_SCOPES
 from tests.admin.conftest import Plane
 from tests.admin.dump import dump
-from tests.admin.lifecycle import make_ready
+from tests.admin.lifecycle import make_ready, report_worker
 from tests.admin.test_fuzz import make_app
 
 ABSENT: dict[str, str] = {
@@ -30,6 +30,7 @@ ABSENT: dict[str, str] = {
     "alias": "none",
     "version": "77",
     "upload_id": "upl_000000000000000000000000",
+    "worker_id": "none",
 }
 """What a path or a query can name, and one that is not there."""
 
@@ -74,6 +75,7 @@ async def matrix(plane: Plane, base: str) -> Matrix:
         tenant_id = await connection.fetchval("SELECT id FROM tenants")
         key_id = await connection.fetchval("SELECT id FROM api_keys WHERE tenant_id IS NOT NULL")
         await make_ready(connection, tenant_id, "a", "b")
+    await report_worker(plane.database, "worker-1")
     limits = await plane.client.put("tenants/acme/quota", json={"requests_per_minute": 5})
     assert limits.status_code == 200, limits.text
     upload = await acme.post("uploads", json={"bytes": 10, "filename": "a.tar"})
@@ -86,6 +88,7 @@ async def matrix(plane: Plane, base: str) -> Matrix:
         "alias": "prod",
         "version": "1",
         "upload_id": upload.json()["id"],
+        "worker_id": "worker-1",
     }
     callers = [plane.bearing(str(key["key"])) for key in keys]
     return Matrix(plane, plane.url.removesuffix("/admin/v1"), foreign, callers)

@@ -30,7 +30,7 @@ from admin.keys import create_key
 from admin.records import TENANT_SCOPES
 from tests.admin.conftest import PEPPER, write_model
 from tests.admin.dump import dump
-from tests.admin.lifecycle import make_ready
+from tests.admin.lifecycle import make_ready, report_worker
 from tests.postgres import fresh_database
 from tests.scale import scaled
 
@@ -91,6 +91,7 @@ class World:
             )
             await make_ready(connection, tenant_id, "a", "b")
             key, _ = await create_key(connection, PEPPER, tenant_id, TENANT_SCOPES)
+        await report_worker(database, "worker-1", "b" * 64)
         await database.close()
         upload = self._post("uploads", {"bytes": 100, "filename": "a.tar"})
         self.known = {
@@ -101,6 +102,7 @@ class World:
             "alias": "prod",
             "version": 1,
             "upload_id": upload.json()["id"],
+            "worker_id": "worker-1",
         }
 
     def dump(self) -> dict[str, list[str]]:

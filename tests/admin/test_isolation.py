@@ -38,7 +38,7 @@ NOBODYS = {
     "usage_kept",
 }
 """Tables without a tenant's rows; the migration says why of each."""
-OPERATORS = {"idempotent_requests", "quota_holders"}
+OPERATORS = {"idempotent_requests", "quota_holders", "workers"}
 """Of them a tenant sees nothing."""
 
 TABLES = """
@@ -91,6 +91,8 @@ async def fill(connection: Connection, name: str, digit: str) -> str:
     await connection.execute(
         "INSERT INTO idempotent_requests (id, request, nonce) VALUES ($1, $1, $1)", token
     )
+    row = {"id": f"worker-{name}", "address": "unix:/w", "status": {}}
+    await connection.execute(sql["workers_report"], f"gw-{name}", [row])
     return tenant_id
 
 

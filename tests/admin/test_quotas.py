@@ -38,9 +38,16 @@ TENANT_LIMITS = KEY_LIMITS | {
     "adapters": 3,
     "adapter_bytes": 1 << 30,
     "cached_weight": 25,
+    "weight": 7,
+    "class": "interactive",
     "pin_bytes": 1 << 20,
 }
-NO_LIMITS: dict[str, Any] = dict.fromkeys(TENANT_LIMITS) | {"cached_weight": 100, "pin_bytes": 0}
+NO_LIMITS: dict[str, Any] = dict.fromkeys(TENANT_LIMITS) | {
+    "cached_weight": 100,
+    "weight": 1,
+    "class": "standard",
+    "pin_bytes": 0,
+}
 PATHS = ("tenants/acme/quota", "keys/{key}/quota")
 
 
@@ -81,7 +88,7 @@ async def test_a_quota_is_set_as_a_whole_and_cleared(
     assert answer.status_code == 200, answer.text
     made = answer.json()
     assert limits_in(made, limits) == limits
-    assert set(made["use"]) == set(limits) - {"cached_weight"}
+    assert set(made["use"]) == set(limits) - {"cached_weight", "weight", "class"}
     assert (await plane.client.get(path)).json() == made
     assert await generation() > before
     async with plane.database.acquire() as connection:
@@ -116,6 +123,10 @@ async def test_a_quota_is_set_as_a_whole_and_cleared(
         ({"spend_per_month": "much"}, "spend_per_month"),
         ({"spend_per_month": True}, "spend_per_month"),
         ({"cached_weight": 101}, "cached_weight"),
+        ({"weight": 0}, "weight"),
+        ({"weight": 1001}, "weight"),
+        ({"class": "urgent"}, "class"),
+        ({"service_class": "batch"}, "service_class"),
         ({"pin_bytes": None}, "pin_bytes"),
     ],
 )
@@ -129,7 +140,7 @@ async def test_limits_that_make_no_sense_are_refused_by_name(
     assert limits_in((await plane.client.get("tenants/acme/quota")).json(), NO_LIMITS) == NO_LIMITS
 
 
-@pytest.mark.parametrize("name", ["adapters", "adapter_bytes", "cached_weight", "pin_bytes"])
+@pytest.mark.parametrize("name", sorted(TENANT_LIMITS.keys() - KEY_LIMITS.keys()))
 async def test_what_a_tenant_has_is_no_limit_of_its_keys(plane: Plane, name: str):
     _, key_id = await own_id(plane, await plane.tenant("acme"))
     refused = await plane.client.put(f"keys/{key_id}/quota", json={name: 1})

@@ -44,6 +44,7 @@ class Live:
         self.tenant_id = ""
         self.key = ""
         self.spool = folder / "spool"
+        self.folder = folder
         self.max_spool_bytes = 1 << 20
         self._store = folder / "store"
 
@@ -65,10 +66,12 @@ class Live:
         self,
         name: str = "gateway-1",
         *,
+        workers: Sequence[str] | None = None,
         poll_interval_s: float = 3600,
         trusted_proxies: Sequence[str] = (),
     ) -> AsyncIterator[Served]:
-        """Serves, once it has a catalog."""
+        """Serves, once it has a catalog. workers: addresses of its settings; None: the one."""
+        addresses = [self.worker.address] if workers is None else workers
         config = GatewayConfig(
             model_folder=self._store.joinpath,
             pepper=PEPPER,
@@ -79,7 +82,7 @@ class Live:
         app = create_app(
             config,
             source=PostgresSource(self.database, poll_interval_s),
-            clients=[WorkerClient(self.worker.address, instance_id=name)],
+            clients=[WorkerClient(address, instance_id=name) for address in addresses],
             database=self.database,
         )
         async with AsyncExitStack() as stack:
@@ -101,7 +104,13 @@ class Live:
             await connection.execute("DELETE FROM quotas WHERE subject = $1", subject)
             await connection.execute(
                 "INSERT INTO quotas SELECT * FROM jsonb_populate_record(NULL::quotas, $1)",
-                {"cached_weight": 100, "updated_at": "2026-01-01T00:00:00Z", **row},
+                {
+                    "cached_weight": 100,
+                    "weight": 1,
+                    "class": "standard",
+                    "updated_at": "2026-01-01T00:00:00Z",
+                    **row,
+                },
             )
 
     async def price(self, **prices: int) -> None:

@@ -1,0 +1,43 @@
+-- name: worker_list
+-- $1: where the page before ended. A worker without a status has only been registered.
+SELECT id, address, leased_until IS NOT NULL AS is_registered, draining, registered_at, reported_at, reported_by, status,
+       coalesce(extract(epoch FROM now() - reported_at), 0)::double precision AS age_s
+FROM workers WHERE id > $1 ORDER BY id LIMIT $2;
+
+-- name: worker_find
+SELECT id, address, leased_until IS NOT NULL AS is_registered, draining, registered_at, reported_at, reported_by, status,
+       coalesce(extract(epoch FROM now() - reported_at), 0)::double precision AS age_s
+FROM workers WHERE id = $1;
+
+-- name: worker_set_draining
+UPDATE workers SET draining = $2 WHERE id = $1;
+
+-- name: worker_register
+-- $1: id; $2: address; $3: seconds of the lease.
+INSERT INTO workers (id, address, leased_until) VALUES ($1, $2, now() + make_interval(secs => $3))
+ON CONFLICT (id) DO UPDATE SET address = excluded.address, leased_until = excluded.leased_until;
+
+-- name: worker_renew
+-- Null: it is not registered (any more).
+UPDATE workers SET leased_until = now() + make_interval(secs => $2) WHERE id = $1 AND leased_until IS NOT NULL
+RETURNING true;
+
+-- name: worker_leave
+DELETE FROM workers WHERE id = $1;
+
+-- name: workers_report
+-- $1: gateway id; $2: [{id, address, status}], no id twice. Of several gateways one goes on as long as it has news, so that
+-- each status is written once.
+INSERT INTO workers AS w (id, address, status, reported_at, reported_by)
+SELECT id, address, status, now(), $1 FROM jsonb_to_recordset($2) AS r (id text, address text, status jsonb) ORDER BY id
+ON CONFLICT (id) DO UPDATE
+SET status = excluded.status, reported_at = excluded.reported_at, reported_by = excluded.reported_by
+WHERE w.reported_by = excluded.reported_by OR w.reported_at < now() - interval '1.5 seconds' OR w.reported_at IS NULL;
+
+-- name: workers_gone
+-- Whether there are any: $1 seconds without lease and report.
+SELECT EXISTS (
+    SELECT FROM workers WHERE greatest(leased_until, reported_at, registered_at) < now() - make_interval(secs => $1));
+
+-- name: workers_forget
+DELETE FROM workers WHERE greatest(leased_until, reported_at, registered_at) < now() - make_interval(secs => $1);
