@@ -9,10 +9,12 @@
                   + crowd       one more distinct adapter makes the steps of the batch longer, by
                                 its share of the bytes that a step reads
 
-A worker tells of itself once a second; what this gateway has sent it since is added, and what the
-worker has computed since is taken off. Not all workers are weighed, but a few drawn of those that
-hold most of the prompt, of the adapter's best holders, of the base model's, and of all: gateways
-that know the same do not all run to the same worker, and a hot adapter comes to the next worker as
+A worker tells of itself once a second; what was sent there since is added, and what it has computed
+since is taken off. A gateway knows what it sent itself, and takes every other to have sent as much:
+they were told the same, and would all run to the worker that was the least busy. For that reason
+too, not all workers are weighed, but a few drawn of those that hold the most of the prompt, of the
+adapter's best holders, of the base model's, and of all. What no worker has goes to its home, two
+workers by hash, so that gateways agree without a word. A hot adapter comes to the next worker as
 soon as the queues of those that hold it are longer than its load.
 
 Everything here is a function of its arguments, time and random numbers included.
@@ -21,7 +23,9 @@ Everything here is a function of its arguments, time and random numbers included
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from heapq import nlargest
 from random import Random
+from zlib import crc32
 
 import msgspec
 
@@ -75,7 +79,7 @@ class ModelReport(msgspec.Struct, frozen=True):
     wait_s: float = 0.0
     """Until it is on the device; 0: it is there."""
 
-    def row_s(self, num_sent: int) -> float:
+    def row_s(self, num_sent: float) -> float:
         """Until a row is free for one more sequence than those."""
         num_before = self.num_sequences + num_sent + 1 - self.num_rows
         if num_before <= 0 or not self.num_rows:
@@ -88,7 +92,7 @@ class ModelReport(msgspec.Struct, frozen=True):
         return ANSWER_TOKENS * self.decode_step_s * share if self.num_sequences else 0.0
 
 
-UNKNOWN = ModelReport()
+UNKNOWN = ModelReport(wait_s=MODEL_LOAD_S)
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -100,6 +104,7 @@ class Report(msgspec.Struct, frozen=True):
     """By digest, those on the device or the host, or on their way."""
     queue_s: float = 0.0
     """To compute the prompts that are there."""
+    instance_id: str = ""
 
     @staticmethod
     def of(status: WorkerStatus, rates: Mapping[str, float]) -> Report:
@@ -113,20 +118,25 @@ class Report(msgspec.Struct, frozen=True):
                 model.num_waiting_tokens / models[model.digest].prefill_tokens_per_s
                 for model in status.models
             ),
+            status.instance_id,
         )
 
 
 class Standing:
     """A worker as one gateway sees it: its last report, and what it was sent since."""
 
-    def __init__(self, report: Report, reported_at: float) -> None:
+    def __init__(self, report: Report, reported_at: float, num_gateways: float = 1.0) -> None:
+        """num_gateways: of as much traffic as this one."""
         self.report = report
         self.reported_at = reported_at
+        self._num_gateways = num_gateways
         self._queue_s = report.queue_s
         self._queue_at = reported_at
-        self._num_sent: dict[str, int] = {}
+        self._num_sent: dict[str, float] = {}
         """Sequences, by model."""
         self._sent_adapters: set[str] = set()
+        self._sent_models: dict[str, float] = {}
+        """Those that have to come for what was sent, with their waits."""
 
     def is_stale(self, now: float) -> bool:
         return now - self.reported_at > STALE_S
@@ -141,19 +151,33 @@ class Standing:
         held = self.report.adapters.get(adapter)
         return "" if held is None else held.tier
 
+    def wait_s(self, model: str) -> float:
+        """Until the base model is on the device, after those that were asked for before it."""
+        wait_s = self.model(model).wait_s
+        if not wait_s:
+            return 0.0
+        if model in self._sent_models:
+            return wait_s / 2
+        return wait_s + sum(self._sent_models.values())
+
     def queue_s(self, now: float) -> float:
         return max(self._queue_s - (now - self._queue_at), 0.0)
 
-    def num_sent(self, model: str) -> int:
-        return self._num_sent.get(model, 0)
+    def num_sent(self, model: str) -> float:
+        return self._num_sent.get(model, 0.0)
 
     def send(self, work: Work, num_cached: int, now: float) -> None:
-        """Counts a request that goes there."""
-        self._queue_s = self.queue_s(now) + _prefill_s(work, num_cached, self)
+        """Counts a request that goes there. The other gateways were told the same of the workers,
+        and each is taken to have sent as much there."""
+        sent_s = self._num_gateways * _prefill_s(work, num_cached, self)
+        self._queue_s = self.queue_s(now) + sent_s
         self._queue_at = now
-        self._num_sent[work.model] = self.num_sent(work.model) + work.num_sequences
+        num_sent = self._num_gateways * work.num_sequences
+        self._num_sent[work.model] = self.num_sent(work.model) + num_sent
         if work.adapter is not None and self.tier(work.adapter) != "device":
             self._sent_adapters.add(work.adapter)
+        if wait_s := self.model(work.model).wait_s:
+            self._sent_models[work.model] = wait_s
 
 
 def pick(
@@ -166,10 +190,13 @@ def pick(
     held = [(i, workers[i].tier(work.adapter)) for i in able] if work.adapter is not None else []
     num_bytes = _adapter_bytes(work, workers, held)
     kinds = (
-        able,
-        [i for i in able if not workers[i].model(work.model).wait_s],
-        [i for i, tier in held if tier == "device"] or [i for i, tier in held if tier],
         _deepest(able, cached),
+        [i for i, tier in held if tier == "device"]
+        or [i for i, tier in held if tier]
+        or (_homes(work.adapter, able, workers) if work.adapter else []),
+        [i for i in able if not workers[i].model(work.model).wait_s]
+        or _homes(work.model, able, workers),
+        able,
     )
     drawn = (i for kind in kinds for i in random.sample(kind, min(NUM_DRAWN, len(kind))))
     return min(
@@ -184,7 +211,7 @@ def predict(work: Work, worker: Standing, num_cached: int, adapter_bytes: int, n
         worker.queue_s(now)
         + _prefill_s(work, num_cached, worker)
         + model.row_s(worker.num_sent(work.model))
-        + model.wait_s
+        + worker.wait_s(work.model)
         + (_adapter_s(work.adapter, worker, model, adapter_bytes) if work.adapter else 0.0)
     )
 
@@ -217,6 +244,13 @@ def _adapter_bytes(work: Work, workers: Sequence[Standing], held: Sequence[tuple
     return ADAPTER_BYTES
 
 
+def _homes(digest: str, able: Sequence[int], workers: Sequence[Standing]) -> list[int]:
+    """Where something goes first that no worker has: all gateways agree without a word."""
+    return nlargest(
+        NUM_DRAWN, able, key=lambda i: crc32(f"{digest}{workers[i].report.instance_id}".encode())
+    )
+
+
 def _deepest(able: Sequence[int], cached: Sequence[int]) -> list[int]:
     most = max(cached[i] for i in able)
     return [i for i in able if cached[i] == most] if most else []
@@ -237,18 +271,23 @@ def _model_report(
 
 
 def _wait_s(model: ModelStatus, status: WorkerStatus) -> float:
-    """On the average half of a load in progress is left. Otherwise there must be room first: what
-    runs in the other models ends, if they have to go."""
-    load_s = model.load_s or MODEL_LOAD_S
-    match model.tier:
-        case "device":
-            return 0.0
-        case "loading":
-            return load_s / 2
-        case _:
-            free = status.arena_bytes * status.extents.count(".") // max(len(status.extents), 1)
-            has_room = model.tier != "draining" and model.num_bytes <= free
-            return load_s + (0.0 if has_room else _drain_s(status))
+    """On the average half of a load in progress is left. Otherwise those that are waited for come
+    first, and where there is no room, what runs in another model has to end, and that model has to
+    come back in its turn."""
+    if model.tier == "device":
+        return 0.0
+    load_s = _load_s(model)
+    if model.tier == "loading":
+        return load_s / 2
+    others = (m for m in status.models if m.digest != model.digest and m.tier != "device")
+    queue_s = sum(_load_s(other) for other in others if other.num_waiting)
+    free = status.arena_bytes * status.extents.count(".") // max(len(status.extents), 1)
+    has_room = model.tier != "draining" and model.num_bytes <= free
+    return queue_s + load_s + (0.0 if has_room else load_s + _drain_s(status))
+
+
+def _load_s(model: ModelStatus) -> float:
+    return model.load_s or MODEL_LOAD_S
 
 
 def _drain_s(status: WorkerStatus) -> float:

@@ -39,11 +39,12 @@ def worker(
     *adapters: tuple[str, str],
     at: float = 0.0,
     others: list[ModelStatus] | None = None,
+    name: str = "w",
     **model: object,
 ) -> Standing:
     """adapters: (digest, tier), of 8 MiB. Its map says that half of 400 MiB is free."""
     status = WorkerStatus(
-        "w",
+        name,
         False,
         [msgspec.structs.replace(IDLE, **model), *(others or [])],
         [AdapterStatus(digest, tier, 8 * MB, 0, False) for digest, tier in adapters],
@@ -93,10 +94,12 @@ def test_the_terms() -> None:
     assert near(seconds(work(), worker(tier="loading")), 0.1 + 1.0)
     assert near(seconds(work(), worker(tier="host")), 0.1 + 2.0)
     full = worker(tier="host", num_bytes=300 * MB, others=[OTHER])
-    assert near(seconds(work(), full), 0.1 + 2.0)
+    assert near(seconds(work(), full), 0.1 + 2 * 2.0)
     running = [msgspec.structs.replace(OTHER, num_running=1)]
     draining = worker(tier="host", num_bytes=300 * MB, others=running)
-    assert near(seconds(work(), draining), 0.1 + 2.0 + answer_s)
+    assert near(seconds(work(), draining), 0.1 + 2 * 2.0 + answer_s)
+    awaited = [msgspec.structs.replace(OTHER, num_waiting=1, tier="cold", load_s=3.0)]
+    assert near(seconds(work(), worker(tier="host", others=awaited)), 0.1 + 3.0 + 2.0)
 
 
 def test_the_soonest_is_picked() -> None:
@@ -147,6 +150,25 @@ def test_what_was_sent_counts_and_fades() -> None:
     assert where.tier("a") == ""
     where.send(work(adapter="a"), 0, 99.0)
     assert where.tier("a") == "loading"
+    where = Standing(worker().report, 0.0, num_gateways=3)
+    where.send(work(400), 100, 0.0)
+    assert near(seconds(work(), where), 0.1 + 3 * 0.3)
+
+
+def test_a_base_model_that_was_sent_for_comes_before_others() -> None:
+    where = worker(tier="host", others=[msgspec.structs.replace(OTHER, tier="host", load_s=3.0)])
+    where.send(work(), 0, 0.0)
+    assert near(where.wait_s("m"), 1.0)
+    assert near(where.wait_s("other"), 2.0 + 3.0)
+
+
+def test_gateways_agree_where_what_is_new_goes() -> None:
+    workers = [worker(name=f"w{i}") for i in range(100)]
+    for adapter in "abc":
+        asked = work(adapter=adapter)
+        assert len(chosen(asked, workers)) <= 2
+    cold = [worker(name=f"w{i}", tier="cold") for i in range(100)]
+    assert len(chosen(work(), cold)) <= 2
 
 
 def test_a_hot_adapter_spreads_as_queues_grow() -> None:

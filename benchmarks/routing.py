@@ -1,0 +1,307 @@
+"""`python -m benchmarks.routing`: the gateway's choice of a worker against simpler ones, simulated.
+
+Several gateways, none of which knows what the others send, and workers that tell of themselves once
+a second (fleet_simulator.py). Every choice meets the same requests. Seeded; no wall clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from benchmarks.fleet_simulator import Clock, Machine, Request, Worker
+from gateway.routing import Report, Standing, Work, pick
+from workers.prefix_index import Prefix
+from workers.protocol import WorkerStatus
+
+ADAPTER_SIZES = [20 << 20, 40 << 20, 80 << 20, 160 << 20]
+"""Ranks 8 to 64."""
+NUM_GATEWAYS = 4
+WARM = 0.5
+"""The first requests, which only fill caches."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """requests_per_s: to each worker on the average."""
+
+    name: str
+    requests_per_s: float
+    machine: Machine = field(default_factory=Machine)
+    num_adapters: int = 0
+    """For each worker."""
+    zipf: float = 1.0
+    hot: float = 0.0
+    """Share of the first adapter."""
+    models: float = 0.0
+    """For each worker; one at least."""
+    shared_tokens: int = 0
+    """Of each adapter's prompts."""
+    is_chat: bool = False
+    """Prompts go on where a conversation was."""
+    slow_share: float = 0.0
+    """Of workers that have a third of the speed."""
+
+    def num_models(self, num_workers: int) -> int:
+        return max(int(self.models * num_workers), 1)
+
+
+WORKLOADS = [
+    Workload("base model", 9),
+    Workload("adapters", 8, num_adapters=10),
+    Workload("one hot adapter", 8, num_adapters=10, hot=0.9),
+    Workload("prefixes", 5, num_adapters=1, shared_tokens=800, is_chat=True),
+    Workload("base models", 4, Machine(num_models=2), models=0.5),
+    Workload("unequal workers", 6, slow_share=0.5),
+    Workload("all of it", 4, Machine(num_models=2), 5, models=0.5, shared_tokens=500, is_chat=True),
+]
+
+
+def draw(workload: Workload, num_workers: int, num_requests: int, seed: int) -> list[Request]:
+    """Poisson arrivals; adapters and base models by Zipf."""
+    rng = random.Random(seed)
+    num_adapters = workload.num_adapters * num_workers
+    sizes = [rng.choice(ADAPTER_SIZES) for _ in range(num_adapters)]
+    popular = [1 / (rank + 1) ** workload.zipf for rank in range(num_adapters)]
+    adapters = rng.choices(range(num_adapters), popular, k=num_requests) if popular else []
+    num_models = workload.num_models(num_workers)
+    weights = [1 / (rank + 1) for rank in range(num_models)]
+    models = rng.choices(range(num_models), weights, k=num_requests)
+    talks: defaultdict[int | None, list[tuple[object, int]]] = defaultdict(list)
+    requests: list[Request] = []
+    now = 0.0
+    for number in range(num_requests):
+        now += rng.expovariate(workload.requests_per_s * num_workers)
+        adapter = adapters[number] if adapters else None
+        if workload.hot and rng.random() < workload.hot:
+            adapter = 0
+        model = models[number] if adapter is None else adapter % num_models
+        length = rng.randrange(200, 1800)
+        num_output = rng.randrange(16, 240)
+        shared = [(adapter, workload.shared_tokens)] if workload.shared_tokens else []
+        talk = talks[adapter] if workload.is_chat else []
+        going_on = [talk.pop(rng.randrange(len(talk)))] if talk and rng.random() < 0.75 else []
+        before = (going_on or shared or [(None, 0)])[-1][1]
+        if going_on:
+            length //= 4
+        segments = [*shared, *going_on, ((adapter, number), before + length)]
+        if workload.is_chat and before + length < 8000:
+            talk.append(segments[-1])
+        size = sizes[adapter] if adapter is not None else 0
+        requests.append(Request(now, model, adapter, size, segments, num_output))
+    return requests
+
+
+class Fleet:
+    """What the gateways know: one standing a gateway and worker, and what is cached where."""
+
+    def __init__(self, num_workers: int, clock: Clock) -> None:
+        self.clock = clock
+        self.rng = random.Random(0)
+        self.holders: dict[object, dict[int, int]] = {}
+        self.standings = [
+            [Standing(Report(), 0.0) for _ in range(num_workers)] for _ in range(NUM_GATEWAYS)
+        ]
+
+    def report(self, number: int, status: WorkerStatus) -> None:
+        report = Report.of(status, {})
+        for standings in self.standings:
+            standings[number] = Standing(report, self.clock.now, NUM_GATEWAYS)
+
+
+Choice = Callable[[Fleet, int, Request], int]
+"""Of a worker, by a gateway."""
+
+
+def ours(fleet: Fleet, gateway: int, request: Request) -> int:
+    """gateway/routing.py."""
+    standings = fleet.standings[gateway]
+    work, cached = _work(request), [0] * len(standings)
+    for segment, _ in request.segments:
+        for number, num_tokens in fleet.holders.get(segment, {}).items():
+            cached[number] = num_tokens
+    index = pick(work, standings, cached, fleet.clock.now, fleet.rng)
+    standings[index].send(work, cached[index], fleet.clock.now)
+    return index
+
+
+def round_robin() -> Choice:
+    turns = [0, 17, 5, 11]
+
+    def choose(fleet: Fleet, gateway: int, _: Request) -> int:
+        turns[gateway] += 1
+        return turns[gateway] % len(fleet.standings[gateway])
+
+    return choose
+
+
+def least_loaded(fleet: Fleet, gateway: int, request: Request) -> int:
+    """By sequences that run and wait, those included that this gateway has sent since."""
+    return _least(fleet, gateway, request, range(len(fleet.standings[gateway])))
+
+
+def affinity(fleet: Fleet, gateway: int, request: Request) -> int:
+    """The least loaded of those that hold the adapter, or else the base model; any, if none."""
+    standings = fleet.standings[gateway]
+    if request.adapter is not None:
+        near = [i for i, s in enumerate(standings) if s.tier(str(request.adapter))]
+    else:
+        near = [i for i, s in enumerate(standings) if not s.model(str(request.model)).wait_s]
+    return _least(fleet, gateway, request, near or range(len(standings)))
+
+
+def _least(fleet: Fleet, gateway: int, request: Request, among: Sequence[int]) -> int:
+    standings = fleet.standings[gateway]
+
+    def load(index: int) -> tuple[float, float]:
+        standing = standings[index]
+        models = standing.report.models
+        known = sum(model.num_sequences + standing.num_sent(m) for m, model in models.items())
+        return known, fleet.rng.random()
+
+    index = min(among, key=load)
+    standings[index].send(_work(request), 0, fleet.clock.now)
+    return index
+
+
+def _work(request: Request) -> Work:
+    adapter = None if request.adapter is None else str(request.adapter)
+    prompt = Prefix(range(request.num_tokens), model=str(request.model), domain="")
+    return Work(str(request.model), adapter, [prompt], 1)
+
+
+CHOICES: dict[str, Callable[[], Choice]] = {
+    "ours": lambda: ours,
+    "round robin": round_robin,
+    "least loaded": lambda: least_loaded,
+    "affinity": lambda: affinity,
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of the requests after the warm ones. Seconds; shares of requests and of prompt tokens."""
+
+    mean: float
+    p50: float
+    p99: float
+    on_device: float
+    near: float
+    """On the device or the host."""
+    cached: float
+    swaps: int
+    requests_per_s: float
+
+
+def simulate(
+    workload: Workload,
+    choice: Choice,
+    num_workers: int,
+    num_requests: int,
+    seed: int,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Outcome:
+    clock = Clock()
+    fleet = Fleet(num_workers, clock)
+    rng = random.Random(seed)
+    workers: list[Worker] = []
+    for number in range(num_workers):
+        slow = rng.random() < workload.slow_share
+        machine = replace(
+            workload.machine,
+            num_registered=workload.num_models(num_workers),
+            speed=1 / 3 if slow else 1.0,
+        )
+        workers.append(Worker(clock, machine, number, fleet.holders, fleet.report))
+        clock.at(rng.random(), workers[-1].tell)
+    requests = draw(workload, num_workers, num_requests, seed)
+
+    def arrive(number: int) -> None:
+        request = requests[number]
+        workers[choice(fleet, rng.randrange(NUM_GATEWAYS), request)].submit(request)
+        if number % 1000 == 999:
+            progress(1000)
+        if number + 1 < num_requests:
+            clock.at(requests[number + 1].arrival_s, arrive, number + 1)
+
+    clock.at(requests[0].arrival_s, arrive, 0)
+    left = iter(requests)
+    head: Request = next(left)
+
+    def is_over() -> bool:
+        nonlocal head
+        while head.end_s:
+            following = next(left, None)
+            if following is None:
+                return True
+            head = following
+        return False
+
+    clock.run(is_over)
+    return judge(requests[int(WARM * num_requests) :], sum(w.num_swaps for w in workers))
+
+
+def judge(requests: Sequence[Request], swaps: int) -> Outcome:
+    times = sorted(request.ttft_s for request in requests)
+    ends = sorted(request.end_s for request in requests)
+    last = ends[int(0.99 * len(ends))]
+    tokens = sum(request.num_tokens for request in requests)
+    return Outcome(
+        mean=sum(times) / len(times),
+        p50=times[len(times) // 2],
+        p99=times[int(0.99 * len(times))],
+        on_device=sum(r.was_on_device for r in requests) / len(requests),
+        near=sum(r.was_near for r in requests) / len(requests),
+        cached=sum(r.num_cached for r in requests) / tokens,
+        swaps=swaps,
+        requests_per_s=0.99 * len(requests) / (last - requests[0].arrival_s),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workers", type=int, default=100)
+    parser.add_argument("--requests", type=int, default=40_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", default="", help="part of a workload's name")
+    options = parser.parse_args()
+    table = Table(title=f"{options.workers} workers, {options.requests} requests each")
+    for column in ("workload", "choice", "TTFT mean, ms", "p50", "p99", "on device", "or host"):
+        table.add_column(column)
+    for column in ("prompt cached", "swaps", "requests/s"):
+        table.add_column(column)
+    chosen = [w for w in WORKLOADS if options.only in w.name]
+    with Progress(console=Console(stderr=True)) as progress:
+        task = progress.add_task("", total=len(chosen) * len(CHOICES) * options.requests)
+        for workload in chosen:
+            for name, make in CHOICES.items():
+                progress.update(task, description=f"{workload.name}: {name}")
+                sizes = options.workers, options.requests, options.seed
+                outcome = simulate(
+                    workload, make(), *sizes, lambda n: progress.update(task, advance=n)
+                )
+                table.add_row(workload.name if name == "ours" else "", name, *_cells(outcome))
+            table.add_section()
+    Console(width=130).print(table)
+
+
+def _cells(outcome: Outcome) -> list[str]:
+    seconds = (outcome.mean, outcome.p50, outcome.p99)
+    shares = (outcome.on_device, outcome.near, outcome.cached)
+    return [
+        *(f"{1000 * s:.0f}" for s in seconds),
+        *(f"{share:.0%}" for share in shares),
+        str(outcome.swaps),
+        f"{outcome.requests_per_s:.0f}",
+    ]
+
+
+if __name__ == "__main__":
+    main()
