@@ -23,8 +23,10 @@ from tests.stack import Stack, running
 from tests.worker_state import worker_metrics
 from workers.importer import import_model
 
-NUM_REQUESTS = 64
-NUM_TOKENS = 64
+NUM_REQUESTS = scaled(32, 64)
+NUM_TOKENS = scaled(40, 64)
+MEMORY = f"{scaled(112, 224)}MiB"
+"""Too little for all."""
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -81,9 +83,10 @@ def requests(real: Demo, seed: int) -> list[Asked]:
     return asked
 
 
+@pytest.mark.soak
 def test_batched_with_strangers_equals_alone_equals_peft(tmp_path: Path, real: Demo) -> None:
     """float32, with too little memory for all: preempted and evicted, yet the oracle's tokens."""
-    stack = start(tmp_path / "data", real, dtype="float32", memory="224MiB", max_num_seqs=48)
+    stack = start(tmp_path / "data", real, dtype="float32", memory=MEMORY, max_num_seqs=48)
     with running(stack):
         key = push_all(stack, real)
         asked = requests(real, seed=1)
