@@ -24,6 +24,7 @@ from gateway.liaison import Liaison
 from gateway.openapi import Document
 from gateway.outcomes import Outcomes
 from gateway.request import GatewayRequest, add_request_headers
+from gateway.roster import Roster
 from gateway.routes import completions, health, models, tokens
 from gateway.schemas import MAX_BODY_BYTES
 from gateway.source import SnapshotSource
@@ -64,7 +65,8 @@ class Gateway:
             leases = Leases(exchange, config.instance_id, config.catalog_stale_s)
             self.catalog.watch(lambda _: leases.believe_catalog())
         self.admission = Admission(leases)
-        self.fleet = Fleet(clients)
+        self._roster = Roster(clients, self._connect)
+        self.fleet = Fleet(self._roster.clients)
         self.flights = Flights(Outcomes())
         self.key_uses = KeyUses()
         self.spool = Spool(config.spool, config.instance_id)
@@ -82,6 +84,7 @@ class Gateway:
                 self.spool,
                 leases,
             )
+        self.catalog.watch(self._roster.follow)
         self.catalog.watch(self.fleet.want)
 
     def why_not_ready(self) -> str | None:
@@ -100,7 +103,7 @@ class Gateway:
         liaison = self._liaison
         await self.spool.open()
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(self.fleet.run())]
+            running = [tasks.create_task(each.run()) for each in (self._roster, self.fleet)]
             if liaison is not None:
                 running.append(tasks.create_task(liaison.run()))
             running.append(tasks.create_task(self._follow_catalog()))
@@ -113,6 +116,10 @@ class Gateway:
         if liaison is not None:
             await liaison.leave()
         await self.spool.close()
+
+    def _connect(self, address: str) -> WorkerClient:
+        """Not yet connected."""
+        return WorkerClient(address, instance_id=self.config.instance_id)
 
     async def _follow_catalog(self) -> None:
         """Nothing is served without a catalog, and none is taken up before others know of us."""
@@ -128,9 +135,9 @@ def create_app(
     clients: Sequence[WorkerClient],
     database: Database | None = None,
 ) -> Litestar:
-    """`source` yields the catalog's snapshots, `clients` are the workers' (not yet connected).
-    Without a database nothing is reported or proved, no canary judged, and usage stays where it
-    was spooled."""
+    """`source` yields the catalog's snapshots, `clients` are of the workers in the settings
+    (not yet connected); those that register are found in the catalog. Without a database nothing
+    is reported or proved, no canary judged, and usage stays where it was spooled."""
     gateway = Gateway(config, source, clients, database)
     return Litestar(
         route_handlers=ROUTES,

@@ -19,17 +19,18 @@ from admin.records import (
     ApiKey,
     BaseModel,
     CatalogSnapshot,
+    Residency,
     ServedVersion,
     ServingData,
     Tenant,
 )
 from gateway.auth import Principal
 from gateway.errors import CatalogStale, ModelNotFound, Overloaded, TemplateNotApproved
-from gateway.quota import FREE, Limit, Tariff, limits_of
+from gateway.quota import FREE, ORDINARY, Limit, Service, Tariff, limits_of
 from gateway.schemas import AdapterCard, ModelCard
 from gateway.source import SnapshotSource
 from gateway.split import pick_version
-from workers.protocol import AdapterRef
+from workers.protocol import AdapterRef, DesiredModel, ServiceClass
 
 DEFAULT_ALIAS = "prod"
 NOTHING = ServingData()
@@ -102,6 +103,7 @@ class CatalogView:
         self._quotas = {quota.subject: quota for quota in snapshot.quotas}
         self._limits = {quota.subject: limits_of(quota) for quota in snapshot.quotas}
         self._prices = {price.model: price for price in snapshot.prices}
+        self.workers = snapshot.workers
 
     def resolve(self, tenant: Tenant, name: str, subject: str = "") -> Target:
         """`name`, `name@alias`, `name@7`, `tenant/...` of these, or a base; ModelNotFound.
@@ -121,6 +123,13 @@ class CatalogView:
     def limits_of(self, tenant_id: str, key_id: str) -> tuple[Limit, ...]:
         """The tenant's own and the key's."""
         return self._limits.get(tenant_id, ()) + self._limits.get(key_id, ())
+
+    def service(self, tenant_id: str) -> Service:
+        """What its requests get of a worker that others want too."""
+        quota = self._quotas.get(tenant_id)
+        if quota is None:
+            return ORDINARY
+        return Service(quota.weight, ServiceClass(quota.service_class))
 
     def tariff(self, model: str, tenant_id: str) -> Tariff:
         """model: served name of the base model."""
@@ -182,6 +191,21 @@ class CatalogView:
                 for number in alias.canary or (alias.version,) if alias.pinned else ():
                     with contextlib.suppress(ModelNotFound):
                         yield self._target(self.tenants[tenant_id], adapter, adapter, [number])
+
+    def desired_models(self) -> list[DesiredModel]:
+        """One for each digest, whatever names it is served under."""
+        by_digest: dict[str, list[BaseModel]] = {}
+        for model in self.models.values():
+            by_digest.setdefault(model.digest, []).append(model)
+        return [
+            DesiredModel(
+                digest,
+                named[0].name,
+                is_pinned=any(model.residency == Residency.PINNED for model in named),
+                is_unloaded=all(model.residency == Residency.UNLOADED for model in named),
+            )
+            for digest, named in by_digest.items()
+        ]
 
     def judged(self) -> Iterator[Alias]:
         """Canary sets that may go back by themselves."""

@@ -16,9 +16,8 @@ from gateway.routing import Report, Standing, Work, pick
 from workers.client import WorkerClient
 from workers.protocol import Desired, ModelInfo, Pin, WorkerStatus
 
-UPKEEP_INTERVAL_S = 0.25
-"""How soon a worker that came back is told what is wanted, and one that is removed and has ended
-its work is left."""
+GREET_INTERVAL_S = 0.25
+"""How soon a worker that came back is told what is wanted."""
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -29,15 +28,11 @@ class Known(msgspec.Struct, frozen=True):
 
 
 class Fleet:
-    """Clients, each of which keeps its connection up by itself. They may be added and removed at
-    any time; one that is removed gets no more work, and goes when its sequences have ended."""
+    """Clients, each of which keeps its connection up by itself."""
 
     def __init__(self, clients: Sequence[WorkerClient]) -> None:
-        self.clients = list(clients)
-        self._leaving: list[WorkerClient] = []
-        self._connections: asyncio.TaskGroup | None = None
-        """While it runs."""
-        self._connecting: dict[WorkerClient, asyncio.Task[None]] = {}
+        """clients: of the workers there are; the roster changes them in place."""
+        self.clients = clients
         self._known: dict[WorkerClient, Known] = {}
         self._rates: dict[str, float] = {}
         """Prefill tokens/s by model, as a worker has measured them last."""
@@ -51,25 +46,13 @@ class Fleet:
         return any(client.is_ready for client in self.clients)
 
     async def run(self) -> None:
-        """Keeps every connection up until cancelled."""
-        try:
-            async with asyncio.TaskGroup() as self._connections:
-                self._connections.create_task(self._keep_up())
-                for client in self.clients:
-                    self._connect(client)
-        finally:
-            self._connections = None
-
-    def add(self, client: WorkerClient) -> None:
-        self.clients.append(client)
-        self._connect(client)
-
-    def remove(self, client: WorkerClient) -> None:
-        self.clients.remove(client)
-        if client in self._connecting:
-            self._leaving.append(client)
-        for known in (self._known, self._told):
-            known.pop(client, None)
+        """Keeps workers told until cancelled."""
+        while True:
+            for client in self.clients:
+                if self._view is not None and self._told.get(client) is not client.models:
+                    self._tell(client, self._view)
+            self._forget()
+            await asyncio.sleep(GREET_INTERVAL_S)
 
     def choose(self, work: Work, excluded: Collection[WorkerClient] = ()) -> WorkerClient:
         """The worker for a request, which is counted as sent there. NoWorker if none is ready that
@@ -111,23 +94,15 @@ class Fleet:
         for client in self.clients:
             self._tell(client, view)
 
-    def _connect(self, client: WorkerClient) -> None:
-        if self._connections is not None:
-            self._connecting[client] = self._connections.create_task(client.run())
-
-    async def _keep_up(self) -> None:
-        while True:
-            for client in self.clients:
-                if self._view is not None and self._told.get(client) is not client.models:
-                    self._tell(client, self._view)
-            for client in [c for c in self._leaving if not c.num_open]:
-                self._leaving.remove(client)
-                self._connecting.pop(client).cancel()
-            await asyncio.sleep(UPKEEP_INTERVAL_S)
+    def _forget(self) -> None:
+        """What is known of workers that went."""
+        for known in (self._known, self._told):
+            for client in known.keys() - set(self.clients):
+                del known[client]
 
     def _tell(self, client: WorkerClient, view: CatalogView) -> None:
         """Not before it is connected: what to send depends on its layouts."""
-        if client.models:
+        if client.models or client.status:
             client.want(_desired(view, client.models))
             self._told[client] = client.models
 
@@ -160,4 +135,4 @@ def _desired(view: CatalogView, models: Mapping[str, ModelInfo]) -> Desired:
         adapter = target.adapter_for(model.adapter_layout) if model is not None else None
         if model is not None and adapter is not None:
             pins[model.digest, adapter.digest] = Pin(model.digest, adapter)
-    return Desired(view.generation, list(pins.values()))
+    return Desired(view.generation, list(pins.values()), view.desired_models())

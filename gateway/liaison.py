@@ -16,6 +16,7 @@ from gateway.leases import Leases
 from gateway.periodic import repeat
 from gateway.presence import Presence
 from gateway.prover import Prover
+from gateway.reports import WorkerReports
 from gateway.shipper import Shipper
 from gateway.spool import Spool
 
@@ -47,6 +48,7 @@ class Liaison:
             Prover(database, gateway_id, catalog, fleet),
             CanaryJudge(database, gateway_id, catalog, flights.outcomes),
             FaultReports(database, fleet),
+            WorkerReports(database, gateway_id, fleet),
             self._shipper,
             leases,
         ]

@@ -9,6 +9,7 @@ from enum import Enum, StrEnum
 from typing import NamedTuple
 
 from admin.records import Price, Quota
+from workers.protocol import ServiceClass
 
 FREE = Price(model="", input=0, cached_input=0, output=0)
 
@@ -114,6 +115,16 @@ def limits_of(quota: Quota) -> tuple[Limit, ...]:
         if amount is not None:
             found.append(Limit(quota.subject, kind, amount))
     return tuple(found)
+
+
+class Service(NamedTuple):
+    """A tenant's part of a worker that is busy."""
+
+    weight: int = 1
+    service_class: ServiceClass = ServiceClass.STANDARD
+
+
+ORDINARY = Service()
 
 
 class Tariff(NamedTuple):

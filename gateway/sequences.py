@@ -14,6 +14,7 @@ from gateway.catalog import Target
 from gateway.choice import Choice
 from gateway.errors import InvalidRequest
 from gateway.generation import Generation
+from gateway.quota import ORDINARY, Service
 from gateway.routing import Work
 from gateway.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.tokenizer import ModelTokenizer, SamplingDefaults
@@ -40,6 +41,7 @@ class Call(msgspec.Struct, frozen=True):
     tokenizer: ModelTokenizer
     prompts: list[Prompt]
     traceparent: str | None = None
+    service: Service = ORDINARY
 
 
 async def chat_prompts(
@@ -167,6 +169,8 @@ def _generate(call: Call, prompt: Prompt, layout: str, params: SamplingParams) -
         activation=activation or 0,
         cache_salt=call.asked.cache_salt or "",
         tenant=call.caller.tenant.id,
+        weight=call.service.weight,
+        service_class=call.service.service_class,
         priority=call.asked.priority or 0,
         traceparent=call.traceparent,
     )

@@ -90,6 +90,7 @@ class StubWorker:
     desired: list[Desired] = field(default_factory=list)
     adapters: list[AdapterStatus] = field(default_factory=list)
     """What a status says of them."""
+    instance_id: str = "stub"
     is_ready: bool = True
     is_draining: bool = False
     step_age_s: float = 0.0
@@ -97,7 +98,7 @@ class StubWorker:
     async def __aenter__(self) -> StubWorker:
         self._running: dict[tuple[int, int], _Running] = {}
         self._wake = asyncio.Event()
-        self.server = Server(self.address, instance_id="stub")
+        self.server = Server(self.address, instance_id=self.instance_id)
         await self.server.start(self)
         self.address = self.server.address
         self._steps = asyncio.create_task(self._run())
@@ -127,7 +128,7 @@ class StubWorker:
         """Sends a status to all gateways."""
         generation = self.desired[-1].generation if self.desired else 0
         status = WorkerStatus(
-            "stub", self.is_draining, [], self.adapters, 0, "", {}, 0, 0.0, generation
+            self.instance_id, self.is_draining, [], self.adapters, 0, "", {}, 0, 0.0, generation
         )
         self.server.deliver([(0, status)])
 

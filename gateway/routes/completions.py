@@ -96,6 +96,7 @@ async def prepare(
         tokenizer=tokenizer,
         prompts=await encode(tokenizer, target, asked),
         traceparent=request.traceparent,
+        service=request.gateway.catalog.current.service(request.user.tenant.id),
     )
     check_tokens(call)
     return call
