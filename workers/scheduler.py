@@ -31,6 +31,9 @@ MAX_ASKED = 32
 """Adapters not on the device that may be asked for in one step: those of the next in turn."""
 
 
+EXPIRED = "its time was over before its prompt could begin"
+
+
 class RowAllocator(Protocol):
     """Rows of the device's token buffer, one for each running sequence."""
 
@@ -60,7 +63,7 @@ class Scheduler:
         self._kv = kv
         self._pool = pool
         self._rows = rows
-        self._max_num_seqs = max_num_seqs
+        self.max_num_seqs = max_num_seqs
         self._max_batched_tokens = max_batched_tokens
         self._queue = FairQueue()
         self._overload = Overload(self._queue, bounds)
@@ -85,7 +88,7 @@ class Scheduler:
         self.is_held = False
         """Nobody who waits is admitted."""
         self.is_short = False
-        """In the last step the first who waited found too few pages."""
+        """In the last step the first who waited found too few pages, and other models have them."""
 
     @property
     def waiting(self) -> list[Sequence]:
@@ -125,7 +128,7 @@ class Scheduler:
     @property
     def has_free_row(self) -> bool:
         """One more sequence would not wait for another to end."""
-        return len(self.running) + self.num_waiting < self._max_num_seqs
+        return len(self.running) + self.num_waiting < self.max_num_seqs
 
     @property
     def num_free_pages(self) -> int:
@@ -194,7 +197,7 @@ class Scheduler:
         schedule = Schedule()
         self.is_short = False
         for sequence in self.expire(now):
-            schedule.failed.append((sequence, ErrorCode.EXPIRED, "it waited too long"))
+            schedule.failed.append((sequence, ErrorCode.EXPIRED, EXPIRED))
         due_s, num_attended = self._decode(schedule)
         if self._queue.has_pending:
             num_rows = len(schedule.items)
@@ -257,7 +260,7 @@ class Scheduler:
                 self._admit(sequence, computing, budget, schedule)
 
     def _is_full(self) -> bool:
-        return self._is_closed or self.is_held or len(self.running) >= self._max_num_seqs
+        return self._is_closed or self.is_held or len(self.running) >= self.max_num_seqs
 
     def _continue(self, sequence: Sequence, budget: StepBudget, schedule: Schedule) -> None:
         num_tokens = sequence.num_next(budget.room(sequence.num_computed))
@@ -312,9 +315,11 @@ class Scheduler:
             self._release(sequence)
         elif not self._has_room(sequence):
             self._release(sequence)
-            self._is_closed = self.is_short = True
-            is_waited_for = self.running or self._pool.is_loading or self._pool.is_leased
-            if not (is_waited_for or self._kv.has_neighbours):
+            self._is_closed = True
+            if self.running or self._pool.is_loading or self._pool.is_leased:
+                return
+            self.is_short = self._kv.has_neighbours
+            if not self.is_short:
                 self._fail(sequence, schedule, ErrorCode.OVERLOADED, "KV memory is held elsewhere")
         else:
             self._start(sequence, budget, schedule)

@@ -60,6 +60,11 @@ class Schedule:
     def num_tokens(self) -> int:
         return sum(item.num_tokens for item in self.items)
 
+    @property
+    def num_attended(self) -> int:
+        """Positions computed before, read by all rows together."""
+        return sum(item.num_tokens * item.sequence.num_computed for item in self.items)
+
 
 @dataclass(slots=True)
 class StepResult:

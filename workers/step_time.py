@@ -9,9 +9,8 @@ import math
 
 MEMORY = 0.995
 """Of what was measured before, at each new step."""
-MAX_SURPRISE = 4.0
-"""A step that took so many times longer than predicted says more about the machine than about
-steps: it counts as if it had taken no more."""
+RECENT = 0.9
+"""The same, of a `RecentRatio`."""
 MIN_STEPS = 8
 """Before that nothing is predicted."""
 UNITS = (1.0, 1e2, 1e5)
@@ -21,26 +20,26 @@ RIDGE = 1e-4
 
 
 class StepTime:
-    """Least squares over the last steps. Nothing is negative: more work takes no less time."""
+    """Least squares of the relative error, so that a step that was held up by something else weighs
+    little. Nothing is negative: more work takes no less time."""
 
     def __init__(self) -> None:
         self._products = [[0.0] * 3 for _ in range(3)]
         self._sums = [0.0] * 3
         self._num_steps = 0
-        self._coefficients: tuple[float, float, float] | None = (0.0, 0.0, 0.0)
+        self._coefficients: tuple[float, float, float] | None = None
 
     def note(self, num_rows: int, num_attended: int, seconds: float) -> None:
-        """num_attended: positions read by all rows together."""
-        if self._num_steps >= MIN_STEPS:
-            seconds = min(seconds, MAX_SURPRISE * self.predict(num_rows, num_attended))
-        features = [
-            value / unit for value, unit in zip((1, num_rows, num_attended), UNITS, strict=True)
-        ]
+        """num_attended: positions that its rows read, together."""
+        if seconds <= 0.0:
+            return
+        values = (1, num_rows, num_attended)
+        features = [v / unit / seconds for v, unit in zip(values, UNITS, strict=True)]
         for i, x in enumerate(features):
             row = self._products[i]
             for j, y in enumerate(features):
                 row[j] = MEMORY * row[j] + x * y
-            self._sums[i] = MEMORY * self._sums[i] + x * seconds
+            self._sums[i] = MEMORY * self._sums[i] + x
         self._num_steps += 1
         self._coefficients = None
 
@@ -95,3 +94,19 @@ class StepTime:
             rest = sum(matrix[i][j] * values[j] for j in range(i + 1, size))
             values[i] = (matrix[i][size] - rest) / matrix[i][i]
         return values
+
+
+class RecentRatio:
+    """Of two sums that forget: of late so much of the one came with so much of the other."""
+
+    def __init__(self) -> None:
+        self._over = self._under = 0.0
+
+    def note(self, over: float, under: float) -> None:
+        self._over = RECENT * self._over + over
+        self._under = RECENT * self._under + under
+
+    @property
+    def value(self) -> float:
+        """0 before anything is known."""
+        return self._over / self._under if self._under > 0.0 else 0.0
