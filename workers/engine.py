@@ -12,6 +12,7 @@ from memory.block_table import BlockTable
 from memory.errors import IntegrityError
 from memory.kv_cache import KVCache
 from workers.prefix_index import changed_pages
+from workers.overload import Refusal
 from workers.protocol import (
     AdapterRef,
     AdapterStatus,
@@ -25,10 +26,11 @@ from workers.protocol import (
     SequenceOutput,
     TokenLogprobs,
 )
-from workers.scheduler import Scheduler
+from workers.scheduler import EXPIRED, Scheduler
 from workers.sequence import Sequence, SequenceStatus
 from workers.step import Schedule, StepResult
 from workers.step_ring import StepRing
+from workers.step_time import RecentRatio
 
 if TYPE_CHECKING:
     from adapters.pool import AdapterPool
@@ -76,6 +78,8 @@ class Engine:
         self._clock = clock
         self._sequences: dict[tuple[int, int], Sequence] = {}
         self._kept: set[str] = set()
+        self._prefill_rate, self._decode_steps = RecentRatio(), RecentRatio()
+        """Rows a second of steps that are mostly prompts; seconds a step of those without."""
         self.num_generated_tokens = 0
         self.num_integrity_failures = 0
         self.is_stalled = True
@@ -86,23 +90,30 @@ class Engine:
         return self.scheduler.has_work
 
     def submit(self, connection: int, request: Generate) -> Failed | None:
-        """Queues the request, or says why not."""
-        sequence = Sequence(
-            connection,
-            request,
-            arrival_s=self._clock(),
-            end_tokens=self._end_tokens,
-            block_table=BlockTable(self._kv),
-            layout=self.info.cache_layout,
-        )
-        if sequence.key in self._sequences:
-            return Failed(request.id, ErrorCode.INVALID, f"sequence id {request.id} is in use")
+        """Queues the request, however full the queue is, or says why it can never run."""
+        sequence = self._sequence(connection, request)
         if (refusal := self._refusal(sequence)) is not None:
             return Failed(request.id, *refusal)
-        self._sequences[sequence.key] = sequence
-        self.is_stalled = False
-        self.scheduler.add(sequence)
+        self._add(sequence)
         return None
+
+    def offer(self, connection: int, request: Generate) -> list[Event]:
+        """Queues the request if the queue has room, or makes room. Returns who is refused for it:
+        itself, or others that fill more than their share."""
+        sequence = self._sequence(connection, request)
+        if (refusal := self._refusal(sequence)) is not None:
+            return [(connection, Failed(request.id, *refusal))]
+        refusals = self.scheduler.refuse_for(sequence, self._clock())
+        if not any(refusal.sequence is sequence for refusal in refusals):
+            if request.adapter is not None:
+                self.scheduler.expect(request.adapter)
+            self._add(sequence)
+        return [self._refuse(refusal) for refusal in refusals]
+
+    def expire(self) -> list[Event]:
+        """Drops what waits for a first token that nobody wants any more."""
+        expired = self.scheduler.expire(self._clock())
+        return [self._fail(sequence, ErrorCode.EXPIRED, EXPIRED) for sequence in expired]
 
     def abort(self, connection: int, sequence_id: int) -> None:
         """Frees the sequence at once; nothing more is sent for it. Unknown ids are of the past."""
@@ -131,7 +142,7 @@ class Engine:
             digest=self.info.digest,
             name=self.info.name,
             num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting),
+            num_waiting=scheduler.num_waiting,
             pages_total=kv.num_total,
             pages_free=kv.num_free - kv.num_cached,
             pages_cached=kv.num_cached,
@@ -140,6 +151,10 @@ class Engine:
             prefix_hit_tokens=scheduler.num_hit_tokens,
             num_adapter_evictions=self._pool.num_evictions,
             num_integrity_failures=self.num_integrity_failures,
+            max_num_seqs=scheduler.max_num_seqs,
+            num_waiting_tokens=scheduler.num_waiting_tokens,
+            prefill_tokens_per_s=self._prefill_rate.value,
+            decode_step_s=self._decode_steps.value,
         )
 
     def adapter_status(self) -> list[AdapterStatus]:
@@ -166,11 +181,6 @@ class Engine:
 
     def prefetch(self, adapter: AdapterRef) -> None:
         self._pool.prefetch(adapter)
-
-    def expect(self, adapter: AdapterRef) -> None:
-        """A `submit` with the adapter follows: its load need not wait for the end of the step."""
-        if self.scheduler.has_free_row:
-            self._pool.expect(adapter)
 
     @property
     def is_loading(self) -> bool:
@@ -204,7 +214,7 @@ class Engine:
             self._pool.poll()
             schedule = self.scheduler.schedule(start_s)
             events = [self._fail(*failure) for failure in schedule.failed]
-        self.is_stalled = not schedule.items
+            self.is_stalled = not schedule.items
         if self.is_stalled:
             return events
         num_prefill = sum(i.num_tokens for i in schedule.items if i.sequence.is_prefilling)
@@ -216,8 +226,7 @@ class Engine:
                 return events + self._fail_step(schedule, error)
         computed = perf_counter_ns()
         with self._kv.lock:
-            if 2 * num_prefill > schedule.num_tokens:
-                self._kv.note_prefill(schedule.num_tokens, self._clock() - scheduled_s)
+            self._note_step(schedule, num_prefill, self._clock() - scheduled_s)
             events += self._update(schedule, result)
             num_free_pages = self.scheduler.num_free_pages
         self._ring.append(
@@ -228,7 +237,7 @@ class Engine:
             num_sampled=len(result.tokens),
             num_adapters=len({item.slot for item in schedule.items if item.slot >= 0}),
             num_running=len(self.scheduler.running),
-            num_waiting=len(self.scheduler.waiting),
+            num_waiting=self.scheduler.num_waiting,
             num_free_pages=num_free_pages,
             num_preempted=schedule.num_preempted,
             schedule_us=(scheduled - begin) // 1000,
@@ -239,8 +248,37 @@ class Engine:
         )
         return events
 
+    def _sequence(self, connection: int, request: Generate) -> Sequence:
+        return Sequence(
+            connection,
+            request,
+            arrival_s=self._clock(),
+            end_tokens=self._end_tokens,
+            block_table=BlockTable(self._kv),
+            layout=self.info.cache_layout,
+        )
+
+    def _add(self, sequence: Sequence) -> None:
+        self._sequences[sequence.key] = sequence
+        self.is_stalled = False
+        self.scheduler.add(sequence)
+
+    def _refuse(self, refusal: Refusal) -> Event:
+        """Whether it was queued before or not."""
+        sequence = refusal.sequence
+        if self._sequences.get(sequence.key) is sequence:
+            self._forget(sequence)
+        failed = Failed(
+            sequence.request.id, ErrorCode.OVERLOADED, refusal.message, refusal.retry_after_s
+        )
+        return sequence.connection, failed
+
     def _refusal(self, sequence: Sequence) -> tuple[ErrorCode, str] | None:
         params, num_resumed = sequence.params, sequence.request.num_resumed
+        if sequence.key in self._sequences:
+            return ErrorCode.INVALID, f"sequence id {sequence.request.id} is in use"
+        if sequence.request.weight < 1:
+            return ErrorCode.INVALID, "the weight must be at least 1"
         if not sequence.tokens:
             return ErrorCode.INVALID, "the prompt is empty"
         if not 0 <= min(sequence.tokens) <= max(sequence.tokens) < self._vocab_size:
@@ -262,6 +300,16 @@ class Engine:
             )
         return self.scheduler.refusal(sequence)
 
+    def _note_step(self, schedule: Schedule, num_prefill: int, seconds: float) -> None:
+        """So long did it take."""
+        num_rows = schedule.num_tokens
+        self.scheduler.step_time.note(num_rows, schedule.num_attended, seconds)
+        if 2 * num_prefill > num_rows:
+            self._kv.note_prefill(num_rows, seconds)
+            self._prefill_rate.note(num_rows, seconds)
+        elif num_prefill == 0:
+            self._decode_steps.note(seconds, 1)
+
     def _update(self, schedule: Schedule, result: StepResult) -> list[Event]:
         sampled = schedule.sampled
         prompt_done = [item.sequence for item in schedule.items if _ends_unsampled(item.sequence)]
@@ -281,6 +329,8 @@ class Engine:
 
     def _emit(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> Event:
         is_first = not sequence.is_begun
+        if is_first:
+            sequence.first_token_s = self._clock()
         finish_reason = sequence.append(token)
         is_stop = finish_reason is FinishReason.STOP
         output = SequenceOutput(

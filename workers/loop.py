@@ -13,7 +13,6 @@ from workers.engine import Engine, Event
 from workers.probe import CONNECTION, Prober, refuse_draining
 from workers.protocol import (
     Abort,
-    AdapterRef,
     Desired,
     Drain,
     ErrorCode,
@@ -83,12 +82,13 @@ class WorkerLoop:
         return 0.0 if since is None else self._clock() - since
 
     def post(self, connection: int, message: Command) -> None:
-        """Thread-safe; waits at most for the accounting between two steps. The adapter of a request
-        starts to load here: the inbox is not looked into before the step in progress ends."""
+        """Thread-safe; waits at most for the accounting between two steps. A request is queued or
+        refused here, and its adapter starts to load: the inbox is not looked into before the step
+        in progress ends."""
         match message:
-            case Generate(model=model, adapter=AdapterRef() as adapter) if model in self.engines:
+            case Generate():
                 with self._memory:
-                    self.engines[model].expect(adapter)
+                    self._submit(connection, message)
             case Prefetch(model=model, adapter=adapter) if model in self.engines:
                 with self._memory:
                     self.engines[model].prefetch(adapter)
@@ -110,6 +110,8 @@ class WorkerLoop:
         self.is_ready = True
         while self._receive():
             self._busy_since = self._clock()
+            with self._memory:
+                self._emit([event for e in self.engines.values() for event in e.expire()])
             events: list[Event] = []
             for engine in self.engines.values():
                 events += engine.step()
@@ -148,8 +150,8 @@ class WorkerLoop:
 
     def _handle(self, connection: int, message: Command) -> None:
         match message:
-            case Generate():
-                self._submit(connection, message)
+            case Generate() | Prefetch():
+                pass  # `post` has seen to it
             case Abort(id=sequence_id):
                 for engine in self.engines.values():
                     engine.abort(connection, sequence_id)
@@ -157,8 +159,6 @@ class WorkerLoop:
                 for engine in self.engines.values():
                     engine.abort_connection(connection)
                 self._prober.abort_connection(connection)
-            case Prefetch():
-                pass  # `post` has seen to it
             case Probe():
                 self._probe(connection, message)
             case Desired():
@@ -216,9 +216,9 @@ class WorkerLoop:
         elif engine is None:
             failed = Failed(request.id, ErrorCode.MODEL_UNKNOWN, "the worker lacks this base model")
         else:
-            failed = engine.submit(connection, request)
-        if failed is not None:
-            self._deliver([(connection, failed)])
+            self._emit(engine.offer(connection, request))
+            return
+        self._deliver([(connection, failed)])
 
     def _emit(self, events: list[Event]) -> None:
         outputs: defaultdict[int, list[SequenceOutput]] = defaultdict(list)
