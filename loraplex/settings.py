@@ -77,6 +77,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_num_seqs: int = 64
     max_batched_tokens: int = 512
     max_model_len: int | None = None
+    max_queued: Annotated[int, msgspec.Meta(ge=1)] = 1024
+    max_queued_tokens: Annotated[int, msgspec.Meta(ge=1)] = 1 << 20
+    max_queue_wait: Annotated[float, msgspec.Meta(gt=0)] = 15.0
+    """Requests and prompt tokens that wait for a model, and seconds that an interactive one may
+    wait; beyond, requests are refused until there is room."""
     max_lora_rank: int = 256
     max_loaded_adapters: int = 128
     """Adapter slots of the device tables: entries, not memory."""

@@ -34,6 +34,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 64
     max_batched_tokens: int = 512
     max_model_len: int | None = None
+    max_queued: int = 1024
+    max_queued_tokens: int = 1 << 20
+    max_queue_wait: float = 15.0
+    """Bounds of a model's queue: `QueueBounds`."""
     max_loaded_adapters: int = 128
     """Adapter slots: entries of the device tables, not memory."""
     drain_s: float = 120.0

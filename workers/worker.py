@@ -23,6 +23,7 @@ from workers.engine import Engine
 from workers.loop import WorkerLoop
 from workers.model_runner import ModelRunner
 from workers.models.decoder import Decoder
+from workers.overload import QueueBounds
 from workers.probe import Prober, Target
 from workers.protocol import Generate, ModelInfo, SamplingParams, WorkerStatus
 from workers.scheduler import Scheduler
@@ -131,6 +132,7 @@ class Worker:
             buffer,
             max_num_seqs=config.max_num_seqs,
             max_batched_tokens=config.max_batched_tokens,
+            bounds=QueueBounds(config.max_queued, config.max_queued_tokens, config.max_queue_wait),
         )
         runner = ModelRunner(model, self.ops, self.memory, kv, buffer, pool.tables)
         engine = Engine(
