@@ -50,8 +50,9 @@ class Api:
         headers = {} if if_match is None else {"if-match": if_match}
         return self._call("PUT", path, json=body, params=_given(query), headers=headers)
 
-    def patch(self, path: str, body: dict[str, Any]) -> Any:
-        return self._call("PATCH", path, json=body)
+    def patch(self, path: str, body: dict[str, Any], *, if_match: str | None = None) -> Any:
+        headers = {} if if_match is None else {"if-match": if_match}
+        return self._call("PATCH", path, json=body, headers=headers)
 
     def delete(self, path: str, **query: Any) -> Any:
         return self._call("DELETE", path, params=_given(query))

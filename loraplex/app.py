@@ -85,8 +85,6 @@ def _run(serving: Coroutine[Any, Any, None]) -> None:
 async def _serve_gateway(settings: Settings, with_admin: bool, listener: socket.socket) -> None:
     if not settings.database_url:
         raise BadSettings("the gateway needs LORAPLEX_DATABASE_URL")
-    if not settings.workers:
-        raise BadSettings("the gateway needs LORAPLEX_WORKERS, the addresses of the workers")
     async with AsyncExitStack() as stack:
         database = await _connect(
             stack, settings.database_url, application_name="loraplex-gateway", sees=EVERYTHING

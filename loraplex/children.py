@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 import time
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from loraplex.death import die_with_parent
 from loraplex.errors import ChildFailed
+from loraplex.settings import SECRETS
 
 FIRST_BACKOFF_S = 0.5
 LAST_BACKOFF_S = 5.0
@@ -128,3 +130,9 @@ async def _lines(stream: asyncio.StreamReader):
 
 def python(*arguments: str) -> list[str]:
     return [sys.executable, *arguments]
+
+
+def environment_of_child() -> dict[str, str]:
+    """Ours without secrets: a child is given those it needs."""
+    hidden = {f"LORAPLEX_{name.upper()}{end}" for name in SECRETS for end in ("", "_FILE")}
+    return {name: value for name, value in os.environ.items() if name not in hidden}

@@ -26,6 +26,7 @@ from loraplex.commands.roles import (
 )
 from loraplex.commands.tenants import key_group, tenant_group
 from loraplex.commands.usage import usage_command
+from loraplex.commands.workers import workers_group
 from loraplex.errors import LoraplexError
 
 
@@ -39,7 +40,7 @@ for command in (
     *(serve_command, gateway_command, worker_command, admin_command, migrate_command),
     config_command,
     *(tenant_group, key_group, audit_group, adapter_group, model_group, chat_command),
-    *(quota_group, price_group, usage_command),
+    *(quota_group, price_group, usage_command, workers_group),
 ):
     cli.add_command(command)
 

@@ -23,7 +23,7 @@ from gateway.server import bind
 from loraplex import demo
 from loraplex.api import Api
 from loraplex.bootstrap import Keys, ensure_keys, load_pepper, migrate_database, register
-from loraplex.children import Child, python
+from loraplex.children import Child, environment_of_child, python
 from loraplex.errors import BadSettings, PostgresError
 from loraplex.importing import import_model
 from loraplex.output import progress, tell
@@ -31,7 +31,7 @@ from loraplex.postgres import EmbeddedPostgres
 from loraplex.private import make_private_folder, socket_folder, write_private
 from loraplex.probe import answers_ok
 from loraplex.pushing import Version
-from loraplex.settings import SECRETS, Settings
+from loraplex.settings import Settings
 from loraplex.worker import worker_config
 
 GATEWAY_DRAIN_S = 40.0
@@ -172,11 +172,11 @@ class Box:
         path = settings.home / "worker.json"
         config.write(path)
         command = python("-m", "workers", str(path))
-        return Child("worker", command, environment=_environment(), tell=tell)
+        return Child("worker", command, environment=environment_of_child(), tell=tell)
 
     def _make_gateway(self) -> Child:
         settings, fd = self._settings, self._listener.fileno()
-        environment = _environment() | {
+        environment = environment_of_child() | {
             "LORAPLEX_DATA_DIR": str(settings.home),
             "LORAPLEX_STORE": settings.store_location,
             "LORAPLEX_WORKERS": self._worker_address,
@@ -251,12 +251,6 @@ def _database(settings: Settings) -> Iterator[tuple[EmbeddedPostgres | None, str
 def _import(name: str, path: str, settings: Settings) -> str:
     with progress(f"importing {name}") as report:
         return import_model(Path(path), settings, report)
-
-
-def _environment() -> dict[str, str]:
-    """Ours without secrets: a child is given those it needs."""
-    hidden = {f"LORAPLEX_{name.upper()}{end}" for name in SECRETS for end in ("", "_FILE")}
-    return {name: value for name, value in os.environ.items() if name not in hidden}
 
 
 def _reachable(host: str) -> str:

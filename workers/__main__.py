@@ -1,5 +1,5 @@
-"""`python -m workers CONFIG.json`: one worker process, from its config to its last drained
-sequence."""
+"""`python -m workers CONFIG.json [ID]`: one worker process, from its config to its last drained
+sequence. Without an id it names itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from workers.worker import Worker
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     config = WorkerConfig.read(Path(sys.argv[1]))
-    instance_id = f"worker-{uuid.uuid4().hex[:12]}"
+    instance_id = sys.argv[2] if len(sys.argv) > 2 else f"worker-{uuid.uuid4().hex[:12]}"
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine") as engine:
         worker = engine.submit(Worker, config, instance_id=instance_id, progress=_report).result()
         asyncio.run(_serve(worker, engine))

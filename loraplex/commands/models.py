@@ -14,7 +14,16 @@ from loraplex.errors import ApiFailure
 from loraplex.output import progress, show
 from loraplex.settings import load_settings
 
-COLUMNS = ("name", "model_type", "max_model_len", "digest", "created_at")
+COLUMNS = ("name", "model_type", "max_model_len", "residency", "digest", "created_at")
+STATES = (
+    *("worker", "tier", "num_bytes", "num_swaps", "num_running", "num_waiting", "idle_since"),
+    *("load_s", "error"),
+)
+MEANINGS = {
+    "auto": "loaded when it is asked for",
+    "pinned": "kept on the device of every worker",
+    "unloaded": "kept off every device",
+}
 
 
 @click.group("model")
@@ -47,6 +56,67 @@ def list_models(as_json: bool) -> None:
     """List the registered base models."""
     with api() as server:
         show(server.all("/admin/v1/models"), COLUMNS, as_json)
+
+
+@model_group.command("show")
+@click.argument("name")
+@json_option
+def show_model(name: str, as_json: bool) -> None:
+    """Show one base model, and in which tier each worker has it."""
+    with api() as server:
+        model = server.get(f"/admin/v1/models/{name}")
+    show([model], COLUMNS, as_json)
+    if not as_json:
+        click.echo()
+        show(model["workers"], STATES, as_json)
+
+
+@model_group.command("load")
+@click.argument("name")
+def load(name: str) -> None:
+    """Let workers load it again, when somebody asks for it; `pin` loads it at once."""
+    _move(name, to="auto", unless="pinned")
+
+
+@model_group.command("unload")
+@click.argument("name")
+def unload(name: str) -> None:
+    """Take it off every device, when what runs there has ended, and keep it off."""
+    _move(name, to="unloaded")
+
+
+@model_group.command("pin")
+@click.argument("name")
+def pin(name: str) -> None:
+    """Load it on every worker now, and keep it on the device."""
+    _move(name, to="pinned")
+
+
+@model_group.command("unpin")
+@click.argument("name")
+def unpin(name: str) -> None:
+    """Leave it to its use whether it stays on a device."""
+    _move(name, to="auto", unless="unloaded")
+
+
+def _move(name: str, *, to: str, unless: str = "") -> None:
+    """Sets its residency, unless it has the one named."""
+    path = f"/admin/v1/models/{name}"
+    with api() as server:
+        model, etag = server.get_tagged(path)
+        if model["residency"] != unless:
+            model = server.patch(path, {"residency": to}, if_match=etag)
+    click.echo(f"{name} is {MEANINGS[model['residency']]}")
+
+
+@model_group.command("delete")
+@click.argument("name")
+@click.confirmation_option(prompt="Delete the model's name and price?")
+def delete_model(name: str) -> None:
+    """Delete a base model that no adapter is bound to. The store keeps its files."""
+    with api() as server:
+        server.delete(f"/admin/v1/models/{name}")
+    click.echo(f"deleted {name}")
 
 
 @click.command("chat")

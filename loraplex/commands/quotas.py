@@ -28,7 +28,9 @@ BYTES = {
     "pin_bytes": "Of a tenant: of adapters it may pin.",
 }
 WEIGHTS = {"cached_weight": "Of a tenant: what a cached prompt token counts of one."}
-LIMITS = (*COUNTS, *DOLLARS, *BYTES, *WEIGHTS)
+SHARES = {"weight": "Of a tenant: its part of a busy worker, 1 to 1000."}
+CLASSES = {"class": "Of a tenant: interactive, standard or batch."}
+LIMITS = (*COUNTS, *DOLLARS, *BYTES, *WEIGHTS, *SHARES, *CLASSES)
 NONE = "none"
 
 
@@ -43,7 +45,10 @@ def whose_options(command: F) -> F:
 
 
 def limit_options(command: F) -> F:
-    groups = ((COUNTS, "NUMBER"), (DOLLARS, "DOLLARS"), (BYTES, "BYTES"), (WEIGHTS, "PERCENT"))
+    groups = (
+        *((COUNTS, "NUMBER"), (DOLLARS, "DOLLARS"), (BYTES, "BYTES"), (WEIGHTS, "PERCENT")),
+        *((SHARES, "NUMBER"), (CLASSES, "CLASS")),
+    )
     options = [(name, metavar, help) for group, metavar in groups for name, help in group.items()]
     for name, metavar, help in reversed(options):
         flag = f"--{name.replace('_', '-')}"
@@ -100,7 +105,7 @@ def _value(name: str, text: str) -> int | str | None:
     try:
         if name in BYTES:
             return parse_size(text)
-        return text if name in DOLLARS else int(text)
+        return text if name in DOLLARS or name in CLASSES else int(text)
     except ValueError as error:
         raise click.UsageError(f"--{name.replace('_', '-')}: {error}") from error
 
@@ -112,3 +117,5 @@ def _show(quota: dict[str, Any], as_json: bool) -> None:
     show([{"name": name} | use for name, use in quota["use"].items()], COLUMNS, as_json)
     if quota.get("cached_weight", 100) != 100:
         click.echo(f"A cached prompt token counts {quota['cached_weight']} % of one.")
+    if (quota.get("weight", 1), quota.get("class", "standard")) != (1, "standard"):
+        click.echo(f"Requests are of class {quota['class']} and weight {quota['weight']}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import click
 
 from loraplex.commands.options import SERVING, WORKING, settings_of, settings_options
 from loraplex.private import path_digest
+from loraplex.settings import Settings
 
 
 @click.command("serve")
@@ -30,7 +32,7 @@ def serve_command(demo: bool, **flags: Any) -> None:
 @click.option("--fd", type=int, hidden=True, help="An inherited listening socket.")
 @settings_options(SERVING)
 def gateway_command(admin: bool, fd: int | None, **flags: Any) -> None:
-    """Run the gateway alone (LORAPLEX_DATABASE_URL, LORAPLEX_WORKERS)."""
+    """Run the gateway alone (LORAPLEX_DATABASE_URL; workers register, or LORAPLEX_WORKERS)."""
     from gateway.server import bind
     from loraplex.app import run_gateway
 
@@ -55,9 +57,12 @@ def admin_command(**flags: Any) -> None:
 @click.option("--model", "digests", multiple=True, metavar="NAME=DIGEST", required=True)
 @click.option("--listen", required=True, help="unix:PATH or tcp://HOST:PORT")
 @click.option("--health", default="127.0.0.1:8001", show_default=True)
+@click.option("--advertise", metavar="ADDRESS", help="Register it: gateways find it there.")
 @settings_options(WORKING)
-def worker_command(digests: tuple[str, ...], listen: str, health: str, **flags: Any) -> None:
-    """Run one worker alone, on models of the store."""
+def worker_command(
+    digests: tuple[str, ...], listen: str, health: str, advertise: str | None, **flags: Any
+) -> None:
+    """Run one worker alone, on models of the store. To advertise it takes LORAPLEX_DATABASE_URL."""
     from loraplex.worker import worker_config
 
     settings = settings_of(flags)
@@ -66,7 +71,25 @@ def worker_command(digests: tuple[str, ...], listen: str, health: str, **flags: 
     path = settings.home / f"worker-{path_digest(Path(listen))}.json"
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     config.write(path)
-    os.execv(sys.executable, [sys.executable, "-m", "workers", str(path)])
+    command = [sys.executable, "-m", "workers", str(path)]
+    if advertise is None:
+        os.execv(sys.executable, command)
+    else:
+        sys.exit(_run_advertised(command, settings, advertise))
+
+
+def _run_advertised(command: list[str], settings: Settings, address: str) -> int:
+    import asyncio
+
+    from loraplex.registration import check_address, run_registered
+
+    if not settings.database_url:
+        raise click.UsageError("to advertise a worker, set LORAPLEX_DATABASE_URL")
+    worker_id = f"worker-{socket.gethostname()}-{secrets.token_hex(6)}"
+    command = [*command, worker_id]
+    return asyncio.run(
+        run_registered(command, settings.database_url, worker_id, check_address(address))
+    )
 
 
 @click.command("migrate")

@@ -198,6 +198,8 @@ async def test_pages_are_followed(plane: Plane):
         (["migrate"], 2, "LORAPLEX_DATABASE_URL"),
         (["serve"], 2, "--model"),
         (["gateway", "--port", "0"], 2, "LORAPLEX_DATABASE_URL"),
+        (["worker", "--model", "x"], 2, "--listen"),
+        (["workers", "show"], 2, "ID"),
     ],
 )
 def test_exit_codes(arguments: list[str], code: int, words: str, tmp_path: Path):

@@ -27,6 +27,13 @@ async def test_quotas_are_set_piece_by_piece(plane: Plane):
     assert (shown["adapter_bytes"], shown["adapters"]) == (2 << 20, 3)
     assert shown["use"]["adapters"]["left"] == 3
 
+    share = await quota("set", *of_tenant, "--weight", "4", "--class", "interactive")
+    assert "Requests are of class interactive and weight 4." in share
+    await quota("set", *of_tenant, "--weight", "none")
+    (shown,) = json.loads(await quota("show", *of_tenant, "--json"))
+    assert (shown["weight"], shown["class"], shown["adapters"]) == (1, "interactive", 3)
+    assert "class" in await quota("set", *of_tenant, "--class", "urgent", code=1)
+
     await quota("set", *of_key, "--requests-per-minute", "60")
     (line,) = [one for one in (await quota("show", *of_key)).splitlines() if "minute" in one]
     assert line.split()[:5] == ["requests_per_minute", "60", "0", "0", "60"]

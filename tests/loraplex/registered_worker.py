@@ -1,0 +1,36 @@
+"""What `loraplex worker --advertise` does, around a stub worker:
+
+python -m tests.loraplex.registered_worker DSN ID ADDRESS LEASE_S
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+from loraplex.registration import run_registered
+from tests.adapters.files import BASE
+from tests.gateway.live import answer
+from tests.stub_worker import StubWorker
+
+
+async def main() -> int:
+    match sys.argv[1:]:
+        case [dsn, worker_id, address, lease_s]:
+            worker = [sys.executable, "-m", "tests.loraplex.registered_worker", address, worker_id]
+            return await run_registered(worker, dsn, worker_id, address, float(lease_s))
+        case [address, worker_id]:
+            assert "LORAPLEX_DATABASE_URL" not in os.environ
+            ending = asyncio.Event()
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ending.set)
+            async with StubWorker(address, [BASE.digest], answer, instance_id=worker_id):
+                await ending.wait()
+            return 7
+        case _:
+            raise SystemExit(__doc__)
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))
