@@ -92,6 +92,8 @@ class AdapterPool:
         """Bytes that one adapter may have, by tier."""
         self._failures = Failures(retry_s, clock)
         self.num_evictions = 0
+        self.is_on_device = True
+        """As its base model; while that is away adapters come to the host only."""
         self._is_own_executor = executor is None
         self._executor = executor or ThreadPoolExecutor(
             1, thread_name_prefix="adapter-loader", initializer=_use_one_thread
@@ -212,6 +214,16 @@ class AdapterPool:
         self.evict(min(idle, key=lambda run: (idle[run] / run.num_bytes, run.offset)))
         return True
 
+    def leave_device(self) -> None:
+        """The base model does: all adapters stay on the host, as they are. No lease may be held."""
+        self.is_on_device = False
+        for entry in list(self._resident.values()):
+            require(entry.leases == 0, f"{entry.digest[:12]} is leased")
+            if entry.is_ready:
+                self._free_device(entry)
+            else:
+                self._drop_load(entry)
+
     def status(self) -> list[AdapterResidency]:
         """The adapters nearer than the disk, then those known for a failure. What is on disk alone
         is not told: there may be tens of thousands."""
@@ -310,7 +322,7 @@ class AdapterPool:
             return
         if entry.image is None:
             self._fetch(entry)
-        else:
+        elif self.is_on_device:
             self._copy(entry, entry.image)
 
     def _fetch(self, entry: Entry) -> None:
@@ -371,8 +383,11 @@ class AdapterPool:
         entry.checksum = image.checksum
         if entry.slot is not None and entry.run is not None:
             self._host.put(entry, image)
-            entry.max_rank = self._slots.write(entry.slot, image.tables, entry.run)
-            entry.num_unpaid_bytes = image.num_bytes
+            if self.is_on_device:
+                entry.max_rank = self._slots.write(entry.slot, image.tables, entry.run)
+                entry.num_unpaid_bytes = image.num_bytes
+            else:
+                self._free_device(entry)
         else:
             self._arrive(entry, image)
 
@@ -386,7 +401,7 @@ class AdapterPool:
             self._host.drop(victim)
             self._forget(victim)
         self._host.put(entry, image)
-        if self._is_awaited(entry):
+        if self._is_awaited(entry) and self.is_on_device:
             self._copy(entry, image, is_fresh=True)
 
     def _fail(self, entry: Entry, error: BaseException) -> None:

@@ -139,6 +139,7 @@ PROBLEMS: Mapping[type[Exception] | ErrorCode | int, Problem] = {
     UsageUnavailable: Problem(503, SERVER, "usage_unavailable", retry_after_s=5),
     ErrorCode.INVALID: Problem(400, INVALID),
     ErrorCode.MODEL_UNKNOWN: Problem(503, SERVER, "no_worker", retry_after_s=2),
+    ErrorCode.MODEL_UNAVAILABLE: Problem(503, SERVER, "model_unavailable", retry_after_s=5),
     ErrorCode.PROMPT_TOO_LONG: Problem(400, INVALID, "context_length_exceeded"),
     ErrorCode.ADAPTER_UNAVAILABLE: Problem(503, SERVER, "adapter_unavailable", retry_after_s=2),
     ErrorCode.OVERLOADED: Problem(503, SERVER, "overloaded", retry_after_s=1),

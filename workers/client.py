@@ -26,6 +26,7 @@ from workers.protocol import (
     Generate,
     Hello,
     ModelInfo,
+    Models,
     Prefetch,
     Probe,
     ProbeResult,
@@ -305,6 +306,8 @@ class WorkerClient:
                     self._put(output.id, output, is_last=output.finish_reason is not None)
             case Failed(id=sequence_id, code=code, message=text, retry_after_s=after_s):
                 self._put(sequence_id, WorkerFailed(code, text, after_s), is_last=True)
+            case Models(models=models):
+                self.models = {model.digest: model for model in models}
             case Pulse(step_age_s=age_s):
                 self._step_age_s = age_s
             case ProbeResult(id=probe_id):

@@ -25,7 +25,13 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: DType = "bfloat16"
     threads: int | None = None
     memory: int
-    """The arena: KV pages and resident adapters."""
+    """KV pages and resident adapters, beside the weights of all models."""
+    device_memory: int | None = None
+    """In place of `memory`: all of it, weights included. If not all models fit they take turns."""
+    max_model_wait_s: float = 30.0
+    """When a request has waited so long for its model, a busy one makes room."""
+    max_model_drain_s: float = 10.0
+    """So long what runs may end when its model is to leave; then it goes on when that is back."""
     adapter_memory_min: int = 0
     adapter_memory_max: int | None = None
     host_adapter_memory: int = 1 << 30

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 from memory.block_table import BlockTable
 from memory.errors import IntegrityError
 from memory.kv_cache import KVCache
-from workers.prefix_index import changed_pages
 from workers.overload import Refusal
+from workers.prefix_index import changed_pages
 from workers.protocol import (
     AdapterRef,
     AdapterStatus,
@@ -26,6 +26,7 @@ from workers.protocol import (
     SequenceOutput,
     TokenLogprobs,
 )
+from workers.residency import Demand
 from workers.scheduler import EXPIRED, Scheduler
 from workers.sequence import Sequence, SequenceStatus
 from workers.step import Schedule, StepResult
@@ -58,7 +59,7 @@ class Engine:
         self,
         info: ModelInfo,
         scheduler: Scheduler,
-        runner: Runner,
+        runner: Runner | None,
         kv: KVCache,
         pool: AdapterPool,
         ring: StepRing,
@@ -69,7 +70,10 @@ class Engine:
     ) -> None:
         self.info = info
         self.scheduler = scheduler
-        self._runner = runner
+        self.runner = runner
+        """None while the weights are not on the device: all else goes on."""
+        self.is_held = False
+        """Nobody who waits is admitted."""
         self._kv = kv
         self._pool = pool
         self._ring = ring
@@ -88,6 +92,11 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work
+
+    @property
+    def weight(self) -> int:
+        """Of all tenants with work here."""
+        return self.scheduler.weight
 
     def submit(self, connection: int, request: Generate) -> Failed | None:
         """Queues the request, however full the queue is, or says why it can never run."""
@@ -124,6 +133,44 @@ class Engine:
     def abort_connection(self, connection: int) -> None:
         for key in [key for key in self._sequences if key[0] == connection]:
             self.abort(*key)
+
+    @property
+    def demand(self) -> Demand:
+        """What it asks of the device."""
+        scheduler = self.scheduler
+        num_extents = -(-scheduler.num_pages_wanted // self._kv.pool.pages_per_extent)
+        return Demand(
+            len(scheduler.running), scheduler.num_waiting, num_extents, scheduler.is_short
+        )
+
+    def attach(self, runner: Runner) -> None:
+        """The weights have come."""
+        self.runner = runner
+        self.is_stalled = False
+
+    def detach(self) -> Runner | None:
+        """The weights leave; nothing may run. What waits goes on when they are back."""
+        runner, self.runner = self.runner, None
+        return runner
+
+    def suspend(self) -> None:
+        """Everything that runs waits again and keeps its tokens."""
+        self.scheduler.suspend()
+
+    def fail_waiting(self, code: ErrorCode, message: str) -> list[Event]:
+        """All that waits, whether it has begun or not."""
+        waiting = [s for s in self._sequences.values() if s.status is SequenceStatus.WAITING]
+        for sequence in waiting:
+            self.scheduler.remove(sequence)
+        return [self._fail(sequence, code, message) for sequence in waiting]
+
+    def fail_first(self, code: ErrorCode, message: str) -> list[Event]:
+        """The one that would be the next to run."""
+        sequence = self.scheduler.first_waiting
+        if sequence is None:
+            return []
+        self.scheduler.remove(sequence)
+        return [self._fail(sequence, code, message)]
 
     def give_back(self) -> list[Event]:
         """Refuses what waits and has not begun: another worker may begin it sooner."""
@@ -212,15 +259,16 @@ class Engine:
         start_s = self._clock()
         with self._kv.lock:
             self._pool.poll()
+            self.scheduler.is_held = self.is_held or self.runner is None
             schedule = self.scheduler.schedule(start_s)
             events = [self._fail(*failure) for failure in schedule.failed]
             self.is_stalled = not schedule.items
-        if self.is_stalled:
+        if not schedule.items or self.runner is None:
             return events
         num_prefill = sum(i.num_tokens for i in schedule.items if i.sequence.is_prefilling)
         scheduled, scheduled_s = perf_counter_ns(), self._clock()
         try:
-            result = self._runner.run(schedule)
+            result = self.runner.run(schedule)
         except Exception as error:
             with self._kv.lock:
                 return events + self._fail_step(schedule, error)

@@ -10,6 +10,7 @@ from threading import Lock
 from typing import assert_never
 
 from workers.engine import Engine, Event
+from workers.engine_turns import EngineTurns
 from workers.probe import CONNECTION, Prober, refuse_draining
 from workers.protocol import (
     Abort,
@@ -19,6 +20,7 @@ from workers.protocol import (
     Failed,
     Generate,
     ModelInfo,
+    Models,
     Prefetch,
     Probe,
     SequenceOutput,
@@ -26,6 +28,7 @@ from workers.protocol import (
     WorkerStatus,
 )
 from workers.server import SERVER, Command, Delivery, Disconnected
+from workers.swapper import Swapper
 
 log = logging.getLogger(__name__)
 
@@ -49,13 +52,18 @@ class WorkerLoop:
         *,
         memory: Lock,
         prober: Prober,
+        swapper: Swapper | None = None,
         deliver: Callable[[Delivery], None],
         status: Callable[[bool, int], WorkerStatus],
         clock: Callable[[], float],
     ) -> None:
-        """memory: the lock of the arena that the engines share. status: what is, given whether the
-        worker drains and the generation it has."""
+        """memory: the lock of the arena that the engines share. swapper: of models that come and
+        go; None: all engines have their weights. status: what is, given whether the worker drains
+        and the generation it has."""
         self.engines = engines
+        """Replaced, never changed, when a model is registered: other threads read it."""
+        self._turns = EngineTurns()
+        self._swapper = swapper
         self._memory = memory
         self._prober = prober
         self._deliver = deliver
@@ -70,6 +78,9 @@ class WorkerLoop:
         self.is_draining = False
         self.generation = 0
         """Of the last `Desired` that was applied."""
+        self._pinned_generation = 0
+        """The same, but less if it was told before a model was registered: gateways tell the pins
+        of that one when they know of it."""
 
     @property
     def models(self) -> list[ModelInfo]:
@@ -111,11 +122,9 @@ class WorkerLoop:
         while self._receive():
             self._busy_since = self._clock()
             with self._memory:
+                self._advance_models()
                 self._emit([event for e in self.engines.values() for event in e.expire()])
-            events: list[Event] = []
-            for engine in self.engines.values():
-                events += engine.step()
-            self._emit(events)
+            self._emit(self._step())
             with self._memory:
                 self._deliver_some(self._prober.advance())
                 self._report()
@@ -124,7 +133,31 @@ class WorkerLoop:
             self._busy_since = None
         with self._memory:
             self._prober.close()
+        if self._swapper is not None:
+            self._swapper.close()
         self.is_ready = False
+
+    def _step(self) -> list[Event]:
+        """One step of the engine whose turn it is. Those before it that find nothing to run only
+        look."""
+        events: list[Event] = []
+        for engine in self._turns.order(self.engines.values()):
+            begin_s = self._clock()
+            events += engine.step()
+            if not engine.is_stalled:
+                self._turns.charge(engine, self._clock() - begin_s)
+                break
+        return events
+
+    def _advance_models(self) -> None:
+        if self._swapper is None:
+            return
+        self._emit(self._swapper.advance())
+        registered = self._swapper.take_fetched()
+        if registered:
+            self.engines = self.engines | {t.engine.info.digest: t.engine for t in registered}
+            self._pinned_generation = -1
+            self._deliver([(0, Models(self.models))])
 
     def _receive(self) -> bool:
         """Takes all that has come; waits only when there is nothing to compute. False = stop."""
@@ -145,6 +178,8 @@ class WorkerLoop:
         if any(engine.has_work and not engine.is_stalled for engine in engines):
             return 0.0
         if self.has_work or self._prober.has_work or any(engine.is_loading for engine in engines):
+            return LOAD_POLL_S
+        if self._swapper is not None and self._swapper.is_busy:
             return LOAD_POLL_S
         return max(self._next_status_s - self._clock(), LOAD_POLL_S)
 
@@ -197,9 +232,12 @@ class WorkerLoop:
 
     def _want(self, desired: Desired) -> None:
         """Several gateways tell; the newest of what they told counts."""
-        if desired.generation <= self.generation:
+        is_applied = desired.generation <= self._pinned_generation
+        if desired.generation < self.generation or is_applied:
             return
-        self.generation = desired.generation
+        self.generation = self._pinned_generation = desired.generation
+        if self._swapper is not None:
+            self._swapper.want(desired.models)
         for digest, engine in self.engines.items():
             engine.keep(pin.adapter for pin in desired.pins if pin.model == digest)
 
@@ -215,6 +253,8 @@ class WorkerLoop:
             failed = Failed(request.id, ErrorCode.DRAINING, "the worker is draining")
         elif engine is None:
             failed = Failed(request.id, ErrorCode.MODEL_UNKNOWN, "the worker lacks this base model")
+        elif self._swapper is not None and (reason := self._swapper.refusal(request.model)):
+            failed = Failed(request.id, ErrorCode.MODEL_UNAVAILABLE, reason)
         else:
             self._emit(engine.offer(connection, request))
             return

@@ -33,7 +33,7 @@ class ModelRunner:
         self.model = model
         self._ops = ops
         self._kv = kv
-        self._view = KVCacheView(arena, model.kv_layout)
+        self._view = KVCacheView(arena, model.plan.kv_layout)
         self._buffer = buffer
         self._tables = tables
 

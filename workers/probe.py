@@ -61,9 +61,15 @@ class Target:
 
     engine: Engine
     pool: AdapterPool
-    runner: ModelRunner
     examiner: Examiner
     base_scores: Tensor | None = None
+
+    @property
+    def runner(self) -> ModelRunner:
+        """While the model is on the device."""
+        runner = self.engine.runner
+        assert isinstance(runner, ModelRunner)
+        return runner
 
 
 class Prober:
@@ -96,10 +102,11 @@ class Prober:
     def advance(self) -> list[tuple[int, ProbeResult]]:
         """Does what may be done between two steps; returns the answers of finished probes."""
         if self._active is None:
-            if not self._queue:
+            item = next((i for i in self._queue if self._is_here(i[1].model)), None)
+            if item is None:
                 return []
-            connection, probe = self._queue.popleft()
-            self._active = connection, probe, self._answer(probe)
+            self._queue.remove(item)
+            self._active = *item, self._answer(item[1])
         connection, _, work = self._active
         try:
             next(work)
@@ -107,6 +114,19 @@ class Prober:
             self._active = None
             return [(connection, end.value)]
         return []
+
+    def num_probes(self, model: str) -> tuple[int, int]:
+        """In progress and waiting."""
+        is_active = self._active is not None and self._active[1].model == model
+        return int(is_active), sum(probe.model == model for _, probe in self._queue)
+
+    def put_back(self, model: str) -> None:
+        """The model leaves the device: a probe in progress begins anew when it is back."""
+        if self._active is not None and self._active[1].model == model:
+            connection, probe, work = self._active
+            work.close()
+            self._active = None
+            self._queue.appendleft((connection, probe))
 
     def take(self, event: Event) -> None:
         """An event of one of the prober's own sequences."""
@@ -133,6 +153,9 @@ class Prober:
     def close(self) -> None:
         self.drain()
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _is_here(self, model: str) -> bool:
+        return self._targets[model].engine.runner is not None
 
     def _answer(self, probe: Probe) -> Work[ProbeResult]:
         """Errors become data."""

@@ -22,6 +22,7 @@ class ErrorCode(StrEnum):
 
     INVALID = "invalid"
     MODEL_UNKNOWN = "model_unknown"
+    MODEL_UNAVAILABLE = "model_unavailable"
     PROMPT_TOO_LONG = "prompt_too_long"
     ADAPTER_UNAVAILABLE = "adapter_unavailable"
     OVERLOADED = "overloaded"
@@ -180,6 +181,12 @@ class ModelInfo(msgspec.Struct, frozen=True):
     """Names the layout of KV pages: part of their keys."""
 
 
+class Models(msgspec.Struct, frozen=True, tag="models"):
+    """In place of those of the `Hello`: a model was registered since."""
+
+    models: list[ModelInfo]
+
+
 class Fingerprint(msgspec.Struct, frozen=True):
     """What the model answers to the probe prompt with the adapter: the likeliest next tokens."""
 
@@ -290,7 +297,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, tag="status"):
     adapters: list[AdapterStatus]
     arena_bytes: int
     extents: str
-    """One character an extent: '.' free, 'k' KV, 'a' adapters."""
+    """One character an extent: '.' free, 'k' KV, 'a' adapters, 'w' weights."""
     settings: dict[str, str]
     step: int
     tokens_per_s: float
@@ -323,4 +330,4 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 ToWorker = Hello | Generate | Abort | Prefetch | Probe | Desired | Drain
-ToGateway = Hello | Pulse | StepOutput | Failed | ProbeResult | WorkerStatus | CachedPages
+ToGateway = Hello | Models | Pulse | StepOutput | Failed | ProbeResult | WorkerStatus | CachedPages

@@ -26,6 +26,7 @@ from workers.protocol import (
     Generate,
     Hello,
     ModelInfo,
+    Models,
     Prefetch,
     Probe,
     ProbeResult,
@@ -59,10 +60,10 @@ class Disconnected(msgspec.Struct, frozen=True):
 
 
 Command = Generate | Abort | Prefetch | Probe | Desired | Drain | Disconnected
-Answer = StepOutput | Failed | ProbeResult | WorkerStatus | CachedPages
+Answer = StepOutput | Failed | ProbeResult | WorkerStatus | CachedPages | Models
 Delivery = Sequence[tuple[int, Answer]]
 """What one engine step has for each connection. A WorkerStatus is for all, whatever its number, as
-is a CachedPages."""
+are CachedPages and Models."""
 
 
 class EngineLoop(Protocol):
@@ -188,6 +189,8 @@ class Server:
             hello = await exchange_hello(connection, own)
             log.info("gateway %s connected (%d)", hello.instance_id, number)
             self._gateways[number] = _Gateway(connection, hello.instance_id)
+            if (models := self._engine.models) != own.models:
+                connection.send(Models(models))
             if self.status is not None:
                 connection.send(self.status)
             for pages in self._prefixes.whole():
@@ -225,6 +228,8 @@ class Server:
                     self._send_to_all(message)
                 case CachedPages():
                     self._prefixes.apply(message)
+                    self._send_to_all(message)
+                case Models():
                     self._send_to_all(message)
                 case _:
                     self._send(number, message)
@@ -278,7 +283,7 @@ class Server:
                         self._end(number, output.id)
             case Failed(id=sequence_id):
                 self._end(number, sequence_id)
-            case ProbeResult() | WorkerStatus() | CachedPages() | Pulse():
+            case ProbeResult() | WorkerStatus() | CachedPages() | Pulse() | Models():
                 pass
             case _:
                 assert_never(message)

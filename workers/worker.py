@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -18,17 +20,23 @@ from memory.kv_cache import KVCache
 from memory.runs import UNIT_BYTES, AdapterRuns
 from ops.base import Ops
 from workers.config import WorkerConfig
+from workers.device_memory import DeviceMemory
 from workers.effect import Examiner
 from workers.engine import Engine
 from workers.loop import WorkerLoop
+from workers.model_fetcher import ModelFetcher
+from workers.model_loader import ModelLoader
 from workers.model_runner import ModelRunner
 from workers.models.decoder import Decoder
+from workers.models.plan import ModelPlan
 from workers.overload import QueueBounds
 from workers.probe import Prober, Target
 from workers.protocol import Generate, ModelInfo, SamplingParams, WorkerStatus
+from workers.residency import Residency
 from workers.scheduler import Scheduler
 from workers.server import Delivery
 from workers.step_ring import StepRing
+from workers.swapper import LOAD_BYTES_PER_S, Hosted, Swapper
 from workers.token_buffer import TokenBuffer
 
 log = logging.getLogger(__name__)
@@ -37,6 +45,8 @@ Progress = Callable[[str, int, int], None]
 """Called with what is loading, the bytes done and the bytes in all."""
 
 PAGES_PER_EXTENT = 8
+DEFAULT_PAGE_BYTES = 1 << 20
+"""Where no model is known yet: extents then have room for those of large ones."""
 MAX_EXTENTS = 1024
 """More of them only make every trade of memory slower."""
 
@@ -45,37 +55,55 @@ class Worker:
     """Everything one worker process owns, built and warmed up."""
 
     def __init__(self, config: WorkerConfig, *, instance_id: str, progress: Progress) -> None:
+        """Brings models to the device in the order of the config, as far as there is room. Raises
+        ValueError if one can never be served, and what `Decoder.load` raises."""
         self.config = config
         self.instance_id = instance_id
         self.ring = StepRing()
         self.ops = _select_ops(config)
         self.store = open_store(config.store, config.cache_dir / "store")
-        models = {
-            name: self._load(name, digest, progress) for name, digest in config.models.items()
-        }
-        pages = [model.kv_layout.page_bytes for model in models.values()]
-        self.arena = Arena(
-            config.memory,
-            _extent_bytes(pages, config.memory),
-            adapter_floor_bytes=config.adapter_memory_min,
-            adapter_ceiling_bytes=config.adapter_memory_max,
-        )
-        self.memory = torch.empty(config.memory, dtype=torch.uint8, device=self.ops.device)
+        names = {digest: name for name, digest in config.models.items()}
+        plans = {digest: self._read_plan(digest) for digest in names}
+        self.arena, self._kv_extents = _make_arena(config, self._footprints(plans.values()))
+        device_memory = DeviceMemory(self.arena.num_bytes, self.ops.device)
+        self.memory = device_memory.tensor
         self.runs = AdapterRuns(self.arena)
         self.broker = MemoryBroker(self.arena, self.runs)
-        self.targets = {
-            config.models[name]: self._build(name, model) for name, model in models.items()
-        }
-        self.engines = {digest: target.engine for digest, target in self.targets.items()}
-        for engine in self.engines.values():
-            warm_up(engine)
+        self.targets: dict[str, Target] = {}
+        self.prober = Prober(self.targets, clock=time.monotonic)
+        self._residency = Residency(
+            self.arena.num_kv_extents,
+            clock=time.monotonic,
+            max_wait_s=config.max_model_wait_s,
+            max_drain_s=config.max_model_drain_s,
+        )
+        self.swapper = Swapper(
+            self._residency,
+            self.arena,
+            self.broker,
+            ModelLoader(self.ops, device_memory, self.arena.extent_bytes),
+            ModelFetcher(self._read_plan, clock=time.monotonic),
+            self.prober,
+            build=self._build,
+            clock=time.monotonic,
+        )
+        for digest, plan in plans.items():
+            self.swapper.add(names[digest], plan)
+        for digest, name in names.items():
+            if self.swapper.load_now(digest, partial(progress, name)):
+                warm_up(self.targets[digest].engine)
+
+    @property
+    def engines(self) -> dict[str, Engine]:
+        return {digest: target.engine for digest, target in self.targets.items()}
 
     def make_loop(self, deliver: Callable[[Delivery], None]) -> WorkerLoop:
         """The thread that runs the engines; `start` it once."""
         return WorkerLoop(
             self.engines,
             memory=self.broker.lock,
-            prober=Prober(self.targets, clock=time.monotonic),
+            prober=self.prober,
+            swapper=self.swapper,
             deliver=deliver,
             status=self.status,
             clock=time.monotonic,
@@ -87,7 +115,7 @@ class Worker:
         return WorkerStatus(
             instance_id=self.instance_id,
             draining=draining,
-            models=[engine.status() for engine in engines],
+            models=self.swapper.status(),
             adapters=[adapter for engine in engines for adapter in engine.adapter_status()],
             arena_bytes=self.arena.num_bytes,
             extents=self.arena.map(),
@@ -97,64 +125,80 @@ class Worker:
             generation=generation,
         )
 
-    def _load(self, name: str, digest: str, progress: Progress) -> Decoder:
-        return Decoder.load(
-            self.store.model_folder(digest),
-            digest,
-            self.ops,
-            getattr(torch, self.config.dtype),
-            max_model_len=self.config.max_model_len,
-            progress=lambda done, total: progress(name, done, total),
-        )
+    def _read_plan(self, digest: str) -> ModelPlan:
+        """On any thread: fetches the model if it is not on this machine."""
+        folder, dtype = self.store.model_folder(digest), getattr(torch, self.config.dtype)
+        return ModelPlan.read(folder, digest, dtype, self.config.max_model_len)
 
-    def _build(self, name: str, model: Decoder) -> Target:
-        config = self.config
-        digest = config.models[name]
-        kv = KVCache(self.arena, digest, model.kv_layout.page_bytes, broker=self.broker)
+    def _footprints(self, plans: Iterable[ModelPlan]) -> list[Footprint]:
+        return [Footprint(p.kv_layout.page_bytes, self._max_weight_bytes(p)) for p in plans]
+
+    def _max_weight_bytes(self, plan: ModelPlan) -> int:
+        is_widened = self.ops.name == "reference"
+        return plan.max_bytes(torch.float32 if is_widened else plan.dtype)
+
+    def _build(self, name: str, plan: ModelPlan) -> Hosted:
+        """All that the model needs but its weights. Raises ValueError if it can never run here."""
+        config, digest = self.config, plan.digest
+        weight_bytes = self._max_weight_bytes(plan)
+        num_extents = -(-weight_bytes // self.arena.extent_bytes)
+        most = min(self._kv_extents, self.arena.num_kv_extents - num_extents)
+        if most < 1:
+            raise ValueError(
+                f"model {name}: {weight_bytes >> 20} MiB of weights and its KV do not fit into "
+                f"{self.arena.num_bytes >> 20} MiB of device memory"
+            )
+        kv = KVCache(self.arena, digest, plan.kv_layout.page_bytes, broker=self.broker)
         pool = AdapterPool(
             self.memory,
             self.runs,
             self.broker,
             store=self.store,
             ops=self.ops,
-            shape=model.shape,
-            dtype=model.kv_layout.dtype,
+            shape=plan.shape,
+            dtype=plan.dtype,
             num_slots=config.max_loaded_adapters,
             host_bytes=config.host_adapter_memory,
             cache_bytes=config.adapter_cache,
             cache_dir=config.cache_dir,
             clock=time.monotonic,
         )
-        buffer = TokenBuffer(config.max_num_seqs, model.max_model_len, self.ops.device)
+        pool.is_on_device = False
+        buffer = TokenBuffer(config.max_num_seqs, plan.max_model_len, self.ops.device)
         scheduler = Scheduler(
             kv,
             pool,
             buffer,
             max_num_seqs=config.max_num_seqs,
             max_batched_tokens=config.max_batched_tokens,
+            max_pages=most * kv.pool.pages_per_extent,
             bounds=QueueBounds(config.max_queued, config.max_queued_tokens, config.max_queue_wait),
         )
-        runner = ModelRunner(model, self.ops, self.memory, kv, buffer, pool.tables)
         engine = Engine(
             ModelInfo(
                 digest,
                 name,
-                model.max_model_len,
+                plan.max_model_len,
                 adapter_layout=pool.layout.version,
                 cache_layout=f"{self.ops.name}:{config.dtype}",
             ),
             scheduler,
-            runner,
+            None,
             kv,
             pool,
             self.ring,
-            vocab_size=model.spec.vocab_size,
-            end_tokens=frozenset(model.spec.eos_token_ids),
+            vocab_size=plan.spec.vocab_size,
+            end_tokens=frozenset(plan.spec.eos_token_ids),
             clock=time.monotonic,
         )
-        folder = self.store.model_folder(digest)
-        examiner = Examiner(self.store, folder, model.spec, model.shape, pool.layout)
-        return Target(engine, pool, runner, examiner)
+
+        def make_runner(model: Decoder) -> ModelRunner:
+            return ModelRunner(model, self.ops, self.memory, kv, buffer, pool.tables)
+
+        examiner = Examiner(self.store, plan.folder, plan.spec, plan.shape, pool.layout)
+        target = self.targets[digest] = Target(engine, pool, examiner)
+        state = self._residency.add(digest, num_extents, weight_bytes / LOAD_BYTES_PER_S)
+        return Hosted(plan, target, state, make_runner)
 
 
 def warm_up(engine: Engine) -> None:
@@ -184,7 +228,32 @@ def _select_ops(config: WorkerConfig) -> Ops:
     return ops.registry.select(config.ops)
 
 
-def _extent_bytes(page_bytes: list[int], memory: int) -> int:
-    """Some pages of the largest model at least, in whole adapter units."""
-    wanted = max(PAGES_PER_EXTENT * max(page_bytes), memory // MAX_EXTENTS)
-    return -(-wanted // UNIT_BYTES) * UNIT_BYTES
+class Footprint(NamedTuple):
+    page_bytes: int
+    weight_bytes: int
+
+
+def _make_arena(config: WorkerConfig, models: list[Footprint]) -> tuple[Arena, int]:
+    """The arena, and how many of its extents are KV's at most.
+
+    Without `device_memory` there is room for `memory` beside the weights of all models.
+    """
+    total = config.device_memory or config.memory + sum(model.weight_bytes for model in models)
+    page_bytes = max((model.page_bytes for model in models), default=DEFAULT_PAGE_BYTES)
+    wanted = max(PAGES_PER_EXTENT * page_bytes, total // MAX_EXTENTS)
+    extent_bytes = -(-wanted // UNIT_BYTES) * UNIT_BYTES
+    weight_extents = [-(-model.weight_bytes // extent_bytes) for model in models]
+    if config.device_memory is None:
+        num_shared = config.memory // extent_bytes
+        num_extents = num_shared + sum(weight_extents)
+    else:
+        num_extents = config.device_memory // extent_bytes
+        num_shared = max(num_extents - min(weight_extents, default=0), 0)
+    ceiling = config.adapter_memory_max
+    arena = Arena(
+        num_extents * extent_bytes,
+        extent_bytes,
+        adapter_floor_bytes=config.adapter_memory_min,
+        adapter_ceiling_bytes=num_shared * extent_bytes if ceiling is None else ceiling,
+    )
+    return arena, num_shared - arena.adapter_floor

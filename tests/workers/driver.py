@@ -21,6 +21,7 @@ from workers.protocol import (
     Failed,
     FinishReason,
     Generate,
+    Models,
     Probe,
     ProbeResult,
     SequenceOutput,
@@ -53,6 +54,7 @@ class Driver:
         self.ended: dict[int, FinishReason | ErrorCode] = {}
         self.probed: dict[int, ProbeResult] = {}
         self.status: WorkerStatus | None = None
+        self.models = self.loop.models
         self.prefixes = PrefixIndex()
 
     def __enter__(self) -> Driver:
@@ -77,6 +79,12 @@ class Driver:
     def await_begun(self, number: int) -> None:
         """Until the first output of this request."""
         while not self.outputs[number]:
+            for _, message in self._deliveries.get(timeout=120):
+                self._take(message)
+
+    def await_first(self, number: int) -> None:
+        """Until a request has its first token."""
+        while not self.answers[number]:
             for _, message in self._deliveries.get(timeout=120):
                 self._take(message)
 
@@ -106,6 +114,9 @@ class Driver:
             return
         if isinstance(message, CachedPages):
             self.prefixes.apply(message)
+            return
+        if isinstance(message, Models):
+            self.models = message.models
             return
         if isinstance(message, ProbeResult):
             self.probed[message.id] = message

@@ -40,11 +40,11 @@ class PagedModel:
 
     def __init__(self, model: Decoder, ops: Ops, num_pages: int = 64) -> None:
         self.model, self.ops = model, ops
-        page_bytes = model.kv_layout.page_bytes
+        page_bytes = model.plan.kv_layout.page_bytes
         self.arena = torch.full((ADAPTER_BYTES + num_pages * page_bytes,), 0xFF, dtype=torch.uint8)
         order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(7))
         self.free = [ADAPTER_BYTES + int(page) * page_bytes for page in order]
-        shape = (MAX_SLOTS, model.spec.num_layers, len(PROJECTIONS))
+        shape = (MAX_SLOTS, model.plan.spec.num_layers, len(PROJECTIONS))
         self.tables = AdapterTables(
             torch.zeros(shape, dtype=torch.int64),
             torch.zeros(shape, dtype=torch.int64),
@@ -57,9 +57,9 @@ class PagedModel:
         config = json.loads((folder / "adapter_config.json").read_text())
         scale = config["lora_alpha"] / config["r"]
         tensors = load_file(folder / "adapter_model.safetensors")
-        for layer in range(self.model.spec.num_layers):
+        for layer in range(self.model.plan.spec.num_layers):
             for index, projection in enumerate(PROJECTIONS):
-                path = self.model.shape.module_path(layer, projection)
+                path = self.model.plan.shape.module_path(layer, projection)
                 name = f"base_model.model.{path}.lora_A.weight"
                 if name not in tensors:
                     continue
@@ -70,7 +70,7 @@ class PagedModel:
                 self.tables.rank[slot, layer, index] = len(a)
 
     def _write(self, matrix: Tensor) -> int:
-        raw = matrix.to(self.model.kv_layout.dtype).contiguous().view(torch.uint8).flatten()
+        raw = matrix.to(self.model.plan.kv_layout.dtype).contiguous().view(torch.uint8).flatten()
         start, self.end = self.end, self.end + (-(-len(raw) // 64) * 64)
         assert self.end <= ADAPTER_BYTES
         self.arena[start : start + len(raw)] = raw
@@ -101,7 +101,7 @@ class PagedModel:
                 max_query=int(counts.max()),
                 max_context=max(contexts),
             ),
-            kv=KVCacheView(self.arena, self.model.kv_layout),
+            kv=KVCacheView(self.arena, self.model.plan.kv_layout),
             lora=self._lora([stream.slot for stream, _ in work], query_start),
         )
         hidden = self.model.forward(batch)
@@ -116,7 +116,7 @@ class PagedModel:
             return None
         return LoRABatch(
             arena=self.arena,
-            dtype=self.model.kv_layout.dtype,
+            dtype=self.model.plan.kv_layout.dtype,
             tables=self.tables,
             segment_start=query_start[: len(used) + 1].contiguous(),
             segment_slot=torch.tensor(used, dtype=torch.int32),

@@ -21,6 +21,7 @@ from workers.importer import ImportRefused, import_model
 from workers.layers.rotary import RopeSpec, inverse_frequencies
 from workers.models import read_spec
 from workers.models.decoder import Decoder
+from workers.models.plan import ModelPlan
 from workers.models.spec import UnsupportedModel
 
 
@@ -169,8 +170,8 @@ def test_demo_model_answers_as_under_transformers(tmp_path: Path) -> None:
         torch.tensor([prompt]), max_new_tokens=20, do_sample=False
     )
     ops = select("reference")
-    model = PagedModel(Decoder.load(folder, digest, ops, torch.float32), ops)
+    model = PagedModel(Decoder.load(ModelPlan.read(folder, digest, torch.float32), ops), ops)
     answer = expected[0, len(prompt) :].tolist()
     assert model.generate(Stream(), prompt, len(answer)) == answer
     assert "Paris" in tokenizer.decode(answer)
-    assert model.model.spec.eos_token_ids == (2,)
+    assert model.model.plan.spec.eos_token_ids == (2,)

@@ -13,6 +13,7 @@ from ops.registry import select
 from tests.doubles import FAMILIES, SIZES, make_adapter, make_model
 from tests.workers.paged import PagedModel, Stream
 from workers.models.decoder import Decoder
+from workers.models.plan import ModelPlan
 
 TOLERANCE = 2e-4
 
@@ -25,7 +26,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="module", params=["reference", "cpu"])
 def paged(request: pytest.FixtureRequest, folder: Path) -> PagedModel:
     ops = select(request.param)
-    return PagedModel(Decoder.load(folder, "tiny", ops, torch.float32), ops)
+    return PagedModel(Decoder.load(ModelPlan.read(folder, "tiny", torch.float32), ops), ops)
 
 
 @torch.no_grad()
@@ -102,7 +103,9 @@ def test_bfloat16_stays_near_float32(folder: Path) -> None:
     ops = select("reference")
     tokens = draw_tokens(4, 40)
     rows = [
-        PagedModel(Decoder.load(folder, "tiny", ops, dtype), ops).step([(Stream(), tokens)])[0]
+        PagedModel(Decoder.load(ModelPlan.read(folder, "tiny", dtype), ops), ops).step(
+            [(Stream(), tokens)]
+        )[0]
         for dtype in (torch.float32, torch.bfloat16)
     ]
     error = (rows[0] - rows[1]).abs().mean() / rows[0].std()

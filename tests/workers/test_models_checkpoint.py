@@ -14,6 +14,7 @@ from tests.doubles import make_model
 from tests.workers.paged import PagedModel, Stream
 from workers.models.checkpoint import CheckpointError
 from workers.models.decoder import Decoder
+from workers.models.plan import ModelPlan
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 
 def load(folder: Path) -> PagedModel:
     ops = select("reference")
-    return PagedModel(Decoder.load(folder, "tiny", ops, torch.float32), ops)
+    return PagedModel(Decoder.load(ModelPlan.read(folder, "tiny", torch.float32), ops), ops)
 
 
 def rewrite(folder: Path, **changes: torch.Tensor | None) -> None:
@@ -45,10 +46,8 @@ def test_shards_load_as_one_file_does(folder: Path) -> None:
 def test_progress_ends_at_the_total(folder: Path) -> None:
     calls: list[tuple[int, int]] = []
     Decoder.load(
-        folder,
-        "tiny",
+        ModelPlan.read(folder, "tiny", torch.bfloat16),
         select("reference"),
-        torch.bfloat16,
         progress=lambda done, total: calls.append((done, total)),
     )
     assert calls == sorted(calls)

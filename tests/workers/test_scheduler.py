@@ -230,11 +230,11 @@ def test_a_failing_step_fails_its_sequences_and_no_others() -> None:
         def run(self, schedule: object) -> None:
             raise RuntimeError("kernel")
 
-    working = simulation.engine._runner
-    simulation.engine._runner = Broken()  # pyright: ignore
+    working = simulation.engine.runner
+    simulation.engine.runner = Broken()  # pyright: ignore
     simulation.step()
     assert simulation.finished[0] is ErrorCode.INTERNAL
-    simulation.engine._runner = working
+    simulation.engine.runner = working
     later = generate(1, prompt_of(rng, 10))
     simulation.submit(later)
     simulation.run()

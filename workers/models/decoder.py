@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from adapters.manifest import BaseModelShape
-from ops.base import AdaptedLinear, KVLayout, LayerWeights, Norm, Ops, QKNorm
+from ops.base import AdaptedLinear, LayerWeights, Norm, Ops, QKNorm
 from workers.batch import ForwardBatch
 from workers.layers.decoder_layer import bind_layers
 from workers.layers.embedding import Embedding, LMHead
 from workers.layers.linear import make_site
 from workers.layers.rotary import RopeSpec, rope_table
-from workers.models import read_spec
 from workers.models.checkpoint import Checkpoint, weight_files
 from workers.models.loader import WeightLoader
+from workers.models.plan import ModelPlan
 from workers.models.progress import Progress, ProgressMeter
 from workers.models.spec import ModelSpec
 
@@ -26,19 +21,10 @@ from workers.models.spec import ModelSpec
 class Decoder:
     """A loaded base model. Immutable: a step's state is in its batch and the pages it points to."""
 
-    def __init__(
-        self,
-        loader: WeightLoader,
-        spec: ModelSpec,
-        shape: BaseModelShape,
-        dtype: torch.dtype,
-        max_model_len: int,
-    ) -> None:
-        self.spec = spec
-        self.shape = shape
-        self.max_model_len = max_model_len
-        self.kv_layout = KVLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype)
-        ropes = rope_tables(spec, max_model_len, loader.ops.device)
+    def __init__(self, plan: ModelPlan, loader: WeightLoader) -> None:
+        self.plan = plan
+        spec = plan.spec
+        ropes = rope_tables(spec, plan.max_model_len, loader.ops.device)
         table = loader.table("model.embed_tokens.weight")
         head = "model.embed_tokens" if spec.tie_word_embeddings else "lm_head"
         self._ops = loader.ops
@@ -50,31 +36,21 @@ class Decoder:
         ]
         self._layers = bind_layers(loader.ops, layers)
         self._head = LMHead(loader.ops, loader.linear([head]), spec.logits_softcap)
+        self.num_bytes = loader.num_bytes + sum(rope.nbytes for rope in ropes.values())
+        """On the device."""
 
     @classmethod
-    def load(
-        cls,
-        folder: Path,
-        digest: str,
-        ops: Ops,
-        dtype: torch.dtype,
-        *,
-        max_model_len: int | None = None,
-        progress: Progress | None = None,
-    ) -> Decoder:
+    def load(cls, plan: ModelPlan, ops: Ops, *, progress: Progress | None = None) -> Decoder:
         """Reads a canonical folder and packs its weights one by one.
 
-        dtype: of weights and KV pages, bfloat16 or float32.
-        Raises UnsupportedModel or CheckpointError.
+        Raises CheckpointError, and what `progress` raises to stop it.
         """
-        config = _read_json(folder / "config.json")
-        spec = read_spec(config, _read_json(folder / "generation_config.json"))
-        meter = ProgressMeter(sum(path.stat().st_size for path in weight_files(folder)), progress)
-        length = min(max_model_len or spec.max_position_embeddings, spec.max_position_embeddings)
-        with Checkpoint(folder) as checkpoint:
-            checkpoint.check(spec)
-            loader = WeightLoader(checkpoint, ops, dtype, meter)
-            model = cls(loader, spec, BaseModelShape.from_config(config, digest), dtype, length)
+        meter = ProgressMeter(
+            sum(path.stat().st_size for path in weight_files(plan.folder)), progress
+        )
+        with Checkpoint(plan.folder) as checkpoint:
+            checkpoint.check(plan.spec)
+            model = cls(plan, WeightLoader(checkpoint, ops, plan.dtype, meter))
         meter.finish()
         return model
 
@@ -145,7 +121,3 @@ def rope_tables(
     """One table for each distinct rope of the model's layers."""
     ropes = {layer.rope for layer in spec.layers}
     return {rope: rope_table(rope, spec.head_dim, num_positions).to(device) for rope in ropes}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.is_file() else {}

@@ -1,0 +1,265 @@
+"""Several base models on one worker that has room for one: answers are those of workers that never
+swap, streams are never cut, and what cannot be loaded harms nobody else."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from time import sleep
+
+import pytest
+import torch
+
+from adapters.manifest import BaseModelShape
+from adapters.store import LocalStore
+from memory.runs import UNIT_BYTES
+from tests.doubles import make_adapter, make_model
+from tests.scale import scaled
+from tests.workers.driver import Driver, store_adapter
+from workers.config import WorkerConfig
+from workers.importer import import_model
+from workers.models.plan import ModelPlan
+from workers.protocol import (
+    Abort,
+    AdapterRef,
+    Desired,
+    DesiredModel,
+    ErrorCode,
+    FinishReason,
+    Generate,
+    ModelStatus,
+    SamplingParams,
+    WorkerStatus,
+)
+
+FAMILIES = {"one": "llama", "two": "qwen2", "three": "gemma3_text"}
+KV_EXTENTS = 6
+"""Beside the weights of the largest: eight pages each."""
+
+
+class House:
+    """Three tiny models in one store, with two adapters each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = LocalStore(folder / "store")
+        self.digests: dict[str, str] = {}
+        self.refs: dict[str, list[AdapterRef]] = {}
+        self.plans: dict[str, ModelPlan] = {}
+        for seed, (name, family) in enumerate(FAMILIES.items()):
+            source = make_model(folder / name, family, seed=seed)
+            digest = self.digests[name] = import_model(source, self.store)
+            model = self.store.model_folder(digest)
+            config = json.loads((model / "config.json").read_text())
+            shape = BaseModelShape.from_config(config, digest)
+            self.plans[name] = ModelPlan.read(model, digest, torch.float32)
+            self.refs[name] = [
+                store_adapter(
+                    self.store,
+                    make_adapter(source, folder / f"{name}-{rank}", rank=rank, b_std=0.5),
+                    shape,
+                )
+                for rank in (4, 8)
+            ]
+
+    def config(self, *names: str, room: int = 1, **changes: object) -> WorkerConfig:
+        """room: so many of the largest models fit."""
+        largest = max(plan.max_bytes(torch.float32) for plan in self.plans.values())
+        extents = -(-largest // UNIT_BYTES)
+        settings = {
+            "models": {name: self.digests[name] for name in names},
+            "store": str(self.folder / "store"),
+            "cache_dir": self.folder / "cache",
+            "listen": "",
+            "dtype": "float32",
+            "threads": 1,
+            "memory": 64 << 20,
+            "device_memory": (room * extents + KV_EXTENTS) * UNIT_BYTES,
+            "max_model_wait_s": 0.3,
+            "max_model_drain_s": 0.02,
+            "max_num_seqs": 8,
+            "max_batched_tokens": 64,
+            **changes,
+        }
+        return WorkerConfig(**settings)  # pyright: ignore
+
+    def generate(
+        self,
+        number: int,
+        name: str,
+        prompt: list[int],
+        max_tokens: int,
+        adapter: AdapterRef | None = None,
+    ) -> Generate:
+        params = SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0, ignore_eos=True)
+        return Generate(
+            number, "", self.digests[name], prompt, params, cache_domain="t", adapter=adapter
+        )
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    yield House(tmp_path_factory.mktemp("house"))
+
+
+def models(status: WorkerStatus) -> dict[str, ModelStatus]:
+    return {model.name: model for model in status.models}
+
+
+def traffic(house: House, names: list[str], count: int, num_tokens: int) -> list[Generate]:
+    """Of the base models and of adapters, with prefixes that come again."""
+    rng = random.Random(3)
+    shared = [rng.randrange(256) for _ in range(40)]
+    requests: list[Generate] = []
+    for number in range(count):
+        name = names[number % len(names)]
+        own = [rng.randrange(256) for _ in range(rng.randrange(1, 20))]
+        prompt = (shared if rng.random() < 0.5 else []) + own
+        ref = rng.choice([None, *house.refs[name]])
+        requests.append(house.generate(number, name, prompt, num_tokens, ref))
+    return requests
+
+
+def answers(config: WorkerConfig, requests: list[Generate]) -> tuple[dict[int, list[int]], Driver]:
+    with Driver(config) as driver:
+        for request in requests:
+            driver.submit(request)
+        driver.wait()
+    assert set(driver.ended.values()) == {FinishReason.LENGTH}
+    return driver.answers, driver
+
+
+def test_answers_are_those_of_a_worker_that_never_swaps(house: House) -> None:
+    """More streams than one residency can end: they are preempted with their model, and go on."""
+    names = list(FAMILIES)
+    requests = traffic(house, names, scaled(48, 192), scaled(120, 240))
+    expected, _ = answers(house.config(*names, device_memory=None), requests)
+    got, driver = answers(house.config(*names), requests)
+    assert got == expected
+    worker = driver.worker
+    status = models(worker.status(False, 0))
+    assert all(model.num_swaps >= 2 for model in status.values()), status
+    assert sum(model.num_preemptions for model in status.values()) > 0
+    for engine in worker.engines.values():
+        engine.check_integrity()
+        assert engine.num_integrity_failures == 0
+    extents = worker.arena.map()
+    on_device = [m for m in status.values() if m.tier == "device"]
+    assert len(on_device) == 1
+    num_weights = extents.count("w") * worker.arena.extent_bytes
+    assert on_device[0].num_bytes <= num_weights < 1.5 * on_device[0].num_bytes
+
+
+def test_all_stay_where_there_is_room_for_all(house: House) -> None:
+    names = list(FAMILIES)
+    requests = traffic(house, names, 12, 16)
+    _, driver = answers(house.config(*names, room=3), requests)
+    status = models(driver.worker.status(False, 0))
+    assert {(m.tier, m.num_swaps) for m in status.values()} == {("device", 1)}
+
+
+def test_a_cold_model_comes_and_the_idle_one_leaves(house: House) -> None:
+    with Driver(house.config("one", "two")) as driver:
+        assert tiers(driver) == {"one": "device", "two": "host"}
+        driver.submit(house.generate(0, "two", [1, 2, 3], 4))
+        driver.wait()
+        status = driver.await_status(lambda s: models(s)["two"].num_swaps == 1)
+        assert {n: m.tier for n, m in models(status).items()} == {"one": "host", "two": "device"}
+        assert models(status)["two"].load_s > 0 and models(status)["two"].num_bytes > 0
+    assert driver.ended == {0: FinishReason.LENGTH}
+
+
+def tiers(driver: Driver) -> dict[str, str]:
+    return {m.name: m.tier for m in driver.worker.status(False, 0).models}
+
+
+def test_a_load_nobody_waits_for_leaves_the_device_to_others(house: House) -> None:
+    """The request is taken back while its model waits for room."""
+    config = house.config("one", "two", max_model_wait_s=1e9, max_model_drain_s=1e9)
+    with Driver(config) as driver:
+        driver.submit(house.generate(0, "one", [1, 2, 3], 400))
+        driver.submit(house.generate(1, "two", [1, 2, 3], 400))
+        driver.await_first(0)
+        driver.loop.post(0, Abort(1))
+        del driver.answers[1]
+        driver.submit(house.generate(2, "one", [1, 2, 3], 4))
+        driver.wait()
+        status = driver.await_status(lambda s: models(s)["two"].num_waiting == 0)
+        assert models(status)["one"].tier == "device"
+
+
+def test_a_broken_model_fails_by_name_and_harms_nobody_else(house: House, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(house.folder / "store", store)
+    weights = store / "models" / house.digests["two"] / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.chmod(0o644)
+    weights.write_bytes(whole[: len(whole) // 2])
+    config = house.config("one", "two", store=str(store))
+    with Driver(config) as driver:
+        driver.submit(house.generate(0, "one", [1, 2, 3], 300))
+        driver.submit(house.generate(1, "two", [1, 2, 3], 4))
+        driver.wait()
+        assert driver.ended == {0: FinishReason.LENGTH, 1: ErrorCode.MODEL_UNAVAILABLE}
+        status = driver.await_status(lambda s: models(s)["two"].error != "")
+        assert models(status)["two"].tier == "host"
+        driver.submit(house.generate(2, "two", [1, 2, 3], 4))
+        driver.submit(house.generate(3, "one", [1, 2, 3], 4))
+        driver.wait()
+        assert driver.ended[2] is ErrorCode.MODEL_UNAVAILABLE
+        assert driver.ended[3] is FinishReason.LENGTH
+        weights.write_bytes(whole)
+        number = 4
+        while driver.ended[number - 1] is not FinishReason.LENGTH or number == 4:
+            sleep(0.1)
+            driver.submit(house.generate(number, "two", [1, 2, 3], 4))
+            driver.wait()
+            number += 1
+        status = driver.await_status(lambda s: models(s)["two"].tier == "device")
+        assert models(status)["two"].error == ""
+
+
+def test_the_catalog_registers_pins_and_unloads(house: House) -> None:
+    one, three = (DesiredModel(house.digests[name], name) for name in ("one", "three"))
+    missing = DesiredModel("0" * 64, "missing")
+    with Driver(house.config("one", room=1)) as driver:
+        driver.submit(house.generate(0, "three", [1, 2, 3], 4))
+        driver.wait()
+        assert driver.ended[0] is ErrorCode.MODEL_UNKNOWN
+        driver.loop.post(1, Desired(1, [], [one, three, missing]))
+        status = driver.await_status(
+            lambda s: (
+                models(s).keys() == {"one", "three", "missing"}
+                and models(s)["missing"].error != ""
+                and models(s)["three"].tier != "cold"
+            )
+        )
+        assert models(status)["missing"].tier == "cold"
+        assert [model.name for model in driver.models] == ["one", "three"]
+        driver.submit(house.generate(1, "three", [1, 2, 3], 4))
+        driver.wait()
+        assert driver.ended[1] is FinishReason.LENGTH
+
+        pinned = DesiredModel(one.digest, "one", is_pinned=True)
+        driver.loop.post(1, Desired(2, [], [pinned, three]))
+        driver.await_status(lambda s: s.generation == 2 and models(s)["one"].tier == "device")
+        driver.submit(house.generate(2, "three", [1, 2, 3], 4))
+        driver.wait()
+        assert driver.ended[2] is ErrorCode.OVERLOADED, "it cannot fit beside the pinned one"
+
+        unloaded = DesiredModel(one.digest, "one", is_unloaded=True)
+        driver.loop.post(1, Desired(3, [], [unloaded, three]))
+        driver.await_status(lambda s: models(s)["one"].tier == "host")
+        driver.submit(house.generate(3, "one", [1, 2, 3], 4))
+        driver.submit(house.generate(4, "three", [1, 2, 3], 4))
+        driver.wait()
+        assert driver.ended[3] is ErrorCode.MODEL_UNAVAILABLE
+        assert driver.ended[4] is FinishReason.LENGTH
+
+
+def test_a_model_that_can_never_fit_is_refused_at_the_start(house: House) -> None:
+    with pytest.raises(ValueError, match="do not fit"):
+        Driver(house.config("one", "three", device_memory=8 * UNIT_BYTES))

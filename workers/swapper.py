@@ -1,0 +1,260 @@
+"""Does what the residency policy orders: gathers extents, has weights loaded, has models leave."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from memory.arena import Arena
+from memory.broker import MemoryBroker
+from workers.engine import Event
+from workers.model_fetcher import ModelFetcher
+from workers.model_loader import Load, Loaded, ModelLoader
+from workers.model_runner import ModelRunner
+from workers.models.decoder import Decoder
+from workers.models.plan import ModelPlan
+from workers.models.progress import Progress
+from workers.probe import Prober, Target
+from workers.protocol import DesiredModel, ErrorCode, ModelStatus
+from workers.residency import Demand, ModelState, Residency
+
+log = logging.getLogger(__name__)
+
+LOAD_BYTES_PER_S = 1e9
+"""Until a model's own load is measured."""
+
+
+@dataclass(slots=True, eq=False)
+class Hosted:
+    """One registered model."""
+
+    plan: ModelPlan
+    target: Target
+    state: ModelState
+    make_runner: Callable[[Decoder], ModelRunner]
+    load: Load | None = None
+    num_bytes: int = 0
+    """Of its weights, as loaded last."""
+    error: str = ""
+    """Of its last load."""
+
+
+class Swapper:
+    """All registered models of a worker. Used on the engine thread, with the memory's lock held."""
+
+    def __init__(
+        self,
+        residency: Residency,
+        arena: Arena,
+        broker: MemoryBroker,
+        loader: ModelLoader,
+        fetcher: ModelFetcher,
+        prober: Prober,
+        *,
+        build: Callable[[str, ModelPlan], Hosted],
+        clock: Callable[[], float],
+    ) -> None:
+        """build: makes all that a model needs but its weights, and adds it to the residency; raises
+        ValueError if it cannot be served here."""
+        self._residency = residency
+        self._arena = arena
+        self._broker = broker
+        self._loader = loader
+        self._fetcher = fetcher
+        self._prober = prober
+        self._build = build
+        self._clock = clock
+        self._hosted: dict[str, Hosted] = {}
+        self._desired: dict[str, DesiredModel] = {}
+
+    @property
+    def is_busy(self) -> bool:
+        """Something is on its way, or somebody waits for it."""
+        return bool(self._fetcher.fetches) or not self._residency.is_settled
+
+    def add(self, name: str, plan: ModelPlan) -> Target:
+        """Registers a model of the store, without its weights. Raises ValueError."""
+        hosted = self._hosted[plan.digest] = self._build(name, plan)
+        self._heed(hosted)
+        return hosted.target
+
+    def load_now(self, digest: str, progress: Progress) -> bool:
+        """Brings a model to the device on the calling thread, if nobody has to leave for it. Raises
+        CheckpointError and OSError."""
+        hosted = self._hosted[digest]
+        state = hosted.state
+        if state.num_extents > self._residency.num_free:
+            return False
+        self._broker.allocate_weights(digest, state.num_extents)
+        extents = self._arena.weight_extents(digest)
+        self._attach(hosted, self._loader.load_here(hosted.plan, extents, progress))
+        return True
+
+    def want(self, models: Iterable[DesiredModel]) -> None:
+        """All that the catalog has. Those not known yet are fetched; one that it has no more stays,
+        unless others need its place."""
+        self._desired = {model.digest: model for model in models}
+        for hosted in self._hosted.values():
+            self._heed(hosted)
+        for digest, model in self._desired.items():
+            if digest not in self._hosted:
+                self._fetcher.fetch(digest, model.name)
+        self._fetcher.forget(set(self._desired))
+
+    def refusal(self, digest: str) -> str | None:
+        """Why there is no use in waiting for the model now."""
+        hosted = self._hosted.get(digest)
+        if hosted is None:
+            return None
+        if hosted.state.is_unloaded:
+            return "the base model is unloaded"
+        if hosted.error and self._clock() < hosted.state.retry_s:
+            return "the base model could not be loaded; it will be tried again"
+        return None
+
+    def advance(self) -> list[Event]:
+        """Between two steps: takes what has come, decides, and has it done."""
+        events: list[Event] = []
+        for hosted in self._hosted.values():
+            events += self._take_loaded(hosted)
+        orders = self._residency.decide({d: self._demand(h) for d, h in self._hosted.items()})
+        for digest in orders.cancel:
+            self._give_up(self._hosted[digest])
+        for digest in orders.leave:
+            self._leave(self._hosted[digest])
+        for digest, hosted in self._hosted.items():
+            hosted.target.engine.is_held = digest in orders.held
+            if hosted.state.is_unloaded:
+                message = "the base model was unloaded"
+                events += hosted.target.engine.fail_waiting(ErrorCode.MODEL_UNAVAILABLE, message)
+        for digest in orders.preempt:
+            self._hosted[digest].target.engine.suspend()
+        for digest in orders.hopeless:
+            events += self._disappoint(self._hosted[digest])
+        for hosted in self._hosted.values():
+            if hosted.state.is_gathering:
+                self._gather(hosted)
+        return events
+
+    def take_fetched(self) -> list[Target]:
+        """Models that have come to this machine, registered now."""
+        targets: list[Target] = []
+        for name, plan in self._fetcher.take():
+            try:
+                targets.append(self.add(name, plan))
+                log.info("model %s (%s) is registered", name, plan.digest[:12])
+            except ValueError as error:
+                self._fetcher.fail(plan.digest, name, error)
+        return targets
+
+    def status(self) -> list[ModelStatus]:
+        """Registered models, then those on their way to this machine."""
+        here = [self._status(hosted) for hosted in self._hosted.values()]
+        return here + [
+            ModelStatus(digest, f.name, 0, 0, 0, 0, 0, 0, 0, 0, tier="cold", error=f.error)
+            for digest, f in self._fetcher.fetches.items()
+        ]
+
+    def close(self) -> None:
+        """Waits for the load in progress, which is of no use any more."""
+        for hosted in self._hosted.values():
+            if hosted.load is not None:
+                hosted.load.cancel()
+        self._loader.close()
+        self._fetcher.close()
+
+    def _status(self, hosted: Hosted) -> ModelStatus:
+        state = hosted.state
+        return msgspec.structs.replace(
+            hosted.target.engine.status(),
+            tier=state.tier,
+            num_bytes=hosted.num_bytes,
+            num_swaps=state.num_swaps,
+            idle_s=self._clock() - state.used_s,
+            load_s=state.load_s,
+            error=hosted.error,
+        )
+
+    def _heed(self, hosted: Hosted) -> None:
+        """What the catalog says of it."""
+        desired = self._desired.get(hosted.plan.digest)
+        hosted.state.is_pinned = desired is not None and desired.is_pinned
+        hosted.state.is_unloaded = desired is not None and desired.is_unloaded
+
+    def _demand(self, hosted: Hosted) -> Demand:
+        """A probe runs, or waits for its model, as a request does."""
+        demand = hosted.target.engine.demand
+        num_running, num_waiting = self._prober.num_probes(hosted.plan.digest)
+        if not num_running and not num_waiting:
+            return demand
+        return Demand(
+            demand.num_running + num_running,
+            demand.num_waiting + num_waiting,
+            demand.num_extents,
+            demand.is_short,
+        )
+
+    def _gather(self, hosted: Hosted) -> None:
+        """What is idle now becomes the model's; when it has all, the load begins."""
+        digest, num_extents = hosted.plan.digest, hosted.state.num_extents
+        missing = num_extents - len(self._arena.weight_extents(digest))
+        if self._broker.allocate_weights(digest, missing) == missing:
+            self._residency.begun(digest)
+            extents = self._arena.weight_extents(digest)
+            hosted.load = self._loader.load(hosted.plan, extents)
+
+    def _take_loaded(self, hosted: Hosted) -> list[Event]:
+        load = hosted.load
+        if load is None or not load.is_done:
+            return []
+        hosted.load = None
+        try:
+            self._attach(hosted, load.result())
+        except Exception as error:
+            log.exception("model %s could not be loaded", hosted.plan.digest[:12])
+            return self._fail(hosted, f"{type(error).__name__}: {error}")
+        return []
+
+    def _attach(self, hosted: Hosted, loaded: Loaded) -> None:
+        hosted.num_bytes, hosted.error = loaded.model.num_bytes, ""
+        hosted.target.engine.attach(hosted.make_runner(loaded.model))
+        hosted.target.pool.is_on_device = True
+        self._residency.loaded(hosted.plan.digest, loaded.seconds)
+
+    def _leave(self, hosted: Hosted) -> None:
+        """What runs goes on when the model is back: pages stay in the prefix cache, adapters on the
+        host."""
+        digest, target = hosted.plan.digest, hosted.target
+        target.engine.suspend()
+        self._prober.put_back(digest)
+        target.pool.leave_device()
+        self._arena.free_weights(digest)
+        self._loader.discard(digest, [target.engine.detach()])
+
+    def _give_up(self, hosted: Hosted) -> None:
+        """The load is not wanted any more."""
+        if hosted.load is not None:
+            hosted.load.cancel()
+            hosted.load = None
+        self._arena.free_weights(hosted.plan.digest)
+
+    def _fail(self, hosted: Hosted, error: str) -> list[Event]:
+        hosted.error = error
+        self._give_up(hosted)
+        self._residency.failed(hosted.plan.digest)
+        message = "the base model could not be loaded"
+        return hosted.target.engine.fail_waiting(ErrorCode.MODEL_UNAVAILABLE, message)
+
+    def _disappoint(self, hosted: Hosted) -> list[Event]:
+        """There will be no memory for it."""
+        reason = "its memory is held by what is pinned"
+        if hosted.state.tier == "loading":
+            return self._fail(hosted, reason)
+        if not hosted.state.is_here:
+            hosted.error = reason
+        return hosted.target.engine.fail_first(
+            ErrorCode.OVERLOADED, f"the base model lacks memory: {reason}"
+        )
