@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from adapters.errors import AdapterUnavailable
 from memory.arena import Arena
 from memory.kv_cache import KVCache
 from tests.workers.simulator import END, VOCAB, FakeClock, SimulatedRunner, alone
-from workers.engine import Engine
+from workers.engine import Engine, Runner
+from workers.overload import QueueBounds
 from workers.protocol import (
     AdapterRef,
     ErrorCode,
@@ -48,6 +50,8 @@ class StubPool:
     leases: dict[int, int] = field(default_factory=dict)
     asked: dict[str, int] = field(default_factory=dict)
     is_loading: bool = False
+    loaded_bytes: int = 0
+    """Of the next adapter that is leased."""
     num_evictions: int = 0
 
     @property
@@ -56,6 +60,8 @@ class StubPool:
 
     def prefetch(self, ref: AdapterRef) -> None:
         self.asked.setdefault(ref.digest, self.delay_steps)
+
+    expect = prefetch
 
     def acquire(self, ref: AdapterRef) -> StubLease | None:
         if ref.digest in self.broken:
@@ -70,7 +76,8 @@ class StubPool:
             del self.asked[ref.digest]
         slot = self.slots[ref.digest]
         self.leases[slot] = self.leases.get(slot, 0) + 1
-        return StubLease(self, slot)
+        num_loaded, self.loaded_bytes = self.loaded_bytes, 0
+        return StubLease(self, slot, num_loaded_bytes=num_loaded)
 
     def is_here(self, ref: AdapterRef) -> bool:
         return ref.digest in self.slots
@@ -118,6 +125,8 @@ class Simulation:
         max_num_seqs: int = 8,
         max_batched_tokens: int = 64,
         pool: StubPool | None = None,
+        bounds: QueueBounds = QueueBounds(),  # noqa: B008
+        runner: Callable[[FakeClock], Runner] = SimulatedRunner,
     ) -> None:
         self.clock = FakeClock()
         self.pool = pool or StubPool(num_slots=4)
@@ -130,8 +139,9 @@ class Simulation:
             self.rows,
             max_num_seqs=max_num_seqs,
             max_batched_tokens=max_batched_tokens,
+            bounds=bounds,
         )
-        self.runner = SimulatedRunner(self.clock)
+        self.runner = runner(self.clock)
         self.ring = StepRing()
         self.engine = Engine(
             ModelInfo("model", "m", 4096),

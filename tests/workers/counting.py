@@ -1,0 +1,74 @@
+"""An engine without any model: what each tenant is given is counted, and a step takes as long as a
+formula says. For proofs over many steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tests.workers.simulation import Simulation
+from tests.workers.simulator import FakeClock
+from workers.fairness import DECODE_COST, PREFILL_COST
+from workers.protocol import Failed, Generate
+from workers.step import Schedule, StepResult
+
+STEP_S, ROW_S = 0.010, 0.001
+
+
+class CountingRunner:
+    """Each token generated is 0."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
+        self.served: Counter[str] = Counter()
+        """Cost of the rows computed, by tenant."""
+        self.by_class: Counter[str] = Counter()
+        self.begun_s: dict[int, float] = {}
+        """When the prompt of each request began."""
+        self.num_steps = 0
+
+    def run(self, schedule: Schedule) -> StepResult:
+        self.num_steps += 1
+        for item in schedule.items:
+            sequence = item.sequence
+            request = sequence.request
+            cost = PREFILL_COST if sequence.is_pending else DECODE_COST
+            self.served[request.tenant] += int(cost * item.num_tokens)
+            self.by_class[request.service_class] += int(cost * item.num_tokens)
+            self.begun_s.setdefault(request.id, self.clock.now)
+        self.clock.now += STEP_S + ROW_S * schedule.num_tokens
+        num_sampled = len(schedule.sampled)
+        return StepResult(tokens=[0] * num_sampled, logprobs=[None] * num_sampled)
+
+
+class Market(Simulation):
+    """Requests come through the bounds of the queue."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(runner=CountingRunner, **options)  # pyright: ignore
+        self.failed: dict[int, Failed] = {}
+        self.arrived_s: dict[int, float] = {}
+        self.first_s: dict[int, float] = {}
+        self.ended: set[int] = set()
+
+    @property
+    def counts(self) -> CountingRunner:
+        assert isinstance(self.runner, CountingRunner)
+        return self.runner
+
+    def offer(self, request: Generate) -> None:
+        self.clock.now += 1e-6
+        self.arrived_s[request.id] = self.clock.now
+        for _, event in self.engine.offer(0, request):
+            self._take(event)
+
+    def step(self) -> None:
+        for _, event in self.engine.step():
+            self._take(event)
+
+    def _take(self, event: object) -> None:
+        if isinstance(event, Failed):
+            self.failed[event.id] = event
+            return
+        self.first_s.setdefault(event.id, self.clock.now)  # pyright: ignore
+        if event.finish_reason is not None:  # pyright: ignore
+            self.ended.add(event.id)  # pyright: ignore

@@ -1,0 +1,205 @@
+"""Full queues: who is refused, and when he may come again."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.workers.counting import Market
+from tests.workers.test_fairness import ask
+from workers.overload import MAX_RETRY_S, QueueBounds
+from workers.protocol import ErrorCode, ServiceClass
+
+
+def waiting(market: Market) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for sequence in market.scheduler.waiting:
+        counts[sequence.request.tenant] = counts.get(sequence.request.tenant, 0) + 1
+    return counts
+
+
+def test_a_newcomer_pushes_out_the_newest_of_who_fills_more_than_his_share() -> None:
+    rng = random.Random(1)
+    market = Market(bounds=QueueBounds(max_requests=8))
+    heavy = [ask(rng, "heavy", 10, 4) for _ in range(9)]
+    for request in heavy:
+        market.offer(request)
+    assert set(market.failed) == {heavy[-1].id}
+    light = [ask(rng, "light", 10, 4) for _ in range(5)]
+    for request in light:
+        market.offer(request)
+    assert waiting(market) == {"heavy": 4, "light": 4}
+    assert set(market.failed) == {*(r.id for r in heavy[4:]), light[-1].id}
+    for failed in market.failed.values():
+        assert failed.code is ErrorCode.OVERLOADED
+        assert failed.retry_after_s >= 1.0
+    while market.engine.has_work:
+        market.step()
+    assert market.ended == {r.id for r in heavy[:4] + light[:4]}
+
+
+def test_shares_of_the_queue_follow_weight_and_class() -> None:
+    rng = random.Random(2)
+    market = Market(bounds=QueueBounds(max_requests=40))
+    for _ in range(60):
+        market.offer(ask(rng, "batch", 10, 4, service_class=ServiceClass.BATCH))
+    for _ in range(60):
+        market.offer(ask(rng, "one", 10, 4))
+        market.offer(ask(rng, "two", 10, 4, weight=2))
+    assert waiting(market) == {"batch": 10, "one": 10, "two": 20}
+
+
+def test_giant_prompts_are_pushed_out_by_what_they_weigh() -> None:
+    rng = random.Random(3)
+    market = Market(num_pages=200, bounds=QueueBounds(max_tokens=3000))
+    giants = [ask(rng, "giant", 1400, 4) for _ in range(2)]
+    small = [ask(rng, "small", 100, 4) for _ in range(14)]
+    for request in giants + small:
+        market.offer(request)
+    assert set(market.failed) == {giants[1].id}
+    refused = ask(rng, "giant", 1400, 4)
+    market.offer(refused)
+    assert refused.id in market.failed
+    assert waiting(market) == {"giant": 1, "small": 14}
+
+
+def test_a_prompt_longer_than_the_queue_is_refused_and_pushes_nobody_out() -> None:
+    rng = random.Random(4)
+    market = Market(num_pages=200, bounds=QueueBounds(max_tokens=1000))
+    market.offer(ask(rng, "a", 900, 4))
+    too_long = ask(rng, "b", 1001, 4)
+    market.offer(too_long)
+    assert set(market.failed) == {too_long.id}
+
+
+def test_what_would_wait_too_long_is_refused_and_who_obeys_is_served() -> None:
+    """Ten times what the device can do, and clients that come again when they are told to. All are
+    served in the end, no wait is much longer than promised, and few are refused twice."""
+    rng = random.Random(5)
+    max_wait_s = 2.0
+    market = Market(
+        num_pages=200,
+        max_num_seqs=8,
+        max_batched_tokens=128,
+        bounds=QueueBounds(max_wait_s=max_wait_s),
+    )
+    interactive = ServiceClass.INTERACTIVE
+    todo = [(0.0, n, ask(rng, "t", 60, 20, service_class=interactive)) for n in range(40)]
+    todo += [
+        (1.0 + n * 0.01, n, ask(rng, "t", 60, 20, service_class=interactive))
+        for n in range(40, 400)
+    ]
+    told_s: list[float] = []
+    num_refused = 0
+    while todo or market.engine.has_work:
+        todo.sort()
+        while todo and todo[0][0] <= market.clock.now:
+            _, number, request = todo.pop(0)
+            market.offer(request)
+            if (failed := market.failed.pop(request.id, None)) is not None:
+                num_refused += 1
+                told_s.append(failed.retry_after_s)
+                again = ask(rng, "t", 60, 20, service_class=interactive)
+                todo.append((market.clock.now + failed.retry_after_s, number, again))
+        if market.engine.has_work:
+            market.step()
+        else:
+            market.clock.now += 0.01
+    assert len(market.ended) == 400
+    measured = [n for n in market.ended if market.arrived_s[n] >= 1.0]
+    waits = [market.counts.begun_s[n] - market.arrived_s[n] for n in measured]
+    assert max(waits) < 2 * max_wait_s
+    assert 0 < num_refused < 1200
+    assert all(1.0 <= seconds <= MAX_RETRY_S for seconds in told_s)
+
+
+def test_what_cannot_be_in_time_is_refused_at_once() -> None:
+    rng = random.Random(6)
+    market = Market(max_num_seqs=2, max_batched_tokens=64)
+    for _ in range(60):
+        market.offer(ask(rng, "t", 50, 30))
+    for _ in range(200):
+        market.step()
+    hurried, patient = ask(rng, "t", 50, 30, timeout_s=0.5), ask(rng, "t", 50, 30, timeout_s=600.0)
+    market.offer(hurried)
+    market.offer(patient)
+    assert market.failed.keys() == {hurried.id}
+    assert market.failed[hurried.id].code is ErrorCode.OVERLOADED
+
+
+def test_a_resumed_answer_is_never_refused_nor_pushed_out() -> None:
+    rng = random.Random(7)
+    market = Market(bounds=QueueBounds(max_requests=2))
+    resumed = [ask(rng, "a", 20, 30, num_resumed=5) for _ in range(3)]
+    for request in resumed:
+        market.offer(request)
+    market.offer(ask(rng, "b", 10, 4))
+    assert waiting(market) == {"a": 3}
+    assert not market.failed.keys() & {request.id for request in resumed}
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abcd"),
+            st.integers(1, 120),
+            st.sampled_from(list(ServiceClass)),
+            st.integers(1, 3),
+        ),
+        max_size=60,
+    ),
+    st.integers(1, 12),
+    st.integers(20, 600),
+)
+def test_the_bounds_hold_and_nobody_is_lost(
+    requests: list[tuple[str, int, ServiceClass, int]], max_requests: int, max_tokens: int
+) -> None:
+    rng = random.Random(8)
+    market = Market(num_pages=200, bounds=QueueBounds(max_requests, max_tokens))
+    asked: set[int] = set()
+    for tenant, num_tokens, service_class, weight in requests:
+        request = ask(rng, tenant, num_tokens, 4, service_class=service_class, weight=weight)
+        asked.add(request.id)
+        market.offer(request)
+        assert market.scheduler.num_waiting == len(market.scheduler.waiting) <= max_requests
+        assert market.scheduler.num_waiting_tokens <= max_tokens
+    while market.engine.has_work:
+        market.step()
+    assert market.ended | market.failed.keys() == asked
+    assert not market.ended & market.failed.keys()
+    assert market.scheduler.weight == 0
+
+
+def test_the_weight_of_those_with_work_is_told() -> None:
+    rng = random.Random(9)
+    market = Market(max_num_seqs=1)
+    market.offer(ask(rng, "a", 10, 4, weight=3))
+    market.offer(ask(rng, "a", 10, 8, weight=3))
+    market.offer(ask(rng, "b", 10, 4))
+    assert market.scheduler.weight == 4
+    weights = set[int]()
+    while market.engine.has_work:
+        market.step()
+        weights.add(market.scheduler.weight)
+    assert weights == {4, 3, 1, 0} or weights == {4, 3, 0}
+
+
+def test_a_weight_below_one_is_refused_by_name() -> None:
+    market = Market()
+    request = ask(random.Random(10), "a", 10, 4, weight=0)
+    market.offer(request)
+    assert market.failed[request.id].code is ErrorCode.INVALID
+    assert "weight" in market.failed[request.id].message
+
+
+@pytest.mark.parametrize("num_requests", [1, 5])
+def test_nobody_is_refused_for_a_wait_that_was_never_measured(num_requests: int) -> None:
+    rng = random.Random(11)
+    market = Market(bounds=QueueBounds(max_wait_s=0.001))
+    for _ in range(num_requests):
+        market.offer(ask(rng, "a", 10, 4))
+    assert not market.failed
