@@ -17,6 +17,7 @@ from gateway.admission import Admission
 from gateway.auth import public
 from gateway.catalog import Catalog
 from gateway.config import GatewayConfig
+from gateway.failover import Failover
 from gateway.fleet import Fleet
 from gateway.flights import Flights
 from gateway.leases import Leases, PostgresExchange
@@ -67,6 +68,7 @@ class Gateway:
         self.admission = Admission(leases)
         self._roster = Roster(clients, self._connect)
         self.fleet = Fleet(self._roster.clients)
+        self.failover = Failover(self.fleet, config.failover_wait_s)
         self.flights = Flights(Outcomes())
         self.key_uses = KeyUses()
         self.spool = Spool(config.spool, config.instance_id)

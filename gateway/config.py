@@ -30,6 +30,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     default_chat_tokens: int = 4096
     """`max_tokens` of a chat that gives none, if the context has room."""
     default_completion_tokens: int = 16
+    request_timeout_s: float = 600.0
+    """So long a request that says nothing else has until its first token."""
+    failover_wait_s: float = 30.0
+    """So long a request whose worker was lost waits for one when there is no other."""
     ping_interval_s: float = 15.0
     """A silent stream says `: ping` this often."""
     slow_client_s: float = 30.0

@@ -8,6 +8,8 @@ ApiError
 ├── ModelNotFound             404
 ├── TemplateNotApproved       409
 ├── QuotaExceeded             429
+├── PoisonRequest             500
+├── DeadlineExceeded          504
 └── Overloaded                503
     ├── CatalogStale          503
     ├── NoWorker              503
@@ -33,12 +35,15 @@ log = logging.getLogger(__name__)
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """How a kind of failure looks from outside. `retry_after_s` None: waiting does not help."""
+    """How a kind of failure looks from outside."""
 
     status: int
     type: str
     code: str | None = None
     retry_after_s: float | None = None
+    """None: waiting does not help."""
+    is_final: bool = False
+    """Clients that would repeat such a status are told not to."""
 
 
 class ApiError(Exception):
@@ -117,6 +122,14 @@ class NoWorker(Overloaded):
     """No ready worker has the model."""
 
 
+class PoisonRequest(ApiError):
+    """The request is taken for what its workers were lost of."""
+
+
+class DeadlineExceeded(ApiError):
+    """No answer began within the time that the request had."""
+
+
 class UsageUnavailable(Overloaded):
     """What a request uses could not be recorded."""
 
@@ -130,19 +143,22 @@ PROBLEMS: Mapping[type[Exception] | ErrorCode | int, Problem] = {
     Unauthenticated: Problem(401, "authentication_error", "invalid_api_key"),
     Forbidden: Problem(403, "permission_error", "insufficient_scope"),
     ModelNotFound: Problem(404, "not_found_error", "model_not_found"),
-    TemplateNotApproved: Problem(409, INVALID, "template_not_approved"),
+    TemplateNotApproved: Problem(409, INVALID, "template_not_approved", is_final=True),
     Overloaded: Problem(503, SERVER, "overloaded", retry_after_s=1),
     QuotaExceeded: Problem(429, "rate_limit_error", "rate_limit_exceeded"),
     QuotaUnavailable: Problem(503, SERVER, "quota_unavailable", retry_after_s=1),
     CatalogStale: Problem(503, SERVER, "catalog_stale", retry_after_s=5),
     NoWorker: Problem(503, SERVER, "no_worker", retry_after_s=2),
     UsageUnavailable: Problem(503, SERVER, "usage_unavailable", retry_after_s=5),
+    PoisonRequest: Problem(500, SERVER, "poison_request", is_final=True),
+    DeadlineExceeded: Problem(504, SERVER, "deadline_exceeded", is_final=True),
     ErrorCode.INVALID: Problem(400, INVALID),
     ErrorCode.MODEL_UNKNOWN: Problem(503, SERVER, "no_worker", retry_after_s=2),
     ErrorCode.MODEL_UNAVAILABLE: Problem(503, SERVER, "model_unavailable", retry_after_s=5),
     ErrorCode.PROMPT_TOO_LONG: Problem(400, INVALID, "context_length_exceeded"),
     ErrorCode.ADAPTER_UNAVAILABLE: Problem(503, SERVER, "adapter_unavailable", retry_after_s=2),
     ErrorCode.OVERLOADED: Problem(503, SERVER, "overloaded", retry_after_s=1),
+    ErrorCode.EXPIRED: Problem(504, SERVER, "deadline_exceeded", is_final=True),
     ErrorCode.DRAINING: Problem(503, SERVER, "draining", retry_after_s=1),
     ErrorCode.WORKER_LOST: Problem(503, SERVER, "worker_lost", retry_after_s=1),
     ErrorCode.INTERNAL: Problem(500, SERVER, "internal_error"),
@@ -199,8 +215,10 @@ def retry_headers(problem: Problem, error: Exception) -> dict[str, str]:
         if not error.is_worth_a_retry:
             headers["x-should-retry"] = "false"
         return {**error.headers, **headers}
-    if problem.status == 409:
+    if problem.is_final:
         return {"x-should-retry": "false"}
+    if isinstance(error, WorkerFailed) and error.retry_after_s > 0:
+        return _retry_after(error.retry_after_s)
     return _retry_after(problem.retry_after_s)
 
 

@@ -70,8 +70,10 @@ class Fleet:
         return able[index]
 
     def serving(self, model: str) -> list[WorkerClient]:
-        """Those that are ready and have the base model of this digest."""
-        return [c for c in self.clients if c.is_ready and model in c.models]
+        """Those that are ready and have the base model of this digest. One that is silent counts
+        only where all are: then requests wait for it."""
+        able = [c for c in self.clients if c.is_ready and model in c.models]
+        return [c for c in able if not c.is_silent] or able
 
     def prefetch(self, target: Target) -> None:
         """Has the only worker that the target's request can go to bring the adapter nearer now.

@@ -1,18 +1,55 @@
-"""The sequences of one request on one worker: sent, merged and cancelled together."""
+"""The sequences of one request on their workers: sent, merged, moved when a worker is lost, and
+cancelled together."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
 
 from gateway.admission import Reservation, Usage
 from gateway.choice import Choice, Delta
-from workers.client import WorkerClient, WorkerFailed
-from workers.protocol import FinishReason, Generate, SequenceOutput
+from gateway.errors import DeadlineExceeded
+from gateway.failover import Case, Failover
+from workers.client import Silence, WorkerClient, WorkerFailed
+from workers.protocol import AdapterRef, ErrorCode, FinishReason, Generate, SequenceOutput
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.1
+"""How often it is looked for a worker where there was none."""
+NEVER_BEGUN = (
+    *(ErrorCode.DRAINING, ErrorCode.MODEL_UNKNOWN, ErrorCode.MODEL_UNAVAILABLE),
+    *(ErrorCode.OVERLOADED, ErrorCode.EXPIRED),
+)
+
+
+@dataclass(slots=True)
+class Run:
+    """One sequence on one worker, and what it has come to."""
+
+    request: Generate
+    """As it was sent last."""
+    choice: Choice
+    worker: WorkerClient
+    worker_id: str
+    """The worker's instance when it was sent."""
+    id: int = 0
+    """At the worker's client."""
+    tokens: list[int] = field(default_factory=list[int])
+    """Generated so far, by all its workers."""
+    case: Case | None = None
+    """From its first failure on."""
+
+    @property
+    def has_progressed(self) -> bool:
+        """Since it was sent last."""
+        return len(self.tokens) > self.request.num_resumed
 
 
 class Generation:
@@ -24,18 +61,34 @@ class Generation:
         requests: Sequence[Generate],
         choices: Sequence[Choice],
         reservation: Reservation,
+        failover: Failover,
+        *,
+        adapter_for: Callable[[str], AdapterRef | None],
+        deadline: float,
     ) -> None:
         """`requests[i]` is the sequence of `choices[i]`; sent with the first `step`. What the
-        reservation does not cover is not given: the answer ends for its length."""
-        self.worker = worker
+        reservation does not cover is not given: the answer ends for its length. `adapter_for`
+        gives the adapter as a worker of a layout must have it. `deadline`: of the first output, of
+        time.perf_counter()."""
+        self.worker_id = worker.instance_id
+        """Of the worker that got a sequence last."""
         self.first_output_at: float | None = None
         """Of time.perf_counter()."""
         self._reservation = reservation
-        self._requests = requests
-        self._choices = choices
+        self._failover = failover
+        self._adapter_for = adapter_for
+        self._deadline = deadline
+        self._runs = [
+            Run(request, choice, worker, worker.instance_id)
+            for request, choice in zip(requests, choices, strict=True)
+        ]
         self._num_running = len(choices)
-        self._ids: list[int] = []
-        """Of the sequences, at the worker's client."""
+        self._is_sent = False
+        self._expiry: asyncio.TimerHandle | None = None
+        self._stranded: set[int] = set()
+        """Sequences that wait for a worker, by number."""
+        self._search: asyncio.Task[None] | None = None
+        """For their workers."""
         self._deltas: list[Delta] = []
         self._failure: Exception | None = None
         """What came before it is returned before it is raised."""
@@ -50,21 +103,26 @@ class Generation:
     @property
     def finish_reasons(self) -> list[str | None]:
         """One a choice; None: it was given up."""
-        return [choice.finish_reason for choice in self._choices]
+        return [run.choice.finish_reason for run in self._runs]
 
     @property
     def usage(self) -> Usage:
-        """So far; a prompt counts once, and what was cached of it as its first choice found it."""
-        firsts = {id(choice.prompt): choice for choice in reversed(self._choices)}.values()
+        """So far; a prompt counts once, and what was cached of it as its first choice found it.
+        What no worker has begun costs nothing."""
+        if self.first_output_at is None and _is_refusal(self._failure):
+            return Usage()
+        choices = [run.choice for run in self._runs]
+        firsts = {id(choice.prompt): choice for choice in reversed(choices)}.values()
         return Usage(
             prompt_tokens=sum(len(choice.prompt) for choice in firsts),
-            completion_tokens=sum(choice.num_tokens for choice in self._choices),
+            completion_tokens=sum(choice.num_tokens for choice in choices),
             cached_tokens=sum(choice.num_cached_tokens for choice in firsts),
         )
 
     async def step(self) -> list[Delta]:
-        """Waits for outputs and returns what all that have arrived add. Raises WorkerFailed."""
-        if not self._ids:
+        """Waits for outputs and returns what all that have arrived add. Raises WorkerFailed,
+        DeadlineExceeded or PoisonRequest."""
+        if not self._is_sent:
             self._submit()
         await self._news.wait()
         self._news.clear()
@@ -76,7 +134,7 @@ class Generation:
         return deltas
 
     async def finish(self) -> list[Delta]:
-        """Waits for the end of all choices. Raises WorkerFailed."""
+        """Waits for the end of all choices. Raises as `step` does."""
         self._is_patient = True
         deltas: list[Delta] = []
         while not self.is_done:
@@ -85,21 +143,57 @@ class Generation:
 
     def cancel(self) -> None:
         """Aborts what still runs; harmless afterwards."""
-        for sequence_id in self._ids:
-            self.worker.cancel(sequence_id)
+        self._stop_expiry()
+        if self._search is not None:
+            self._search.cancel()
+            self._search = None
+        for run in self._runs:
+            run.worker.cancel(run.id)
 
     def _submit(self) -> None:
-        for number, request in enumerate(self._requests):
-            self._ids.append(self.worker.send(request, partial(self._take, number)))
+        self._is_sent = True
+        self._failover.budget.note_sent(len(self._runs))
+        left_s = self._deadline - time.perf_counter()
+        self._expiry = asyncio.get_running_loop().call_later(left_s, self._expire)
+        for number, run in enumerate(self._runs):
+            try:
+                self._send(number, run.worker)
+            except WorkerFailed as failure:
+                if failure.code is not ErrorCode.WORKER_LOST:
+                    raise
+                # It was lost before it heard of this.
+                self._case(run).shun(run.worker)
+                self._place(number)
 
-    def _take(self, number: int, output: SequenceOutput | WorkerFailed) -> None:
+    def _send(self, number: int, worker: WorkerClient) -> None:
+        run = self._runs[number]
+        run.id = worker.send(run.request, partial(self._take, number))
+        run.worker = worker
+        run.worker_id = self.worker_id = worker.instance_id
+
+    def _expire(self) -> None:
+        self._fail(DeadlineExceeded("No answer began within the time that this request had."))
+
+    def _stop_expiry(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+
+    def _fail(self, failure: Exception) -> None:
+        self._failure = failure
+        self._news.set()
+
+    def _take(self, number: int, output: SequenceOutput | WorkerFailed | Silence) -> None:
         """As it is read, so that nobody is woken for a token that nobody waits for."""
         if self._failure is not None:
             return
         try:
-            if isinstance(output, WorkerFailed):
-                raise output
-            self._feed(number, output)
+            if isinstance(output, SequenceOutput):
+                self._feed(number, output)
+            elif isinstance(output, WorkerFailed):
+                self._move(number, output)
+            else:
+                self._leave(number)
         except Exception as error:
             self._failure = error
         if not self._is_patient or self.is_done or self._failure is not None:
@@ -108,14 +202,20 @@ class Generation:
     def _feed(self, number: int, output: SequenceOutput) -> None:
         if self.first_output_at is None:
             self.first_output_at = time.perf_counter()
-        choice = self._choices[number]
+            self._stop_expiry()
+        run = self._runs[number]
+        choice = run.choice
         if choice.finish_reason is not None:
             return
+        run.tokens += output.tokens
+        if run.request.num_resumed:
+            # What its first worker found cached was told, and is what is paid for.
+            output = msgspec.structs.replace(output, num_cached_tokens=0)
         self._deltas.append(choice.feed(self._covered(output)))
         if choice.finish_reason is not None:
             self._num_running -= 1
             if output.finish_reason is None:
-                self.worker.cancel(self._ids[number])
+                run.worker.cancel(run.id)
 
     def _covered(self, output: SequenceOutput) -> SequenceOutput:
         num_covered = self._reservation.give(len(output.tokens))
@@ -128,3 +228,86 @@ class Generation:
             finish_reason=FinishReason.LENGTH,
             stop_token=None,
         )
+
+    def _leave(self, number: int) -> None:
+        """A worker that is not heard of keeps what cannot go elsewhere."""
+        run = self._runs[number]
+        if not run.tokens and not self._failover.budget.has_room:
+            return
+        if self._failover.has_other(run.request.model, run.worker):
+            run.worker.cancel(run.id)
+            self._move(number, WorkerFailed(ErrorCode.WORKER_LOST, "the worker does not answer"))
+
+    def _move(self, number: int, failure: WorkerFailed) -> None:
+        """Raises what the sequence ends with, if no other worker may have it."""
+        run = self._runs[number]
+        if run.choice.finish_reason is not None:
+            return
+        case = self._case(run)
+        if run.has_progressed:
+            case.note_progress()
+        case.add(failure, run.worker, run.worker_id, is_begun=bool(run.tokens))
+        self._place(number)
+
+    def _case(self, run: Run) -> Case:
+        if run.case is None:
+            run.case = Case(self._failover)
+        return run.case
+
+    def _place(self, number: int) -> None:
+        """Sends the sequence to a worker, now or as soon as there is one. Raises what it ends with
+        if it is not to wait."""
+        if self._is_placed(number):
+            return
+        self._stranded.add(number)
+        if self._search is None:
+            self._search = asyncio.create_task(self._look_for_workers())
+
+    def _is_placed(self, number: int) -> bool:
+        run = self._runs[number]
+        case = self._case(run)
+        while (worker := self._failover.find(run.request, case.shunned)) is not None:
+            run.request = self._rewritten(run, worker)
+            try:
+                self._send(number, worker)
+            except WorkerFailed as failure:
+                if failure.code is not ErrorCode.WORKER_LOST:
+                    raise
+                case.shun(worker)
+                continue
+            self._failover.note_move(run.request)
+            log.info("%s goes on at worker %s", run.request.request_id, run.worker_id)
+            return True
+        if case.gives_up():
+            raise case.failure
+        return False
+
+    def _rewritten(self, run: Run, worker: WorkerClient) -> Generate:
+        """What is left to do of the sequence, for this worker."""
+        request, params = run.request, run.request.params
+        adapter = request.adapter and self._adapter_for(worker.models[request.model].adapter_layout)
+        left_s = self._deadline - time.perf_counter()
+        if run.tokens and params.prompt_logprobs is not None:
+            # They have come, with the first token.
+            params = msgspec.structs.replace(params, prompt_logprobs=None)
+        return msgspec.structs.replace(
+            request,
+            params=params,
+            adapter=adapter,
+            tokens=[*run.choice.prompt, *run.tokens],
+            num_resumed=len(run.tokens),
+            timeout_s=None if run.tokens else left_s,
+        )
+
+    async def _look_for_workers(self) -> None:
+        try:
+            while self._stranded:
+                await asyncio.sleep(LOOK_S)
+                self._stranded -= {each for each in self._stranded if self._is_placed(each)}
+        except Exception as failure:
+            self._fail(failure)
+        self._search = None
+
+
+def _is_refusal(failure: Exception | None) -> bool:
+    return isinstance(failure, WorkerFailed) and failure.code in NEVER_BEGUN

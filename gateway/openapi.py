@@ -9,6 +9,7 @@ import msgspec
 from litestar import MediaType, Request
 from litestar.openapi.plugins import OpenAPIRenderPlugin
 
+from gateway.request import MAX_TIMEOUT_S
 from gateway.schemas import (
     MAX_BODY_BYTES,
     ChatCompletionRequest,
@@ -42,8 +43,15 @@ REFUSALS = {
     409: "The adapter's chat template is not approved.",
     413: f"More than {MAX_BODY_BYTES} bytes.",
     429: "A limit of the tenant or the key is reached; when it frees is in Retry-After.",
-    500: "The worker failed.",
+    500: "The worker failed, or workers were lost of this request.",
     503: "Overloaded, or nobody there to serve it now.",
+    504: "No answer began within the time that the request had (`x-request-timeout`).",
+}
+TIMEOUT: dict[str, Any] = {
+    "name": "x-request-timeout",
+    "in": "header",
+    "description": "Seconds until nobody wants a first token any more; 600 unless given.",
+    "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMEOUT_S},
 }
 ALWAYS: dict[str, Any] = {
     "x-request-id": {"required": True, "schema": {"type": "string", "pattern": "^req_"}},
@@ -118,6 +126,7 @@ def complete(schema: dict[str, Any]) -> dict[str, Any]:
             responses = operation["responses"]
             responses["200"]["headers"] = dict(ALWAYS)
             if path in COMPLETIONS:
+                operation["parameters"] = [TIMEOUT]
                 responses["200"]["headers"] |= SERVED | LIMITS
                 responses["200"]["content"] = {
                     "application/json": {"schema": answer},
@@ -146,7 +155,7 @@ def _statuses(path: str) -> list[int]:
     if path in BODIES:
         found += [400, 404, 409, 413]
     if path in COMPLETIONS:
-        found += [429, 500]
+        found += [429, 500, 504]
     if path.endswith("{model}"):
         found.append(404)
     return sorted(found)
@@ -158,7 +167,7 @@ def _refusal(status: int, body: dict[str, Any]) -> dict[str, Any]:
         headers["www-authenticate"] = {"required": True, "schema": {"const": "Bearer"}}
     if status in (429, 503):
         headers |= {"retry-after": SECONDS, "retry-after-ms": SECONDS}
-    if status in (409, 429):
+    if status in (409, 429, 500, 504):
         headers["x-should-retry"] = {"schema": {"const": "false"}}
     return {
         "description": REFUSALS[status],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,14 @@ from litestar.datastructures import State
 from litestar.types import Message, Scope
 
 from gateway.auth import Principal
+from gateway.errors import InvalidRequest
 from gateway.headers import find_header
 
 if TYPE_CHECKING:
     from gateway.app import Gateway
+
+MAX_TIMEOUT_S = 86_400
+_SECONDS = re.compile(r"[0-9]{1,5}(\.[0-9]{1,9})?")
 
 
 class GatewayRequest(Request[Principal, Any, State]):
@@ -35,6 +40,21 @@ class GatewayRequest(Request[Principal, Any, State]):
     @property
     def traceparent(self) -> str | None:
         return find_header(self.scope, b"traceparent")
+
+    @property
+    def deadline(self) -> float:
+        """Of the first output, of time.perf_counter(): as the header `x-request-timeout` has it, in
+        seconds. Raises InvalidRequest."""
+        given = find_header(self.scope, b"x-request-timeout")
+        if given is None:
+            return self.started_at + self.gateway.config.request_timeout_s
+        if not _SECONDS.fullmatch(given) or not 0 < float(given) <= MAX_TIMEOUT_S:
+            raise InvalidRequest(
+                f"The header 'x-request-timeout' takes seconds, more than 0 and at most "
+                f"{MAX_TIMEOUT_S}.",
+                param="x-request-timeout",
+            )
+        return self.started_at + float(given)
 
     @property
     def started_at(self) -> float:

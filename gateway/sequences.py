@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 
 import msgspec
 
@@ -13,6 +14,7 @@ from gateway.auth import Principal
 from gateway.catalog import Target
 from gateway.choice import Choice
 from gateway.errors import InvalidRequest
+from gateway.failover import Failover
 from gateway.generation import Generation
 from gateway.quota import ORDINARY, Service
 from gateway.routing import Work
@@ -40,6 +42,8 @@ class Call(msgspec.Struct, frozen=True):
     target: Target
     tokenizer: ModelTokenizer
     prompts: list[Prompt]
+    deadline: float
+    """Of its first output, of time.perf_counter()."""
     traceparent: str | None = None
     service: Service = ORDINARY
 
@@ -102,7 +106,9 @@ def _prefix(call: Call, prompt: Prompt, version: ServedVersion | None) -> Prefix
     )
 
 
-def plan(call: Call, reservation: Reservation, worker: WorkerClient) -> Generation:
+def plan(
+    call: Call, reservation: Reservation, worker: WorkerClient, failover: Failover
+) -> Generation:
     """`worker` must have the base model."""
     layout = worker.models[call.target.base.digest].adapter_layout
     requests: list[Generate] = []
@@ -116,7 +122,15 @@ def plan(call: Call, reservation: Reservation, worker: WorkerClient) -> Generati
             numbered = msgspec.structs.replace(params, choice=number)
             requests.append(msgspec.structs.replace(request, params=numbered))
             choices.append(_choice(call, prompt, len(choices)))
-    return Generation(worker, requests, choices, reservation)
+    return Generation(
+        worker,
+        requests,
+        choices,
+        reservation,
+        failover,
+        adapter_for=call.target.adapter_for,
+        deadline=call.deadline,
+    )
 
 
 def sampling_params(
@@ -172,6 +186,7 @@ def _generate(call: Call, prompt: Prompt, layout: str, params: SamplingParams) -
         weight=call.service.weight,
         service_class=call.service.service_class,
         priority=call.asked.priority or 0,
+        timeout_s=call.deadline - time.perf_counter(),
         traceparent=call.traceparent,
     )
 

@@ -127,7 +127,7 @@ class Entry:
             ttft_ms=None if first_at is None else round((first_at - self._started_at) * 1e3, 3),
             duration_ms=round((time.perf_counter() - self._started_at) * 1e3, 3),
             finish_reasons=generation.finish_reasons,
-            worker=generation.worker.instance_id,
+            worker=generation.worker_id,
             trace_id=trace[1] if trace else None,
             status=status,
             gateway=reservation.holder,

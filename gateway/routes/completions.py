@@ -87,6 +87,7 @@ async def prepare(
     encode: Callable[[ModelTokenizer, Target, A], Awaitable[list[Prompt]]],
 ) -> Call:
     """Tokenises."""
+    deadline = request.deadline
     tokenizer = await request.gateway.tokenizers.get(target.base.digest)
     call = Call(
         request_id=request.request_id,
@@ -95,6 +96,7 @@ async def prepare(
         target=target,
         tokenizer=tokenizer,
         prompts=await encode(tokenizer, target, asked),
+        deadline=deadline,
         traceparent=request.traceparent,
         service=request.gateway.catalog.current.service(request.user.tenant.id),
     )
@@ -153,7 +155,7 @@ def respond(
         include_usage=include_usage,
         token_ids=bool(asked.return_token_ids),
     )
-    generation = plan(call, reservation, worker)
+    generation = plan(call, reservation, worker, gateway.failover)
     usage = gateway.ledger.begin(call, reservation, request.started_at)
 
     def settle(generation: Generation, failure: Exception | None) -> None:
@@ -177,7 +179,7 @@ def respond(
 
 
 def _headers(call: Call, generation: Generation, reservation: Reservation) -> Headers:
-    headers = [(b"loraplex-worker", generation.worker.instance_id.encode())]
+    headers = [(b"loraplex-worker", generation.worker_id.encode())]
     headers += [(name.encode(), text.encode()) for name, text in reservation.headers().items()]
     if call.target.version is not None:
         headers.append((b"loraplex-adapter-version", b"%d" % call.target.version.version))
@@ -195,7 +197,7 @@ def _log(request: GatewayRequest, call: Call, generation: Generation) -> None:
             "key_id": call.caller.key.id,
             "model": call.asked.model,
             "adapter_version": version.version if version else None,
-            "worker": generation.worker.instance_id,
+            "worker": generation.worker_id,
             "in_tok": usage.prompt_tokens,
             "out_tok": usage.completion_tokens,
             "finish_reasons": generation.finish_reasons,

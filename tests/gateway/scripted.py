@@ -117,7 +117,7 @@ class ScriptedWorker:
                     break
         except WorkerFailed as failure:
             self._flush(connection)
-            failed = Failed(sequence_id, failure.code, failure.message)
+            failed = Failed(sequence_id, failure.code, failure.message, failure.retry_after_s)
             self._server.deliver([(connection, failed)])
         except Exception as error:
             self._server.deliver(

@@ -146,16 +146,21 @@ def make_store(folder: Path) -> Path:
 
 
 class Service:
-    """A running gateway and its worker, both in the loop of a thread."""
+    """A running gateway and its workers, all in the loop of a thread."""
 
-    def __init__(self, store: Path, **config: Any) -> None:
+    def __init__(self, store: Path, num_workers: int = 1, **config: Any) -> None:
         self.keys = Keys()
         self._spool = tempfile.TemporaryDirectory(prefix="lpx-")
         self.config = GatewayConfig(
-            model_folder=store.joinpath, pepper=PEPPER, spool=Path(self._spool.name), **config
+            model_folder=store.joinpath,
+            pepper=PEPPER,
+            spool=Path(self._spool.name),
+            **{"failover_wait_s": 0.3, **config},
         )
         self.loop = uvloop.new_event_loop()
         self.worker = ScriptedWorker()
+        self.workers = [self.worker]
+        self.workers += [ScriptedWorker(f"scripted-{chr(97 + i)}") for i in range(1, num_workers)]
         self._socket = bind("127.0.0.1", 0)
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -207,8 +212,10 @@ class Service:
 
     async def _serve(self) -> None:
         self.source = FedSource(snapshot(self.keys.records))
-        app = create_app(self.config, source=self.source, clients=await self.worker.clients())
+        clients = [client for worker in self.workers for client in await worker.clients()]
+        app = create_app(self.config, source=self.source, clients=clients)
         self.gateway = app.state.gateway
         self._server = make_server(app, drain_s=5)
         await self._server.serve(sockets=[self._socket])
-        await self.worker.close()
+        for worker in self.workers:
+            await worker.close()

@@ -92,7 +92,7 @@ def page_keys(
     """As a worker computes them from what the gateway sends."""
     asked = CompletionRequest(model=model, prompt=tokens, cache_salt=salt)
     target = view.resolve(tenant, model)
-    call = Call("r", Principal(tenant, KEY), asked, target, cast("Any", None), [])
+    call = Call("r", Principal(tenant, KEY), asked, target, cast("Any", None), [], 0.0)
     request = _generate(call, Prompt(tokens), "layout", PARAMS)
     sequence = Sequence(
         0,

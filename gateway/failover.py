@@ -1,0 +1,144 @@
+"""What becomes of a sequence whose worker cannot have it: another worker, a wait for one, or the
+end.
+
+    refused     (draining, the model is not there) it goes to another, or waits for one
+    overloaded  it goes to another once, within the retry budget; begun elsewhere: it waits too
+    lost        before its first token it is retried within the budget, after it resumed; without
+                another worker it waits
+    lost again  without a token in between: it is taken for the cause
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+
+from gateway.errors import NoWorker, PoisonRequest
+from gateway.fleet import Fleet
+from gateway.retry_budget import RetryBudget
+from gateway.routing import Work
+from workers.client import WorkerClient, WorkerFailed
+from workers.prefix_index import Prefix
+from workers.protocol import ErrorCode, Generate
+
+SHUN_S = 1.0
+"""So long a sequence stays away from a worker that could not have it; by then its status tells."""
+MAX_FRUITLESS = 2
+"""So many workers lost in a row without a token in between, and the sequence is refused."""
+MAX_LOST = 5
+"""So many in all."""
+REFUSALS = (ErrorCode.DRAINING, ErrorCode.MODEL_UNKNOWN)
+
+
+class Failover:
+    """Of one gateway: where else a sequence can go, and how many may."""
+
+    def __init__(self, fleet: Fleet, wait_s: float) -> None:
+        """wait_s: how long a sequence waits for a worker when there is none."""
+        self.budget = RetryBudget()
+        self.wait_s = wait_s
+        self.num_retried = 0
+        """Sequences sent to another worker before their first token."""
+        self.num_resumed = 0
+        """And after it."""
+        self.num_poisonous = 0
+        self._fleet = fleet
+
+    def find(self, request: Generate, excluded: Collection[WorkerClient]) -> WorkerClient | None:
+        """A worker for the sequence that is heard of."""
+        try:
+            worker = self._fleet.choose(_work_of(request), excluded)
+        except NoWorker:
+            return None
+        return None if worker.is_silent else worker
+
+    def has_other(self, model: str, worker: WorkerClient) -> bool:
+        """Whether another worker that is heard of has the base model of this digest."""
+        return any(w is not worker and not w.is_silent for w in self._fleet.serving(model))
+
+    def note_move(self, request: Generate) -> None:
+        if request.num_resumed:
+            self.num_resumed += 1
+        else:
+            self.num_retried += 1
+
+
+class Case:
+    """One sequence's failures so far, and what may still be done for it."""
+
+    def __init__(self, failover: Failover) -> None:
+        self.failure: Exception = NoWorker("No worker is ready for this model. Try again shortly.")
+        """What it ends with when nothing helps."""
+        self._failover = failover
+        self._is_patient = True
+        """It may wait for a worker."""
+        self._lost: list[tuple[WorkerClient, str]] = []
+        """Workers, with their instance ids."""
+        self._num_fruitful = 0
+        """Of the lost, those before its last token."""
+        self._was_turned_away = False
+        self._shunned: dict[WorkerClient, float] = {}
+        """Until when."""
+        self._give_up_at: float | None = None
+
+    @property
+    def shunned(self) -> list[WorkerClient]:
+        now = time.monotonic()
+        return [worker for worker, until in self._shunned.items() if until > now]
+
+    def gives_up(self) -> bool:
+        """Whether it has waited in vain for as long as it may; the wait begins with this."""
+        now = time.monotonic()
+        if self._give_up_at is None:
+            self._give_up_at = now + self._failover.wait_s
+        return not self._is_patient or now >= self._give_up_at
+
+    def shun(self, worker: WorkerClient, for_s: float = SHUN_S) -> None:
+        self._shunned[worker] = time.monotonic() + for_s
+
+    def note_progress(self) -> None:
+        self._num_fruitful = len(self._lost)
+        self._give_up_at = None
+
+    def add(
+        self, failure: WorkerFailed, worker: WorkerClient, instance_id: str, *, is_begun: bool
+    ) -> None:
+        """Raises what the sequence ends with if no other worker may have it. `instance_id` is the
+        worker's when it got the sequence; `is_begun`: tokens have come, from whomever."""
+        self.failure, self._is_patient = failure, True
+        self.shun(worker, max(SHUN_S, failure.retry_after_s))
+        if failure.code is ErrorCode.WORKER_LOST:
+            self._add_loss(worker, instance_id)
+            if not is_begun and not self._failover.budget.take():
+                raise failure
+        elif failure.code in (ErrorCode.OVERLOADED, ErrorCode.MODEL_UNAVAILABLE):
+            self._is_patient = is_begun
+            if not is_begun and (self._was_turned_away or not self._failover.budget.take()):
+                raise failure
+            self._was_turned_away = True
+        elif failure.code not in REFUSALS:
+            raise failure
+
+    def _add_loss(self, worker: WorkerClient, instance_id: str) -> None:
+        """A worker that is known to live by now was cut off, and not by what it was sent."""
+        self._lost.append((worker, instance_id))
+        is_dead = [not lost.lives(instance) for lost, instance in self._lost]
+        if sum(is_dead[self._num_fruitful :]) >= MAX_FRUITLESS or sum(is_dead) >= MAX_LOST:
+            self._failover.num_poisonous += 1
+            raise PoisonRequest(
+                "The workers that ran this request were lost, one after the other. It is not sent "
+                "to another."
+            )
+
+
+def _work_of(request: Generate) -> Work:
+    adapter = None if request.adapter is None else request.adapter.digest
+    prefix = Prefix(
+        request.tokens,
+        model=request.model,
+        domain=request.cache_domain,
+        adapter=adapter,
+        activation=request.activation,
+        salt=request.cache_salt,
+    )
+    return Work(request.model, adapter, [prefix], 1)
