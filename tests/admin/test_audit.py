@@ -21,7 +21,7 @@ from admin.errors import AdminError, Invalid
 from admin.queries import sql
 from tests.adapters.files import write_adapter
 from tests.admin.conftest import PEPPER, Plane, write_model
-from tests.admin.lifecycle import make_ready, make_tenant, prove_all
+from tests.admin.lifecycle import make_ready, make_tenant, prove_all, report_worker
 from tests.admin.test_keys import routes
 from tests.scale import scaled
 
@@ -131,6 +131,9 @@ async def test_every_route_that_changes_something_leaves_a_row(plane: Plane, tmp
     await call("DELETE /tenants/x/quota", quota, "quota.delete", "tenant.update")
     await call("DELETE /tenants/x", "tenants/acme", "tenant.delete")
     await call("DELETE /models/x", "models/tiny", "model.delete")
+    await report_worker(plane.database, "w-1")
+    for method in ("POST", "DELETE"):
+        await call(f"{method} /workers/x/drain", "workers/w-1/drain", "worker.update")
     assert left == set()
 
     everything = await entries(plane.database)
