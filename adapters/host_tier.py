@@ -1,4 +1,5 @@
-"""The images on the host, bounded in bytes: what is worth least makes room."""
+"""The images on the host, bounded in bytes: who holds most for its weight makes room, with what is
+worth least."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Callable
 
 from adapters.image import AdapterImage
 from adapters.residency import Entry
+from memory.accounts import Accounts, Ask, Ledger
 from memory.errors import require
 
 Worth = Callable[[Entry], tuple[bool, float]]
@@ -15,9 +17,10 @@ Worth = Callable[[Entry], tuple[bool, float]]
 class HostTier:
     """Holds `Entry.image`; nobody else sets it."""
 
-    def __init__(self, max_bytes: int, worth: Worth) -> None:
+    def __init__(self, max_bytes: int, worth: Worth, accounts: Accounts) -> None:
         self._max_bytes = max_bytes
         self._worth = worth
+        self._accounts = accounts
         self._entries: dict[Entry, None] = {}
         self.num_bytes = 0
 
@@ -36,30 +39,39 @@ class HostTier:
             entry.image = None
 
     def victims(self, entry: Entry) -> list[Entry] | None:
-        """Whose images must leave for that of this one, of `image_bytes`. None: they are worth more
-        or are being copied.
+        """Whose images must leave for that of this one, of `image_bytes`. None: they do not give
+        way, are worth more or are being copied.
 
         A few more go than must, so that not every arrival pays for the search.
         """
         missing = self.num_bytes + entry.image_bytes - self._max_bytes
         if missing <= 0:
             return []
-        own = self._worth_per_byte(entry)
-        others = (other for other in self._entries if other.loading is None)
-        by_worth = sorted(((self._worth_per_byte(e), e) for e in others), key=lambda item: item[0])
+        ask = self._ask(entry)
+        own = self._worth_per_byte(entry, ask)
+        worth = {e: self._worth_per_byte(e, ask) for e in self._entries if e.loading is None}
         victims: list[Entry] = []
         wanted = missing + self._max_bytes // 128
-        for worth, other in by_worth:
-            if wanted <= 0 or worth > own:
+        for other in sorted(worth, key=worth.__getitem__):
+            if wanted <= 0 or worth[other] > own:
                 break
-            victims.append(other)
-            missing -= other.image_bytes
-            wanted -= other.image_bytes
+            if ask.may_take(other.account):
+                victims.append(other)
+                missing -= other.image_bytes
+                wanted -= other.image_bytes
         return victims if missing <= 0 else None
 
-    def _worth_per_byte(self, entry: Entry) -> tuple[bool, float]:
+    def _ask(self, entry: Entry) -> Ask:
+        """What somebody waits for may displace anything, if nothing else of the account is waited
+        for or on its way."""
+        ledger = Ledger(self._accounts, ((e.account, e.image_bytes) for e in self._entries))
+        own = (e for e in self._entries if e.account == entry.account and e is not entry)
+        is_first = self._worth(entry)[0] and not any(e.loading or self._worth(e)[0] for e in own)
+        return Ask(ledger, entry.account, entry.image_bytes, is_first=is_first)
+
+    def _worth_per_byte(self, entry: Entry, ask: Ask) -> tuple[bool, float, float]:
         is_awaited, cost_s = self._worth(entry)
-        return is_awaited, cost_s / entry.image_bytes
+        return is_awaited, ask.turn(entry.account), cost_s / entry.image_bytes
 
     def check_integrity(self, entries: list[Entry]) -> None:
         """Raises IntegrityError unless the images of all entries are those here, within the

@@ -30,8 +30,10 @@ from adapters.manifest import BaseModelShape
 from adapters.residency import AdapterLease, AdapterResidency, Entry, Tier
 from adapters.slots import Slots
 from adapters.store import Store
+from memory.accounts import NOBODY, Account, Ask, Ledger
 from memory.broker import MemoryBroker
 from memory.errors import require
+from memory.places import Idle
 from memory.reuse import ReuseByKey
 from memory.runs import AdapterRuns, Run
 from ops.base import AdapterTables, Ops
@@ -52,8 +54,9 @@ class AdapterRef(Protocol):
 class AdapterPool:
     """Leases on adapters of one base model over disk, host and device, each bounded in bytes.
 
-    What must go is what costs the least seconds a byte to bring back, times its expected reuse. An
-    adapter that alone is too large for a tier is refused by name.
+    What must go is, of the account that holds most for its weight, what costs the least seconds a
+    byte to bring back, times its expected reuse. An adapter is charged to who asked for it last.
+    One that alone is too large for a tier is refused by name.
 
     arena: uint8 [arena bytes], which `runs` cuts up and `broker` shares out. executor: one thread
     of its own unless given. All calls but `close` with `broker.lock` held.
@@ -87,7 +90,8 @@ class AdapterPool:
         self._loader = AdapterLoader(
             store, shape, dtype, ops.b_rank_major, cache_dir, cache_bytes, reuse
         )
-        self._host = HostTier(host_bytes, self._host_worth)
+        self._accounts = broker.accounts
+        self._host = HostTier(host_bytes, self._host_worth, self._accounts)
         self._largest = {"device": runs.capacity_bytes, "host": host_bytes, "disk": cache_bytes}
         """Bytes that one adapter may have, by tier."""
         self._failures = Failures(retry_s, clock)
@@ -104,8 +108,8 @@ class AdapterPool:
         self._pins: dict[str, Entry] = {}
         self._slots = Slots(num_slots, shape.num_layers, ops)
         self._num_polls = 0
-        self._refused = (-1, 0)
-        """`poll` count at which so many bytes found no room on the device: not asked again then."""
+        self._refused: dict[str, int] = {}
+        """So many bytes found no room on the device, by account: not asked again until `poll`."""
 
     @property
     def layout(self) -> ImageLayout:
@@ -125,17 +129,20 @@ class AdapterPool:
     def is_loading(self) -> bool:
         return self._loads.num_open > 0
 
-    def prefetch(self, ref: AdapterRef) -> None:
+    def prefetch(self, ref: AdapterRef, account: Account = NOBODY) -> None:
         """There is a request for the adapter: it starts to come to the host, where it then waits
         for somebody who wants it on the device."""
         entry = self._entry(ref)
+        self._charge(entry, account)
         entry.reuse.note(self._clock())
         if entry.image is None and entry.slot is None:
             self._fetch(entry)
 
-    def expect(self, ref: AdapterRef) -> None:
+    def expect(self, ref: AdapterRef, account: Account = NOBODY) -> None:
         """An `acquire` will follow with the next step: the adapter starts to come to the device."""
-        self._want(self._entry(ref))
+        entry = self._entry(ref)
+        self._charge(entry, account)
+        self._want(entry)
 
     def cancel(self, ref: AdapterRef) -> None:
         """Nobody wants the adapter any more: a load that has not begun is dropped."""
@@ -189,14 +196,15 @@ class AdapterPool:
     def poll(self) -> None:
         """A step begins: what has failed may be tried again by and by, pins are kept."""
         self._num_polls += 1
+        self._refused.clear()
         for entry in self._failures.over():
             self._forget(entry)
         self._keep_pins()
 
-    def idle_runs(self, *, with_awaited: bool) -> Mapping[Run, float]:
+    def idle_runs(self, *, with_awaited: bool) -> Mapping[Run, Idle]:
         now = self._clock()
         return {
-            run: entry.device_loss_s(now)
+            run: Idle((entry.account,), entry.device_loss_s(now))
             for run, entry in self._resident.items()
             if self._is_idle(entry) and (with_awaited or not self._is_awaited(entry))
         }
@@ -206,13 +214,19 @@ class AdapterPool:
         self.num_evictions += 1
         self._free_device(self._resident[run])
 
-    def evict_idle(self) -> bool:
-        """Takes the idle adapter of least loss per byte off the device. False if none is idle."""
-        idle = self.idle_runs(with_awaited=False)
-        if not idle:
-            return False
-        self.evict(min(idle, key=lambda run: (idle[run] / run.num_bytes, run.offset)))
-        return True
+    def evict_idle(self, account: str = NOBODY.name, *, is_first: bool = True) -> bool:
+        """Takes an idle adapter off the device whose slot the account needs: of who holds most
+        slots for its weight, that of least loss per byte. False if none is idle and gives way."""
+        slots = Ledger(self._accounts, ((e.account, 1) for e in self._resident.values()))
+        ask = Ask(slots, account, 1, is_first=is_first)
+        losses = {
+            run: (ask.turn(*lost.accounts), lost.cost_s / run.num_bytes, run.offset)
+            for run, lost in self.idle_runs(with_awaited=False).items()
+            if ask.may_take(*lost.accounts)
+        }
+        if losses:
+            self.evict(min(losses, key=losses.__getitem__))
+        return bool(losses)
 
     def leave_device(self) -> None:
         """The base model does: all adapters stay on the host, as they are. No lease may be held."""
@@ -261,6 +275,10 @@ class AdapterPool:
         require(num_loading == self._loads.num_open, f"{num_loading} loads")
         resident = {entry.run: entry for entry in entries if entry.run is not None}
         require(resident == self._resident, f"{len(resident)} on the device")
+        require(
+            all(self._runs.account_of(run) == entry.account for run, entry in resident.items()),
+            "a run is charged to another than its adapter",
+        )
         for entry in entries:
             name = entry.digest[:12]
             require((entry.run is None) == (entry.slot is None), f"{name}: run without slot")
@@ -286,6 +304,16 @@ class AdapterPool:
             self._free_device(entry)
             self._entries[ref.digest] = entry
         return entry
+
+    def _charge(self, entry: Entry, account: Account) -> None:
+        """The account has asked for the adapter last. What nobody's request asks for stays whose it
+        is."""
+        if account == NOBODY:
+            return
+        self._accounts.note(account)
+        entry.account = account.name
+        if entry.run is not None:
+            self._runs.charge(entry.run, account.name)
 
     def _far_tier(self, digest: str) -> Tier:
         return "disk" if self._loader.cache.has(digest) else "store"
@@ -334,7 +362,7 @@ class AdapterPool:
         self._submit(entry, work, is_copy=False)
 
     def _copy(self, entry: Entry, image: AdapterImage, *, is_fresh: bool = False) -> None:
-        run = self._take_run(image.num_bytes)
+        run = self._take_run(entry.account, image.num_bytes)
         if run is None:
             return
         entry.run, entry.slot = run, self._slots.allocate()
@@ -343,17 +371,18 @@ class AdapterPool:
         work = partial(self._loader.copy, image, target, is_fresh=is_fresh)
         self._submit(entry, work, is_copy=True)
 
-    def _take_run(self, num_bytes: int) -> Run | None:
+    def _take_run(self, account: str, num_bytes: int) -> Run | None:
         """With a slot free for it too."""
-        poll, refused_bytes = self._refused
-        if poll == self._num_polls and num_bytes >= refused_bytes:
+        if num_bytes >= self._refused.get(account, num_bytes + 1):
             return None
-        if not self._slots.num_free and not self.evict_idle():
-            self._refused = (self._num_polls, 0)
+        own = (entry for entry in self._resident.values() if entry.account == account)
+        is_first = not any(e.leases or e.loading or self._is_awaited(e) for e in own)
+        if not self._slots.num_free and not self.evict_idle(account, is_first=is_first):
+            self._refused[account] = 0
             return None
-        run = self._broker.allocate_run(num_bytes)
+        run = self._broker.allocate_run(num_bytes, account, is_first=is_first)
         if run is None:
-            self._refused = (self._num_polls, num_bytes)
+            self._refused[account] = num_bytes
         return run
 
     def _submit(self, entry: Entry, work: Callable[[], AdapterImage], *, is_copy: bool) -> None:

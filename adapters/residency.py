@@ -11,6 +11,7 @@ from adapters.errors import AdapterUnavailable
 from adapters.image import AdapterImage
 from adapters.load_cost import build_s, copy_s, fetch_s
 from adapters.load_queue import Load
+from memory.accounts import NOBODY
 from memory.reuse import Reuse
 from memory.runs import Run
 
@@ -41,6 +42,8 @@ class Entry:
     digest: str
     reuse: Reuse = field(default_factory=Reuse)
     """Requests for it."""
+    account: str = NOBODY.name
+    """Who asked for it last: its bytes are charged to it."""
     image: AdapterImage | None = None
     image_bytes: int = 0
     """Of its image, once one was here."""

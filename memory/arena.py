@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
+from memory.accounts import Accounts, Ledger
 from memory.errors import require
 
 
@@ -26,6 +28,7 @@ class Arena:
         extent_bytes: int,
         adapter_floor_bytes: int = 0,
         adapter_ceiling_bytes: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Raises ValueError for sizes that contradict each other."""
         if extent_bytes <= 0 or num_bytes < extent_bytes:
@@ -41,6 +44,8 @@ class Arena:
                 f"adapters need {adapter_floor_bytes} bytes or more ({self.adapter_floor} extents) "
                 f"and may have {ceiling_bytes} ({self.adapter_ceiling} extents of {extent_bytes})"
             )
+        self.ledger = Ledger(Accounts(clock))
+        """Bytes of pages and runs."""
         self._all = (1 << self.num_extents) - 1
         self._kv_zone = (1 << (self.num_extents - self.adapter_floor)) - 1
         self._free = self._all

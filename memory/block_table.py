@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from memory.accounts import NOBODY, Account
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
 
@@ -16,8 +17,10 @@ class BlockTable:
              `- num_committed -'                        in the prefix cache, under their keys
     """
 
-    def __init__(self, kv: KVCache) -> None:
+    def __init__(self, kv: KVCache, account: Account = NOBODY) -> None:
+        """account: of the pages that it adds."""
         self._kv = kv
+        self._account = account
         self.pages: list[int] = []
         self.num_committed = 0
         self._num_matched = self._num_found = 0
@@ -31,6 +34,14 @@ class BlockTable:
     def capacity(self) -> int:
         """Tokens the pages have room for."""
         return len(self.pages) * PAGE_TOKENS
+
+    @property
+    def _is_first(self) -> bool:
+        """No other table of the account has pages."""
+        return self._kv.tables.held.get(self._account.name, 0) == bool(self.pages)
+
+    def _count(self, change: int) -> None:
+        self._kv.tables.charge(self._account.name, change)
 
     @property
     def held_pages(self) -> list[int]:
@@ -53,18 +64,27 @@ class BlockTable:
         """
         assert not self.pages, "match_prefix on a table that has pages"
         self.pages = self._kv.prefix_cache.match(keys[: max(max_tokens, 0) // PAGE_TOKENS])
+        self._count(bool(self.pages))
         self.num_committed = self._num_matched = len(self.pages)
         self._last_key = keys[self.num_committed - 1] if self.pages else None
         return len(self.pages) * PAGE_TOKENS
 
-    def grow(self, num_tokens: int) -> bool:
-        """Makes room for num_tokens in all (not: more). False, and nothing changed, when memory is
+    def make_room(self, num_tokens: int) -> bool:
+        """Sees to it that `grow` would find room for num_tokens in all. False when memory is
         short."""
         missing = -(-num_tokens // PAGE_TOKENS) - len(self.pages)
-        pages = self._kv.allocate(missing) if missing > 0 else []
-        if pages is None:
-            return False
-        self.pages += pages
+        return self._kv.make_room(missing, self._account, is_first=self._is_first)
+
+    def grow(self, num_tokens: int) -> bool:
+        """Makes room for num_tokens in all (not: more). False, and no page added, when memory is
+        short."""
+        missing = -(-num_tokens // PAGE_TOKENS) - len(self.pages)
+        if missing > 0:
+            pages = self._kv.allocate(missing, self._account, is_first=self._is_first)
+            if pages is None:
+                return False
+            self._count(not self.pages)
+            self.pages += pages
         self._num_found = self._num_matched
         return True
 
@@ -88,6 +108,7 @@ class BlockTable:
     def free(self) -> None:
         """Gives all pages back; cached ones become idle once no other sequence holds them."""
         self._kv.prefix_cache.release(self.held_pages, self._num_found)
+        self._count(-bool(self.pages))
         self.pages, self._twins = [], {}
         self._num_matched = self._num_found = 0
         self.num_committed, self._last_key = 0, None

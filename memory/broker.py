@@ -1,14 +1,17 @@
-"""Who gives way when the arena is short: whatever is idle and costs the least to make again."""
+"""Who gives way when the arena is short: what is idle, of the account that holds most for its
+weight, and costs the least to make again."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from threading import Lock
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from memory.accounts import NOBODY, Account, Accounts, Ask
 from memory.arena import Arena
-from memory.places import Stretch, cheapest_first, find_places
+from memory.errors import require
+from memory.places import NO_LIMIT, Idle, Loss, Stretch, cheapest_first, find_places
 from memory.runs import AdapterRuns, Run
 
 if TYPE_CHECKING:
@@ -24,9 +27,9 @@ LOOK_HOLDS = 32
 class RunHolder(Protocol):
     """Adapters of one model."""
 
-    def idle_runs(self, *, with_awaited: bool) -> Mapping[Run, float]:
-        """Runs that nobody reads or fills, each with the seconds that its loss costs: to load it
-        again, times its expected reuse. with_awaited: those too that somebody is about to lease."""
+    def idle_runs(self, *, with_awaited: bool) -> Mapping[Run, Idle]:
+        """Runs that nobody reads or fills. with_awaited: those too that somebody is about to
+        lease."""
         ...
 
     def evict(self, run: Run) -> None:
@@ -35,7 +38,8 @@ class RunHolder(Protocol):
 
 
 class MemoryBroker:
-    """Trades the arena between KV and adapters by what a loss costs: seconds to make the thing
+    """Trades the arena between accounts by what they hold for their weight (see accounts.py), and
+    within one account between KV and adapters by what a loss costs: seconds to make the thing
     again, times its expected reuse, per byte.
 
     A model gives up prefixes to itself by the page, to others by the extent; adapters leave one by
@@ -51,15 +55,17 @@ class MemoryBroker:
         self._runs = runs
         self._caches: dict[str, KVCache] = {}
         self._holders: list[RunHolder] = []
-        self._looks: dict[KVCache, tuple[int, float]] = {}
-        """For so many shortages of pages more, others are taken to lose at least so many seconds a
-        byte."""
+        self._looks: dict[KVCache, _Look] = {}
 
     def add_cache(self, owner: str, cache: KVCache) -> None:
         self._caches[owner] = cache
 
     def add_holder(self, holder: RunHolder) -> None:
         self._holders.append(holder)
+
+    @property
+    def accounts(self) -> Accounts:
+        return self._arena.ledger.accounts
 
     @property
     def num_caches(self) -> int:
@@ -69,44 +75,63 @@ class MemoryBroker:
     def num_holders(self) -> int:
         return len(self._holders)
 
-    def free_pages(self, cache: KVCache, num_pages: int) -> bool:
-        """Makes so many pages free in the cache's pool. False, and nothing is given up, if all that
-        is idle does not suffice."""
+    def free_pages(
+        self, cache: KVCache, num_pages: int, account: Account = NOBODY, *, is_first: bool = False
+    ) -> bool:
+        """Makes so many pages free in the cache's pool. False, and as a rule nothing is given up,
+        if all that gives way to the account does not suffice."""
+        self.accounts.note(account)
         pool = cache.pool
-        if num_pages <= pool.num_free or self._evict_own(cache, num_pages - pool.num_free):
+        if num_pages <= pool.num_free:
+            return True
+        ask = Ask(
+            self._arena.ledger,
+            account.name,
+            num_pages * pool.page_bytes,
+            is_first=is_first,
+            spare=cache.prefix_cache.num_idle_of(account.name) * pool.page_bytes,
+        )
+        if self._evict_own(cache, num_pages - pool.num_free, ask):
             return True
         idle = self._idle_runs(with_awaited=True)
-        costs = self._extents_for_pages(cache, idle)
-        reach = pool.num_free + cache.num_cached + len(costs) * pool.pages_per_extent
-        if num_pages > reach:
+        others = self._extents_for_pages(cache, idle, ask)
+        num_own = cache.prefix_cache.num_evictable(ask)
+        if num_pages > pool.num_free + num_own + len(others) * pool.pages_per_extent:
             return False
-        by_cost = cheapest_first(costs.items(), lambda extent: self._exact_cost(extent, costs))
-        for cost, extent in by_cost:
-            cost_per_byte = cost / self._arena.extent_bytes
-            cache.evict(num_pages - pool.num_free, cost_per_byte)
+        for loss, extent in self._by_loss(others, ask):
+            loss_per_byte = Loss(loss.turn, loss.cost_s / self._arena.extent_bytes)
+            cache.evict(num_pages - pool.num_free, ask, loss_per_byte)
+            lost = self._lost_with(extent, others)
             if num_pages <= pool.num_free:
-                self._looks[cache] = LOOK_HOLDS, cost_per_byte
+                self._looks[cache] = _Look(LOOK_HOLDS, lost.accounts, loss_per_byte.cost_s)
                 return True
-            self._clear(extent, idle)
-        cache.evict(num_pages - pool.num_free)
-        self._looks[cache] = LOOK_HOLDS, math.inf
-        return True
+            if ask.may_take(*lost.accounts):
+                self._clear(extent, idle)
+        cache.evict(num_pages - pool.num_free, ask)
+        self._looks[cache] = _Look(LOOK_HOLDS)
+        return num_pages <= pool.num_free
 
-    def _evict_own(self, cache: KVCache, num_pages: int) -> bool:
-        """As many idle pages as are missing, if they are cheaper than all that others had at the
-        last look. False: it is time to look again."""
-        uses_left, cost_per_byte = self._looks.get(cache, (0, 0.0))
-        if uses_left == 0 or num_pages > cache.num_cached:
+    def _evict_own(self, cache: KVCache, num_pages: int, ask: Ask) -> bool:
+        """As many idle pages as are missing, if their turn comes before that of all that others had
+        at the last look. False: it is time to look again."""
+        look = self._looks.get(cache)
+        if look is None or look.uses_left == 0:
             return False
-        self._looks[cache] = uses_left - 1, cost_per_byte
-        return cache.evict(num_pages, cost_per_byte) == num_pages
+        if num_pages > cache.prefix_cache.num_evictable(ask):
+            return False
+        self._looks[cache] = look._replace(uses_left=look.uses_left - 1)
+        limit = Loss(ask.turn(*look.accounts), look.cost_s) if look.accounts else NO_LIMIT
+        return cache.evict(num_pages, ask, limit) == num_pages
 
-    def allocate_run(self, num_bytes: int) -> Run | None:
-        """A run of at least num_bytes, where it costs the least. None if no place can be
-        cleared."""
+    def allocate_run(
+        self, num_bytes: int, account: str = NOBODY.name, *, is_first: bool = False
+    ) -> Run | None:
+        """A run of at least num_bytes, where the loss is least. None if no place can be cleared.
+        is_first: the account uses no other adapter."""
         assert self._runs is not None, "no adapters share this arena"
-        while (run := self._runs.allocate(num_bytes)) is None:
-            if not (self._clear_place(self._runs, num_bytes) or self._arena.sink_weights()):
+        ask = Ask(self._arena.ledger, account, self._runs.rounded(num_bytes), is_first=is_first)
+        while (run := self._runs.allocate(num_bytes, account)) is None:
+            if not (self._clear_place(self._runs, num_bytes, ask) or self._arena.sink_weights()):
                 return None
         return run
 
@@ -117,105 +142,161 @@ class MemoryBroker:
         if not missing:
             return num_extents
         idle = self._idle_runs(with_awaited=True)
-        costs = self._extents_for_pages(None, idle)
-        by_cost = cheapest_first(costs.items(), lambda extent: self._exact_cost(extent, costs))
-        for _, extent in by_cost:
+        ask = self.at_any_cost()
+        for _, extent in self._by_loss(self._extents_for_pages(None, idle, ask), ask):
             self._clear(extent, idle)
             missing -= len(self._arena.allocate_weights(owner, missing))
             if not missing:
                 break
         return num_extents - missing
 
-    def _idle_runs(self, *, with_awaited: bool) -> dict[Run, _Idle]:
+    def at_any_cost(self) -> Ask:
+        """For nobody in particular."""
+        return Ask(self._arena.ledger, NOBODY.name, 0, is_first=True)
+
+    def held_bytes(self) -> tuple[Counter[str], Counter[str]]:
+        """Of pages and of runs, by account."""
+        pages = Counter[str]()
+        for cache in self._caches.values():
+            pages.update(cache.pool.held_bytes())
+        return pages, Counter() if self._runs is None else self._runs.held_bytes()
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError unless each account is charged with what it holds."""
+        pages, runs = self.held_bytes()
+        held, charged = pages + runs, self._arena.ledger.held
+        require(held == charged, f"accounts hold {held}, charged are {charged}")
+
+    def _idle_runs(self, *, with_awaited: bool) -> dict[Run, _IdleRun]:
         return {
-            run: (cost, holder)
+            run: _IdleRun(holder, lost)
             for holder in self._holders
-            for run, cost in holder.idle_runs(with_awaited=with_awaited).items()
+            for run, lost in holder.idle_runs(with_awaited=with_awaited).items()
         }
 
-    def _extents_for_pages(self, cache: KVCache | None, idle: dict[Run, _Idle]) -> dict[int, float]:
-        """Extents that all but the cache would free for KV, with what that costs them at least."""
-        costs = {
-            extent: MARGIN * cost
+    def _extents_for_pages(
+        self, cache: KVCache | None, idle: dict[Run, _IdleRun], ask: Ask
+    ) -> dict[int, Idle]:
+        """Extents that all but the cache may come to free for KV, with what that loses at least."""
+        found = {
+            extent: lost
             for other in self._caches.values()
             if other is not cache
-            for extent, cost in other.drainable().items()
+            for extent, lost in other.drainable().items()
         }
-        if self._runs is None:
-            return costs
-        for extent, runs in self._runs.by_extent().items():
-            if self._arena.is_for_kv(extent) and all(run in idle for run in runs):
-                costs[extent] = MARGIN * sum(self._share(run, idle[run][0]) for run in runs)
-        return costs
+        if self._runs is not None:
+            for extent, runs in self._runs.by_extent().items():
+                if self._arena.is_for_kv(extent) and all(run in idle for run in runs):
+                    accounts = [name for run in runs for name in idle[run].lost.accounts]
+                    costs = (self._share(run, idle[run].lost.cost_s) for run in runs)
+                    found[extent] = Idle(accounts, sum(costs))
+        return {
+            extent: lost
+            for extent, lost in found.items()
+            if all(ask.most(name) > 0 for name in lost.accounts)
+        }
 
     def _share(self, run: Run, cost: float) -> float:
         """Of the cost of a run, for one of the extents that it frees."""
         return cost * min(1.0, self._arena.extent_bytes / run.num_bytes)
 
-    def _exact_cost(self, extent: int, costs: dict[int, float]) -> float:
-        owner = self._arena.kv_owner(extent)
-        if owner is None:
-            return costs[extent]
-        return MARGIN * self._caches[owner].drain_cost([extent])
+    def _by_loss(self, extents: dict[int, Idle], ask: Ask) -> Iterator[tuple[Loss, int]]:
+        def loss_of(lost: Idle) -> Loss:
+            return Loss(ask.turn(*lost.accounts), MARGIN * lost.cost_s)
 
-    def _clear(self, extent: int, idle: dict[Run, _Idle]) -> None:
+        bounds = [(extent, loss_of(lost)) for extent, lost in extents.items()]
+        return cheapest_first(bounds, lambda extent: loss_of(self._lost_with(extent, extents)))
+
+    def _lost_with(self, extent: int, extents: dict[int, Idle]) -> Idle:
+        """With the pages elsewhere that go with it."""
+        owner = self._arena.kv_owner(extent)
+        return extents[extent] if owner is None else self._caches[owner].lost_with([extent])
+
+    def _clear(self, extent: int, idle: dict[Run, _IdleRun]) -> None:
         owner = self._arena.kv_owner(extent)
         if owner is not None:
             self._caches[owner].drain(extent)
         elif self._runs is not None:
             for run in self._runs.by_extent().get(extent, ()):
-                idle[run][1].evict(run)
+                idle[run].holder.evict(run)
 
-    def _clear_place(self, runs: AdapterRuns, num_bytes: int) -> bool:
-        """Gives up what lies in the cheapest place for so many bytes; where only the ceiling is in
-        the way, the cheapest adapter. False, and nothing is given up, if that cannot help."""
+    def _clear_place(self, runs: AdapterRuns, num_bytes: int, ask: Ask) -> bool:
+        """Gives up what lies in the place of least loss for so many bytes; where only the ceiling
+        is in the way, the adapter of least loss. False, and nothing is given up, if that cannot
+        help."""
         idle = self._idle_runs(with_awaited=False)
+        idle = {run: found for run, found in idle.items() if ask.may_take(*found.lost.accounts)}
         num_idle_bytes = sum(run.num_bytes for run in idle)
         if runs.num_used_bytes - num_idle_bytes + num_bytes > runs.capacity_bytes:
             return False
-        stretches = self._stretches(runs, idle)
+        stretches = self._stretches(runs, idle, ask)
         places = dict(find_places(stretches, num_bytes))
-        by_cost = cheapest_first(
-            places.items(), lambda place: self._cost_of(stretches[slice(*place)])
+        by_loss = cheapest_first(
+            places.items(), lambda place: self._loss_of(stretches[slice(*place)], ask)
         )
-        for _, place in by_cost:
+        for _, place in by_loss:
             if runs.is_allowed(stretches[place[0]].start, stretches[place[1] - 1].end, num_bytes):
                 return self._give_up(stretches[slice(*place)], idle)
         if not places or not idle:
             return False
-        least = min(idle, key=lambda run: (idle[run][0] / run.num_bytes, run.offset))
-        idle[least][1].evict(least)
+        least = min(idle, key=lambda run: (*_loss_per_byte(run, idle[run].lost, ask), run.offset))
+        idle[least].holder.evict(least)
         return True
 
-    def _stretches(self, runs: AdapterRuns, idle: dict[Run, _Idle]) -> list[Stretch]:
+    def _stretches(self, runs: AdapterRuns, idle: dict[Run, _IdleRun], ask: Ask) -> list[Stretch]:
         """All bytes that adapters could have, by place."""
         size = self._arena.extent_bytes
         stretches = [Stretch(*hole) for hole in runs.holes()]
         stretches += [Stretch(r.start * size, r.stop * size) for r in self._arena.free_ranges()]
-        for run, (cost, _) in idle.items():
-            stretches.append(Stretch(run.offset, run.offset + run.num_bytes, cost, run=run))
+        for run, (_, (accounts, cost)) in idle.items():
+            loss = Loss(ask.turn(*accounts), cost)
+            stretches.append(Stretch(run.offset, run.offset + run.num_bytes, loss, run=run))
         for cache in self._caches.values():
-            for extent, cost in cache.drainable().items():
-                start = extent * size
-                stretches.append(Stretch(start, start + size, MARGIN * cost, extent=extent))
+            for extent, (accounts, cost) in cache.drainable().items():
+                if ask.may_take(*accounts):
+                    loss = Loss(ask.turn(*accounts), MARGIN * cost)
+                    start = extent * size
+                    stretches.append(Stretch(start, start + size, loss, extent=extent))
         return sorted(stretches, key=lambda stretch: stretch.start)
 
-    def _cost_of(self, place: list[Stretch]) -> float:
+    def _loss_of(self, place: list[Stretch], ask: Ask) -> Loss | None:
+        """None: pages elsewhere would go with it that do not give way."""
         extents = [stretch.extent for stretch in place if stretch.extent is not None]
-        kv = sum(
-            cache.drain_cost([e for e in extents if self._arena.kv_owner(e) == owner])
-            for owner, cache in self._caches.items()
-        )
-        return MARGIN * kv + sum(stretch.cost_s for stretch in place if stretch.extent is None)
+        turn = max(stretch.loss.turn for stretch in place)
+        cost_s = sum(stretch.loss.cost_s for stretch in place if stretch.extent is None)
+        for owner, cache in self._caches.items():
+            accounts, cost = cache.lost_with(
+                [extent for extent in extents if self._arena.kv_owner(extent) == owner]
+            )
+            if not ask.may_take(*accounts):
+                return None
+            turn = max(turn, ask.turn(*accounts))
+            cost_s += MARGIN * cost
+        return Loss(turn, cost_s)
 
-    def _give_up(self, place: list[Stretch], idle: dict[Run, _Idle]) -> bool:
+    def _give_up(self, place: list[Stretch], idle: dict[Run, _IdleRun]) -> bool:
         """False if nobody has anything there."""
         for stretch in place:
             if stretch.run is not None:
-                idle[stretch.run][1].evict(stretch.run)
+                idle[stretch.run].holder.evict(stretch.run)
             elif stretch.extent is not None:
                 self._clear(stretch.extent, idle)
         return any(stretch.is_held for stretch in place)
 
 
-_Idle = tuple[float, RunHolder]
+class _IdleRun(NamedTuple):
+    holder: RunHolder
+    lost: Idle
+
+
+class _Look(NamedTuple):
+    """For so many shortages of pages more, others are taken to lose at least that: what these
+    accounts hold, at so many seconds a byte. No accounts: nothing is to be had of others."""
+
+    uses_left: int
+    accounts: Collection[str] = ()
+    cost_s: float = 0.0
+
+
+def _loss_per_byte(run: Run, lost: Idle, ask: Ask) -> Loss:
+    return Loss(ask.turn(*lost.accounts), lost.cost_s / run.num_bytes)

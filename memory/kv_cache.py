@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable
 from threading import Lock
 
+from memory.accounts import NOBODY, Account, Ask, Ledger
 from memory.arena import Arena
 from memory.broker import MemoryBroker
 from memory.page_key import PAGE_TOKENS
 from memory.pages import PagePool
+from memory.places import NO_LIMIT, Idle, Loss
 from memory.prefix_cache import PrefixCache
 
 SECONDS_PER_TOKEN = 1e-3
@@ -40,6 +41,8 @@ class KVCache:
         self._broker.add_cache(owner, self)
         self.pool = PagePool(arena, owner, page_bytes)
         self.prefix_cache = PrefixCache(self.pool, clock)
+        self.tables = Ledger(arena.ledger.accounts)
+        """Block tables that have pages."""
         self._prefill = (float(PAGE_TOKENS), PAGE_TOKENS * SECONDS_PER_TOKEN)
         """Tokens and seconds of late."""
 
@@ -55,7 +58,8 @@ class KVCache:
 
     @property
     def num_free(self) -> int:
-        """Pages `allocate` would find now, idle cached ones included."""
+        """Pages that nobody uses, idle cached ones included. Who asks for them may find fewer: not
+        everybody gives way to everybody."""
         return self.pool.num_free + self.prefix_cache.num_idle
 
     @property
@@ -79,31 +83,44 @@ class KVCache:
         old_tokens, old_seconds = self._prefill
         self._prefill = MEMORY * old_tokens + num_tokens, MEMORY * old_seconds + seconds
 
-    def make_room(self, num_pages: int) -> bool:
-        """Sees to it that so many pages are free, at the cost of what is idle here or at others.
-        False, and nothing changed, if that does not suffice."""
-        return self._broker.free_pages(self, num_pages)
+    def make_room(
+        self, num_pages: int, account: Account = NOBODY, *, is_first: bool = False
+    ) -> bool:
+        """Sees to it that so many pages are free, at the cost of what is idle here or at others and
+        gives way to the account. False if that does not suffice. is_first: it has no pages here but
+        those of the one who asks."""
+        return self._broker.free_pages(self, num_pages, account, is_first=is_first)
 
-    def allocate(self, num_pages: int) -> list[int] | None:
-        """New pages with one reference each, the caller's; None, and nothing changed, if even
-        `make_room` does not help."""
-        return self.pool.allocate(num_pages) if self.make_room(num_pages) else None
+    def allocate(
+        self, num_pages: int, account: Account = NOBODY, *, is_first: bool = False
+    ) -> list[int] | None:
+        """New pages with one reference each, the caller's; None if even `make_room` does not
+        help."""
+        if not self.make_room(num_pages, account, is_first=is_first):
+            return None
+        return self.pool.allocate(num_pages, account.name)
 
-    def evict(self, num_pages: int, max_cost_per_byte: float = math.inf) -> int:
-        """Frees up to so many idle pages, those first whose loss costs the least, and only while it
-        costs at most so many seconds a byte. Returns how many."""
-        max_reuse = max_cost_per_byte * self.pool.page_bytes / self.page_cost_s
-        return self.prefix_cache.evict(num_pages, max_reuse)
+    def evict(self, num_pages: int, ask: Ask | None = None, limit: Loss = NO_LIMIT) -> int:
+        """Frees up to so many idle pages in the order of their loss, and only while that is at most
+        the limit, in seconds a byte. Returns how many. ask: whom it is for; None: for nobody, at
+        anybody's cost."""
+        ask = ask or self._broker.at_any_cost()
+        max_reuse = limit.cost_s * self.pool.page_bytes / self.page_cost_s
+        return self.prefix_cache.evict(num_pages, ask, (limit.turn, max_reuse))
 
-    def drainable(self) -> dict[int, float]:
+    def drainable(self) -> dict[int, Idle]:
         """Extents that `drain` could free, with what the loss of the pages in them costs: seconds
         to compute them again, times their expected reuse."""
         cost = self.page_cost_s
-        return {extent: cost * reuse for extent, reuse in self.prefix_cache.drainable().items()}
+        return {
+            extent: Idle(accounts, cost * reuse)
+            for extent, (accounts, reuse) in self.prefix_cache.drainable().items()
+        }
 
-    def drain_cost(self, extents: Iterable[int]) -> float:
+    def lost_with(self, extents: Iterable[int]) -> Idle:
         """The same for all that draining these together loses, pages after theirs included."""
-        return self.prefix_cache.reuse_lost(extents) * self.page_cost_s
+        accounts, reuse = self.prefix_cache.lost_with(extents)
+        return Idle(accounts, reuse * self.page_cost_s)
 
     def drain(self, extent: int) -> None:
         """Gives a drainable extent back to the arena, for adapters or another model."""
@@ -119,3 +136,4 @@ class KVCache:
         self._arena.check_integrity()
         self.pool.check_integrity()
         self.prefix_cache.check_integrity(held)
+        self._broker.check_integrity()

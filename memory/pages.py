@@ -1,12 +1,14 @@
-"""One owner's KV pages in the arena, counted by reference."""
+"""One owner's KV pages in the arena, counted by reference and charged to accounts."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memory.accounts import NOBODY
 from memory.arena import Arena
 from memory.errors import require
 
@@ -17,7 +19,7 @@ class PagePool:
 
     New pages come from the fullest extent that has room, so that the others drain; an extent
     without a used page goes back to the arena at once. A page is used while somebody has a
-    reference to it.
+    reference to it, and as long charged to the account that it was allocated for.
     """
 
     def __init__(self, arena: Arena, owner: str, page_bytes: int) -> None:
@@ -29,6 +31,8 @@ class PagePool:
         self.page_bytes = page_bytes
         self.pages_per_extent = arena.extent_bytes // page_bytes
         self._references: dict[int, int] = {}
+        self._accounts: dict[int, str] = {}
+        """Of each used page."""
         self._free: dict[int, list[int]] = {}
         """Free pages of each extent held, as a stack."""
         self._extents_with: list[dict[int, None]] = [{} for _ in range(self.pages_per_extent + 1)]
@@ -44,7 +48,7 @@ class PagePool:
         """Pages `allocate` would find now, in extents held and in those the arena would give."""
         return self._num_held_free + self._arena.num_kv_obtainable * self.pages_per_extent
 
-    def allocate(self, num_pages: int) -> list[int] | None:
+    def allocate(self, num_pages: int, account: str = NOBODY.name) -> list[int] | None:
         """New pages with one reference each, the caller's; None, and nothing changed, if they are
         too few."""
         if num_pages > self.num_free:
@@ -54,6 +58,8 @@ class PagePool:
             extent = self._fullest_extent()
             count = min(num_pages - len(pages), len(self._free[extent]))
             pages += self._take(extent, count)
+        self._accounts.update(dict.fromkeys(pages, account))
+        self._charge(account, num_pages)
         return pages
 
     def retain(self, page: int) -> None:
@@ -69,11 +75,20 @@ class PagePool:
             self._references[page] = count
         else:
             del self._references[page]
+            self._charge(self._accounts.pop(page), -1)
             self._put_back(page)
         return count
 
     def num_references(self, page: int) -> int:
         return self._references.get(page, 0)
+
+    def account_of(self, page: int) -> str:
+        return self._accounts[page]
+
+    def held_bytes(self) -> Counter[str]:
+        """By account, counted page by page."""
+        held = Counter(self._accounts.values())
+        return Counter({name: count * self.page_bytes for name, count in held.items()})
 
     def extent_of(self, page: int) -> int:
         return page // self.pages_per_extent
@@ -85,6 +100,9 @@ class PagePool:
         """Byte offset in the arena of each page. Shape: any -> the same."""
         extents, places = np.divmod(page_ids.astype(np.int64), self.pages_per_extent)
         return extents * self._arena.extent_bytes + places * self.page_bytes
+
+    def _charge(self, account: str, num_pages: int) -> None:
+        self._arena.ledger.charge(account, num_pages * self.page_bytes)
 
     def _fullest_extent(self) -> int:
         for extents in self._extents_with[1:]:
@@ -136,6 +154,7 @@ class PagePool:
             f"{len(expected)} pages of {len(held)} extents",
         )
         require(min(self._references.values(), default=1) > 0, "a used page without a reference")
+        require(self._accounts.keys() == self._references.keys(), "a used page is nobody's charge")
         for extent, free in self._free.items():
             require(len(free) < size, f"extent {extent} is empty and was not given back")
             require(extent in self._extents_with[len(free)], f"extent {extent} is filed wrongly")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import accumulate
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from memory.runs import Run
 
@@ -16,14 +18,33 @@ SLACK = 1.25
 T = TypeVar("T")
 
 
+class Idle(NamedTuple):
+    """What could be given up: whose it is, and what its loss costs, in seconds to make it again,
+    times its expected reuse."""
+
+    accounts: Collection[str]
+    cost_s: float
+
+
+class Loss(NamedTuple):
+    """Orders what could be given up for somebody. turn: of the last of those who lose by it."""
+
+    turn: float
+    cost_s: float
+
+
+NOTHING = Loss(-math.inf, 0.0)
+NO_LIMIT = Loss(math.inf, math.inf)
+
+
 @dataclass(slots=True, eq=False)
 class Stretch:
     """Bytes start..end that are free, or would be if their holder gave them up."""
 
     start: int
     end: int
-    cost_s: float = 0.0
-    """What is lost with it; for KV with this extent alone, so at least that."""
+    loss: Loss = NOTHING
+    """For KV with this extent alone, so at least that."""
     run: Run | None = None
     extent: int | None = None
 
@@ -34,36 +55,52 @@ class Stretch:
 
 def find_places(
     stretches: Sequence[Stretch], num_bytes: int
-) -> Iterator[tuple[tuple[int, int], float]]:
+) -> Iterator[tuple[tuple[int, int], Loss]]:
     """Every shortest row of adjacent stretches that is long enough, the highest first, as the
-    (start, stop) of a slice and the sum of the costs. stretches: in order."""
-    lost = list(accumulate((stretch.cost_s for stretch in stretches), initial=0.0))
+    (start, stop) of a slice with its loss. stretches: in order."""
+    lost = list(accumulate((stretch.loss.cost_s for stretch in stretches), initial=0.0))
     last = len(stretches) - 1
+    latest: deque[int] = deque()
+    """Stretches of the row whose turn comes later than that of all before them in it."""
     for first in range(len(stretches) - 1, -1, -1):
         if first < last and stretches[first].end != stretches[first + 1].start:
             last = first
+            latest.clear()
+        while latest and stretches[latest[0]].loss.turn <= stretches[first].loss.turn:
+            latest.popleft()
+        latest.appendleft(first)
         start = stretches[first].start
         while stretches[last].start - start >= num_bytes:
             last -= 1
+        while latest[-1] > last:
+            latest.pop()
         if stretches[last].end - start >= num_bytes:
-            yield (first, last + 1), lost[last + 1] - lost[first]
+            turn = stretches[latest[-1]].loss.turn
+            yield (first, last + 1), Loss(turn, lost[last + 1] - lost[first])
 
 
 def cheapest_first(
-    bounds: Iterable[tuple[T, float]], cost_of: Callable[[T], float]
-) -> Iterator[tuple[float, T]]:
-    """Items by cost, roughly: none comes before one that costs `SLACK` times less.
+    bounds: Iterable[tuple[T, Loss]], loss_of: Callable[[T], Loss | None]
+) -> Iterator[tuple[Loss, T]]:
+    """Items by loss, the costs roughly: none comes before one that costs `SLACK` times less.
 
-    bounds: each costs at least so much; the cost itself is asked for only of those whose turn it
-    may be.
+    bounds: each loses at least so much; the loss itself is asked for only of those whose turn it
+    may be. None: it is not to be had.
     """
     items = [(bound, False, order, item) for order, (item, bound) in enumerate(bounds)]
     heapify(items)
     while items:
-        cost, is_exact, order, item = heappop(items)
+        loss, is_exact, order, item = heappop(items)
         if not is_exact:
-            cost = cost_of(item)
-        if is_exact or not items or cost <= SLACK * items[0][0]:
-            yield cost, item
+            exact = loss_of(item)
+            if exact is None:
+                continue
+            loss = exact
+        if is_exact or not items or loss <= _with_slack(items[0][0]):
+            yield loss, item
         else:
-            heappush(items, (cost, True, order, item))
+            heappush(items, (loss, True, order, item))
+
+
+def _with_slack(loss: Loss) -> Loss:
+    return Loss(loss.turn, SLACK * loss.cost_s)

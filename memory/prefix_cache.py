@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
 
+from memory.accounts import Ask
 from memory.errors import require
 from memory.journal import Journal
 from memory.pages import PagePool
@@ -22,6 +23,7 @@ MAX_GONE = 1 << 14
 class _Node:
     key: bytes
     page: int
+    account: str
     parent: _Node | None
     reuse: Reuse
     """How often it was asked for again; as long as it never was, that it was added."""
@@ -36,12 +38,41 @@ class _IdleInExtent:
     """The reuses are sums over its pages, found ones apart: what fades alike can be summed."""
 
     pages: set[int] = field(default_factory=set[int])
+    num_of: Counter[str] = field(default_factory=Counter[str])
+    """Pages by account."""
     reuse: Reuse = field(default_factory=Reuse)
     found_reuse: Reuse = field(default_factory=Reuse)
 
-    def note(self, node: _Node, now: float, sign: int) -> None:
+    def add(self, node: _Node, now: float) -> None:
+        self.pages.add(node.page)
+        self.num_of[node.account] += 1
+        self._note(node, now, 1)
+
+    def remove(self, node: _Node, now: float) -> None:
+        self.pages.remove(node.page)
+        self.num_of[node.account] -= 1
+        if not self.num_of[node.account]:
+            del self.num_of[node.account]
+        self._note(node, now, -1)
+
+    def _note(self, node: _Node, now: float, sign: int) -> None:
         reuse = self.found_reuse if node.was_found else self.reuse
         reuse.note(now, sign * node.reuse.expected(now))
+
+
+@dataclass(slots=True)
+class _IdleOfAccount:
+    num_pages: int = 0
+    leaves: dict[bool, list[tuple[float, int, _Node]]] = field(
+        default_factory=lambda: {False: [], True: []}
+    )
+    """Heaps of idle leaves, never found and found ones: least reuse first, then the longest idle.
+    Entries of nodes that are in use again or have gone idle anew are passed over."""
+
+
+_Turn = tuple[float, bool, float, str]
+"""Of an account to give up a page: its turn, whether it is another than the one who asks, the reuse
+of the page, its name."""
 
 
 class PrefixCache:
@@ -64,9 +95,8 @@ class PrefixCache:
         self._idle: dict[int, _Node] = {}
         self._idle_in: dict[int, _IdleInExtent] = {}
         """By extent: the extents that have idle pages."""
-        self._leaves: dict[bool, list[tuple[float, int, _Node]]] = {False: [], True: []}
-        """Heaps of idle leaves, never found and found ones: least reuse first, then the longest
-        idle. Entries of nodes that are in use again or have gone idle anew are passed over."""
+        self._idle_of: dict[str, _IdleOfAccount] = {}
+        """By account: the accounts that have idle pages."""
         self._orders = count(1)
         self._added, self._found = Reuse(), Reuse()
         """Pages added, and pages asked for again for the first time."""
@@ -85,6 +115,9 @@ class PrefixCache:
     @property
     def num_idle(self) -> int:
         return len(self._idle)
+
+    def num_idle_of(self, account: str) -> int:
+        return self._idle_of[account].num_pages if account in self._idle_of else 0
 
     def match(self, keys: Sequence[bytes]) -> list[int]:
         """Pages of the longest cached prefix. Each has a new reference, the caller's, to be given
@@ -131,17 +164,40 @@ class PrefixCache:
             if self._pool.release(page) == 1 and page in self._by_page:
                 self._add_idle(self._by_page[page], now)
 
-    def evict(self, num_pages: int, max_reuse: float = math.inf) -> int:
-        """Frees up to so many idle pages, leaves first, those of least expected reuse first and
-        only while it is at most `max_reuse`. Returns how many."""
+    def num_evictable(self, ask: Ask) -> int:
+        """Idle pages that `evict` could free for it."""
+        page_bytes = self._pool.page_bytes
+        return sum(
+            math.ceil(min(ask.most(name) / page_bytes, idle.num_pages))
+            for name, idle in self._idle_of.items()
+        )
+
+    def evict(
+        self, num_pages: int, ask: Ask, limit: tuple[float, float] = (math.inf, math.inf)
+    ) -> int:
+        """Frees up to so many idle pages of those who give way, leaves first: of the account whose
+        turn it is, those of least expected reuse. Returns how many.
+
+        limit: the turn, then the reuse, beyond which nothing goes.
+        """
         now = self._clock()
-        for done in range(num_pages):
-            leaves = (self._least_leaf(found) for found in (False, True))
-            node = min(filter(None, leaves), key=lambda n: self._reuse(n, now), default=None)
-            if node is None or self._reuse(node, now) > max_reuse:
-                return done
-            self._remove(node, now)
-        return num_pages
+        num_freed = 0
+        turns: list[_Turn] = []
+        for account in self._idle_of:
+            self._file_turn(turns, account, ask, now)
+        while num_freed < num_pages and turns:
+            turn, _, reuse, account = turns[0]
+            if (turn, reuse) > limit or not ask.may_take(account):
+                break
+            heappop(turns)
+            node = self._least_leaf(account, now)
+            if node is not None:
+                self._remove(node, now)
+                num_freed += 1
+                self._file_turn(turns, account, ask, now)
+                if node.parent is not None and node.parent.account != account:
+                    self._file_turn(turns, node.parent.account, ask, now)
+        return num_freed
 
     def evict_extent(self, extent: int) -> None:
         """Frees its idle pages and all after them, which are idle too."""
@@ -149,21 +205,27 @@ class PrefixCache:
         for node in self._with_descendants([extent]):
             self._remove(node, now)
 
-    def drainable(self) -> dict[int, float]:
-        """Extents whose used pages are all idle, with the expected reuse of those pages."""
+    def drainable(self) -> dict[int, tuple[Collection[str], float]]:
+        """Extents whose used pages are all idle, with the accounts and the expected reuse of those
+        pages."""
         now = self._clock()
         chance = self._chance(now)
         num_used_in = self._pool.num_used_in
         return {
-            extent: chance * idle.reuse.expected(now) + idle.found_reuse.expected(now)
+            extent: (
+                idle.num_of,
+                chance * idle.reuse.expected(now) + idle.found_reuse.expected(now),
+            )
             for extent, idle in self._idle_in.items()
             if len(idle.pages) == num_used_in(extent)
         }
 
-    def reuse_lost(self, extents: Iterable[int]) -> float:
-        """Expected reuse of all that `evict_extent` of these would free, pages elsewhere too."""
+    def lost_with(self, extents: Iterable[int]) -> tuple[Collection[str], float]:
+        """Accounts and expected reuse of all that `evict_extent` of these would free, pages
+        elsewhere too."""
         now = self._clock()
-        return sum(self._reuse(node, now) for node in self._with_descendants(extents))
+        nodes = self._with_descendants(extents)
+        return {node.account for node in nodes}, sum(self._reuse(node, now) for node in nodes)
 
     def _chance(self, now: float) -> float:
         """That a page is ever found again; even, as long as there were few."""
@@ -181,7 +243,7 @@ class PrefixCache:
     def _add(self, key: bytes, page: int, parent: _Node | None) -> _Node:
         now = self._clock()
         self._added.note(now)
-        node = _Node(key, page, parent, Reuse(1.0, now))
+        node = _Node(key, page, self._pool.account_of(page), parent, Reuse(1.0, now))
         gone = self._gone.pop(key, None)
         if gone is not None:
             self._note_found(node, now)
@@ -202,25 +264,29 @@ class PrefixCache:
     def _add_idle(self, node: _Node, now: float) -> None:
         node.idle_order = next(self._orders)
         self._idle[node.page] = node
+        self._idle_of.setdefault(node.account, _IdleOfAccount()).num_pages += 1
         idle = self._idle_in.setdefault(self._pool.extent_of(node.page), _IdleInExtent())
-        idle.pages.add(node.page)
-        idle.note(node, now, 1)
+        idle.add(node, now)
         self._file_leaf(node)
 
     def _remove_idle(self, node: _Node, now: float) -> None:
         del self._idle[node.page]
         extent = self._pool.extent_of(node.page)
         idle = self._idle_in[extent]
-        idle.pages.remove(node.page)
-        idle.note(node, now, -1)
+        idle.remove(node, now)
         if not idle.pages:
             del self._idle_in[extent]
+        of_account = self._idle_of[node.account]
+        of_account.num_pages -= 1
+        if not of_account.num_pages:
+            del self._idle_of[node.account]
 
     def _file_leaf(self, node: _Node) -> None:
-        heap = self._leaves[node.was_found]
+        idle = self._idle_of[node.account]
+        heap = idle.leaves[node.was_found]
         if not node.children:
             heappush(heap, (node.reuse.rank, node.idle_order, node))
-        if len(heap) > 2 * len(self._idle) + 64:
+        if len(heap) > 2 * idle.num_pages + 64:
             heap[:] = [entry for entry in heap if self._is_idle_leaf(*entry)]
             heapify(heap)
 
@@ -228,11 +294,22 @@ class PrefixCache:
         is_idle = self._idle.get(node.page) is node
         return is_idle and node.idle_order == order and not node.children
 
-    def _least_leaf(self, was_found: bool) -> _Node | None:
-        heap = self._leaves[was_found]
-        while heap and not self._is_idle_leaf(*heap[0]):
-            heappop(heap)
-        return heap[0][2] if heap else None
+    def _least_leaf(self, account: str, now: float) -> _Node | None:
+        """None: all its idle pages lie before those of others of its sharing group."""
+        if account not in self._idle_of:
+            return None
+        leaves: list[_Node] = []
+        for heap in self._idle_of[account].leaves.values():
+            while heap and not self._is_idle_leaf(*heap[0]):
+                heappop(heap)
+            leaves += [node for _, _, node in heap[:1]]
+        return min(leaves, key=lambda node: self._reuse(node, now), default=None)
+
+    def _file_turn(self, turns: list[_Turn], account: str, ask: Ask, now: float) -> None:
+        node = self._least_leaf(account, now)
+        if node is not None:
+            is_other = account != ask.name
+            heappush(turns, (ask.turn(account), is_other, self._reuse(node, now), account))
 
     def _with_descendants(self, extents: Iterable[int]) -> list[_Node]:
         """Idle pages of the extents and all pages after them, each behind those after it."""
@@ -285,10 +362,19 @@ class PrefixCache:
         require(idle == set(self._idle), f"{len(idle)} pages are idle, {len(self._idle)} filed so")
         by_extent = [page for filed in self._idle_in.values() for page in filed.pages]
         require(sorted(by_extent) == sorted(idle), f"{len(by_extent)} idle pages filed by extent")
-        entries = [*self._leaves[False], *self._leaves[True]]
-        filed = {entry[2] for entry in entries if self._is_idle_leaf(*entry)}
-        leaves = {node for node in self._idle.values() if not node.children}
-        require(filed == leaves, f"{len(leaves)} idle leaves, {len(filed)} in the order of leaving")
+        num_of = Counter(node.account for node in self._idle.values())
+        filed_of = {name: of_account.num_pages for name, of_account in self._idle_of.items()}
+        require(num_of == filed_of, f"idle pages by account are {num_of}, filed {filed_of}")
+        for name, of_account in self._idle_of.items():
+            entries = [*of_account.leaves[False], *of_account.leaves[True]]
+            filed = {entry[2] for entry in entries if self._is_idle_leaf(*entry)}
+            leaves = {n for n in self._idle.values() if n.account == name and not n.children}
+            require(filed == leaves, f"{len(leaves)} idle leaves of {name!r}, {len(filed)} filed")
+        for extent, filed in self._idle_in.items():
+            require(
+                filed.num_of == Counter(self._idle[page].account for page in filed.pages),
+                f"the idle pages of extent {extent} are filed under others' names",
+            )
 
     def _check_references(self, held: Counter[int]) -> None:
         held.update(list(self._by_page))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
+from memory.accounts import NOBODY
 from memory.arena import Arena
 from memory.errors import require
 
@@ -22,8 +24,8 @@ class Run:
 
 
 class AdapterRuns:
-    """Runs of 64 KiB units over adjacent adapter extents. The only user of the arena's adapter
-    extents.
+    """Runs of 64 KiB units over adjacent adapter extents, each charged to an account. The only user
+    of the arena's adapter extents.
 
     Holes are free units inside adapter extents: sorted, disjoint, coalesced, as [start, end) in
     units. No hole covers a whole extent, for that extent went back to the arena.
@@ -37,7 +39,8 @@ class AdapterRuns:
         self._arena = arena
         self._extent_units = arena.extent_bytes // UNIT_BYTES
         self._holes: list[tuple[int, int]] = []
-        self._runs: dict[int, Run] = {}
+        self._runs: dict[Run, str] = {}
+        """With the accounts that they are charged to."""
 
     @property
     def num_runs(self) -> int:
@@ -45,7 +48,7 @@ class AdapterRuns:
 
     @property
     def num_used_bytes(self) -> int:
-        return sum(run.num_bytes for run in self._runs.values())
+        return sum(run.num_bytes for run in self._runs)
 
     @property
     def capacity_bytes(self) -> int:
@@ -61,7 +64,7 @@ class AdapterRuns:
         """The runs that lie in each extent, wholly or in part."""
         found: dict[int, list[Run]] = {}
         size = self._arena.extent_bytes
-        for run in self._runs.values():
+        for run in self._runs:
             for extent in range(run.offset // size, -(-(run.offset + run.num_bytes) // size)):
                 found.setdefault(extent, []).append(run)
         return found
@@ -79,7 +82,14 @@ class AdapterRuns:
         places = ((first, first + size), (last - size, last))
         return min(len(self._new_extents(*place)) for place in places) <= allowed
 
-    def allocate(self, num_bytes: int) -> Run | None:
+    def held_bytes(self) -> Counter[str]:
+        """By account."""
+        held = Counter[str]()
+        for run, account in self._runs.items():
+            held[account] += run.num_bytes
+        return held
+
+    def allocate(self, num_bytes: int, account: str = NOBODY.name) -> Run | None:
         """A run of at least num_bytes: where it costs the fewest new extents, then the highest
         place.
 
@@ -94,12 +104,23 @@ class AdapterRuns:
         self._take_extents(start, start + num_units)
         self._carve(start, start + num_units)
         run = Run(start * UNIT_BYTES, num_units * UNIT_BYTES)
-        self._runs[run.offset] = run
+        self._runs[run] = account
+        self._arena.ledger.charge(account, run.num_bytes)
         return run
+
+    def account_of(self, run: Run) -> str:
+        return self._runs[run]
+
+    def charge(self, run: Run, account: str) -> None:
+        """To this account from now on."""
+        self._arena.ledger.charge(self._runs[run], -run.num_bytes)
+        self._arena.ledger.charge(account, run.num_bytes)
+        self._runs[run] = account
 
     def free(self, run: Run) -> None:
         """Gives the run back, and to the arena each extent that no run touches any more."""
-        require(self._runs.pop(run.offset, None) == run, f"{run} is not a live run")
+        require(run in self._runs, f"{run} is not a live run")
+        self._arena.ledger.charge(self._runs.pop(run), -run.num_bytes)
         start = run.offset // UNIT_BYTES
         self._return_extents(*self._add_hole(start, start + run.num_bytes // UNIT_BYTES))
 
@@ -172,7 +193,7 @@ class AdapterRuns:
     def check_integrity(self) -> None:
         """Raises IntegrityError unless runs and holes tile the adapter extents exactly."""
         size = self._extent_units
-        runs = [(run.offset, run.offset + run.num_bytes) for run in self._runs.values()]
+        runs = [(run.offset, run.offset + run.num_bytes) for run in self._runs]
         parts = sorted([*runs, *self.holes()])
         for (_, end), (start, _) in pairwise(parts):
             require(end <= start, f"two parts of the adapters' bytes overlap at {start}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from memory.places import Idle
 from memory.runs import AdapterRuns, Run
 
 
@@ -16,9 +17,13 @@ class IdleRuns:
         self.awaited: set[Run] = set()
         self.in_use: dict[Run, float] = {}
 
-    def idle_runs(self, *, with_awaited: bool) -> Mapping[Run, float]:
+    def idle_runs(self, *, with_awaited: bool) -> Mapping[Run, Idle]:
         hidden = set() if with_awaited else self.awaited
-        return {run: cost for run, cost in self.costs.items() if run not in hidden}
+        return {
+            run: Idle((self._runs.account_of(run),), cost)
+            for run, cost in self.costs.items()
+            if run not in hidden
+        }
 
     def evict(self, run: Run) -> None:
         del self.costs[run]

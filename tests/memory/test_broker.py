@@ -46,7 +46,9 @@ class House:
         """Of the first page of a prefix in `kv`, alone in its extent or with equals."""
         page = self.kv.prefix_cache.match(keys_of(word))
         self.kv.prefix_cache.release(page)
-        return self.kv.drain_cost([page[0] // PAGES]) / self.kv.pool.num_used_in(page[0] // PAGES)
+        return self.kv.lost_with([page[0] // PAGES]).cost_s / self.kv.pool.num_used_in(
+            page[0] // PAGES
+        )
 
 
 @pytest.mark.parametrize("worth", [0.5 / MARGIN, 2.0 / MARGIN])
@@ -130,7 +132,7 @@ def test_the_pages_after_those_of_a_place_count() -> None:
     in_use = compute(house.kv, keys_of(10))
     for table in (tail, *tables):
         table.free()
-    own = house.kv.drainable()
+    own = {extent: lost.cost_s for extent, lost in house.kv.drainable().items()}
     assert house.arena.map() == "kkk" and own[0] == pytest.approx(own[1])
     assert house.load(1.0) is not None
     assert house.arena.map() == "akk"

@@ -1,12 +1,15 @@
-"""Any order of what sequences and adapters do to a shared arena keeps pages, prefixes and reference
-counts right."""
+"""Any order of what sequences and adapters of several tenants do to a shared arena keeps pages,
+prefixes, reference counts and charges right, and takes from nobody who holds less."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from memory.accounts import NOBODY, Account
 from memory.arena import Arena
 from memory.block_table import BlockTable
 from memory.broker import MemoryBroker
@@ -16,11 +19,18 @@ from memory.runs import UNIT_BYTES, AdapterRuns
 from tests.memory.holder import IdleRuns
 
 PAGE_BYTES = {"m": UNIT_BYTES // 4, "n": UNIT_BYTES // 3}
-OWNERS = [("m", "acme"), ("m", "globex"), ("n", "acme")]
-"""(model, cache domain)."""
-HASHERS = [PageHasher(model=model, domain=domain) for model, domain in OWNERS]
+ACME, GLOBEX, INITECH = Account("acme", 3), Account("globex", 1), Account("initech", 1)
+OWNERS = [
+    ("m", "tenant:acme", ACME),
+    ("m", "group:pair", GLOBEX),
+    ("m", "group:pair", INITECH),
+    ("n", "tenant:acme", ACME),
+    ("n", "tenant:nobody", NOBODY),
+]
+"""(model, cache domain, whom it is charged to)."""
+HASHERS = [PageHasher(model=model, domain=domain) for model, domain, _ in OWNERS]
 
-Content = tuple[int, tuple[int, ...]]
+Content = tuple[str, tuple[int, ...]]
 
 
 class _Sequence:
@@ -28,14 +38,15 @@ class _Sequence:
 
     def __init__(self, kv: KVCache, owner: int, tokens: list[int]) -> None:
         self.kv = kv
-        self.table = BlockTable(kv)
+        self.account = OWNERS[owner][2]
+        self.table = BlockTable(kv, self.account)
         self.owner = owner
         self.tokens = tokens
         self.num_computed = 0
         self.keys: list[bytes] = []
 
     def content(self, index: int) -> Content:
-        return self.owner, tuple(self.tokens[: (index + 1) * PAGE_TOKENS])
+        return OWNERS[self.owner][1], tuple(self.tokens[: (index + 1) * PAGE_TOKENS])
 
 
 class SharedArena(RuleBasedStateMachine):
@@ -44,7 +55,9 @@ class SharedArena(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.arena = Arena(8 * UNIT_BYTES, UNIT_BYTES, UNIT_BYTES, 6 * UNIT_BYTES)
+        self.arena = Arena(
+            8 * UNIT_BYTES, UNIT_BYTES, UNIT_BYTES, 6 * UNIT_BYTES, clock=lambda: self.now
+        )
         self.runs = AdapterRuns(self.arena)
         self.broker = MemoryBroker(self.arena, self.runs)
         self.adapters = IdleRuns(self.runs)
@@ -60,12 +73,24 @@ class SharedArena(RuleBasedStateMachine):
         idle = [cache.num_cached for cache in self.caches.values()]
         return self.arena.map(), idle, set(self.adapters.costs), set(self.adapters.in_use)
 
+    def levels(self) -> dict[str, float]:
+        return {name: self.arena.ledger.level(name) for name in self.arena.ledger.held}
+
+    def check_losers(
+        self, asker: Account, before: dict[str, float], held: dict[str, int], *, is_first: bool
+    ) -> None:
+        """Whoever lost something held more for its weight than the asker does now."""
+        now = self.arena.ledger
+        for name, num_bytes in held.items():
+            if name != asker.name and now.held.get(name, 0) < num_bytes:
+                assert is_first or before[name] > now.level(asker.name)
+
     @rule(seconds=st.sampled_from([0.01, 1.0, 300.0]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
 
     @rule(
-        owner=st.integers(0, 2),
+        owner=st.integers(0, len(OWNERS) - 1),
         words=st.lists(st.integers(0, 1), min_size=1, max_size=7),
         tail=st.integers(1, PAGE_TOKENS),
         num_choices=st.integers(1, 3),
@@ -88,6 +113,16 @@ class SharedArena(RuleBasedStateMachine):
         sequence.num_computed = num_cached
         self.sequences.append(sequence)
 
+    @rule(
+        owner=st.integers(0, len(OWNERS) - 1), word=st.integers(2, 40), num_pages=st.integers(4, 9)
+    )
+    def serve(self, owner: int, word: int, num_pages: int) -> None:
+        """From its start to its end, with nobody else."""
+        self._start_one(owner, [word] * num_pages * PAGE_TOKENS)
+        sequence = self.sequences[-1]
+        self._compute(sequence, num_pages * PAGE_TOKENS - sequence.num_computed)
+        self.finish(-1)
+
     @rule(chunks=st.lists(st.sampled_from([0, 16, 32, 1, 15, 17, 48]), min_size=1, max_size=6))
     def step(self, chunks: list[int]) -> None:
         """An engine's step: each sequence computes a chunk, the last of them perhaps nothing."""
@@ -100,10 +135,14 @@ class SharedArena(RuleBasedStateMachine):
         end = sequence.num_computed + num_tokens
         num_free, pages, before = kv.num_free, list(sequence.table.pages), self.snapshot()
         missing = -(-end // PAGE_TOKENS) - len(pages)
+        own = (s for s in self.sequences if s.kv is kv and s.account == sequence.account)
+        is_first = not any(s.table.pages for s in own if s is not sequence)
+        levels, held = self.levels(), dict(self.arena.ledger.held)
         if not sequence.table.grow(end):
-            assert missing > num_free and sequence.table.pages == pages
+            assert sequence.table.pages == pages and (missing > num_free or not is_first)
             assert self.snapshot() == before, "given up in vain"
             return
+        self.check_losers(sequence.account, levels, held, is_first=is_first)
         assert kv.num_free >= num_free - max(missing, 0)
         in_use = {
             p for s in self.sequences if s is not sequence for p in s.table.pages if s.kv is kv
@@ -139,18 +178,31 @@ class SharedArena(RuleBasedStateMachine):
         if costs:
             extent = min(costs)
             num_cached = kv.num_cached
-            assert kv.drain_cost([extent]) >= costs[extent] * (1 - 1e-9)
+            assert kv.lost_with([extent]).cost_s >= costs[extent].cost_s * (1 - 1e-9)
             kv.drain(extent)
             assert self.arena.kv_owner(extent) is None and kv.num_cached < num_cached
 
-    @rule(num_units=st.integers(1, 4), cost=st.sampled_from([0.0, 1e-4, 1.0]))
-    def load_adapter(self, num_units: int, cost: float) -> None:
-        before = self.snapshot()
-        run = self.broker.allocate_run(num_units * UNIT_BYTES)
+    @rule(
+        num_units=st.integers(1, 4),
+        cost=st.sampled_from([0.0, 1e-4, 1.0]),
+        account=st.sampled_from([ACME, GLOBEX, INITECH, NOBODY]),
+        is_first=st.booleans(),
+    )
+    def load_adapter(self, num_units: int, cost: float, account: Account, is_first: bool) -> None:
+        self.broker.accounts.note(account)
+        before, levels, held = self.snapshot(), self.levels(), dict(self.arena.ledger.held)
+        run = self.broker.allocate_run(num_units * UNIT_BYTES, account.name, is_first=is_first)
         if run is None:
             assert self.snapshot() == before, "given up in vain"
         else:
+            self.check_losers(account, levels, held, is_first=is_first)
             self.adapters.in_use[run] = cost
+
+    @precondition(lambda self: self.adapters.costs)
+    @rule(index=st.integers(0, 5), account=st.sampled_from([ACME, GLOBEX]))
+    def another_asks_for_an_adapter(self, index: int, account: Account) -> None:
+        run = list(self.adapters.costs)[index % len(self.adapters.costs)]
+        self.runs.charge(run, account.name)
 
     @precondition(lambda self: self.adapters.in_use)
     @rule(index=st.integers(0, 5), is_awaited=st.booleans())
@@ -169,6 +221,8 @@ class SharedArena(RuleBasedStateMachine):
             kv.check_integrity([p for s in mine for p in s.table.held_pages])
             used = {page for s in mine for page in s.table.held_pages}
             assert kv.num_total == len(used) + kv.num_free
+            tables = Counter(s.account.name for s in mine if s.table.pages)
+            assert kv.tables.held == tables
         self.runs.check_integrity()
         assert self.runs.num_runs == len(self.adapters.costs) + len(self.adapters.in_use)
 
@@ -190,7 +244,7 @@ class SharedArena(RuleBasedStateMachine):
             self.adapters.go_idle(0, is_awaited=False)
         for run in list(self.adapters.costs):
             self.adapters.evict(run)
-        assert self.arena.map() == "." * 8
+        assert self.arena.map() == "." * 8 and not self.arena.ledger.held
 
 
 TestSharedArena = SharedArena.TestCase

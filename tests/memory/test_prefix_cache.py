@@ -81,7 +81,7 @@ def test_a_page_computed_twice_stays_private_and_what_follows_it_is_cached() -> 
     second.free()
     assert kv.num_cached == 2 and kv.pool.num_used == 2
     assert num_matched(kv, keys) == 2
-    assert kv.prefix_cache.evict(1) == 1 and num_matched(kv, keys) == 1
+    assert kv.evict(1) == 1 and num_matched(kv, keys) == 1
 
 
 def test_eviction_takes_leaves_of_the_least_recently_used_prefix_first() -> None:
@@ -89,9 +89,9 @@ def test_eviction_takes_leaves_of_the_least_recently_used_prefix_first() -> None
     old, new = keys_of(1, 2, 3), keys_of(1, 5)
     for keys in (old, new):
         compute(kv, keys).free()
-    assert kv.prefix_cache.evict(2) == 2
+    assert kv.evict(2) == 2
     assert num_matched(kv, old) == 1 and num_matched(kv, new) == 2
-    assert kv.prefix_cache.evict(9) == 2 and num_matched(kv, new) == 0
+    assert kv.evict(9) == 2 and num_matched(kv, new) == 0
 
 
 def test_allocation_evicts_what_is_idle_and_never_what_is_used() -> None:
@@ -154,14 +154,14 @@ def test_draining_an_extent_costs_the_pages_after_it_too() -> None:
     kv.note_prefill(10**9, 1e9)
     compute(kv, keys_of(1, 2, 3, 4, 5, 6)).free()
     chance = 1 / (6 + 2)
-    own = kv.drainable()
+    own = {extent: lost.cost_s for extent, lost in kv.drainable().items()}
     assert own == {
         0: pytest.approx(4 * 16 * chance, rel=1e-3),
         1: pytest.approx(2 * 16 * chance, rel=1e-3),
     }
-    assert kv.drain_cost([0]) == pytest.approx(6 * 16 * chance, rel=1e-3)
-    assert kv.drain_cost([1]) == pytest.approx(2 * 16 * chance, rel=1e-3)
-    assert kv.drain_cost([0, 1]) == pytest.approx(6 * 16 * chance, rel=1e-3)
+    assert kv.lost_with([0]).cost_s == pytest.approx(6 * 16 * chance, rel=1e-3)
+    assert kv.lost_with([1]).cost_s == pytest.approx(2 * 16 * chance, rel=1e-3)
+    assert kv.lost_with([0, 1]).cost_s == pytest.approx(6 * 16 * chance, rel=1e-3)
     kv.drain(0)
     assert kv.num_cached == 0 and kv.drainable() == {}
 
