@@ -4,6 +4,7 @@
 // k odd in the high half), a panel of float32 weights [K][PANEL]. Every element of y is one chain of
 // fused multiply-adds over k in ascending order, begun with the bias, whatever the number of rows or
 // threads: a row alone and a row in a batch give the same bits.
+#include <omp.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -260,19 +261,32 @@ void linear(const X* x, int64_t x_stride, int64_t rows, int64_t depth, const W* 
         }
 }
 
-// The element (row, k) of a weight goes to [row / PANEL][k][row % PANEL].
+// A 32-bit word of a row: one float32, or a pair of bfloat16 of which the last may have no partner.
+inline uint32_t word(const uint32_t* row, int64_t k, int64_t) { return row[k]; }
+inline uint32_t word(const uint16_t* row, int64_t k, int64_t depth) {
+    const uint32_t high = 2 * k + 1 < depth ? row[2 * k + 1] : 0;
+    return row[2 * k] | high << 16;
+}
+
+// Word k of a row goes to [row / PANEL][k][row % PANEL]: a LINE of each row at a time, so that what
+// is read and what is written stay in L1. By as many threads as the calling one may use: a loader's
+// leaves the cores to others.
 template <class T>
-void pack(const T* weight, int64_t columns, int64_t depth, int64_t padded, T* out, bool pairs) {
-#pragma omp parallel for schedule(static) num_threads(num_threads)
-    for (int64_t p = 0; p < ceil_div(columns, PANEL); p++)
-        for (int64_t c = 0; c < PANEL; c++) {
-            const int64_t row = p * PANEL + c;
-            T* target = out + p * padded * PANEL;
-            for (int64_t k = 0; k < padded; k++) {
-                const T value = row < columns && k < depth ? weight[row * depth + k] : T{};
-                target[pairs ? (k / 2 * PANEL + c) * 2 + k % 2 : k * PANEL + c] = value;
-            }
+void pack(const T* weight, int64_t columns, int64_t depth, uint32_t* out) {
+    constexpr int64_t RUN = LINE / sizeof(uint32_t);
+    const int64_t row_words = ceil_div(depth, sizeof(uint32_t) / sizeof(T));
+#pragma omp parallel for schedule(static) num_threads(std::min(num_threads, omp_get_max_threads()))
+    for (int64_t p = 0; p < ceil_div(columns, PANEL); p++) {
+        uint32_t* panel = out + p * row_words * PANEL;
+        const int64_t rows = std::min<int64_t>(PANEL, columns - p * PANEL);
+        for (int64_t start = 0; start < row_words; start += RUN) {
+            const int64_t end = std::min(start + RUN, row_words);
+            for (int64_t k = start; k < end; k++)
+                for (int64_t c = 0; c < PANEL; c++)
+                    panel[k * PANEL + c] =
+                        c < rows ? word(weight + (p * PANEL + c) * depth, k, depth) : 0;
         }
+    }
 }
 
 #ifdef PAIR_DOT
@@ -308,9 +322,9 @@ EXPORT void pack_linear(const void* weight, int is_bf16, int64_t columns, int64_
     if (bytes > 1 << 21) madvise((void*)from, (uintptr_t)out + bytes - from, MADV_HUGEPAGE);
 #endif
     if (is_bf16)
-        pack((const uint16_t*)weight, columns, depth, padded, (uint16_t*)out, true);
+        pack((const uint16_t*)weight, columns, depth, (uint32_t*)out);
     else
-        pack((const uint32_t*)weight, columns, depth, padded, (uint32_t*)out, false);
+        pack((const uint32_t*)weight, columns, depth, (uint32_t*)out);
 }
 
 // Semantics: y = x W^T + bias.
