@@ -21,6 +21,7 @@ from loraplex.errors import BadSettings
 SECRETS = ("database_url", "key", "key_pepper")
 SIZES = (
     "memory",
+    "device_memory",
     "host_adapter_memory",
     "adapter_cache",
     "max_upload",
@@ -69,7 +70,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ops: Literal["cpu", "reference"] = "cpu"
     threads: int | None = None
     memory: int | None = None
-    """The arena; default min(1 GiB, a quarter of the RAM)."""
+    """KV and adapters, beside all weights; default min(1 GiB, a quarter of the RAM)."""
+    device_memory: int | None = None
+    """In place of `memory`: weights, KV and adapters together."""
+    max_model_wait_s: Annotated[float, msgspec.Meta(gt=0)] = 30.0
+    """When a request has waited so long for its base model, a busy one makes room."""
+    max_model_drain_s: Annotated[float, msgspec.Meta(ge=0)] = 10.0
+    """So long what runs may end when its model is to make room."""
     adapter_memory: MemoryRange = MemoryRange()
     host_adapter_memory: int = 1 << 30
     adapter_cache: int = 16 << 30

@@ -25,7 +25,7 @@ def render_metrics(status: WorkerStatus | None) -> bytes:
     lines.append(f"loraplex_tokens_per_second {status.tokens_per_s}")
     lines += [
         f'loraplex_arena_extents{{kind="{kind}"}} {status.extents.count(mark)}'
-        for kind, mark in (("free", "."), ("kv", "k"), ("adapters", "a"))
+        for kind, mark in (("free", "."), ("kv", "k"), ("adapters", "a"), ("weights", "w"))
     ]
     return ("\n".join(lines) + "\n").encode()
 
@@ -41,5 +41,9 @@ def _model_lines(model: ModelStatus) -> list[str]:
         "vllm:prefix_cache_hits_total": model.prefix_hit_tokens,
         "loraplex_adapter_evictions_total": model.num_adapter_evictions,
         "loraplex_integrity_failures_total": model.num_integrity_failures,
+        "loraplex_model_on_device": int(model.tier in ("device", "draining")),
+        "loraplex_model_swaps_total": model.num_swaps,
+        "loraplex_model_load_seconds": model.load_s,
+        "loraplex_model_weight_bytes": model.num_bytes,
     }
     return [f'{name}{{model_name="{model.name}"}} {value}' for name, value in values.items()]

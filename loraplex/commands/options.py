@@ -29,6 +29,7 @@ WORKING: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--ops", {"help": "cpu or reference"}),
     ("--threads", {"type": int}),
     ("--memory", {"metavar": "BYTES", "help": "KV pages and adapters, such as 512MiB"}),
+    ("--device-memory", {"metavar": "BYTES", "help": "all of it, weights too, if not all fit"}),
     ("--adapter-memory", {"metavar": "MIN:MAX", "help": "of it, what adapters may take"}),
     ("--host-adapter-memory", {"metavar": "BYTES"}),
     ("--adapter-cache", {"metavar": "BYTES", "help": "packed adapters on the worker's disk"}),

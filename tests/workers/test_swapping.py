@@ -34,6 +34,7 @@ from workers.protocol import (
     SamplingParams,
     WorkerStatus,
 )
+from workers.telemetry import render_metrics
 
 FAMILIES = {"one": "llama", "two": "qwen2", "three": "gemma3_text"}
 KV_EXTENTS = 6
@@ -169,6 +170,10 @@ def test_a_cold_model_comes_and_the_idle_one_leaves(house: House) -> None:
         status = driver.await_status(lambda s: models(s)["two"].num_swaps == 1)
         assert {n: m.tier for n, m in models(status).items()} == {"one": "host", "two": "device"}
         assert models(status)["two"].load_s > 0 and models(status)["two"].num_bytes > 0
+    metrics = render_metrics(status).decode().splitlines()
+    assert 'loraplex_model_on_device{model_name="one"} 0' in metrics
+    assert 'loraplex_model_swaps_total{model_name="two"} 1' in metrics
+    assert f'loraplex_arena_extents{{kind="weights"}} {status.extents.count("w")}' in metrics
     assert driver.ended == {0: FinishReason.LENGTH}
 
 
