@@ -38,6 +38,8 @@ class AdapterTurns:
 
     def may_start(self, sequence: Sequence, digest: str) -> bool:
         """Not on a victim, unless it ends before the victim would anyway."""
+        if not self._victims:
+            return True
         limits = [limit for victim, limit in self._victims.values() if victim == digest]
         return not limits or num_left(sequence) <= min(limits)
 

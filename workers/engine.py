@@ -377,9 +377,7 @@ class Engine:
 
     def _emit(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> Event:
         is_first = not sequence.is_begun
-        if is_first:
-            sequence.first_token_s = self._clock()
-        finish_reason = sequence.append(token)
+        finish_reason = sequence.append(token, self._clock())
         is_stop = finish_reason is FinishReason.STOP
         output = SequenceOutput(
             id=sequence.request.id,

@@ -28,6 +28,11 @@ MAX_ACCOUNTS = 1024
 """Of a class; beyond, those without work that a return would lift anyway are forgotten."""
 
 
+MAX_PASSED = 64
+"""Sequences of a tenant that could not begin in this step before the rest of its own are left for
+the next: what looking costs is bounded, and others do not wait for it."""
+
+
 class Terms(NamedTuple):
     """What a class is promised: its share while others want the device too, and how late its first
     token and each later one may be."""
@@ -178,7 +183,7 @@ class FairQueue:
         account.line.counter += cost / account.line.terms.share
 
     def in_turn(self, is_full: Callable[[], bool]) -> Iterator[Sequence]:
-        """Each pending sequence once, but those that wait only as long as it is not full. The most
+        """Pending sequences, each once; those that wait only as long as it is not full. The most
         due is found when it is asked for, so that what was charged for those before it counts. They
         may start, leave or be put back meanwhile."""
         heaps: dict[Line, list[tuple[float, int, Account]]] = {}
@@ -196,15 +201,21 @@ class FairQueue:
             account = heap[0][2]
             if account not in reached:
                 reached[account] = iter(account.pending.copy())
-            sequence = next(reached[account], None)
-            if sequence is None or (sequence.is_waiting and is_full()):
+            for num_passed, sequence in enumerate(reached[account]):
+                if num_passed == MAX_PASSED or (sequence.is_waiting and is_full()):
+                    is_over = True
+                    break
+                yield sequence
+                if account.counter != heap[0][0]:
+                    heapreplace(heap, (account.counter, account.since, account))
+                    is_over = False
+                    break
+            else:
+                is_over = True
+            if is_over:
                 heappop(heap)
                 if not heap:
                     del heaps[line]
-                continue
-            yield sequence
-            if account.counter != heap[0][0]:
-                heapreplace(heap, (account.counter, account.since, account))
 
     def _insert(self, sequence: Sequence) -> None:
         account = sequence.account

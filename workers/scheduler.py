@@ -239,7 +239,7 @@ class Scheduler:
             is_on = sequence.status is SequenceStatus.RUNNING and not sequence.is_pending
             if is_on and self._grow(sequence, 1, schedule):
                 schedule.items.append(ScheduledSequence(sequence, 1))
-                due_s = min(due_s, sequence.next_token_s)
+                due_s = min(due_s, sequence.due_s)
                 num_attended += sequence.num_computed
         return due_s, num_attended
 
@@ -247,10 +247,13 @@ class Scheduler:
         """Gives prompts their rows, in turn. Passed over: those whose adapter is not there, and
         those whose next page another sequence computes right now. With the first that lacks pages
         nobody new begins."""
-        self._turns.choose_victims(now, self.running, self._awaited)
         self._asked.clear()
         self._is_closed = self.is_held or schedule.num_preempted > 0
-        computing = {sequence.next_page_key for sequence in self.running if sequence.is_pending}
+        begun = [sequence for sequence in self.running if sequence.is_pending]
+        if self._is_full() and not begun:
+            return
+        self._turns.choose_victims(now, self.running, self._awaited)
+        computing = {sequence.next_page_key for sequence in begun}
         for sequence in self._queue.in_turn(self._is_full):
             if budget.num_rows <= 0:
                 return
@@ -329,7 +332,7 @@ class Scheduler:
         ref = sequence.adapter
         if ref is None:
             return True
-        if not self._turns.may_start(sequence, ref.digest) or ref.digest in self._asked:
+        if ref.digest in self._asked or not self._turns.may_start(sequence, ref.digest):
             return False
         is_here = self._pool.is_here(ref)
         if not is_here and (len(self._asked) >= MAX_ASKED or not self._turns.may_load(ref.digest)):

@@ -20,8 +20,9 @@ class CountingRunner:
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
         self.served: Counter[str] = Counter()
-        """Cost of the rows computed, by tenant."""
+        """Cost of the rows computed, by tenant; of those computed again after a preemption none."""
         self.by_class: Counter[str] = Counter()
+        self._computed: Counter[int] = Counter()
         self.begun_s: dict[int, float] = {}
         """When the prompt of each request began."""
         self.num_steps = 0
@@ -31,9 +32,12 @@ class CountingRunner:
         for item in schedule.items:
             sequence = item.sequence
             request = sequence.request
-            cost = PREFILL_COST if sequence.is_pending else DECODE_COST
-            self.served[request.tenant] += int(cost * item.num_tokens)
-            self.by_class[request.service_class] += int(cost * item.num_tokens)
+            end = sequence.num_computed + item.num_tokens
+            num_new = end - max(self._computed[request.id], sequence.num_computed)
+            cost = int(PREFILL_COST if sequence.is_pending else DECODE_COST) * max(num_new, 0)
+            self._computed[request.id] = max(self._computed[request.id], end)
+            self.served[request.tenant] += cost
+            self.by_class[request.service_class] += cost
             self.begun_s.setdefault(request.id, self.clock.now)
         self.clock.now += STEP_S + ROW_S * schedule.num_tokens
         num_sampled = len(schedule.sampled)

@@ -14,11 +14,13 @@ from tests.scale import scaled
 from tests.workers.counting import ROW_S, Market
 from tests.workers.simulation import StubPool, generate, prompt_of
 from workers.fairness import DECODE_COST, TERMS
+from workers.overload import QueueBounds
 from workers.protocol import ErrorCode, Generate, ServiceClass
 
 INTERACTIVE, STANDARD, BATCH = ServiceClass
 NUM_PAGES = 48
 NUM_TOKENS = NUM_PAGES * 16
+MAX_NUM_SEQS = 16
 numbers = count()
 
 
@@ -39,22 +41,26 @@ def test_backlogged_tenants_are_served_alike(seed: int, num_tenants: int, weight
     are given differs by 2 max(w_p L, w_q M) at most, L being a prompt and M the tokens in memory;
     a tenant of weight w is given w times as much. With preemption, for memory is short."""
     rng = random.Random(seed)
-    market = Market(num_pages=NUM_PAGES, max_num_seqs=16, max_batched_tokens=128)
+    market = Market(
+        num_pages=NUM_PAGES,
+        max_num_seqs=MAX_NUM_SEQS,
+        max_batched_tokens=128,
+        bounds=QueueBounds(max_wait_s=1e9),
+    )
     weights = {f"t{n}": rng.choice([1, 2, 5]) if weighted else 1 for n in range(num_tenants)}
     sizes = {t: (rng.randrange(1, 200), rng.randrange(1, 120)) for t in weights}
     live: dict[str, list[int]] = {tenant: [] for tenant in weights}
     extremes = {pair: [0.0, 0.0] for pair in combinations(weights, 2)}
     for _ in range(scaled(400, 5000)):
         for tenant, weight in weights.items():
-            waiting = [n for n in live[tenant] if n not in market.counts.begun_s]
-            for _ in range(3 - len(waiting)):
+            live[tenant] = [n for n in live[tenant] if n not in market.counts.begun_s]
+            for _ in range(MAX_NUM_SEQS + 1 - len(live[tenant])):
                 prompt, output = sizes[tenant]
                 request = ask(
                     rng, tenant, rng.randrange(1, prompt + 1), rng.randrange(1, output + 1)
                 )
                 market.offer(msgspec.structs.replace(request, weight=weight))
                 live[tenant].append(request.id)
-            live[tenant] = live[tenant][-50:]
         market.step()
         served = {t: market.counts.served[t] / w for t, w in weights.items()}
         for (one, other), extreme in extremes.items():
@@ -281,7 +287,7 @@ def test_tokens_are_on_time_beside_long_prompts(service_class: ServiceClass) -> 
     while stream.id not in market.ended:
         if market.scheduler.num_waiting_tokens < 3000:
             market.offer(ask(rng, "b", 3000, 1, service_class=service_class))
-        due_s, before_s = sequence.next_token_s, market.clock.now
+        due_s, before_s = sequence.due_s, market.clock.now
         market.step()
         assert market.clock.now <= due_s + 0.01
         longest_s = max(longest_s, market.clock.now - before_s)
