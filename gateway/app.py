@@ -121,7 +121,8 @@ class Gateway:
 
     def _connect(self, address: str) -> WorkerClient:
         """Not yet connected."""
-        return WorkerClient(address, instance_id=self.config.instance_id)
+        config = self.config
+        return WorkerClient(address, instance_id=config.instance_id, security=config.security)
 
     async def _follow_catalog(self) -> None:
         """Nothing is served without a catalog, and none is taken up before others know of us."""

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from workers.transport.base import Security
+
 
 def new_instance_id() -> str:
     return f"gateway-{socket.gethostname()}-{secrets.token_hex(6)}"
@@ -19,6 +21,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where the tokenizer and configs of a model's digest lie; may have to fetch them."""
     instance_id: str = msgspec.field(default_factory=new_instance_id)
     """Names this gateway among all that ever were."""
+    security: Security = Security()
+    """Of connections to workers over TCP."""
     pepper: bytes
     """The secret of the keyed hash of API keys."""
     spool: Path

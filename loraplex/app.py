@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 import socket
 from collections.abc import AsyncGenerator, Coroutine, Generator
@@ -53,14 +54,20 @@ class Composed:
 
 
 class Server(server.Server):
-    """Ends by signal as the other roles do: uvicorn's own way raises the signal once more at the
-    end, before the database is closed."""
+    """Ends by signal as the other roles do, by a second one at once. uvicorn's own way raises the
+    signal once more at the end, before the database is closed."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self.handle_exit, number, None)
+            asyncio.get_running_loop().add_signal_handler(number, self._end)
         yield
+
+    def _end(self) -> None:
+        if self.should_exit:
+            # What is left is as after a crash, which loses nothing either.
+            os._exit(1)
+        self.should_exit = True
 
 
 def run_gateway(settings: Settings, *, with_admin: bool, listener: socket.socket) -> None:
@@ -146,6 +153,7 @@ async def _beside(app: Any) -> AsyncGenerator[None]:
 def _data_plane(settings: Settings, database: Database, store: Store) -> Litestar:
     own = GatewayConfig(
         model_folder=partial(store.model_folder, weights=False),
+        security=settings.security,
         pepper=load_pepper(settings),
         spool=settings.home / "spool",
         max_spool_bytes=settings.max_usage_spool,
@@ -154,7 +162,10 @@ def _data_plane(settings: Settings, database: Database, store: Store) -> Litesta
     return gateway.app.create_app(
         own,
         source=PostgresSource(database),
-        clients=[WorkerClient(each, instance_id=own.instance_id) for each in settings.workers],
+        clients=[
+            WorkerClient(each, instance_id=own.instance_id, security=own.security)
+            for each in settings.workers
+        ],
         database=database,
     )
 

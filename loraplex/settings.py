@@ -17,6 +17,7 @@ import msgspec
 from adapters.store import Store
 from adapters.stores import open_store
 from loraplex.errors import BadSettings
+from workers.transport.base import MutualTLS, Security
 
 SECRETS = ("database_url", "key", "key_pepper")
 SIZES = (
@@ -62,7 +63,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     models: dict[str, str] = {}
     """Served name to path."""
     workers: tuple[str, ...] = ()
-    """Addresses of the workers, for the gateway role."""
+    """Addresses of workers, for the gateway role, beside those that register."""
+    insecure_transport: bool = False
+    """Between gateways and workers, TCP without TLS."""
+    transport_certificate: Path | None = None
+    """PEM files for mutual TLS between gateways and workers; all three or none."""
+    transport_key: Path | None = None
+    transport_authority: Path | None = None
     trusted_proxies: tuple[str, ...] = ()
     """Addresses or networks of proxies whose X-Forwarded-For is believed; default: nobody's."""
     device: Literal["auto", "cpu"] = "auto"
@@ -110,6 +117,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.store and "://" in self.store:
             return self.store
         return str(Path(self.store or self.home / "store").expanduser().absolute())
+
+    @property
+    def security(self) -> Security:
+        """Of TCP between gateways and workers. Raises BadSettings."""
+        files = (self.transport_certificate, self.transport_key, self.transport_authority)
+        given = [file.expanduser().absolute() for file in files if file is not None]
+        if len(given) not in (0, len(files)):
+            raise BadSettings("give transport_certificate, transport_key and transport_authority")
+        for file in given:
+            if not file.is_file():
+                raise BadSettings(f"{file} does not exist")
+        return Security(MutualTLS(*given) if given else None, self.insecure_transport)
 
     def open_store(self) -> Store:
         """Raises BadSettings."""

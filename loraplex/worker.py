@@ -17,6 +17,7 @@ def worker_config(
         store=settings.store_location,
         cache_dir=settings.home / "cache",
         listen=listen,
+        security=settings.security,
         health=health,
         ops=settings.ops,
         dtype=settings.dtype,

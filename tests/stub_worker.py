@@ -28,6 +28,7 @@ from workers.protocol import (
     WorkerStatus,
 )
 from workers.server import Command, Disconnected, Server
+from workers.transport.base import Security
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ class StubWorker:
     adapters: list[AdapterStatus] = field(default_factory=list)
     """What a status says of them."""
     instance_id: str = "stub"
+    security: Security = Security()  # noqa: RUF009
     is_ready: bool = True
     is_draining: bool = False
     step_age_s: float = 0.0
@@ -98,7 +100,7 @@ class StubWorker:
     async def __aenter__(self) -> StubWorker:
         self._running: dict[tuple[int, int], _Running] = {}
         self._wake = asyncio.Event()
-        self.server = Server(self.address, instance_id=self.instance_id)
+        self.server = Server(self.address, instance_id=self.instance_id, security=self.security)
         await self.server.start(self)
         self.address = self.server.address
         self._steps = asyncio.create_task(self._run())

@@ -34,7 +34,7 @@ async def _serve(worker: Worker, engine: ThreadPoolExecutor) -> None:
     """Until SIGTERM or SIGINT: then drains; a second signal ends at once. `engine` is the thread
     that built the worker."""
     config = worker.config
-    server = Server(config.listen, instance_id=worker.instance_id)
+    server = Server(config.listen, instance_id=worker.instance_id, security=config.security)
     loop = worker.make_loop(server.deliver)
     health = HealthServer(
         config.health,

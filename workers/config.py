@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from workers.transport.base import Security
+
 DType = Literal["bfloat16", "float32"]
 
 
@@ -19,6 +21,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     cache_dir: Path
     listen: str
     """`unix:PATH` or `tcp://HOST:PORT`."""
+    security: Security = Security()
+    """Of TCP."""
     health: str = "127.0.0.1:0"
     """HOST:PORT or `unix:PATH` of /livez, /readyz and /metrics."""
     ops: str = "cpu"

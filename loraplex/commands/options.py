@@ -23,6 +23,12 @@ SERVING: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--host", {}),
     ("--port", {"type": int}),
 )
+TRANSPORT: tuple[tuple[str, dict[str, Any]], ...] = (
+    (
+        "--insecure-transport",
+        {"is_flag": True, "default": None, "help": "tcp:// to workers without TLS"},
+    ),
+)
 WORKING: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--device", {"help": "auto or cpu"}),
     ("--dtype", {"help": "bfloat16 or float32"}),

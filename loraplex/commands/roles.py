@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from loraplex.commands.options import SERVING, WORKING, settings_of, settings_options
+from loraplex.commands.options import SERVING, TRANSPORT, WORKING, settings_of, settings_options
 from loraplex.private import path_digest
 from loraplex.settings import Settings
 
@@ -30,7 +30,7 @@ def serve_command(demo: bool, **flags: Any) -> None:
 @click.command("gateway")
 @click.option("--admin", is_flag=True, help="With the admin plane on the same port.")
 @click.option("--fd", type=int, hidden=True, help="An inherited listening socket.")
-@settings_options(SERVING)
+@settings_options(SERVING, TRANSPORT)
 def gateway_command(admin: bool, fd: int | None, **flags: Any) -> None:
     """Run the gateway alone (LORAPLEX_DATABASE_URL; workers register, or LORAPLEX_WORKERS)."""
     from gateway.server import bind
@@ -58,7 +58,7 @@ def admin_command(**flags: Any) -> None:
 @click.option("--listen", required=True, help="unix:PATH or tcp://HOST:PORT")
 @click.option("--health", default="127.0.0.1:8001", show_default=True)
 @click.option("--advertise", metavar="ADDRESS", help="Register it: gateways find it there.")
-@settings_options(WORKING)
+@settings_options(TRANSPORT, WORKING)
 def worker_command(
     digests: tuple[str, ...], listen: str, health: str, advertise: str | None, **flags: Any
 ) -> None:
@@ -110,7 +110,7 @@ def migrate_command(**flags: Any) -> None:
 @click.command("config")
 @click.option("--model", "models", multiple=True, metavar="NAME=PATH")
 @click.option("--json", "as_json", is_flag=True)
-@settings_options(SERVING, WORKING)
+@settings_options(SERVING, TRANSPORT, WORKING)
 def config_command(as_json: bool, **flags: Any) -> None:
     """Print the effective settings, secrets hidden."""
     from loraplex.output import show

@@ -27,6 +27,7 @@ from tests.serving import serving
 from tests.stub_worker import Reply, Script, StubWorker
 from workers.client import WorkerClient
 from workers.protocol import Generate
+from workers.transport.base import Security
 
 WAIT_S = 20.0
 
@@ -67,6 +68,7 @@ class Live:
         name: str = "gateway-1",
         *,
         workers: Sequence[str] | None = None,
+        security: Security = Security(),  # noqa: B008
         poll_interval_s: float = 3600,
         trusted_proxies: Sequence[str] = (),
     ) -> AsyncIterator[Served]:
@@ -76,6 +78,7 @@ class Live:
             model_folder=self._store.joinpath,
             pepper=PEPPER,
             instance_id=name,
+            security=security,
             spool=self.spool,
             max_spool_bytes=self.max_spool_bytes,
         )

@@ -14,8 +14,10 @@ from tests.adapters.files import BASE
 from tests.gateway.live import Live, Served, answer, eventually
 from tests.stub_worker import Reply, StubWorker
 from workers.protocol import DesiredModel, Generate, ServiceClass
+from workers.transport.base import Security
 
 LEASE_S = 60.0
+INSECURE = Security(insecure=True)
 
 
 def endless(_: Generate) -> Reply:
@@ -121,6 +123,21 @@ async def test_a_registered_worker_of_the_settings_is_one_worker(live: Live) -> 
         await asyncio.sleep(0.6)
         assert await served.serves("tiny")
     assert len(served.gateway.fleet.clients) == 1
+
+
+async def test_tcp_without_tls_is_not_connected_to_unless_it_is_asked_for(live: Live) -> None:
+    worker = stub(live, "remote")
+    worker.address, worker.security = "tcp://127.0.0.1:0", INSECURE
+    async with (
+        worker,
+        live.gateway("gw-1", workers=[], security=INSECURE) as insecure,
+        live.gateway("gw-2", workers=[]) as secure,
+    ):
+        await register(live, worker)
+        await eventually(lambda: connected(insecure) == {"remote"})
+        await eventually(lambda: len(secure.gateway.fleet.clients) == 1)
+        await asyncio.sleep(0.6)
+        assert await insecure.serves("tiny") and not connected(secure)
 
 
 async def test_one_drain_reaches_a_worker_of_several_gateways(live: Live) -> None:

@@ -6,6 +6,9 @@ from hypothesis import strategies as st
 
 from loraplex.errors import BadSettings
 from loraplex.settings import MemoryRange, load_settings, parse_size
+from loraplex.worker import worker_config
+from workers.config import WorkerConfig
+from workers.transport.base import MutualTLS, Security
 
 
 def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path):
@@ -109,3 +112,31 @@ def test_where_the_store_is(tmp_path: Path):
     reserved = {"LORAPLEX_MIN_FREE_DISK": "1TiB"}
     with pytest.raises(OSError, match="bytes are free"):
         load_settings(given, reserved).open_store().check_room(1 << 60)
+
+
+def test_tcp_to_workers_is_secured_or_said_not_to_be(tmp_path: Path):
+    assert load_settings({}, {}).security == Security()
+    insecure = load_settings({}, {"LORAPLEX_INSECURE_TRANSPORT": "true"})
+    assert insecure.security == Security(insecure=True)
+    environment = {
+        f"LORAPLEX_TRANSPORT_{name.upper()}": str(tmp_path / name)
+        for name in ("certificate", "key", "authority")
+    }
+    with pytest.raises(BadSettings, match="certificate does not exist"):
+        load_settings({}, environment).security  # noqa: B018
+    for path in environment.values():
+        Path(path).touch()
+    files = MutualTLS(*(tmp_path / name for name in ("certificate", "key", "authority")))
+    assert load_settings({}, environment).security == Security(files)
+    with pytest.raises(BadSettings, match="transport_certificate"):
+        load_settings({"transport_key": str(tmp_path / "key")}, {}).security  # noqa: B018
+
+
+def test_a_worker_is_told_how_tcp_is_secured(tmp_path: Path):
+    for name in ("certificate", "key", "authority"):
+        (tmp_path / name).touch()
+    given = {f"transport_{path.name}": str(path) for path in tmp_path.iterdir()}
+    settings = load_settings(given | {"data_dir": str(tmp_path)}, {})
+    config = worker_config(settings, {"tiny": "b" * 64}, "tcp://127.0.0.1:1", "127.0.0.1:0")
+    config.write(tmp_path / "worker.json")
+    assert WorkerConfig.read(tmp_path / "worker.json").security == settings.security
