@@ -162,9 +162,8 @@ def _least(fleet: Fleet, gateway: int, request: Request, among: Sequence[int]) -
 
     def load(index: int) -> tuple[float, float]:
         standing = standings[index]
-        models = standing.report.models
-        known = sum(model.num_sequences + standing.num_sent(m) for m, model in models.items())
-        return known, fleet.rng.random()
+        known = sum(model.num_sequences for model in standing.report.models.values())
+        return known + NUM_GATEWAYS * standing.num_more, fleet.rng.random()
 
     index = min(among, key=load)
     standings[index].send(_work(request), 0, fleet.clock.now)

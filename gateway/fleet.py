@@ -18,6 +18,10 @@ from workers.protocol import Desired, ModelInfo, Pin, WorkerStatus
 
 GREET_INTERVAL_S = 0.25
 """How soon a worker that came back is told what is wanted."""
+MEMORY = 0.95
+"""Of what was reported before, at each report."""
+NOT_NONE = 0.1
+"""A gateway without traffic does not take itself for one of infinitely many."""
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -36,6 +40,8 @@ class Fleet:
         self._known: dict[WorkerClient, Known] = {}
         self._rates: dict[str, float] = {}
         """Prefill tokens/s by model, as a worker has measured them last."""
+        self._num_sequences, self._num_own = 0.0, 1.0
+        """At the workers of late, by all gateways and by this one."""
         self._random = random.Random()
         self._view: CatalogView | None = None
         self._told: dict[WorkerClient, Mapping[str, ModelInfo]] = {}
@@ -112,17 +118,26 @@ class Fleet:
         """Anew with each status; one that has sent none yet is believed to be busy."""
         known = self._known.get(client)
         if known is None or known.status is not client.status:
-            known = self._known[client] = Known(client.status, self._fresh_standing(client))
+            known = self._known[client] = self._know(client)
+        known.standing.num_more = client.num_open - client.num_open_then
         return known.standing
 
-    def _fresh_standing(self, client: WorkerClient) -> Standing:
+    def _know(self, client: WorkerClient) -> Known:
         status = client.status
         if status is None:
-            return Standing(Report(), -math.inf)
+            return Known(None, Standing(Report(), -math.inf))
         for model in status.models:
             if model.prefill_tokens_per_s:
                 self._rates[model.digest] = model.prefill_tokens_per_s
-        return Standing(Report.of(status, self._rates), client.status_at)
+        report = Report.of(status, self._rates)
+        self._note_share(report, client.num_open_then)
+        num_gateways = max(self._num_sequences / self._num_own, 1.0)
+        return Known(status, Standing(report, client.status_at, num_gateways))
+
+    def _note_share(self, report: Report, num_own: int) -> None:
+        num_sequences = sum(model.num_sequences for model in report.models.values())
+        self._num_sequences = MEMORY * self._num_sequences + num_sequences
+        self._num_own = MEMORY * self._num_own + num_own + NOT_NONE
 
 
 def _num_cached(client: WorkerClient, work: Work) -> int:

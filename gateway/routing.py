@@ -36,6 +36,8 @@ STALE_S = 3.0
 """A worker whose last status is older takes nothing that another can take."""
 NUM_DRAWN = 2
 """Of each kind of worker."""
+DOUBT = 1.5
+"""No prediction is exact: so much sooner must it be where nothing of the request's is yet."""
 
 PREFILL_TOKENS_PER_S = 1000.0
 """Until a worker of the model has measured it; so are the next two."""
@@ -79,9 +81,9 @@ class ModelReport(msgspec.Struct, frozen=True):
     wait_s: float = 0.0
     """Until it is on the device; 0: it is there."""
 
-    def row_s(self, num_sent: float) -> float:
-        """Until a row is free for one more sequence than those."""
-        num_before = self.num_sequences + num_sent + 1 - self.num_rows
+    def row_s(self, num_more: int) -> float:
+        """Until a row is free for one sequence beside those and so many more."""
+        num_before = self.num_sequences + num_more + 1 - self.num_rows
         if num_before <= 0 or not self.num_rows:
             return 0.0
         return num_before * ANSWER_TOKENS * self.decode_step_s / self.num_rows
@@ -129,11 +131,11 @@ class Standing:
         """num_gateways: of as much traffic as this one."""
         self.report = report
         self.reported_at = reported_at
+        self.num_more = 0
+        """Sequences of this gateway that are there, less those that were when it was reported."""
         self._num_gateways = num_gateways
         self._queue_s = report.queue_s
         self._queue_at = reported_at
-        self._num_sent: dict[str, float] = {}
-        """Sequences, by model."""
         self._sent_adapters: set[str] = set()
         self._sent_models: dict[str, float] = {}
         """Those that have to come for what was sent, with their waits."""
@@ -163,17 +165,13 @@ class Standing:
     def queue_s(self, now: float) -> float:
         return max(self._queue_s - (now - self._queue_at), 0.0)
 
-    def num_sent(self, model: str) -> float:
-        return self._num_sent.get(model, 0.0)
-
     def send(self, work: Work, num_cached: int, now: float) -> None:
         """Counts a request that goes there. The other gateways were told the same of the workers,
         and each is taken to have sent as much there."""
         sent_s = self._num_gateways * _prefill_s(work, num_cached, self)
         self._queue_s = self.queue_s(now) + sent_s
         self._queue_at = now
-        num_sent = self._num_gateways * work.num_sequences
-        self._num_sent[work.model] = self.num_sent(work.model) + num_sent
+        self.num_more += work.num_sequences
         if work.adapter is not None and self.tier(work.adapter) != "device":
             self._sent_adapters.add(work.adapter)
         if wait_s := self.model(work.model).wait_s:
@@ -198,10 +196,14 @@ def pick(
         or _homes(work.model, able, workers),
         able,
     )
-    drawn = (i for kind in kinds for i in random.sample(kind, min(NUM_DRAWN, len(kind))))
-    return min(
-        dict.fromkeys(drawn), key=lambda i: predict(work, workers[i], cached[i], num_bytes, now)
-    )
+    drawn: dict[int, float] = {}
+    for kind in kinds:
+        for i in random.sample(kind, min(NUM_DRAWN, len(kind))):
+            if i not in drawn:
+                seconds = predict(work, workers[i], cached[i], num_bytes, now)
+                is_near = cached[i] or (work.adapter and workers[i].tier(work.adapter))
+                drawn[i] = seconds if is_near else DOUBT * seconds
+    return min(drawn, key=drawn.__getitem__)
 
 
 def predict(work: Work, worker: Standing, num_cached: int, adapter_bytes: int, now: float) -> float:
@@ -210,7 +212,7 @@ def predict(work: Work, worker: Standing, num_cached: int, adapter_bytes: int, n
     return (
         worker.queue_s(now)
         + _prefill_s(work, num_cached, worker)
-        + model.row_s(worker.num_sent(work.model))
+        + model.row_s(worker.num_more)
         + worker.wait_s(work.model)
         + (_adapter_s(work.adapter, worker, model, adapter_bytes) if work.adapter else 0.0)
     )

@@ -144,6 +144,7 @@ class WorkerClient:
         """The last one; None while there is no connection."""
         self.status_at = 0.0
         """When it came, of time.monotonic()."""
+        self.num_open_then = 0
         self.prefixes = PrefixIndex()
         """What the worker has cached; empty while there is no connection."""
         self._own_hello = Hello(PROTOCOL_VERSION, instance_id)
@@ -316,6 +317,7 @@ class WorkerClient:
                     answer.set_result(message)
             case WorkerStatus():
                 self.status, self.status_at = message, time.monotonic()
+                self.num_open_then = self.num_open
             case CachedPages():
                 self.prefixes.apply(message)
             case Hello():
