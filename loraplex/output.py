@@ -106,6 +106,8 @@ def _text(value: Any) -> str:
     match value:
         case None:
             return ""
+        case float():
+            return f"{value:.5g}"
         case dict():
             return ", ".join(f"{key}={item}" for key, item in value.items())
         case list():

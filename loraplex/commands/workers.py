@@ -47,7 +47,9 @@ def show_worker(worker: str, as_json: bool) -> None:
     if as_json:
         return
     adapters = [adapter for held in found["adapters"].values() for adapter in held]
-    settings = [{"setting": name, "value": value} for name, value in found["settings"].items()]
+    settings = [
+        {"setting": name, "value": value} for name, value in sorted(found["settings"].items())
+    ]
     for rows, columns in (
         *((found["models"], MODELS), (adapters, ADAPTERS), ([found], MEMORY)),
         (settings, SETTINGS),
