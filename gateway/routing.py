@@ -54,7 +54,7 @@ FETCH_BYTES_PER_S = 4e8
 """To the host, from the disk cache or the store."""
 
 
-class Work(msgspec.Struct, frozen=True):
+class Work(msgspec.Struct):
     """What a request asks of a worker."""
 
     model: str
@@ -63,10 +63,11 @@ class Work(msgspec.Struct, frozen=True):
     """Digest."""
     prompts: Sequence[Prefix]
     num_sequences: int
+    num_tokens: int = 0
+    """Of all prompts."""
 
-    @property
-    def num_tokens(self) -> int:
-        return sum(len(prompt.tokens) for prompt in self.prompts)
+    def __post_init__(self) -> None:
+        self.num_tokens = sum(len(prompt.tokens) for prompt in self.prompts)
 
 
 class ModelReport(msgspec.Struct, frozen=True):
@@ -198,12 +199,19 @@ def pick(
     )
     drawn: dict[int, float] = {}
     for kind in kinds:
-        for i in random.sample(kind, min(NUM_DRAWN, len(kind))):
+        for i in _draw(kind, random):
             if i not in drawn:
                 seconds = predict(work, workers[i], cached[i], num_bytes, now)
                 is_near = cached[i] or (work.adapter and workers[i].tier(work.adapter))
                 drawn[i] = seconds if is_near else DOUBT * seconds
     return min(drawn, key=drawn.__getitem__)
+
+
+def _draw(kind: Sequence[int], random: Random) -> Sequence[int]:
+    """Perhaps the same one twice; in random order, for the first of equals is picked."""
+    if len(kind) <= NUM_DRAWN:
+        return kind if random.random() < 0.5 else kind[::-1]
+    return [kind[int(random.random() * len(kind))] for _ in range(NUM_DRAWN)]
 
 
 def predict(work: Work, worker: Standing, num_cached: int, adapter_bytes: int, now: float) -> float:
