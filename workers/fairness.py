@@ -74,6 +74,10 @@ class Account:
     def num_waiting(self) -> int:
         return len(self.pending) - self.num_started
 
+    @property
+    def num_running(self) -> int:
+        return self.num_sequences - self.num_waiting
+
 
 @dataclass(slots=True, eq=False)
 class Line:

@@ -18,7 +18,7 @@ from memory.page_key import PAGE_TOKENS
 from workers.adapter_turns import AdapterTurns
 from workers.fairness import CACHED_COST, DECODE_COST, PREFILL_COST, FairQueue, last_in_turn
 from workers.overload import Overload, QueueBounds, Refusal
-from workers.protocol import AdapterRef, ErrorCode
+from workers.protocol import ErrorCode
 from workers.sequence import Sequence, SequenceStatus
 from workers.step import Schedule, ScheduledSequence
 from workers.step_budget import StepBudget
@@ -31,6 +31,8 @@ MAX_ASKED = 32
 """Adapters not on the device that may be asked for in one step: those of the next in turn."""
 
 
+RESERVED_ROWS = 16
+"""One row of so many."""
 EXPIRED = "its time was over before its prompt could begin"
 
 
@@ -148,15 +150,15 @@ class Scheduler:
         """Who must not wait so that the newcomer may: nobody, others, or the newcomer itself."""
         return self._overload.refuse_for(newcomer, now)
 
-    def expect(self, adapter: AdapterRef) -> None:
-        """A sequence with the adapter will be added: its load need not wait for the step's end."""
-        if self.has_free_row and self._turns.is_open:
-            self._pool.expect(adapter)
+    def expect(self, sequence: Sequence) -> None:
+        """It will be added: the load of its adapter need not wait for the step's end."""
+        if sequence.adapter is not None and self.has_free_row and self._turns.is_open:
+            self._pool.expect(sequence.adapter, sequence.block_table.tenant)
 
     def add(self, sequence: Sequence) -> None:
         """Queues it; its adapter starts to load at once."""
         if sequence.adapter is not None:
-            self._pool.prefetch(sequence.adapter)
+            self._pool.prefetch(sequence.adapter, sequence.block_table.tenant)
         self._num_added += 1
         if sequence.request.timeout_s is not None:
             heappush(self._expiring, (sequence.expires_s, self._num_added, sequence))
@@ -252,18 +254,26 @@ class Scheduler:
         begun = [sequence for sequence in self.running if sequence.is_pending]
         if self._is_full() and not begun:
             return
-        self._turns.choose_victims(now, self.running, self._awaited)
+        self._turns.choose_victims(now, self.running, self._awaited, self._pool.may_displace)
         computing = {sequence.next_page_key for sequence in begun}
         for sequence in self._queue.in_turn(self._is_full):
             if budget.num_rows <= 0:
                 return
             if not sequence.is_waiting:
                 self._continue(sequence, budget, schedule)
+            elif not self._has_row(sequence):
+                self._is_closed = True
             elif self._acquire_adapter(sequence, now, schedule):
                 self._admit(sequence, computing, budget, schedule)
 
     def _is_full(self) -> bool:
         return self._is_closed or self.is_held or len(self.running) >= self.max_num_seqs
+
+    def _has_row(self, sequence: Sequence) -> bool:
+        """The last rows are for tenants of whom nothing runs, when it is their turn: or else
+        whoever fills all of them with long answers makes everybody wait for one to end."""
+        num_left = self.max_num_seqs - len(self.running)
+        return num_left > self.max_num_seqs // RESERVED_ROWS or not sequence.account.num_running
 
     def _continue(self, sequence: Sequence, budget: StepBudget, schedule: Schedule) -> None:
         num_tokens = sequence.num_next(budget.room(sequence.num_computed))
@@ -275,7 +285,8 @@ class Scheduler:
         """Pages for its next rows, preempting while memory is short. False: it was preempted
         itself."""
         while not sequence.block_table.grow(sequence.num_computed + num_tokens):
-            victim = last_in_turn(self.running)
+            table = sequence.block_table
+            victim = last_in_turn(s for s in self.running if table.may_displace(s.block_table))
             self._put_back(victim)
             schedule.items = [item for item in schedule.items if item.sequence is not victim]
             schedule.num_preempted += 1
@@ -386,8 +397,16 @@ class Scheduler:
     def _has_room(self, sequence: Sequence) -> bool:
         """Pages for all its tokens are obtainable, beside those that begun prompts still need: none
         need stop half way."""
-        begun = [s for s in self.running if s.is_pending]
-        return self._kv.make_room(sum(_num_missing(s) for s in [sequence, *begun]))
+        table = sequence.block_table
+        num_own, num_beside = _num_missing(sequence), 0
+        for begun in self.running:
+            if begun.is_pending and begun.request.tenant == sequence.request.tenant:
+                num_own += _num_missing(begun)
+            elif begun.is_pending:
+                num_beside += _num_missing(begun)
+        return self._kv.make_room(
+            num_own, table.tenant, num_beside=num_beside, is_first=table.is_first
+        )
 
     def _start(self, sequence: Sequence, budget: StepBudget, schedule: Schedule) -> None:
         num_tokens = sequence.num_next(budget.room(sequence.num_computed))

@@ -150,6 +150,24 @@ def test_a_giant_prompt_holds_others_up_by_a_chunk() -> None:
     assert small.id in market.first_s
 
 
+def test_who_fills_all_rows_with_long_answers_leaves_one_for_others() -> None:
+    rng = random.Random(11)
+    market = Market(num_pages=800, max_num_seqs=16, max_batched_tokens=128)
+    for _ in range(30):
+        market.offer(ask(rng, "heavy", 20, 400))
+    for _ in range(20):
+        market.step()
+    for _ in range(3):
+        light = ask(rng, "light", 20, 4)
+        market.offer(light)
+        market.step()
+        market.step()
+        assert light.id in market.first_s
+        while light.id not in market.ended:
+            market.step()
+    assert market.ended == {light.id - 2, light.id - 1, light.id}
+
+
 def test_what_expired_is_never_begun() -> None:
     """A queue of five seconds and more, and one second to wait."""
     rng = random.Random(5)
@@ -170,17 +188,17 @@ def test_what_expired_is_never_begun() -> None:
 
 def test_memory_is_taken_from_batch_first_then_from_who_was_charged_most() -> None:
     rng = random.Random(6)
-    market = Market(num_pages=24, max_num_seqs=8, max_batched_tokens=256)
-    for tenant, service_class in [("a", STANDARD), ("b", STANDARD), ("c", BATCH)]:
-        for _ in range(2 if tenant == "b" else 1):
+    market = Market(num_pages=40, max_num_seqs=8, max_batched_tokens=512)
+    for tenant, service_class, num in [("a", STANDARD, 1), ("b", STANDARD, 2), ("c", BATCH, 3)]:
+        for _ in range(num):
             market.offer(ask(rng, tenant, 60, 120, service_class=service_class))
     preempted: list[str] = []
-    while market.engine.has_work and len(preempted) < 2:
+    while market.engine.has_work and len(preempted) < 3:
         running = {s.request.id: s.request.tenant for s in market.scheduler.running}
         market.step()
         gone = running.keys() - {s.request.id for s in market.scheduler.running} - market.ended
         preempted += [running[number] for number in gone]
-    assert preempted == ["c", "b"]
+    assert preempted == ["c", "c", "b"]
 
 
 @settings(max_examples=scaled(15, 2000), deadline=None)
