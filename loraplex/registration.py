@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 import signal
 from asyncio.subprocess import Process
@@ -42,6 +43,8 @@ async def run_registered(
     It is registered all the while. If this process is killed, the worker is too, and the lease runs
     out.
     """
+    # That the database is away is told below, once.
+    logging.getLogger("asyncpg.pool").setLevel(logging.ERROR)
     process = await asyncio.create_subprocess_exec(
         *command,
         env=environment_of_child(),

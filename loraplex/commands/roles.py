@@ -54,7 +54,7 @@ def admin_command(**flags: Any) -> None:
 
 
 @click.command("worker")
-@click.option("--model", "digests", multiple=True, metavar="NAME=DIGEST", required=True)
+@click.option("--model", "digests", multiple=True, metavar="NAME=DIGEST", help="To begin with.")
 @click.option("--listen", required=True, help="unix:PATH or tcp://HOST:PORT")
 @click.option("--health", default="127.0.0.1:8001", show_default=True)
 @click.option("--advertise", metavar="ADDRESS", help="Register it: gateways find it there.")
@@ -62,7 +62,9 @@ def admin_command(**flags: Any) -> None:
 def worker_command(
     digests: tuple[str, ...], listen: str, health: str, advertise: str | None, **flags: Any
 ) -> None:
-    """Run one worker alone, on models of the store. To advertise it takes LORAPLEX_DATABASE_URL."""
+    """Run one worker alone, on models of the store; it hears of all others from the gateways.
+
+    To advertise it takes LORAPLEX_DATABASE_URL."""
     from loraplex.worker import worker_config
 
     settings = settings_of(flags)

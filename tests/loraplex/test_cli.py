@@ -199,6 +199,7 @@ async def test_pages_are_followed(plane: Plane):
         (["serve"], 2, "--model"),
         (["gateway", "--port", "0"], 2, "LORAPLEX_DATABASE_URL"),
         (["worker", "--model", "x"], 2, "--listen"),
+        (["worker", "--listen", "unix:/x", "--model", "x"], 2, "NAME=DIGEST"),
         (["workers", "show"], 2, "ID"),
     ],
 )
