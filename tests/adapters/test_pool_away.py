@@ -1,0 +1,61 @@
+"""Adapters of a base model that leaves the device and comes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.adapters.pools import House, SteppedExecutor
+
+
+def test_they_stay_on_the_host_and_come_back_as_they_were(tmp_path: Path) -> None:
+    house = House(tmp_path, [4, 8])
+    for index in (0, 1):
+        house.load(index).release()
+    assert house.on_device() == {0, 1}
+    house.pool.leave_device()
+    house.check()
+    assert "a" not in house.map.map() and house.tier(0) == house.tier(1) == "host"
+    assert house.pool.acquire(house.refs[0]) is None
+    house.settle()
+    assert house.tier(0) == "host", "nobody comes before the model does"
+    house.pool.is_on_device = True
+    lease = house.load(0)
+    assert house.serves(lease.slot, 0)
+    lease.release()
+    house.check()
+
+
+def test_one_that_is_fetched_meanwhile_waits_on_the_host(tmp_path: Path) -> None:
+    house = House(tmp_path, [4])
+    house.pool.leave_device()
+    house.pool.expect(house.refs[0])
+    house.settle()
+    assert house.tier(0) == "host"
+    house.check()
+
+
+def test_a_copy_in_progress_ends_on_the_host(tmp_path: Path) -> None:
+    house = House(tmp_path, [4])
+    assert isinstance(house.executor, SteppedExecutor)
+    house.pool.prefetch(house.refs[0])
+    house.settle()
+    work = house.pool._loader.copy
+    house.pool._loader.copy = lambda *a, **k: (house.pool.leave_device(), work(*a, **k))[1]
+    assert house.pool.acquire(house.refs[0]) is None
+    house.settle()
+    assert house.tier(0) == "host" and "a" not in house.map.map()
+    house.check()
+
+
+def test_pins_are_kept_when_the_model_is_back(tmp_path: Path) -> None:
+    house = House(tmp_path, [4])
+    house.pool.pin(house.refs[0])
+    house.settle()
+    assert house.on_device() == {0}
+    house.pool.leave_device()
+    house.settle()
+    assert not house.on_device()
+    house.pool.is_on_device = True
+    house.settle()
+    assert house.on_device() == {0}
+    house.check()
