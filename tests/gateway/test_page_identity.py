@@ -14,9 +14,10 @@ from admin.records import Alias, ApiKey, BaseModel, CatalogSnapshot, ServedVersi
 from gateway.auth import Principal
 from gateway.catalog import CatalogView
 from gateway.schemas import CompletionRequest
-from gateway.sequences import Call, Prompt, _generate
+from gateway.sequences import Call, Prompt, _generate, work_of
 from memory.page_key import PAGE_TOKENS
 from tests.adapters.files import BASE
+from workers.prefix_index import KEY_BYTES
 from workers.protocol import SamplingParams
 from workers.sequence import Sequence
 
@@ -90,9 +91,7 @@ def page_keys(
     view: CatalogView, tenant: Tenant, model: str, salt: str | None, tokens: list[int]
 ) -> list[bytes]:
     """As a worker computes them from what the gateway sends."""
-    asked = CompletionRequest(model=model, prompt=tokens, cache_salt=salt)
-    target = view.resolve(tenant, model)
-    call = Call("r", Principal(tenant, KEY), asked, target, cast("Any", None), [], 0.0)
+    call = make_call(view, tenant, model, salt, tokens)
     request = _generate(call, Prompt(tokens), "layout", PARAMS)
     sequence = Sequence(
         0,
@@ -103,6 +102,15 @@ def page_keys(
         layout="layout",
     )
     return sequence.page_keys
+
+
+def make_call(
+    view: CatalogView, tenant: Tenant, model: str, salt: str | None, tokens: list[int]
+) -> Call:
+    asked = CompletionRequest(model=model, prompt=tokens, cache_salt=salt)
+    target = view.resolve(tenant, model)
+    prompts = [Prompt(tokens)]
+    return Call("r", Principal(tenant, KEY), asked, target, cast("Any", None), prompts, 0.0)
 
 
 def acts_from(content: str | None, tokens: list[int]) -> int | None:
@@ -147,3 +155,18 @@ def test_pages_are_shared_by_equal_identity_only() -> None:
     assert len(key_of) < 0.9 * num_pages, "equal identities hardly occurred"
     by_name = {(tenant, model) for tenant, model, _ in seen_contents}
     assert len(seen_contents) > 2 * len(by_name), "names hardly changed their contents"
+
+
+def test_a_gateway_looks_for_the_keys_that_a_worker_has() -> None:
+    rng = random.Random(7)
+    world = World(rng)
+    for number in range(2000):
+        if number % 50 == 0:
+            world.upload()
+        view = world.view()
+        tenant, model, _, _ = world.pick()
+        salt = rng.choice([None, *WORDS])
+        tokens = [rng.choice([0, 1, 2]) for _ in range(rng.randrange(1, 70))]
+        (prefix,) = work_of(make_call(view, tenant, model, salt, tokens)).prompts
+        theirs = page_keys(view, tenant, model, salt, tokens)
+        assert list(prefix.keys("layout")) == [key[:KEY_BYTES] for key in theirs]
