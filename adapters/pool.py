@@ -30,7 +30,7 @@ from adapters.manifest import BaseModelShape
 from adapters.residency import AdapterLease, AdapterResidency, Entry, Tier
 from adapters.slots import Slots
 from adapters.store import Store
-from memory.accounts import NOBODY, Account, Ask, Ledger
+from memory.accounts import NOBODY, Ask, Ledger, Tenant
 from memory.broker import MemoryBroker
 from memory.errors import require
 from memory.places import Idle
@@ -90,7 +90,7 @@ class AdapterPool:
         self._loader = AdapterLoader(
             store, shape, dtype, ops.b_rank_major, cache_dir, cache_bytes, reuse
         )
-        self._accounts = broker.accounts
+        self._accounts = broker.ledger.accounts
         self._host = HostTier(host_bytes, self._host_worth, self._accounts)
         self._largest = {"device": runs.capacity_bytes, "host": host_bytes, "disk": cache_bytes}
         """Bytes that one adapter may have, by tier."""
@@ -129,19 +129,19 @@ class AdapterPool:
     def is_loading(self) -> bool:
         return self._loads.num_open > 0
 
-    def prefetch(self, ref: AdapterRef, account: Account = NOBODY) -> None:
+    def prefetch(self, ref: AdapterRef, tenant: Tenant = NOBODY) -> None:
         """There is a request for the adapter: it starts to come to the host, where it then waits
         for somebody who wants it on the device."""
         entry = self._entry(ref)
-        self._charge(entry, account)
+        self._charge(entry, tenant)
         entry.reuse.note(self._clock())
         if entry.image is None and entry.slot is None:
             self._fetch(entry)
 
-    def expect(self, ref: AdapterRef, account: Account = NOBODY) -> None:
+    def expect(self, ref: AdapterRef, tenant: Tenant = NOBODY) -> None:
         """An `acquire` will follow with the next step: the adapter starts to come to the device."""
         entry = self._entry(ref)
-        self._charge(entry, account)
+        self._charge(entry, tenant)
         self._want(entry)
 
     def cancel(self, ref: AdapterRef) -> None:
@@ -182,6 +182,16 @@ class AdapterPool:
         entry = self._entries.get(ref.digest)
         return entry is None or (entry.slot is None and entry.loading is None)
 
+    def may_displace(self, ref: AdapterRef, other: str) -> bool:
+        """What the other, by its digest, has on the device would be had for this one, were it
+        idle."""
+        entry = self._entry(ref)
+        is_first = self._is_first(entry.account)
+        asks = [Ask(self._broker.ledger, entry.account, entry.image_bytes, is_first=is_first)]
+        if not self._slots.num_free:
+            asks.append(self._ask_for_slot(entry.account, is_first=is_first))
+        return all(ask.may_take(self._entries[other].account) for ask in asks)
+
     def pin(self, ref: AdapterRef) -> None:
         """Brings the adapter to the device and keeps it there, as soon and as long as it fits into
         what pins may have: half of the adapters' bytes and slots."""
@@ -217,8 +227,7 @@ class AdapterPool:
     def evict_idle(self, account: str = NOBODY.name, *, is_first: bool = True) -> bool:
         """Takes an idle adapter off the device whose slot the account needs: of who holds most
         slots for its weight, that of least loss per byte. False if none is idle and gives way."""
-        slots = Ledger(self._accounts, ((e.account, 1) for e in self._resident.values()))
-        ask = Ask(slots, account, 1, is_first=is_first)
+        ask = self._ask_for_slot(account, is_first=is_first)
         losses = {
             run: (ask.turn(*lost.accounts), lost.cost_s / run.num_bytes, run.offset)
             for run, lost in self.idle_runs(with_awaited=False).items()
@@ -305,15 +314,15 @@ class AdapterPool:
             self._entries[ref.digest] = entry
         return entry
 
-    def _charge(self, entry: Entry, account: Account) -> None:
-        """The account has asked for the adapter last. What nobody's request asks for stays whose it
+    def _charge(self, entry: Entry, tenant: Tenant) -> None:
+        """The tenant has asked for the adapter last. What nobody's request asks for stays whose it
         is."""
-        if account == NOBODY:
+        if tenant.name == NOBODY.name:
             return
-        self._accounts.note(account)
-        entry.account = account.name
+        self._accounts.note(tenant)
+        entry.account = tenant.name
         if entry.run is not None:
-            self._runs.charge(entry.run, account.name)
+            self._runs.charge(entry.run, tenant.name)
 
     def _far_tier(self, digest: str) -> Tier:
         return "disk" if self._loader.cache.has(digest) else "store"
@@ -371,12 +380,20 @@ class AdapterPool:
         work = partial(self._loader.copy, image, target, is_fresh=is_fresh)
         self._submit(entry, work, is_copy=True)
 
+    def _is_first(self, account: str) -> bool:
+        """None of its adapters on the device is in use, or about to be."""
+        own = (entry for entry in self._resident.values() if entry.account == account)
+        return not any(e.leases or e.loading or self._is_awaited(e) for e in own)
+
+    def _ask_for_slot(self, account: str, *, is_first: bool) -> Ask:
+        slots = Ledger(self._accounts, ((e.account, 1) for e in self._resident.values()))
+        return Ask(slots, account, 1, is_first=is_first)
+
     def _take_run(self, account: str, num_bytes: int) -> Run | None:
         """With a slot free for it too."""
         if num_bytes >= self._refused.get(account, num_bytes + 1):
             return None
-        own = (entry for entry in self._resident.values() if entry.account == account)
-        is_first = not any(e.leases or e.loading or self._is_awaited(e) for e in own)
+        is_first = self._is_first(account)
         if not self._slots.num_free and not self.evict_idle(account, is_first=is_first):
             self._refused[account] = 0
             return None

@@ -20,14 +20,14 @@ ACTIVE_S = 5 * HALF_LIFE_S
 """Who has asked for nothing for so long has no share any more."""
 
 
-class Account(NamedTuple):
-    """A tenant, as memory knows it."""
+class Tenant(NamedTuple):
+    """Whose account it is, as of its last request."""
 
     name: str
     weight: int
 
 
-NOBODY = Account("", 0)
+NOBODY = Tenant("", 0)
 """What no tenant asked for is charged to it. It has no share."""
 
 
@@ -39,13 +39,13 @@ class Accounts:
         self._asked: dict[str, tuple[int, float]] = {}
         """Weight, and when it was last asked for something, the longest ago first."""
 
-    def note(self, account: Account) -> None:
+    def note(self, tenant: Tenant) -> None:
         """It asks for something."""
-        if account.name == NOBODY.name:
+        if tenant.name == NOBODY.name:
             return
         now = self._clock()
-        self._asked.pop(account.name, None)
-        self._asked[account.name] = account.weight, now
+        self._asked.pop(tenant.name, None)
+        self._asked[tenant.name] = tenant.weight, now
         while (first := next(iter(self._asked))) and now - self._asked[first][1] > ACTIVE_S:
             del self._asked[first]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memory.accounts import NOBODY, Account
+from memory.accounts import NOBODY, Tenant
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
 
@@ -17,10 +17,10 @@ class BlockTable:
              `- num_committed -'                        in the prefix cache, under their keys
     """
 
-    def __init__(self, kv: KVCache, account: Account = NOBODY) -> None:
-        """account: of the pages that it adds."""
+    def __init__(self, kv: KVCache, tenant: Tenant = NOBODY) -> None:
+        """tenant: who is charged for the pages that it adds."""
         self._kv = kv
-        self._account = account
+        self.tenant = tenant
         self.pages: list[int] = []
         self.num_committed = 0
         self._num_matched = self._num_found = 0
@@ -36,12 +36,14 @@ class BlockTable:
         return len(self.pages) * PAGE_TOKENS
 
     @property
-    def _is_first(self) -> bool:
-        """No other table of the account has pages."""
-        return self._kv.tables.held.get(self._account.name, 0) == bool(self.pages)
+    def is_first(self) -> bool:
+        """No other table of the tenant has pages."""
+        return self._kv.tables.held.get(self.tenant.name, 0) == bool(self.pages)
 
-    def _count(self, change: int) -> None:
-        self._kv.tables.charge(self._account.name, change)
+    def may_displace(self, other: BlockTable) -> bool:
+        """Pages that the other gave up would be had for this one."""
+        ask = self._kv.ask(1, self.tenant, is_first=self.is_first)
+        return ask.may_take(other.tenant.name)
 
     @property
     def held_pages(self) -> list[int]:
@@ -69,18 +71,12 @@ class BlockTable:
         self._last_key = keys[self.num_committed - 1] if self.pages else None
         return len(self.pages) * PAGE_TOKENS
 
-    def make_room(self, num_tokens: int) -> bool:
-        """Sees to it that `grow` would find room for num_tokens in all. False when memory is
-        short."""
-        missing = -(-num_tokens // PAGE_TOKENS) - len(self.pages)
-        return self._kv.make_room(missing, self._account, is_first=self._is_first)
-
     def grow(self, num_tokens: int) -> bool:
         """Makes room for num_tokens in all (not: more). False, and no page added, when memory is
         short."""
         missing = -(-num_tokens // PAGE_TOKENS) - len(self.pages)
         if missing > 0:
-            pages = self._kv.allocate(missing, self._account, is_first=self._is_first)
+            pages = self._kv.allocate(missing, self.tenant, is_first=self.is_first)
             if pages is None:
                 return False
             self._count(not self.pages)
@@ -104,6 +100,10 @@ class BlockTable:
             if twin != page:
                 self._twins[index] = twin
         self.num_committed, self._last_key = end, keys[-1]
+
+    def _count(self, change: int) -> None:
+        """So many tables more have pages."""
+        self._kv.tables.charge(self.tenant.name, change)
 
     def free(self) -> None:
         """Gives all pages back; cached ones become idle once no other sequence holds them."""

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from memory.accounts import NOBODY, Account, Accounts, Ask
+from memory.accounts import NOBODY, Ask, Ledger
 from memory.arena import Arena
 from memory.errors import require
 from memory.places import NO_LIMIT, Idle, Loss, Stretch, cheapest_first, find_places
@@ -64,8 +64,8 @@ class MemoryBroker:
         self._holders.append(holder)
 
     @property
-    def accounts(self) -> Accounts:
-        return self._arena.ledger.accounts
+    def ledger(self) -> Ledger:
+        return self._arena.ledger
 
     @property
     def num_caches(self) -> int:
@@ -75,23 +75,11 @@ class MemoryBroker:
     def num_holders(self) -> int:
         return len(self._holders)
 
-    def free_pages(
-        self, cache: KVCache, num_pages: int, account: Account = NOBODY, *, is_first: bool = False
-    ) -> bool:
-        """Makes so many pages free in the cache's pool. False, and as a rule nothing is given up,
-        if all that gives way to the account does not suffice."""
-        self.accounts.note(account)
+    def free_pages(self, cache: KVCache, num_pages: int, ask: Ask) -> bool:
+        """Makes so many pages free in the cache's pool. False if all that gives way does not
+        suffice: then nothing is given up, but where others would give a part and no more."""
         pool = cache.pool
-        if num_pages <= pool.num_free:
-            return True
-        ask = Ask(
-            self._arena.ledger,
-            account.name,
-            num_pages * pool.page_bytes,
-            is_first=is_first,
-            spare=cache.prefix_cache.num_idle_of(account.name) * pool.page_bytes,
-        )
-        if self._evict_own(cache, num_pages - pool.num_free, ask):
+        if num_pages <= pool.num_free or self._evict_own(cache, num_pages - pool.num_free, ask):
             return True
         idle = self._idle_runs(with_awaited=True)
         others = self._extents_for_pages(cache, idle, ask)
@@ -129,7 +117,7 @@ class MemoryBroker:
         """A run of at least num_bytes, where the loss is least. None if no place can be cleared.
         is_first: the account uses no other adapter."""
         assert self._runs is not None, "no adapters share this arena"
-        ask = Ask(self._arena.ledger, account, self._runs.rounded(num_bytes), is_first=is_first)
+        ask = Ask(self.ledger, account, self._runs.rounded(num_bytes), is_first=is_first)
         while (run := self._runs.allocate(num_bytes, account)) is None:
             if not (self._clear_place(self._runs, num_bytes, ask) or self._arena.sink_weights()):
                 return None
@@ -152,7 +140,7 @@ class MemoryBroker:
 
     def at_any_cost(self) -> Ask:
         """For nobody in particular."""
-        return Ask(self._arena.ledger, NOBODY.name, 0, is_first=True)
+        return Ask(self.ledger, NOBODY.name, 0, is_first=True)
 
     def held_bytes(self) -> tuple[Counter[str], Counter[str]]:
         """Of pages and of runs, by account."""
@@ -164,7 +152,7 @@ class MemoryBroker:
     def check_integrity(self) -> None:
         """Raises IntegrityError unless each account is charged with what it holds."""
         pages, runs = self.held_bytes()
-        held, charged = pages + runs, self._arena.ledger.held
+        held, charged = pages + runs, self.ledger.held
         require(held == charged, f"accounts hold {held}, charged are {charged}")
 
     def _idle_runs(self, *, with_awaited: bool) -> dict[Run, _IdleRun]:

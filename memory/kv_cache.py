@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from threading import Lock
 
-from memory.accounts import NOBODY, Account, Ask, Ledger
+from memory.accounts import NOBODY, Ask, Ledger, Tenant
 from memory.arena import Arena
 from memory.broker import MemoryBroker
 from memory.page_key import PAGE_TOKENS
@@ -41,6 +41,7 @@ class KVCache:
         self._broker.add_cache(owner, self)
         self.pool = PagePool(arena, owner, page_bytes)
         self.prefix_cache = PrefixCache(self.pool, clock)
+        self._ledger = arena.ledger
         self.tables = Ledger(arena.ledger.accounts)
         """Block tables that have pages."""
         self._prefill = (float(PAGE_TOKENS), PAGE_TOKENS * SECONDS_PER_TOKEN)
@@ -83,22 +84,35 @@ class KVCache:
         old_tokens, old_seconds = self._prefill
         self._prefill = MEMORY * old_tokens + num_tokens, MEMORY * old_seconds + seconds
 
+    def ask(self, num_pages: int, tenant: Tenant, *, is_first: bool) -> Ask:
+        """For so many pages more."""
+        size = self.pool.page_bytes
+        spare = self.prefix_cache.num_idle_of(tenant.name) * size
+        return Ask(self._ledger, tenant.name, num_pages * size, is_first=is_first, spare=spare)
+
     def make_room(
-        self, num_pages: int, account: Account = NOBODY, *, is_first: bool = False
+        self,
+        num_pages: int,
+        tenant: Tenant = NOBODY,
+        *,
+        num_beside: int = 0,
+        is_first: bool = False,
     ) -> bool:
         """Sees to it that so many pages are free, at the cost of what is idle here or at others and
-        gives way to the account. False if that does not suffice. is_first: it has no pages here but
-        those of the one who asks."""
-        return self._broker.free_pages(self, num_pages, account, is_first=is_first)
+        gives way to the tenant. False if that does not suffice. num_beside: pages more, for others.
+        is_first: none of the tenant's other sequences has pages here."""
+        self._ledger.accounts.note(tenant)
+        ask = self.ask(num_pages, tenant, is_first=is_first)
+        return self._broker.free_pages(self, num_pages + num_beside, ask)
 
     def allocate(
-        self, num_pages: int, account: Account = NOBODY, *, is_first: bool = False
+        self, num_pages: int, tenant: Tenant = NOBODY, *, is_first: bool = False
     ) -> list[int] | None:
         """New pages with one reference each, the caller's; None if even `make_room` does not
         help."""
-        if not self.make_room(num_pages, account, is_first=is_first):
+        if not self.make_room(num_pages, tenant, is_first=is_first):
             return None
-        return self.pool.allocate(num_pages, account.name)
+        return self.pool.allocate(num_pages, tenant.name)
 
     def evict(self, num_pages: int, ask: Ask | None = None, limit: Loss = NO_LIMIT) -> int:
         """Frees up to so many idle pages in the order of their loss, and only while that is at most

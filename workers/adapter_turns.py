@@ -12,10 +12,11 @@ longest sequence that runs on it; those that starve longer come first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from workers.protocol import AdapterRef
     from workers.sequence import Sequence
 
 
@@ -54,10 +55,15 @@ class AdapterTurns:
         self._victims.pop(digest, None)
 
     def choose_victims(
-        self, now: float, running: Iterable[Sequence], waiting: Mapping[str, Iterable[Sequence]]
+        self,
+        now: float,
+        running: Iterable[Sequence],
+        waiting: Mapping[str, Iterable[Sequence]],
+        may_displace: Callable[[AdapterRef, str], bool],
     ) -> None:
         """For those that have begun to starve, or whose victim has ended without making enough
-        room. waiting: who waits for each adapter."""
+        room. waiting: who waits for each adapter. may_displace: whether an adapter may have the
+        room of another."""
         starving = sorted(
             (due_s, digest) for digest, due_s in self._starves_at_s.items() if due_s <= now
         )
@@ -73,10 +79,18 @@ class AdapterTurns:
             if digest in self._victims or digest not in waiting:
                 continue
             taken = {victim for victim, _ in self._victims.values()}
-            free = {d: u for d, u in in_use.items() if d not in taken and d not in self._victims}
+            first = next(iter(waiting[digest]))
+            assert first.adapter is not None
+            free = {
+                other: use
+                for other, use in in_use.items()
+                if other not in taken
+                and other not in self._victims
+                and may_displace(first.adapter, other)
+            }
             if not free:
-                return
-            charged = _charged(next(iter(waiting[digest])))
+                continue
+            charged = _charged(first)
             victim = min(free, key=lambda d: (free[d][0] < charged, free[d][1], d))
             self._victims[digest] = victim, free[victim][1]
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Protocol
 
+from memory.accounts import Tenant
 from memory.block_table import BlockTable
 from memory.errors import IntegrityError
 from memory.kv_cache import KVCache
@@ -114,8 +115,7 @@ class Engine:
             return [(connection, Failed(request.id, *refusal))]
         refusals = self.scheduler.refuse_for(sequence, self._clock())
         if not any(refusal.sequence is sequence for refusal in refusals):
-            if request.adapter is not None:
-                self.scheduler.expect(request.adapter)
+            self.scheduler.expect(sequence)
             self._add(sequence)
         return [self._refuse(refusal) for refusal in refusals]
 
@@ -302,7 +302,7 @@ class Engine:
             request,
             arrival_s=self._clock(),
             end_tokens=self._end_tokens,
-            block_table=BlockTable(self._kv),
+            block_table=BlockTable(self._kv, Tenant(request.tenant, request.weight)),
             layout=self.info.cache_layout,
         )
 

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memory.accounts import ACTIVE_S, NOBODY, Account
+from memory.accounts import ACTIVE_S, NOBODY, Tenant
 from memory.arena import Arena
 from memory.block_table import BlockTable
 from memory.kv_cache import KVCache
@@ -15,7 +15,7 @@ from memory.page_key import PAGE_TOKENS, PageHasher, page_keys
 from memory.runs import UNIT_BYTES
 
 PAGE = UNIT_BYTES // 4
-ACME, GLOBEX = Account("acme", 1), Account("globex", 1)
+ACME, GLOBEX = Tenant("acme", 1), Tenant("globex", 1)
 
 
 class House:
@@ -27,7 +27,7 @@ class House:
         self.kv = KVCache(self.arena, "m", PAGE, clock=lambda: self.now)
         self._words = 0
 
-    def start(self, account: Account, num_pages: int = 1) -> BlockTable | None:
+    def start(self, account: Tenant, num_pages: int = 1) -> BlockTable | None:
         """A new prompt is computed, and still in use."""
         table = BlockTable(self.kv, account)
         if not table.grow(num_pages * PAGE_TOKENS):
@@ -37,21 +37,21 @@ class House:
         table.commit(page_keys(PageHasher(model="m", domain=account.name), tokens))
         return table
 
-    def serve(self, account: Account, num_prompts: int = 1) -> None:
+    def serve(self, account: Tenant, num_prompts: int = 1) -> None:
         for _ in range(num_prompts):
             table = self.start(account)
             assert table is not None
             table.free()
 
-    def num_pages(self, account: Account) -> int:
+    def num_pages(self, account: Tenant) -> int:
         return self.arena.ledger.held.get(account.name, 0) // PAGE
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> tuple[list[Account], list[int], list[int], int, int]:
+def situations(draw: st.DrawFn) -> tuple[list[Tenant], list[int], list[int], int, int]:
     """Accounts, the idle and the used pages of each, who asks, and for how many."""
     weights = draw(st.lists(st.integers(1, 4), min_size=2, max_size=4))
-    accounts = [Account(f"t{index}", weight) for index, weight in enumerate(weights)]
+    accounts = [Tenant(f"t{index}", weight) for index, weight in enumerate(weights)]
     idle = [draw(st.integers(0, 8)) for _ in accounts]
     used = [draw(st.integers(0, 4)) for _ in accounts]
     asker = draw(st.integers(0, len(accounts) - 1))
@@ -61,7 +61,7 @@ def situations(draw: st.DrawFn) -> tuple[list[Account], list[int], list[int], in
 @settings(max_examples=300, deadline=None)
 @given(situations())
 def test_pages_go_from_the_top(
-    situation: tuple[list[Account], list[int], list[int], int, int],
+    situation: tuple[list[Tenant], list[int], list[int], int, int],
 ) -> None:
     accounts, idle, used, asker, num_asked = situation
     house = House(-(-max(sum(idle) + sum(used), 1) // 4) * 4)
@@ -84,7 +84,7 @@ def test_pages_go_from_the_top(
 
 
 def waterfall(
-    accounts: list[Account],
+    accounts: list[Tenant],
     idle: list[int],
     used: list[int],
     asker: int,
@@ -143,7 +143,7 @@ def test_who_comes_back_gets_its_share() -> None:
     house.serve(ACME, 16)
     house.serve(GLOBEX, 100)
     assert (house.num_pages(ACME), house.num_pages(GLOBEX)) == (8, 8)
-    heavy = Account("heavy", 2)
+    heavy = Tenant("heavy", 2)
     house.serve(heavy, 100)
     assert Counter(house.arena.ledger.held) == {
         "acme": 4 * PAGE,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from adapters.errors import AdapterUnavailable
+from memory.accounts import NOBODY, Tenant
 from memory.arena import Arena
 from memory.kv_cache import KVCache
 from tests.workers.simulator import END, VOCAB, FakeClock, SimulatedRunner, alone
@@ -58,7 +59,7 @@ class StubPool:
     def is_leased(self) -> bool:
         return any(self.leases.values())
 
-    def prefetch(self, ref: AdapterRef) -> None:
+    def prefetch(self, ref: AdapterRef, tenant: Tenant = NOBODY) -> None:
         self.asked.setdefault(ref.digest, self.delay_steps)
 
     expect = prefetch
@@ -84,6 +85,9 @@ class StubPool:
 
     def is_short(self, ref: AdapterRef) -> bool:
         return ref.digest not in self.slots and self.asked[ref.digest] < 0
+
+    def may_displace(self, ref: AdapterRef, other: str) -> bool:
+        return True
 
     def cancel(self, ref: AdapterRef) -> None:
         self.asked.pop(ref.digest, None)
