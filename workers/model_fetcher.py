@@ -36,6 +36,12 @@ class ModelFetcher:
         self.fetches: dict[str, Fetch] = {}
         """By digest."""
 
+    @property
+    def is_busy(self) -> bool:
+        """One is on its way, or it is time to try again."""
+        now = self._clock()
+        return any(f.future is not None or now >= f.retry_s for f in self.fetches.values())
+
     def fetch(self, digest: str, name: str) -> None:
         """Harmless twice."""
         if digest not in self.fetches:

@@ -9,11 +9,12 @@ import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 from time import perf_counter
 
 import torch
 
+from memory.arena import Arena
 from ops.base import Ops
 from workers.device_memory import DeviceMemory
 from workers.models.decoder import Decoder
@@ -57,29 +58,33 @@ class Load:
 class ModelLoader:
     """One load at a time, with one kernel thread: those of the engine have the other cores."""
 
-    def __init__(self, ops: Ops, memory: DeviceMemory, extent_bytes: int) -> None:
+    def __init__(self, ops: Ops, arena: Arena, memory: DeviceMemory, lock: Lock) -> None:
+        """lock: of the arena."""
         self._ops = ops
+        self._arena = arena
         self._memory = memory
-        self._extent_bytes = extent_bytes
+        self._lock = lock
         self._thread = ThreadPoolExecutor(
             1, thread_name_prefix="model-loader", initializer=_use_one_thread
         )
 
-    def load(self, plan: ModelPlan, extents: list[int]) -> Load:
-        """extents: those of the arena that the weights now have."""
+    def load(self, plan: ModelPlan) -> Load:
+        """The weights have their extents of the arena by now."""
         stop = Event()
 
         def check(_done: int, _total: int) -> None:
             if stop.is_set():
                 raise LoadCancelled
 
-        return Load(self._thread.submit(self.load_here, plan, extents, check), stop)
+        return Load(self._thread.submit(self.load_here, plan, check), stop)
 
-    def load_here(self, plan: ModelPlan, extents: list[int], progress: Progress) -> Loaded:
+    def load_here(self, plan: ModelPlan, progress: Progress) -> Loaded:
         """On the calling thread, with as many kernel threads as that has."""
         before = resident_bytes()
         begin = perf_counter()
-        self._memory.give_back(extents, self._extent_bytes)
+        with self._lock:
+            extents = self._arena.weight_extents(plan.digest)
+            self._memory.give_back(extents, self._arena.extent_bytes)
         model = Decoder.load(plan, self._ops, progress=progress)
         seconds = perf_counter() - begin
         log.info(

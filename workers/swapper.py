@@ -43,7 +43,8 @@ class Hosted:
 
 
 class Swapper:
-    """All registered models of a worker. Used on the engine thread, with the memory's lock held."""
+    """All registered models of a worker. Used on the engine thread, with the memory's lock held but
+    for `load_now` and `close`."""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class Swapper:
     @property
     def is_busy(self) -> bool:
         """Something is on its way, or somebody waits for it."""
-        return bool(self._fetcher.fetches) or not self._residency.is_settled
+        return self._fetcher.is_busy or not self._residency.is_settled
 
     def add(self, name: str, plan: ModelPlan) -> Target:
         """Registers a model of the store, without its weights. Raises ValueError."""
@@ -89,8 +90,7 @@ class Swapper:
         if state.num_extents > self._residency.num_free:
             return False
         self._broker.allocate_weights(digest, state.num_extents)
-        extents = self._arena.weight_extents(digest)
-        self._attach(hosted, self._loader.load_here(hosted.plan, extents, progress))
+        self._attach(hosted, self._loader.load_here(hosted.plan, progress))
         return True
 
     def want(self, models: Iterable[DesiredModel]) -> None:
@@ -203,8 +203,7 @@ class Swapper:
         missing = num_extents - len(self._arena.weight_extents(digest))
         if self._broker.allocate_weights(digest, missing) == missing:
             self._residency.begun(digest)
-            extents = self._arena.weight_extents(digest)
-            hosted.load = self._loader.load(hosted.plan, extents)
+            hosted.load = self._loader.load(hosted.plan)
 
     def _take_loaded(self, hosted: Hosted) -> list[Event]:
         load = hosted.load

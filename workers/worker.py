@@ -81,7 +81,7 @@ class Worker:
             self._residency,
             self.arena,
             self.broker,
-            ModelLoader(self.ops, device_memory, self.arena.extent_bytes),
+            ModelLoader(self.ops, self.arena, device_memory, self.broker.lock),
             ModelFetcher(self._read_plan, clock=time.monotonic),
             self.prober,
             build=self._build,

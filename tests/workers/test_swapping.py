@@ -227,6 +227,15 @@ def test_a_broken_model_fails_by_name_and_harms_nobody_else(house: House, tmp_pa
         assert models(status)["two"].error == ""
 
 
+def test_a_probe_waits_for_its_model(house: House) -> None:
+    """And proves there what it proves anywhere."""
+    with Driver(house.config("one", "three")) as driver:
+        result = driver.probe(1, house.digests["three"], house.refs["three"][0])
+        assert result.error == "" and result.fingerprint is not None
+        result = driver.probe(2, house.digests["one"], house.refs["one"][0])
+        assert result.error == ""
+
+
 def test_the_catalog_registers_pins_and_unloads(house: House) -> None:
     one, three = (DesiredModel(house.digests[name], name) for name in ("one", "three"))
     missing = DesiredModel("0" * 64, "missing")
