@@ -12,13 +12,13 @@ import pytest
 import torch
 from openai import OpenAI
 
-from adapters.store import LocalStore
+from loraplex.importing import import_model
+from loraplex.settings import Settings
 from tests.doubles import make_model
 from tests.e2e.demo import gemma_gguf, gguf
 from tests.scale import IS_FULL, scaled
 from tests.stack import Stack, running
 from tests.worker_state import worker_metrics
-from workers.importer import import_model
 from workers.models.plan import ModelPlan
 
 NUM_STREAMS = scaled(16, 24)
@@ -30,24 +30,23 @@ class Pair:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        store = LocalStore(folder / "store")
         if IS_FULL:
-            sources = {"smollm2": gguf(), "gemma3": gemma_gguf(folder)}
+            self.sources = {"smollm2": gguf(), "gemma3": gemma_gguf(folder)}
         else:
-            sources = {n: make_model(folder / n, n) for n in ("llama", "gemma3_text")}
-        self.folders = {
-            name: store.model_folder(import_model(source, store))
-            for name, source in sources.items()
-        }
-        plans = [ModelPlan.read(f, "", torch.float32) for f in self.folders.values()]
+            self.sources = {n: make_model(folder / n, n) for n in ("llama", "gemma3_text")}
+        # Imported here, for it may take longer than a server that starts is waited for.
+        settings = Settings(data_dir=folder / "data")
+        store = settings.open_store()
+        digests = [import_model(path, settings, lambda *_: None) for path in self.sources.values()]
+        plans = [ModelPlan.read(store.model_folder(d), d, torch.float32) for d in digests]
         self.sizes = sorted(plan.max_bytes(torch.float32) for plan in plans)
 
-    def stack(self, name: str, **settings: object) -> Stack:
-        arguments = [f"--model={name}={folder}" for name, folder in self.folders.items()]
-        settings = {"store": self.folder / "store", "dtype": "float32", **settings}
+    def stack(self, **settings: object) -> Stack:
+        arguments = [f"--model={name}={path}" for name, path in self.sources.items()]
+        settings = {"dtype": "float32", **settings}
         if not IS_FULL:
             settings["threads"] = 1
-        return Stack(self.folder / name, *arguments, **settings)
+        return Stack(self.folder / "data", *arguments, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -75,14 +74,14 @@ def ask(client: OpenAI, model: str, prompt: list[int]) -> list[int]:
     return tokens
 
 
-def answers(stack: Stack, models: list[str]) -> list[list[int]]:
+def answers(stack: Stack, tenant: str, models: list[str]) -> list[list[int]]:
     """Of streams for one model and the other in turn, some at the same time."""
     rng = random.Random(5)
     prompts = [
         [rng.randrange(256) for _ in range(rng.randrange(4, 40))] for _ in range(NUM_STREAMS)
     ]
     with (
-        stack.openai(stack.create_tenant("acme"), timeout=600) as client,
+        stack.openai(stack.create_tenant(tenant), timeout=600) as client,
         ThreadPoolExecutor(6) as threads,
     ):
         asked = [
@@ -94,14 +93,14 @@ def answers(stack: Stack, models: list[str]) -> list[list[int]]:
 
 @pytest.mark.soak
 def test_streams_survive_swaps_and_answers_are_the_same(pair: Pair) -> None:
-    names = list(pair.folders)
-    with running(pair.stack("roomy", memory=256 << 20)) as stack:
-        expected = answers(stack, names)
+    names = list(pair.sources)
+    with running(pair.stack(memory=256 << 20)) as stack:
+        expected = answers(stack, "before", names)
         assert worker_metrics(stack)["loraplex_model_swaps_total"] == 2
     room = pair.sizes[1] + 3 * pair.sizes[0] // 4
-    short = pair.stack("short", device_memory=room, max_model_wait_s=1.0, max_model_drain_s=0.2)
+    short = pair.stack(device_memory=room, max_model_wait_s=1.0, max_model_drain_s=0.2)
     with running(short) as stack:
-        assert answers(stack, names) == expected
+        assert answers(stack, "after", names) == expected
         metrics = worker_metrics(stack)
         assert metrics["loraplex_model_swaps_total"] >= 4
         assert metrics["loraplex_model_on_device"] == 1
