@@ -171,9 +171,9 @@ class WorkerClient:
         return self._num_looks >= SILENT_LOOKS or self._step_age_s > HUNG_STEP_S
 
     def lives(self, instance_id: str) -> bool:
-        """Whether this very process is known to run."""
-        is_heard = self._connection is not None and not self.is_silent
-        return is_heard and self.instance_id == instance_id
+        """Whether this very process is connected, be it silent, and its engine does not hang."""
+        is_hung = self._step_age_s > HUNG_STEP_S
+        return self._connection is not None and self.instance_id == instance_id and not is_hung
 
     @property
     def num_open(self) -> int:

@@ -270,11 +270,12 @@ async def test_a_silent_worker_s_sequences_may_go_and_it_is_taken_back(tmp_path:
         await until(lambda: client.is_silent)
         await until(lambda: len(heard) >= 2)
         assert set(map(type, heard)) == {Silence} and client.num_open == 1
-        assert client.is_ready and not client.lives("moody"), "there may be no other"
+        assert client.is_ready, "there may be no other"
+        assert client.lives("moody"), "a machine may be too busy for pulses"
         await until(lambda: Abort(moved) in worker.told and Abort(kept) not in worker.told)
         worker.is_awake = True
         await until(lambda: not client.is_silent)
-        assert client.lives("moody") and worker.num_connections == 1
+        assert worker.num_connections == 1
 
 
 async def test_an_engine_that_hangs_in_a_step_is_as_silent(tmp_path: Path) -> None:
@@ -286,6 +287,7 @@ async def test_an_engine_that_hangs_in_a_step_is_as_silent(tmp_path: Path) -> No
         assert not heard and not client.is_silent
         worker.step_age_s = 61.0
         await until(lambda: bool(heard))
+        assert not client.lives("moody")
         worker.step_age_s = 0.0
         await until(lambda: not client.is_silent)
 
