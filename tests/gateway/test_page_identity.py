@@ -107,7 +107,7 @@ def page_keys(
 def make_call(
     view: CatalogView, tenant: Tenant, model: str, salt: str | None, tokens: list[int]
 ) -> Call:
-    asked = CompletionRequest(model=model, prompt=tokens, cache_salt=salt)
+    asked = CompletionRequest(model=model, prompt=[*tokens], cache_salt=salt)
     target = view.resolve(tenant, model)
     prompts = [Prompt(tokens)]
     return Call("r", Principal(tenant, KEY), asked, target, cast("Any", None), prompts, 0.0)
