@@ -1,0 +1,182 @@
+"""Several real workers behind one real gateway over HTTP; the catalog is made up, so that no
+database is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openai import AsyncOpenAI
+
+from adapters.store import LocalStore
+from admin.records import Alias, BaseModel, CatalogSnapshot, ServedVersion, Tenant
+from gateway.app import Gateway, create_app
+from gateway.config import GatewayConfig
+from tests.doubles import write_adapter
+from tests.e2e.tiny import NAME, Tiny
+from tests.gateway.live import eventually
+from tests.gateway.service import PEPPER, THEN, FedSource, Keys
+from tests.serving import serving
+from tests.workers.driver import store_adapter
+from workers.client import WorkerClient
+from workers.config import WorkerConfig
+from workers.protocol import WorkerStatus
+
+START_TIMEOUT_S = 180.0
+MAX_MODEL_LEN = 512
+
+
+class House:
+    """A store with the tiny model and adapters of rank 8 for it, all of acme."""
+
+    def __init__(self, folder: Path, num_adapters: int) -> None:
+        self.folder = folder
+        self.tiny = Tiny(folder)
+        store = LocalStore(folder / "store")
+        self.digests: dict[str, str] = {}
+        """By name."""
+        for seed in range(num_adapters):
+            name = f"a{seed:03}"
+            files = write_adapter(self.tiny.shape, folder / "adapters" / name, rank=8, seed=seed)
+            self.digests[name] = store_adapter(store, files, self.tiny.shape).digest
+
+    @asynccontextmanager
+    async def served(self, num_workers: int, **settings: Any) -> AsyncIterator[Served]:
+        """settings: of the workers."""
+        async with AsyncExitStack() as stack:
+            addresses = [
+                await stack.enter_async_context(self._worker(number, settings))
+                for number in range(num_workers)
+            ]
+            keys = Keys()
+            app = create_app(
+                GatewayConfig(
+                    model_folder=(self.folder / "store" / "models").joinpath,
+                    pepper=PEPPER,
+                    spool=self.folder / "spool",
+                ),
+                source=FedSource(self._catalog(keys)),
+                clients=[WorkerClient(address) for address in addresses],
+            )
+            url = await stack.enter_async_context(serving(app))
+            client = AsyncOpenAI(base_url=f"{url}/v1", api_key=keys.acme, max_retries=0)
+            await stack.enter_async_context(client)
+            served = Served(app.state.gateway, client, self.digests)
+            await eventually(lambda: len(served.statuses) == num_workers, START_TIMEOUT_S)
+            yield served
+
+    @asynccontextmanager
+    async def _worker(self, number: int, settings: dict[str, Any]) -> AsyncIterator[str]:
+        """Its address; it need not listen there yet."""
+        folder = self.folder / f"worker-{number}"
+        folder.mkdir(exist_ok=True)
+        config = WorkerConfig(
+            models={NAME: self.tiny.shape.digest},
+            store=str(self.folder / "store"),
+            cache_dir=folder / "cache",
+            listen=f"unix:{folder}/socket",
+            health=f"unix:{folder}/health",
+            dtype="float32",
+            threads=1,
+            **{"memory": 8 << 20, "max_num_seqs": 8, **settings},
+        )
+        config.write(folder / "worker.json")
+        with (folder / "log").open("wb") as log:
+            command = (sys.executable, "-m", "workers", str(folder / "worker.json"))
+            process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
+        try:
+            yield config.listen
+        finally:
+            await _end(process)
+
+    def _catalog(self, keys: Keys) -> CatalogSnapshot:
+        tiny = BaseModel(NAME, self.tiny.shape.digest, self.tiny.shape, MAX_MODEL_LEN, THEN)
+        return CatalogSnapshot(
+            generation=1,
+            tenants=(Tenant(id="ten_acme", name="acme"),),
+            keys=tuple(keys.records),
+            models=(tiny,),
+            versions=tuple(
+                ServedVersion("ten_acme", name, 1, THEN, digest, NAME)
+                for name, digest in self.digests.items()
+            ),
+            aliases=tuple(Alias("ten_acme", name, "prod", 1) for name in self.digests),
+        )
+
+
+async def _end(process: Process) -> None:
+    if process.returncode is None:
+        process.kill()
+    await process.wait()
+
+
+@dataclass(frozen=True)
+class Answer:
+    ttft_s: float
+    num_prompt: int
+    num_cached: int
+
+
+class Served:
+    def __init__(self, gateway: Gateway, client: AsyncOpenAI, digests: dict[str, str]) -> None:
+        """digests: of the adapters, by name."""
+        self.gateway = gateway
+        self.client = client
+        self.digests = digests
+
+    @property
+    def statuses(self) -> list[WorkerStatus]:
+        """Of the workers that have told of themselves."""
+        return [s for s in (client.status for client in self.gateway.fleet.clients) if s]
+
+    def holders(self, digest: str) -> int:
+        """Workers that have the adapter on the device."""
+        adapters = (a for status in self.statuses for a in status.adapters)
+        return sum(a.digest == digest and a.tier == "device" for a in adapters)
+
+    @property
+    def num_adapter_loads(self) -> int:
+        """Onto the device, as of the last statuses."""
+        gone = sum(model.num_adapter_evictions for s in self.statuses for model in s.models)
+        return gone + sum(a.tier == "device" for s in self.statuses for a in s.adapters)
+
+    async def ask(self, model: str, prompt: list[int], max_tokens: int) -> Answer:
+        now = asyncio.get_running_loop().time
+        begin, ttft_s = now(), 0.0
+        stream = await self.client.completions.create(
+            model=model,
+            prompt=prompt,
+            max_tokens=max_tokens,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"ignore_eos": True},
+        )
+        usage = None
+        async for chunk in stream:
+            ttft_s = ttft_s or now() - begin
+            usage = chunk.usage or usage
+        assert usage is not None and usage.completion_tokens == max_tokens
+        details = usage.prompt_tokens_details
+        num_cached = details.cached_tokens if details and details.cached_tokens else 0
+        return Answer(ttft_s, usage.prompt_tokens, num_cached)
+
+    async def ask_many(
+        self, choose: Callable[[], tuple[str, list[int]]], count: int, concurrency: int
+    ) -> list[Answer]:
+        """So many at a time. They are drawn in one order, whatever order they end in."""
+        asked = [choose() for _ in range(count)]
+        left, answers = iter(asked), list[Answer]()
+
+        async def one_client() -> None:
+            for model, prompt in left:
+                answers.append(await self.ask(model, prompt, 8))
+
+        await asyncio.gather(*(one_client() for _ in range(concurrency)))
+        return answers

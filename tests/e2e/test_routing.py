@@ -1,0 +1,162 @@
+"""Four workers, two hundred adapters, one gateway: requests go where their adapters and prefixes
+are, and a hot adapter spreads."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import dataclass
+
+import pytest
+import pytest_asyncio
+
+from gateway.fleet import Fleet
+from gateway.routing import Work
+from tests.e2e.fleet import Answer, House, Served
+from tests.scale import scaled
+from workers.client import WorkerClient
+
+NUM_WORKERS = 4
+NUM_ADAPTERS = 200
+NUM_REQUESTS = scaled(300, 3000)
+SHARED_TOKENS = 320
+"""Of each adapter's prompts."""
+SPREAD_S = 10.0
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    """Each worker has room for an eighth of the adapters on the device, which prefixes do not take
+    though they are worth more, and for twice as many on the host."""
+    house = House(tmp_path_factory.mktemp("fleet"), NUM_ADAPTERS)
+    room = {
+        "max_loaded_adapters": 25,
+        "adapter_memory_min": 2 << 20,
+        "host_adapter_memory": 50 * 64 << 10,
+        "memory": 12 << 20,
+    }
+    async with house.served(NUM_WORKERS, **room) as served:
+        yield served
+
+
+@dataclass(frozen=True)
+class Rates:
+    adapters: float
+    """Requests that found their adapter on the device."""
+    prefixes: float
+    """Prompt tokens that were cached."""
+    p50: float
+    p99: float
+    """Of the time to the first token."""
+
+
+class Traffic:
+    """Zipf over some adapters, each with its own beginning of all prompts."""
+
+    def __init__(self, served: Served, adapters: Sequence[str], fleet: Fleet) -> None:
+        self._served = served
+        self._fleet = fleet
+        self._rng = random.Random(1)
+        self._adapters = adapters
+        self._popular = [1 / (rank + 1) for rank in range(len(adapters))]
+        self._beginnings = {a: self._tokens(SHARED_TOKENS) for a in adapters}
+        self._answers: list[Answer] = []
+        self._num_loads = 0
+
+    async def send(self, count: int, *, is_measured: bool) -> None:
+        self._served.gateway.fleet = self._fleet
+        before = self._served.num_adapter_loads
+        answers = await self._served.ask_many(self._draw, count, concurrency=8)
+        await told(self._served)
+        if is_measured:
+            self._answers += answers
+            self._num_loads += self._served.num_adapter_loads - before
+
+    @property
+    def rates(self) -> Rates:
+        answers = self._answers
+        times = sorted(answer.ttft_s for answer in answers)
+        return Rates(
+            1 - self._num_loads / len(answers),
+            sum(a.num_cached for a in answers) / sum(a.num_prompt for a in answers),
+            times[len(times) // 2],
+            times[int(0.99 * len(times))],
+        )
+
+    def _draw(self) -> tuple[str, list[int]]:
+        (adapter,) = self._rng.choices(self._adapters, self._popular)
+        return adapter, self._beginnings[adapter] + self._tokens(40)
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self._rng.randrange(256) for _ in range(count)]
+
+
+async def told(served: Served) -> None:
+    """All workers have sent another status."""
+    before = served.statuses
+    async with asyncio.timeout(60):
+        while any(status is old for status, old in zip(served.statuses, before, strict=True)):
+            await asyncio.sleep(0.05)
+
+
+class RoundRobin(Fleet):
+    """What the product does not offer."""
+
+    def __init__(self, clients: Sequence[WorkerClient]) -> None:
+        super().__init__(clients)
+        self._turns = itertools.count()
+
+    def choose(self, work: Work, excluded: Collection[WorkerClient] = ()) -> WorkerClient:
+        able = self.serving(work.model)
+        return able[next(self._turns) % len(able)]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_hot_adapter_spreads(served: Served) -> None:
+    """When it is nine tenths of the traffic, at least three of four workers have it within ten
+    seconds (here: ten times that)."""
+    rng = random.Random(2)
+    hot, *others = served.digests
+    assert served.holders(served.digests[hot]) == 0
+
+    def prompt() -> list[int]:
+        return [rng.randrange(256) for _ in range(200)]
+
+    def draw() -> tuple[str, list[int]]:
+        return (hot if rng.random() < 0.9 else rng.choice(others)), prompt()
+
+    async def flood() -> None:
+        while True:
+            await served.ask_many(draw, 48, concurrency=24)
+
+    traffic = asyncio.create_task(flood())
+    try:
+        async with asyncio.timeout(10 * SPREAD_S):
+            begin = asyncio.get_running_loop().time()
+            while served.holders(served.digests[hot]) < 3:
+                await asyncio.sleep(0.05)
+            print(f"\nspread after {asyncio.get_running_loop().time() - begin:.1f} s")
+    finally:
+        traffic.cancel()
+        await asyncio.wait([traffic])
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(scaled(300, 1800))
+@pytest.mark.asyncio(loop_scope="module")
+async def test_requests_go_where_their_adapters_and_prefixes_are(served: Served) -> None:
+    """Half of the adapters by turns, then the other half by prediction, so that it finds nothing
+    that was brought before. As many requests as are measured fill the caches."""
+    names, fleet = list(served.digests), served.gateway.fleet
+    by_turns = Traffic(served, names[::2], RoundRobin(fleet.clients))
+    ours = Traffic(served, names[1::2], fleet)
+    for traffic in (by_turns, ours):
+        await traffic.send(NUM_REQUESTS, is_measured=False)
+        await traffic.send(NUM_REQUESTS, is_measured=True)
+    served.gateway.fleet = fleet
+    print(f"\nround robin {by_turns.rates}\nours        {ours.rates}")
+    assert ours.rates.adapters > by_turns.rates.adapters
+    assert ours.rates.prefixes > by_turns.rates.prefixes + 0.05
