@@ -1,0 +1,177 @@
+"""`python -m benchmarks.fairness`: what scheduling costs, and what it is worth.
+
+Three parts: the scheduler's own time, on a simulated device; the whole product with a tiny model
+at 0.5 to 5 times its capacity; three ordinary tenants beside one that asks for ten times as much,
+with 50 adapters and giant prompts. `--small` only shows that everything works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import tempfile
+import time
+from itertools import combinations
+from pathlib import Path
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.machine import describe
+from tests.doubles import write_adapter
+from tests.e2e.shares import Beside, capacity, heavy_tenant, load, ordinary
+from tests.e2e.tiny import NAME, Tiny
+from tests.stack import running
+from tests.workers.counting import Market
+from tests.workers.simulation import StubPool
+from tests.workers.test_fairness import ask
+from workers.fairness import DECODE_COST
+from workers.overload import QueueBounds
+
+NUM_RUNNING, NUM_WAITING = 256, 1000
+
+console = Console()
+
+
+def scheduling_cost(*, is_blocked: bool) -> float:
+    """Milliseconds of a step's schedule: 256 sequences generate and 1,000 wait, for a row or for
+    adapters that do not come."""
+    rng = random.Random(0)
+    market = Market(
+        num_pages=60_000,
+        max_num_seqs=2 * NUM_RUNNING if is_blocked else NUM_RUNNING,
+        max_batched_tokens=2048,
+        pool=StubPool(num_slots=1, delay_steps=1 << 30),
+        bounds=QueueBounds(max_requests=1 << 20, max_wait_s=1e9),
+    )
+    market.rows.free_rows = list(range(2 * NUM_RUNNING))
+    for number in range(NUM_RUNNING):
+        market.offer(ask(rng, f"t{number}", 20, 2000))
+    for _ in range(10):
+        market.step()
+    for number in range(NUM_WAITING):
+        adapter = f"a{number % 500}" if is_blocked else None
+        market.offer(ask(rng, f"t{number % 200}", 100, 20, adapter=adapter))
+    seconds: list[float] = []
+    for _ in range(50):
+        begin = time.perf_counter()
+        schedule = market.scheduler.schedule(market.clock.now)
+        seconds.append(time.perf_counter() - begin)
+        market.runner.run(schedule)
+        market.scheduler.update(schedule)
+        for item in schedule.items:
+            item.sequence.append(0, market.clock.now)
+    return 1e3 * median(seconds)
+
+
+def service_gap(num_steps: int) -> tuple[float, float]:
+    """The largest gap seen between tenants that always have something waiting, one of them with
+    giant prompts, and its bound."""
+    rng = random.Random(1)
+    num_pages = 200
+    market = Market(
+        num_pages=num_pages,
+        max_num_seqs=16,
+        max_batched_tokens=128,
+        bounds=QueueBounds(max_wait_s=1e9),
+    )
+    tenants = ("heavy", "one", "two", "three")
+    extremes = {pair: [0.0, 0.0] for pair in combinations(tenants, 2)}
+    queued: dict[str, list[int]] = {tenant: [] for tenant in tenants}
+    for _ in range(num_steps):
+        for tenant in tenants:
+            queued[tenant] = [n for n in queued[tenant] if n not in market.counts.begun_s]
+            for _ in range(17 - len(queued[tenant])):
+                length = 1000 if tenant == "heavy" else rng.randrange(1, 60)
+                request = ask(rng, tenant, length, rng.randrange(1, 60))
+                market.offer(request)
+                queued[tenant].append(request.id)
+        market.step()
+        for (one, other), extreme in extremes.items():
+            gap = float(market.counts.served[one] - market.counts.served[other])
+            extreme[:] = min(extreme[0], gap), max(extreme[1], gap)
+    return max(high - low for low, high in extremes.values()), 2 * DECODE_COST * num_pages * 16
+
+
+async def overload(url: str, key: str, seconds: float) -> None:
+    per_s = await capacity(url, key, seconds)
+    table = Table(title=f"open loop, capacity {per_s:.1f} requests/s", title_justify="left")
+    for name in ("load", "served/s", "p99 TTFT ms", "refused", "p99 refusal ms", "all told when"):
+        table.add_column(name, justify="right")
+    for times in (0.5, 0.8, 1.0, 2.0, 5.0):
+        found = await load(url, key, times, per_s, seconds)
+        table.add_row(
+            f"{times:.1f}",
+            f"{found.served_per_s:.1f}",
+            f"{1e3 * found.p99_ttft_s:.0f}",
+            str(found.num_refused),
+            f"{1e3 * found.p99_refusal_s:.1f}",
+            str(found.all_told_when),
+        )
+    console.print(table)
+
+
+def shares(alone: list[Beside], beside: list[Beside]) -> Table:
+    table = Table(title="ordinary tenants beside a heavy one", title_justify="left")
+    for name in ("tenant", "asked", "served", "share", "p99 TTFT ms", "alone", "ratio"):
+        table.add_column(name, justify="right")
+    for before, after in zip(alone, beside, strict=True):
+        table.add_row(
+            after.who,
+            str(after.num_asked),
+            str(after.num_served),
+            f"{after.num_served / after.num_asked:.3f}",
+            f"{1e3 * after.p99_ttft_s:.0f}",
+            f"{1e3 * before.p99_ttft_s:.0f}",
+            f"{after.p99_ttft_s / before.p99_ttft_s:.2f}",
+        )
+    return table
+
+
+def run_overload(tiny: Tiny, seconds: float) -> None:
+    with running(tiny.stack(max_num_seqs=2, max_queue_wait=0.05, memory=64 << 20)) as stack:
+        asyncio.run(overload(stack.url, stack.create_tenant("acme"), seconds))
+
+
+def run_shares(tiny: Tiny, seconds: float, num_adapters: int) -> None:
+    settings = {"max_num_seqs": 32, "memory": 48 << 20, "max_loaded_adapters": 8}
+    with running(tiny.stack(**settings)) as stack:
+        keys = {who: stack.create_tenant(who) for who in ("one", "two", "three")}
+        heavy = stack.create_tenant("heavy")
+        models = [f"a{number}" for number in range(num_adapters)]
+        for seed, name in enumerate(models):
+            folder = write_adapter(tiny.shape, tiny.folder / name, rank=8, seed=seed)
+            stack.push(folder, name, "heavy", model=NAME)
+
+        async def measure() -> None:
+            per_s = await capacity(stack.url, keys["one"], seconds) / 8
+            alone = await ordinary(stack.url, keys, per_s, seconds)
+            heavy_ask = heavy_tenant(heavy, models)
+            console.print(shares(alone, await ordinary(stack.url, keys, per_s, seconds, heavy_ask)))
+
+        asyncio.run(measure())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--small", action="store_true")
+    is_small = parser.parse_args().small
+    seconds = 3.0 if is_small else 30.0
+    console.print(describe())
+    console.print(
+        f"schedule, 256 running, 1000 wait for rows: {scheduling_cost(is_blocked=False):.2f} ms"
+    )
+    console.print(
+        f"  ... for 500 adapters that do not come: {scheduling_cost(is_blocked=True):.2f} ms"
+    )
+    gap, bound = service_gap(2_000 if is_small else 50_000)
+    console.print(f"gap of service between backlogged tenants: {gap:.0f} tokens, bound {bound:.0f}")
+    with tempfile.TemporaryDirectory() as folder:
+        run_overload(Tiny(Path(folder) / "overload"), seconds)
+        run_shares(Tiny(Path(folder) / "shares"), seconds, 6 if is_small else 50)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""What the whole product does with more than it can do: goodput and refusals of an open loop, and
+ordinary tenants beside one that asks for ten times as much."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+from tests.e2e.open_loop import Ask, Outcome, open_loop, p99, send, send_until_served
+from tests.e2e.tiny import NAME
+
+VOCAB = 256
+NUM_PROMPT, NUM_OUTPUT = 32, 48
+GIANT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What came of an open loop at so many times the capacity."""
+
+    times: float
+    served_per_s: float
+    p99_ttft_s: float
+    num_refused: int
+    p50_refusal_s: float
+    p99_refusal_s: float
+    all_told_when: bool
+    all_whole: bool
+
+
+def make(rng: random.Random, who: str, key: str) -> Callable[[], Ask]:
+    """An ordinary request; no two prompts are alike."""
+
+    def ask() -> Ask:
+        prompt = [rng.randrange(VOCAB) for _ in range(NUM_PROMPT)]
+        return Ask(who, key, NAME, prompt, NUM_OUTPUT)
+
+    return ask
+
+
+async def capacity(url: str, key: str, seconds: float) -> float:
+    """Requests a second of a closed loop that always has some waiting."""
+    rng = random.Random(0)
+    ask = make(rng, "warm", key)
+    loop = asyncio.get_running_loop()
+    counts: list[float] = []
+    end = loop.time() + seconds + 1.0
+
+    async def client() -> None:
+        while loop.time() < end:
+            outcome = await send(url, ask())
+            if outcome.status == 200:
+                counts.append(loop.time())
+            else:
+                await asyncio.sleep(0.05)
+
+    await asyncio.gather(*(client() for _ in range(12)))
+    return sum(end - seconds <= at < end for at in counts) / seconds
+
+
+async def load(url: str, key: str, times: float, per_s: float, seconds: float) -> Load:
+    rng = random.Random(int(times * 10))
+    outcomes = await open_loop(url, [(times * per_s, make(rng, "t", key))], seconds, seed=1)
+    served = [o for o in outcomes if o.status == 200]
+    refused = [o for o in outcomes if o.status != 200]
+    begin = min(o.sent_s for o in outcomes)
+    in_time = [o for o in served if o.end_s <= begin + seconds]
+    return Load(
+        times,
+        len(in_time) / seconds,
+        p99([o.ttft_s for o in served]),
+        len(refused),
+        median(o.seconds for o in refused) if refused else 0.0,
+        p99([o.seconds for o in refused]) if refused else 0.0,
+        all(o.status in (429, 503) and int(o.headers["retry-after"]) >= 1 for o in refused),
+        all(o.is_whole and o.num_tokens > 0 for o in served),
+    )
+
+
+async def obedient(url: str, key: str, count: int) -> list[list[Outcome]]:
+    """So many clients at once, each of which comes again when it is told to."""
+    ask = make(random.Random(3), "t", key)
+    return await asyncio.gather(*(send_until_served(url, ask()) for _ in range(count)))
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """An ordinary tenant: its answers in time, of those asked for, and its slow first tokens."""
+
+    who: str
+    num_asked: int
+    num_served: int
+    p99_ttft_s: float
+
+
+async def ordinary(
+    url: str,
+    keys: dict[str, str],
+    per_s: float,
+    seconds: float,
+    heavy: Callable[[], Ask] | None = None,
+) -> list[Beside]:
+    """Each of the tenants asks `per_s` times a second, and a heavy one, if any, ten times as
+    often."""
+    streams = [(per_s, make(random.Random(who), who, key)) for who, key in keys.items()]
+    if heavy is not None:
+        streams.append((10 * per_s, heavy))
+    outcomes = await open_loop(url, streams, seconds, seed=2)
+    found: list[Beside] = []
+    for who in keys:
+        own = [o for o in outcomes if o.who == who]
+        served = [o for o in own if o.status == 200 and o.is_whole]
+        found.append(Beside(who, len(own), len(served), p99([o.ttft_s for o in served])))
+    return found
+
+
+def heavy_tenant(key: str, models: list[str]) -> Callable[[], Ask]:
+    """Every fourth prompt is a giant; the adapters change from one request to the next."""
+    rng = random.Random(9)
+
+    def ask() -> Ask:
+        length = GIANT if rng.random() < 0.25 else NUM_PROMPT
+        prompt = [rng.randrange(VOCAB) for _ in range(length)]
+        return Ask("heavy", key, rng.choice(models), prompt, NUM_OUTPUT)
+
+    return ask
