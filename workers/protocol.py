@@ -269,7 +269,7 @@ class ModelStatus(msgspec.Struct, frozen=True):
     tier: str = "device"
     """device | loading | draining (leaves the device when what runs has ended) | host | cold"""
     num_bytes: int = 0
-    """Of its weights on the device, now or when it was there last."""
+    """Of its weights on the device, now or when it was there last; before that as planned."""
     num_swaps: int = 0
     """How often it came to the device."""
     idle_s: float = 0.0

@@ -35,9 +35,9 @@ class Hosted:
     target: Target
     state: ModelState
     make_runner: Callable[[Decoder], ModelRunner]
+    num_bytes: int
+    """Of its weights: as planned, then as loaded."""
     load: Load | None = None
-    num_bytes: int = 0
-    """Of its weights, as loaded last."""
     error: str = ""
     """Of its last load."""
 
@@ -173,7 +173,7 @@ class Swapper:
             tier=state.tier,
             num_bytes=hosted.num_bytes,
             num_swaps=state.num_swaps,
-            idle_s=self._clock() - state.used_s,
+            idle_s=0.0 if state.has_work else self._clock() - state.used_s,
             load_s=state.load_s,
             error=hosted.error,
         )

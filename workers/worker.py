@@ -198,7 +198,7 @@ class Worker:
         examiner = Examiner(self.store, plan.folder, plan.spec, plan.shape, pool.layout)
         target = self.targets[digest] = Target(engine, pool, examiner)
         state = self._residency.add(digest, num_extents, weight_bytes / LOAD_BYTES_PER_S)
-        return Hosted(plan, target, state, make_runner)
+        return Hosted(plan, target, state, make_runner, weight_bytes)
 
 
 def warm_up(engine: Engine) -> None:
