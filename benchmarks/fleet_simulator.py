@@ -139,7 +139,7 @@ class Worker:
 
     def tell(self) -> None:
         """Once a second, for ever."""
-        self.report(self.number, self._status())
+        self.report(self.number, self.status())
         self.clock.at(self.clock.now + STATUS_PERIOD_S, self.tell)
 
     def _advance(self) -> None:
@@ -285,7 +285,7 @@ class Worker:
             return "loading"
         return "device" if model in self._models else "host"
 
-    def _status(self) -> WorkerStatus:
+    def status(self) -> WorkerStatus:
         num_tokens, seconds = self._prefilled
         waiting = sum(r.num_tokens - self._find(r) for r in self.waiting)
         of_model = Counter(request.model for request in self.waiting)

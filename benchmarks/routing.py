@@ -219,6 +219,7 @@ def simulate(
             speed=1 / 3 if slow else 1.0,
         )
         workers.append(Worker(clock, machine, number, fleet.holders, fleet.report))
+        fleet.report(number, workers[-1].status())
         clock.at(rng.random(), workers[-1].tell)
     requests = draw(workload, num_workers, num_requests, seed)
 
