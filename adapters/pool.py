@@ -152,12 +152,13 @@ class AdapterPool:
         entry.asked_at_poll = -2
         self._drop_load(entry)
 
-    def acquire(self, ref: AdapterRef) -> AdapterLease | None:
+    def acquire(self, ref: AdapterRef, tenant: Tenant = NOBODY) -> AdapterLease | None:
         """A lease, or None: not on the device yet, ask again in the next step.
 
         Raises AdapterUnavailable when it could not be loaded; after a while a call tries again.
         """
         entry = self._entry(ref)
+        self._charge(entry, tenant)
         if entry.is_proved and ref.checksum not in ("", entry.proved):
             message = f"the image of {ref.digest} is {entry.checksum}, not {ref.checksum}"
             raise AdapterUnavailable("adapter.image.mismatch", message)

@@ -349,7 +349,7 @@ class Scheduler:
         if not is_here and (len(self._asked) >= MAX_ASKED or not self._turns.may_load(ref.digest)):
             return False
         try:
-            sequence.lease = self._pool.acquire(ref)
+            sequence.lease = self._pool.acquire(ref, sequence.block_table.tenant)
         except AdapterUnavailable as error:
             self._fail(sequence, schedule, ErrorCode.ADAPTER_UNAVAILABLE, str(error))
             return False

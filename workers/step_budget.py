@@ -21,7 +21,7 @@ class StepBudget:
         """Rows left for a prompt that has `context` tokens computed; at least one while `num_rows`
         is."""
         within = self._step_time.rows_within(self._seconds, context)
-        return int(min(self.num_rows, max(within, self._floor)))
+        return int(min(self.num_rows, max(within, self._floor, 1)))
 
     def take(self, num_rows: int, context: int) -> None:
         """When time or rows are used up, `num_rows` is 0."""

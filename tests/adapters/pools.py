@@ -80,12 +80,16 @@ class House:
         self.refs = [self.add(rank, seed) for seed, rank in enumerate(ranks)]
         self.ops = ReferenceOps()
         floor, ceiling = adapter_units or (0, num_units)
+        self.now = 0.0
         self.map = Arena(
-            num_units * UNIT_BYTES, UNIT_BYTES, floor * UNIT_BYTES, ceiling * UNIT_BYTES
+            num_units * UNIT_BYTES,
+            UNIT_BYTES,
+            floor * UNIT_BYTES,
+            ceiling * UNIT_BYTES,
+            clock=lambda: self.now,
         )
         self.arena = torch.full((num_units * UNIT_BYTES,), 255, dtype=torch.uint8)
         self.runs = AdapterRuns(self.map)
-        self.now = 0.0
         self.broker = MemoryBroker(self.map, self.runs)
         self.kv = KVCache(
             self.map, "kv", UNIT_BYTES // 4, broker=self.broker, clock=lambda: self.now

@@ -64,7 +64,7 @@ class StubPool:
 
     expect = prefetch
 
-    def acquire(self, ref: AdapterRef) -> StubLease | None:
+    def acquire(self, ref: AdapterRef, tenant: Tenant = NOBODY) -> StubLease | None:
         if ref.digest in self.broken:
             raise AdapterUnavailable("adapter.test", "it is broken")
         if ref.digest not in self.slots:
