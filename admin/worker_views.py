@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from admin.workers import State, Worker, WorkerAdapter, WorkerModel, WorkerStatus
+from admin.workers import State, Worker, WorkerAdapter, WorkerModel, WorkerStatus, WorkerTenant
 
 NOTHING = WorkerStatus()
 
@@ -43,6 +43,8 @@ class WorkerDetails(WorkerView, frozen=True, kw_only=True):
     arena_bytes: int
     extents: str
     """One character an extent of the arena: '.' free, 'k' KV pages, 'a' adapters, 'w' weights."""
+    tenants: list[WorkerTenant]
+    """Whose KV pages and adapters lie in the arena; those that hold most, the most first."""
     step: int
     settings: dict[str, str]
 
@@ -59,6 +61,7 @@ class WorkerDetails(WorkerView, frozen=True, kw_only=True):
             adapters=by_tier,
             arena_bytes=status.arena_bytes,
             extents=status.extents,
+            tenants=status.tenants,
             step=status.step,
             settings=status.settings,
         )

@@ -83,6 +83,14 @@ class WorkerAdapter(msgspec.Struct, frozen=True):
     message: str = ""
 
 
+class WorkerTenant(msgspec.Struct, frozen=True):
+    """Bytes of the device that are charged to a tenant; an empty id: to none."""
+
+    tenant: str
+    kv_bytes: int
+    adapter_bytes: int
+
+
 class WorkerStatus(msgspec.Struct, frozen=True):
     """What the worker says of itself, as far as it is shown."""
 
@@ -94,6 +102,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     settings: dict[str, str] = {}
     step: int = 0
     tokens_per_s: float = 0.0
+    tenants: list[WorkerTenant] = []
 
 
 class Worker(msgspec.Struct, frozen=True):

@@ -288,6 +288,17 @@ class ModelStatus(msgspec.Struct, frozen=True):
     """Mean length of a step without prefill, of late; 0: not yet."""
 
 
+class TenantStatus(msgspec.Struct, frozen=True):
+    """What is charged to a tenant on the device."""
+
+    tenant: str
+    """Its id; empty: what no tenant asked for."""
+    kv_bytes: int
+    """Pages that it computed, in use or kept."""
+    adapter_bytes: int
+    """Adapters that it was the last to ask for."""
+
+
 class WorkerStatus(msgspec.Struct, frozen=True, tag="status"):
     """What is, sent every second and after a drain."""
 
@@ -303,6 +314,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, tag="status"):
     tokens_per_s: float
     generation: int = 0
     """Of the last `Desired` that was applied."""
+    tenants: list[TenantStatus] = []
+    """Those that hold most of the device's memory."""
 
 
 class CachedPages(msgspec.Struct, frozen=True, tag="cached"):

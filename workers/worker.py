@@ -7,6 +7,8 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
+from heapq import nlargest
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -31,7 +33,7 @@ from workers.models.decoder import Decoder
 from workers.models.plan import ModelPlan
 from workers.overload import QueueBounds
 from workers.probe import Prober, Target
-from workers.protocol import Generate, ModelInfo, SamplingParams, WorkerStatus
+from workers.protocol import Generate, ModelInfo, SamplingParams, TenantStatus, WorkerStatus
 from workers.residency import Residency
 from workers.scheduler import Scheduler
 from workers.server import Delivery
@@ -47,6 +49,8 @@ Progress = Callable[[str, int, int], None]
 PAGES_PER_EXTENT = 8
 DEFAULT_PAGE_BYTES = 1 << 20
 """Where no model is known yet: extents then have room for those of large ones."""
+MAX_TENANTS = 100
+"""In a status."""
 MAX_EXTENTS = 1024
 """More of them only make every trade of memory slower."""
 
@@ -112,6 +116,7 @@ class Worker:
     def status(self, draining: bool, generation: int) -> WorkerStatus:
         """What is, now. On the engine's thread only."""
         engines = self.engines.values()
+        held, adapters = self.arena.ledger.held, self.runs.held_bytes()
         return WorkerStatus(
             instance_id=self.instance_id,
             draining=draining,
@@ -123,6 +128,10 @@ class Worker:
             step=self.ring.num_steps,
             tokens_per_s=_tokens_per_s(self.ring),
             generation=generation,
+            tenants=[
+                TenantStatus(tenant, num_bytes - adapters[tenant], adapters[tenant])
+                for tenant, num_bytes in nlargest(MAX_TENANTS, held.items(), key=itemgetter(1))
+            ],
         )
 
     def _read_plan(self, digest: str) -> ModelPlan:

@@ -19,6 +19,7 @@ MODELS = (
 )
 ADAPTERS = ("digest", "tier", "num_bytes", "leases", "pinned", "error")
 MEMORY = ("arena_bytes", "extents")
+TENANTS = ("tenant", "kv_bytes", "adapter_bytes")
 SETTINGS = ("setting", "value")
 LOOK_INTERVAL_S = 0.5
 
@@ -52,7 +53,7 @@ def show_worker(worker: str, as_json: bool) -> None:
     ]
     for rows, columns in (
         *((found["models"], MODELS), (adapters, ADAPTERS), ([found], MEMORY)),
-        (settings, SETTINGS),
+        *((found["tenants"], TENANTS), (settings, SETTINGS)),
     ):
         click.echo()
         show(rows, columns, as_json)

@@ -26,6 +26,7 @@ STATUS: dict[str, Any] = {
     "adapters": ADAPTERS,
     "arena_bytes": 64,
     "extents": "kw.a",
+    "tenants": [{"tenant": "ten_1", "kv_bytes": 32, "adapter_bytes": 16}],
     "settings": {"memory": "64"},
     "step": 12,
     "tokens_per_s": 3.5,
@@ -53,7 +54,7 @@ async def test_a_worker_is_shown_as_it_says(plane: Plane):
     tiers = {tier: [a["digest"][0] for a in held] for tier, held in shown["adapters"].items()}
     assert tiers == {"device": ["1"], "host": ["2", "3"]}
     assert shown["adapters"]["device"][0]["leases"] == 2
-    names = ("arena_bytes", "extents", "settings", "step", "tokens_per_s")
+    names = ("arena_bytes", "extents", "tenants", "settings", "step", "tokens_per_s")
     assert {name: shown[name] for name in names} == {name: STATUS[name] for name in names}
     (brief,) = (await listed(plane)).values()
     assert brief.items() <= shown.items()
