@@ -83,9 +83,9 @@ class Traffic:
         self.num_cancelled += 1
 
     def hint_at_random(self, refs: list[AdapterRef]) -> None:
-        """As gateways do when they have authenticated a request, and when it arrives."""
+        """As gateways do when they have authenticated a request."""
         with self.memory:
-            self.rng.choice([self.engine.prefetch, self.engine.expect])(self.rng.choice(refs))
+            self.engine.prefetch(self.rng.choice(refs))
 
     def step(self) -> None:
         """Each answer is whole and the one that its adapter always gives."""

@@ -15,10 +15,10 @@ async def dump(database: Database, *, but: tuple[str, ...] = ()) -> dict[str, li
             " WHERE relkind IN ('r', 'p') AND nspname = 'public'"
             " AND has_table_privilege(c.oid, 'SELECT')"
         )
+        assert len(tables) > 15
         found: dict[str, list[str]] = {}
         for name in sorted(row["name"] for row in tables):
             if name not in but:
                 rows = await connection.fetch(f"SELECT t::text AS text FROM {name} t")
                 found[name] = sorted(row["text"] for row in rows)
-    assert len(found) > 15
     return found

@@ -123,6 +123,8 @@ def test_before_its_first_token_a_request_is_sent_again(
     with caplog.at_level(logging.INFO, "gateway"):
         trio.stop_worker(lost)
         found = answer.result()
+        # The line is written when all has been sent.
+        trio.wait_for(lambda: "answered" in caplog.messages)
     assert found.status_code == 200 and trio.num_sent == [0, 1, 1]
     text = found.text if stream else found.json()["choices"][0]["text"]
     assert text.endswith("data: [DONE]\n\n") if stream else text == "here"
