@@ -21,8 +21,12 @@ def answers_ok(address: str, path: str) -> bool:
 def _open(address: str) -> socket.socket:
     if address.startswith("unix:"):
         connection = socket.socket(socket.AF_UNIX)
-        connection.settimeout(TIMEOUT_S)
-        connection.connect(address.removeprefix("unix:"))
+        try:
+            connection.settimeout(TIMEOUT_S)
+            connection.connect(address.removeprefix("unix:"))
+        except OSError:
+            connection.close()
+            raise
         return connection
     host, _, port = address.rpartition(":")
     return socket.create_connection((host.strip("[]"), int(port)), TIMEOUT_S)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -22,14 +21,27 @@ from tests.doubles import write_adapter
 from tests.e2e.tiny import NAME, Tiny
 from tests.gateway.live import eventually
 from tests.gateway.service import PEPPER, THEN, FedSource, Keys
+from tests.server_process import ServerProcess
 from tests.serving import serving
 from tests.workers.driver import store_adapter
 from workers.client import WorkerClient
 from workers.config import WorkerConfig
 from workers.protocol import WorkerStatus
 
-START_TIMEOUT_S = 180.0
 MAX_MODEL_LEN = 512
+
+
+class WorkerProcess(ServerProcess):
+    def __init__(self, name: str, config: WorkerConfig, folder: Path) -> None:
+        """folder: of its config and log."""
+        self.name = name
+        self.address = config.listen
+        config.write(folder / "worker.json")
+        super().__init__(
+            (sys.executable, "-m", "workers", str(folder / "worker.json"), name),
+            health=config.health,
+            log=folder / "log",
+        )
 
 
 class House:
@@ -50,10 +62,10 @@ class House:
     async def served(self, num_workers: int, **settings: Any) -> AsyncIterator[Served]:
         """settings: of the workers."""
         async with AsyncExitStack() as stack:
-            addresses = [
-                await stack.enter_async_context(self._worker(number, settings))
-                for number in range(num_workers)
-            ]
+            workers = [self.worker(f"worker-{i}", **settings) for i in range(num_workers)]
+            for worker in workers:
+                stack.push_async_callback(worker.kill)
+            await asyncio.gather(*(worker.start() for worker in workers))
             keys = Keys()
             app = create_app(
                 GatewayConfig(
@@ -62,20 +74,19 @@ class House:
                     spool=self.folder / "spool",
                 ),
                 source=FedSource(self._catalog(keys)),
-                clients=[WorkerClient(address) for address in addresses],
+                clients=[WorkerClient(worker.address) for worker in workers],
             )
             url = await stack.enter_async_context(serving(app))
             client = AsyncOpenAI(base_url=f"{url}/v1", api_key=keys.acme, max_retries=0)
             await stack.enter_async_context(client)
             served = Served(app.state.gateway, client, self.digests)
-            await eventually(lambda: len(served.statuses) == num_workers, START_TIMEOUT_S)
+            await eventually(lambda: len(served.statuses) == num_workers)
             yield served
 
-    @asynccontextmanager
-    async def _worker(self, number: int, settings: dict[str, Any]) -> AsyncIterator[str]:
-        """Its address; it need not listen there yet."""
-        folder = self.folder / f"worker-{number}"
-        folder.mkdir(exist_ok=True)
+    def worker(self, name: str, **settings: Any) -> WorkerProcess:
+        """Of the tiny model, with one kernel thread; not started yet."""
+        folder = self.folder / name
+        folder.mkdir()
         config = WorkerConfig(
             models={NAME: self.tiny.shape.digest},
             store=str(self.folder / "store"),
@@ -86,14 +97,7 @@ class House:
             threads=1,
             **{"memory": 8 << 20, "max_num_seqs": 8, **settings},
         )
-        config.write(folder / "worker.json")
-        with (folder / "log").open("wb") as log:
-            command = (sys.executable, "-m", "workers", str(folder / "worker.json"))
-            process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
-        try:
-            yield config.listen
-        finally:
-            await _end(process)
+        return WorkerProcess(name, config, folder)
 
     def _catalog(self, keys: Keys) -> CatalogSnapshot:
         tiny = BaseModel(NAME, self.tiny.shape.digest, self.tiny.shape, MAX_MODEL_LEN, THEN)
@@ -108,12 +112,6 @@ class House:
             ),
             aliases=tuple(Alias("ten_acme", name, "prod", 1) for name in self.digests),
         )
-
-
-async def _end(process: Process) -> None:
-    if process.returncode is None:
-        process.kill()
-    await process.wait()
 
 
 @dataclass(frozen=True)

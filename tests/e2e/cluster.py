@@ -1,0 +1,252 @@
+"""The product as a fleet: workers and gateways in processes of their own on one Postgres, each of
+which a test may end, hold up, kill and start again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from openai import AsyncOpenAI
+
+from adapters.validator import AdapterFiles, validate
+from admin import keys, models, tenants, versions
+from admin.database import EVERYTHING, Database
+from admin.records import TENANT_SCOPES
+from admin.versions import NewVersion
+from tests.e2e.fleet import MAX_MODEL_LEN, House, WorkerProcess
+from tests.e2e.tiny import NAME
+from tests.gateway.live import eventually
+from tests.gateway.service import PEPPER
+from tests.postgres import fresh_database
+from tests.server_process import START_TIMEOUT_S, ServerProcess
+from tests.stack import free_port
+
+TENANTS = ("acme", "globex")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request whose answer is the same whoever answers it."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    model: str = NAME
+    tenant: str = TENANTS[0]
+    temperature: float = 0.0
+    seed: int = 0
+
+    @classmethod
+    def draw(
+        cls, rng: random.Random, models: Sequence[str], num_prompt: int, max_tokens: int
+    ) -> Asked:
+        """Greedy or sampled, with one of the models, of one of the tenants."""
+        return cls(
+            prompt=tuple(rng.randrange(256) for _ in range(num_prompt)),
+            max_tokens=max_tokens,
+            model=rng.choice(models),
+            tenant=rng.choice(TENANTS),
+            temperature=rng.choice([0.0, 1.0]),
+            seed=rng.randrange(1 << 31),
+        )
+
+
+@dataclass
+class Answer:
+    """What a client was told."""
+
+    worker: str
+    """The first that got it."""
+    request_id: str
+    tokens: list[int] = field(default_factory=list[int])
+    text: str = ""
+    finish_reason: str | None = None
+    """None: nobody said that it was the end."""
+
+    def says(self, other: Answer) -> bool:
+        """The same, to the same end."""
+        mine, theirs = ((a.tokens, a.text, a.finish_reason) for a in (self, other))
+        return mine == theirs
+
+
+class ProductGateway(ServerProcess):
+    """`loraplex gateway`; it keeps its port."""
+
+    def __init__(
+        self, name: str, folder: Path, house: House, dsn: str, workers: Sequence[str]
+    ) -> None:
+        """folder: of its log and data. workers: addresses."""
+        port = free_port()
+        self.name = name
+        self.url = f"http://127.0.0.1:{port}"
+        folder.mkdir()
+        environment = {
+            "LORAPLEX_DATA_DIR": str(folder / "data"),
+            "LORAPLEX_STORE": str(house.folder / "store"),
+            "LORAPLEX_PORT": str(port),
+            "LORAPLEX_DATABASE_URL": dsn,
+            "LORAPLEX_KEY_PEPPER": PEPPER.decode(),
+            "LORAPLEX_WORKERS": ",".join(workers),
+        }
+        super().__init__(
+            (sys.executable, "-m", "loraplex", "gateway"),
+            health=f"127.0.0.1:{port}",
+            environment=os.environ | environment,
+            log=folder / "log",
+        )
+
+    @property
+    def num_moves(self) -> int:
+        """Sequences that it sent to another worker than before, by its log."""
+        return self.log.read_text().count(" goes on at worker ") if self.log else 0
+
+
+class Cluster:
+    """The base model `tiny`, and adapters a000, a001, ... of both tenants."""
+
+    def __init__(self, house: House, dsn: str, database: Database) -> None:
+        self.house = house
+        self.dsn = dsn
+        self.database = database
+        self.workers: dict[str, WorkerProcess] = {}
+        self.gateways: dict[str, ProductGateway] = {}
+        self.keys: dict[str, str] = {}
+        """By tenant."""
+        self._clients: dict[tuple[str, str], AsyncOpenAI] = {}
+
+    @property
+    def processes(self) -> dict[str, ServerProcess]:
+        return {**self.workers, **self.gateways}
+
+    def add_worker(self, name: str, **settings: Any) -> WorkerProcess:
+        """Not started yet."""
+        self.workers[name] = self.house.worker(name, **settings)
+        return self.workers[name]
+
+    def add_gateway(self, name: str, workers: Sequence[str]) -> ProductGateway:
+        """Not started yet. workers: the addresses where it finds them."""
+        folder = self.house.folder / name
+        self.gateways[name] = ProductGateway(name, folder, self.house, self.dsn, workers)
+        return self.gateways[name]
+
+    def client(self, gateway: str, tenant: str = TENANTS[0]) -> AsyncOpenAI:
+        """It tries once."""
+        key = (gateway, tenant)
+        if key not in self._clients:
+            self._clients[key] = AsyncOpenAI(
+                base_url=f"{self.gateways[gateway].url}/v1",
+                api_key=self.keys[tenant],
+                max_retries=0,
+                timeout=120,
+            )
+        return self._clients[key]
+
+    async def ask(
+        self,
+        gateway: str,
+        asked: Asked,
+        *,
+        salt: str = "",
+        on_token: Callable[[Answer], None] = lambda answer: None,
+    ) -> Answer:
+        """Streams; `on_token` is called with what has come so far. salt: nothing is cached that was
+        not asked with the same. Raises openai.APIError."""
+        return await stream(self.client(gateway, asked.tenant), asked, salt, on_token)
+
+    async def prepare(self) -> None:
+        """What its gateways find in the database; the adapters are not proved yet."""
+        house, shape = self.house, self.house.tiny.shape
+        async with self.database.transaction() as connection:
+            await models.register_model(connection, NAME, shape, MAX_MODEL_LEN)
+            for name in TENANTS:
+                tenant = await tenants.create_tenant(connection, name)
+                scopes = TENANT_SCOPES
+                _, self.keys[name] = await keys.create_key(connection, PEPPER, tenant.id, scopes)
+                for adapter in house.digests:
+                    files = AdapterFiles.in_folder(house.folder / "adapters" / adapter)
+                    new = NewVersion(
+                        tenant_id=tenant.id,
+                        name=adapter,
+                        base_name=NAME,
+                        manifest=validate(files, shape),
+                        alias="prod",
+                    )
+                    await versions.add_version(connection, new)
+
+    async def serves_adapters(self) -> bool:
+        """Every gateway that runs."""
+        for gateway in self.gateways.values():
+            if gateway.is_running:
+                for tenant in TENANTS:
+                    listed = await self.client(gateway.name, tenant).models.list()
+                    if not self.house.digests.keys() <= {model.id for model in listed.data}:
+                        return False
+        return True
+
+    async def close(self) -> None:
+        for client in self._clients.values():
+            await client.close()
+        for process in self.processes.values():
+            await process.kill()
+
+
+async def stream(
+    client: AsyncOpenAI,
+    asked: Asked,
+    salt: str = "",
+    on_token: Callable[[Answer], None] = lambda answer: None,
+) -> Answer:
+    chunks = await client.completions.create(
+        model=asked.model,
+        prompt=list(asked.prompt),
+        max_tokens=asked.max_tokens,
+        temperature=asked.temperature,
+        seed=asked.seed,
+        stream=True,
+        extra_body={"ignore_eos": True, "return_token_ids": True, "cache_salt": salt or None},
+    )
+    headers = chunks.response.headers
+    answer = Answer(headers["loraplex-worker"], headers["x-request-id"])
+    async for chunk in chunks:
+        for choice in chunk.choices:
+            answer.tokens += (choice.model_extra or {}).get("token_ids") or []
+            answer.text += choice.text
+            answer.finish_reason = choice.finish_reason or answer.finish_reason
+        on_token(answer)
+    return answer
+
+
+@asynccontextmanager
+async def running_cluster(
+    folder: Path,
+    *,
+    num_workers: int,
+    num_gateways: int,
+    num_adapters: int = 2,
+    reached_at: Callable[[str], str] = str,
+    **settings: Any,
+) -> AsyncIterator[Cluster]:
+    """worker-0, worker-1, ... and gateway-0, ..., all ready, each gateway with all workers and the
+    adapters served. reached_at: where gateways are to find a worker that listens at an address.
+    settings: of the workers."""
+    async with AsyncExitStack() as stack:
+        dsn = stack.enter_context(fresh_database())
+        database = await Database.connect(dsn, sees=EVERYTHING)
+        stack.push_async_callback(database.close)
+        cluster = Cluster(House(folder, num_adapters), dsn, database)
+        stack.push_async_callback(cluster.close)
+        await cluster.prepare()
+        for number in range(num_workers):
+            cluster.add_worker(f"worker-{number}", **settings)
+        addresses = [reached_at(worker.address) for worker in cluster.workers.values()]
+        for number in range(num_gateways):
+            cluster.add_gateway(f"gateway-{number}", addresses)
+        await asyncio.gather(*(process.start() for process in cluster.processes.values()))
+        await eventually(cluster.serves_adapters, START_TIMEOUT_S)
+        yield cluster

@@ -1,0 +1,90 @@
+"""A process of the product as operators have it: started, ended, held up, killed, started again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from asyncio.subprocess import Process
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from loraplex.death import die_with_parent
+from loraplex.probe import answers_ok
+from tests.stack import ROOT
+
+START_TIMEOUT_S = 180.0
+
+
+class ServerProcess:
+    """One command, and at most one process of it at a time. What it does not say of `log` goes to
+    ours."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        health: str,
+        environment: Mapping[str, str] | None = None,
+        log: Path | None = None,
+    ) -> None:
+        """health: HOST:PORT or `unix:PATH` of its /readyz. log: each start adds to it."""
+        self.health = health
+        self.log = log
+        self._command = command
+        self._environment = environment
+        self._process: Process | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Held up or not."""
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self) -> None:
+        """Returns when it is ready."""
+        assert not self.is_running
+        with ExitStack() as stack:
+            log = stack.enter_context(self.log.open("ab")) if self.log else None
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                cwd=ROOT,
+                env=self._environment,
+                stdout=log,
+                stderr=log,
+                preexec_fn=die_with_parent(signal.SIGKILL),
+            )
+        async with asyncio.timeout(START_TIMEOUT_S):
+            while not await asyncio.to_thread(answers_ok, self.health, "/readyz"):
+                assert self.is_running, self.log and self.log.read_text()[-4000:]
+                await asyncio.sleep(0.05)
+
+    async def kill(self) -> None:
+        """At once, also if a test has failed; nothing if it does not run."""
+        if self.is_running:
+            self.send(signal.SIGKILL)
+            await self.wait()
+
+    async def end(self) -> int:
+        """Its exit status, after the SIGTERM of a service manager."""
+        self.send(signal.SIGTERM)
+        return await self.wait()
+
+    def pause(self) -> None:
+        """It lives and does nothing, until `resume`."""
+        self.send(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.send(signal.SIGCONT)
+
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    async def wait(self) -> int:
+        assert self._process is not None
+        return await self._process.wait()
