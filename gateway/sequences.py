@@ -107,17 +107,20 @@ def _prefix(call: Call, prompt: Prompt, version: ServedVersion | None) -> Prefix
 
 
 def plan(
-    call: Call, reservation: Reservation, worker: WorkerClient, failover: Failover
+    call: Call,
+    reservation: Reservation,
+    worker: WorkerClient,
+    adapter_layout: str,
+    failover: Failover,
 ) -> Generation:
-    """`worker` must have the base model."""
-    layout = worker.models[call.target.base.digest].adapter_layout
+    """`adapter_layout` is the worker's. It has the base model, or had it and is lost by now."""
     requests: list[Generate] = []
     choices: list[Choice] = []
     for prompt, max_tokens in zip(call.prompts, reservation.max_tokens, strict=True):
         params = sampling_params(
             call.asked, call.target.serving.defaults, call.tokenizer.defaults, max_tokens
         )
-        request = _generate(call, prompt, layout, params)
+        request = _generate(call, prompt, adapter_layout, params)
         for number in range(call.asked.n or 1):
             numbered = msgspec.structs.replace(params, choice=number)
             requests.append(msgspec.structs.replace(request, params=numbered))

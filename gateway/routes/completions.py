@@ -32,6 +32,7 @@ from gateway.sequences import (
 from gateway.streaming import GenerationResponse, Headers, StreamResponse, WholeResponse
 from gateway.tokenizer import ModelTokenizer
 from workers.client import WorkerClient
+from workers.protocol import ModelInfo
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +107,8 @@ async def prepare(
 
 class Admitted(NamedTuple):
     worker: WorkerClient
+    model: ModelInfo
+    """The base model, as the worker had it when it was chosen."""
     reservation: Reservation
 
 
@@ -117,6 +120,7 @@ async def admitted(
     its response."""
     gateway, asked, target = request.gateway, call.asked, call.target
     worker = gateway.fleet.choose(work_of(call))
+    model = worker.models[target.base.digest]
     reservation = await gateway.admission.reserve(
         gateway.catalog.current,
         call.caller,
@@ -125,12 +129,10 @@ async def admitted(
         asked_tokens=asked.asked_tokens,
         default_tokens=target.serving.defaults.max_tokens or default_tokens,
         num_choices=asked.n or 1,
-        max_model_len=min(
-            target.base.max_model_len, worker.models[target.base.digest].max_model_len
-        ),
+        max_model_len=min(target.base.max_model_len, model.max_model_len),
     )
     try:
-        yield Admitted(worker, reservation)
+        yield Admitted(worker, model, reservation)
     except BaseException:
         gateway.admission.settle(reservation, Usage())
         raise
@@ -146,7 +148,7 @@ def respond(
 ) -> GenerationResponse:
     """Hands over to the response, which submits, streams and settles."""
     gateway, asked = request.gateway, call.asked
-    worker, reservation = admitted
+    worker, model, reservation = admitted
     include_usage = bool(asked.stream_options and asked.stream_options.include_usage)
     format = dialect(
         ResponseIdentity(f"{prefix}-{call.request_id}", int(time.time()), asked.model),
@@ -155,7 +157,7 @@ def respond(
         include_usage=include_usage,
         token_ids=bool(asked.return_token_ids),
     )
-    generation = plan(call, reservation, worker, gateway.failover)
+    generation = plan(call, reservation, worker, model.adapter_layout, gateway.failover)
     usage = gateway.ledger.begin(call, reservation, request.started_at)
 
     def settle(generation: Generation, failure: Exception | None) -> None:

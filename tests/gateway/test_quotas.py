@@ -274,3 +274,18 @@ async def test_gateways_share_a_limit(live: Live) -> None:
         refused = [await one.complete("tiny"), await two.complete("tiny")]
     assert [answer.status_code for answer in answers] == [200] * 9
     assert [answer.status_code for answer in refused] == [429, 429]
+
+
+async def test_a_worker_that_is_lost_while_a_request_waits_for_its_limit(live: Live) -> None:
+    async with live.gateway() as served:
+        fleet = served.gateway.fleet
+        await limited(live, served, tokens_per_day=1000)
+        async with live.database.transaction() as elsewhere:
+            await elsewhere.execute("SELECT FROM quotas FOR UPDATE")
+            async with live.worker:
+                await eventually(lambda: fleet.is_ready)
+                asked = asyncio.create_task(served.complete("tiny"))
+                await eventually(lambda: live.fetch("SELECT FROM pg_locks WHERE NOT granted"))
+            await eventually(lambda: not fleet.is_ready)
+        async with live.worker:
+            assert (await asked).status_code == 200
