@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
@@ -45,6 +46,9 @@ ROUTES = [
     health.readyz,
     health.get_version,
 ]
+
+START_WAIT_S = 2.0
+"""So long nobody is taken for want of a catalog; probes do not wait for ever."""
 
 
 class Gateway:
@@ -101,7 +105,8 @@ class Gateway:
 
     @asynccontextmanager
     async def running(self, _app: Litestar) -> AsyncGenerator[None, None]:
-        """Keeps the catalog, the connections to the workers, and what the database is told."""
+        """Keeps the catalog, the connections to the workers, and what the database is told. Begins
+        with the first catalog: who waits for the port to be served need not be refused."""
         liaison = self._liaison
         await self.spool.open()
         async with asyncio.TaskGroup() as tasks:
@@ -110,6 +115,8 @@ class Gateway:
                 running.append(tasks.create_task(liaison.run()))
             running.append(tasks.create_task(self._follow_catalog()))
             try:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.catalog.loaded.wait(), START_WAIT_S)
                 yield
             finally:
                 self.is_draining = True
