@@ -13,6 +13,10 @@ STUCK_CLIENT_MS = 30_000
 """The kernel drops a connection whose peer has taken nothing for this long: closing one politely
 would wait for the peer for ever."""
 
+KEEP_ALIVE_S = 75
+"""Longer than clients and balancers keep an idle connection, so that it is they who end it: a
+request that crosses the end of its connection is lost."""
+
 
 def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
     """A listening socket; port 0 finds a free one, `shared` lets several processes listen."""
@@ -42,6 +46,7 @@ def make_config(
         server_header=False,
         proxy_headers=bool(trusted_proxies),
         forwarded_allow_ips=list(trusted_proxies),
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=round(drain_s),
     )
 
