@@ -48,9 +48,9 @@ from workers.transport.registry import connect, exchange_hello
 log = logging.getLogger(__name__)
 
 FIRST_RETRY_S = 0.05
-LAST_RETRY_S = 2.0
+LAST_RETRY_S = 0.5
 LOOK_S = 0.25
-"""How often it is looked whether a worker was heard of."""
+"""How often it is looked whether a worker was heard of, and got what was sent to it."""
 SILENT_LOOKS = 10
 """So many looks in vain, 2.5 s, and work goes elsewhere where it can."""
 LOST_LOOKS = 40
@@ -151,7 +151,11 @@ class WorkerClient:
         self._security = security
         self._connection: GatewayConnection | None = None
         self._num_looks = 0
-        """In vain, since something was heard."""
+        """In vain, since it was known to speak and to hear."""
+        self._has_spoken = False
+        """Since the last look."""
+        self._num_heard = 0
+        """Frames that the worker has of us."""
         self._step_age_s = 0.0
         self._sinks: dict[int, Sink] = {}
         self._ids = itertools.count(1)
@@ -166,8 +170,8 @@ class WorkerClient:
 
     @property
     def is_silent(self) -> bool:
-        """Connected, but not heard of for some time, or hung in a step: what can go elsewhere
-        should."""
+        """Connected, but for some time not heard of or not reached, or hung in a step: what can go
+        elsewhere should."""
         return self._num_looks >= SILENT_LOOKS or self._step_age_s > HUNG_STEP_S
 
     def lives(self, instance_id: str) -> bool:
@@ -262,7 +266,7 @@ class WorkerClient:
             self.instance_id = hello.instance_id
             self.models = {model.digest: model for model in hello.models}
             self._connection = connection
-            self._num_looks, self._step_age_s = 0, 0.0
+            self._num_looks, self._num_heard, self._step_age_s = 0, 0, 0.0
             if self._desired is not None:
                 connection.send(self._desired)
             reading = asyncio.create_task(self._read(connection))
@@ -279,16 +283,21 @@ class WorkerClient:
     async def _read(self, connection: GatewayConnection) -> None:
         try:
             while (message := await connection.receive()) is not None:
-                self._num_looks = 0
+                self._has_spoken = True
                 self._dispatch(message)
         finally:
             self._disconnected()
 
     async def _watch(self, connection: GatewayConnection) -> None:
         """Counts looks, not seconds: a gateway that was itself held up blames no worker for it."""
+        num_due = 0
         while True:
             await asyncio.sleep(LOOK_S)
-            self._num_looks += 1
+            if self._has_spoken and self._num_heard >= num_due:
+                self._num_looks, num_due = 0, 0
+            else:
+                self._num_looks += 1
+            self._has_spoken = False
             if self._num_looks == SILENT_LOOKS:
                 log.warning("worker %s at %s is silent", self.instance_id, self.address)
             if self._num_looks == LOST_LOOKS:
@@ -309,8 +318,8 @@ class WorkerClient:
                 self._put(sequence_id, WorkerFailed(code, text, after_s), is_last=True)
             case Models(models=models):
                 self.models = {model.digest: model for model in models}
-            case Pulse(step_age_s=age_s):
-                self._step_age_s = age_s
+            case Pulse(step_age_s=age_s, num_received=num_heard):
+                self._step_age_s, self._num_heard = age_s, num_heard
             case ProbeResult(id=probe_id):
                 answer = self._probes.get(probe_id)
                 if answer is not None and not answer.done():
