@@ -110,6 +110,12 @@ class ModelState:
         return self.is_wanted
 
     @property
+    def is_about_to_begin(self) -> bool:
+        """It has come, and whether there is memory too for what waits is not known yet: who comes
+        without it keeps the place that it has by its wait."""
+        return self.tier == "device" and self.demand.num_waiting > 0 == self.demand.num_running
+
+    @property
     def num_missing(self) -> int:
         """Extents that it needs besides those it has."""
         weights = 0 if self.is_here else self.num_extents
@@ -164,7 +170,7 @@ class Residency:
         model, now = self.models[digest], self._clock()
         model.tier, model.is_gathering, model.load_s = "device", False, load_s
         model.since_s = model.used_s = now
-        model.unserved_s = model.pressing_s = None
+        model.pressing_s = None
         model.num_swaps += 1
 
     def failed(self, digest: str) -> None:
@@ -197,10 +203,12 @@ class Residency:
         model.demand = demand
         if model.has_work:
             model.used_s = now
-        if not model.is_unserved:
-            model.unserved_s = model.pressing_s = None
-        elif model.unserved_s is None:
-            model.unserved_s = now
+        if model.is_unserved:
+            model.unserved_s = now if model.unserved_s is None else model.unserved_s
+        else:
+            model.pressing_s = None
+            if not model.is_about_to_begin:
+                model.unserved_s = None
 
     def _serve_claims(self, now: float, orders: Orders) -> None:
         """The longest unserved first. While one has models drained for it, or has waited too long,
@@ -211,8 +219,9 @@ class Residency:
         for since, claim in claims:
             if claim.tier == "draining" or now < claim.retry_s:
                 continue
-            draining = self._make_room(claim, since, now, orders)
-            if claim.num_missing <= self.num_free:
+            if claim.is_unserved:
+                draining = self._make_room(claim, since, now, orders)
+            if claim.is_unserved and claim.num_missing <= self.num_free:
                 if claim.tier == "host":
                     claim.tier, claim.is_gathering = "loading", True
                     orders.load.append(claim.digest)

@@ -73,18 +73,18 @@ class World:
         return self.residency.capacity - used - weights - loading
 
     def tick(self) -> None:
-        before = {n: (s.since_s, s.load_s, s.has_work) for n, s in self.residency.models.items()}
+        before = {n: (s.since_s, s.load_s) for n, s in self.residency.models.items()}
         oldest = min(
             (s.unserved_s for s in self.residency.models.values() if s.unserved_s is not None),
             default=self.clock.now,
         )
-        self.orders = orders = self.residency.decide(
-            {name: self.demand(name) for name in self.models}
-        )
+        demands = {name: self.demand(name) for name in self.models}
+        self.orders = orders = self.residency.decide(demands)
         for name in orders.cancel:
             self.models[name].due_s = None
         for name in orders.leave:
-            since_s, load_s, has_work = before[name]
+            since_s, load_s = before[name]
+            has_work = demands[name].num_running > 0 or demands[name].num_waiting > 0
             state, stay_s = self.residency.models[name], self.clock.now - since_s
             assert not state.is_pinned
             is_overdue = self.clock.now - oldest >= self.max_wait_s
