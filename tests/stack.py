@@ -14,12 +14,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-from openai import OpenAI
 
 from loraplex.postgres import EmbeddedPostgres
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 ROOT = Path(__file__).parents[1]
 START_TIMEOUT_S = 180.0
@@ -139,6 +141,9 @@ class Stack:
             return made
 
     def openai(self, key: str, **options: Any) -> OpenAI:
+        # Slow to import, and processes of tests that are not clients import this file too.
+        from openai import OpenAI
+
         return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, **options)
 
 

@@ -23,7 +23,7 @@ from admin.versions import NewVersion
 from tests.e2e.fleet import MAX_MODEL_LEN, House, WorkerProcess
 from tests.e2e.tiny import NAME
 from tests.gateway.live import eventually
-from tests.gateway.service import PEPPER
+from tests.gateway.pepper import PEPPER
 from tests.postgres import fresh_database
 from tests.server_process import START_TIMEOUT_S, ServerProcess
 from tests.stack import free_port

@@ -20,7 +20,8 @@ from gateway.config import GatewayConfig
 from tests.doubles import write_adapter
 from tests.e2e.tiny import NAME, Tiny
 from tests.gateway.live import eventually
-from tests.gateway.service import PEPPER, THEN, FedSource, Keys
+from tests.gateway.pepper import PEPPER
+from tests.gateway.service import THEN, FedSource, Keys
 from tests.server_process import ServerProcess
 from tests.serving import serving
 from tests.workers.driver import store_adapter

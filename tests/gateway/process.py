@@ -16,7 +16,7 @@ from gateway.app import create_app
 from gateway.config import GatewayConfig
 from gateway.server import bind, make_server
 from gateway.source import POLL_INTERVAL_S, PostgresSource
-from tests.gateway.service import PEPPER
+from tests.gateway.pepper import PEPPER
 from tests.server_process import ServerProcess
 from tests.stack import free_port
 from workers.client import WorkerClient

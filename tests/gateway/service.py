@@ -30,11 +30,11 @@ from gateway.app import Gateway, create_app
 from gateway.config import GatewayConfig
 from gateway.server import bind, make_server
 from tests.doubles import SIZES, make_tokenizer
+from tests.gateway.pepper import PEPPER
 from tests.gateway.scripted import DIGEST, MAX_MODEL_LEN, ScriptedWorker
 
 T = TypeVar("T")
 
-PEPPER = b"pepper"
 OTHER_DIGEST = "e" * 64
 THEN = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -10,7 +10,8 @@ from litestar.routes import HTTPRoute
 from gateway.app import create_app
 from gateway.auth import public
 from gateway.config import GatewayConfig
-from tests.gateway.service import PEPPER, FedSource, Service, snapshot
+from tests.gateway.pepper import PEPPER
+from tests.gateway.service import FedSource, Service, snapshot
 
 PUBLIC = {
     "/livez",

@@ -86,7 +86,8 @@ async def test_the_adapter_s_holder_until_it_is_busy(house: House) -> None:
     assert len({house.chosen(work(adapter="a")) for _ in range(30)}) == 3
     for number in range(3):
         await house.report(number, "a", waiting_tokens=0 if number == 2 else 5000)
-    assert house.chosen(work(adapter="a")) == 2
+    # Two of each kind are weighed, so it is left out at times.
+    assert [house.chosen(work(adapter="a")) for _ in range(30)].count(2) > 15
 
 
 async def test_the_holder_of_the_prompt_and_of_no_other_domain_s(house: House) -> None:

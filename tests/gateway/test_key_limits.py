@@ -11,7 +11,7 @@ from admin import keys
 from admin.keys import KeyRights
 from admin.records import TENANT_SCOPES, new_key
 from tests.gateway.live import Live, Served, eventually
-from tests.gateway.service import PEPPER
+from tests.gateway.pepper import PEPPER
 
 
 async def issue(live: Live, **rights: Any) -> str:

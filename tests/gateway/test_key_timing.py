@@ -16,7 +16,7 @@ from admin.records import BASE62, ApiKey, CatalogSnapshot, hash_key, new_key
 from gateway.auth import INCORRECT, authenticate
 from gateway.catalog import CatalogView
 from gateway.errors import Unauthenticated
-from tests.gateway.service import PEPPER
+from tests.gateway.pepper import PEPPER
 from tests.scale import scaled
 
 NUM_SAMPLES = scaled(20_000, 200_000)

@@ -18,7 +18,8 @@ from gateway.errors import Unauthenticated
 from gateway.source import LOAD_INTERVAL_S, PostgresSource
 from tests.doubles import SIZES
 from tests.gateway.live import Live
-from tests.gateway.service import DIGEST, PEPPER
+from tests.gateway.pepper import PEPPER
+from tests.gateway.service import DIGEST
 from tests.postgres import fresh_database
 
 SHAPE = BaseModelShape.from_config({**SIZES, "model_type": "llama"}, DIGEST)

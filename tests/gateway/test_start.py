@@ -12,7 +12,8 @@ import httpx
 from admin.records import CatalogSnapshot
 from gateway.app import START_WAIT_S, create_app
 from gateway.config import GatewayConfig
-from tests.gateway.service import PEPPER, FedSource, Keys, snapshot
+from tests.gateway.pepper import PEPPER
+from tests.gateway.service import FedSource, Keys, snapshot
 from tests.serving import serving
 
 
