@@ -16,7 +16,7 @@ from admin.keys import create_key
 from admin.records import new_key
 from loraplex.app import ADMIN_ACQUIRE_S
 from tests.admin.serve import PEPPER, served
-from tests.proxy import Proxy
+from tests.proxy import PostgresProxy, Way, everything
 
 SOON_S = 4.0
 """Two limits of two seconds, one after the other; ten times as much is the deadline here."""
@@ -29,14 +29,14 @@ REQUESTS = [
 
 
 @pytest.fixture
-async def proxy(dsn: str, tmp_path: Path) -> AsyncIterator[Proxy]:
-    async with Proxy(dsn, tmp_path / "proxy") as proxy:
+async def proxy(dsn: str, tmp_path: Path) -> AsyncIterator[PostgresProxy]:
+    async with PostgresProxy(dsn, tmp_path / "proxy") as proxy:
         yield proxy
 
 
 @pytest.fixture
 async def client(
-    proxy: Proxy, database: Database, tmp_path: Path
+    proxy: PostgresProxy, database: Database, tmp_path: Path
 ) -> AsyncIterator[httpx.AsyncClient]:
     """An admin's, of a plane that reaches its database through the proxy."""
     async with database.transaction() as connection:
@@ -49,7 +49,7 @@ async def client(
     ):
         assert (await client.get("/tenants")).status_code == 200
         yield client
-    proxy.cut()
+    proxy.reset()
     await own.close()
 
 
@@ -67,18 +67,18 @@ async def refused(client: httpx.AsyncClient, method: str, path: str, body: objec
     }
 
 
-async def test_a_database_that_is_gone(proxy: Proxy, client: httpx.AsyncClient) -> None:
+async def test_a_database_that_is_gone(proxy: PostgresProxy, client: httpx.AsyncClient) -> None:
     async with proxy.closed():
         for request in REQUESTS:
             await refused(client, *request)
     await _is_as_before(client)
 
 
-async def test_a_database_that_hangs(proxy: Proxy, client: httpx.AsyncClient) -> None:
-    proxy.swallows = lambda _: True
+async def test_a_database_that_hangs(proxy: PostgresProxy, client: httpx.AsyncClient) -> None:
+    proxy.ways["client"] = Way(swallows=everything)
     await asyncio.gather(*(refused(client, *request) for request in REQUESTS))
-    proxy.swallows = lambda _: False
-    proxy.cut()
+    proxy.ways["client"] = Way()
+    proxy.reset()
     await _is_as_before(client)
 
 
@@ -92,7 +92,7 @@ async def _is_as_before(client: httpx.AsyncClient) -> None:
 
 
 async def test_a_checksum_that_is_wrong_asks_nothing(
-    proxy: Proxy, client: httpx.AsyncClient
+    proxy: PostgresProxy, client: httpx.AsyncClient
 ) -> None:
     keys = [new_key().text[:-1] + "!" for _ in range(200)]
     answers = [
@@ -103,10 +103,10 @@ async def test_a_checksum_that_is_wrong_asks_nothing(
 
 
 async def test_a_flood_of_well_formed_keys_leaves_the_database_to_others(
-    proxy: Proxy, client: httpx.AsyncClient
+    proxy: PostgresProxy, client: httpx.AsyncClient
 ) -> None:
     """Each look-up takes half a second: one after the other they would take a minute."""
-    proxy.delay_s = 0.1
+    proxy.set_both(Way(delay_s=0.1))
 
     async def ask() -> int:
         headers = {"authorization": f"Bearer {new_key().text}"}

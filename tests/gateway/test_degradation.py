@@ -23,9 +23,9 @@ from admin.records import TENANT_SCOPES, new_key
 from loraplex.bootstrap import migrate_database
 from loraplex.postgres import EmbeddedPostgres
 from tests.gateway.live import Live, eventually
+from tests.gateway.pepper import PEPPER
 from tests.gateway.process import GatewayProcess
-from tests.gateway.service import PEPPER
-from tests.proxy import Proxy
+from tests.proxy import PostgresProxy, Way, everything
 from tests.scale import scaled
 
 AWAY_S = scaled(4, 60)
@@ -210,17 +210,17 @@ async def test_a_key_made_while_the_gateway_could_not_look(
 ) -> None:
     """It is let in as soon as the gateway can."""
     async with (
-        Proxy(postgres.dsn(), tmp_path / "proxy") as proxy,
+        PostgresProxy(postgres.dsn(), tmp_path / "proxy") as proxy,
         box_on(postgres, tmp_path, proxy.dsn, poll_interval_s=1) as box,
     ):
-        proxy.swallows = lambda _: True
-        proxy.cut()
+        proxy.ways["client"] = Way(swallows=everything)
+        proxy.reset()
         await eventually(lambda: _is_unconfirmed(box, new_key().text))
         async with box.live.database.transaction() as connection:
             made = await keys.create_key(connection, PEPPER, box.live.tenant_id, TENANT_SCOPES)
         assert await box.status(made[1]) == (503, "key_unconfirmed")
-        proxy.swallows = lambda _: False
-        proxy.cut()
+        proxy.ways["client"] = Way()
+        proxy.reset()
         await eventually(lambda: _is_let_in(box, made[1]))
         assert await box.status(new_key().text) == (401, "invalid_api_key")
 
@@ -252,13 +252,13 @@ async def _is_refused(box: Box, code: str) -> bool:
 async def test_slow_postgres_slows_no_token(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
     """Whatever waited for one answer of the database would take twice the delay."""
     async with (
-        Proxy(postgres.dsn(), tmp_path / "proxy") as proxy,
+        PostgresProxy(postgres.dsn(), tmp_path / "proxy") as proxy,
         box_on(postgres, tmp_path, proxy.dsn) as box,
         Load(box.gateway, box.live.key) as load,
     ):
         await asyncio.sleep(2)
         before = list(load.first_ms)
-        proxy.delay_s = SLOWNESS_S
+        proxy.set_both(Way(delay_s=SLOWNESS_S))
         load.first_ms.clear()
         await asyncio.sleep(scaled(6, 60))
         during = list(load.first_ms)

@@ -11,7 +11,7 @@ import pytest
 
 from admin.records import new_key
 from tests.gateway.live import Live
-from tests.proxy import Proxy
+from tests.proxy import PostgresProxy
 from tests.scale import scaled
 
 NUM_KEYS = scaled(5_000, 100_000)
@@ -58,7 +58,7 @@ async def flood(url: str, keys: list[str]) -> int:
 @pytest.mark.timeout(900)
 async def test_made_up_keys_leave_no_trace(live: Live, dsn: str, tmp_path: Path) -> None:
     keys = [made_up(i) for i in range(NUM_KEYS)]
-    async with Proxy(dsn, tmp_path / "proxy") as proxy, live.worker:
+    async with PostgresProxy(dsn, tmp_path / "proxy") as proxy, live.worker:
         gateway = live.process(proxy.dsn)
         await gateway.start()
         try:

@@ -17,9 +17,9 @@ from admin.keys import KeyRights
 from admin.records import TENANT_SCOPES
 from gateway.source import POLL_INTERVAL_S
 from tests.gateway.live import Live, eventually
+from tests.gateway.pepper import PEPPER
 from tests.gateway.process import GatewayProcess
-from tests.gateway.service import PEPPER
-from tests.proxy import Proxy
+from tests.proxy import PostgresProxy, Way
 from tests.scale import scaled
 
 NUM_GATEWAYS = 3
@@ -91,10 +91,10 @@ async def test_where_no_notification_arrives(live: Live, dsn: str, tmp_path: Pat
     """The connections that listen are open, and what is sent on them is lost."""
     interval_s = scaled(1, int(POLL_INTERVAL_S))
     async with (
-        Proxy(dsn, tmp_path / "proxy") as proxy,
+        PostgresProxy(dsn, tmp_path / "proxy") as proxy,
         gateways(live, proxy.dsn, interval_s) as everywhere,
     ):
-        proxy.swallows = lambda said: LISTENS.search(said) is not None
+        proxy.ways["client"] = Way(swallows=lambda said: LISTENS.search(said) is not None)
         took = [await revoke(live, everywhere, UNTOLD_S) for _ in range(scaled(2, 5))]
     print(f"polled each {interval_s} s: {NUM_GATEWAYS} refused within {max(took):.2f} s of {took}")
 
