@@ -26,6 +26,7 @@ from workers.protocol import (
     ModelInfo,
     Probe,
     ProbeResult,
+    Pulse,
     SequenceOutput,
     StepOutput,
     ToGateway,
@@ -104,6 +105,7 @@ class _Gateway(asyncio.Protocol):
         self._running: dict[int, tuple[Generate, int]] = {}
         self._adapters: dict[str, AdapterStatus] = {}
         self._generation = 0
+        self._num_received = 0
         self._step: asyncio.TimerHandle | None = None
         self._report: asyncio.TimerHandle | None = None
 
@@ -120,6 +122,7 @@ class _Gateway(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for payload in self._frames.cut(data):
+            self._num_received += 1
             self._receive(_decoder.decode(payload))
 
     def _receive(self, message: ToWorker) -> None:
@@ -171,6 +174,7 @@ class _Gateway(asyncio.Protocol):
             *(0, "", {}, 0, 0.0, self._generation),
         )
         self._send(status)
+        self._send(Pulse(num_received=self._num_received))
         self._report = self._loop.call_later(STATUS_INTERVAL_S, self._tell)
 
     def _send(self, message: ToGateway) -> None:

@@ -290,11 +290,11 @@ class WorkerClient:
 
     async def _watch(self, connection: GatewayConnection) -> None:
         """Counts looks, not seconds: a gateway that was itself held up blames no worker for it."""
-        num_due = 0
+        num_due = connection.num_sent
         while True:
             await asyncio.sleep(LOOK_S)
             if self._has_spoken and self._num_heard >= num_due:
-                self._num_looks, num_due = 0, 0
+                self._num_looks, num_due = 0, connection.num_sent
             else:
                 self._num_looks += 1
             self._has_spoken = False

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 import msgspec
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 MAX_FRAME_BYTES = 16 << 20
 PULSE_PERIOD_S = 0.5
 
@@ -334,6 +334,8 @@ class Pulse(msgspec.Struct, frozen=True, tag="pulse"):
 
     step_age_s: float = 0.0
     """How long the engine has been at what it does; 0: it waits for work."""
+    num_received: int = 0
+    """Frames of this gateway, its Hello included: one that sent more is not heard."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):

@@ -169,7 +169,8 @@ class Server:
 
     async def _beat(self, engine: EngineLoop) -> None:
         while True:
-            self._send_to_all(Pulse(engine.step_age_s))
+            for number, gateway in list(self._gateways.items()):
+                self._send(number, Pulse(engine.step_age_s, gateway.connection.num_received))
             await asyncio.sleep(PULSE_PERIOD_S)
 
     async def _accept(self, connection: WorkerConnection) -> None:
@@ -234,7 +235,7 @@ class Server:
                 case _:
                     self._send(number, message)
 
-    def _send_to_all(self, message: Answer | Pulse) -> None:
+    def _send_to_all(self, message: Answer) -> None:
         for number in list(self._gateways):
             self._send(number, message)
 

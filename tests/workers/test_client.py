@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.proxy import Proxy, Way, everything
 from tests.stub_worker import LAYOUT, Reply, Script, StubWorker, proved
 from workers.client import Handle, Silence, WorkerClient, WorkerFailed
 from workers.protocol import (
@@ -243,7 +244,7 @@ class Moody:
         hearing = asyncio.create_task(self._hear(connection))
         while not hearing.done():
             if self.is_awake:
-                connection.send(Pulse(self.step_age_s))
+                connection.send(Pulse(self.step_age_s, connection.num_received))
             await asyncio.wait([hearing], timeout=0.1)
         await connection.close()
 
@@ -290,6 +291,20 @@ async def test_an_engine_that_hangs_in_a_step_is_as_silent(tmp_path: Path) -> No
         assert not client.lives("moody")
         worker.step_age_s = 0.0
         await until(lambda: not client.is_silent)
+
+
+async def test_a_worker_that_is_not_reached_is_as_silent_though_it_pulses(tmp_path: Path) -> None:
+    async with (
+        StubWorker(f"unix:{tmp_path}/w", ["m"], echo) as worker,
+        Proxy(f"unix:{tmp_path}/p", worker.address) as proxy,
+        running(proxy.address) as client,
+    ):
+        assert await collect(client.submit(request([1]))) == [1]
+        proxy.ways["server"] = Way(swallows=everything)
+        heard: list[Any] = []
+        client.send(request([2]), heard.append)
+        await until(lambda: client.is_silent and bool(heard))
+        assert set(map(type, heard)) == {Silence}
 
 
 @pytest.mark.timeout(120)

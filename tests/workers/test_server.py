@@ -208,7 +208,7 @@ async def test_gateways_hear_a_pulse_and_the_age_of_the_step(engine: Engine) -> 
         engine.step_age_s = 2.5
         for gate in (one, two):
             pulses = [await gate.connection.receive() for _ in range(3)]
-            assert pulses[1:] == [Pulse(2.5)] * 2
+            assert pulses[1:] == [Pulse(2.5, num_received=1)] * 2
 
 
 async def test_a_step_too_large_for_a_frame_goes_in_parts_or_fails_alone(engine: Engine) -> None:

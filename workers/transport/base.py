@@ -44,6 +44,9 @@ class InsecureTransport(TransportError): ...
 class Connection(Protocol[Sent, Received]):
     """Messages in order, both ways. Used in one event loop; one task receives."""
 
+    num_sent: int
+    num_received: int
+
     @property
     def num_unsent_bytes(self) -> int:
         """What `send` took and the other side has not: who sends without waiting must look at

@@ -44,6 +44,8 @@ class StreamConnection(Generic[Sent, Received]):
         writer: StreamWriter,
         decoder: msgspec.msgpack.Decoder[Received],
     ) -> None:
+        self.num_sent = 0
+        self.num_received = 0
         self._reader = reader
         self._writer = writer
         self._encoder = msgspec.msgpack.Encoder()
@@ -60,6 +62,7 @@ class StreamConnection(Generic[Sent, Received]):
         if len(payload) > MAX_FRAME_BYTES:
             raise FrameTooLarge(f"a frame of {len(payload)} bytes, at most {MAX_FRAME_BYTES}")
         self._writer.write(len(payload).to_bytes(LENGTH_BYTES, "big") + payload)
+        self.num_sent += 1
 
     async def receive(self) -> Received | None:
         try:
@@ -84,11 +87,13 @@ class StreamConnection(Generic[Sent, Received]):
                 f"a frame of {length} bytes is announced, at most {MAX_FRAME_BYTES}"
             )
         try:
-            return self._decoder.decode(await self._reader.readexactly(length))
+            message = self._decoder.decode(await self._reader.readexactly(length))
         except asyncio.IncompleteReadError as error:
             raise MalformedFrame("the stream ended in the middle of a frame") from error
         except msgspec.DecodeError as error:
             raise MalformedFrame(f"not a message of this protocol: {error}") from error
+        self.num_received += 1
+        return message
 
     async def close(self) -> None:
         self._writer.close()
