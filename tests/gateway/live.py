@@ -20,8 +20,8 @@ from gateway.source import PostgresSource
 from tests.adapters.files import BASE
 from tests.admin.lifecycle import make_ready, make_tenant
 from tests.doubles import make_tokenizer
+from tests.gateway.pepper import PEPPER
 from tests.gateway.process import GatewayProcess, Options
-from tests.gateway.service import PEPPER
 from tests.postgres import server
 from tests.serving import serving
 from tests.stub_worker import Reply, Script, StubWorker
@@ -85,7 +85,9 @@ class Live:
         app = create_app(
             config,
             source=PostgresSource(self.database, poll_interval_s),
-            clients=[WorkerClient(address, instance_id=name) for address in addresses],
+            clients=[
+                WorkerClient(address, instance_id=name, security=security) for address in addresses
+            ],
             database=self.database,
         )
         async with AsyncExitStack() as stack:
