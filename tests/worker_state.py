@@ -13,6 +13,12 @@ from tests.stack import Stack
 from workers.client import WorkerClient
 from workers.protocol import WorkerStatus
 
+IN_USE = (
+    *("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"),
+    "loraplex_adapter_leases",
+)
+"""Metrics that are zero when nothing runs; what is merely cached is not in use."""
+
 
 def _get(stack: Stack, path: str) -> httpx.Response:
     socket = next(stack.data_dir.rglob("*health*.sock"))
@@ -22,8 +28,19 @@ def _get(stack: Stack, path: str) -> httpx.Response:
 
 def worker_metrics(stack: Stack) -> dict[str, float]:
     """Prometheus values by name, summed over labels."""
+    return _values(_get(stack, "/metrics").text)
+
+
+async def metrics_at(health: str) -> dict[str, float]:
+    """The same, of a worker with its own listener at `unix:PATH`."""
+    transport = httpx.AsyncHTTPTransport(uds=health.removeprefix("unix:"))
+    async with httpx.AsyncClient(transport=transport, base_url="http://worker") as client:
+        return _values((await client.get("/metrics")).text)
+
+
+def _values(text: str) -> dict[str, float]:
     values: dict[str, float] = {}
-    for line in _get(stack, "/metrics").text.splitlines():
+    for line in text.splitlines():
         name = line.partition("{")[0].split()[0]
         values[name] = values.get(name, 0.0) + float(line.rsplit(None, 1)[1])
     return values

@@ -79,9 +79,15 @@ class ProductGateway(ServerProcess):
     """`loraplex gateway`; it keeps its port."""
 
     def __init__(
-        self, name: str, folder: Path, house: House, dsn: str, workers: Sequence[str]
+        self,
+        name: str,
+        folder: Path,
+        house: House,
+        dsn: str,
+        workers: Sequence[str],
+        module: str,
     ) -> None:
-        """folder: of its log and data. workers: addresses."""
+        """folder: of its log and data. workers: addresses. module: whose command it is."""
         port = free_port()
         self.name = name
         self.url = f"http://127.0.0.1:{port}"
@@ -95,7 +101,7 @@ class ProductGateway(ServerProcess):
             "LORAPLEX_WORKERS": ",".join(workers),
         }
         super().__init__(
-            (sys.executable, "-m", "loraplex", "gateway"),
+            (sys.executable, "-m", module, "gateway"),
             health=f"127.0.0.1:{port}",
             environment=os.environ | environment,
             log=folder / "log",
@@ -129,10 +135,12 @@ class Cluster:
         self.workers[name] = self.house.worker(name, **settings)
         return self.workers[name]
 
-    def add_gateway(self, name: str, workers: Sequence[str]) -> ProductGateway:
-        """Not started yet. workers: the addresses where it finds them."""
+    def add_gateway(
+        self, name: str, workers: Sequence[str], module: str = "loraplex"
+    ) -> ProductGateway:
+        """Not started yet. workers: the addresses where it finds them. module: has its command."""
         folder = self.house.folder / name
-        self.gateways[name] = ProductGateway(name, folder, self.house, self.dsn, workers)
+        self.gateways[name] = ProductGateway(name, folder, self.house, self.dsn, workers, module)
         return self.gateways[name]
 
     def client(self, gateway: str, tenant: str = TENANTS[0]) -> AsyncOpenAI:

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.doubles import write_adapter
 from tests.e2e import demo
-from tests.e2e.tiny import NAME, Tiny
+from tests.e2e.tiny import Tiny
 from tests.oracle import Verdict
 from tests.scale import scaled
 from tests.stack import Stack, running
@@ -204,39 +204,3 @@ def forward(oracle: PeftModel, rows: list[list[int]]) -> Tensor:
     """float32 [len(rows), longest, V]; what pads a row at its end changes nothing before it."""
     longest = max(map(len, rows))
     return oracle(torch.tensor([row + [0] * (longest - len(row)) for row in rows])).logits.float()
-
-
-def test_closing_streams_frees_their_work(tiny: Tiny) -> None:
-    """A hundred streams closed at random tokens: nothing runs, leases or holds pages a while
-    later."""
-    rng = random.Random(4)
-    folders = {
-        f"c{i}": write_adapter(tiny.shape, tiny.folder / "cancel" / str(i), rank=4, seed=i)
-        for i in range(4)
-    }
-    stack = tiny.stack(memory="8MiB", max_num_seqs=32)
-
-    def read_some(model: str) -> None:
-        stream = client.completions.create(
-            model=model,
-            prompt=[rng.randrange(256) for _ in range(20)],
-            max_tokens=400,
-            stream=True,
-            extra_body={"ignore_eos": True},
-        )
-        for _ in range(rng.randrange(1, 20)):
-            next(stream)
-        stream.close()
-
-    with running(stack):
-        key = stack.create_tenant("cancel")
-        for name, folder in folders.items():
-            stack.push(folder, name, "cancel")
-        with stack.openai(key, timeout=60) as client, ThreadPoolExecutor(16) as pool:
-            list(pool.map(read_some, [rng.choice([NAME, *folders]) for _ in range(100)]))
-        metrics = at_rest(stack)
-        assert metrics["loraplex_adapter_leases"] == 0
-        with stack.openai(key, timeout=60) as client:
-            answer = client.completions.create(model="c0", prompt=[1, 2, 3], max_tokens=4)
-        assert answer.usage is not None
-        assert answer.usage.completion_tokens > 0
