@@ -1,6 +1,8 @@
-"""Before any test module is imported."""
+"""Before any test module is imported, and in which order they run."""
 
 import os
+
+import pytest
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Beside others each process computes with one thread: a team that waits for cores waits long.
@@ -8,3 +10,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 # Libraries import Triton too, and whether its own functions are interpreted is decided then.
 import tests.ops.interpreter  # noqa: F401
+
+SLOWEST = ("e2e", "gateway", "ops")
+"""Folders, so that of several processes none has a long file left when the others have ended."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        folder = item.path.parent.name
+        return SLOWEST.index(folder) if folder in SLOWEST else len(SLOWEST)
+
+    items.sort(key=place)

@@ -23,9 +23,9 @@ from tests.stack import Stack, running
 from tests.worker_state import worker_metrics
 from workers.importer import import_model
 
-NUM_REQUESTS = scaled(32, 64)
-NUM_TOKENS = scaled(40, 64)
-MEMORY = f"{scaled(112, 224)}MiB"
+NUM_REQUESTS = scaled(24, 64)
+NUM_TOKENS = scaled(32, 64)
+MEMORY = f"{scaled(96, 224)}MiB"
 """Too little for all."""
 
 pytestmark = pytest.mark.timeout(900)
@@ -56,9 +56,10 @@ def start(folder: Path, real: Demo, **settings: object) -> Stack:
     return Stack(folder, "--model", f"{demo.NAME}={real.source}", **settings)
 
 
-def push_all(stack: Stack, real: Demo) -> str:
+def push(stack: Stack, adapters: dict[str, Path]) -> str:
+    """Returns the key of their tenant."""
     key = stack.create_tenant("acme")
-    for name, folder in real.adapters.items():
+    for name, folder in adapters.items():
         stack.push(folder, name, "acme")
     return key
 
@@ -88,7 +89,7 @@ def test_batched_with_strangers_equals_alone_equals_peft(tmp_path: Path, real: D
     """float32, with too little memory for all: preempted and evicted, yet the oracle's tokens."""
     stack = start(tmp_path / "data", real, dtype="float32", memory=MEMORY, max_num_seqs=48)
     with running(stack):
-        key = push_all(stack, real)
+        key = push(stack, real.adapters)
         asked = requests(real, seed=1)
         with stack.openai(key, timeout=600) as client, ThreadPoolExecutor(NUM_REQUESTS) as pool:
             answers = list(
@@ -113,14 +114,14 @@ def test_batched_with_strangers_equals_alone_equals_peft(tmp_path: Path, real: D
 @pytest.mark.soak
 def test_bfloat16_is_no_worse_than_peft_in_bfloat16(tmp_path: Path, real: Demo) -> None:
     """Teacher-forced on the float32 oracle's own tokens: agreement and mean logprob difference."""
-    exact = Oracle(real.source, real.adapters)
-    rounded = Oracle(real.source, real.adapters, torch.bfloat16)
+    adapters = dict(list(real.adapters.items())[: scaled(2, 8)])
+    exact = Oracle(real.source, adapters)
+    rounded = Oracle(real.source, adapters, torch.bfloat16)
     rng = random.Random(5)
-    names = list(real.adapters)[: scaled(3, 8)]
-    texts = {name: demo.prompt(rng, real.raw, 120) for name in names}
+    texts = {name: demo.prompt(rng, real.raw, 120) for name in adapters}
     ours, theirs = Errors(), Errors()
     with running(start(tmp_path / "data", real, dtype="bfloat16", memory="512MiB")) as stack:
-        key = push_all(stack, real)
+        key = push(stack, adapters)
         with stack.openai(key, timeout=600) as client:
             for name, tokens in texts.items():
                 forced = exact.generate(tokens, name, 64)

@@ -27,7 +27,7 @@ from tests.scale import scaled
 from tests.stack import Stack, running
 
 SEED = 20
-NUM_KILLS = scaled(4, 50)
+NUM_KILLS = scaled(3, 50)
 NUM_BOT_VERSIONS = 4
 NUM_TOKENS = 8
 BACK_S = 150.0
