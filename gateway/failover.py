@@ -5,7 +5,8 @@ end.
     overloaded  it goes to another once, within the retry budget; begun elsewhere: it waits too
     lost        before its first token it is retried within the budget, after it resumed; without
                 another worker it waits
-    lost again  without a token in between: it is taken for the cause
+    lost again  without a token in between: it waits for them, and if they were not merely cut off,
+                it is taken for the cause
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ MAX_FRUITLESS = 2
 """So many workers lost in a row without a token in between, and the sequence is refused."""
 MAX_LOST = 5
 """So many in all."""
+VERDICT_S = 3.0
+"""So long workers that were merely cut off have to be back until a sequence is taken for the cause
+of their loss."""
 REFUSALS = (ErrorCode.DRAINING, ErrorCode.MODEL_UNKNOWN)
 
 
@@ -76,6 +80,7 @@ class Case:
         """Workers, with their instance ids."""
         self._num_fruitful = 0
         """Of the lost, those before its last token."""
+        self._suspected_at: float | None = None
         self._was_turned_away = False
         self._shunned: dict[WorkerClient, float] = {}
         """Until when."""
@@ -108,7 +113,7 @@ class Case:
         self.failure, self._is_patient = failure, True
         self.shun(worker, max(SHUN_S, failure.retry_after_s))
         if failure.code is ErrorCode.WORKER_LOST:
-            self._add_loss(worker, instance_id)
+            self._lost.append((worker, instance_id))
             if not is_begun and not self._failover.budget.take():
                 raise failure
         elif failure.code in (ErrorCode.OVERLOADED, ErrorCode.MODEL_UNAVAILABLE):
@@ -119,16 +124,26 @@ class Case:
         elif failure.code not in REFUSALS:
             raise failure
 
-    def _add_loss(self, worker: WorkerClient, instance_id: str) -> None:
-        """A worker that is known to live by now was cut off, and not by what it was sent."""
-        self._lost.append((worker, instance_id))
-        is_dead = [not lost.lives(instance) for lost, instance in self._lost]
-        if sum(is_dead[self._num_fruitful :]) >= MAX_FRUITLESS or sum(is_dead) >= MAX_LOST:
-            self._failover.num_poisonous += 1
-            raise PoisonRequest(
-                "The workers that ran this request were lost, one after the other. It is not sent "
-                "to another."
-            )
+    def is_suspected(self) -> bool:
+        """Whether it may be what its workers were lost of, so that no other is to have it yet.
+        Raises PoisonRequest if it is taken for that.
+
+        A worker that is known to live by now was cut off, and not by what it was sent.
+        """
+        is_dead = [not worker.lives(instance_id) for worker, instance_id in self._lost]
+        if sum(is_dead[self._num_fruitful :]) < MAX_FRUITLESS and sum(is_dead) < MAX_LOST:
+            self._suspected_at = None
+            return False
+        now = time.monotonic()
+        if self._suspected_at is None:
+            self._suspected_at = now
+        if now - self._suspected_at < VERDICT_S:
+            return True
+        self._failover.num_poisonous += 1
+        raise PoisonRequest(
+            "The workers that ran this request were lost, one after the other. It is not sent to "
+            "another."
+        )
 
 
 def _work_of(request: Generate) -> Work:

@@ -266,6 +266,8 @@ class Generation:
     def _is_placed(self, number: int) -> bool:
         run = self._runs[number]
         case = self._case(run)
+        if case.is_suspected():
+            return False
         while (worker := self._failover.find(run.request, case.shunned)) is not None:
             run.request = self._rewritten(run, worker)
             try:

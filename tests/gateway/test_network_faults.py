@@ -6,6 +6,7 @@ No request outlives its deadline, none is truncated or garbled, and what was tol
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -205,6 +206,25 @@ async def test_any_faults_anywhere(live: Live) -> None:
         assert slowest_s < 10 * FIRST_TOKEN_S
         print(f"{dict(ends)}, the last head after {slowest_s:.1f} s")
     await assert_ledger(live, [place])
+
+
+async def test_who_was_cut_off_from_two_workers_did_not_kill_them(live: Live) -> None:
+    """Without a token in between. They are reached again soon, and it goes on."""
+
+    def slow(request: Generate) -> Reply:
+        return dataclasses.replace(scripted(request), idle_steps=50)
+
+    async with site(live, "cut") as place:
+        for worker in place.workers:
+            worker.script = slow
+        asking = asyncio.create_task(place.ask())
+        await eventually(lambda: any(worker.received for worker in place.workers))
+        first, second = sorted((0, 1), key=lambda i: not place.workers[i].received)
+        async with place.proxies[first].closed():
+            await eventually(lambda: place.workers[second].received)
+            async with place.proxies[second].closed():
+                await asyncio.sleep(0.1)
+        assert (await asking).end is End.FINISHED
 
 
 async def storm(proxy: Proxy, chance: random.Random) -> None:
