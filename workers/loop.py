@@ -141,9 +141,10 @@ class WorkerLoop:
         """One step of the engine whose turn it is. Those before it that find nothing to run only
         look."""
         events: list[Event] = []
+        is_alone = sum(engine.has_work for engine in self.engines.values()) == 1
         for engine in self._turns.order(self.engines.values()):
             begin_s = self._clock()
-            events += engine.step()
+            events += engine.step(is_alone=is_alone)
             if not engine.is_stalled:
                 self._turns.charge(engine, self._clock() - begin_s)
                 break
