@@ -241,8 +241,8 @@ class Scheduler:
         return schedule
 
     def update(self, schedule: Schedule) -> None:
-        """The step has ended, the oldest of those in flight: what it generated is charged, full
-        pages may now be shared. Not of sequences that have ended: they let go of what they had."""
+        """The step has ended: what it generated is charged, full pages may now be shared. Not of
+        sequences that have ended: they let go of what they had."""
         self._in_flight.remove(schedule)
         for item in schedule.items:
             sequence = item.sequence
@@ -383,8 +383,7 @@ class Scheduler:
         elif not self._has_room(sequence):
             self._release(sequence)
             self._is_closed = True
-            is_held = self.running or self._in_flight or self._pool.is_leased
-            if is_held or self._pool.is_loading:
+            if self.running or self._in_flight or self._pool.is_loading or self._pool.is_leased:
                 return
             self.is_short = self._kv.has_neighbours
             if not self.is_short:

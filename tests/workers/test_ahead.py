@@ -247,9 +247,15 @@ def test_a_real_worker_draws_the_same_tokens(llama: Setup) -> None:
                 activation=activation,
             )
         )
+    # As soon as it may end, this one does.
+    greedy = SamplingParams(
+        60, 0, temperature=0.0, min_tokens=7, logit_bias={9: 100.0}, stop_token_ids=(9,)
+    )
+    requests.append(Generate(24, "", llama.digest, [1, 2, 3], greedy, cache_domain="t"))
     in_turn, ahead = (played(llama, requests, runs_ahead) for runs_ahead in (False, True))
     assert ahead.answers == in_turn.answers and ahead.ended == in_turn.ended
     assert set(ahead.ended.values()) == {FinishReason.STOP, FinishReason.LENGTH}
+    assert len(ahead.answers[24]) == 8
     for number in ahead.answers:
         for one, other in zip(scores(ahead, number), scores(in_turn, number), strict=True):
             assert one.token == other.token
