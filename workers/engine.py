@@ -297,34 +297,31 @@ class Engine:
         """Launches a step if anything fits and collects those before it; itself too, unless it may
         be ahead: the device does nothing else (`is_alone`), or else one engine's step would count
         as time of another's. A step that fails fails its own sequences and no others."""
-        events: list[Event] = []
-        if self.scheduler.is_stuck:
-            events += self._collect()
-        is_launched = self._launch(events)
+        events = self._collect() if self.scheduler.is_stuck else []
+        is_launched, failed = self._launch()
         num_ahead = 1 if is_launched and is_alone and self._runs_ahead else 0
-        return events + self._collect(num_ahead)
+        return events + failed + self._collect(num_ahead)
 
-    def _launch(self, events: list[Event]) -> bool:
-        """False if nothing runs, or what should fails."""
+    def _launch(self) -> tuple[bool, list[Event]]:
+        """Whether there is a step more in flight, and who fails."""
         begin = perf_counter_ns()
         start_s = self._clock()
         with self._kv.lock:
             self._pool.poll()
             self.scheduler.is_held = self.is_held or self.runner is None
             schedule = self.scheduler.schedule(start_s)
-            events += [self._fail(*failure) for failure in schedule.failed]
+            failed = [self._fail(*failure) for failure in schedule.failed]
             self.is_stalled = not schedule.items and not self._flights
         if not schedule.items or self.runner is None:
-            return False
+            return False, failed
         schedule_us, launched_s = (perf_counter_ns() - begin) // 1000, self._clock()
         try:
             step = self.runner.launch(schedule)
         except Exception as error:
             with self._kv.lock:
-                events += self._fail_step(schedule, error)
-            return False
+                return False, failed + self._fail_step(schedule, error)
         self._flights.append(Flight(schedule, step, start_s, launched_s, schedule_us))
-        return True
+        return True, failed
 
     def _collect(self, num_left: int = 0) -> list[Event]:
         """Takes what was launched, but for the last `num_left` steps."""

@@ -70,7 +70,7 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, schedule: Schedule) -> LaunchedStep:
         """Computes every scheduled row and draws a token for each sequence in `schedule.sampled`.
-        Waits for nothing that the device does."""
+        Does not wait for the device, but where a replay is captured."""
         begin = perf_counter_ns()
         rows, extent = build_rows(schedule, self._kv)
         sampled = schedule.sampled

@@ -1,9 +1,8 @@
 """Decode steps at fixed addresses: captured once for a number of rows, replayed for any such step.
 
 A step is padded to the next of a few numbers of rows. A padded row is a sequence of one token on a
-scratch page, after all real ones; without an adapter, as every row is that no segment has. What is
-captured depends on the numbers in `StaticStep` alone: which adapters the rows have, and how many,
-is read on the device.
+scratch page. It comes after all real ones and lies in no segment, so it has no adapter; a padded
+segment has no rows. Which adapters the rows have, and how many, is read on the device.
 """
 
 from __future__ import annotations

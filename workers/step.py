@@ -17,7 +17,9 @@ class ScheduledSequence:
     sequence: Sequence
     num_tokens: int
     start: int = field(init=False)
-    """Position of the first row."""
+    end: int = field(init=False)
+    """Position of the first row, and the one after the last: of the token that is drawn, if one
+    is."""
     is_sampled: bool = field(init=False)
     """The rows reach the sequence's last token, so the next one is drawn."""
     is_prefill: bool = field(init=False)
@@ -29,16 +31,12 @@ class ScheduledSequence:
     def __post_init__(self) -> None:
         sequence = self.sequence
         self.start = sequence.num_computed
+        self.end = self.start + self.num_tokens
         self.is_sampled = self.end == sequence.length and sequence.params.max_tokens > 0
         self.is_prefill = sequence.is_prefilling
         lease = sequence.lease
         if lease is not None and sequence.is_activated:
             self.slot, self.max_rank = lease.slot, lease.max_rank
-
-    @property
-    def end(self) -> int:
-        """Position after the last row: of the token that is drawn, if one is."""
-        return self.start + self.num_tokens
 
 
 @dataclass(slots=True, eq=False)
