@@ -12,7 +12,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -79,13 +79,19 @@ class AdapterImage:
             hasher.update(table.tobytes())
         return hasher.hexdigest()
 
+    def pinned(self) -> AdapterImage:
+        """The same in memory that a device can copy from by itself."""
+        return replace(self, payload=torch.from_numpy(self.payload).pin_memory().numpy())
+
     def copy_to(self, target: Tensor) -> None:
-        """Fills target, uint8 [num_bytes]; hashes what it copies. Raises ImageCorrupt."""
+        """Fills target, uint8 [num_bytes], once the device has done so; hashes what it copies.
+        Raises ImageCorrupt."""
         hasher = hashlib.sha256()
         for start in range(0, self.num_bytes, CHUNK_BYTES):
             chunk = self.payload[start : start + CHUNK_BYTES]
             hasher.update(chunk.data)
-            target[start : start + len(chunk)].copy_(torch.from_numpy(chunk))
+            there = target[start : start + len(chunk)]
+            there.copy_(torch.from_numpy(chunk), non_blocking=True)
         if hasher.digest() != self.sha256:
             raise ImageCorrupt(f"image of {self.digest}: wrong checksum")
 

@@ -31,8 +31,12 @@ class AdapterLoader:
         cache_dir: Path,
         cache_bytes: int,
         expected_reuse: Callable[[str], float] = lambda _: 0.0,
+        *,
+        is_pinned: bool = False,
     ) -> None:
-        """expected_reuse: of a digest; what the cache drops first is what it says the least of."""
+        """expected_reuse: of a digest; what the cache drops first is what it says the least of.
+        is_pinned: images are to lie where a device copies them from by itself."""
+        self._is_pinned = is_pinned
         self._store = store
         self._base = base
         self.layout = ImageLayout(base.num_layers, dtype, b_rank_major)
@@ -49,16 +53,17 @@ class AdapterLoader:
         image = self.cache.load(digest)
         if image is None or proved not in ("", image.checksum):
             image = self._build(digest, proved)
-        return image
+        return image.pinned() if self._is_pinned else image
 
     def copy(self, image: AdapterImage, target: Tensor, *, is_fresh: bool = False) -> AdapterImage:
         """Host to device; returns the image that was copied: one gone bad meanwhile is read again.
 
-        target: uint8 [image.num_bytes], a run of the arena that nobody reads yet. is_fresh: just
-        fetched, so that its checksum need not be proved once more.
+        target: uint8 [image.num_bytes], a run of the arena that nobody reads yet; it is filled when
+        the device has done what it was given. is_fresh: just fetched, so that its checksum need not
+        be proved once more.
         """
         if is_fresh:
-            target.copy_(torch.from_numpy(image.payload))
+            target.copy_(torch.from_numpy(image.payload), non_blocking=True)
             return image
         try:
             image.copy_to(target)

@@ -87,8 +87,10 @@ class AdapterPool:
         self._clock = clock
         self._requests = ReuseByKey(clock)
         reuse = self._requests.expected
+        self._ops = ops
         self._loader = AdapterLoader(
-            store, shape, dtype, ops.b_rank_major, cache_dir, cache_bytes, reuse
+            *(store, shape, dtype, ops.b_rank_major, cache_dir, cache_bytes, reuse),
+            is_pinned=ops.device.type == "cuda",
         )
         self._accounts = broker.ledger.accounts
         self._host = HostTier(host_bytes, self._host_worth, self._accounts)
@@ -378,7 +380,11 @@ class AdapterPool:
         entry.run, entry.slot = run, self._slots.allocate()
         self._resident[run] = entry
         target = self._arena[run.offset : run.offset + image.num_bytes]
-        work = partial(self._loader.copy, image, target, is_fresh=is_fresh)
+
+        def work() -> AdapterImage:
+            with self._ops.beside():
+                return self._loader.copy(image, target, is_fresh=is_fresh)
+
         self._submit(entry, work, is_copy=True)
 
     def _is_first(self, account: str) -> bool:

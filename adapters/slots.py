@@ -22,6 +22,7 @@ class Slots:
             rank=torch.zeros(size, dtype=torch.int32, device=ops.device),
         )
         self.count = count
+        self._ops = ops
         self._free = list(reversed(range(count)))
 
     @property
@@ -34,14 +35,16 @@ class Slots:
 
     def free(self, slot: int) -> None:
         """Nobody reads it any more."""
-        self.tables.rank[slot].zero_()
+        with self._ops.beside():
+            self.tables.rank[slot].zero_()
         self._free.append(slot)
 
     def write(self, slot: int, image: ImageTables, run: Run) -> int:
         """The slot begins to serve the image that lies in the run; returns its greatest rank."""
-        self.tables.a_offset[slot] = torch.from_numpy(image.a_offset + run.offset)
-        self.tables.b_offset[slot] = torch.from_numpy(image.b_offset + run.offset)
-        self.tables.rank[slot] = torch.from_numpy(image.rank.copy())
+        with self._ops.beside():
+            self.tables.a_offset[slot] = torch.from_numpy(image.a_offset + run.offset)
+            self.tables.b_offset[slot] = torch.from_numpy(image.b_offset + run.offset)
+            self.tables.rank[slot] = torch.from_numpy(image.rank.copy())
         return int(image.rank.max())
 
     def check_integrity(self, runs: dict[int, Run], serving: set[int]) -> None:

@@ -59,7 +59,7 @@ def scheduling_cost(*, is_blocked: bool) -> float:
         begin = time.perf_counter()
         schedule = market.scheduler.schedule(market.clock.now)
         seconds.append(time.perf_counter() - begin)
-        market.runner.run(schedule)
+        market.runner.launch(schedule).result()
         market.scheduler.update(schedule)
         for item in schedule.items:
             item.sequence.append(0, market.clock.now)

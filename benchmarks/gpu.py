@@ -1,8 +1,8 @@
 """`python -m benchmarks.gpu --out gpu.json`: what the cuda backend does on this GPU, in 8 minutes.
 
 Everything is set against what the device did in the same run: a copy, a matrix product, a pinned
-transfer. It needs torch, triton and this checkout. Not here, because they need the engine's GPU
-form: tokens a second through the engine, the host's gap between steps, shrink on a side stream.
+transfer. It needs torch, triton and this checkout; for the engine's part msgspec and safetensors
+too. Not here: shrink on a side stream, loads of adapters and models under traffic.
 `--tiny` runs every part once at toy sizes, on the CPU under TRITON_INTERPRET=1 if need be.
 """
 
@@ -100,6 +100,16 @@ def baseline(bench: Bench, shape: Shape) -> Iterator[dict[str, Any]]:
         yield {"left_out": str(error)}
 
 
+def engine(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
+    """Tokens a second through the engine, and the gap between its steps."""
+    try:
+        from benchmarks.gpu_engine import engine_rows
+    except ImportError as error:
+        yield {"left_out": str(error)}
+        return
+    yield from engine_rows(bench, model)
+
+
 def decode(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
     """A captured step of one token a sequence against bytes / copy bandwidth; LoRA against base."""
     shape, copy = model.shape, bench.results["copy_bytes_per_second"]
@@ -193,6 +203,7 @@ def main() -> None:
             bench.part("sweep", partial(sweep, bench, model))
         bench.part(f"decode {shape.name}", partial(decode, bench, model))
         bench.part(f"prefill {shape.name}", partial(prefill, bench, model))
+        bench.part(f"engine {shape.name}", partial(engine, bench, model))
         del model
         bench.part(f"transformers {shape.name}", partial(baseline, bench, shape))
     options.out.write_text(json.dumps(bench.results, indent=1) + "\n")

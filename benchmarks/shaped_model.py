@@ -106,6 +106,13 @@ class ShapedModel:
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits float32 [T, V]."""
+        return self.logits(self.hidden(batch))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.ops.linear(hidden, self.head).float()
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """[T, K], the last norm applied."""
         ops, sites = self.ops, self.shape.sites
         residual = ops.embed(batch.ids, self.table)
         x = ops.rms_norm(residual, self.norm, 1e-5)
@@ -125,7 +132,7 @@ class ShapedModel:
             x = ops.rms_norm(x, self.norm, 1e-5, residual)
             x = linear("down", ops.gated_activation(linear("gate_up", x, layer), "silu"), layer)
             x = ops.rms_norm(x, self.norm, 1e-5, residual)
-        return ops.linear(x, self.head).float()
+        return x
 
     def cache(
         self, seqs: int, context: int

@@ -14,6 +14,8 @@ dtype.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -235,6 +237,21 @@ class SamplingBatch:
     has_bias: bool
 
 
+class Mark(Protocol):
+    """A point in what a device has to do."""
+
+    def synchronize(self) -> None:
+        """Returns when everything before it is done."""
+        ...
+
+
+class Passed:
+    """The mark of a backend whose ops return when they have computed."""
+
+    def synchronize(self) -> None:
+        pass
+
+
 class Ops(Protocol):
     """A backend. It holds no state but scratch and keeps no reference to its arguments."""
 
@@ -341,8 +358,19 @@ class Ops(Protocol):
         """
         ...
 
-    def synchronize(self) -> None:
-        """Returns when all work submitted so far is done."""
+    def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """What does the work again, at less cost to the host where the backend can: it reads and
+        writes where the work did, and returns the same tensor each time.
+        """
+        ...
+
+    def beside(self) -> AbstractContextManager[None]:
+        """What the thread submits within is done when this ends, beside the steps in flight and not
+        behind them: for memory that none of them uses."""
+        ...
+
+    def mark(self) -> Mark:
+        """A point in the work submitted so far. Does not wait for it."""
         ...
 
 

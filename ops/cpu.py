@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from ctypes import POINTER, Structure, byref, c_float, c_int, c_int32, c_int64, c_void_p
 
 import torch
@@ -22,7 +24,9 @@ from ops.base import (
     LayerStack,
     LayerWeights,
     LoRABatch,
+    Mark,
     PackedLinear,
+    Passed,
     QKNorm,
     SamplingBatch,
     Site,
@@ -253,8 +257,14 @@ class CpuOps:
             arena.data_ptr(), source.data_ptr(), target.data_ptr(), len(source), num_bytes
         )
 
-    def synchronize(self) -> None:
-        pass
+    def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        return work
+
+    def beside(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def mark(self) -> Mark:
+        return Passed()
 
     def _site_arrays(self, site: Site) -> tuple[ctypes.Array[c_int32], ctypes.Array[c_int32]]:
         arrays = self._sites.get(site)

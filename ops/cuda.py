@@ -1,10 +1,13 @@
 """The CUDA backend: matrix products by cuBLAS, everything else by the Triton kernels beside this.
 
-This module checks shapes and types and hands tensors over. Nothing here waits for the device or
-reads a tensor's values, so that a step can be captured into a graph.
+This module checks shapes and types and hands tensors over. No op waits for the device or reads a
+tensor's values, so that a step can be captured into a graph.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -23,7 +26,9 @@ from ops.base import (
     AttentionBatch,
     KVCacheView,
     LoRABatch,
+    Mark,
     PackedLinear,
+    Passed,
     QKNorm,
     SamplingBatch,
     Site,
@@ -54,6 +59,7 @@ class CudaOps:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._graph_pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         # By default cuBLAS may add the parts of a split sum in bfloat16.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_tf32 = False
@@ -149,6 +155,41 @@ class CudaOps:
         assert source.dtype is torch.int64 and len(source) == len(target)
         triton_pointwise.copy_pages(arena, source, target, num_bytes)
 
-    def synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+    def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """A CUDA graph. All share one pool of memory, so that a result holds until the next replay
+        of any of them."""
+        if self.device.type == "cpu":
+            return work
+        ahead = torch.cuda.Stream(self.device)
+        ahead.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(ahead):
+            work()  # what is made at the first call, kernels and workspaces, is not captured
+        torch.cuda.current_stream(self.device).wait_stream(ahead)
+        graph = torch.cuda.CUDAGraph()
+        # Loader threads copy and allocate meanwhile.
+        with torch.cuda.graph(graph, pool=self._graph_pool, capture_error_mode="thread_local"):
+            result = work()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return result
+
+        return replay
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        if self.device.type == "cpu":
+            yield
+            return
+        # Each its own, or else a table's entry would wait for somebody's megabytes.
+        stream = torch.cuda.Stream(self.device)
+        with torch.cuda.stream(stream):
+            yield
+        stream.synchronize()
+
+    def mark(self) -> Mark:
+        if self.device.type == "cpu":
+            return Passed()
+        mark = torch.cuda.Event()
+        mark.record()
+        return mark

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -13,7 +15,9 @@ from ops.base import (
     AttentionBatch,
     KVCacheView,
     LoRABatch,
+    Mark,
     PackedLinear,
+    Passed,
     QKNorm,
     SamplingBatch,
     Site,
@@ -157,8 +161,14 @@ class ReferenceOps:
         for start, end in zip(source.tolist(), target.tolist(), strict=True):
             arena[end : end + num_bytes] = arena[start : start + num_bytes]
 
-    def synchronize(self) -> None:
-        pass
+    def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        return work
+
+    def beside(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def mark(self) -> Mark:
+        return Passed()
 
 
 def gumbel_noise(seed: int, position: int, choice: int, num_tokens: int) -> Tensor:

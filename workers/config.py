@@ -43,6 +43,11 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Packed adapters on local disk."""
     max_num_seqs: int = 64
     max_batched_tokens: int = 512
+    runs_ahead: bool | None = None
+    """A step is scheduled while the one before it is computed."""
+    replays_steps: bool | None = None
+    """Steps in which all sequences generate are padded, captured and replayed. Of both, None: where
+    the device computes beside the host."""
     max_model_len: int | None = None
     max_queued: int = 1024
     max_queued_tokens: int = 1 << 20

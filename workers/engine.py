@@ -1,10 +1,12 @@
-"""One base model at work: receive, schedule, run, update, emit. Synchronous; one thread, beside
+"""One base model at work: receive, schedule, launch, collect, update, emit. One thread, beside
 which adapters load."""
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Protocol
 
@@ -30,7 +32,7 @@ from workers.protocol import (
 from workers.residency import Demand
 from workers.scheduler import EXPIRED, Scheduler
 from workers.sequence import Sequence, SequenceStatus
-from workers.step import Schedule, StepResult
+from workers.step import PendingStep, Schedule, ScheduledSequence, StepResult
 from workers.step_ring import StepRing
 from workers.step_time import RecentRatio
 
@@ -46,7 +48,28 @@ Event = tuple[int, SequenceOutput | Failed]
 class Runner(Protocol):
     """Computes a schedule: `ModelRunner`, or a stand-in without tensors."""
 
-    def run(self, schedule: Schedule) -> StepResult: ...
+    def launch(self, schedule: Schedule) -> PendingStep:
+        """Steps are computed in the order of their launch. The scheduled sequences keep their
+        pages, rows and adapters until the result was taken."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step that was launched and is not collected. Times are of the engine's clock."""
+
+    schedule: Schedule
+    step: PendingStep
+    start_s: float
+    launched_s: float
+    schedule_us: int
+
+    def land(self) -> StepResult | Exception:
+        """Waits for its end."""
+        try:
+            return self.step.result()
+        except Exception as error:
+            return error
 
 
 class Engine:
@@ -54,6 +77,13 @@ class Engine:
     `Failed`.
 
     `step` takes the lock of the memory, but not while it computes; all else is called with it.
+
+    Where the device works beside the host (`runs_ahead`) the next step is scheduled and launched
+    while one is in flight, as if all its sequences went on; what it computes of those that do not
+    is discarded. Tokens stay on the device from step to step, so the host is late for none.
+
+        host    schedule 1 | schedule 2 | collect 1, schedule 3 | collect 2, schedule 4 | ...
+        device             | step 1 ............| step 2 ...............| step 3 ...
     """
 
     def __init__(
@@ -68,6 +98,7 @@ class Engine:
         vocab_size: int,
         end_tokens: frozenset[int],
         clock: Callable[[], float],
+        runs_ahead: bool = False,
     ) -> None:
         self.info = info
         self.scheduler = scheduler
@@ -81,6 +112,10 @@ class Engine:
         self._vocab_size = vocab_size
         self._end_tokens = end_tokens
         self._clock = clock
+        self._runs_ahead = runs_ahead
+        self._flights: deque[Flight] = deque()
+        self._landed_s = 0.0
+        """When the last step was collected."""
         self._sequences: dict[tuple[int, int], Sequence] = {}
         self._kept: set[str] = set()
         self._prefill_rate, self._decode_steps = RecentRatio(), RecentRatio()
@@ -150,12 +185,18 @@ class Engine:
 
     def detach(self) -> Runner | None:
         """The weights leave; nothing may run. What waits goes on when they are back."""
+        assert not self._flights, "a step is in flight"
         runner, self.runner = self.runner, None
         return runner
 
-    def suspend(self) -> None:
-        """Everything that runs waits again and keeps its tokens."""
+    def suspend(self) -> list[Event]:
+        """Everything that runs waits again and keeps its tokens, those in flight too."""
+        events: list[Event] = []
+        while self._flights:
+            flight = self._flights.popleft()
+            events += self._take(flight, flight.land())
         self.scheduler.suspend()
+        return events
 
     def fail_waiting(self, code: ErrorCode, message: str) -> list[Event]:
         """All that waits, whether it has begun or not."""
@@ -235,9 +276,9 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Every page, run and slot is in exactly one state; if not, it is logged and counted."""
-        running = self.scheduler.running
+        holders = [*self.scheduler.running, *self.scheduler.leaving]
         try:
-            self._kv.check_integrity([p for s in running for p in s.block_table.held_pages])
+            self._kv.check_integrity([p for s in holders for p in s.block_table.held_pages])
             self._pool.check_integrity()
         except IntegrityError:
             self.num_integrity_failures += 1
@@ -252,47 +293,73 @@ class Engine:
             self._pool.pin(adapter)
         self._kept = set(wanted)
 
-    def step(self) -> list[Event]:
-        """Runs one step if anything fits; a step that fails fails its own sequences and no
-        others."""
+    def step(self, *, is_alone: bool = True) -> list[Event]:
+        """Launches a step if anything fits and collects those before it; itself too, unless it may
+        be ahead: the device does nothing else (`is_alone`), or else one engine's step would count
+        as time of another's. A step that fails fails its own sequences and no others."""
+        events = self._collect() if self.scheduler.is_stuck else []
+        is_launched, failed = self._launch()
+        num_ahead = 1 if is_launched and is_alone and self._runs_ahead else 0
+        return events + failed + self._collect(num_ahead)
+
+    def _launch(self) -> tuple[bool, list[Event]]:
+        """Whether there is a step more in flight, and who fails."""
         begin = perf_counter_ns()
         start_s = self._clock()
         with self._kv.lock:
             self._pool.poll()
             self.scheduler.is_held = self.is_held or self.runner is None
             schedule = self.scheduler.schedule(start_s)
-            events = [self._fail(*failure) for failure in schedule.failed]
-            self.is_stalled = not schedule.items
+            failed = [self._fail(*failure) for failure in schedule.failed]
+            self.is_stalled = not schedule.items and not self._flights
         if not schedule.items or self.runner is None:
-            return events
-        num_prefill = sum(i.num_tokens for i in schedule.items if i.sequence.is_prefilling)
-        scheduled, scheduled_s = perf_counter_ns(), self._clock()
+            return False, failed
+        schedule_us, launched_s = (perf_counter_ns() - begin) // 1000, self._clock()
         try:
-            result = self.runner.run(schedule)
+            step = self.runner.launch(schedule)
         except Exception as error:
             with self._kv.lock:
-                return events + self._fail_step(schedule, error)
-        computed = perf_counter_ns()
-        with self._kv.lock:
-            self._note_step(schedule, num_prefill, self._clock() - scheduled_s)
-            events += self._update(schedule, result)
-            num_free_pages = self.scheduler.num_free_pages
+                return False, failed + self._fail_step(schedule, error)
+        self._flights.append(Flight(schedule, step, start_s, launched_s, schedule_us))
+        return True, failed
+
+    def _collect(self, num_left: int = 0) -> list[Event]:
+        """Takes what was launched, but for the last `num_left` steps."""
+        events: list[Event] = []
+        while len(self._flights) > num_left:
+            flight = self._flights.popleft()
+            outcome = flight.land()
+            with self._kv.lock:
+                events += self._take(flight, outcome)
+        return events
+
+    def _take(self, flight: Flight, outcome: StepResult | Exception) -> list[Event]:
+        """The step has ended."""
+        schedule = flight.schedule
+        if isinstance(outcome, Exception):
+            return self._fail_step(schedule, outcome)
+        landed, landed_s = perf_counter_ns(), self._clock()
+        num_prefill = sum(item.num_tokens for item in schedule.items if item.is_prefill)
+        begin_s = max(flight.launched_s, self._landed_s)
+        self._note_step(schedule, num_prefill, landed_s - begin_s)
+        self._landed_s = landed_s
+        events = self._update(schedule, outcome)
         self._ring.append(
-            start_s=start_s,
+            start_s=flight.start_s,
             num_rows=schedule.num_tokens,
             num_sequences=len(schedule.items),
             num_prefill_tokens=num_prefill,
-            num_sampled=len(result.tokens),
+            num_sampled=len(outcome.tokens),
             num_adapters=len({item.slot for item in schedule.items if item.slot >= 0}),
             num_running=len(self.scheduler.running),
             num_waiting=self.scheduler.num_waiting,
-            num_free_pages=num_free_pages,
+            num_free_pages=self.scheduler.num_free_pages,
             num_preempted=schedule.num_preempted,
-            schedule_us=(scheduled - begin) // 1000,
-            build_us=result.build_us,
-            forward_us=result.forward_us,
-            sample_us=result.sample_us,
-            update_us=(perf_counter_ns() - computed) // 1000,
+            schedule_us=flight.schedule_us,
+            build_us=outcome.build_us,
+            forward_us=outcome.forward_us,
+            sample_us=outcome.sample_us,
+            update_us=(perf_counter_ns() - landed) // 1000,
         )
         return events
 
@@ -359,21 +426,26 @@ class Engine:
             self._decode_steps.note(seconds, 1)
 
     def _update(self, schedule: Schedule, result: StepResult) -> list[Event]:
-        sampled = schedule.sampled
-        prompt_done = [item.sequence for item in schedule.items if _ends_unsampled(item.sequence)]
+        """Sequences that ended while the step was in flight have no part in it."""
         self.scheduler.update(schedule)
         for item in schedule.items:
             sequence = item.sequence
             scored = result.prompt_logprobs.get(sequence.key)
-            if scored is not None:
+            if scored is not None and not sequence.is_finished:
                 # NOTE: a preempted sequence is scored again from its start.
-                sequence.prompt_logprobs[sequence.num_computed - item.num_tokens :] = scored
+                sequence.prompt_logprobs[item.start :] = scored
+        drawn = zip(schedule.sampled, result.tokens, result.logprobs, strict=True)
         events = [
             self._emit(item.sequence, token, logprobs)
-            for item, token, logprobs in zip(sampled, result.tokens, result.logprobs, strict=True)
+            for item, token, logprobs in drawn
+            if not item.sequence.is_finished
         ]
-        self.num_generated_tokens += len(sampled)
-        return events + [self._finish_prompt(s) for s in prompt_done if s.num_uncomputed == 0]
+        self.num_generated_tokens += len(events)
+        return events + [
+            self._finish_prompt(item.sequence)
+            for item in schedule.items
+            if _ends_unsampled(item) and not item.sequence.is_finished
+        ]
 
     def _emit(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> Event:
         is_first = not sequence.is_begun
@@ -416,8 +488,10 @@ class Engine:
         log.exception("engine step failed", exc_info=error)
         events: list[Event] = []
         for item in schedule.items:
-            self.scheduler.remove(item.sequence)
-            events.append(self._fail(item.sequence, ErrorCode.INTERNAL, message))
+            if not item.sequence.is_finished:
+                self.scheduler.remove(item.sequence)
+                events.append(self._fail(item.sequence, ErrorCode.INTERNAL, message))
+        self.scheduler.update(schedule)
         return events
 
 
@@ -433,5 +507,6 @@ def _resumption_refusal(sequence: Sequence) -> str | None:
     return None
 
 
-def _ends_unsampled(sequence: Sequence) -> bool:
-    return sequence.params.max_tokens == 0
+def _ends_unsampled(item: ScheduledSequence) -> bool:
+    sequence = item.sequence
+    return sequence.params.max_tokens == 0 and item.end == len(sequence.tokens)

@@ -141,9 +141,10 @@ class WorkerLoop:
         """One step of the engine whose turn it is. Those before it that find nothing to run only
         look."""
         events: list[Event] = []
+        able = [e for e in self.engines.values() if e.has_work and not e.is_stalled]
         for engine in self._turns.order(self.engines.values()):
             begin_s = self._clock()
-            events += engine.step()
+            events += engine.step(is_alone=len(able) <= 1)
             if not engine.is_stalled:
                 self._turns.charge(engine, self._clock() - begin_s)
                 break

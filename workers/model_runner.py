@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from time import perf_counter_ns
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from adapters.residency import AdapterLease
 from memory.kv_cache import KVCache
-from ops.base import AdapterTables, KVCacheView, LoRABatch, Ops, Site
-from workers.batch_builder import build_forward_batch, build_sampling_batch
+from ops.base import (
+    PAGE_TOKENS,
+    AdapterTables,
+    KVCacheView,
+    LoRABatch,
+    Mark,
+    Ops,
+    SamplingBatch,
+    Site,
+)
+from workers.batch_builder import (
+    Extent,
+    RowInputs,
+    build_rows,
+    build_sampling,
+    forward_batch,
+    sampling_batch,
+)
 from workers.models.decoder import Decoder
 from workers.protocol import TokenLogprobs
-from workers.sequence import Sequence
+from workers.static_step import Limits, StaticSteps
 from workers.step import Schedule, ScheduledSequence, StepResult
 from workers.token_buffer import TokenBuffer
+from workers.upload import Array, upload
 
 
 class ModelRunner:
@@ -29,41 +50,61 @@ class ModelRunner:
         kv: KVCache,
         buffer: TokenBuffer,
         tables: AdapterTables,
+        *,
+        scratch_page: int | None = None,
     ) -> None:
+        """scratch_page: byte offset in the arena of a page that is nobody's; given, steps in which
+        all sequences generate are padded and replayed (`StaticSteps`)."""
         self.model = model
         self._ops = ops
         self._kv = kv
         self._view = KVCacheView(arena, model.plan.kv_layout)
         self._buffer = buffer
         self._tables = tables
+        self._static_steps: StaticSteps | None = None
+        if scratch_page is not None:
+            max_len = model.plan.max_model_len
+            limits = Limits(-(-max_len // PAGE_TOKENS), max_len, scratch_page)
+            self._static_steps = StaticSteps(limits, model, ops, buffer, self._view, tables)
 
     @torch.inference_mode()
-    def run(self, schedule: Schedule) -> StepResult:
-        """Computes every scheduled row and draws a token for each sequence in
-        `schedule.sampled`."""
-        result = StepResult()
+    def launch(self, schedule: Schedule) -> LaunchedStep:
+        """Computes every scheduled row and draws a token for each sequence in `schedule.sampled`.
+        Does not wait for the device, but where a replay is captured."""
         begin = perf_counter_ns()
-        batch = build_forward_batch(schedule, self._buffer, self._kv, self._view, self._tables)
-        built = perf_counter_ns()
-        hidden = self.model.forward(batch)
-        self._score_prompts(schedule, hidden, result)
+        rows, extent = build_rows(schedule, self._kv)
         sampled = schedule.sampled
-        last_rows = torch.tensor(schedule.last_rows, dtype=torch.int64, device=hidden.device)
-        logits = self.model.logits(hidden[last_rows]) if sampled else None
-        self._ops.synchronize()
+        columns = build_sampling(sampled)
+        replay = self._prepare_replay(schedule, rows, extent)
+        inputs = [*columns.values()] if replay else [*columns.values(), *rows]
+        tensors = upload(inputs, self._ops.device)
+        on_device = dict(zip(columns, tensors, strict=False))
+        built = perf_counter_ns()
+        if replay:
+            logits, prompts = replay(), []
+        else:
+            logits, prompts = self._compute(schedule, RowInputs(*tensors[len(columns) :]), extent)
         computed = perf_counter_ns()
+        tokens, scores = None, None
         if logits is not None:
-            self._sample([item.sequence for item in sampled], logits, result)
-        result.build_us = (built - begin) // 1000
-        result.forward_us = (computed - built) // 1000
-        result.sample_us = (perf_counter_ns() - computed) // 1000
-        return result
+            sampling = sampling_batch(sampled, on_device, self._buffer)
+            tokens, scores = self._sample(sampled, logits, sampling)
+        return LaunchedStep(
+            sampled,
+            tokens,
+            scores,
+            prompts,
+            self._ops.mark(),
+            build_us=(built - begin) // 1000,
+            forward_us=(computed - built) // 1000,
+            sample_us=(perf_counter_ns() - computed) // 1000,
+        )
 
     @torch.inference_mode()
     def lora_deltas(
         self, lease: AdapterLease, layer: int, inputs: list[tuple[Site, Tensor]]
     ) -> list[Tensor]:
-        """What the leased adapter adds at sites of the layer, by the op and tables of `run`.
+        """What the leased adapter adds at sites of the layer, by the op and tables of `launch`.
 
         Shape: x [T, in] of each site, the same T -> y [T, sum(site.widths)], on the CPU. DType:
         activation in, float32 out.
@@ -86,44 +127,110 @@ class ModelRunner:
             deltas.append(y.float().cpu())
         return deltas
 
-    def _sample(self, sequences: list[Sequence], logits: Tensor, result: StepResult) -> None:
-        wanted = [s.params.logprobs for s in sequences if s.params.logprobs is not None]
+    def _prepare_replay(
+        self, schedule: Schedule, rows: RowInputs[Array], extent: Extent
+    ) -> Callable[[], Tensor] | None:
+        """None where the step is computed as it comes."""
+        if self._static_steps is None or any(item.is_prefill for item in schedule.items):
+            return None
+        return self._static_steps.prepare(rows, extent)
+
+    def _compute(
+        self, schedule: Schedule, rows: RowInputs[Tensor], extent: Extent
+    ) -> tuple[Tensor | None, list[tuple[ScheduledSequence, Scores]]]:
+        """Logits [N, V] of the rows that are sampled from, and scores of prompts."""
+        batch = forward_batch(rows, extent, self._buffer, self._view, self._tables)
+        hidden = self.model.forward(batch)
+        prompts = self._score_prompts(schedule, hidden)
+        logits = self.model.logits(hidden[rows.last_rows]) if len(rows.last_rows) else None
+        return logits, prompts
+
+    def _sample(
+        self, items: list[ScheduledSequence], logits: Tensor, sampling: SamplingBatch
+    ) -> tuple[Tensor, Scores | None]:
+        """Tokens on their way to the host; the next step finds them in the token buffer."""
+        params = [item.sequence.params for item in items]
+        wanted = [p.logprobs for p in params if p.logprobs is not None]
         raw = logits.clone() if wanted else logits
-        sampling = build_sampling_batch(sequences, self._buffer, logits.device)
         tokens = self._ops.sample(logits, sampling)
         self._buffer.scatter(sampling.buffer_row, sampling.position, tokens)
-        result.tokens = tokens.tolist()
-        result.logprobs = [None] * len(sequences)
-        if wanted:
-            scored = self._logprobs(raw, tokens, max(wanted))
-            for index, sequence in enumerate(sequences):
-                if (num_top := sequence.params.logprobs) is not None:
-                    result.logprobs[index] = _trim(scored[index], num_top)
+        scores = self._score(raw, tokens, max(wanted)) if wanted else None
+        return _to_host(tokens), scores
 
-    def _score_prompts(self, schedule: Schedule, hidden: Tensor, result: StepResult) -> None:
+    def _score_prompts(
+        self, schedule: Schedule, hidden: Tensor
+    ) -> list[tuple[ScheduledSequence, Scores]]:
+        scored: list[tuple[ScheduledSequence, Scores]] = []
         first_row = 0
         for item in schedule.items:
-            sequence = item.sequence
-            num_top = sequence.params.prompt_logprobs
+            num_top = item.sequence.params.prompt_logprobs
             if num_top is not None and (targets := _prompt_targets(item)):
                 logits = self.model.logits(hidden[first_row : first_row + len(targets)])
-                tokens = torch.tensor(targets, dtype=torch.int32, device=hidden.device)
-                result.prompt_logprobs[sequence.key] = self._logprobs(logits, tokens, num_top)
+                (tokens,) = upload([np.array(targets, np.int32)], hidden.device)
+                scored.append((item, self._score(logits, tokens, num_top)))
             first_row += item.num_tokens
+        return scored
 
-    def _logprobs(self, logits: Tensor, tokens: Tensor, num_top: int) -> list[TokenLogprobs]:
-        chosen, top_ids, top_values = self._ops.log_softmax_top(logits, tokens, num_top)
+    def _score(self, logits: Tensor, tokens: Tensor, num_top: int) -> Scores:
+        return Scores(*map(_to_host, (tokens, *self._ops.log_softmax_top(logits, tokens, num_top))))
+
+
+class Scores(NamedTuple):
+    """Log-probabilities of tokens and of the likeliest at their places, on their way to the host:
+    tokens, chosen [N]; top_ids, top_values [N, num_top]."""
+
+    tokens: Tensor
+    chosen: Tensor
+    top_ids: Tensor
+    top_values: Tensor
+
+    def read(self) -> list[TokenLogprobs]:
+        columns = (tensor.tolist() for tensor in self)
         return [
             TokenLogprobs(token, logprob, list(zip(ids, values, strict=True)))
-            for token, logprob, ids, values in zip(
-                tokens.tolist(), chosen.tolist(), top_ids.tolist(), top_values.tolist(), strict=True
-            )
+            for token, logprob, ids, values in zip(*columns, strict=True)
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """What is on its way to the host is there when the mark is passed."""
+
+    sampled: list[ScheduledSequence]
+    tokens: Tensor | None
+    scores: Scores | None
+    prompts: list[tuple[ScheduledSequence, Scores]]
+    mark: Mark
+    build_us: int
+    forward_us: int
+    sample_us: int
+
+    def result(self) -> StepResult:
+        begin = perf_counter_ns()
+        self.mark.synchronize()
+        result = StepResult(build_us=self.build_us, forward_us=self.forward_us)
+        if self.tokens is not None:
+            result.tokens = self.tokens.tolist()
+            result.logprobs = [None] * len(result.tokens)
+        if self.scores is not None:
+            scored = self.scores.read()
+            for index, item in enumerate(self.sampled):
+                if (num_top := item.sequence.params.logprobs) is not None:
+                    result.logprobs[index] = _trim(scored[index], num_top)
+        for item, scores in self.prompts:
+            result.prompt_logprobs[item.sequence.key] = scores.read()
+        result.sample_us = self.sample_us + (perf_counter_ns() - begin) // 1000
+        return result
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    """Behind what the device has to do by now, without waiting for it."""
+    return tensor.to("cpu", non_blocking=True)
 
 
 def _prompt_targets(item: ScheduledSequence) -> list[int]:
     """The prompt tokens that this chunk's rows predict."""
-    first = item.sequence.num_computed + 1
+    first = item.start + 1
     last = min(first + item.num_tokens, item.sequence.num_prompt)
     return item.sequence.tokens[first:last]
 

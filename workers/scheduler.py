@@ -48,6 +48,11 @@ class Scheduler:
     """Continuous batching with chunked prefill, prefix reuse and preemption by recompute.
 
     A step has a row for each sequence that generates, and prompts as far as `StepBudget` lets them.
+
+    A step may be scheduled while the one before it is in flight: each sequence is taken to go on.
+    Of one that has ended by then the row is for nothing: `update` leaves no trace of it. What a
+    step in flight uses stays as it is until its `update`, so nobody is preempted meanwhile: a
+    sequence that lacks pages is left out, and `is_stuck` until nothing is in flight.
     """
 
     def __init__(
@@ -83,6 +88,12 @@ class Scheduler:
         """Nobody begins any more in this step."""
         self.step_time = StepTime()
         self.running: list[Sequence] = []
+        self.leaving: list[Sequence] = []
+        """Ended, but a step in flight computes rows of them."""
+        self._in_flight: list[Schedule] = []
+        """Not updated yet, the oldest first."""
+        self.is_stuck = False
+        """The next step can be scheduled when those in flight have ended, not before."""
         self.num_preemptions = 0
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
@@ -109,7 +120,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running or self._queue.num_waiting)
+        return bool(self.running or self._in_flight or self._queue.num_waiting)
 
     @property
     def num_waiting(self) -> int:
@@ -130,7 +141,12 @@ class Scheduler:
     @property
     def has_free_row(self) -> bool:
         """One more sequence would not wait for another to end."""
-        return len(self.running) + self.num_waiting < self.max_num_seqs
+        return self._num_rows + self.num_waiting < self.max_num_seqs
+
+    @property
+    def _num_rows(self) -> int:
+        """Rows of the token buffer that are taken."""
+        return len(self.running) + len(self.leaving)
 
     @property
     def num_free_pages(self) -> int:
@@ -166,10 +182,14 @@ class Scheduler:
         self._note_waiting(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Frees all it holds, whatever it was doing."""
+        """Frees all it holds, whatever it was doing; if a step in flight uses it, then at its
+        end."""
         if sequence.status is SequenceStatus.RUNNING:
             self.running.remove(sequence)
-            self._release(sequence)
+            if sequence.num_in_flight:
+                self.leaving.append(sequence)
+            else:
+                self._release(sequence)
             self._queue.remove(sequence, is_waiting=False)
         elif sequence.status is SequenceStatus.WAITING:
             self._queue.remove(sequence, is_waiting=True)
@@ -178,7 +198,7 @@ class Scheduler:
         sequence.status = SequenceStatus.FINISHED
 
     def suspend(self) -> None:
-        """Everything that runs waits again and keeps its tokens."""
+        """Everything that runs waits again and keeps its tokens. Nothing is in flight."""
         for sequence in list(self.running):
             self._put_back(sequence)
 
@@ -196,8 +216,8 @@ class Scheduler:
     def schedule(self, now: float) -> Schedule:
         """The next step: a row for each sequence that generates, then prompts in turn, those begun
         and those that can begin."""
-        schedule = Schedule()
-        self.is_short = False
+        schedule = Schedule(begin_s=max([now, *map(self._end_s, self._in_flight)]))
+        self.is_short = self.is_stuck = False
         for sequence in self.expire(now):
             schedule.failed.append((sequence, ErrorCode.EXPIRED, EXPIRED))
         due_s, num_attended = self._decode(schedule)
@@ -206,7 +226,7 @@ class Scheduler:
             budget = StepBudget(
                 self.step_time,
                 num_rows=self._max_batched_tokens - num_rows,
-                seconds=due_s - now - self.step_time.predict(num_rows, num_attended),
+                seconds=due_s - schedule.begin_s - self.step_time.predict(num_rows, num_attended),
             )
             self._prefill(budget, now, schedule)
         schedule.items.sort(key=lambda item: (item.slot < 0, item.slot))
@@ -217,31 +237,58 @@ class Scheduler:
             is_backlogged=self.num_waiting > 0,
         )
         self._num_drained = self._num_drained_tokens = 0
+        self._depart(schedule)
         return schedule
 
     def update(self, schedule: Schedule) -> None:
-        """The step was computed: what it generated is charged, full pages may now be shared."""
+        """The step has ended: what it generated is charged, full pages may now be shared. Not of
+        sequences that have ended: they let go of what they had."""
+        self._in_flight.remove(schedule)
         for item in schedule.items:
             sequence = item.sequence
-            sequence.num_computed += item.num_tokens
-            sequence.num_charged = max(sequence.num_charged, sequence.num_computed)
-            num_full = sequence.num_computed // PAGE_TOKENS
-            if num_full > sequence.block_table.num_committed:
-                sequence.block_table.commit(sequence.page_keys[:num_full])
-            if not sequence.is_pending:
-                self._queue.charge(sequence, DECODE_COST)
-            elif sequence.num_uncomputed == 0:
-                self._queue.leave(sequence)
+            sequence.num_in_flight -= 1
+            sequence.num_drawn -= item.is_sampled
+            if not sequence.is_finished:
+                self._account(sequence, item.end)
+            elif not sequence.num_in_flight:
+                self.leaving.remove(sequence)
+                self._release(sequence)
+
+    def _account(self, sequence: Sequence, num_computed: int) -> None:
+        """So many of its tokens are computed by now."""
+        sequence.num_charged = max(sequence.num_charged, num_computed)
+        num_full = num_computed // PAGE_TOKENS
+        if num_full > sequence.block_table.num_committed:
+            sequence.block_table.commit(sequence.page_keys[:num_full])
+        if not sequence.is_pending:
+            self._queue.charge(sequence, DECODE_COST)
+        elif num_computed == len(sequence.tokens):
+            self._queue.leave(sequence)
+
+    def _depart(self, schedule: Schedule) -> None:
+        """From now on it is in flight."""
+        for item in schedule.items:
+            sequence = item.sequence
+            sequence.num_computed = item.end
+            sequence.num_in_flight += 1
+            sequence.num_drawn += item.is_sampled
+        if schedule.items:
+            self._in_flight.append(schedule)
+
+    def _end_s(self, schedule: Schedule) -> float:
+        """When it should have ended."""
+        seconds = self.step_time.predict(schedule.num_tokens, schedule.num_attended)
+        return schedule.begin_s + seconds
 
     def _decode(self, schedule: Schedule) -> tuple[float, int]:
         """A row for each sequence that generates. Returns when the first of their tokens is due,
         and the positions that they attend to."""
         due_s, num_attended = math.inf, 0
         for sequence in list(self.running):
-            is_on = sequence.status is SequenceStatus.RUNNING and not sequence.is_pending
+            is_on = sequence.status is SequenceStatus.RUNNING and sequence.is_generating
             if is_on and self._grow(sequence, 1, schedule):
                 schedule.items.append(ScheduledSequence(sequence, 1))
-                due_s = min(due_s, sequence.due_s)
+                due_s = min(due_s, sequence.due_s + sequence.num_drawn * sequence.terms.tpot_s)
                 num_attended += sequence.num_computed
         return due_s, num_attended
 
@@ -254,7 +301,8 @@ class Scheduler:
         begun = [sequence for sequence in self.running if sequence.is_pending]
         if self._is_full() and not begun:
             return
-        self._turns.choose_victims(now, self.running, self._awaited, self._pool.may_displace)
+        in_use = [*self.running, *self.leaving]
+        self._turns.choose_victims(now, in_use, self._awaited, self._pool.may_displace)
         computing = {sequence.next_page_key for sequence in begun}
         for sequence in self._queue.in_turn(self._is_full):
             if budget.num_rows <= 0:
@@ -267,24 +315,29 @@ class Scheduler:
                 self._admit(sequence, computing, budget, schedule)
 
     def _is_full(self) -> bool:
-        return self._is_closed or self.is_held or len(self.running) >= self.max_num_seqs
+        return self._is_closed or self.is_held or self._num_rows >= self.max_num_seqs
 
     def _has_row(self, sequence: Sequence) -> bool:
         """The last rows are for tenants of whom nothing runs, when it is their turn: or else
         whoever fills all of them with long answers makes everybody wait for one to end."""
-        num_left = self.max_num_seqs - len(self.running)
+        num_left = self.max_num_seqs - self._num_rows
         return num_left > self.max_num_seqs // RESERVED_ROWS or not sequence.account.num_running
 
     def _continue(self, sequence: Sequence, budget: StepBudget, schedule: Schedule) -> None:
+        if sequence.num_computed >= len(sequence.tokens):
+            return  # the rest of it is in flight
         num_tokens = sequence.num_next(budget.room(sequence.num_computed))
         if self._grow(sequence, num_tokens, schedule):
             self._take(sequence, num_tokens, budget, schedule)
-        self._is_closed |= schedule.num_preempted > 0
+        self._is_closed |= schedule.num_preempted > 0 or self.is_stuck
 
     def _grow(self, sequence: Sequence, num_tokens: int, schedule: Schedule) -> bool:
         """Pages for its next rows, preempting while memory is short. False: it was preempted
-        itself."""
+        itself, or nobody can be before the step in flight has ended."""
         while not sequence.block_table.grow(sequence.num_computed + num_tokens):
+            if self._in_flight:
+                self.is_stuck = True
+                return False
             table = sequence.block_table
             victim = last_in_turn(s for s in self.running if table.may_displace(s.block_table))
             self._put_back(victim)
@@ -330,7 +383,7 @@ class Scheduler:
         elif not self._has_room(sequence):
             self._release(sequence)
             self._is_closed = True
-            if self.running or self._pool.is_loading or self._pool.is_leased:
+            if self.running or self._in_flight or self._pool.is_loading or self._pool.is_leased:
                 return
             self.is_short = self._kv.has_neighbours
             if not self.is_short:
@@ -451,4 +504,5 @@ def _num_pages(num_tokens: int) -> int:
 
 
 def _num_missing(sequence: Sequence) -> int:
-    return _num_pages(len(sequence.tokens)) - len(sequence.block_table.pages)
+    """Pages for its tokens; it may have one more, for the token that a step in flight draws."""
+    return max(_num_pages(len(sequence.tokens)) - len(sequence.block_table.pages), 0)

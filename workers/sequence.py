@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from memory.block_table import BlockTable
-from memory.page_key import PAGE_TOKENS, PageHasher
+from memory.page_key import PageHasher
 from workers.fairness import TERMS
 from workers.protocol import AdapterRef, FinishReason, Generate, SamplingParams, TokenLogprobs
 
@@ -28,6 +28,9 @@ class Sequence:
 
         0 ........ num_cached ........ num_computed ..... num_prompt .... len(tokens)
         from the prefix cache | computed here       | still to compute  | generated
+
+    What a step in flight computes counts as computed, and the token that it draws counts in
+    `length`: the next step is made of these before anybody has seen the token.
 
     A preempted sequence goes back to `num_computed = 0` and keeps its generated tokens. A resumed
     one begins like that, with tokens that another worker generated.
@@ -52,6 +55,10 @@ class Sequence:
         self.tokens = list(request.tokens)
         self.num_prompt = len(request.tokens) - request.num_resumed
         self.num_computed = 0
+        self.num_in_flight = 0
+        """Steps in flight that compute rows of it: as long, it keeps all that it has."""
+        self.num_drawn = 0
+        """Tokens that steps in flight draw for it: not among `tokens` yet."""
         self.num_cached = 0
         self.status = SequenceStatus.WAITING
         self.block_table = block_table
@@ -101,8 +108,19 @@ class Sequence:
         return self.request.adapter
 
     @property
+    def length(self) -> int:
+        """Tokens it has when the steps in flight have ended, if none of them is its last."""
+        return len(self.tokens) + self.num_drawn
+
+    @property
     def num_uncomputed(self) -> int:
-        return len(self.tokens) - self.num_computed
+        return self.length - self.num_computed
+
+    @property
+    def is_generating(self) -> bool:
+        """The next step may have a row for its last token: the prompt is computed, and there is
+        more to generate than what is in flight."""
+        return (not self.is_pending or self.num_drawn > 0) and self.length < self.max_len
 
     @property
     def is_activated(self) -> bool:
@@ -111,7 +129,7 @@ class Sequence:
 
     def num_next(self, budget: int) -> int:
         """Rows the next step may compute: one chunk never crosses the activation."""
-        end = len(self.tokens) if self.is_activated else self.request.activation
+        end = self.length if self.is_activated else self.request.activation
         return min(end - self.num_computed, budget)
 
     @property
@@ -130,16 +148,15 @@ class Sequence:
 
     @property
     def is_prefilling(self) -> bool:
-        return self.num_uncomputed > 1 or self.num_generated == 0
-
-    @property
-    def is_end_banned(self) -> bool:
-        """`min_tokens` not reached: end tokens must not be drawn."""
-        return self.num_generated < self.params.min_tokens
+        return self.num_uncomputed > 1 or self.length == self.num_prompt
 
     @property
     def is_waiting(self) -> bool:
         return self.status is SequenceStatus.WAITING
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is SequenceStatus.FINISHED
 
     @property
     def expires_s(self) -> float:
@@ -155,8 +172,8 @@ class Sequence:
 
     @property
     def next_page_key(self) -> bytes | None:
-        """Key of the first full page that has no KV yet."""
-        index = self.num_computed // PAGE_TOKENS
+        """Key of the first full page that is not in the prefix cache."""
+        index = self.block_table.num_committed
         return self.page_keys[index] if index < len(self.page_keys) else None
 
     def append(self, token: int, now: float) -> FinishReason | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from workers.protocol import ErrorCode, TokenLogprobs
 from workers.sequence import Sequence
@@ -10,29 +11,35 @@ from workers.sequence import Sequence
 
 @dataclass(slots=True)
 class ScheduledSequence:
-    """`num_tokens` rows of a sequence, from its `num_computed` on; all base only or all adapted."""
+    """`num_tokens` rows of a sequence; all base only or all adapted. What it says holds for this
+    step, whatever becomes of the sequence while it is computed."""
 
     sequence: Sequence
     num_tokens: int
+    start: int = field(init=False)
+    end: int = field(init=False)
+    """Position of the first row, and the one after the last: of the token that is drawn, if one
+    is."""
+    is_sampled: bool = field(init=False)
+    """The rows reach the sequence's last token, so the next one is drawn."""
+    is_prefill: bool = field(init=False)
     slot: int = field(init=False, default=-1)
     """Adapter slot, -1 for base only."""
     max_rank: int = field(init=False, default=0)
     """Of the adapter, over its projections; 0 for base only."""
 
     def __post_init__(self) -> None:
-        lease = self.sequence.lease
-        if lease is not None and self.sequence.is_activated:
+        sequence = self.sequence
+        self.start = sequence.num_computed
+        self.end = self.start + self.num_tokens
+        self.is_sampled = self.end == sequence.length and sequence.params.max_tokens > 0
+        self.is_prefill = sequence.is_prefilling
+        lease = sequence.lease
+        if lease is not None and sequence.is_activated:
             self.slot, self.max_rank = lease.slot, lease.max_rank
 
-    @property
-    def is_sampled(self) -> bool:
-        """The rows reach the sequence's last token, so the next one is drawn."""
-        sequence = self.sequence
-        reaches_end = sequence.num_computed + self.num_tokens == len(sequence.tokens)
-        return reaches_end and sequence.params.max_tokens > 0
 
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Schedule:
     """items: neighbours share an adapter slot; base-only sequences last. failed: dropped, with the
     reason."""
@@ -40,6 +47,8 @@ class Schedule:
     items: list[ScheduledSequence] = field(default_factory=list)
     failed: list[tuple[Sequence, ErrorCode, str]] = field(default_factory=list)
     num_preempted: int = 0
+    begin_s: float = 0.0
+    """When its computation can begin."""
 
     @property
     def sampled(self) -> list[ScheduledSequence]:
@@ -63,7 +72,7 @@ class Schedule:
     @property
     def num_attended(self) -> int:
         """Positions computed before, read by all rows together."""
-        return sum(item.num_tokens * item.sequence.num_computed for item in self.items)
+        return sum(item.num_tokens * item.start for item in self.items)
 
 
 @dataclass(slots=True)
@@ -78,3 +87,11 @@ class StepResult:
     build_us: int = 0
     forward_us: int = 0
     sample_us: int = 0
+
+
+class PendingStep(Protocol):
+    """A step on its way."""
+
+    def result(self) -> StepResult:
+        """Waits for the step's end. Raises what the device or its kernels did."""
+        ...

@@ -26,7 +26,8 @@ STEP = np.dtype(
         ("update_us", "i4"),
     ]
 )
-"""One record a step. The `*_us` parts add up to the step but for the emission of its output."""
+"""One record a step. The `*_us` parts add up to the step but for the emission of its output; of
+one that ran ahead, to what the host did for it, the wait for its end being in `sample_us`."""
 
 
 class StepRing:

@@ -124,14 +124,14 @@ class Swapper:
         for digest in orders.cancel:
             self._give_up(self._hosted[digest])
         for digest in orders.leave:
-            self._leave(self._hosted[digest])
+            events += self._leave(self._hosted[digest])
         for digest, hosted in self._hosted.items():
             hosted.target.engine.is_held = digest in orders.held
             if hosted.state.is_unloaded:
                 message = "the base model was unloaded"
                 events += hosted.target.engine.fail_waiting(ErrorCode.MODEL_UNAVAILABLE, message)
         for digest in orders.preempt:
-            self._hosted[digest].target.engine.suspend()
+            events += self._hosted[digest].target.engine.suspend()
         for digest in orders.hopeless:
             events += self._disappoint(self._hosted[digest])
         for hosted in self._hosted.values():
@@ -223,15 +223,16 @@ class Swapper:
         hosted.target.pool.is_on_device = True
         self._residency.loaded(hosted.plan.digest, loaded.seconds)
 
-    def _leave(self, hosted: Hosted) -> None:
+    def _leave(self, hosted: Hosted) -> list[Event]:
         """What runs goes on when the model is back: pages stay in the prefix cache, adapters on the
         host."""
         digest, target = hosted.plan.digest, hosted.target
-        target.engine.suspend()
+        events = target.engine.suspend()
         self._prober.put_back(digest)
         target.pool.leave_device()
         self._arena.free_weights(digest)
         self._loader.discard(digest, [target.engine.detach()])
+        return events
 
     def _give_up(self, hosted: Hosted) -> None:
         """The load is not wanted any more."""

@@ -23,7 +23,9 @@ class TokenBuffer:
 
     def allocate(self, tokens: list[int]) -> int:
         row = self._free.pop()
-        self.tokens[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+        is_pinned = self.tokens.device.type == "cuda"
+        host = torch.tensor(tokens, dtype=torch.int32, pin_memory=is_pinned)
+        self.tokens[row, : len(tokens)].copy_(host, non_blocking=True)
         return row
 
     def free(self, row: int) -> None:

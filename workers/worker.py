@@ -69,7 +69,9 @@ class Worker:
         names = {digest: name for name, digest in config.models.items()}
         plans = {digest: self._read_plan(digest) for digest in names}
         self.arena, self._kv_extents = _make_arena(config, self._footprints(plans.values()))
-        device_memory = DeviceMemory(self.arena.num_bytes, self.ops.device)
+        # Behind the arena lies an extent that is nobody's: there padded rows have their page.
+        num_bytes = self.arena.num_bytes + self.arena.extent_bytes
+        device_memory = DeviceMemory(num_bytes, self.ops.device)
         self.memory = device_memory.tensor
         self.runs = AdapterRuns(self.arena)
         self.broker = MemoryBroker(self.arena, self.runs)
@@ -112,6 +114,11 @@ class Worker:
             status=self.status,
             clock=time.monotonic,
         )
+
+    @property
+    def _is_beside(self) -> bool:
+        """The device computes beside the host."""
+        return self.ops.device.type == "cuda"
 
     def status(self, draining: bool, generation: int) -> WorkerStatus:
         """What is, now. On the engine's thread only."""
@@ -199,10 +206,16 @@ class Worker:
             vocab_size=plan.spec.vocab_size,
             end_tokens=frozenset(plan.spec.eos_token_ids),
             clock=time.monotonic,
+            runs_ahead=self._is_beside if config.runs_ahead is None else config.runs_ahead,
         )
+        replays = self._is_beside if config.replays_steps is None else config.replays_steps
+        scratch_page = self.arena.num_bytes if replays else None
 
         def make_runner(model: Decoder) -> ModelRunner:
-            return ModelRunner(model, self.ops, self.memory, kv, buffer, pool.tables)
+            tables = pool.tables
+            return ModelRunner(
+                *(model, self.ops, self.memory, kv, buffer, tables), scratch_page=scratch_page
+            )
 
         examiner = Examiner(self.store, plan.folder, plan.spec, plan.shape, pool.layout)
         target = self.targets[digest] = Target(engine, pool, examiner)

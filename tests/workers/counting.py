@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections import Counter
 
 from tests.workers.simulation import Simulation
-from tests.workers.simulator import FakeClock
+from tests.workers.simulator import FakeClock, Late, Rows
 from workers.fairness import DECODE_COST, PREFILL_COST
 from workers.protocol import Failed, Generate
-from workers.step import Schedule, StepResult
+from workers.step import PendingStep, Schedule, StepResult
 
 STEP_S, ROW_S = 0.010, 0.001
 
@@ -17,7 +17,7 @@ STEP_S, ROW_S = 0.010, 0.001
 class CountingRunner:
     """Each token generated is 0."""
 
-    def __init__(self, clock: FakeClock) -> None:
+    def __init__(self, clock: FakeClock, rows: Rows) -> None:
         self.clock = clock
         self.served: Counter[str] = Counter()
         """Cost of the rows computed, by tenant; of those computed again after a preemption none."""
@@ -27,21 +27,21 @@ class CountingRunner:
         """When the prompt of each request began."""
         self.num_steps = 0
 
-    def run(self, schedule: Schedule) -> StepResult:
+    def launch(self, schedule: Schedule) -> PendingStep:
         self.num_steps += 1
         for item in schedule.items:
             sequence = item.sequence
             request = sequence.request
-            end = sequence.num_computed + item.num_tokens
-            num_new = end - max(self._computed[request.id], sequence.num_computed)
+            num_new = item.end - max(self._computed[request.id], item.start)
             cost = int(PREFILL_COST if sequence.is_pending else DECODE_COST) * max(num_new, 0)
-            self._computed[request.id] = max(self._computed[request.id], end)
+            self._computed[request.id] = max(self._computed[request.id], item.end)
             self.served[request.tenant] += cost
             self.by_class[request.service_class] += cost
             self.begun_s.setdefault(request.id, self.clock.now)
         self.clock.now += STEP_S + ROW_S * schedule.num_tokens
         num_sampled = len(schedule.sampled)
-        return StepResult(tokens=[0] * num_sampled, logprobs=[None] * num_sampled)
+        result = StepResult(tokens=[0] * num_sampled, logprobs=[None] * num_sampled)
+        return Late(lambda: result)
 
 
 class Market(Simulation):

@@ -10,8 +10,8 @@ from adapters.errors import AdapterUnavailable
 from memory.accounts import NOBODY, Tenant
 from memory.arena import Arena
 from memory.kv_cache import KVCache
-from tests.workers.simulator import END, VOCAB, FakeClock, SimulatedRunner, alone
-from workers.engine import Engine, Runner
+from tests.workers.simulator import END, VOCAB, FakeClock, Rows, SimulatedRunner, alone
+from workers.engine import Engine, Event, Runner
 from workers.overload import QueueBounds
 from workers.protocol import (
     AdapterRef,
@@ -108,19 +108,11 @@ class StubPool:
         return False
 
 
-class Rows:
-    def __init__(self, count: int) -> None:
-        self.free_rows = list(range(count))
-
-    def allocate(self, tokens: list[int]) -> int:
-        return self.free_rows.pop()
-
-    def free(self, row: int) -> None:
-        self.free_rows.append(row)
-
-
 class Simulation:
     """An engine with everything real but the tensors."""
+
+    runs_ahead = False
+    """Where a test does not say: `conftest.py` has some suites run both ways."""
 
     def __init__(
         self,
@@ -130,7 +122,8 @@ class Simulation:
         max_batched_tokens: int = 64,
         pool: StubPool | None = None,
         bounds: QueueBounds = QueueBounds(),  # noqa: B008
-        runner: Callable[[FakeClock], Runner] = SimulatedRunner,
+        runner: Callable[[FakeClock, Rows], Runner] = SimulatedRunner,
+        runs_ahead: bool | None = None,
     ) -> None:
         self.clock = FakeClock()
         self.pool = pool or StubPool(num_slots=4)
@@ -145,7 +138,7 @@ class Simulation:
             max_batched_tokens=max_batched_tokens,
             bounds=bounds,
         )
-        self.runner = runner(self.clock)
+        self.runner = runner(self.clock, self.rows)
         self.ring = StepRing()
         self.engine = Engine(
             ModelInfo("model", "m", 4096),
@@ -157,6 +150,7 @@ class Simulation:
             vocab_size=VOCAB,
             end_tokens=frozenset([END]),
             clock=self.clock,
+            runs_ahead=self.runs_ahead if runs_ahead is None else runs_ahead,
         )
         self.outputs: dict[int, list[int]] = {}
         self.finished: dict[int, FinishReason | ErrorCode] = {}
@@ -171,7 +165,22 @@ class Simulation:
         return failed
 
     def step(self) -> None:
-        for _, event in self.engine.step():
+        self._note(self.engine.step())
+        self.kv.check_integrity(
+            held=[
+                page
+                for sequence in [*self.scheduler.running, *self.scheduler.leaving]
+                for page in sequence.block_table.held_pages
+            ]
+        )
+
+    def suspend(self) -> None:
+        with self.kv.lock:
+            events = self.engine.suspend()
+        self._note(events)
+
+    def _note(self, events: list[Event]) -> None:
+        for _, event in events:
             if isinstance(event, Failed):
                 self.finished[event.id] = event.code
                 continue
@@ -181,9 +190,6 @@ class Simulation:
             if event.finish_reason is not None:
                 self.finished[event.id] = event.finish_reason
                 self.cached[event.id] = event.num_cached_tokens
-        self.kv.check_integrity(
-            held=[page for s in self.scheduler.running for page in s.block_table.held_pages]
-        )
 
     def run(self, max_steps: int = 20_000) -> None:
         for _ in range(max_steps):

@@ -9,13 +9,14 @@ any batch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
 
 from memory.page_key import PAGE_TOKENS
 from workers.protocol import Generate, TokenLogprobs
-from workers.step import Schedule, ScheduledSequence, StepResult
+from workers.step import PendingStep, Schedule, ScheduledSequence, StepResult
 
 VOCAB = 97
 END = 96
@@ -61,54 +62,94 @@ def alone(request: Generate) -> list[int]:
     return tokens[len(request.tokens) :]
 
 
+class Rows:
+    """The token buffer: what a step draws is written there, and the next one reads it there."""
+
+    def __init__(self, count: int) -> None:
+        self.free_rows = list(range(count))
+        self.tokens: dict[int, dict[int, int]] = {}
+
+    def allocate(self, tokens: list[int]) -> int:
+        row = self.free_rows.pop()
+        self.tokens[row] = dict(enumerate(tokens))
+        return row
+
+    def free(self, row: int) -> None:
+        self.free_rows.append(row)
+
+
+@dataclass
+class Late:
+    """A step that is computed as late as it can be: when somebody waits for it."""
+
+    result: Callable[[], StepResult]
+
+
 @dataclass
 class SimulatedRunner:
-    """Runs a schedule on digests; `seconds_per_token` moves the clock."""
+    """Runs a schedule on digests; `seconds_per_token` moves the clock. A step reads the sequences
+    as they are when it is launched, and of the tokens only what the device has."""
 
     clock: FakeClock
+    rows: Rows
     seconds_per_token: float = 0.001
     cache: dict[tuple[int, int], bytes] = field(default_factory=dict)
     num_steps: int = 0
 
-    def run(self, schedule: Schedule) -> StepResult:
+    def launch(self, schedule: Schedule) -> PendingStep:
         self.num_steps += 1
         self.clock.now += self.seconds_per_token * schedule.num_tokens
         slots = [item.slot for item in schedule.items]
         boundaries = sum(a != b for a, b in pairwise(slots))
         assert boundaries == len(set(slots)) - 1, "rows of one adapter are not neighbours"
         assert -1 not in slots or slots[slots.index(-1) :] == [-1] * slots.count(-1)
-        result = StepResult()
-        drawn = {id(item.sequence): self._compute(item) for item in schedule.items}
-        for item in schedule.sampled:
-            result.tokens.append(drawn[id(item.sequence)])
-            result.logprobs.append(None)
-        for item in schedule.items:
-            sequence = item.sequence
-            if sequence.params.prompt_logprobs is not None:
-                first = sequence.num_computed + 1
-                last = min(first + item.num_tokens, sequence.num_prompt)
-                result.prompt_logprobs[sequence.key] = [
-                    TokenLogprobs(token, -float(first + index), [])
-                    for index, token in enumerate(sequence.tokens[first:last])
-                ]
-        return result
+        launched = [self._launch(item) for item in schedule.items]
+        scored = {
+            item.sequence.key: _scores(item)
+            for item in schedule.items
+            if item.sequence.params.prompt_logprobs is not None
+        }
 
-    def _compute(self, item: ScheduledSequence) -> int:
-        sequence = item.sequence
-        assert sequence.row is not None
+        def compute() -> StepResult:
+            drawn = [token for item in launched if (token := item()) is not None]
+            return StepResult(drawn, [None] * len(drawn), scored)
+
+        return Late(compute)
+
+    def _launch(self, item: ScheduledSequence) -> Callable[[], int | None]:
+        sequence, start, end, row = item.sequence, item.start, item.end, item.sequence.row
+        assert row is not None
         assert (sequence.lease is None) == (sequence.adapter is None)
-        end = sequence.num_computed + item.num_tokens
         adapters = acting(sequence.request, end)
-        in_chunk = set(adapters[sequence.num_computed :])
+        in_chunk = set(adapters[start:])
         assert len(in_chunk) == 1, "a chunk crosses the activation"
         assert (item.slot < 0) == (in_chunk == {"base"})
-        digests = prefix_digests(adapters, sequence.tokens[:end])
-        pages = sequence.block_table.pages
-        for position in range(end):
-            place = pages[position // PAGE_TOKENS], position % PAGE_TOKENS
-            if position >= sequence.num_computed:
-                self.cache[place] = digests[position]
-            assert self.cache.get(place) == digests[position], (
-                f"position {position} was overwritten"
-            )
-        return next_token(digests[-1])
+        pages = sequence.block_table.pages.copy()
+
+        def compute() -> int | None:
+            """The token, if one is drawn."""
+            assert sequence.row == row and sequence.block_table.pages[: len(pages)] == pages
+            assert (sequence.lease is None) == (sequence.adapter is None), "its slot is given up"
+            digests = prefix_digests(adapters, [self.rows.tokens[row][p] for p in range(end)])
+            for position in range(end):
+                place = pages[position // PAGE_TOKENS], position % PAGE_TOKENS
+                if position >= start:
+                    self.cache[place] = digests[position]
+                assert self.cache.get(place) == digests[position], (
+                    f"position {position} was overwritten"
+                )
+            if not item.is_sampled:
+                return None
+            token = self.rows.tokens[row][end] = next_token(digests[-1])
+            return token
+
+        return compute
+
+
+def _scores(item: ScheduledSequence) -> list[TokenLogprobs]:
+    first = item.start + 1
+    last = min(first + item.num_tokens, item.sequence.num_prompt)
+    return [
+        TokenLogprobs(token, -float(first + index), [])
+        for index, token in enumerate(item.sequence.tokens[first:last])
+    ]

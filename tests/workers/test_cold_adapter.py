@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.adapters.pools import House, SteppedExecutor
-from tests.workers.simulation import Rows, generate
-from tests.workers.simulator import VOCAB, FakeClock, SimulatedRunner
+from tests.workers.simulation import generate
+from tests.workers.simulator import VOCAB, FakeClock, Rows, SimulatedRunner
 from workers.engine import Engine
 from workers.loop import WorkerLoop
 from workers.probe import Prober
@@ -24,7 +24,7 @@ from workers.protocol import (
 )
 from workers.scheduler import Scheduler
 from workers.server import Delivery
-from workers.step import Schedule, StepResult
+from workers.step import PendingStep, Schedule
 from workers.step_ring import StepRing
 
 NUM_STEPS = 12
@@ -37,11 +37,11 @@ class ScriptedRunner(SimulatedRunner):
 
     script: dict[int, list[Callable[[], None]]]
 
-    def run(self, schedule: Schedule) -> StepResult:
-        result = super().run(schedule)
+    def launch(self, schedule: Schedule) -> PendingStep:
+        step = super().launch(schedule)
         for call in self.script.get(self.num_steps, []):
             call()
-        return result
+        return step
 
 
 class Box:
@@ -49,12 +49,13 @@ class Box:
 
     def __init__(self, folder: Path, *, num_units: int = 16, max_num_seqs: int = 8) -> None:
         self.house = house = House(folder, [4] * 3, num_units=num_units)
-        self.runner = ScriptedRunner(FakeClock())
+        rows = Rows(max_num_seqs)
+        self.runner = ScriptedRunner(FakeClock(), rows)
         self.runner.script = {}
         self.scheduler = Scheduler(
             house.kv,
             house.pool,
-            Rows(max_num_seqs),
+            rows,
             max_num_seqs=max_num_seqs,
             max_batched_tokens=64,
         )

@@ -19,9 +19,9 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Setup:
     return Setup(tmp_path_factory.mktemp("llama"), "llama", {"a": {"rank": 4}})
 
 
-@pytest.fixture
-def driver(llama: Setup) -> Iterator[Driver]:
-    with Driver(llama.config(max_num_seqs=1)) as driver:
+@pytest.fixture(params=[False, True], ids=["in-turn", "ahead"])
+def driver(llama: Setup, request: pytest.FixtureRequest) -> Iterator[Driver]:
+    with Driver(llama.config(max_num_seqs=1, runs_ahead=request.param)) as driver:
         yield driver
 
 

@@ -29,7 +29,8 @@ def resumed(request: Generate, generated: list[int]) -> Generate:
     return msgspec.structs.replace(request, tokens=tokens, num_resumed=len(generated))
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.usefixtures("both_ways")
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**32), st.integers(14, 60), st.integers(16, 100))
 def test_it_generates_the_rest(seed: int, num_pages: int, max_batched_tokens: int) -> None:
     """Among others, some of them resumed too, with preemption."""
@@ -107,20 +108,25 @@ PARAMS = {
 
 
 @pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
-@pytest.mark.parametrize("adapter", [None, "r4"])
+@pytest.mark.parametrize(
+    ("adapter", "runs_ahead"),
+    [(None, False), ("r4", False), ("r4", True)],
+    ids=["base", "r4", "r4-ahead"],
+)
 def test_a_real_model_goes_on_alike(
-    tiny: Setup, params: SamplingParams, adapter: str | None
+    tiny: Setup, params: SamplingParams, adapter: str | None, runs_ahead: bool
 ) -> None:
     """On a worker that has seen nothing of it, among strangers."""
     ref = None if adapter is None else tiny.refs[adapter]
     request = Generate(0, "", tiny.digest, [3, 1, 4, 1, 5], params, cache_domain="t", adapter=ref)
-    with Driver(tiny.config()) as driver:
+    config = tiny.config(runs_ahead=runs_ahead)
+    with Driver(config) as driver:
         driver.submit(request)
         driver.wait()
     whole, scores = driver.answers[0], _scores(driver)
     assert len(whole) >= 30
     for num_resumed in (1, 17, len(whole) - 1):
-        with Driver(tiny.config()) as driver:
+        with Driver(config) as driver:
             for number in range(3):
                 driver.submit(tiny.generate(number + 1, [number], 8, None))
             driver.submit(resumed(request, whole[:num_resumed]))

@@ -133,12 +133,13 @@ def answers(config: WorkerConfig, requests: list[Generate]) -> tuple[dict[int, l
     return driver.answers, driver
 
 
-def test_answers_are_those_of_a_worker_that_never_swaps(house: House) -> None:
+@pytest.mark.parametrize("runs_ahead", [False, True], ids=["in-turn", "ahead"])
+def test_answers_are_those_of_a_worker_that_never_swaps(house: House, runs_ahead: bool) -> None:
     """More streams than one residency can end: they are preempted with their model, and go on."""
     names = list(FAMILIES)
     requests = traffic(house, names, scaled(48, 192), scaled(120, 240))
     expected, _ = answers(house.config(*names, device_memory=None), requests)
-    got, driver = answers(house.config(*names), requests)
+    got, driver = answers(house.config(*names, runs_ahead=runs_ahead), requests)
     assert got == expected
     worker = driver.worker
     status = models(worker.status(False, 0))

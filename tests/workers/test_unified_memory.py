@@ -15,8 +15,8 @@ from pathlib import Path
 from adapters.load_cost import copy_s
 from memory.runs import UNIT_BYTES
 from tests.adapters.pools import House, SteppedExecutor
-from tests.workers.simulation import Rows, generate, prompt_of
-from tests.workers.simulator import VOCAB, SimulatedRunner
+from tests.workers.simulation import generate, prompt_of
+from tests.workers.simulator import VOCAB, Rows, SimulatedRunner
 from workers.engine import Engine
 from workers.protocol import Failed, Generate, ModelInfo
 from workers.scheduler import Scheduler
@@ -76,13 +76,12 @@ class Box:
         house = self.house
         pool, kv = house.pool, house.kv
         self.ring = StepRing()
-        self.scheduler = Scheduler(
-            kv, pool, Rows(MAX_NUM_SEQS), max_num_seqs=MAX_NUM_SEQS, max_batched_tokens=64
-        )
+        rows = Rows(MAX_NUM_SEQS)
+        self.scheduler = Scheduler(kv, pool, rows, max_num_seqs=MAX_NUM_SEQS, max_batched_tokens=64)
         self.engine = Engine(
             ModelInfo("model", "m", 4096),
             self.scheduler,
-            SimulatedRunner(house, SECONDS_PER_TOKEN),  # pyright: ignore
+            SimulatedRunner(house, rows, SECONDS_PER_TOKEN),  # pyright: ignore
             kv,
             pool,
             self.ring,

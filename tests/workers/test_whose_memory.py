@@ -7,8 +7,8 @@ from pathlib import Path
 
 from memory.page_key import PAGE_TOKENS
 from tests.adapters.pools import House, SteppedExecutor
-from tests.workers.simulation import Rows, generate
-from tests.workers.simulator import VOCAB, FakeClock, SimulatedRunner
+from tests.workers.simulation import generate
+from tests.workers.simulator import VOCAB, FakeClock, Rows, SimulatedRunner
 from workers.engine import Engine
 from workers.protocol import Failed, ModelInfo, SequenceOutput
 from workers.scheduler import Scheduler
@@ -36,13 +36,14 @@ class Box:
         )
         self.clock = FakeClock()
         house = self.house
+        rows = Rows(8)
         self.scheduler = Scheduler(
-            house.kv, house.pool, Rows(8), max_num_seqs=8, max_batched_tokens=512
+            house.kv, house.pool, rows, max_num_seqs=8, max_batched_tokens=512
         )
         self.engine = Engine(
             ModelInfo("model", "m", 4096),
             self.scheduler,
-            SimulatedRunner(self.clock),
+            SimulatedRunner(self.clock, rows),
             house.kv,
             house.pool,
             StepRing(),

@@ -81,12 +81,20 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
     yield Setup(tmp_path_factory.mktemp("llama"), "llama")
 
 
-@pytest.mark.parametrize("backend", ["reference", "cpu"])
-def test_batched_with_strangers_equals_alone_equals_peft(llama: Setup, backend: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "runs_ahead"),
+    [("reference", False), ("cpu", False), ("cpu", True)],
+    ids=["reference", "cpu", "cpu-ahead"],
+)
+def test_batched_with_strangers_equals_alone_equals_peft(
+    llama: Setup, backend: str, runs_ahead: bool
+) -> None:
     """Little memory: sequences are preempted and adapters evicted, and nothing changes."""
     rng = random.Random(7)
     shared = [rng.randrange(256) for _ in range(48)]
-    config = llama.config(ops=backend, memory=(12 << 16), max_loaded_adapters=3)
+    config = llama.config(
+        ops=backend, memory=(12 << 16), max_loaded_adapters=3, runs_ahead=runs_ahead
+    )
     with Driver(config) as driver:
         requests: list[tuple[Generate, str | None]] = []
         for number in range(40):
