@@ -47,17 +47,17 @@ class Traffic:
     @classmethod
     @asynccontextmanager
     async def of(
-        cls, cluster: Cluster, asked: Sequence[Asked], num_clients: int
+        cls, cluster: Cluster, asked: Sequence[Asked], num_clients: int, pause_s: float = 0.0
     ) -> AsyncIterator[Traffic]:
-        """So many clients, each with one request at a time; those that are under way at the end
-        are waited for."""
+        """So many clients, each with one request at a time and so long a pause after it; those that
+        are under way at the end are waited for."""
         gateway = next(iter(cluster.gateways))
         undisturbed = await asyncio.gather(*(cluster.ask(gateway, each) for each in asked))
         traffic = cls(cluster, asked, undisturbed)
         stopping = asyncio.Event()
         async with asyncio.TaskGroup() as clients:
             for number in range(num_clients):
-                clients.create_task(traffic._go_on(number, stopping))
+                clients.create_task(traffic._go_on(number, pause_s, stopping))
             try:
                 yield traffic
             finally:
@@ -69,7 +69,7 @@ class Traffic:
         while len(self.told) + len(self.failures) < wanted:
             await asyncio.sleep(0.01)
 
-    async def _go_on(self, client: int, stopping: asyncio.Event) -> None:
+    async def _go_on(self, client: int, pause_s: float, stopping: asyncio.Event) -> None:
         while not stopping.is_set():
             number = next(self._numbers)
             asked, undisturbed = self._answers[number % len(self._answers)]
@@ -77,6 +77,7 @@ class Traffic:
                 await self._ask(client, asked, undisturbed, salt=str(number))
             except Exception as error:
                 self.failures.append(repr(error))
+            await asyncio.sleep(pause_s)
 
     async def _ask(self, client: int, asked: Asked, undisturbed: Answer, salt: str) -> None:
         told_at = [time.monotonic()]
