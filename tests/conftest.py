@@ -2,6 +2,7 @@
 
 import os
 
+import hypothesis
 import pytest
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -10,6 +11,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 # Libraries import Triton too, and whether its own functions are interpreted is decided then.
 import tests.ops.interpreter  # noqa: F401
+
+# A busy machine is no defect of an example.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 SLOWEST = ("e2e", "gateway", "ops")
 """Folders, so that of several processes none has a long file left when the others have ended."""
