@@ -23,6 +23,7 @@ Everything here is a function of its arguments, time and random numbers included
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from heapq import nlargest
 from random import Random
 from zlib import crc32
@@ -54,7 +55,8 @@ FETCH_BYTES_PER_S = 4e8
 """To the host, from the disk cache or the store."""
 
 
-class Work(msgspec.Struct):
+@dataclass(slots=True, eq=False)
+class Work:
     """What a request asks of a worker."""
 
     model: str
@@ -63,7 +65,7 @@ class Work(msgspec.Struct):
     """Digest."""
     prompts: Sequence[Prefix]
     num_sequences: int
-    num_tokens: int = 0
+    num_tokens: int = field(init=False)
     """Of all prompts."""
 
     def __post_init__(self) -> None:

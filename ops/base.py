@@ -15,7 +15,7 @@ dtype.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -250,6 +250,19 @@ class Passed:
 
     def synchronize(self) -> None:
         pass
+
+
+class HostOps:
+    """What the backends share whose ops return when they have computed."""
+
+    def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        return work
+
+    def beside(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def mark(self) -> Mark:
+        return Passed()
 
 
 class Ops(Protocol):

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from ctypes import POINTER, Structure, byref, c_float, c_int, c_int32, c_int64, c_void_p
 
 import torch
@@ -20,13 +18,12 @@ from ops.base import (
     PROJECTIONS,
     Activation,
     AttentionBatch,
+    HostOps,
     KVCacheView,
     LayerStack,
     LayerWeights,
     LoRABatch,
-    Mark,
     PackedLinear,
-    Passed,
     QKNorm,
     SamplingBatch,
     Site,
@@ -77,7 +74,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
 }
 
 
-class CpuOps:
+class CpuOps(HostOps):
     """Ops in C++. Inner layout of a page: K `[G][D][PAGE_TOKENS]`, V `[G][PAGE_TOKENS][D]`.
 
     variant: how the kernels are compiled, see build.VARIANTS. threads: None = torch's number.
@@ -256,15 +253,6 @@ class CpuOps:
         self._lib.copy_pages(
             arena.data_ptr(), source.data_ptr(), target.data_ptr(), len(source), num_bytes
         )
-
-    def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        return work
-
-    def beside(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def mark(self) -> Mark:
-        return Passed()
 
     def _site_arrays(self, site: Site) -> tuple[ctypes.Array[c_int32], ctypes.Array[c_int32]]:
         arrays = self._sites.get(site)

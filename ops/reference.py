@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -13,11 +11,10 @@ from ops.base import (
     PAGE_TOKENS,
     Activation,
     AttentionBatch,
+    HostOps,
     KVCacheView,
     LoRABatch,
-    Mark,
     PackedLinear,
-    Passed,
     QKNorm,
     SamplingBatch,
     Site,
@@ -36,7 +33,7 @@ class DenseLinear:
         self.num_bytes = self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
-class ReferenceOps:
+class ReferenceOps(HostOps):
     """Ops in float32 torch. Inner layout of a page: K and V both `[G][PAGE_TOKENS][D]`."""
 
     name = "reference"
@@ -160,15 +157,6 @@ class ReferenceOps:
     def copy_pages(self, arena: Tensor, source: Tensor, target: Tensor, num_bytes: int) -> None:
         for start, end in zip(source.tolist(), target.tolist(), strict=True):
             arena[end : end + num_bytes] = arena[start : start + num_bytes]
-
-    def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        return work
-
-    def beside(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def mark(self) -> Mark:
-        return Passed()
 
 
 def gumbel_noise(seed: int, position: int, choice: int, num_tokens: int) -> Tensor:

@@ -70,7 +70,8 @@ class Worker:
         plans = {digest: self._read_plan(digest) for digest in names}
         self.arena, self._kv_extents = _make_arena(config, self._footprints(plans.values()))
         # Behind the arena lies an extent that is nobody's: there padded rows have their page.
-        num_bytes = self.arena.num_bytes + self.arena.extent_bytes
+        num_scratch_bytes = self.arena.extent_bytes if self._replays_steps else 0
+        num_bytes = self.arena.num_bytes + num_scratch_bytes
         device_memory = DeviceMemory(num_bytes, self.ops.device)
         self.memory = device_memory.tensor
         self.runs = AdapterRuns(self.arena)
@@ -119,6 +120,11 @@ class Worker:
     def _is_beside(self) -> bool:
         """The device computes beside the host."""
         return self.ops.device.type == "cuda"
+
+    @property
+    def _replays_steps(self) -> bool:
+        replays_steps = self.config.replays_steps
+        return self._is_beside if replays_steps is None else replays_steps
 
     def status(self, draining: bool, generation: int) -> WorkerStatus:
         """What is, now. On the engine's thread only."""
@@ -208,8 +214,7 @@ class Worker:
             clock=time.monotonic,
             runs_ahead=self._is_beside if config.runs_ahead is None else config.runs_ahead,
         )
-        replays = self._is_beside if config.replays_steps is None else config.replays_steps
-        scratch_page = self.arena.num_bytes if replays else None
+        scratch_page = self.arena.num_bytes if self._replays_steps else None
 
         def make_runner(model: Decoder) -> ModelRunner:
             tables = pool.tables
