@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,6 +12,7 @@ import httpx
 
 from tests.stack import Stack
 from workers.client import WorkerClient
+from workers.loop import STATUS_PERIOD_S
 from workers.protocol import WorkerStatus
 
 IN_USE = (
@@ -27,7 +29,9 @@ def _get(stack: Stack, path: str) -> httpx.Response:
 
 
 def worker_metrics(stack: Stack) -> dict[str, float]:
-    """Prometheus values by name, summed over labels."""
+    """Prometheus values by name, summed over labels, none older than this call: what a worker says
+    of itself may be a period old."""
+    time.sleep(2 * STATUS_PERIOD_S)
     return _values(_get(stack, "/metrics").text)
 
 

@@ -148,7 +148,6 @@ def at_rest(stack: Stack) -> dict[str, float]:
         if busy == 0 and metrics["vllm:kv_cache_usage_perc"] == 0:
             return metrics
         assert time.monotonic() < deadline, metrics
-        time.sleep(0.2)
 
 
 def assert_bounds(statuses: list[WorkerStatus]) -> None:
