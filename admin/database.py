@@ -20,6 +20,7 @@ from admin.errors import (
     AdminError,
     AlreadyExists,
     Conflict,
+    DatabaseMisconfigured,
     DatabaseUnavailable,
     Invalid,
     NotFound,
@@ -36,6 +37,7 @@ EVERYTHING = "*"
 """For the operator, and for work that is nobody's request."""
 NOTHING = ""
 
+CONNECT_TIMEOUT_S = 10
 LOCK_TIMEOUT_S = 10
 IDLE_IN_TRANSACTION_TIMEOUT_S = 60
 
@@ -93,8 +95,8 @@ class Database:
         """Opens the pool. `role` None: as the login itself. `statement_cache_size=0` suits a
         transaction-pooling proxy.
 
-        Raises DatabaseUnavailable, also if there is no such role, or if what is between ignores
-        what is asked for.
+        Raises DatabaseUnavailable; DatabaseMisconfigured if there is no such login, database or
+        role, or if what is between ignores what is asked for; Invalid if the URL cannot be read.
         """
         settings = {
             "application_name": application_name,
@@ -109,6 +111,7 @@ class Database:
                     dsn,
                     min_size=min_size,
                     max_size=max_size,
+                    timeout=CONNECT_TIMEOUT_S,
                     command_timeout=command_timeout,
                     statement_cache_size=statement_cache_size,
                     server_settings=settings | _as_role(role),
@@ -118,7 +121,7 @@ class Database:
                 asyncpg.InvalidParameterValueError,
                 asyncpg.InsufficientPrivilegeError,
             ) as error:
-                raise DatabaseUnavailable(
+                raise DatabaseMisconfigured(
                     f"cannot work as {role}: {error}; has `loraplex migrate` been run?"
                 ) from error
             except ValueError:
@@ -138,7 +141,7 @@ class Database:
             row = await connection.fetchrow(_WHO)
         assert row is not None
         if row["sees"] != sees or self._role not in (None, row["role"]):
-            raise DatabaseUnavailable(
+            raise DatabaseMisconfigured(
                 f"the connection works as {row['role']}, not as {self._role}:"
                 " a proxy drops its settings; see docs/postgres.md"
             )
@@ -191,7 +194,7 @@ class Database:
         with translated_errors():
             connection: Any = await asyncpg.connect(
                 self._dsn,
-                timeout=10,
+                timeout=CONNECT_TIMEOUT_S,
                 server_settings={"application_name": "loraplex-listen"} | _as_role(self._role),
             )
             await connection.add_listener(channel, heard)
@@ -262,11 +265,11 @@ def _translate(error: asyncpg.PostgresError) -> AdminError:
             asyncpg.PostgresConnectionError()
             | asyncpg.InsufficientResourcesError()
             | asyncpg.OperatorInterventionError()
-            | asyncpg.InvalidAuthorizationSpecificationError()
-            | asyncpg.InvalidCatalogNameError()
             | asyncpg.LockNotAvailableError()
         ):
             return DatabaseUnavailable(text)
+        case asyncpg.InvalidAuthorizationSpecificationError() | asyncpg.InvalidCatalogNameError():
+            return DatabaseMisconfigured(text)
         case _:
             return AdminError(f"the database refused: {text}")
 

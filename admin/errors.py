@@ -66,6 +66,10 @@ class DatabaseUnavailable(AdminError):
     code = "database_unavailable"
 
 
+class DatabaseMisconfigured(DatabaseUnavailable):
+    """Postgres is there and does not take us: it helps to change a setting, not to wait."""
+
+
 class MigrationError(AdminError):
     """The schema is not what the migration files say."""
 

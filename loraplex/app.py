@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncGenerator, Coroutine, Generator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from loraplex.bootstrap import load_pepper
 from loraplex.errors import BadSettings
 from loraplex.probes import make_probes
 from loraplex.settings import Settings
+from loraplex.waiting import until_there
 from workers.client import WorkerClient
 
 DRAIN_TIMEOUT_S = 30
@@ -38,6 +39,8 @@ COLLECT_EVERY = 20_000
 ADMIN_ACQUIRE_S = 2.0
 """Somebody waits for the answer, be it that the database is away."""
 ADMIN_PATHS = ("/admin/", "/v1/organization/")
+
+log = logging.getLogger(__name__)
 
 
 class Composed:
@@ -85,8 +88,20 @@ def _run(serving: Coroutine[Any, Any, None]) -> None:
     # What these tell at these levels is told by us, or is each connection of a pool that retries.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("asyncpg.pool").setLevel(logging.ERROR)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serving)
+    # So it ends when it is told to before it serves.
+    with (
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        suppress(asyncio.CancelledError),
+    ):
+        runner.run(_until_told(serving))
+
+
+async def _until_told(serving: Coroutine[Any, Any, None]) -> None:
+    """Cancelled by SIGTERM, until a server takes the signal over."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    await serving
 
 
 async def _serve_gateway(settings: Settings, with_admin: bool, listener: socket.socket) -> None:
@@ -94,13 +109,13 @@ async def _serve_gateway(settings: Settings, with_admin: bool, listener: socket.
         raise BadSettings("the gateway needs LORAPLEX_DATABASE_URL")
     async with AsyncExitStack() as stack:
         database = await _connect(
-            stack, settings.database_url, application_name="loraplex-gateway", sees=EVERYTHING
+            stack, settings, listener, application_name="loraplex-gateway", sees=EVERYTHING
         )
         store = settings.open_store()
         app: Any = _data_plane(settings, database, store)
         if with_admin:
             # Its own connections: what a gateway says of itself must not wait for uploads.
-            app = Composed(app, await _admin_plane(stack, settings, store))
+            app = Composed(app, await _admin_plane(stack, settings, store, listener))
         await _listen(settings, app, listener)
 
 
@@ -108,7 +123,7 @@ async def _serve_admin(settings: Settings, listener: socket.socket) -> None:
     if not settings.database_url:
         raise BadSettings("the admin plane needs LORAPLEX_DATABASE_URL")
     async with AsyncExitStack() as stack:
-        administration = await _admin_plane(stack, settings, settings.open_store())
+        administration = await _admin_plane(stack, settings, settings.open_store(), listener)
         probes = make_probes(administration.state.admin.database)
         await _listen(settings, Composed(probes, administration), listener)
 
@@ -131,10 +146,22 @@ def _look_for_cycles_less() -> None:
     gc.set_threshold(COLLECT_EVERY, 20, 20)
 
 
-async def _connect(stack: AsyncExitStack, url: str, **options: Any) -> Database:
-    database = await Database.connect(url, **options)
+async def _connect(
+    stack: AsyncExitStack, settings: Settings, listener: socket.socket, **options: Any
+) -> Database:
+    """When the database is there; `listener` is answered meanwhile."""
+
+    async def attempt() -> Database:
+        database = await Database.connect(settings.database_url or "", **options)
+        try:
+            await check_schema(database)
+        except BaseException:
+            await database.close()
+            raise
+        return database
+
+    database = await until_there(attempt, listener, log.warning)
     stack.push_async_callback(database.close)
-    await check_schema(database)
     return database
 
 
@@ -170,11 +197,14 @@ def _data_plane(settings: Settings, database: Database, store: Store) -> Litesta
     )
 
 
-async def _admin_plane(stack: AsyncExitStack, settings: Settings, store: Store) -> Litestar:
+async def _admin_plane(
+    stack: AsyncExitStack, settings: Settings, store: Store, listener: socket.socket
+) -> Litestar:
     """Each of its transactions says what it may see."""
     database = await _connect(
         stack,
-        settings.database_url or "",
+        settings,
+        listener,
         application_name="loraplex-admin",
         acquire_timeout=ADMIN_ACQUIRE_S,
     )

@@ -32,6 +32,7 @@ from loraplex.private import make_private_folder, socket_folder, write_private
 from loraplex.probe import answers_ok
 from loraplex.pushing import Version
 from loraplex.settings import Settings
+from loraplex.waiting import until_there
 from loraplex.worker import worker_config
 
 GATEWAY_DRAIN_S = 40.0
@@ -108,7 +109,7 @@ class Box:
     async def _start(self) -> Keys:
         settings = self._settings
         path = settings.home / "keys.json"
-        await migrate_database(self._dsn, report=lambda name: tell(f"migration {name}"))
+        await until_there(self._migrate, self._listener, tell)
         database = await Database.connect(
             self._dsn, sees=EVERYTHING, application_name="loraplex-serve"
         )
@@ -136,6 +137,9 @@ class Box:
         where = {"url": self._url, "pid": os.getpid()}
         write_private(settings.home / "serve.json", json.dumps(where) + "\n")
         return keys
+
+    async def _migrate(self) -> None:
+        await migrate_database(self._dsn, report=lambda name: tell(f"migration {name}"))
 
     def _push_demo(self, keys: Keys) -> list[tuple[str, Version]]:
         with Api(self._url, keys.admin) as api:

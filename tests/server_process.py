@@ -48,6 +48,13 @@ class ServerProcess:
 
     async def start(self) -> None:
         """Returns when it is ready."""
+        await self.launch()
+        async with asyncio.timeout(START_TIMEOUT_S):
+            while not await asyncio.to_thread(answers_ok, self.health, "/readyz"):
+                assert self.is_running, self.log and self.log.read_text()[-4000:]
+                await asyncio.sleep(0.05)
+
+    async def launch(self) -> None:
         assert not self.is_running
         with ExitStack() as stack:
             log = stack.enter_context(self.log.open("ab")) if self.log else None
@@ -59,10 +66,6 @@ class ServerProcess:
                 stderr=log,
                 preexec_fn=die_with_parent(signal.SIGKILL),
             )
-        async with asyncio.timeout(START_TIMEOUT_S):
-            while not await asyncio.to_thread(answers_ok, self.health, "/readyz"):
-                assert self.is_running, self.log and self.log.read_text()[-4000:]
-                await asyncio.sleep(0.05)
 
     async def kill(self) -> None:
         """At once, also if a test has failed; nothing if it does not run."""

@@ -1,0 +1,96 @@
+"""A server that is started while its database is away: says so until it is there."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeVar
+
+import uvicorn
+from litestar import Litestar, Request, Response, get
+
+from admin import problems
+from admin.errors import DatabaseMisconfigured, DatabaseUnavailable
+from gateway.auth import public
+from gateway.routes.health import get_version, livez
+from gateway.server import make_config
+
+T = TypeVar("T")
+
+PATIENCE_S = 1.0
+"""Callers wait in the queue of the listener for so long, and are refused after that."""
+FIRST_BACKOFF_S = 0.1
+LAST_BACKOFF_S = 5.0
+
+
+async def until_there(
+    attempt: Callable[[], Awaitable[T]], listener: socket.socket, report: Callable[[str], None]
+) -> T:
+    """What `attempt` returns, tried again for as long as it raises DatabaseUnavailable.
+
+    Meanwhile whoever comes to the listener is told 503, and `report` hears why. What waiting does
+    not mend is raised: DatabaseMisconfigured, and whatever else it raises.
+    """
+    trying = asyncio.create_task(_retry(attempt, report))
+    try:
+        await asyncio.wait({trying}, timeout=PATIENCE_S)
+        if trying.done():
+            return trying.result()
+        async with _refusing(listener):
+            return await trying
+    finally:
+        trying.cancel()
+
+
+async def _retry(attempt: Callable[[], Awaitable[T]], report: Callable[[str], None]) -> T:
+    backoff_s = FIRST_BACKOFF_S
+    said = ""
+    while True:
+        try:
+            return await attempt()
+        except DatabaseMisconfigured:
+            raise
+        except DatabaseUnavailable as error:
+            if str(error) != said:
+                report(f"waiting for the database: {error}")
+            said = str(error)
+        await asyncio.sleep(backoff_s)
+        backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+
+
+@get(["/readyz", "/health"], guards=[public])
+async def readyz() -> Response[dict[str, str]]:
+    reason = "the database does not answer"
+    return Response({"status": "unavailable", "reason": reason}, status_code=503)
+
+
+def _refuse(request: Request[Any, Any, Any], _: Exception) -> Response[dict[str, Any]]:
+    """Whatever else is asked for: none of it is here yet."""
+    return problems.to_response(request, DatabaseUnavailable("not there yet"))
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """They are for who waits."""
+        yield
+
+
+@asynccontextmanager
+async def _refusing(listener: socket.socket) -> AsyncGenerator[None]:
+    app = Litestar(
+        [livez, readyz, get_version],
+        exception_handlers={Exception: _refuse},
+        openapi_config=None,
+        logging_config=None,
+    )
+    server = _Server(make_config(app, drain_s=1))
+    # It closes what it is given; those who are in the queue then are for who serves next.
+    serving = asyncio.create_task(server.serve(sockets=[listener.dup()]))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await serving

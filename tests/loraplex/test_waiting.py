@@ -1,0 +1,155 @@
+"""Roles that are started while their database is away: they say so and serve when it is there; what
+waiting does not mend ends them by its name."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.doubles import make_model
+from tests.gateway.live import eventually
+from tests.proxy import PostgresProxy, Way, everything
+from tests.server_process import ServerProcess
+from tests.stack import free_port
+
+AWAY = {"status": "unavailable", "reason": "the database does not answer"}
+
+
+class Role(ServerProcess):
+    """A command of ours with a database of its own."""
+
+    def __init__(self, folder: Path, dsn: str, *arguments: str) -> None:
+        folder.mkdir(exist_ok=True)
+        address = f"127.0.0.1:{free_port()}"
+        settings = {
+            "LORAPLEX_DATABASE_URL": dsn,
+            "LORAPLEX_DATA_DIR": str(folder / "data"),
+            "LORAPLEX_KEY_PEPPER": "pepper",
+            "LORAPLEX_PORT": address.rpartition(":")[2],
+        }
+        super().__init__(
+            (sys.executable, "-m", "loraplex", *arguments),
+            health=address,
+            environment=os.environ | settings,
+            log=folder / "log",
+        )
+
+    @property
+    def told(self) -> str:
+        assert self.log is not None
+        return self.log.read_text()
+
+    async def get(self, path: str) -> httpx.Response:
+        """When somebody listens."""
+        async with httpx.AsyncClient(base_url=f"http://{self.health}", timeout=60) as client:
+            while True:
+                assert self.is_running, self.told
+                try:
+                    return await client.get(path)
+                except httpx.TransportError:
+                    await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+async def proxy(dsn: str, tmp_path: Path) -> AsyncIterator[PostgresProxy]:
+    async with PostgresProxy(dsn, tmp_path / "proxy") as proxy:
+        yield proxy
+
+
+@asynccontextmanager
+async def hanging(proxy: PostgresProxy) -> AsyncIterator[None]:
+    proxy.ways["client"] = Way(swallows=everything)
+    yield
+    proxy.ways["client"] = Way()
+    proxy.reset()
+
+
+Absence = Callable[[PostgresProxy], AbstractAsyncContextManager[None]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "absent"),
+    [(["gateway", "--admin"], PostgresProxy.closed), (["admin"], hanging)],
+    ids=["gateway", "admin"],
+)
+async def test_it_serves_when_the_database_is_there(
+    arguments: list[str], absent: Absence, proxy: PostgresProxy, tmp_path: Path
+) -> None:
+    role = Role(tmp_path, proxy.dsn, *arguments)
+    try:
+        async with absent(proxy):
+            await role.launch()
+            await says_that_it_waits(role)
+
+        async def knows_its_keys() -> bool:
+            return (await role.get("/admin/v1/tenants")).status_code == 401
+
+        await eventually(knows_its_keys, 60)
+        assert await role.end() == 0
+    finally:
+        await role.kill()
+
+
+async def says_that_it_waits(role: Role) -> None:
+    answer = await role.get("/readyz")
+    assert (answer.status_code, answer.json()) == (503, AWAY)
+    assert (await role.get("/livez")).status_code == 200
+    for path in ("/v1/models", "/admin/v1/tenants"):
+        refused = await role.get(path)
+        assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 0
+        assert refused.json()["error"]["code"] == "database_unavailable"
+
+
+async def test_it_ends_while_it_waits(proxy: PostgresProxy, tmp_path: Path) -> None:
+    role = Role(tmp_path, proxy.dsn, "gateway")
+    async with proxy.closed():
+        await role.launch()
+        await role.get("/readyz")
+        assert role.told.count("waiting for the database") == 1, "once for each reason"
+        assert await role.end() == 0, role.told
+
+
+async def test_serve_brings_the_database_up_to_date_when_it_is_there(
+    empty_dsn: str, tmp_path: Path
+) -> None:
+    model = make_model(tmp_path / "tiny")
+    async with PostgresProxy(empty_dsn, tmp_path / "proxy") as proxy:
+        role = Role(tmp_path, proxy.dsn, "serve", "--model", f"tiny={model}")
+        try:
+            async with proxy.closed():
+                await role.launch()
+                await says_that_it_waits(role)
+                assert "migration" not in role.told
+            await eventually(lambda: "migration 0001" in role.told, 60)
+            assert await role.end() == 0
+        finally:
+            await role.kill()
+
+
+async def test_what_waiting_does_not_mend_ends_it(dsn: str, empty_dsn: str, tmp_path: Path) -> None:
+    head, _, tail = dsn.partition("@")
+    name = tail.split("/")[1].split("?")[0]
+    wrong = {
+        "password authentication failed": f"{head}not@{tail}",
+        '"nowhere" does not exist': dsn.replace(name, "nowhere"),
+        "the database URL cannot be read": "postgresql://u:s3cret[@/x",
+        "run `loraplex migrate`": empty_dsn,
+    }
+    roles = {
+        reason: Role(tmp_path / str(number), url, "gateway")
+        for number, (reason, url) in enumerate(wrong.items())
+    }
+    for role in roles.values():
+        await role.launch()
+    for reason, role in roles.items():
+        async with asyncio.timeout(60):
+            assert await role.wait() == 1
+        assert reason in role.told and "Traceback" not in role.told, role.told
+        assert "s3cret" not in role.told
