@@ -19,7 +19,8 @@ _AGO = re.compile(r"(\d{1,5})([hd])")
 
 @click.command("usage")
 @tenant_option
-@click.option("--since", default="7d", show_default=True, help="Such as 24h, 30d or 2027-01-31.")
+@click.option("--since", help="Such as 24h, 30d or 2027-01-31; default: 7 days before the end.")
+@click.option("--end", help="Before when, written the same way; default: now.")
 @click.option("--bucket", type=click.Choice(["1h", "1d"]), default="1d", show_default=True)
 @click.option(
     "--group-by",
@@ -29,10 +30,15 @@ _AGO = re.compile(r"(\d{1,5})([hd])")
 )
 @json_option
 def usage_command(
-    tenant: str | None, since: str, bucket: str, group_by: str, as_json: bool
+    tenant: str | None,
+    since: str | None,
+    end: str | None,
+    bucket: str,
+    group_by: str,
+    as_json: bool,
 ) -> None:
     """Show what was used: requests, tokens and dollars by time."""
-    start = _start(since)
+    start, before = _moment(since), _moment(end)
     rows: list[dict[str, Any]] = []
     after = None
     with api() as server:
@@ -40,7 +46,8 @@ def usage_command(
             page = server.get(
                 "/admin/v1/usage",
                 tenant=tenant,
-                start=start.isoformat().replace("+00:00", "Z"),
+                start=start,
+                end=before,
                 bucket=bucket,
                 group_by=group_by,
                 after=after,
@@ -53,14 +60,18 @@ def usage_command(
     show(rows, ("start", *told, *NUMBERS), as_json)
 
 
-def _start(since: str) -> datetime:
-    """Raises UsageError."""
-    ago = _AGO.fullmatch(since)
+def _moment(text: str | None) -> str | None:
+    """As the server reads it. Raises UsageError."""
+    if text is None:
+        return None
+    ago = _AGO.fullmatch(text)
     if ago is not None:
         unit = timedelta(hours=1) if ago[2] == "h" else timedelta(days=1)
-        return datetime.now(UTC) - int(ago[1]) * unit
-    try:
-        moment = datetime.fromisoformat(since)
-    except ValueError as error:
-        raise click.UsageError(f"{since!r} is neither 24h, 30d nor a date") from error
-    return moment.replace(tzinfo=moment.tzinfo or UTC).astimezone(UTC)
+        moment = datetime.now(UTC) - int(ago[1]) * unit
+    else:
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError as error:
+            raise click.UsageError(f"{text!r} is neither 24h, 30d nor a date") from error
+        moment = moment.replace(tzinfo=moment.tzinfo or UTC).astimezone(UTC)
+    return moment.isoformat().replace("+00:00", "Z")

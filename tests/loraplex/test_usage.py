@@ -28,8 +28,15 @@ async def test_usage_by_tenant_and_time(plane: Plane) -> None:
     assert (globex["tenant"], globex["prompt_tokens"]) == (ids["globex"], 2)
     recent = json.loads(await run(plane, "usage", "--since", "2h", "--bucket", "1h", "--json"))
     assert [each["tenant"] for each in recent] == [ids["acme"]]
+    before = await run(plane, "usage", "--since", "5d", "--end", "2d", "--json")
+    assert [each["tenant"] for each in json.loads(before)] == [ids["globex"]]
+    month = (now - timedelta(days=40)).date().isoformat()
+    assert json.loads(await run(plane, "usage", "--end", month, "--json")) == []
+    wrong = await run(plane, "usage", "--since", "1d", "--end", "2d", code=1)
+    assert "start must be before end" in wrong
     other = await run(plane, "usage", "--tenant", "globex", "--group-by", "model", "--json")
     assert [(each["model"], each["requests"]) for each in json.loads(other)] == [("tiny", 1)]
     table = await run(plane, "usage", LORAPLEX_KEY=own, COLUMNS="160")
     assert ids["acme"] in table and "bot" in table and ids["globex"] not in table
-    assert "neither" in await run(plane, "usage", "--since", "soon", code=2)
+    for option in ("--since", "--end"):
+        assert "neither" in await run(plane, "usage", option, "soon", code=2)
