@@ -32,6 +32,7 @@ from loraplex.probes import make_probes
 from loraplex.settings import Settings
 from loraplex.waiting import until_there
 from workers.client import WorkerClient
+from workers.logs import LogFormat, set_up_logging
 
 DRAIN_TIMEOUT_S = 30
 COLLECT_EVERY = 20_000
@@ -75,16 +76,16 @@ class Server(server.Server):
 
 def run_gateway(settings: Settings, *, with_admin: bool, listener: socket.socket) -> None:
     """Serves until SIGTERM or SIGINT, then finishes what runs."""
-    _run(_serve_gateway(settings, with_admin, listener))
+    _run(_serve_gateway(settings, with_admin, listener), settings.log_format)
 
 
 def run_admin(settings: Settings, listener: socket.socket) -> None:
     """The admin plane alone, with probes; otherwise as `run_gateway`."""
-    _run(_serve_admin(settings, listener))
+    _run(_serve_admin(settings, listener), settings.log_format)
 
 
-def _run(serving: Coroutine[Any, Any, None]) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+def _run(serving: Coroutine[Any, Any, None], log_format: LogFormat) -> None:
+    set_up_logging(log_format)
     # What these tell at these levels is told by us, or is each connection of a pool that retries.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("asyncpg.pool").setLevel(logging.ERROR)

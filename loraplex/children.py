@@ -30,6 +30,7 @@ class Child:
         *,
         environment: Mapping[str, str],
         tell: Callable[[str], None],
+        relay: Callable[[str, str], None],
         pass_fds: Sequence[int] = (),
     ) -> None:
         self.name = name
@@ -37,6 +38,7 @@ class Child:
         self._command = command
         self._environment = environment
         self._tell = tell
+        self._relay = relay
         self._pass_fds = pass_fds
         self._process: asyncio.subprocess.Process | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -112,7 +114,7 @@ class Child:
         process = self._process
         assert process is not None and process.stdout is not None
         async for line in _lines(process.stdout):
-            self._tell(f"{self.name}: {line}")
+            self._relay(self.name, line)
         return await process.wait()
 
 

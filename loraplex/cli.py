@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or settings.
 
 from __future__ import annotations
 
+import logging
 import resource
 import sys
 
@@ -28,6 +29,8 @@ from loraplex.commands.tenants import key_group, tenant_group
 from loraplex.commands.usage import usage_command
 from loraplex.commands.workers import workers_group
 from loraplex.errors import LoraplexError
+
+log = logging.getLogger(__name__)
 
 
 @click.group()
@@ -54,7 +57,10 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except (LoraplexError, AdminError) as error:
-        click.echo(f"loraplex: {error}", err=True)
+        if logging.root.handlers:
+            log.error("%s", error)
+        else:
+            click.echo(f"loraplex: {error}", err=True)
         sys.exit(getattr(error, "exit_code", 1))
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+log = logging.getLogger("loraplex")
 
 Progress = Callable[[int, int], None]
 """Called with what is done and how much it is in all; bytes if nothing else is said."""
@@ -34,14 +37,25 @@ def show(
 
 
 def tell(text: str) -> None:
-    """A line about what goes on."""
-    print(text, file=sys.stderr, flush=True)
+    """A line about what goes on; in the log where there is one."""
+    if logging.root.handlers:
+        log.info(text)
+    else:
+        print(text, file=sys.stderr, flush=True)
+
+
+def relay(name: str, line: str) -> None:
+    """A line that a child has written: an object of its log stays as it is in ours."""
+    if logging.root.handlers and line.startswith("{"):
+        print(line, file=sys.stderr, flush=True)
+    else:
+        tell(f"{name}: {line}")
 
 
 @contextmanager
 def progress(what: str, then: str = "") -> Iterator[Progress]:
     """A bar on a terminal, a line each tenth elsewhere; `then` is what goes on at its end."""
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or logging.root.handlers:
         yield _Lines(what, then)
         return
     from rich.console import Console

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import socket
@@ -26,7 +27,7 @@ from loraplex.bootstrap import Keys, ensure_keys, load_pepper, migrate_database,
 from loraplex.children import Child, environment_of_child, python
 from loraplex.errors import BadSettings, PostgresError
 from loraplex.importing import import_model
-from loraplex.output import progress, tell
+from loraplex.output import progress, relay, tell
 from loraplex.postgres import EmbeddedPostgres
 from loraplex.private import make_private_folder, socket_folder, write_private
 from loraplex.probe import answers_ok
@@ -34,6 +35,7 @@ from loraplex.pushing import Version
 from loraplex.settings import Settings
 from loraplex.waiting import until_there
 from loraplex.worker import worker_config
+from workers.logs import set_up_logging
 
 GATEWAY_DRAIN_S = 40.0
 WORKER_DRAIN_S = 30.0
@@ -44,6 +46,10 @@ POSTGRES_LOOK_S = 0.5
 def serve(settings: Settings, *, with_demo: bool) -> None:
     """Until SIGINT or SIGTERM. Raises what keeps it from starting, with nothing left running."""
     started = time.monotonic()
+    if settings.log_format == "json":
+        set_up_logging("json")
+        # It tells of each request that we make.
+        logging.getLogger("httpx").setLevel(logging.WARNING)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     models = dict(settings.models)
     if with_demo:
@@ -176,7 +182,8 @@ class Box:
         path = settings.home / "worker.json"
         config.write(path)
         command = python("-m", "workers", str(path))
-        return Child("worker", command, environment=environment_of_child(), tell=tell)
+        environment = environment_of_child()
+        return Child("worker", command, environment=environment, tell=tell, relay=relay)
 
     def _make_gateway(self) -> Child:
         settings, fd = self._settings, self._listener.fileno()
@@ -191,16 +198,21 @@ class Box:
             "LORAPLEX_MAX_USAGE_SPOOL": str(settings.max_usage_spool),
             "LORAPLEX_USAGE_DAYS": str(settings.usage_days),
             "LORAPLEX_CATALOG_STALE_S": str(settings.catalog_stale_s),
+            "LORAPLEX_LOG_FORMAT": settings.log_format,
         }
         if settings.key_pepper:
             environment["LORAPLEX_KEY_PEPPER"] = settings.key_pepper
         if settings.trusted_proxies:
             environment["LORAPLEX_TRUSTED_PROXIES"] = ",".join(settings.trusted_proxies)
         command = python("-m", "loraplex", "gateway", "--admin", "--fd", str(fd))
-        return Child("gateway", command, environment=environment, tell=tell, pass_fds=[fd])
+        return Child(
+            "gateway", command, environment=environment, tell=tell, relay=relay, pass_fds=[fd]
+        )
 
     def _announce(self, keys: Keys, seconds: float) -> None:
         tell(f"ready after {seconds:.1f} s on {self._url}")
+        if self._settings.log_format == "json":
+            return
         # A service's output is kept as its log, where no key belongs; a demo's are for all to try.
         if self._with_demo or sys.stdout.isatty():
             print(f"  admin key   {keys.admin}")

@@ -17,6 +17,7 @@ import msgspec
 from adapters.store import Store
 from adapters.stores import open_store
 from loraplex.errors import BadSettings
+from workers.logs import LogFormat
 from workers.transport.base import MutualTLS, Security
 
 SECRETS = ("database_url", "key", "key_pepper")
@@ -107,6 +108,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How long known keys and models are served while the database is away; then all get 503."""
     usage_days: Annotated[int, msgspec.Meta(ge=2)] = 90
     """How long the rows of single requests are kept; their sums by the hour stay."""
+    log_format: LogFormat = "text"
+    """Lines for people, or a JSON object a line."""
 
     @property
     def home(self) -> Path:

@@ -37,6 +37,7 @@ def worker_config(
         max_batched_tokens=settings.max_batched_tokens,
         max_model_len=settings.max_model_len,
         max_loaded_adapters=settings.max_loaded_adapters,
+        log_format=settings.log_format,
     )
 
 

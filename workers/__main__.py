@@ -16,14 +16,15 @@ import msgspec
 
 from workers.config import WorkerConfig
 from workers.health import HealthServer
+from workers.logs import set_up_logging
 from workers.server import Server
 from workers.telemetry import render_metrics
 from workers.worker import Worker
 
 
 def main() -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     config = WorkerConfig.read(Path(sys.argv[1]))
+    set_up_logging(config.log_format)
     instance_id = sys.argv[2] if len(sys.argv) > 2 else f"worker-{uuid.uuid4().hex[:12]}"
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine") as engine:
         worker = engine.submit(Worker, config, instance_id=instance_id, progress=_report).result()

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from workers.logs import LogFormat
 from workers.transport.base import Security
 
 DType = Literal["bfloat16", "float32"]
@@ -56,6 +57,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_loaded_adapters: int = 128
     """Adapter slots: entries of the device tables, not memory."""
     drain_s: float = 120.0
+    log_format: LogFormat = "text"
     """So long what runs has to end when the process is to."""
 
     @classmethod

@@ -84,7 +84,9 @@ def _run_advertised(command: list[str], settings: Settings, address: str) -> int
     import asyncio
 
     from loraplex.registration import check_address, run_registered
+    from workers.logs import set_up_logging
 
+    set_up_logging(settings.log_format)
     if not settings.database_url:
         raise click.UsageError("to advertise a worker, set LORAPLEX_DATABASE_URL")
     worker_id = f"worker-{socket.gethostname()}-{secrets.token_hex(6)}"

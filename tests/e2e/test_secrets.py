@@ -263,7 +263,9 @@ def test_secrets_stay_where_they_belong(tmp_path: Path, monkeypatch: pytest.Monk
         environment["AWS_SECRET_ACCESS_KEY"] = canaries.add("secret of the store")
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        stack = tiny.stack(store=f"s3://{BUCKET}/prefix", key_pepper=canaries.add("pepper"))
+        stack = tiny.stack(
+            store=f"s3://{BUCKET}/prefix", key_pepper=canaries.add("pepper"), log_format="json"
+        )
         with running(stack):
             box = Box(stack, canaries, adapter)
             canaries.add("admin key", stack.keys["admin"])
@@ -285,7 +287,12 @@ def test_secrets_stay_where_they_belong(tmp_path: Path, monkeypatch: pytest.Monk
             assert canaries.found_in(path.read_bytes()) <= allowed, path
             if allowed:
                 assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
-        assert "listening" in stack.log or "ready after" in stack.log, "nothing was logged"
+        # As JSON a log says all that it says as text, and more.
+        told = [json.loads(line) for line in stack.log.splitlines()]
+        assert {"gateway.routes.completions", "workers.server", "loraplex"} <= {
+            each["logger"] for each in told
+        }, "nothing was logged"
+        assert any(each.get("request_id") for each in told)
 
 
 BROKEN: dict[str, Callable[[str], str]] = {

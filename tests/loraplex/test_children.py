@@ -31,7 +31,13 @@ time.sleep(600)
 @asynccontextmanager
 async def child(code: str, said: list[str]) -> AsyncIterator[Child]:
     command = [sys.executable, "-c", code]
-    one = Child("it", command, environment=dict(os.environ), tell=said.append)
+    one = Child(
+        "it",
+        command,
+        environment=dict(os.environ),
+        tell=said.append,
+        relay=lambda name, line: said.append(f"{name}: {line}"),
+    )
     await one.start()
     try:
         yield one
@@ -94,7 +100,8 @@ SUPERVISOR = f"""
 import asyncio, os
 from loraplex.children import Child, python
 async def main():
-    one = Child("it", python("-c", {POLITE!r}), environment=dict(os.environ), tell=lambda _: None)
+    command = python("-c", {POLITE!r})
+    one = Child("it", command, environment=dict(os.environ), tell=print, relay=print)
     await one.start()
     print(one.pid, flush=True)
     await asyncio.sleep(600)

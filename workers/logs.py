@@ -1,0 +1,61 @@
+"""How a process of ours logs, to standard error: lines for people, or objects for machines."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Literal
+
+import msgspec
+
+LogFormat = Literal["text", "json"]
+
+TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+PLAIN = {*logging.makeLogRecord({}).__dict__, "message", "asctime"}
+"""What every record has; the rest was given as `extra`."""
+
+
+def set_up_logging(format: LogFormat) -> None:
+    """From INFO on. As JSON also warnings of Python, and what ends the process."""
+    logging.basicConfig(level=logging.INFO, format=TEXT)
+    if format == "json":
+        for handler in logging.root.handlers:
+            handler.setFormatter(JsonFormatter())
+        logging.captureWarnings(True)
+        sys.excepthook = _log_uncaught
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line: time (UTC, RFC 3339), level, logger and message; where there is one the
+    exception with its traceback; and what the record was given beside, such as request_id."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        fields: dict[str, Any] = {
+            "time": time.replace("+00:00", "Z"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": _encodable(record.getMessage()),
+        }
+        if record.exc_info:
+            fields["exception"] = _encodable(self.formatException(record.exc_info))
+        for name, value in record.__dict__.items():
+            if name not in PLAIN:
+                fields.setdefault(name, value)
+        return msgspec.json.encode(fields, enc_hook=str).decode()
+
+
+def _encodable(text: str) -> str:
+    """Names of files may hold what is no text."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _log_uncaught(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
+    if issubclass(kind, Exception):
+        logging.critical("ended", exc_info=(kind, error, traceback))
+    else:
+        sys.__excepthook__(kind, error, traceback)
