@@ -28,7 +28,6 @@ from gateway.outcomes import Outcomes
 from gateway.request import GatewayRequest, add_request_headers
 from gateway.roster import Roster
 from gateway.routes import completions, health, models, tokens
-from gateway.schemas import MAX_BODY_BYTES
 from gateway.source import SnapshotSource
 from gateway.spool import Spool
 from gateway.tokenizer import Tokenizers
@@ -154,7 +153,6 @@ def create_app(
         lifespan=[gateway.running],
         state=State({"gateway": gateway}),
         request_class=GatewayRequest,
-        request_max_body_size=MAX_BODY_BYTES,
         exception_handlers={Exception: errors.to_response},
         before_send=[add_request_headers],
         openapi_config=OpenAPIConfig(

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from litestar import Request
 from litestar.datastructures import State
+from litestar.exceptions import InternalServerException
+from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.types import Message, Scope
 
 from gateway.auth import Principal
 from gateway.errors import InvalidRequest
 from gateway.headers import find_header
+from gateway.schemas import MAX_BODY_BYTES
 
 if TYPE_CHECKING:
     from gateway.app import Gateway
@@ -27,11 +30,28 @@ class GatewayRequest(Request[Principal, Any, State]):
 
     def __init__(self, scope: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(scope, *args, **kwargs)
-        self.gateway: Gateway = self.app.state.gateway
+        self.gateway: Gateway = self.app.state["gateway"]
         state = scope["state"]
         if "request_id" not in state:
             state["request_id"] = os.urandom(16).hex()
             state["started_at"] = time.perf_counter()
+
+    async def body(self) -> bytes:
+        """As the framework's own, which indexes all headers and goes through a generator. Raises
+        RequestEntityTooLarge, at once where the length is announced."""
+        announced = find_header(self.scope, b"content-length")
+        if announced is not None and int(announced) > MAX_BODY_BYTES:
+            raise RequestEntityTooLarge
+        body, is_whole = bytearray(), False
+        while not is_whole:
+            message: Any = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise InternalServerException("client disconnected prematurely")
+            body += message["body"]
+            if len(body) > MAX_BODY_BYTES:
+                raise RequestEntityTooLarge
+            is_whole = not message["more_body"]
+        return bytes(body)
 
     @property
     def request_id(self) -> str:

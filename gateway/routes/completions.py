@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -20,7 +19,6 @@ from gateway.handlers import HotRoute
 from gateway.request import GatewayRequest
 from gateway.schemas import ChatCompletionRequest, CompletionRequest, decode_request
 from gateway.sequences import (
-    Asked,
     Call,
     Prompt,
     chat_prompts,
@@ -40,53 +38,55 @@ CHAT = msgspec.json.Decoder(ChatCompletionRequest)
 COMPLETION = msgspec.json.Decoder(CompletionRequest)
 
 A = TypeVar("A", ChatCompletionRequest, CompletionRequest)
+Encode = Callable[[ModelTokenizer, Target, A], Awaitable[list[Prompt]]]
 
 
 @HotRoute("/v1/chat/completions", http_method="POST", guards=[requires(INFERENCE)], status_code=200)
 async def create_chat_completion(request: GatewayRequest) -> GenerationResponse:
     """Answers a conversation, as one body or as a stream of server-sent events."""
     asked = decode_request(CHAT, await request.body())
-    async with departing(request, asked) as flight:
-        call = await prepare(request, asked, flight.target, chat_prompts)
-        async with admitted(call, request, request.gateway.config.default_chat_tokens) as admission:
-            return respond(request, call, flight, admission, ChatFormat, "chatcmpl")
+    default_tokens = request.gateway.config.default_chat_tokens
+    return await answer(request, asked, chat_prompts, default_tokens, ChatFormat, "chatcmpl")
 
 
 @HotRoute("/v1/completions", http_method="POST", guards=[requires(INFERENCE)], status_code=200)
 async def create_completion(request: GatewayRequest) -> GenerationResponse:
     """Continues one or many prompts, as one body or as a stream of server-sent events."""
     asked = decode_request(COMPLETION, await request.body())
-    async with departing(request, asked) as flight:
-        call = await prepare(request, asked, flight.target, completion_prompts)
-        async with admitted(
-            call, request, request.gateway.config.default_completion_tokens
-        ) as admission:
-            return respond(request, call, flight, admission, CompletionFormat, "cmpl")
+    default_tokens = request.gateway.config.default_completion_tokens
+    return await answer(
+        request, asked, completion_prompts, default_tokens, CompletionFormat, "cmpl"
+    )
 
 
-@asynccontextmanager
-async def departing(request: GatewayRequest, asked: Asked) -> AsyncGenerator[Flight]:
-    """Resolves the model, once for the request. The flight ends here if it never gets to its
-    response."""
+async def answer(
+    request: GatewayRequest,
+    asked: A,
+    encode: Encode[A],
+    default_tokens: int,
+    dialect: type[Format],
+    prefix: str,
+) -> GenerationResponse:
+    """Whatever a request has taken is given back here if it never gets to its response."""
     gateway, caller = request.gateway, request.user
     gateway.ledger.check()
-    subject = asked.user or caller.key.id
-    target = await gateway.catalog.resolve(caller, asked.model, subject)
+    target = await gateway.catalog.resolve(caller, asked.model, asked.user or caller.key.id)
     flight = gateway.flights.begin(target)
     try:
         gateway.fleet.prefetch(target)
-        yield flight
+        call = await prepare(request, asked, target, encode)
+        admitted = await admit(call, request, default_tokens)
+        try:
+            return respond(request, call, flight, admitted, dialect, prefix)
+        except BaseException:
+            gateway.admission.settle(admitted.reservation, Usage())
+            raise
     except BaseException as error:
         flight.end(error)
         raise
 
 
-async def prepare(
-    request: GatewayRequest,
-    asked: A,
-    target: Target,
-    encode: Callable[[ModelTokenizer, Target, A], Awaitable[list[Prompt]]],
-) -> Call:
+async def prepare(request: GatewayRequest, asked: A, target: Target, encode: Encode[A]) -> Call:
     """Tokenises."""
     deadline = request.deadline
     tokenizer = await request.gateway.tokenizers.get(target.base.digest)
@@ -112,12 +112,8 @@ class Admitted(NamedTuple):
     reservation: Reservation
 
 
-@asynccontextmanager
-async def admitted(
-    call: Call, request: GatewayRequest, default_tokens: int
-) -> AsyncGenerator[Admitted]:
-    """Chooses a worker and reserves what the request may take; given back here if it never gets to
-    its response."""
+async def admit(call: Call, request: GatewayRequest, default_tokens: int) -> Admitted:
+    """Chooses a worker and reserves what the request may take."""
     gateway, asked, target = request.gateway, call.asked, call.target
     worker = gateway.fleet.choose(work_of(call))
     model = worker.models[target.base.digest]
@@ -131,11 +127,7 @@ async def admitted(
         num_choices=asked.n or 1,
         max_model_len=min(target.base.max_model_len, model.max_model_len),
     )
-    try:
-        yield Admitted(worker, model, reservation)
-    except BaseException:
-        gateway.admission.settle(reservation, Usage())
-        raise
+    return Admitted(worker, model, reservation)
 
 
 def respond(

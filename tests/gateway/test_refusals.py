@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -21,7 +22,7 @@ TEXT = {"model": "tiny", "prompt": "Hi"}
 def refused(service: Service, route: str, body: Any, key: str | None = None) -> dict[str, Any]:
     """The error of a request that must be refused with a 4xx in the OpenAI shape."""
     headers = {"authorization": f"Bearer {key or service.keys.acme}"}
-    send = {"content": body} if isinstance(body, bytes) else {"json": body}
+    send = {"content": body} if isinstance(body, bytes | Iterator) else {"json": body}
     answer = httpx.post(service.url + route, headers=headers, timeout=20, **send)
     assert 400 <= answer.status_code < 500, answer.text
     assert answer.headers["x-request-id"].startswith("req_")
@@ -138,6 +139,9 @@ def test_bad_json(service: Service, route: str, body: bytes) -> None:
 
 def test_a_body_over_the_bound(service: Service) -> None:
     error = refused(service, "/v1/completions", {"model": "tiny", "prompt": "a" * (10 << 20)})
+    assert (error["status"], error["code"]) == (413, "request_too_large")
+    unannounced = (b"a" * (1 << 20) for _ in range(11))
+    error = refused(service, "/v1/completions", unannounced)
     assert (error["status"], error["code"]) == (413, "request_too_large")
 
 
