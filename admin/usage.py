@@ -55,6 +55,15 @@ class UsageSum(msgspec.Struct, frozen=True):
     """As quotas count them: cached ones by their weight."""
     cost: Decimal
     """Whole pico-dollars, at the prices of when the requests came."""
+    input_cost: Decimal
+    """Of prompt tokens that were computed."""
+    cached_input_cost: Decimal
+    output_cost: Decimal
+
+    @property
+    def unsplit_cost(self) -> Decimal:
+        """Of requests of which the total alone was recorded."""
+        return self.cost - self.input_cost - self.cached_input_cost - self.output_cost
 
 
 Mark = tuple[datetime, str, str, str, int, str]

@@ -13,7 +13,7 @@ from gateway.auth import Principal
 from gateway.catalog import CatalogView
 from gateway.errors import ApiError, ContextLengthExceeded, QuotaUnavailable
 from gateway.leases import Leases
-from gateway.quota import Kind, Limit, Tariff, leased_bits
+from gateway.quota import Cost, Kind, Limit, Tariff, leased_bits
 from gateway.ratelimit import rate_limit_headers
 
 AT_ONCE = 1024
@@ -91,8 +91,7 @@ class Reservation:
             usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
         )
 
-    def cost(self, usage: Usage) -> int:
-        """Pico-dollars."""
+    def cost(self, usage: Usage) -> Cost:
         return self._tariff.cost(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
 
     def headers(self) -> dict[str, str]:
@@ -103,7 +102,7 @@ class Reservation:
         """Exactly once."""
         if self._extending is not None:
             self._extending.cancel()
-        metered, cost = self.metered(usage), self.cost(usage)
+        metered, cost = self.metered(usage), sum(self.cost(usage))
         for part in self._parts:
             assert self._leases is not None
             metered_here = min(metered, part.prompt_tokens + part.completion_tokens)

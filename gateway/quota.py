@@ -127,6 +127,15 @@ class Service(NamedTuple):
 ORDINARY = Service()
 
 
+class Cost(NamedTuple):
+    """Pico-dollars by kind of token."""
+
+    input: int
+    """Of prompt tokens that were computed."""
+    cached_input: int
+    output: int
+
+
 class Tariff(NamedTuple):
     """What tokens of one request count and cost."""
 
@@ -145,13 +154,12 @@ class Tariff(NamedTuple):
         counted = -(-cached_tokens * self.cached_weight // 100)
         return prompt_tokens - cached_tokens + counted + completion_tokens
 
-    def cost(self, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> int:
-        """Pico-dollars."""
+    def cost(self, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> Cost:
         price = self.price
-        return (
-            (prompt_tokens - cached_tokens) * price.input
-            + cached_tokens * price.cached_input
-            + completion_tokens * price.output
+        return Cost(
+            (prompt_tokens - cached_tokens) * price.input,
+            cached_tokens * price.cached_input,
+            completion_tokens * price.output,
         )
 
 

@@ -61,6 +61,10 @@ class UsageRecord(msgspec.Struct, frozen=True, array_like=True):
     """Pico-dollars."""
     leased: int = 0
     """The budgets that it was reserved from, as bits: quota.leased_bits."""
+    input_cost: int = 0
+    """Of prompt tokens that were computed. The three are `cost`, or 0 where it was not split."""
+    cached_input_cost: int = 0
+    output_cost: int = 0
 
 
 class Ledger:
@@ -112,6 +116,7 @@ class Entry:
         call, usage, first_at = self._call, generation.usage, generation.first_output_at
         reservation = self._reservation
         version = call.target.version
+        cost = reservation.cost(usage)
         trace = _TRACEPARENT.fullmatch(call.traceparent or "")
         return UsageRecord(
             request_id=call.request_id,
@@ -132,6 +137,9 @@ class Entry:
             status=status,
             gateway=reservation.holder,
             metered_tokens=reservation.metered(usage),
-            cost=reservation.cost(usage),
+            cost=sum(cost),
             leased=reservation.leased,
+            input_cost=cost.input,
+            cached_input_cost=cost.cached_input,
+            output_cost=cost.output,
         )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from decimal import Decimal
+from itertools import groupby
 from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -52,6 +55,7 @@ COMPLETIONS = Parameters(
     "model",
 )
 COSTS = Parameters({"1d": Widths(Width.DAY, 7, 180)}, "line_item")
+_COMMA = re.compile(",(?! )")
 SINGLE = ("start_time", "end_time", "bucket_width", "limit", "page")
 
 
@@ -80,7 +84,7 @@ class Amount(msgspec.Struct, frozen=True):
 class CostResult(msgspec.Struct, frozen=True):
     amount: Amount
     line_item: str | None = None
-    """The base model: of each its prompts and answers together, its adapters' too."""
+    """Such as `MODEL, cached input`: of a base model with its adapters."""
     project_id: str | None = None
     api_key_id: str | None = None
     user_id: None = None
@@ -115,11 +119,13 @@ class OrganizationController(Controller):
     @get("/costs", guards=[requires(ADMIN)], opt={READS_QUERY: True})
     async def show_costs(self, request: AdminRequest) -> Buckets[CostResult]:
         """The same of what it cost."""
-        return await _answer(request, COSTS, _cost)
+        return await _answer(request, COSTS, _costs)
 
 
 async def _answer(
-    request: AdminRequest, parameters: Parameters, result: Callable[[UsageSum, list[str]], T]
+    request: AdminRequest,
+    parameters: Parameters,
+    results: Callable[[Sequence[UsageSum], Given], list[T]],
 ) -> Buckets[T]:
     given = Given(request, parameters)
     wide = given.width
@@ -139,17 +145,15 @@ async def _answer(
         end=stop,
         width=wide.width,
         tenants=given.several("project_ids"),
-        models=given.several(f"{parameters.model}s"),
+        models=given.models,
         keys=given.several("api_key_ids"),
         by_tenant="project_id" in given.group_by,
-        by_model=parameters.model in given.group_by,
+        by_model=parameters is COSTS or parameters.model in given.group_by,
         by_key="api_key_id" in given.group_by,
     )
     async with request.reading() as connection:
         found = await report(connection, asked)
-    by_start: dict[datetime, list[T]] = defaultdict(list)
-    for each in found:
-        by_start[each.start].append(result(each, given.group_by))
+    by_start = {start: results(list(sums), given) for start, sums in groupby(found, _start)}
     next_page = str(int(stop.timestamp())) if stop < end else None
     return Buckets(
         data=_buckets(asked, by_start), has_more=next_page is not None, next_page=next_page
@@ -168,25 +172,47 @@ def _buckets(asked: UsageQuestion, by_start: Mapping[datetime, list[T]]) -> list
     return buckets
 
 
-def _usage(found: UsageSum, group_by: list[str]) -> UsageResult:
-    return UsageResult(
-        input_tokens=found.prompt_tokens,
-        output_tokens=found.completion_tokens,
-        input_cached_tokens=found.cached_tokens,
-        num_model_requests=found.requests,
-        project_id=found.tenant_id if "project_id" in group_by else None,
-        api_key_id=found.key_id if "api_key_id" in group_by else None,
-        model=found.model if "model" in group_by else None,
-    )
+def _start(found: UsageSum) -> datetime:
+    return found.start
 
 
-def _cost(found: UsageSum, group_by: list[str]) -> CostResult:
-    return CostResult(
-        amount=Amount(float(found.cost.scaleb(-PICO))),
-        line_item=found.model if "line_item" in group_by else None,
-        project_id=found.tenant_id if "project_id" in group_by else None,
-        api_key_id=found.key_id if "api_key_id" in group_by else None,
-    )
+def _usage(found: Sequence[UsageSum], given: Given) -> list[UsageResult]:
+    return [
+        UsageResult(
+            input_tokens=each.prompt_tokens,
+            output_tokens=each.completion_tokens,
+            input_cached_tokens=each.cached_tokens,
+            num_model_requests=each.requests,
+            project_id=each.tenant_id if "project_id" in given.group_by else None,
+            api_key_id=each.key_id if "api_key_id" in given.group_by else None,
+            model=each.model if "model" in given.group_by else None,
+        )
+        for each in found
+    ]
+
+
+def _costs(found: Sequence[UsageSum], given: Given) -> list[CostResult]:
+    """Line items that cost nothing are left out."""
+    tells_items = "line_item" in given.group_by
+    amounts: dict[tuple[str | None, str | None, str | None], Decimal] = defaultdict(Decimal)
+    for each in found:
+        project = each.tenant_id if "project_id" in given.group_by else None
+        key = each.key_id if "api_key_id" in given.group_by else None
+        for item, cost in _line_items(each):
+            if given.wants(item) and (cost or not tells_items):
+                amounts[project, key, item if tells_items else None] += cost
+    return [
+        CostResult(Amount(float(amount.scaleb(-PICO))), item, project, key)
+        for (project, key, item), amount in amounts.items()
+    ]
+
+
+def _line_items(found: UsageSum) -> Iterator[tuple[str, Decimal]]:
+    """What was recorded without its parts is an item of the model alone."""
+    yield f"{found.model}, input", found.input_cost
+    yield f"{found.model}, cached input", found.cached_input_cost
+    yield f"{found.model}, output", found.output_cost
+    yield found.model, found.unsplit_cost
 
 
 class Given:
@@ -210,9 +236,23 @@ class Given:
                 allowed = ", ".join(parameters.dimensions)
                 raise Invalid(f"group_by can be {allowed}", "unsupported", "group_by")
 
+        self._selected = self.several(f"{parameters.model}s")
+
+    @property
+    def models(self) -> list[str] | None:
+        """Those that are asked for, be it a line item of theirs; None: all."""
+        if self._selected is None:
+            return None
+        return [name.partition(", ")[0] for name in self._selected]
+
+    def wants(self, line_item: str) -> bool:
+        """A model selects all items of its own."""
+        selected = self._selected
+        return selected is None or line_item in selected or line_item.partition(", ")[0] in selected
+
     def several(self, name: str) -> list[str] | None:
-        """None if it was not given; commas part values too."""
-        values = [part for value in self._values.get(name, []) for part in value.split(",")]
+        """None if it was not given; commas part values too, but for those within a line item."""
+        values = [part for value in self._values.get(name, []) for part in _COMMA.split(value)]
         return values or None
 
     def number(self, name: str, default: int) -> int:

@@ -24,7 +24,8 @@ DEFAULT_SPAN = timedelta(days=7)
 WIDTHS = {"1h": Width.HOUR, "1d": Width.DAY}
 DIMENSIONS = ("tenant", "model", "adapter", "adapter_version", "key")
 TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens", "metered_tokens")
-SUMS = ("requests", *TOKENS, "cost")
+COSTS = ("cost", "input_cost", "cached_input_cost", "output_cost")
+SUMS = ("requests", *TOKENS, *COSTS)
 
 
 class UsageView(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -40,6 +41,11 @@ class UsageView(msgspec.Struct, frozen=True, omit_defaults=True):
     """As quotas count them: cached ones by their weight."""
     cost: str
     """Dollars, exactly, at the prices of when the requests came."""
+    input_cost: str
+    """Of it, what prompt tokens cost that were not found in a cache. It lacks, as the next two do,
+    what was used before costs were told apart."""
+    cached_input_cost: str
+    output_cost: str
     tenant: str | msgspec.UnsetType = msgspec.UNSET
     """The id."""
     model: str | msgspec.UnsetType = msgspec.UNSET
@@ -136,7 +142,7 @@ def _fields(found: UsageSum, told: Sequence[str]) -> dict[str, Any]:
 
 def _sums(found: UsageSum) -> dict[str, Any]:
     values = {name: getattr(found, name) for name in SUMS}
-    return values | {"cost": format_dollars(found.cost, PICO)}
+    return values | {name: format_dollars(values[name], PICO) for name in COSTS}
 
 
 def _csv(

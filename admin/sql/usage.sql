@@ -12,27 +12,31 @@ ORDER BY day;
 WITH inserted AS (
     INSERT INTO usage (
         day, request_id, admitted_at, tenant_id, key_id, model, adapter, adapter_version, prompt_tokens, cached_tokens,
-        completion_tokens, ttft_ms, duration_ms, finish_reasons, worker, trace_id, status, gateway, metered_tokens, cost)
+        completion_tokens, ttft_ms, duration_ms, finish_reasons, worker, trace_id, status, gateway, metered_tokens, cost,
+        input_cost, cached_input_cost, output_cost)
     SELECT (to_timestamp(r.admitted_at) AT TIME ZONE 'UTC')::date AS day, r.request_id, to_timestamp(r.admitted_at),
            r.tenant_id, r.key_id, r.model, r.adapter, r.adapter_version, r.prompt_tokens, r.cached_tokens,
            r.completion_tokens, r.ttft_ms, r.duration_ms, r.finish_reasons, r.worker, r.trace_id, r.status,
-           r.gateway, r.metered_tokens, r.cost
+           r.gateway, r.metered_tokens, r.cost, r.input_cost, r.cached_input_cost, r.output_cost
     FROM jsonb_to_recordset($1) AS r (
         request_id text, admitted_at double precision, tenant_id text, key_id text, model text, adapter text,
         adapter_version integer, prompt_tokens bigint, cached_tokens bigint, completion_tokens bigint,
         ttft_ms double precision, duration_ms double precision, finish_reasons text[], worker text, trace_id text,
-        status text, gateway text, metered_tokens bigint, cost bigint)
+        status text, gateway text, metered_tokens bigint, cost bigint, input_cost bigint, cached_input_cost bigint,
+        output_cost bigint)
     WHERE (to_timestamp(r.admitted_at) AT TIME ZONE 'UTC')::date >= (SELECT first_day FROM usage_kept)
     ORDER BY day, r.request_id -- as everybody locks them
     ON CONFLICT DO NOTHING
     RETURNING day, request_id, admitted_at, tenant_id, model, adapter, adapter_version, key_id, prompt_tokens,
-              cached_tokens, completion_tokens, gateway, metered_tokens, cost
+              cached_tokens, completion_tokens, gateway, metered_tokens, cost, input_cost, cached_input_cost,
+              output_cost
 ), hourly AS (
     INSERT INTO usage_hourly AS h (
         hour, tenant_id, model, adapter, adapter_version, key_id, requests, prompt_tokens, cached_tokens,
-        completion_tokens, metered_tokens, cost)
+        completion_tokens, metered_tokens, cost, input_cost, cached_input_cost, output_cost)
     SELECT date_trunc('hour', admitted_at, 'UTC'), tenant_id, model, coalesce(adapter, ''), coalesce(adapter_version, 0),
-           key_id, count(*), sum(prompt_tokens), sum(cached_tokens), sum(completion_tokens), sum(metered_tokens), sum(cost)
+           key_id, count(*), sum(prompt_tokens), sum(cached_tokens), sum(completion_tokens), sum(metered_tokens),
+           sum(cost), sum(input_cost), sum(cached_input_cost), sum(output_cost)
     FROM inserted GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4, 5, 6
     ON CONFLICT (hour, tenant_id, model, adapter, adapter_version, key_id) DO UPDATE
     SET requests = h.requests + excluded.requests,
@@ -40,7 +44,10 @@ WITH inserted AS (
         cached_tokens = h.cached_tokens + excluded.cached_tokens,
         completion_tokens = h.completion_tokens + excluded.completion_tokens,
         metered_tokens = h.metered_tokens + excluded.metered_tokens,
-        cost = h.cost + excluded.cost
+        cost = h.cost + excluded.cost,
+        input_cost = h.input_cost + excluded.input_cost,
+        cached_input_cost = h.cached_input_cost + excluded.cached_input_cost,
+        output_cost = h.output_cost + excluded.output_cost
 ), totals AS (
     INSERT INTO usage_totals AS t (subject, span, start, metered_tokens, cost)
     SELECT subject, span, date_trunc(span, day)::date, sum(metered_tokens), sum(cost)
@@ -83,14 +90,16 @@ FROM (SELECT (now() AT TIME ZONE 'UTC')::date AS today) now;
 SELECT start, tenant_id, model, adapter, adapter_version, key_id, sum(requests)::bigint AS requests,
        sum(prompt_tokens)::bigint AS prompt_tokens, sum(cached_tokens)::bigint AS cached_tokens,
        sum(completion_tokens)::bigint AS completion_tokens, sum(metered_tokens)::bigint AS metered_tokens,
-       sum(cost) AS cost
+       sum(cost) AS cost, sum(input_cost) AS input_cost, sum(cached_input_cost) AS cached_input_cost,
+       sum(output_cost) AS output_cost
 FROM (SELECT date_trunc($3, hour, 'UTC') AS start,
              CASE WHEN $7::boolean THEN tenant_id ELSE '' END AS tenant_id,
              CASE WHEN $8::boolean THEN model ELSE '' END AS model,
              CASE WHEN $9::boolean THEN adapter ELSE '' END AS adapter,
              CASE WHEN $10::boolean THEN adapter_version ELSE 0 END AS adapter_version,
              CASE WHEN $11::boolean THEN key_id ELSE '' END AS key_id,
-             requests, prompt_tokens, cached_tokens, completion_tokens, metered_tokens, cost
+             requests, prompt_tokens, cached_tokens, completion_tokens, metered_tokens, cost, input_cost,
+             cached_input_cost, output_cost
       FROM usage_hourly
       WHERE hour >= $1 AND hour < $2
           AND ($4::text[] IS NULL OR tenant_id = ANY ($4))
@@ -107,14 +116,16 @@ GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4, 5, 6 LIMIT $18;
 SELECT start, tenant_id, model, adapter, adapter_version, key_id, count(*) AS requests,
        sum(prompt_tokens)::bigint AS prompt_tokens, sum(cached_tokens)::bigint AS cached_tokens,
        sum(completion_tokens)::bigint AS completion_tokens, sum(metered_tokens)::bigint AS metered_tokens,
-       sum(cost) AS cost
+       sum(cost) AS cost, sum(input_cost) AS input_cost, sum(cached_input_cost) AS cached_input_cost,
+       sum(output_cost) AS output_cost
 FROM (SELECT date_trunc('minute', admitted_at, 'UTC') AS start,
              CASE WHEN $6::boolean THEN tenant_id ELSE '' END AS tenant_id,
              CASE WHEN $7::boolean THEN model ELSE '' END AS model,
              CASE WHEN $8::boolean THEN coalesce(adapter, '') ELSE '' END AS adapter,
              CASE WHEN $9::boolean THEN coalesce(adapter_version, 0) ELSE 0 END AS adapter_version,
              CASE WHEN $10::boolean THEN key_id ELSE '' END AS key_id,
-             prompt_tokens, cached_tokens, completion_tokens, metered_tokens, cost
+             prompt_tokens, cached_tokens, completion_tokens, metered_tokens, cost, input_cost, cached_input_cost,
+             output_cost
       FROM usage
       WHERE admitted_at >= $1 AND admitted_at < $2
           -- The same once more by day, which spares the other days.

@@ -85,6 +85,7 @@ async def fill(connection: Connection, name: str, digit: str) -> str:
     row |= {"prompt_tokens": 5, "cached_tokens": 0, "completion_tokens": 1, "duration_ms": 1.0}
     row |= {"finish_reasons": ["stop"], "worker": "w", "status": "completed", "gateway": "gw"}
     row |= {"metered_tokens": 6, "cost": 0, "leased": 0, "trace_id": None, "ttft_ms": 1.0}
+    row |= {"input_cost": 0, "cached_input_cost": 0, "output_cost": 0}
     await connection.execute(sql["usage_make_room"], [row])
     await connection.execute(sql["usage_load"], [row])
     token = hashlib.sha256(name.encode()).digest()

@@ -25,14 +25,19 @@ from tests.scale import scaled
 
 NOON = datetime(2026, 3, 5, 12, tzinfo=UTC)
 TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens", "metered_tokens")
-NUMBERS = ("requests", *TOKENS, "cost")
+PARTS = ("input_cost", "cached_input_cost", "output_cost")
+NUMBERS = ("requests", *TOKENS, "cost", *PARTS)
 
 
 def row(number: int, at: datetime = NOON, **fields: Any) -> dict[str, Any]:
     """What a gateway loads of a request: number + 1 prompt tokens, 2 completion tokens; of a bot
-    version 1. A token is metered as one and costs a micro-dollar."""
+    version 1. A token is metered as one and costs a micro-dollar; of a cost that is given the parts
+    are not known."""
     tokens = number + 3
+    counts = (number + 1 - number // 2, number // 2, 2)
+    parts = (0, 0, 0) if "cost" in fields else [count * 10**6 for count in counts]
     return {
+        **dict(zip(PARTS, parts, strict=True)),
         "request_id": f"{number:032x}",
         "admitted_at": at.timestamp(),
         "tenant_id": "ten_acme00000000",
@@ -72,11 +77,12 @@ SUMS_OF_ROWS = """
 SELECT date_trunc('hour', admitted_at, 'UTC'), tenant_id, model, coalesce(adapter, ''),
        coalesce(adapter_version, 0), key_id, count(*)::bigint, sum(prompt_tokens)::bigint,
        sum(cached_tokens)::bigint, sum(completion_tokens)::bigint, sum(metered_tokens)::bigint,
-       sum(cost)
+       sum(cost), sum(input_cost), sum(cached_input_cost), sum(output_cost)
 FROM usage GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4, 5, 6"""
 SUMS_KEPT = """
 SELECT hour, tenant_id, model, adapter, adapter_version, key_id, requests, prompt_tokens,
-       cached_tokens, completion_tokens, metered_tokens, cost
+       cached_tokens, completion_tokens, metered_tokens, cost, input_cost, cached_input_cost,
+       output_cost
 FROM usage_hourly ORDER BY 1, 2, 3, 4, 5, 6"""
 
 
@@ -192,6 +198,9 @@ async def test_reports_by_bucket_and_group(plane: Plane) -> None:
         "completion_tokens": 48,
         "metered_tokens": 348,
         "cost": "0.000348",
+        "input_cost": "0.000168",
+        "cached_input_cost": "0.000132",
+        "output_cost": "0.000048",
     }
     hours = await ask(plane.client, bucket="1h")
     assert [hour["start"][11:13] for hour in hours] == [f"{h:02}" for h in range(1, 24, 2)]
@@ -367,8 +376,14 @@ async def test_versions_of_an_adapter_are_told_apart(plane: Plane) -> None:
 
 EXAMPLES = itertools.count()
 MINUTES = st.integers(0, 2 * 24 * 60 - 1)
+PICO_DOLLARS = st.integers(0, 1 << 60)
 COSTS = st.lists(
-    st.tuples(MINUTES, st.integers(0, 3), st.integers(0, 1 << 62), st.integers(0, 1 << 40)),
+    st.tuples(
+        MINUTES,
+        st.integers(0, 3),
+        st.one_of(PICO_DOLLARS, st.tuples(PICO_DOLLARS, PICO_DOLLARS, PICO_DOLLARS)),
+        st.integers(0, 1 << 40),
+    ),
     min_size=1,
     max_size=40,
 )
@@ -381,9 +396,12 @@ COSTS = st.lists(
 )
 @given(requests=COSTS, parts=st.integers(1, 5))
 async def test_costs_add_up_exactly(
-    plane: Plane, requests: list[tuple[int, int, int, int]], parts: int
+    plane: Plane,
+    requests: list[tuple[int, int, int | tuple[int, int, int], int]],
+    parts: int,
 ) -> None:
-    """To the pico-dollar, however they are loaded, grouped, paged and written."""
+    """To the pico-dollar, however they are loaded, grouped, paged and written; each by its parts,
+    or in total where no more is known."""
     example = next(EXAMPLES)
     midnight = datetime(2026, 3, 5, tzinfo=UTC) + timedelta(days=2 * example)
     rows = [
@@ -393,48 +411,58 @@ async def test_costs_add_up_exactly(
             tenant_id=f"ten_{example}_{whose // 2}",
             key_id=f"key_{example}_{whose}",
             metered_tokens=metered,
-            cost=cost,
+            **_cost_fields(cost),
         )
         for number, (minute, whose, cost, metered) in enumerate(requests)
     ]
     for part in range(parts):
         await load(plane.database, rows[part::parts] + rows[: part + 1])
 
-    def summed(*names: str) -> Counter[tuple[str, ...]]:
+    def summed(cost: str, *names: str) -> Counter[tuple[str, ...]]:
         """Pico-dollars by day and fields."""
         sums: Counter[tuple[str, ...]] = Counter()
         for each in rows:
             day = f"{datetime.fromtimestamp(each['admitted_at'], UTC):%Y-%m-%d}"
-            sums[(day, *(each[name] for name in names))] += each["cost"]
+            sums[(day, *(each[name] for name in names))] += each[cost]
         return sums
-
-    def pico(dollars: str) -> int:
-        return int(Decimal(dollars).scaleb(12))
 
     window = {
         "start": midnight.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "end": (midnight + timedelta(days=2)).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
     for bucket in ("1d", "1h"):
-        seen: Counter[tuple[str, ...]] = Counter()
-        metered = 0
         told = {"bucket": bucket, "group_by": "tenant,key", "limit": 3}
-        for each in await ask(plane.client, **window, **told):
-            seen[each["start"][:10], each["tenant"], each["key"]] += pico(each["cost"])
-            metered += each["metered_tokens"]
-        assert seen == summed("tenant_id", "key_id")
-        assert metered == sum(each["metered_tokens"] for each in rows)
+        found = await ask(plane.client, **window, **told)
+        for cost in ("cost", *PARTS):
+            seen: Counter[tuple[str, ...]] = Counter()
+            for each in found:
+                seen[each["start"][:10], each["tenant"], each["key"]] += _pico(each[cost])
+            assert seen == summed(cost, "tenant_id", "key_id")
+        assert sum(each["metered_tokens"] for each in found) == sum(
+            each["metered_tokens"] for each in rows
+        )
     answer = await plane.client.get("usage", params=window | {"format": "csv"})
-    table = csv.DictReader(io.StringIO(answer.text))
-    assert sum(pico(each["cost"]) for each in table) == sum(each["cost"] for each in rows)
+    table = list(csv.DictReader(io.StringIO(answer.text)))
+    for cost in ("cost", *PARTS):
+        assert sum(_pico(each[cost]) for each in table) == sum(each[cost] for each in rows)
     async with plane.database.acquire() as connection:
         totals = await connection.fetch(
             "SELECT start::text, subject, cost FROM usage_totals"
             " WHERE span = 'day' AND split_part(subject, '_', 2) = $1",
             str(example),
         )
-    found = {(each["start"], each["subject"]): each["cost"] for each in totals}
-    assert found == dict(summed("tenant_id")) | dict(summed("key_id"))
+    kept = {(each["start"], each["subject"]): each["cost"] for each in totals}
+    assert kept == dict(summed("cost", "tenant_id")) | dict(summed("cost", "key_id"))
+
+
+def _cost_fields(cost: int | tuple[int, int, int]) -> dict[str, int]:
+    if isinstance(cost, int):
+        return {"cost": cost}
+    return {"cost": sum(cost), **dict(zip(PARTS, cost, strict=True))}
+
+
+def _pico(dollars: str) -> int:
+    return int(Decimal(dollars).scaleb(12))
 
 
 async def test_openais_client_reads_costs(plane: Plane) -> None:
@@ -466,8 +494,9 @@ async def test_openais_client_reads_costs(plane: Plane) -> None:
         )
         results: list[Any] = list(one.data[0].results)
         assert {(each.project_id, each.line_item, each.api_key_id) for each in results} == {
-            (ids["acme"], "tiny", "acme0"),
-            (ids["globex"], "tiny", "globex0"),
+            (ids[name], f"tiny, {kind}", f"{name}0")
+            for name in ("acme", "globex")
+            for kind in ("input", "cached input", "output")
         }
         assert sum(each.amount.value for each in results) == pytest.approx(0.000168)
         none = await costs(start_time=start, end_time=start + 86400, line_items=["other"])
@@ -483,3 +512,35 @@ async def test_openais_client_reads_costs(plane: Plane) -> None:
         ):
             with pytest.raises(openai.BadRequestError, match=r"support|group_by|width|limit"):
                 await costs(start_time=start, extra_query=unsupported)
+
+
+async def test_line_items_are_the_kinds_of_tokens(plane: Plane) -> None:
+    """What no parts are known of is the model's, as a whole; they add up exactly."""
+    rows = [row(0), row(1), row(2, model="other"), row(3, cost=5 * 10**6), row(4, cost=0)]
+    await load(plane.database, rows)
+    client = plane.client
+    url = plane.url.removesuffix("/admin/v1") + "/v1/organization/costs"
+    start = int(NOON.replace(hour=0).timestamp())
+
+    async def told(*selected: str, group_by: str | None = "line_item") -> dict[str | None, int]:
+        """Micro-dollars by line item."""
+        query = {"start_time": start, "end_time": start + 86400, "group_by[]": group_by}
+        query |= {"line_items[]": list(selected)}
+        answer = await client.get(url, params={k: v for k, v in query.items() if v})
+        assert answer.status_code == 200, answer.text
+        (day,) = answer.json()["data"]
+        return {
+            each["line_item"]: round(each["amount"]["value"] * 10**6) for each in day["results"]
+        }
+
+    tiny = {"tiny, input": 1 + 2, "tiny, output": 2 + 2, "tiny": 5}
+    other = {"other, input": 2, "other, cached input": 1, "other, output": 2}
+    assert await told() == tiny | other
+    assert await told("other") == other
+    assert await told("other, cached input,tiny, output") == {
+        "other, cached input": 1,
+        "tiny, output": 4,
+    }
+    assert await told(group_by=None) == {None: 3 + 4 + 5 + 5}
+    assert await told("tiny, output", "other, output", group_by=None) == {None: 4 + 2}
+    assert await told("tiny, nothing") == {}

@@ -60,7 +60,7 @@ class Both:
             "status": "completed",
             "gateway": holder,
             "metered_tokens": amount,
-            "cost": 0,
+            **dict.fromkeys(("cost", "input_cost", "cached_input_cost", "output_cost"), 0),
             "leased": 1,
         }
         async with self.database.transaction() as connection:
