@@ -106,10 +106,16 @@ class Generation:
         return [run.choice.finish_reason for run in self._runs]
 
     @property
+    def is_refused(self) -> bool:
+        """It has failed, and no worker has begun it: nothing was used."""
+        failure = self._failure
+        is_begun = self.first_output_at is not None
+        return not is_begun and isinstance(failure, WorkerFailed) and failure.code in NEVER_BEGUN
+
+    @property
     def usage(self) -> Usage:
-        """So far; a prompt counts once, and what was cached of it as its first choice found it.
-        What no worker has begun costs nothing."""
-        if self.first_output_at is None and _is_refusal(self._failure):
+        """So far; a prompt counts once, and what was cached of it as its first choice found it."""
+        if self.is_refused:
             return Usage()
         choices = [run.choice for run in self._runs]
         firsts = {id(choice.prompt): choice for choice in reversed(choices)}.values()
@@ -309,7 +315,3 @@ class Generation:
         except Exception as failure:
             self._fail(failure)
         self._search = None
-
-
-def _is_refusal(failure: Exception | None) -> bool:
-    return isinstance(failure, WorkerFailed) and failure.code in NEVER_BEGUN

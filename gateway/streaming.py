@@ -38,8 +38,9 @@ class GenerationResponse(ABC):
         usage: Entry,
         settle: Settle,
     ) -> None:
-        """`usage` is recorded before the answer's end is sent. `settle` is called once, when all is
-        over, with what ended it if not the answer's end or the client."""
+        """`usage` is recorded before the answer's end is sent, unless the request is refused.
+        `settle` is called once, when all is over, with what ended it if not the answer's end or the
+        client."""
         self._generation = generation
         self._format = format
         self._headers = headers
@@ -53,17 +54,24 @@ class GenerationResponse(ABC):
             await _unless(watch, self._answer(send))
         except Exception as error:
             self._failure = error
-            with contextlib.suppress(UsageUnavailable):
-                await self._usage.keep(self._generation, Status.FAILED)
+            await self._keep_failure()
             raise
         finally:
             self._generation.cancel()
-            self._usage.record(self._generation, Status.CANCELLED)
+            if not self._generation.is_refused:
+                self._usage.record(self._generation, Status.CANCELLED)
             self._settle(self._generation, self._failure)
 
     @abstractmethod
     async def _answer(self, send: Send) -> None:
         """Sends everything. Raises only before anything was sent."""
+
+    async def _keep_failure(self) -> None:
+        """Whether it can be kept or not, the client is told what went wrong first. Who was refused
+        has used nothing, and is told at once."""
+        if not self._generation.is_refused:
+            with contextlib.suppress(UsageUnavailable):
+                await self._usage.keep(self._generation, Status.FAILED)
 
     async def _watch(self, receive: Receive, send: Send) -> None:
         """Returns when there is nobody to answer to."""
@@ -133,9 +141,7 @@ class StreamResponse(GenerationResponse):
             if not self._has_started:
                 raise
             self._failure = error
-            # Whether that can be kept or not, the answer ends with what went wrong first.
-            with contextlib.suppress(UsageUnavailable):
-                await self._usage.keep(self._generation, Status.FAILED)
+            await self._keep_failure()
             await self._write(send, event(error_body(error)), more=False)
 
     async def _write(self, send: Send, data: bytes, *, more: bool = True) -> None:
