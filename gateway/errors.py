@@ -27,6 +27,7 @@ from typing import Any
 import msgspec
 from litestar import Request, Response
 from litestar.exceptions import HTTPException
+from litestar.types import Receive, Scope, Send
 
 from workers.client import WorkerFailed
 from workers.protocol import ErrorCode
@@ -202,7 +203,10 @@ def _find_problem(error: Exception) -> Problem | None:
 
 def error_body(error: Exception) -> dict[str, Any]:
     """`{"error": {message, type, param, code}}` as OpenAI shapes it."""
-    problem, message = problem_of(error)
+    return _body(error, *problem_of(error))
+
+
+def _body(error: Exception, problem: Problem, message: str) -> dict[str, Any]:
     param = error.param if isinstance(error, ApiError) else None
     code = (error.code if isinstance(error, ApiError) else None) or problem.code
     return {"error": {"message": message, "type": problem.type, "param": param, "code": code}}
@@ -231,15 +235,37 @@ def _retry_after(seconds: float | None) -> dict[str, str]:
     }
 
 
+class ErrorAnswer:
+    """An error as a whole answer; an ASGI application, for whoever has nothing to add to it."""
+
+    def __init__(self, error: Exception) -> None:
+        problem, message = problem_of(error)
+        self.status = problem.status
+        self.headers = retry_headers(problem, error)
+        if problem.status == 401:
+            self.headers["www-authenticate"] = "Bearer"
+        self.body = _body(error, problem, message)
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        body = msgspec.json.encode(self.body)
+        headers = [
+            *(
+                (name.encode("latin-1"), text.encode("latin-1"))
+                for name, text in self.headers.items()
+            ),
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+        ]
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
 def to_response(_: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
     """The exception handler of the whole application."""
-    problem, _message = problem_of(error)
-    headers = retry_headers(problem, error)
-    if problem.status == 401:
-        headers["www-authenticate"] = "Bearer"
+    answer = ErrorAnswer(error)
     return Response(
-        error_body(error),
-        status_code=problem.status,
-        headers=headers,
+        answer.body,
+        status_code=answer.status,
+        headers=answer.headers,
         media_type="application/json",
     )
