@@ -17,7 +17,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.fleet_simulator import Clock, Machine, Request, Worker
-from gateway.routing import Report, Standing, Work, pick
+from gateway.routing import Report, Standing, Work, Workers, pick
 from workers.prefix_index import Prefix
 from workers.protocol import WorkerStatus
 
@@ -106,14 +106,13 @@ class Fleet:
         self.clock = clock
         self.rng = random.Random(0)
         self.holders: dict[object, dict[int, int]] = {}
-        self.standings = [
-            [Standing(Report(), 0.0) for _ in range(num_workers)] for _ in range(NUM_GATEWAYS)
-        ]
+        self.num_workers = num_workers
+        self.gateways: list[Workers[int]] = [Workers() for _ in range(NUM_GATEWAYS)]
 
     def report(self, number: int, status: WorkerStatus) -> None:
         report = Report.of(status, {})
-        for standings in self.standings:
-            standings[number] = Standing(report, self.clock.now, NUM_GATEWAYS)
+        for workers in self.gateways:
+            workers.put(number, Standing(report, self.clock.now, NUM_GATEWAYS))
 
 
 Choice = Callable[[Fleet, int, Request], int]
@@ -122,14 +121,13 @@ Choice = Callable[[Fleet, int, Request], int]
 
 def ours(fleet: Fleet, gateway: int, request: Request) -> int:
     """gateway/routing.py."""
-    standings = fleet.standings[gateway]
-    work, cached = _work(request), [0] * len(standings)
+    workers, work = fleet.gateways[gateway], _work(request)
+    cached: dict[int, int] = {}
     for segment, _ in request.segments:
-        for number, num_tokens in fleet.holders.get(segment, {}).items():
-            cached[number] = num_tokens
-    index = pick(work, standings, cached, fleet.clock.now, fleet.rng)
-    standings[index].send(work, cached[index], fleet.clock.now)
-    return index
+        cached |= fleet.holders.get(segment, {})
+    number = pick(work, workers, cached, fleet.clock.now, fleet.rng)
+    workers.send(number, work, cached.get(number, 0), fleet.clock.now)
+    return number
 
 
 def round_robin() -> Choice:
@@ -137,36 +135,36 @@ def round_robin() -> Choice:
 
     def choose(fleet: Fleet, gateway: int, _: Request) -> int:
         turns[gateway] += 1
-        return turns[gateway] % len(fleet.standings[gateway])
+        return turns[gateway] % fleet.num_workers
 
     return choose
 
 
 def least_loaded(fleet: Fleet, gateway: int, request: Request) -> int:
     """By sequences that run and wait, those included that this gateway has sent since."""
-    return _least(fleet, gateway, request, range(len(fleet.standings[gateway])))
+    return _least(fleet, gateway, request, range(fleet.num_workers))
 
 
 def affinity(fleet: Fleet, gateway: int, request: Request) -> int:
     """The least loaded of those that hold the adapter, or else the base model; any, if none."""
-    standings = fleet.standings[gateway]
+    workers = fleet.gateways[gateway]
     if request.adapter is not None:
-        near = [i for i, s in enumerate(standings) if s.tier(str(request.adapter))]
+        near = workers.near(str(request.adapter))
     else:
-        near = [i for i, s in enumerate(standings) if not s.model(str(request.model)).wait_s]
-    return _least(fleet, gateway, request, near or range(len(standings)))
+        near = workers.resident(str(request.model))
+    return _least(fleet, gateway, request, list(near) or range(fleet.num_workers))
 
 
 def _least(fleet: Fleet, gateway: int, request: Request, among: Sequence[int]) -> int:
-    standings = fleet.standings[gateway]
+    workers = fleet.gateways[gateway]
 
     def load(index: int) -> tuple[float, float]:
-        standing = standings[index]
+        standing = workers.standings[index]
         known = sum(model.num_sequences for model in standing.report.models.values())
         return known + NUM_GATEWAYS * standing.num_more, fleet.rng.random()
 
     index = min(among, key=load)
-    standings[index].send(_work(request), 0, fleet.clock.now)
+    workers.send(index, _work(request), 0, fleet.clock.now)
     return index
 
 
@@ -271,6 +269,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=40_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="part of a workload's name")
+    parser.add_argument("--choices", nargs="+", default=list(CHOICES), choices=list(CHOICES))
     options = parser.parse_args()
     table = Table(title=f"{options.workers} workers, {options.requests} requests each")
     for column in ("workload", "choice", "TTFT mean, ms", "p50", "p99", "on device", "or host"):
@@ -279,15 +278,15 @@ def main() -> None:
         table.add_column(column)
     chosen = [w for w in WORKLOADS if options.only in w.name]
     with Progress(console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=len(chosen) * len(CHOICES) * options.requests)
+        task = progress.add_task("", total=len(chosen) * len(options.choices) * options.requests)
         for workload in chosen:
-            for name, make in CHOICES.items():
+            for name in options.choices:
                 progress.update(task, description=f"{workload.name}: {name}")
                 sizes = options.workers, options.requests, options.seed
                 outcome = simulate(
-                    workload, make(), *sizes, lambda n: progress.update(task, advance=n)
+                    workload, CHOICES[name](), *sizes, lambda n: progress.update(task, advance=n)
                 )
-                table.add_row(workload.name if name == "ours" else "", name, *_cells(outcome))
+                table.add_row(workload.name, name, *_cells(outcome))
             table.add_section()
     Console(width=130).print(table)
 

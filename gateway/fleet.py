@@ -8,11 +8,9 @@ import random
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-import msgspec
-
 from gateway.catalog import CatalogView, Target
 from gateway.errors import NoWorker
-from gateway.routing import Report, Standing, Work, pick
+from gateway.routing import Report, Standing, Work, Workers, pick
 from workers.client import WorkerClient
 from workers.protocol import Desired, ModelInfo, Pin, WorkerStatus
 
@@ -24,20 +22,15 @@ NOT_NONE = 0.1
 """A gateway without traffic does not take itself for one of infinitely many."""
 
 
-class Known(msgspec.Struct, frozen=True):
-    """Where a worker stood when it sent its last status."""
-
-    status: WorkerStatus | None
-    standing: Standing
-
-
 class Fleet:
     """Clients, each of which keeps its connection up by itself."""
 
     def __init__(self, clients: Sequence[WorkerClient]) -> None:
         """clients: of the workers there are; the roster changes them in place."""
         self.clients = clients
-        self._known: dict[WorkerClient, Known] = {}
+        self._workers: Workers[WorkerClient] = Workers()
+        self._statuses: dict[WorkerClient, WorkerStatus | None] = {}
+        """Which of each worker's they were made of."""
         self._rates: dict[str, float] = {}
         """Prefill tokens/s by model, as a worker has measured them last."""
         self._num_sequences, self._num_own = 0.0, 1.0
@@ -63,22 +56,31 @@ class Fleet:
     def choose(self, work: Work, excluded: Collection[WorkerClient] = ()) -> WorkerClient:
         """The worker for a request, which is counted as sent there. NoWorker if none is ready that
         has the base model, but for those excluded."""
-        able = [client for client in self.serving(work.model) if client not in excluded]
-        if not able:
+
+        def is_able(client: WorkerClient) -> bool:
+            return _serves(client, work.model) and client not in excluded
+
+        def is_heard(client: WorkerClient) -> bool:
+            return is_able(client) and not client.is_silent
+
+        for usable in (is_heard, is_able):
+            if any(map(usable, self.clients)):
+                break
+        else:
             raise NoWorker("No worker is ready for this model. Try again shortly.")
-        if len(able) == 1:
-            return able[0]
+        if len(self.clients) == 1:
+            return self.clients[0]
+        self._look()
         now = time.monotonic()
-        standings = [self._standing(client) for client in able]
-        cached = [_num_cached(client, work) for client in able]
-        index = pick(work, standings, cached, now, self._random)
-        standings[index].send(work, cached[index], now)
-        return able[index]
+        cached = self._num_cached(work)
+        chosen = pick(work, self._workers, cached, now, self._random, usable)
+        self._workers.send(chosen, work, cached.get(chosen, 0), now)
+        return chosen
 
     def serving(self, model: str) -> list[WorkerClient]:
         """Those that are ready and have the base model of this digest. One that is silent counts
         only where all are: then requests wait for it."""
-        able = [c for c in self.clients if c.is_ready and model in c.models]
+        able = [client for client in self.clients if _serves(client, model)]
         return [c for c in able if not c.is_silent] or able
 
     def prefetch(self, target: Target) -> None:
@@ -91,7 +93,8 @@ class Fleet:
         if len(able) != 1:
             return
         (worker,) = able
-        if self._standing(worker).tier(digest) != "device":
+        self._look()
+        if self._workers.standings[worker].tier(digest) != "device":
             adapter = target.adapter_for(worker.models[model].adapter_layout)
             assert adapter is not None
             worker.prefetch(model, adapter)
@@ -104,9 +107,11 @@ class Fleet:
 
     def _forget(self) -> None:
         """What is known of workers that went."""
-        for known in (self._known, self._told):
-            for client in known.keys() - set(self.clients):
-                del known[client]
+        for client in self._told.keys() - set(self.clients):
+            del self._told[client]
+        for client in self._statuses.keys() - set(self.clients):
+            del self._statuses[client]
+            self._workers.remove(client)
 
     def _tell(self, client: WorkerClient, view: CatalogView) -> None:
         """Not before it is connected: what to send depends on its layouts."""
@@ -114,25 +119,39 @@ class Fleet:
             client.want(_desired(view, client.models))
             self._told[client] = client.models
 
-    def _standing(self, client: WorkerClient) -> Standing:
-        """Anew with each status; one that has sent none yet is believed to be busy."""
-        known = self._known.get(client)
-        if known is None or known.status is not client.status:
-            known = self._known[client] = self._know(client)
-        known.standing.num_more = client.num_open - client.num_open_then
-        return known.standing
+    def _look(self) -> None:
+        """Takes up what workers have told. One that has told nothing yet is believed to be busy."""
+        statuses, standings = self._statuses, self._workers.standings
+        for client in self.clients:
+            status = client.status
+            if client not in statuses or statuses[client] is not status:
+                statuses[client] = status
+                self._workers.put(client, self._know(client, status))
+            standings[client].num_more = client.num_open - client.num_open_then
+        if len(statuses) > len(self.clients):
+            self._forget()
 
-    def _know(self, client: WorkerClient) -> Known:
-        status = client.status
+    def _num_cached(self, work: Work) -> dict[WorkerClient, int]:
+        """Tokens of the prompts, at those that have any."""
+        found: dict[WorkerClient, int] = {}
+        for client in self.clients:
+            if (model := client.models.get(work.model)) is None:
+                continue
+            for prompt in work.prompts:
+                if num := client.prefixes.num_cached(prompt, model.cache_layout):
+                    found[client] = found.get(client, 0) + num
+        return found
+
+    def _know(self, client: WorkerClient, status: WorkerStatus | None) -> Standing:
         if status is None:
-            return Known(None, Standing(Report(), -math.inf))
+            return Standing(Report(), -math.inf)
         for model in status.models:
             if model.prefill_tokens_per_s:
                 self._rates[model.digest] = model.prefill_tokens_per_s
         report = Report.of(status, self._rates)
         self._note_share(report, client.num_open_then)
         num_gateways = max(self._num_sequences / self._num_own, 1.0)
-        return Known(status, Standing(report, client.status_at, num_gateways))
+        return Standing(report, client.status_at, num_gateways)
 
     def _note_share(self, report: Report, num_own: int) -> None:
         num_sequences = sum(model.num_sequences for model in report.models.values())
@@ -140,9 +159,8 @@ class Fleet:
         self._num_own = MEMORY * self._num_own + num_own + NOT_NONE
 
 
-def _num_cached(client: WorkerClient, work: Work) -> int:
-    layout = client.models[work.model].cache_layout
-    return sum(client.prefixes.num_cached(prompt, layout) for prompt in work.prompts)
+def _serves(client: WorkerClient, model: str) -> bool:
+    return client.is_ready and model in client.models
 
 
 def _desired(view: CatalogView, models: Mapping[str, ModelInfo]) -> Desired:

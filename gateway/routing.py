@@ -15,17 +15,19 @@ they were told the same, and would all run to the worker that was the least busy
 too, not all workers are weighed, but a few drawn of those that hold the most of the prompt, of the
 adapter's best holders, of the base model's, and of all. What no worker has goes to its home, two
 workers by hash, so that gateways agree without a word. A hot adapter comes to the next worker as
-soon as the queues of those that hold it are longer than its load.
+soon as the queues of those that hold it are longer than its load. Who holds what is noted when a
+worker tells it: a choice looks at those that are drawn, however many there are.
 
 Everything here is a function of its arguments, time and random numbers included.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from heapq import nlargest
 from random import Random
+from typing import Generic, TypeVar
 from zlib import crc32
 
 import msgspec
@@ -33,10 +35,15 @@ import msgspec
 from workers.prefix_index import Prefix
 from workers.protocol import AdapterStatus, ModelStatus, WorkerStatus
 
+W = TypeVar("W", bound=Hashable)
+"""Whatever tells workers apart."""
+
 STALE_S = 3.0
 """A worker whose last status is older takes nothing that another can take."""
 NUM_DRAWN = 2
 """Of each kind of worker."""
+NUM_TRIES = 16
+"""To draw one that can be used; after that all of its kind are looked at."""
 DOUBT = 1.5
 """No prediction is exact: so much sooner must it be where nothing of the request's is yet."""
 
@@ -110,20 +117,27 @@ class Report(msgspec.Struct, frozen=True):
     queue_s: float = 0.0
     """To compute the prompts that are there."""
     instance_id: str = ""
+    held: Set[str] = frozenset()
+    """Adapters on the device."""
+    resident: Set[str] = frozenset()
+    """Base models on the device."""
 
     @staticmethod
     def of(status: WorkerStatus, rates: Mapping[str, float]) -> Report:
         """rates: prefill tokens/s by model, as other workers have measured them: a worker that has
         not yet is believed to be no slower."""
         models = {model.digest: _model_report(model, status, rates) for model in status.models}
+        adapters = {adapter.digest: adapter for adapter in status.adapters if adapter.num_bytes}
         return Report(
             models,
-            {adapter.digest: adapter for adapter in status.adapters if adapter.num_bytes},
+            adapters,
             sum(
                 model.num_waiting_tokens / models[model.digest].prefill_tokens_per_s
                 for model in status.models
             ),
             status.instance_id,
+            {digest for digest, adapter in adapters.items() if adapter.tier == "device"},
+            {digest for digest, model in models.items() if not model.wait_s},
         )
 
 
@@ -142,6 +156,11 @@ class Standing:
         self._sent_adapters: set[str] = set()
         self._sent_models: dict[str, float] = {}
         """Those that have to come for what was sent, with their waits."""
+
+    @property
+    def near(self) -> Set[str]:
+        """Adapters that are there or on their way."""
+        return self.report.adapters.keys() | self._sent_adapters
 
     def is_stale(self, now: float) -> bool:
         return now - self.reported_at > STALE_S
@@ -181,36 +200,164 @@ class Standing:
             self._sent_models[work.model] = wait_s
 
 
+NOBODY = Standing(Report(), 0.0)
+
+
+class Pool(Generic[W]):
+    """Workers to draw from. Each operation takes the same time however many there are."""
+
+    def __init__(self) -> None:
+        self._members: list[W] = []
+        self._places: dict[W, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[W]:
+        return iter(self._members)
+
+    def add(self, worker: W) -> None:
+        if worker not in self._places:
+            self._places[worker] = len(self._members)
+            self._members.append(worker)
+
+    def discard(self, worker: W) -> None:
+        """The last one takes its place."""
+        place = self._places.pop(worker, None)
+        if place is None:
+            return
+        last = self._members.pop()
+        if place < len(self._members):
+            self._members[place] = last
+            self._places[last] = place
+
+    def draw(self, is_able: Callable[[W], bool], random: Random) -> Sequence[W]:
+        """Up to two that are able, perhaps the same one twice; in random order, for the first of
+        equals is picked. None only if none is."""
+        members = self._members
+        if not members:
+            return []
+        if len(members) > NUM_DRAWN:
+            drawn: list[W] = []
+            for _ in range(NUM_TRIES):
+                worker = members[int(random.random() * len(members))]
+                if is_able(worker):
+                    drawn.append(worker)
+                    if len(drawn) == NUM_DRAWN:
+                        return drawn
+        return _draw([worker for worker in members if is_able(worker)], random)
+
+
+class Workers(Generic[W]):
+    """All workers as one gateway sees them, and which of them have what."""
+
+    def __init__(self) -> None:
+        self.all: Pool[W] = Pool()
+        self.standings: dict[W, Standing] = {}
+        """To read; they change by `put`, `send` and `remove`."""
+        self._empty: Pool[W] = Pool()
+        self._holders: dict[str, Pool[W]] = {}
+        self._near: dict[str, Pool[W]] = {}
+        self._resident: dict[str, Pool[W]] = {}
+
+    def holders(self, adapter: str) -> Pool[W]:
+        """Those on whose device it is."""
+        return self._holders.get(adapter, self._empty)
+
+    def near(self, adapter: str) -> Pool[W]:
+        """The same with those that have it on the host or on its way."""
+        return self._near.get(adapter, self._empty)
+
+    def resident(self, model: str) -> Pool[W]:
+        """Those on whose device the base model is."""
+        return self._resident.get(model, self._empty)
+
+    def put(self, worker: W, standing: Standing) -> None:
+        """In place of what was known of the worker, if anything was."""
+        before = self.standings.get(worker, NOBODY)
+        self.standings[worker] = standing
+        self.all.add(worker)
+        self._note(worker, before, standing)
+
+    def remove(self, worker: W) -> None:
+        self._note(worker, self.standings.pop(worker), NOBODY)
+        self.all.discard(worker)
+
+    def send(self, worker: W, work: Work, num_cached: int, now: float) -> None:
+        """Counts a request that goes there."""
+        self.standings[worker].send(work, num_cached, now)
+        if work.adapter is not None:
+            self._near.setdefault(work.adapter, Pool()).add(worker)
+
+    def _note(self, worker: W, before: Standing, after: Standing) -> None:
+        _move(worker, self._holders, before.report.held, after.report.held)
+        _move(worker, self._near, before.near, after.near)
+        _move(worker, self._resident, before.report.resident, after.report.resident)
+
+
+def _move(worker: W, pools: dict[str, Pool[W]], before: Set[str], after: Set[str]) -> None:
+    """From the pools of what it had to those of what it has; empty ones go."""
+    for digest in before - after:
+        pools[digest].discard(worker)
+        if not pools[digest]:
+            del pools[digest]
+    for digest in after - before:
+        pools.setdefault(digest, Pool()).add(worker)
+
+
 def pick(
-    work: Work, workers: Sequence[Standing], cached: Sequence[int], now: float, random: Random
-) -> int:
-    """The index of the best of at least one worker; `cached[i]` prompt tokens are cached at
-    `workers[i]`."""
-    fresh = [i for i, worker in enumerate(workers) if not worker.is_stale(now)]
-    able = fresh or range(len(workers))
-    held = [(i, workers[i].tier(work.adapter)) for i in able] if work.adapter is not None else []
-    num_bytes = _adapter_bytes(work, workers, held)
-    kinds = (
-        _deepest(able, cached),
-        [i for i, tier in held if tier == "device"]
-        or [i for i, tier in held if tier]
-        or (_homes(work.adapter, able, workers) if work.adapter else []),
-        [i for i in able if not workers[i].model(work.model).wait_s]
-        or _homes(work.model, able, workers),
-        able,
+    work: Work,
+    workers: Workers[W],
+    cached: Mapping[W, int],
+    now: float,
+    random: Random,
+    is_able: Callable[[W], bool] = lambda _: True,
+) -> W:
+    """The best of the workers that are able, of which there must be one. `cached`: how many tokens
+    of the prompts each has; none of those that are not there."""
+    standings = workers.standings
+
+    def is_fresh(worker: W) -> bool:
+        return is_able(worker) and not standings[worker].is_stale(now)
+
+    drawn = _candidates(work, workers, cached, is_fresh, random)
+    drawn = drawn or _candidates(work, workers, cached, is_able, random)
+    num_bytes = _adapter_bytes(work.adapter, workers) if work.adapter is not None else 0
+
+    def seconds(worker: W) -> float:
+        num_cached, standing = cached.get(worker, 0), standings[worker]
+        predicted = predict(work, standing, num_cached, num_bytes, now)
+        is_near = num_cached or (work.adapter and standing.tier(work.adapter))
+        return predicted if is_near else DOUBT * predicted
+
+    return min(drawn, key=seconds)
+
+
+def _candidates(
+    work: Work,
+    workers: Workers[W],
+    cached: Mapping[W, int],
+    is_able: Callable[[W], bool],
+    random: Random,
+) -> Iterable[W]:
+    """Some of each kind, each once; nobody if nobody is able."""
+    drawn: dict[W, None] = {}
+    if cached:
+        drawn |= dict.fromkeys(_draw(_deepest(cached, is_able), random))
+    if work.adapter is not None:
+        drawn |= dict.fromkeys(
+            workers.holders(work.adapter).draw(is_able, random)
+            or workers.near(work.adapter).draw(is_able, random)
+            or _homes(work.adapter, workers, is_able)
+        )
+    drawn |= dict.fromkeys(
+        workers.resident(work.model).draw(is_able, random) or _homes(work.model, workers, is_able)
     )
-    drawn: dict[int, float] = {}
-    for kind in kinds:
-        for i in _draw(kind, random):
-            if i not in drawn:
-                seconds = predict(work, workers[i], cached[i], num_bytes, now)
-                is_near = cached[i] or (work.adapter and workers[i].tier(work.adapter))
-                drawn[i] = seconds if is_near else DOUBT * seconds
-    return min(drawn, key=drawn.__getitem__)
+    drawn |= dict.fromkeys(workers.all.draw(is_able, random))
+    return drawn
 
 
-def _draw(kind: Sequence[int], random: Random) -> Sequence[int]:
-    """Perhaps the same one twice; in random order, for the first of equals is picked."""
+def _draw(kind: Sequence[W], random: Random) -> Sequence[W]:
     if len(kind) <= NUM_DRAWN:
         return kind if random.random() < 0.5 else kind[::-1]
     return [kind[int(random.random() * len(kind))] for _ in range(NUM_DRAWN)]
@@ -249,23 +396,26 @@ def _adapter_s(adapter: str, worker: Standing, model: ModelReport, num_bytes: in
             return crowd_s + copy_s + LOAD_OVERHEAD_S + num_bytes / FETCH_BYTES_PER_S
 
 
-def _adapter_bytes(work: Work, workers: Sequence[Standing], held: Sequence[tuple[int, str]]) -> int:
-    for i, tier in held:
-        if tier and (status := workers[i].report.adapters.get(work.adapter or "")) is not None:
+def _adapter_bytes(adapter: str, workers: Workers[W]) -> int:
+    for worker in workers.near(adapter):
+        if (status := workers.standings[worker].report.adapters.get(adapter)) is not None:
             return status.num_bytes
     return ADAPTER_BYTES
 
 
-def _homes(digest: str, able: Sequence[int], workers: Sequence[Standing]) -> list[int]:
+def _homes(digest: str, workers: Workers[W], is_able: Callable[[W], bool]) -> Sequence[W]:
     """Where something goes first that no worker has: all gateways agree without a word."""
-    return nlargest(
-        NUM_DRAWN, able, key=lambda i: crc32(f"{digest}{workers[i].report.instance_id}".encode())
-    )
+
+    def rank(worker: W) -> int:
+        return crc32(f"{digest}{workers.standings[worker].report.instance_id}".encode())
+
+    return nlargest(NUM_DRAWN, filter(is_able, workers.all), key=rank)
 
 
-def _deepest(able: Sequence[int], cached: Sequence[int]) -> list[int]:
-    most = max(cached[i] for i in able)
-    return [i for i in able if cached[i] == most] if most else []
+def _deepest(cached: Mapping[W, int], is_able: Callable[[W], bool]) -> list[W]:
+    able = {worker: num for worker, num in cached.items() if num and is_able(worker)}
+    most = max(able.values(), default=0)
+    return [worker for worker, num in able.items() if num == most]
 
 
 def _model_report(

@@ -40,6 +40,14 @@ class Prefix:
         self._hashers: dict[str, PageHasher] = {}
         """By layout."""
         self._keys: dict[str, list[bytes]] = {}
+        self._first: dict[str, bytes] = {}
+
+    def first_key(self, layout: str) -> bytes:
+        """The short key of its first full page; none if it has no such page."""
+        first = self._first.get(layout)
+        if first is None:
+            first = self._first[layout] = next(self.keys(layout), b"")
+        return first
 
     def keys(self, layout: str) -> Iterator[bytes]:
         """The short keys of its full pages, from the first on."""
@@ -83,7 +91,8 @@ class PrefixIndex:
         """Leading tokens of the prompt that are cached there; `layout` is that of its pages for
         this model."""
         keys = self._keys.get(prefix.model)
-        if not keys:
+        # Most have not even the first: one look at a set among thousands of workers.
+        if not keys or prefix.first_key(layout) not in keys:
             return 0
         num_pages = 0
         for key in prefix.keys(layout):
