@@ -56,13 +56,18 @@ async def set_quota(
     connection: Connection, tenant_id: str, key_id: str | None, quota: QuotaDetails
 ) -> None:
     """All limits at once. Raises Conflict if more bytes are pinned than may be."""
-    await connection.execute(
-        sql["quota_put"],
-        *(tenant_id, key_id, quota.requests_per_minute, quota.tokens_per_minute),
-        *(quota.concurrent_requests, quota.tokens_per_day, quota.tokens_per_month),
-        *(quota.spend_per_day, quota.spend_per_month, quota.adapters, quota.adapter_bytes),
-        *(quota.cached_weight, quota.weight, quota.service_class),
-    )
+    limits = msgspec.structs.replace(quota, pin_bytes=0, updated_at=None)
+    if limits == QuotaDetails(limits.subject):
+        # Pins are the tenant's own: without other limits there is one change, and one row of audit.
+        await connection.execute(sql["quota_delete"], limits.subject)
+    else:
+        await connection.execute(
+            sql["quota_put"],
+            *(tenant_id, key_id, quota.requests_per_minute, quota.tokens_per_minute),
+            *(quota.concurrent_requests, quota.tokens_per_day, quota.tokens_per_month),
+            *(quota.spend_per_day, quota.spend_per_month, quota.adapters, quota.adapter_bytes),
+            *(quota.cached_weight, quota.weight, quota.service_class),
+        )
     if key_id is None:
         await _set_pin_bytes(connection, tenant_id, quota.pin_bytes)
 

@@ -95,10 +95,11 @@ async def test_every_route_that_changes_something_leaves_a_row(plane: Plane, tmp
     made = await call("POST /tenants/x/keys", "tenants/acme/keys", "key.create", json={})
     acme = plane.bearing(made["key"])
     spare = (await call("POST /keys", "keys", "key.create", json={}))["record"]["id"]
-    quota, made_quota = "tenants/acme/quota", ("quota.create", "tenant.update")
-    pins = {"pin_bytes": 1 << 20}
-    await call("PUT /tenants/x/quota", quota, *made_quota, json=pins)
-    await call("PUT /keys/x/quota", f"keys/{made['record']['id']}/quota", "quota.create", json={})
+    quota, pins, few = "tenants/acme/quota", {"pin_bytes": 1 << 20}, {"concurrent_requests": 9}
+    await call("PUT /tenants/x/quota", quota, "tenant.update", json=pins)
+    await call("PUT /tenants/x/quota", quota, "quota.create", json=pins | few)
+    await call("PUT /tenants/x/quota", quota, "tenant.update", json={"pin_bytes": 1 << 21} | few)
+    await call("PUT /keys/x/quota", f"keys/{made['record']['id']}/quota", "quota.create", json=few)
     await call("DELETE /keys/x/quota", f"keys/{made['record']['id']}/quota", "quota.delete")
     rotated = ("key.rotate", "key.update")
     await call("POST /keys/x/rotate", f"keys/{spare}/rotate", *rotated, json={})
