@@ -24,7 +24,7 @@ from tests.worker_state import worker_metrics
 from workers.importer import import_model
 
 NUM_REQUESTS = scaled(24, 64)
-NUM_TOKENS = scaled(32, 64)
+NUM_TOKENS = scaled(24, 64)
 MEMORY = f"{scaled(96, 224)}MiB"
 """Too little for all."""
 
@@ -124,7 +124,7 @@ def test_bfloat16_is_no_worse_than_peft_in_bfloat16(tmp_path: Path, real: Demo) 
         key = push(stack, adapters)
         with stack.openai(key, timeout=600) as client:
             for name, tokens in texts.items():
-                forced = exact.generate(tokens, name, 64)
+                forced = exact.generate(tokens, name, scaled(24, 64))
                 expected = exact.logits(forced, name).log_softmax(-1)[:-1]
                 theirs.add(expected, rounded.logits(forced, name).log_softmax(-1)[:-1], forced)
                 answer = client.completions.create(

@@ -46,7 +46,7 @@ from tests.scale import scaled
 from tests.worker_state import IN_USE, metrics_at
 
 SEED = int(os.environ.get("LORAPLEX_CHAOS_SEED", time.time_ns() % 10**6))
-CHAOS_S = float(os.environ.get("LORAPLEX_CHAOS_S", scaled(15, 1200)))
+CHAOS_S = float(os.environ.get("LORAPLEX_CHAOS_S", scaled(10, 1200)))
 NUM_CLIENTS = 10
 NUM_REQUESTS = 24
 """Different ones; each is asked many times."""

@@ -27,8 +27,8 @@ from tests.stack import Stack, running
 from tests.worker_state import watched_worker, worker_metrics
 from workers.protocol import WorkerStatus
 
-NUM_ADAPTERS = scaled(60, 1000)
-NUM_REQUESTS = scaled(400, 10_000)
+NUM_ADAPTERS = scaled(40, 1000)
+NUM_REQUESTS = scaled(250, 10_000)
 NUM_HOST_IMAGES = scaled(16, 64)
 NUM_SLOTS = 8
 NUM_TOKENS = 8

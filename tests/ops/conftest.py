@@ -28,7 +28,11 @@ def _variants() -> list[str]:
     if shutil.which("g++") is None:
         return []
     wide = "avx2" in Path("/proc/cpuinfo").read_text()
-    return ["native", "pairs", *(["avx2"] if wide else []), "scalar"]
+    return ["native", *(["avx2"] if wide else []), "scalar"]
+
+
+VARIANTS = _variants()
+BACKENDS = ["reference", *VARIANTS, TRITON]
 
 
 @cache
@@ -50,14 +54,14 @@ def triton_backend() -> Ops:
     return cast(Ops, Carried(select("cuda")))
 
 
-@pytest.fixture(params=["reference", *_variants(), TRITON], scope="session")
+@pytest.fixture(params=BACKENDS, scope="session")
 def ops(request: pytest.FixtureRequest) -> Ops:
     """Reference, C++ and Triton."""
     return backend(request.param)
 
 
 @pytest.fixture(
-    params=["reference", *_variants(), *([] if IS_INTERPRETED else [TRITON])], scope="session"
+    params=["reference", *VARIANTS, *([] if IS_INTERPRETED else [TRITON])], scope="session"
 )
 def quick_ops(request: pytest.FixtureRequest) -> Ops:
     """Those that draw thousands of tokens in a moment. The interpreter does not; its tokens are
@@ -65,7 +69,7 @@ def quick_ops(request: pytest.FixtureRequest) -> Ops:
     return backend(request.param)
 
 
-@pytest.fixture(params=_variants(), scope="session")
+@pytest.fixture(params=VARIANTS, scope="session")
 def cpu(request: pytest.FixtureRequest) -> Ops:
     """C++ alone, for what only it promises: the same bits whatever the batch."""
     return backend(request.param)

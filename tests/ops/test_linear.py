@@ -1,12 +1,26 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ops.base import Ops
+from tests.ops.conftest import BACKENDS, VARIANTS, backend
 
 DTYPES = st.sampled_from([torch.bfloat16, torch.float32])
+PAIRS = ["pairs"] if VARIANTS else []
+"""The C++ kernels as on a processor that multiplies bfloat16: linears alone differ."""
+
+
+@pytest.fixture(params=[*BACKENDS, *PAIRS], scope="session")
+def ops(request: pytest.FixtureRequest) -> Ops:
+    return backend(request.param)
+
+
+@pytest.fixture(params=[*VARIANTS, *PAIRS], scope="session")
+def cpu(request: pytest.FixtureRequest) -> Ops:
+    return backend(request.param)
 
 
 def tolerance(ops: Ops, weights: torch.dtype) -> float:
