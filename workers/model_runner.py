@@ -133,6 +133,8 @@ class ModelRunner:
         """None where the step is computed as it comes."""
         if self._static_steps is None or any(item.is_prefill for item in schedule.items):
             return None
+        if not self.model.arrival.is_complete:
+            return None
         return self._static_steps.prepare(rows, extent)
 
     def _compute(
