@@ -16,10 +16,12 @@ from ops.base import Ops
 from workers.cuda_memory import CudaVirtualMemory
 from workers.device_memory import MappedMemory
 from workers.virtual_memory import HostVirtualMemory
-from workers.weight_image import ALIGNMENT, WeightImage
+from workers.weight_image import WeightImage
 
 MAX_EXTENTS = 512
 PROMPT = 32
+PART_PADDING = 1 << 16
+"""More than is lost to the alignment of tensors and parts."""
 
 
 def swap_rows(bench: Bench, ops: Ops, shape: Shape) -> Iterator[dict[str, Any]]:
@@ -61,8 +63,8 @@ class Swap:
     def __init__(self, bench: Bench, ops: Ops, shape: Shape) -> None:
         on_gpu = bench.device.type == "cuda"
         virtual = CudaVirtualMemory(bench.device) if on_gpu else HostVirtualMemory()
-        num_tensors = 4 * shape.layers + 2
-        most = 2 * (shape.linear_parameters + shape.hidden * shape.vocab) + num_tensors * ALIGNMENT
+        most = 2 * (shape.linear_parameters + shape.hidden * shape.vocab)
+        most += (shape.layers + 2) * PART_PADDING
         granules = -(-most // virtual.granularity)
         extent_bytes = -(-granules // MAX_EXTENTS) * virtual.granularity
         self.num_extents = -(-most // extent_bytes)
@@ -70,7 +72,6 @@ class Swap:
         self.image = WeightImage(self.memory.reserve(self.num_extents), ops)
         self.image.begin()
         self.model = ShapedModel(ops, shape, torch.bfloat16, PROMPT + 1, self.image)
-        self.image.finish()
         self.num_bytes = self.image.parts[-1].stop
         cache = self.model.cache(1, PROMPT)
         ids = torch.arange(PROMPT, dtype=torch.int32, device=bench.device) % shape.vocab

@@ -40,7 +40,7 @@ class VirtualMemory(Protocol):
         ...
 
     def pin(self, tensor: Tensor) -> None:
-        """Of the host: as long as it lives the device copies from it by itself."""
+        """Whole pages of the host: as long as they live the device copies from them by itself."""
         ...
 
 

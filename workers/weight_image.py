@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 
 import torch
@@ -60,7 +61,9 @@ class WeightImage:
     def begin(self) -> None:
         """An empty one."""
         # As much as there are addresses; what is never written takes no memory.
-        self._host = torch.empty(len(self._addresses.tensor), dtype=torch.uint8)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        pages = mmap.mmap(-1, len(self._addresses.tensor), flags=flags)
+        self._host = torch.frombuffer(pages, dtype=torch.uint8)
         self._end = 0
         self.parts = []
 
@@ -76,13 +79,12 @@ class WeightImage:
         return self._addresses.tensor[place].view(tensor.dtype).view(tensor.shape)
 
     def end_part(self) -> None:
-        """It is all that was placed since the last one."""
-        self.parts.append(slice(self.parts[-1].stop if self.parts else 0, self._end))
-
-    def finish(self) -> None:
-        """It is whole."""
-        self._host = self._host[: self._end]
-        self._addresses.virtual.pin(self._host)
+        """It is all that was placed since the last one. Pinned by itself: while it is, others may
+        wait for the driver."""
+        self._end = -(-self._end // mmap.PAGESIZE) * mmap.PAGESIZE
+        part = slice(self.parts[-1].stop if self.parts else 0, self._end)
+        self._addresses.virtual.pin(self._host[part])
+        self.parts.append(part)
 
     def bring(self) -> None:
         """Has it copied to the device, beside the steps in flight. There is spare memory for it."""

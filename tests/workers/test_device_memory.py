@@ -84,8 +84,8 @@ def test_a_model_has_the_same_addresses_each_time(mapped: Mapped) -> None:
         mapped.two.unback()
         mapped.arena.free_weights("two")
         mapped.extents[:2].fill_(1)
+        assert bool((mapped.memory.tensor == 1).all())
     assert mapped.two.tensor.data_ptr() == addresses
-    assert bool((mapped.memory.tensor == 1).all())
 
 
 def test_models_take_turns_with_the_memory_of_their_extents(mapped: Mapped) -> None:

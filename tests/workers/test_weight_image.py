@@ -3,6 +3,7 @@ that were loaded one by one, each layer as soon as it has come."""
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -103,13 +104,23 @@ class Capturing(ReferenceOps):
         return work
 
 
+class PinningMemory(HostVirtualMemory):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pinned: list[tuple[int, int]] = []
+
+    def pin(self, tensor: Tensor) -> None:
+        self.pinned.append((tensor.data_ptr(), tensor.nbytes))
+
+
 class Home:
     """A tiny model's range, where two models would fit, and its image."""
 
     def __init__(self, folder: Path, ops: Ops, family: str = "gemma3_text") -> None:
         self.plan = ModelPlan.read(make_model(folder, family), "tiny", torch.float32)
         num_extents = -(-self.plan.max_bytes(torch.float32) // EXTENT)
-        self.memory = MappedMemory(HostVirtualMemory(), 2 * num_extents, EXTENT)
+        self.virtual = PinningMemory()
+        self.memory = MappedMemory(self.virtual, 2 * num_extents, EXTENT)
         for extent in range(2 * num_extents):
             self.memory.lend(extent)
         self.addresses: AddressRange = self.memory.reserve(num_extents)
@@ -169,6 +180,15 @@ def test_it_leaves_when_its_copy_has_ended(tmp_path: Path) -> None:
     home.image.leave()
     assert late.marks[-1].is_passed
     home.image.bring()
+
+
+def test_every_part_is_pinned_once_in_pages_of_its_own(tmp_path: Path) -> None:
+    home = Home(tmp_path, ReferenceOps())
+    assert len(home.image.parts) == home.plan.spec.num_layers + 2
+    first, _ = home.virtual.pinned[0]
+    parts = [(address - first, size) for address, size in home.virtual.pinned]
+    assert parts == [(part.start, part.stop - part.start) for part in home.image.parts]
+    assert all(edge % mmap.PAGESIZE == 0 for edge in [first, *sum(parts, ())])
 
 
 def test_weights_that_are_larger_than_their_addresses_are_refused(tmp_path: Path) -> None:

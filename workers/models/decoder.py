@@ -67,8 +67,6 @@ class Decoder:
         with Checkpoint(plan.folder) as checkpoint:
             checkpoint.check(plan.spec)
             model = cls(plan, WeightLoader(checkpoint, ops, plan.dtype, meter, image))
-        if image is not None:
-            image.finish()
         meter.finish()
         return model
 
