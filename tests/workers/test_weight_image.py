@@ -3,6 +3,7 @@ that were loaded one by one, each layer as soon as it has come."""
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +13,15 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_engine import make_engine
+from benchmarks.gpu_swap import swap_rows
+from benchmarks.gpu_timing import Bench
 from benchmarks.shaped_model import TINY, ShapedModel
 from ops.base import Mark, Ops
 from ops.reference import ReferenceOps
 from ops.registry import select
 from tests.doubles import make_model
-from tests.ops.conftest import TRITON, triton_backend
+from tests.ops.conftest import triton_backend
+from tests.ops.interpreter import IS_INTERPRETED
 from tests.workers.paged import PagedModel, Stream
 from workers.device_memory import AddressRange, MappedMemory
 from workers.models.decoder import Decoder
@@ -27,6 +31,11 @@ from workers.virtual_memory import HostVirtualMemory
 from workers.weight_image import Arrival, WeightImage
 
 EXTENT = 1 << 16
+BACKENDS = ["reference", "cpu", *(["triton"] if IS_INTERPRETED else [])]
+NEEDS_GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="of a GPU"),
+]
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
@@ -132,7 +141,7 @@ def logits(model: Decoder, ops: Ops) -> Tensor:
     return PagedModel(model, ops).step([(Stream(), PROMPT)])[0]
 
 
-@pytest.mark.parametrize("backend", ["reference", "cpu", TRITON])
+@pytest.mark.parametrize("backend", BACKENDS)
 @torch.inference_mode()
 def test_weights_from_the_image_are_the_weights(tmp_path: Path, backend: str) -> None:
     """Each time, whatever was at their addresses or in their memory meanwhile."""
@@ -189,6 +198,16 @@ def test_every_part_is_pinned_once_in_pages_of_its_own(tmp_path: Path) -> None:
     parts = [(address - first, size) for address, size in home.virtual.pinned]
     assert parts == [(part.start, part.stop - part.start) for part in home.image.parts]
     assert all(edge % mmap.PAGESIZE == 0 for edge in [first, *sum(parts, ())])
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ["reference", pytest.param("cuda", marks=NEEDS_GPU)])
+def test_a_captured_step_computes_the_same_when_its_model_is_back(name: str) -> None:
+    ops = select(name)
+    bench = Bench(ops.device, deadline=math.inf, tiny=True)
+    bench.results["transfer_bytes_per_second"] = 1e9
+    (row,) = swap_rows(bench, ops, TINY)
+    assert row["same"]
 
 
 def test_weights_that_are_larger_than_their_addresses_are_refused(tmp_path: Path) -> None:
