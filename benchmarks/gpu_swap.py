@@ -62,7 +62,7 @@ def swap_rows(bench: Bench, ops: Ops, shape: Shape) -> Iterator[dict[str, Any]]:
 class Swap:
     def __init__(self, bench: Bench, ops: Ops, shape: Shape) -> None:
         on_gpu = bench.device.type == "cuda"
-        virtual = CudaVirtualMemory(bench.device) if on_gpu else HostVirtualMemory()
+        virtual = CudaVirtualMemory.of(bench.device) if on_gpu else HostVirtualMemory()
         most = 2 * (shape.linear_parameters + shape.hidden * shape.vocab)
         most += (shape.layers + 2) * PART_PADDING
         granules = -(-most // virtual.granularity)

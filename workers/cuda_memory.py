@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Callable
 from ctypes import POINTER, Structure, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,11 +88,10 @@ class CudaDriver:
 class CudaVirtualMemory:
     """Of one GPU. Pieces are handles of the driver."""
 
-    def __init__(self, device: torch.device) -> None:
-        torch.zeros(1, device=device)  # so that there is a context
-        index = torch.cuda.current_device() if device.index is None else device.index
-        self._device = torch.device("cuda", index)
-        self._driver = CudaDriver(ctypes.CDLL("libcuda.so.1"))
+    def __init__(self, driver: CudaDriver, index: int, view: Callable[[Addresses], Tensor]) -> None:
+        """index: of the GPU. view: a tensor of addresses, which keeps them alive."""
+        self._driver = driver
+        self._view = view
         self._location = Location(ON_DEVICE, index)
         self._prop = AllocationProp(type=PINNED, location=self._location)
         granularity = c_size_t()
@@ -102,6 +103,14 @@ class CudaVirtualMemory:
         self._pieces: list[int] = []
         weakref.finalize(self, _release, self._driver, self._pieces).atexit = False
 
+    @classmethod
+    def of(cls, device: torch.device) -> CudaVirtualMemory:
+        """The calling thread has a context then."""
+        torch.zeros(1, device=device)
+        index = torch.cuda.current_device() if device.index is None else device.index
+        view = partial(torch.as_tensor, device=torch.device("cuda", index))
+        return cls(CudaDriver(ctypes.CDLL("libcuda.so.1")), index, view)
+
     def create(self, num_bytes: int) -> int:
         piece = c_uint64()
         self._driver.call("cuMemCreate", byref(piece), num_bytes, byref(self._prop), 0)
@@ -111,13 +120,13 @@ class CudaVirtualMemory:
     def reserve(self, num_bytes: int) -> Tensor:
         address = c_uint64()
         self._driver.call("cuMemAddressReserve", byref(address), num_bytes, 0, 0, 0)
-        owner = _Addresses(address.value, num_bytes)
+        owner = Addresses(address.value, num_bytes)
         arguments = (self._driver, self._mapped, address.value, num_bytes)
         weakref.finalize(owner, _free, *arguments).atexit = False
         # torch asks the driver whose memory it is, so there has to be some.
         piece = self.create(self.granularity)
         self.map(address.value, piece, self.granularity)
-        tensor = torch.as_tensor(owner, device=self._device)
+        tensor = self._view(owner)
         self.unmap(address.value, self.granularity)
         self._pieces.remove(piece)
         self._driver.call("cuMemRelease", piece)
@@ -140,7 +149,7 @@ class CudaVirtualMemory:
         weakref.finalize(storage, self._driver.call, "cuMemHostUnregister", address).atexit = False
 
 
-class _Addresses:
+class Addresses:
     """As torch reads them. Lives as long as a tensor views them."""
 
     def __init__(self, address: int, num_bytes: int) -> None:

@@ -138,7 +138,7 @@ class Worker:
     def _virtual_memory(self) -> VirtualMemory | None:
         """None where weights are loaded anew each time, wherever the allocator puts them."""
         if self._is_beside:
-            return CudaVirtualMemory(self.ops.device)
+            return CudaVirtualMemory.of(self.ops.device)
         return HostVirtualMemory() if self.config.keeps_weights else None
 
     def status(self, draining: bool, generation: int) -> WorkerStatus:

@@ -4,6 +4,7 @@ addresses of their own, the memory of their extents goes there."""
 from __future__ import annotations
 
 import gc
+import mmap
 import signal
 import subprocess
 import sys
@@ -15,7 +16,8 @@ import torch
 
 from memory.arena import Arena
 from memory.errors import IntegrityError
-from workers.cuda_memory import CudaDriver, CudaVirtualMemory
+from tests.workers.driver_double import DriverDouble
+from workers.cuda_memory import CudaVirtualMemory
 from workers.device_memory import HostMemory, MappedMemory
 from workers.model_loader import resident_bytes
 from workers.virtual_memory import HostVirtualMemory, VirtualMemory
@@ -28,11 +30,12 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
 
 
 def on_gpu() -> VirtualMemory:
-    return CudaVirtualMemory(torch.device("cuda"))
+    return CudaVirtualMemory.of(torch.device("cuda"))
 
 
 MAKERS = [
     pytest.param(HostVirtualMemory, id="host", marks=linux),
+    pytest.param(DriverDouble.make, id="driver-double", marks=linux),
     pytest.param(on_gpu, id="cuda", marks=[pytest.mark.gpu, needs_gpu]),
 ]
 
@@ -166,30 +169,37 @@ def num_mappings() -> int:
     return len(Path("/proc/self/maps").read_text().splitlines())
 
 
-class Refusing:
-    """A driver library that has no memory left, or no context."""
-
-    def __init__(self, error: int, name: bytes) -> None:
-        self.error, self.name = error, name
-
-    def __getattr__(self, name: str) -> Callable[..., int]:
-        def call(*arguments: object) -> int:
-            if name == "cuGetErrorName":
-                arguments[1]._obj.value = self.name  # pyright: ignore
-            return self.error if name == "cuMemCreate" else 0
-
-        self.__dict__[name] = call
-        return call
+@linux
+def test_the_driver_is_given_back_what_it_gave() -> None:
+    library = DriverDouble()
+    mapped = Mapped(library.virtual_memory())
+    mapped.arena.allocate_weights("two", 2)
+    mapped.two.back()
+    del mapped
+    gc.collect()
+    assert not library.reserved and not library.mapped and not library.pieces
 
 
-@pytest.mark.parametrize(
-    ("error", "name", "kind"),
-    [(2, b"CUDA_ERROR_OUT_OF_MEMORY", MemoryError), (1, b"CUDA_ERROR_INVALID_VALUE", OSError)],
-)
-def test_what_the_driver_refuses_is_raised_by_its_name(
-    error: int, name: bytes, kind: type[Exception]
-) -> None:
-    driver = CudaDriver(Refusing(error, name))  # pyright: ignore
-    driver.call("cuMemUnmap", 0, 0)
-    with pytest.raises(kind, match=f"cuMemCreate: {name.decode()}"):
-        driver.call("cuMemCreate", 0, 0, 0, 0)
+@linux
+def test_pinned_memory_is_let_go_with_its_tensor() -> None:
+    library = DriverDouble()
+    virtual = library.virtual_memory()
+    tensor = torch.frombuffer(mmap.mmap(-1, 4 * mmap.PAGESIZE), dtype=torch.uint8)
+    virtual.pin(tensor[: mmap.PAGESIZE])
+    virtual.pin(tensor[mmap.PAGESIZE :])
+    with pytest.raises(OSError, match="ALREADY_REGISTERED"):
+        virtual.pin(tensor)
+    assert len(library.pinned) == 2
+    del tensor
+    gc.collect()
+    assert not library.pinned
+
+
+def test_what_the_driver_refuses_is_raised_by_its_name() -> None:
+    library = DriverDouble(num_pieces=1)
+    virtual = library.virtual_memory()
+    piece = virtual.create(EXTENT)
+    with pytest.raises(MemoryError, match="cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY"):
+        virtual.create(EXTENT)
+    with pytest.raises(OSError, match="cuMemMap: CUDA_ERROR_INVALID_VALUE"):
+        virtual.map(EXTENT, piece, EXTENT)
