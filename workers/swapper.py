@@ -41,7 +41,7 @@ class Hosted:
     image: WeightImage | None = None
     """Where weights come from each time but the first, if they are kept."""
     runner: ModelRunner | None = None
-    """With what it has captured: of kept weights, from the first load on."""
+    """With what it has captured: of kept weights, from the first load until it is unloaded."""
     arriving_s: float | None = None
     """Since when it is copied to the device."""
     load: Load | None = None
@@ -276,12 +276,14 @@ class Swapper:
         events = target.engine.suspend()
         self._prober.put_back(digest)
         target.pool.leave_device()
-        runner = target.engine.detach()
-        if hosted.image is None:
-            self._loader.discard(digest, [runner])
-        else:
+        held: list[object] = [target.engine.detach()]
+        if hosted.image is not None:
             hosted.arriving_s = None
             hosted.image.leave()
+        if hosted.image is None or hosted.state.is_unloaded:
+            hosted.runner = None
+            held += [] if hosted.image is None else [hosted.image.drop()]
+            self._loader.discard(digest, held)
         self._arena.free_weights(digest)
         return events
 

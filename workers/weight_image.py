@@ -67,6 +67,11 @@ class WeightImage:
         self._end = 0
         self.parts = []
 
+    def drop(self) -> Tensor:
+        """Forgets the weights. Returns what keeps them in memory."""
+        host, self._host = self._host, torch.empty(0, dtype=torch.uint8)
+        return host
+
     def place(self, tensor: Tensor) -> Tensor:
         """Copies a tensor of the host into the image. Returns where it will be on the device.
         Raises MemoryError if the addresses are too few."""

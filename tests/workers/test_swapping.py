@@ -211,6 +211,23 @@ def test_kept_weights_are_read_once_and_what_was_captured_for_them_stays(
     assert {m.num_swaps for m in driver.worker.status(False, 0).models} == {3}
 
 
+def test_an_unloaded_model_is_not_kept(house: House) -> None:
+    one = house.digests["one"]
+    wanted, unloaded = DesiredModel(one, "one"), DesiredModel(one, "one", is_unloaded=True)
+    with Driver(house.config("one", **FORMS["as-on-a-gpu"])) as driver:
+        runner = driver.worker.engines[one].runner
+        driver.submit(house.generate(0, "one", [1, 2, 3], 8))
+        driver.wait()
+        driver.loop.post(1, Desired(1, [], [unloaded]))
+        driver.await_status(lambda s: models(s)["one"].tier == "host")
+        driver.loop.post(1, Desired(2, [], [wanted]))
+        driver.await_status(lambda s: s.generation == 2)
+        driver.submit(house.generate(1, "one", [1, 2, 3], 8))
+        driver.wait()
+        assert driver.answers[0] == driver.answers[1]
+        assert driver.worker.engines[one].runner not in (None, runner)
+
+
 def tiers(driver: Driver) -> dict[str, str]:
     return {m.name: m.tier for m in driver.worker.status(False, 0).models}
 
