@@ -137,7 +137,11 @@ class CudaVirtualMemory:
         self._driver.call("cuMemMap", address, num_bytes, 0, piece, 0)
         self._mapped[address] = num_bytes
         access = AccessDesc(self._location, READ_WRITE)
-        self._driver.call("cuMemSetAccess", address, num_bytes, byref(access), 1)
+        try:
+            self._driver.call("cuMemSetAccess", address, num_bytes, byref(access), 1)
+        except Exception:
+            self.unmap(address, num_bytes)
+            raise
 
     def unmap(self, address: int, num_bytes: int) -> None:
         self._driver.call("cuMemUnmap", address, num_bytes)
