@@ -2,7 +2,7 @@
 
 Everything is set against what the device did in the same run: a copy, a matrix product, a pinned
 transfer. It needs torch, triton and this checkout; for the engine's part msgspec and safetensors
-too. Not here: shrink on a side stream, loads of adapters and models under traffic.
+too. Not here: shrink on a side stream, loads of adapters and swaps under traffic.
 `--tiny` runs every part once at toy sizes, on the CPU under TRITON_INTERPRET=1 if need be.
 """
 
@@ -23,6 +23,7 @@ import triton.language as tl
 
 from benchmarks.gpu_baseline import step_rows
 from benchmarks.gpu_ops import CONTEXT, op_rows, sweep
+from benchmarks.gpu_swap import swap_rows
 from benchmarks.gpu_timing import Bench
 from benchmarks.shaped_model import LLAMA_8B, QWEN_600M, TINY, Batch, Shape, ShapedModel
 from ops.base import PAGE_TOKENS
@@ -71,7 +72,8 @@ def ceilings(bench: Bench) -> Iterator[dict[str, Any]]:
 
 
 def transfers(bench: Bench) -> Iterator[dict[str, Any]]:
-    """From pinned memory: an adapter of rank 16, a page, a model's weights in 1 GiB pieces."""
+    """From pinned memory: a page, an adapter of rank 16, and 1 GiB, the rate that swaps are set
+    against."""
     sizes = {"page": 2 << 20, "adapter r16": 84 << 20, "1 GiB of weights": 1 << 30}
     pinned = bench.device.type == "cuda"
     for name, size in {"tiny": 4096}.items() if bench.tiny else sizes.items():
@@ -84,11 +86,8 @@ def transfers(bench: Bench) -> Iterator[dict[str, Any]]:
             lambda host=host, there=there: there.copy_(host, non_blocking=True), captured=False
         )
         rate = size / took
-        row = {"what": name, "ms": took * 1e3, "GB_s": rate / 1e9, "pinning_ms": pinning * 1e3}
-        if size == 1 << 30:
-            models = {shape.name: 2 * shape.linear_parameters for shape in (LLAMA_8B, QWEN_600M)}
-            row["swap_in_ms"] = {name: size / rate * 1e3 for name, size in models.items()}
-        yield row
+        bench.results["transfer_bytes_per_second"] = rate
+        yield {"what": name, "ms": took * 1e3, "GB_s": rate / 1e9, "pinning_ms": pinning * 1e3}
 
 
 def baseline(bench: Bench, shape: Shape) -> Iterator[dict[str, Any]]:
@@ -205,6 +204,7 @@ def main() -> None:
         bench.part(f"prefill {shape.name}", partial(prefill, bench, model))
         bench.part(f"engine {shape.name}", partial(engine, bench, model))
         del model
+        bench.part(f"swap {shape.name}", partial(swap_rows, bench, ops, shape))
         bench.part(f"transformers {shape.name}", partial(baseline, bench, shape))
     options.out.write_text(json.dumps(bench.results, indent=1) + "\n")
 

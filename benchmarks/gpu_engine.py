@@ -37,6 +37,7 @@ class Shaped:
 
     def __init__(self, model: ShapedModel, max_model_len: int) -> None:
         self._model = model
+        self.arrival = model.arrival
         self.plan = SimpleNamespace(kv_layout=model.layout, max_model_len=max_model_len)
 
     def forward(self, batch: ForwardBatch) -> Tensor:

@@ -1,6 +1,6 @@
 """A decoder of a given shape with random weights on the op seam: no checkpoint and no engine.
 
-It needs torch and `ops/` alone, so that it runs on a GPU machine from a plain checkout.
+It needs torch and a plain checkout alone, so that it runs on any GPU machine.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from ops.base import (
     KVLayout,
     LoRABatch,
     Ops,
+    PackedLinear,
     QKNorm,
     Site,
 )
+from workers.weight_image import Arrival, WeightImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,17 @@ class Batch:
 class ShapedModel:
     """Random weights: small enough that activations stay finite through all layers."""
 
-    def __init__(self, ops: Ops, shape: Shape, dtype: torch.dtype, positions: int) -> None:
+    def __init__(
+        self,
+        ops: Ops,
+        shape: Shape,
+        dtype: torch.dtype,
+        positions: int,
+        image: WeightImage | None = None,
+    ) -> None:
+        """image: what the weights become, for it to bring them."""
         self.ops, self.shape, self.dtype = ops, shape, dtype
+        self.arrival = Arrival() if image is None else image.arrival
         device = ops.device
         generator = torch.Generator(device).manual_seed(0)
 
@@ -87,15 +98,27 @@ class ShapedModel:
             values = torch.empty(size, dtype=dtype, device=device)
             return values.normal_(0, size[-1] ** -0.5, generator=generator)
 
+        def linear(*size: int) -> PackedLinear:
+            packed = ops.pack_linear(random(*size))
+            return packed if image is None else packed.placed(image.place)
+
+        def end_part() -> None:
+            if image is not None:
+                image.end_part()
+
         self.table = random(shape.vocab, shape.hidden)
-        self.layers = [
-            {
-                name: ops.pack_linear(random(sum(site.widths), site.in_features))
-                for name, site in shape.sites.items()
-            }
-            for _ in range(shape.layers)
-        ]
-        self.head = ops.pack_linear(random(shape.vocab, shape.hidden))
+        if image is not None:
+            self.table = image.place(self.table)
+        end_part()
+        self.layers: list[dict[str, PackedLinear]] = []
+        for _ in range(shape.layers):
+            sites = shape.sites.items()
+            self.layers.append(
+                {name: linear(sum(site.widths), site.in_features) for name, site in sites}
+            )
+            end_part()
+        self.head = linear(shape.vocab, shape.hidden)
+        end_part()
         self.norm = torch.ones(shape.hidden, device=device)
         ones = torch.ones(shape.dim, device=device)
         self.qk_norm = QKNorm(ones, ones, 1e-6) if shape.qk_norm else None
@@ -109,11 +132,13 @@ class ShapedModel:
         return self.logits(self.hidden(batch))
 
     def logits(self, hidden: Tensor) -> Tensor:
+        self.arrival.wait(-1)
         return self.ops.linear(hidden, self.head).float()
 
     def hidden(self, batch: Batch) -> Tensor:
         """[T, K], the last norm applied."""
         ops, sites = self.ops, self.shape.sites
+        self.arrival.wait(0)
         residual = ops.embed(batch.ids, self.table)
         x = ops.rms_norm(residual, self.norm, 1e-5)
 
@@ -125,6 +150,7 @@ class ShapedModel:
 
         scale, heads = self.shape.dim**-0.5, self.shape.heads
         for layer in range(self.shape.layers):
+            self.arrival.wait(layer + 1)
             qkv = linear("qkv", x, layer)
             where = (batch.attention, batch.kv, layer, heads)
             ops.rope_write_kv(qkv, self.rope, *where, self.qk_norm)

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from memory.accounts import Accounts, Ledger
 from memory.errors import require
+
+
+class Backing(Protocol):
+    """The bytes that extents stand for."""
+
+    def lend(self, extent: int) -> None:
+        """To weights, which lie elsewhere. What was there is lost, and nobody uses it."""
+        ...
+
+    def restore(self, extent: int) -> None:
+        """Weights have it no more: there are bytes again, whichever."""
+        ...
 
 
 class Arena:
@@ -46,6 +59,8 @@ class Arena:
             )
         self.ledger = Ledger(Accounts(clock))
         """Bytes of pages and runs."""
+        self.backing: Backing | None = None
+        """Is told what weights own from now on, and what they do not any more."""
         self._all = (1 << self.num_extents) - 1
         self._kv_zone = (1 << (self.num_extents - self.adapter_floor)) - 1
         self._free = self._all
@@ -89,6 +104,7 @@ class Arena:
         taken: list[int] = []
         while len(taken) < num_extents and (extent := self._take_lowest()) is not None:
             self._weights[extent] = owner
+            self._lend(extent)
             taken.append(extent)
         return taken
 
@@ -97,6 +113,7 @@ class Arena:
         for extent in self.weight_extents(owner):
             del self._weights[extent]
             self._free |= 1 << extent
+            self._restore(extent)
 
     def sink_weights(self) -> bool:
         """Weights own a number of extents, no place: theirs move down to free ones, so that
@@ -106,13 +123,23 @@ class Arena:
             lower = self._take_lowest()
             if lower is None:
                 break
-            source, target = max(extent, lower), min(extent, lower)
-            self._weights[target] = self._weights.pop(extent)
-            self._free |= 1 << source
-            if target == extent:
+            if lower > extent:
+                self._free |= 1 << lower
                 break
+            self._weights[lower] = self._weights.pop(extent)
+            self._free |= 1 << extent
+            self._lend(lower)
+            self._restore(extent)
             has_moved = True
         return has_moved
+
+    def _lend(self, extent: int) -> None:
+        if self.backing is not None:
+            self.backing.lend(extent)
+
+    def _restore(self, extent: int) -> None:
+        if self.backing is not None:
+            self.backing.restore(extent)
 
     def _take_lowest(self) -> int | None:
         candidates = self._free & self._kv_zone

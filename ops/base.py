@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -151,6 +151,10 @@ class PackedLinear(Protocol):
     out_features: int
     num_bytes: int
 
+    def placed(self, place: Callable[[Tensor], Tensor]) -> Self:
+        """The same weight with its tensors where `place` says that they go."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class AdaptedLinear:
@@ -244,11 +248,26 @@ class Mark(Protocol):
         """Returns when everything before it is done."""
         ...
 
+    def query(self) -> bool:
+        """Everything before it is done."""
+        ...
+
+    def wait(self) -> None:
+        """What the thread submits from now on is done after everything before it. The host does
+        not wait."""
+        ...
+
 
 class Passed:
     """The mark of a backend whose ops return when they have computed."""
 
     def synchronize(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def wait(self) -> None:
         pass
 
 
@@ -258,7 +277,7 @@ class HostOps:
     def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
         return work
 
-    def beside(self) -> AbstractContextManager[None]:
+    def beside(self, *, waits: bool = True) -> AbstractContextManager[None]:
         return nullcontext()
 
     def mark(self) -> Mark:
@@ -377,9 +396,9 @@ class Ops(Protocol):
         """
         ...
 
-    def beside(self) -> AbstractContextManager[None]:
-        """What the thread submits within is done when this ends, beside the steps in flight and not
-        behind them: for memory that none of them uses."""
+    def beside(self, *, waits: bool = True) -> AbstractContextManager[None]:
+        """What the thread submits within is done beside the steps in flight and not behind them:
+        for memory that none of them uses. waits: it is done when this ends."""
         ...
 
     def mark(self) -> Mark:

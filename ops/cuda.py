@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -43,6 +44,12 @@ class CublasLinear:
         self.bias = None if bias is None else bias.to(weight.dtype, copy=True)
         self.out_features, self.in_features = weight.shape
         self.num_bytes = self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def placed(self, place: Callable[[Tensor], Tensor]) -> CublasLinear:
+        moved = copy(self)
+        moved.weight = place(self.weight)
+        moved.bias = None if self.bias is None else place(self.bias)
+        return moved
 
 
 class CudaOps:
@@ -177,7 +184,7 @@ class CudaOps:
         return replay
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
+    def beside(self, *, waits: bool = True) -> Iterator[None]:
         if self.device.type == "cpu":
             yield
             return
@@ -185,7 +192,8 @@ class CudaOps:
         stream = torch.cuda.Stream(self.device)
         with torch.cuda.stream(stream):
             yield
-        stream.synchronize()
+        if waits:
+            stream.synchronize()
 
     def mark(self) -> Mark:
         if self.device.type == "cpu":

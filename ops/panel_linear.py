@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import copy
+
 import torch
 from torch import Tensor
 
@@ -23,6 +26,16 @@ class PanelLinear:
         if bias is not None:
             self.bias = torch.zeros(rows)
             self.bias[: self.out_features] = bias
+        self.num_bytes = self.panels.nbytes + (0 if self.bias is None else self.bias.nbytes)
+        self._point()
+
+    def placed(self, place: Callable[[Tensor], Tensor]) -> PanelLinear:
+        moved = copy(self)
+        moved.panels = place(self.panels)
+        moved.bias = None if self.bias is None else place(self.bias)
+        moved._point()
+        return moved
+
+    def _point(self) -> None:
         self.panels_ptr = self.panels.data_ptr()
         self.bias_ptr = 0 if self.bias is None else self.bias.data_ptr()
-        self.num_bytes = self.panels.nbytes + (0 if self.bias is None else self.bias.nbytes)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -31,6 +33,12 @@ class DenseLinear:
         self.bias = None if bias is None else bias.to(torch.float32, copy=True)
         self.out_features, self.in_features = weight.shape
         self.num_bytes = self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def placed(self, place: Callable[[Tensor], Tensor]) -> DenseLinear:
+        moved = copy(self)
+        moved.weight = place(self.weight)
+        moved.bias = None if self.bias is None else place(self.bias)
+        return moved
 
 
 class ReferenceOps(HostOps):

@@ -49,6 +49,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     replays_steps: bool | None = None
     """Steps in which all sequences generate are padded, captured and replayed. Of both, None: where
     the device computes beside the host."""
+    keeps_weights: bool = False
+    """Packed weights stay on the host too, one image a model, and come from there to addresses that
+    they have each time. On a GPU always."""
     max_model_len: int | None = None
     max_queued: int = 1024
     max_queued_tokens: int = 1 << 20

@@ -1,43 +1,118 @@
-"""The bytes that the arena's extents stand for."""
+"""The bytes that the arena's extents stand for, and where they go while weights have them."""
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable
-from itertools import pairwise
+from typing import Protocol
 
 import torch
+from torch import Tensor
+
+from memory.arena import Backing
+from memory.errors import require
+from workers.virtual_memory import VirtualMemory
 
 
-class DeviceMemory:
-    """KV pages and adapters lie here. Weights lie where the allocator puts them: on the CPU what
-    their extents stand for here goes back to the system, so that no byte is held twice.
+class DeviceMemory(Backing, Protocol):
+    """tensor: uint8, extent after extent; more behind them, if asked for, are nobody's."""
 
-    tensor: uint8 [num_bytes].
+    tensor: Tensor
+
+    def reserve(self, num_extents: int) -> AddressRange | None:
+        """For the weights of a model; None where they lie elsewhere."""
+        ...
+
+
+class HostMemory:
+    """On the CPU weights lie where the allocator puts them: what their extents stand for here goes
+    back to the system, so that no byte is held twice."""
+
+    def __init__(self, num_extents: int, extent_bytes: int) -> None:
+        """extent_bytes: whole pages."""
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._pages = mmap.mmap(-1, num_extents * extent_bytes, flags=flags)
+        self._extent_bytes = extent_bytes
+        self.tensor = torch.frombuffer(self._pages, dtype=torch.uint8)
+
+    def lend(self, extent: int) -> None:
+        size = self._extent_bytes
+        self._pages.madvise(mmap.MADV_DONTNEED, extent * size, size)
+
+    def restore(self, extent: int) -> None:
+        """The system does, when somebody writes there."""
+
+    def reserve(self, num_extents: int) -> None:
+        return None
+
+
+class MappedMemory:
+    """As many pieces of memory as there are extents, taken once. Each lies behind an extent, or in
+    the range of a model whose weights have that extent: so no byte is held twice, and none is asked
+    for later. Who reads or writes an extent of weights faults."""
+
+    def __init__(self, virtual: VirtualMemory, num_extents: int, extent_bytes: int) -> None:
+        """extent_bytes: whole granules of the virtual memory. Raises MemoryError."""
+        self._virtual = virtual
+        self._extent_bytes = extent_bytes
+        self._spare = [virtual.create(extent_bytes) for _ in range(num_extents)]
+        self._arena = self.reserve(num_extents)
+        self._arena.back()
+        self.tensor = self._arena.tensor
+
+    def lend(self, extent: int) -> None:
+        self._arena.unback_part(extent)
+
+    def restore(self, extent: int) -> None:
+        self._arena.back_part(extent)
+
+    def reserve(self, num_extents: int) -> AddressRange:
+        """Addresses for so many pieces, without memory yet."""
+        return AddressRange(self._virtual, num_extents, self._extent_bytes, self._spare)
+
+
+class AddressRange:
+    """Addresses that keep, whether there is memory behind them or not. What lies in their memory
+    when it comes is undefined.
+
+    tensor: uint8, of all of them.
     """
 
-    def __init__(self, num_bytes: int, device: torch.device) -> None:
-        self._pages: mmap.mmap | None = None
-        if device.type == "cpu":
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-            self._pages = mmap.mmap(-1, num_bytes, flags=flags)
-            self.tensor = torch.frombuffer(self._pages, dtype=torch.uint8)
-        else:
-            self.tensor = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+    def __init__(
+        self, virtual: VirtualMemory, num_parts: int, part_bytes: int, spare: list[int]
+    ) -> None:
+        """spare: pieces that lie nowhere."""
+        self.tensor = virtual.reserve(num_parts * part_bytes)
+        self.virtual = virtual
+        self._num_parts = num_parts
+        self._part_bytes = part_bytes
+        self._spare = spare
+        self._pieces: dict[int, int] = {}
+        """By the part that they lie behind."""
 
-    def give_back(self, extents: Iterable[int], extent_bytes: int) -> None:
-        """What lies in these extents is lost; who writes there again gets new memory."""
-        if self._pages is None:
-            return
-        for first, end in _ranges(sorted(extents)):
-            start = -(-first * extent_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-            stop = end * extent_bytes // mmap.PAGESIZE * mmap.PAGESIZE
-            if start < stop:
-                self._pages.madvise(mmap.MADV_DONTNEED, start, stop - start)
+    def back(self) -> None:
+        """All of it, with spare pieces, or nothing."""
+        try:
+            for part in range(self._num_parts):
+                self.back_part(part)
+        except Exception:
+            self.unback()
+            raise
 
+    def unback(self) -> None:
+        """Its pieces are spare then. The device may not use it any more."""
+        for part in list(self._pieces):
+            self.unback_part(part)
 
-def _ranges(numbers: list[int]) -> Iterable[tuple[int, int]]:
-    """Neighbours together, as (first, end)."""
-    breaks = [i + 1 for i, (a, b) in enumerate(pairwise(numbers)) if b != a + 1]
-    edges = [0, *breaks, len(numbers)]
-    return [(numbers[a], numbers[b - 1] + 1) for a, b in pairwise(edges) if a < b]
+    def back_part(self, part: int) -> None:
+        require(part not in self._pieces, f"part {part} has memory already")
+        require(len(self._spare) > 0, "all memory lies somewhere")
+        self.virtual.map(self._address(part), self._spare[-1], self._part_bytes)
+        self._pieces[part] = self._spare.pop()
+
+    def unback_part(self, part: int) -> None:
+        require(part in self._pieces, f"part {part} has no memory")
+        self.virtual.unmap(self._address(part), self._part_bytes)
+        self._spare.append(self._pieces.pop(part))
+
+    def _address(self, part: int) -> int:
+        return self.tensor.data_ptr() + part * self._part_bytes

@@ -9,17 +9,16 @@ import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event, Lock
+from threading import Event
 from time import perf_counter
 
 import torch
 
-from memory.arena import Arena
 from ops.base import Ops
-from workers.device_memory import DeviceMemory
 from workers.models.decoder import Decoder
 from workers.models.plan import ModelPlan
 from workers.models.progress import Progress
+from workers.weight_image import WeightImage
 
 log = logging.getLogger(__name__)
 
@@ -58,34 +57,28 @@ class Load:
 class ModelLoader:
     """One load at a time, with one kernel thread: those of the engine have the other cores."""
 
-    def __init__(self, ops: Ops, arena: Arena, memory: DeviceMemory, lock: Lock) -> None:
-        """lock: of the arena."""
+    def __init__(self, ops: Ops) -> None:
         self._ops = ops
-        self._arena = arena
-        self._memory = memory
-        self._lock = lock
         self._thread = ThreadPoolExecutor(
             1, thread_name_prefix="model-loader", initializer=_use_one_thread
         )
 
-    def load(self, plan: ModelPlan) -> Load:
-        """The weights have their extents of the arena by now."""
+    def load(self, plan: ModelPlan, image: WeightImage | None) -> Load:
+        """Reads the weights to the device, or into the image. They have their extents of the arena
+        by now."""
         stop = Event()
 
         def check(_done: int, _total: int) -> None:
             if stop.is_set():
                 raise LoadCancelled
 
-        return Load(self._thread.submit(self.load_here, plan, check), stop)
+        return Load(self._thread.submit(self.load_here, plan, image, check), stop)
 
-    def load_here(self, plan: ModelPlan, progress: Progress) -> Loaded:
+    def load_here(self, plan: ModelPlan, image: WeightImage | None, progress: Progress) -> Loaded:
         """On the calling thread, with as many kernel threads as that has."""
         before = resident_bytes()
         begin = perf_counter()
-        with self._lock:
-            extents = self._arena.weight_extents(plan.digest)
-            self._memory.give_back(extents, self._arena.extent_bytes)
-        model = Decoder.load(plan, self._ops, progress=progress)
+        model = Decoder.load(plan, self._ops, image=image, progress=progress)
         seconds = perf_counter() - begin
         log.info(
             "model %s: loaded in %.2f s, %d MiB of weights, the process went from %d to %d MiB",

@@ -64,8 +64,9 @@ class ModelRunner:
         self._static_steps: StaticSteps | None = None
         if scratch_page is not None:
             max_len = model.plan.max_model_len
-            limits = Limits(-(-max_len // PAGE_TOKENS), max_len, scratch_page)
-            self._static_steps = StaticSteps(limits, model, ops, buffer, self._view, tables)
+            num_pages, num_slots = -(-max_len // PAGE_TOKENS), len(tables.rank)
+            limits = Limits(num_pages, max_len, scratch_page, num_slots)
+            self._static_steps = StaticSteps(limits, ops, self._logits)
 
     @torch.inference_mode()
     def launch(self, schedule: Schedule) -> LaunchedStep:
@@ -133,7 +134,14 @@ class ModelRunner:
         """None where the step is computed as it comes."""
         if self._static_steps is None or any(item.is_prefill for item in schedule.items):
             return None
+        if not self.model.arrival.is_complete:
+            return None
         return self._static_steps.prepare(rows, extent)
+
+    def _logits(self, rows: RowInputs[Tensor], extent: Extent) -> Tensor:
+        """Of all rows."""
+        batch = forward_batch(rows, extent, self._buffer, self._view, self._tables)
+        return self.model.logits(self.model.forward(batch))
 
     def _compute(
         self, schedule: Schedule, rows: RowInputs[Tensor], extent: Extent

@@ -20,6 +20,7 @@ from workers.models.progress import Progress
 from workers.probe import Prober, Target
 from workers.protocol import DesiredModel, ErrorCode, ModelStatus
 from workers.residency import Demand, ModelState, Residency
+from workers.weight_image import WeightImage
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,12 @@ class Hosted:
     make_runner: Callable[[Decoder], ModelRunner]
     num_bytes: int
     """Of its weights: as planned, then as loaded."""
+    image: WeightImage | None = None
+    """Where weights come from each time but the first, if they are kept."""
+    runner: ModelRunner | None = None
+    """With what it has captured: of kept weights, from the first load until it is unloaded."""
+    arriving_s: float | None = None
+    """Since when it is copied to the device."""
     load: Load | None = None
     error: str = ""
     """Of its last load."""
@@ -74,7 +81,8 @@ class Swapper:
     @property
     def is_busy(self) -> bool:
         """Something is on its way, or somebody waits for it."""
-        return self._fetcher.is_busy or not self._residency.is_settled
+        is_arriving = any(hosted.arriving_s is not None for hosted in self._hosted.values())
+        return is_arriving or self._fetcher.is_busy or not self._residency.is_settled
 
     def add(self, name: str, plan: ModelPlan) -> Target:
         """Registers a model of the store, without its weights. Raises ValueError."""
@@ -90,7 +98,10 @@ class Swapper:
         if state.num_extents > self._residency.num_free:
             return False
         self._broker.allocate_weights(digest, state.num_extents)
-        self._attach(hosted, self._loader.load_here(hosted.plan, progress))
+        self._take(hosted, self._loader.load_here(hosted.plan, hosted.image, progress))
+        if hosted.image is not None:
+            hosted.image.arrival.synchronize()
+            self._note_arrival(hosted)
         return True
 
     def want(self, models: Iterable[DesiredModel]) -> None:
@@ -120,6 +131,7 @@ class Swapper:
         events: list[Event] = []
         for hosted in self._hosted.values():
             events += self._take_loaded(hosted)
+            self._note_arrival(hosted)
         orders = self._residency.decide({d: self._demand(h) for d, h in self._hosted.items()})
         for digest in orders.cancel:
             self._give_up(self._hosted[digest])
@@ -136,7 +148,7 @@ class Swapper:
             events += self._disappoint(self._hosted[digest])
         for hosted in self._hosted.values():
             if hosted.state.is_gathering:
-                self._gather(hosted)
+                events += self._gather(hosted)
         return events
 
     def take_fetched(self) -> list[Target]:
@@ -197,31 +209,65 @@ class Swapper:
             demand.is_short,
         )
 
-    def _gather(self, hosted: Hosted) -> None:
+    def _gather(self, hosted: Hosted) -> list[Event]:
         """What is idle now becomes the model's; when it has all, the load begins."""
         digest, num_extents = hosted.plan.digest, hosted.state.num_extents
         missing = num_extents - len(self._arena.weight_extents(digest))
-        if self._broker.allocate_weights(digest, missing) == missing:
-            self._residency.begun(digest)
-            hosted.load = self._loader.load(hosted.plan)
+        if self._broker.allocate_weights(digest, missing) < missing:
+            return []
+        self._residency.begun(digest)
+        runner = hosted.runner
+        if runner is not None:
+            return self._try(hosted, lambda: self._attach(hosted, runner, hosted.state.load_s))
+        hosted.load = self._loader.load(hosted.plan, hosted.image)
+        return []
 
     def _take_loaded(self, hosted: Hosted) -> list[Event]:
         load = hosted.load
         if load is None or not load.is_done:
             return []
         hosted.load = None
+        return self._try(hosted, lambda: self._take(hosted, load.result()))
+
+    def _try(self, hosted: Hosted, work: Callable[[], None]) -> list[Event]:
         try:
-            self._attach(hosted, load.result())
+            work()
         except Exception as error:
             log.exception("model %s could not be loaded", hosted.plan.digest[:12])
             return self._fail(hosted, f"{type(error).__name__}: {error}")
         return []
 
-    def _attach(self, hosted: Hosted, loaded: Loaded) -> None:
-        hosted.num_bytes, hosted.error = loaded.model.num_bytes, ""
-        hosted.target.engine.attach(hosted.make_runner(loaded.model))
+    def _take(self, hosted: Hosted, loaded: Loaded) -> None:
+        hosted.num_bytes = loaded.model.num_bytes
+        runner = hosted.make_runner(loaded.model)
+        if hosted.image is None:
+            self._attach(hosted, runner, loaded.seconds)
+        else:
+            self._attach(hosted, runner, hosted.state.load_s)
+            hosted.runner = runner
+
+    def _attach(self, hosted: Hosted, runner: ModelRunner, load_s: float) -> None:
+        """load_s: what the next load is expected to take."""
+        if hosted.image is not None:
+            begin_s = self._clock()
+            hosted.image.bring()
+            hosted.arriving_s = begin_s
+        hosted.error = ""
+        hosted.target.engine.attach(runner)
         hosted.target.pool.is_on_device = True
-        self._residency.loaded(hosted.plan.digest, loaded.seconds)
+        self._residency.loaded(hosted.plan.digest, load_s)
+
+    def _note_arrival(self, hosted: Hosted) -> None:
+        """A copy is on its way while its model computes; so long does the next one take, too."""
+        image, since_s = hosted.image, hosted.arriving_s
+        if image is not None and since_s is not None and image.arrival.is_complete:
+            hosted.arriving_s = None
+            hosted.state.load_s = self._clock() - since_s
+            log.info(
+                "model %s: copied to the device in %.3f s",
+                hosted.plan.digest[:12],
+                hosted.state.load_s,
+            )
 
     def _leave(self, hosted: Hosted) -> list[Event]:
         """What runs goes on when the model is back: pages stay in the prefix cache, adapters on the
@@ -230,8 +276,15 @@ class Swapper:
         events = target.engine.suspend()
         self._prober.put_back(digest)
         target.pool.leave_device()
+        held: list[object] = [target.engine.detach()]
+        if hosted.image is not None:
+            hosted.arriving_s = None
+            hosted.image.leave()
+        if hosted.image is None or hosted.state.is_unloaded:
+            hosted.runner = None
+            held += [] if hosted.image is None else [hosted.image.drop()]
+            self._loader.discard(digest, held)
         self._arena.free_weights(digest)
-        self._loader.discard(digest, [target.engine.detach()])
         return events
 
     def _give_up(self, hosted: Hosted) -> None:

@@ -26,11 +26,6 @@ class Packing:
             self._places.append((self.num_bytes, array.nbytes, array.shape, array.dtype))
             self.num_bytes += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
 
-    def new_host_buffer(self, device: torch.device) -> Tensor:
-        """One that the device can copy from by itself. It is not given out again before such a copy
-        has ended."""
-        return torch.empty(self.num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
-
     def arrays(self, buffer: Tensor) -> list[Array]:
         """Views on a buffer of the host."""
         whole = buffer.numpy()
@@ -54,12 +49,18 @@ _TYPES = {
 }
 
 
+def new_host_buffer(num_bytes: int, device: torch.device) -> Tensor:
+    """One that the device can copy from by itself. It is not given out again before such a copy has
+    ended."""
+    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+
+
 def upload(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
     """The arrays on the device. Does not wait for it; on the CPU nothing is copied."""
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
     packing = Packing(arrays)
-    host = packing.new_host_buffer(device)
+    host = new_host_buffer(packing.num_bytes, device)
     for view, array in zip(packing.arrays(host), arrays, strict=True):
         view[...] = array
     return packing.tensors(host.to(device, non_blocking=True))

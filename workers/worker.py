@@ -22,7 +22,8 @@ from memory.kv_cache import KVCache
 from memory.runs import UNIT_BYTES, AdapterRuns
 from ops.base import Ops
 from workers.config import WorkerConfig
-from workers.device_memory import DeviceMemory
+from workers.cuda_memory import CudaVirtualMemory
+from workers.device_memory import DeviceMemory, HostMemory, MappedMemory
 from workers.effect import Examiner
 from workers.engine import Engine
 from workers.loop import WorkerLoop
@@ -40,6 +41,8 @@ from workers.server import Delivery
 from workers.step_ring import StepRing
 from workers.swapper import LOAD_BYTES_PER_S, Hosted, Swapper
 from workers.token_buffer import TokenBuffer
+from workers.virtual_memory import HostVirtualMemory, VirtualMemory
+from workers.weight_image import WeightImage
 
 log = logging.getLogger(__name__)
 
@@ -68,12 +71,18 @@ class Worker:
         self.store = open_store(config.store, config.cache_dir / "store")
         names = {digest: name for name, digest in config.models.items()}
         plans = {digest: self._read_plan(digest) for digest in names}
-        self.arena, self._kv_extents = _make_arena(config, self._footprints(plans.values()))
+        virtual = self._virtual_memory()
+        granularity = UNIT_BYTES if virtual is None else max(UNIT_BYTES, virtual.granularity)
+        self.arena, self._kv_extents = _make_arena(
+            config, self._footprints(plans.values()), granularity
+        )
         # Behind the arena lies an extent that is nobody's: there padded rows have their page.
-        num_scratch_bytes = self.arena.extent_bytes if self._replays_steps else 0
-        num_bytes = self.arena.num_bytes + num_scratch_bytes
-        device_memory = DeviceMemory(num_bytes, self.ops.device)
-        self.memory = device_memory.tensor
+        sizes = (self.arena.num_extents + self._replays_steps, self.arena.extent_bytes)
+        self._device_memory: DeviceMemory = (
+            HostMemory(*sizes) if virtual is None else MappedMemory(virtual, *sizes)
+        )
+        self.arena.backing = self._device_memory
+        self.memory = self._device_memory.tensor
         self.runs = AdapterRuns(self.arena)
         self.broker = MemoryBroker(self.arena, self.runs)
         self.targets: dict[str, Target] = {}
@@ -88,7 +97,7 @@ class Worker:
             self._residency,
             self.arena,
             self.broker,
-            ModelLoader(self.ops, self.arena, device_memory, self.broker.lock),
+            ModelLoader(self.ops),
             ModelFetcher(self._read_plan, clock=time.monotonic),
             self.prober,
             build=self._build,
@@ -125,6 +134,12 @@ class Worker:
     def _replays_steps(self) -> bool:
         replays_steps = self.config.replays_steps
         return self._is_beside if replays_steps is None else replays_steps
+
+    def _virtual_memory(self) -> VirtualMemory | None:
+        """None where weights are loaded anew each time, wherever the allocator puts them."""
+        if self._is_beside:
+            return CudaVirtualMemory.of(self.ops.device)
+        return HostVirtualMemory() if self.config.keeps_weights else None
 
     def status(self, draining: bool, generation: int) -> WorkerStatus:
         """What is, now. On the engine's thread only."""
@@ -225,7 +240,9 @@ class Worker:
         examiner = Examiner(self.store, plan.folder, plan.spec, plan.shape, pool.layout)
         target = self.targets[digest] = Target(engine, pool, examiner)
         state = self._residency.add(digest, num_extents, weight_bytes / LOAD_BYTES_PER_S)
-        return Hosted(plan, target, state, make_runner, weight_bytes)
+        addresses = self._device_memory.reserve(num_extents)
+        image = None if addresses is None else WeightImage(addresses, self.ops)
+        return Hosted(plan, target, state, make_runner, weight_bytes, image)
 
 
 def warm_up(engine: Engine) -> None:
@@ -260,15 +277,17 @@ class Footprint(NamedTuple):
     weight_bytes: int
 
 
-def _make_arena(config: WorkerConfig, models: list[Footprint]) -> tuple[Arena, int]:
-    """The arena, and how many of its extents are KV's at most.
+def _make_arena(
+    config: WorkerConfig, models: list[Footprint], granularity: int
+) -> tuple[Arena, int]:
+    """The arena, and how many of its extents are KV's at most. granularity: of an extent's bytes.
 
     Without `device_memory` there is room for `memory` beside the weights of all models.
     """
     total = config.device_memory or config.memory + sum(model.weight_bytes for model in models)
     page_bytes = max((model.page_bytes for model in models), default=DEFAULT_PAGE_BYTES)
     wanted = max(PAGES_PER_EXTENT * page_bytes, total // MAX_EXTENTS)
-    extent_bytes = -(-wanted // UNIT_BYTES) * UNIT_BYTES
+    extent_bytes = -(-wanted // granularity) * granularity
     weight_extents = [-(-model.weight_bytes // extent_bytes) for model in models]
     if config.device_memory is None:
         num_shared = config.memory // extent_bytes

@@ -28,6 +28,7 @@ from tests.ops.test_attention import make_batch
 from workers.layers.decoder_layer import OpByOp
 from workers.layers.linear import make_site
 from workers.layers.rotary import RopeSpec, rope_table
+from workers.weight_image import Arrival
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, LAYERS = 80, 112, 6, 2, 16, 3
 Q, KV = HEADS * DIM, KV_HEADS * DIM
@@ -125,7 +126,7 @@ def test_one_call_gives_the_bits_of_its_ops(cpu: Ops, dtype, has_adapters, kind,
     assert isinstance(cpu, StacksLayers)
     stack = cpu.bind_layers(layers)
     gc.collect()
-    expected = run(OpByOp(cpu, layers), x, residual, batch, kv, lora)
+    expected = run(OpByOp(cpu, layers, Arrival()), x, residual, batch, kv, lora)
     computed = run(stack, x, residual, batch, kv, lora)
     for want, got in zip(expected, computed, strict=True):
         assert torch.equal(want, got)

@@ -24,9 +24,9 @@ from workers.batch_builder import Extent, RowInputs, forward_batch
 from workers.models.decoder import Decoder
 from workers.models.plan import ModelPlan
 from workers.protocol import Generate
-from workers.static_step import Limits, StaticStep, StaticSteps
+from workers.static_step import Limits, StaticRows, StaticStep, StaticSteps
 from workers.token_buffer import TokenBuffer
-from workers.upload import Array, Packing, upload
+from workers.upload import Array, Packing, new_host_buffer, upload
 
 VOCAB = 256
 MAX_LEN = 128
@@ -47,8 +47,8 @@ class Steps:
         self.max_rank = int(self.paged.tables.rank.max())
         self.view = KVCacheView(self.paged.arena, self.paged.model.plan.kv_layout)
         self.buffer = TokenBuffer(32, MAX_LEN, torch.device("cpu"))
-        self.limits = Limits(MAX_LEN // PAGE_TOKENS, MAX_LEN, self.paged.free.pop())
-        self.bound = (self.paged.model, ops, self.buffer, self.view, self.paged.tables)
+        num_slots = len(self.paged.tables.rank)
+        self.limits = Limits(MAX_LEN // PAGE_TOKENS, MAX_LEN, self.paged.free.pop(), num_slots)
 
     def begin(self, slots: list[int], longest: int = 40) -> RowInputs[Array]:
         """New sequences with these adapters, and the inputs of their next step."""
@@ -89,7 +89,10 @@ class Steps:
 
     def alone(self, rows: RowInputs[Array]) -> Tensor:
         tensors = RowInputs[Tensor](*upload([*rows], self.ops.device))
-        batch = forward_batch(tensors, self.extent(rows), *self.bound[2:])
+        return self.compute(tensors, self.extent(rows))
+
+    def compute(self, rows: RowInputs[Tensor], extent: Extent) -> Tensor:
+        batch = forward_batch(rows, extent, self.buffer, self.view, self.paged.tables)
         return self.paged.model.logits(self.paged.model.forward(batch))
 
     def assert_same(self, rows: RowInputs[Array], replay: Callable[[], Tensor]) -> None:
@@ -136,7 +139,7 @@ def mixed(rng: random.Random, count: int, num_adapted: int) -> list[int]:
 def test_a_padded_step_is_the_step(steps: Steps) -> None:
     """Of every size, with many adapters, few and none."""
     rng = random.Random(1)
-    static = StaticSteps(steps.limits, *steps.bound)
+    static = StaticSteps(steps.limits, steps.ops, steps.compute)
     for count in range(1, 20):
         for num_adapted in {0, 1, count}:
             rows = steps.begin(mixed(rng, count, num_adapted))
@@ -149,7 +152,7 @@ def test_a_padded_step_is_the_step(steps: Steps) -> None:
 @pytest.mark.parametrize("first", [[0, 1, 2, -1, -1], [1], [-1, -1]])
 def test_it_serves_other_adapters_than_it_was_made_with(steps: Steps, first: list[int]) -> None:
     """Fewer, more, none, and of other ranks; fewer rows and more."""
-    static = StaticStep(8, 16, steps.limits, *steps.bound)
+    static = StaticStep(8, 16, steps.limits, steps.ops, steps.compute)
     later = [[0, 1, 1, 2, 2, 2, -1], [-1], [0] * 8, [-1] * 8, [2], [0, 1, 2]]
     for slots in [first, *later]:
         rows = steps.begin(slots)
@@ -161,7 +164,7 @@ def test_it_serves_other_adapters_than_it_was_made_with(steps: Steps, first: lis
 def test_triton_kernels_leave_padding_alone(tmp_path: Path, backend: str) -> None:
     """Rows and segments."""
     steps = make_steps(tmp_path, backend)
-    static = StaticStep(3, 16, steps.limits, *steps.bound)
+    static = StaticStep(3, 16, steps.limits, steps.ops, steps.compute)
     for slots in ([1, -1], [-1]):
         rows = steps.begin(slots, longest=5)
         steps.assert_same(rows, static.prepare(rows))
@@ -180,8 +183,7 @@ def test_addresses_stay_and_prompts_and_large_steps_are_left(steps: Steps) -> No
             captured.append(work)
             return work
 
-    model, _, *rest = steps.bound
-    static = StaticSteps(steps.limits, model, Noting(), *rest)  # pyright: ignore
+    static = StaticSteps(steps.limits, Noting(), steps.compute)  # pyright: ignore
     for slots in ([0, 1, -1], [2, -1, -1, -1], [-1] * 4, [-1] * 3, [1, 1, 1]):
         rows = steps.begin(slots)
         assert static.prepare(rows, steps.extent(rows)) is not None
@@ -192,6 +194,20 @@ def test_addresses_stay_and_prompts_and_large_steps_are_left(steps: Steps) -> No
     assert static.prepare(large, Extent(1, 20, 0)) is None
 
 
+def test_block_tables_go_to_the_device_as_wide_as_the_step_needs_them(steps: Steps) -> None:
+    static = StaticRows(4, 4, steps.limits, torch.device("cpu"))
+    static.tensors.block_tables.fill_(77)
+    for longest in (40, 90, 5):
+        rows = steps.begin([0, 1, -1], longest)
+        width = rows.block_tables.shape[1]
+        static.fill(rows)
+        got = static.tensors.block_tables
+        assert torch.equal(got[:3, :width], torch.from_numpy(rows.block_tables))
+        assert int(got[3, 0]) == steps.limits.scratch_page
+        if longest == 40:
+            assert width < got.shape[1] and bool((got[:, width:] == 77).all())
+
+
 def test_arrays_lie_side_by_side_in_one_buffer() -> None:
     arrays = [
         np.arange(5, dtype=np.int32),
@@ -200,7 +216,7 @@ def test_arrays_lie_side_by_side_in_one_buffer() -> None:
         np.array([0.5], np.float32),
     ]
     packing = Packing(arrays)
-    buffer = packing.new_host_buffer(torch.device("cpu"))
+    buffer = new_host_buffer(packing.num_bytes, torch.device("cpu"))
     for view, array in zip(packing.arrays(buffer), arrays, strict=True):
         view[...] = array
     for tensor, array in zip(packing.tensors(buffer), arrays, strict=True):

@@ -133,13 +133,21 @@ def answers(config: WorkerConfig, requests: list[Generate]) -> tuple[dict[int, l
     return driver.answers, driver
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True], ids=["in-turn", "ahead"])
-def test_answers_are_those_of_a_worker_that_never_swaps(house: House, runs_ahead: bool) -> None:
-    """More streams than one residency can end: they are preempted with their model, and go on."""
+FORMS = {
+    "in-turn": {},
+    "ahead": {"runs_ahead": True},
+    "as-on-a-gpu": {"runs_ahead": True, "replays_steps": True, "keeps_weights": True},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_answers_are_those_of_a_worker_that_never_swaps(house: House, form: str) -> None:
+    """More streams than one residency can end: they are preempted with their model, and go on.
+    Where weights are kept, an access to an extent that they have would end the process."""
     names = list(FAMILIES)
     requests = traffic(house, names, scaled(48, 192), scaled(120, 240))
     expected, _ = answers(house.config(*names, device_memory=None), requests)
-    got, driver = answers(house.config(*names, runs_ahead=runs_ahead), requests)
+    got, driver = answers(house.config(*names, **FORMS[form]), requests)
     assert got == expected
     worker = driver.worker
     status = models(worker.status(False, 0))
@@ -176,6 +184,48 @@ def test_a_cold_model_comes_and_the_idle_one_leaves(house: House) -> None:
     assert 'loraplex_model_swaps_total{model_name="two"} 1' in metrics
     assert f'loraplex_arena_extents{{kind="weights"}} {status.extents.count("w")}' in metrics
     assert driver.ended == {0: FinishReason.LENGTH}
+
+
+def test_kept_weights_are_read_once_and_what_was_captured_for_them_stays(
+    house: House, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(house.folder / "store", store)
+    form = {"store": str(store), **FORMS["as-on-a-gpu"]}
+    names = ("one", "two")
+    requests = [house.generate(n, names[n % 2], [1, 2, 3], 8) for n in range(6)]
+    with Driver(house.config(*names, **form)) as driver:
+        runners: dict[str, set[int]] = {name: set() for name in names}
+        for request in requests:
+            driver.submit(request)
+            driver.wait()
+            for name in names:
+                runners[name].add(id(driver.worker.engines[house.digests[name]].runner))
+            if request.id == 1:
+                for name in names:
+                    shutil.rmtree(store / "models" / house.digests[name])
+    assert set(driver.ended.values()) == {FinishReason.LENGTH}
+    assert driver.answers[0] == driver.answers[2] == driver.answers[4]
+    assert driver.answers[1] == driver.answers[3] == driver.answers[5]
+    assert all(len(found - {id(None)}) == 1 for found in runners.values())
+    assert {m.num_swaps for m in driver.worker.status(False, 0).models} == {3}
+
+
+def test_an_unloaded_model_is_not_kept(house: House) -> None:
+    one = house.digests["one"]
+    wanted, unloaded = DesiredModel(one, "one"), DesiredModel(one, "one", is_unloaded=True)
+    with Driver(house.config("one", **FORMS["as-on-a-gpu"])) as driver:
+        runner = driver.worker.engines[one].runner
+        driver.submit(house.generate(0, "one", [1, 2, 3], 8))
+        driver.wait()
+        driver.loop.post(1, Desired(1, [], [unloaded]))
+        driver.await_status(lambda s: models(s)["one"].tier == "host")
+        driver.loop.post(1, Desired(2, [], [wanted]))
+        driver.await_status(lambda s: s.generation == 2)
+        driver.submit(house.generate(1, "one", [1, 2, 3], 8))
+        driver.wait()
+        assert driver.answers[0] == driver.answers[1]
+        assert driver.worker.engines[one].runner not in (None, runner)
 
 
 def tiers(driver: Driver) -> dict[str, str]:

@@ -15,19 +15,23 @@ from ops.base import (
     Ops,
     StacksLayers,
 )
+from workers.weight_image import Arrival
 
 
-def bind_layers(ops: Ops, layers: list[LayerWeights]) -> LayerStack:
+def bind_layers(ops: Ops, layers: list[LayerWeights], arrival: Arrival) -> LayerStack:
     """The backend's own stack if it has one, else its ops."""
-    return ops.bind_layers(layers) if isinstance(ops, StacksLayers) else OpByOp(ops, layers)
+    if isinstance(ops, StacksLayers):
+        return ops.bind_layers(layers)
+    return OpByOp(ops, layers, arrival)
 
 
 class OpByOp:
-    """A `LayerStack` of any backend."""
+    """A `LayerStack` of any backend. A layer may be computed while later ones still arrive."""
 
-    def __init__(self, ops: Ops, layers: list[LayerWeights]) -> None:
+    def __init__(self, ops: Ops, layers: list[LayerWeights], arrival: Arrival) -> None:
         self._ops = ops
         self._layers = layers
+        self._arrival = arrival
 
     def forward(
         self,
@@ -37,7 +41,8 @@ class OpByOp:
         kv: KVCacheView,
         lora: LoRABatch | None,
     ) -> Tensor:
-        for layer in self._layers:
+        for part, layer in enumerate(self._layers, start=1):
+            self._arrival.wait(part)
             x = run_layer(self._ops, layer, x, residual, batch, kv, lora)
         return x
 

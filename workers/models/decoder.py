@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ops.base import AdaptedLinear, LayerWeights, Norm, Ops, QKNorm
@@ -16,6 +15,7 @@ from workers.models.loader import WeightLoader
 from workers.models.plan import ModelPlan
 from workers.models.progress import Progress, ProgressMeter
 from workers.models.spec import ModelSpec
+from workers.weight_image import Arrival, WeightImage
 
 
 class Decoder:
@@ -24,38 +24,55 @@ class Decoder:
     def __init__(self, plan: ModelPlan, loader: WeightLoader) -> None:
         self.plan = plan
         spec = plan.spec
-        ropes = rope_tables(spec, plan.max_model_len, loader.ops.device)
+        self.arrival = Arrival() if loader.image is None else loader.image.arrival
+        ropes = {
+            rope: loader.keep(table)
+            for rope, table in rope_tables(spec, plan.max_model_len).items()
+        }
         table = loader.table("model.embed_tokens.weight")
         head = "model.embed_tokens" if spec.tie_word_embeddings else "lm_head"
         self._ops = loader.ops
         self._embedding = Embedding(loader.ops, table, spec.embed_scale)
         self._input_norm = load_norm(loader, spec, "model.layers.0.input_layernorm")
-        layers = [
-            load_layer(loader, spec, layer, ropes[layer_spec.rope])
-            for layer, layer_spec in enumerate(spec.layers)
-        ]
-        self._layers = bind_layers(loader.ops, layers)
+        loader.end_part()
+        layers: list[LayerWeights] = []
+        for layer, layer_spec in enumerate(spec.layers):
+            layers.append(load_layer(loader, spec, layer, ropes[layer_spec.rope]))
+            loader.end_part()
+        self._layers = bind_layers(loader.ops, layers, self.arrival)
         self._head = LMHead(loader.ops, loader.linear([head]), spec.logits_softcap)
-        self.num_bytes = loader.num_bytes + sum(rope.nbytes for rope in ropes.values())
+        loader.end_part()
+        self.num_bytes = loader.num_bytes
         """On the device."""
 
     @classmethod
-    def load(cls, plan: ModelPlan, ops: Ops, *, progress: Progress | None = None) -> Decoder:
-        """Reads a canonical folder and packs its weights one by one.
+    def load(
+        cls,
+        plan: ModelPlan,
+        ops: Ops,
+        *,
+        image: WeightImage | None = None,
+        progress: Progress | None = None,
+    ) -> Decoder:
+        """Reads a canonical folder and packs its weights one by one. image: they become this, and
+        the model computes when that has been brought to the device.
 
-        Raises CheckpointError, and what `progress` raises to stop it.
+        Raises CheckpointError, MemoryError, and what `progress` raises to stop it.
         """
+        if image is not None:
+            image.begin()
         meter = ProgressMeter(
             sum(path.stat().st_size for path in weight_files(plan.folder)), progress
         )
         with Checkpoint(plan.folder) as checkpoint:
             checkpoint.check(plan.spec)
-            model = cls(plan, WeightLoader(checkpoint, ops, plan.dtype, meter))
+            model = cls(plan, WeightLoader(checkpoint, ops, plan.dtype, meter, image))
         meter.finish()
         return model
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Hidden states [T, K] of the step's rows, the final norm applied."""
+        self.arrival.wait(0)
         residual = self._embedding.forward(batch.input_ids)
         norm = self._input_norm
         x = self._ops.rms_norm(residual, norm.weight, norm.eps)
@@ -63,6 +80,7 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Rows of `forward` [N, K] -> float32 [N, V]."""
+        self.arrival.wait(-1)
         return self._head.forward(hidden)
 
 
@@ -115,9 +133,7 @@ def _load_qk_norm(loader: WeightLoader, spec: ModelSpec, block: str) -> QKNorm:
     return QKNorm(q, k, spec.rms_norm_eps)
 
 
-def rope_tables(
-    spec: ModelSpec, num_positions: int, device: torch.device
-) -> dict[RopeSpec, Tensor]:
-    """One table for each distinct rope of the model's layers."""
+def rope_tables(spec: ModelSpec, num_positions: int) -> dict[RopeSpec, Tensor]:
+    """One table for each distinct rope of the model's layers, on the host."""
     ropes = {layer.rope for layer in spec.layers}
-    return {rope: rope_table(rope, spec.head_dim, num_positions).to(device) for rope in ropes}
+    return {rope: rope_table(rope, spec.head_dim, num_positions) for rope in ropes}

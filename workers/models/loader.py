@@ -8,20 +8,29 @@ from torch import Tensor
 from ops.base import Ops, PackedLinear
 from workers.models.checkpoint import Checkpoint
 from workers.models.progress import ProgressMeter
+from workers.weight_image import WeightImage
 
 
 class WeightLoader:
     """Casts, packs and counts. dtype: of linears and embeddings; norms are always float32."""
 
     def __init__(
-        self, checkpoint: Checkpoint, ops: Ops, dtype: torch.dtype, meter: ProgressMeter
+        self,
+        checkpoint: Checkpoint,
+        ops: Ops,
+        dtype: torch.dtype,
+        meter: ProgressMeter,
+        image: WeightImage | None = None,
     ) -> None:
+        """image: where all of it goes, in place of the device."""
         self.ops = ops
+        self.image = image
         self.num_bytes = 0
         """Of all that was loaded, on the device."""
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._meter = meter
+        self._device = ops.device if image is None else torch.device("cpu")
 
     def linear(self, modules: list[str], *, bias: bool = False) -> PackedLinear:
         """One packed linear whose rows are those of the modules, one module after the other."""
@@ -32,21 +41,27 @@ class WeightLoader:
             torch.cat(stacked) if stacked else None,
         )
         self.num_bytes += packed.num_bytes
-        return packed
+        return packed if self.image is None else packed.placed(self.image.place)
 
     def norm(self, module: str, offset: float) -> Tensor:
         """float32 [K], the family's offset folded in."""
-        norm = self._read(f"{module}.weight", torch.float32).clone().add_(offset)
-        self.num_bytes += norm.nbytes
-        return norm
+        return self.keep(self._read(f"{module}.weight", torch.float32) + offset)
 
     def table(self, name: str) -> Tensor:
         """A copy that outlives the mapped file."""
-        table = self._read(name, self._dtype).clone(memory_format=torch.contiguous_format)
-        self.num_bytes += table.nbytes
-        return table
+        return self.keep(self._read(name, self._dtype).clone(memory_format=torch.contiguous_format))
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """As it is."""
+        self.num_bytes += tensor.nbytes
+        return tensor.to(self._device) if self.image is None else self.image.place(tensor)
+
+    def end_part(self) -> None:
+        """What comes next is not needed as early."""
+        if self.image is not None:
+            self.image.end_part()
 
     def _read(self, name: str, dtype: torch.dtype) -> Tensor:
         tensor = self._checkpoint.get(name)
         self._meter.add(tensor.nbytes)
-        return tensor.to(self.ops.device, dtype)
+        return tensor.to(self._device, dtype)

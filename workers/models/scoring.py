@@ -78,7 +78,7 @@ def score_tokens(
         residual = ops.embed(rows, table, spec.embed_scale)
         norm = load_norm(loader, spec, "model.layers.0.input_layernorm")
         x = ops.rms_norm(residual, norm.weight, norm.eps)
-        ropes = rope_tables(spec, len(tokens), ops.device)
+        ropes = rope_tables(spec, len(tokens))
         for layer, layer_spec in enumerate(spec.layers):
             weights = load_layer(loader, spec, layer, ropes[layer_spec.rope])
             x = run_layer(ops, weights, x, residual, batch.attention, batch.kv, batch.lora)

@@ -1,0 +1,109 @@
+"""A model that leaves the device and comes back, to the same addresses, while it computes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.gpu_timing import Bench
+from benchmarks.shaped_model import Batch, Shape, ShapedModel
+from ops.base import Ops
+from workers.cuda_memory import CudaVirtualMemory
+from workers.device_memory import MappedMemory
+from workers.virtual_memory import HostVirtualMemory
+from workers.weight_image import WeightImage
+
+MAX_EXTENTS = 512
+PROMPT = 32
+PART_PADDING = 1 << 16
+"""More than is lost to the alignment of tensors and parts."""
+
+
+def swap_rows(bench: Bench, ops: Ops, shape: Shape) -> Iterator[dict[str, Any]]:
+    """bytes_ms: one copy of the weights at the rate of a pinned transfer. first_token_ms: from the
+    order to come to the logits of a prompt. same: a step that was captured at the first time gives
+    the same logits out of the same graph."""
+    swap = Swap(bench, ops, shape)
+    swap.come()
+    swap.prompt()
+    swap.arrive()
+    replay = swap.capture()
+    expected = replay().clone()
+    same: list[bool] = []
+    times: list[list[float]] = []
+    for _ in range(2 if bench.tiny else 10):
+        parts = [swap.leave, swap.come, swap.arrive, swap.prompt]
+        row = [timed(bench, part) for part in parts]
+        same.append(torch.equal(replay(), expected))
+        swap.leave()
+        row.append(timed(bench, swap.come_and_prompt))
+        times.append(row)
+    out, come, arrive, prompt, first = (1e3 * median(column) for column in zip(*times, strict=True))
+    bytes_ms = 1e3 * swap.num_bytes / bench.results["transfer_bytes_per_second"]
+    yield {
+        "model": shape.name,
+        "extents": swap.num_extents,
+        "swap_out_ms": out,
+        "mapped_ms": come,
+        "swap_in_ms": come + arrive,
+        "bytes_ms": bytes_ms,
+        "of_bytes": (come + arrive) / bytes_ms,
+        "first_token_ms": first,
+        "prompt_ms": prompt,
+        "same": all(same),
+    }
+
+
+class Swap:
+    def __init__(self, bench: Bench, ops: Ops, shape: Shape) -> None:
+        on_gpu = bench.device.type == "cuda"
+        virtual = CudaVirtualMemory.of(bench.device) if on_gpu else HostVirtualMemory()
+        most = 2 * (shape.linear_parameters + shape.hidden * shape.vocab)
+        most += (shape.layers + 2) * PART_PADDING
+        granules = -(-most // virtual.granularity)
+        extent_bytes = -(-granules // MAX_EXTENTS) * virtual.granularity
+        self.num_extents = -(-most // extent_bytes)
+        self.memory = MappedMemory(virtual, self.num_extents, extent_bytes)
+        self.image = WeightImage(self.memory.reserve(self.num_extents), ops)
+        self.image.begin()
+        self.model = ShapedModel(ops, shape, torch.bfloat16, PROMPT + 1, self.image)
+        self.num_bytes = self.image.parts[-1].stop
+        cache = self.model.cache(1, PROMPT)
+        ids = torch.arange(PROMPT, dtype=torch.int32, device=bench.device) % shape.vocab
+        self._prompt = Batch(ids, *cache(PROMPT, PROMPT), None)
+        step = Batch(ids[:1], *cache(1, PROMPT), None)
+        self.capture = partial(ops.capture, partial(self.model.forward, step))
+        self.arrive = self.image.arrival.synchronize
+
+    def come(self) -> None:
+        """The copy is on its way then."""
+        for extent in range(self.num_extents):
+            self.memory.lend(extent)
+        self.image.bring()
+
+    def prompt(self) -> None:
+        self.model.forward(self._prompt)
+
+    def come_and_prompt(self) -> None:
+        """The first layers are computed while the last ones are copied."""
+        self.come()
+        self.prompt()
+
+    def leave(self) -> None:
+        self.image.leave()
+        for extent in range(self.num_extents):
+            self.memory.restore(extent)
+
+
+def timed(bench: Bench, work: Callable[[], object]) -> float:
+    """Seconds until all is done that the device has to compute; copies may still go on."""
+    begin = time.perf_counter()
+    work()
+    if bench.device.type == "cuda":
+        torch.cuda.current_stream(bench.device).synchronize()
+    return time.perf_counter() - begin
