@@ -2,7 +2,7 @@
 
 Everything is set against what the device did in the same run: a copy, a matrix product, a pinned
 transfer. It needs torch, triton and this checkout; for the engine's part msgspec and safetensors
-too. Not here: shrink on a side stream, loads of adapters and swaps under traffic.
+too. Not here: loads of adapters and swaps under traffic.
 `--tiny` runs every part once at toy sizes, on the CPU under TRITON_INTERPRET=1 if need be.
 """
 
@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from benchmarks.gpu_baseline import step_rows
-from benchmarks.gpu_ops import CONTEXT, op_rows, sweep
+from benchmarks.gpu_ops import CONTEXT, beside_rows, op_rows, sweep
 from benchmarks.gpu_swap import swap_rows
 from benchmarks.gpu_timing import Bench
 from benchmarks.shaped_model import LLAMA_8B, QWEN_600M, TINY, Batch, Shape, ShapedModel
@@ -198,6 +198,7 @@ def main() -> None:
         model = ShapedModel(ops, shape, torch.bfloat16, 8193)
         for rows in (2,) if options.tiny else (8, 32, 256) if shape is shapes[0] else ():
             bench.part(f"ops, {rows} rows", partial(op_rows, bench, model, rows))
+            bench.part(f"streams, {rows} rows", partial(beside_rows, bench, model, rows))
         if options.sweep and shape is shapes[0]:
             bench.part("sweep", partial(sweep, bench, model))
         bench.part(f"decode {shape.name}", partial(decode, bench, model))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from itertools import product
@@ -100,6 +101,66 @@ def op_rows(bench: Bench, model: ShapedModel, rows: int) -> Iterator[dict[str, A
 
             measured = row(f"add_lora {name}", num_bytes, shape.layers, run)
             yield {**measured, "adapters": count, "rank": rank}
+
+
+def beside_rows(bench: Bench, model: ShapedModel, rows: int) -> Iterator[dict[str, Any]]:
+    """A linear with its LoRA, whose shrink comes behind the base product, as in a step, or on a
+    stream of its own beside it: both read the same input. A step does so when these figures say
+    that it pays."""
+    ops, shape, layers = model.ops, model.shape, range(model.shape.layers)
+    side = torch.cuda.Stream(bench.device) if bench.device.type == "cuda" else None
+    for count, rank in ((1, 16), (32, 16), (32, 64)):
+        if count > rows:
+            continue
+        lora = model.assign(model.adapters(count, (rank,)), rows, count)
+        for name, site in shape.sites.items():
+            x = torch.randn(rows, site.in_features, device=bench.device).to(model.dtype)
+            what = (rows, count, site.in_features, rank, len(site.projections), x.itemsize)
+            shrinks = triton_table.shrink(*what)
+            expands = triton_table.expand(rows, count, rank, x.itemsize)
+
+            def behind(
+                name: str = name, site: Site = site, lora: LoRABatch = lora, x: torch.Tensor = x
+            ) -> None:
+                for n in layers:
+                    ops.add_lora(ops.linear(x, model.layers[n][name]), x, site, n, lora)
+
+            def beside(
+                name: str = name,
+                site: Site = site,
+                lora: LoRABatch = lora,
+                x: torch.Tensor = x,
+                shrinks: Blocks = shrinks,
+                expands: Blocks = expands,
+            ) -> None:
+                for n in layers:
+                    with _forked(side):
+                        planes = triton_lora.shrink(x, site, n, lora, shrinks)
+                    y = ops.linear(x, model.layers[n][name])
+                    if side is not None:
+                        torch.cuda.current_stream().wait_stream(side)
+                    triton_lora.expand_add(y, planes, site, n, lora, expands)
+
+            took = bench.seconds(behind), bench.seconds(beside)
+            yield {
+                "model": shape.name,
+                "site": name,
+                "rows": rows,
+                "adapters": count,
+                "rank": rank,
+                "behind_us": took[0] / len(layers) * 1e6,
+                "beside_us": took[1] / len(layers) * 1e6,
+                "of_behind": took[1] / took[0],
+            }
+
+
+def _forked(side: torch.cuda.Stream | None) -> AbstractContextManager[object]:
+    """What is submitted within goes to that stream, behind what the current one has by now. None:
+    to the current one."""
+    if side is None:
+        return nullcontext()
+    side.wait_stream(torch.cuda.current_stream())
+    return torch.cuda.stream(side)
 
 
 def sweep(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:

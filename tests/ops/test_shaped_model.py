@@ -60,6 +60,7 @@ def test_the_gpu_benchmark_runs_from_a_plain_checkout(tmp_path: Path):
     assert [row["adapters"] for row in steps] == [0, 2]
     assert steps[1]["bytes_ms"] > steps[0]["bytes_ms"]
     assert [row["adapters"] for row in results["transformers tiny"]] == [0, 2]
+    assert {row["site"] for row in results["streams, 2 rows"]} == TINY.sites.keys()
     (swap,) = results["swap tiny"]
     assert swap["same"] and swap["of_bytes"] > 0 and swap["first_token_ms"] > 0
     assert "msgspec" in results["engine tiny"][0]["left_out"]
