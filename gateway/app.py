@@ -66,7 +66,12 @@ class Gateway:
         leases = None
         if database is not None:
             exchange = PostgresExchange(database, config.catalog_stale_s)
-            leases = Leases(exchange, config.instance_id, config.catalog_stale_s)
+            leases = Leases(
+                exchange,
+                config.instance_id,
+                config.catalog_stale_s,
+                wait_s=config.limits_wait_s,
+            )
             self.catalog.watch(lambda _: leases.believe_catalog())
         self.admission = Admission(leases)
         self._roster = Roster(clients, self._connect)

@@ -36,6 +36,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     default_completion_tokens: int = 16
     request_timeout_s: float = 600.0
     """So long a request that says nothing else has until its first token."""
+    limits_wait_s: float = 1.0
+    """So long a request waits for the database, or for other gateways, to know of its limits."""
     failover_wait_s: float = 30.0
     """So long a request whose worker was lost waits for one when there is no other."""
     ping_interval_s: float = 15.0

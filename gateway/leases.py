@@ -28,8 +28,6 @@ PACE_S = 0.01
 """Between two exchanges while requests wait: what comes meanwhile is asked together."""
 EXCHANGE_TIMEOUT_S = 2.0
 RETRY_S = 0.25
-WAIT_S = 1.0
-"""A request waits so long for the database, or for others to give back."""
 UPKEEP_INTERVAL_S = 30.0
 
 Wanted = Sequence[tuple[Limit, int]]
@@ -93,13 +91,16 @@ class Leases:
         gateway_id: str,
         lifetime_s: float,
         clock: Callable[[], float] = time.time,
+        wait_s: float = 1.0,
     ) -> None:
+        """wait_s: so long a request waits for the database, or for others to give back."""
         self.holder = gateway_id
         """Changes when all was lost: what is settled later must not be taken from new slices."""
         self._gateway_id = gateway_id
         self._exchange = exchange
         self._lifetime_s = lifetime_s
         self._clock = clock
+        self._wait_s = wait_s
         self._book = LeaseBook()
         self._number = 0
         self._num_losses = 0
@@ -112,7 +113,7 @@ class Leases:
     async def take(self, wanted: Wanted, admitted_at: float) -> list[Hold]:
         """Reserves so much of each limit, all or nothing: of budgets in the windows in which the
         request was admitted, of all others now. Raises QuotaExceeded, QuotaUnavailable."""
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + self._wait_s
         while True:
             if not time.monotonic() < min(deadline, self._valid_until):
                 raise QuotaUnavailable("Limits cannot be checked: the database is away.")

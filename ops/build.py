@@ -6,12 +6,15 @@ The libraries live in a cache folder that only this user can write to.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "native"
@@ -48,7 +51,9 @@ def compile_library(variant: str, sources: Path = SOURCES) -> Path:
     openmp = mapped_openmp()
     library = _cache_dir() / f"ops-{variant}-{_digest(compiler, variant, openmp, sources)}.so"
     if not library.exists():
-        _compile(compiler, variant, openmp, sources, library)
+        with _locked(library.parent):
+            if not library.exists():
+                _compile(compiler, variant, openmp, sources, library)
     return library
 
 
@@ -75,6 +80,17 @@ def _cache_dir() -> Path:
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise BuildError(f"others may write to the cache folder {folder}: not used")
     return folder
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Of processes that start together one compiles, and the others have it then."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _digest(compiler: str, variant: str, openmp: list[str], folder: Path) -> str:

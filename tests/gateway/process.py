@@ -31,6 +31,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     port: int = msgspec.field(default_factory=free_port)
     poll_interval_s: float = POLL_INTERVAL_S
     catalog_stale_s: float = 300.0
+    limits_wait_s: float = 1.0
     failover_wait_s: float = 30.0
 
 
@@ -69,6 +70,7 @@ async def main() -> None:
         pepper=PEPPER,
         spool=Path(options.spool),
         catalog_stale_s=options.catalog_stale_s,
+        limits_wait_s=options.limits_wait_s,
         failover_wait_s=options.failover_wait_s,
     )
     app = create_app(

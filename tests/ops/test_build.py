@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,19 @@ def test_the_library_is_compiled_once_into_a_private_folder(monkeypatch, tmp_pat
     assert [path.name for path in library.parent.iterdir()] == [library.name]
     (sources / "threads.cpp").write_text("// changed\n")
     assert build.compile_library("scalar", sources) != library
+
+
+def test_those_who_start_together_compile_once(monkeypatch, tmp_path: Path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    compiler, calls = tmp_path / "c++", tmp_path / "calls"
+    compiler.write_text(f'#!/bin/sh\necho "$@" >> {calls}\nexec g++ "$@"\n')
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CXX", str(compiler))
+    sources = some_sources(tmp_path / "sources", "threads.cpp")
+    with ThreadPoolExecutor(4) as threads:
+        made = list(threads.map(lambda _: build.compile_library("scalar", sources), range(4)))
+    assert len(set(made)) == 1 and made[0].exists()
+    assert calls.read_text().count(" -shared ") == 1
 
 
 def test_the_bfloat16_instructions_compile(monkeypatch, tmp_path: Path):
