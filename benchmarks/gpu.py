@@ -1,8 +1,8 @@
 """`python -m benchmarks.gpu --out gpu.json`: what the cuda backend does on this GPU, in 8 minutes.
 
 Everything is set against what the device did in the same run: a copy, a matrix product, a pinned
-transfer. It needs torch, triton and this checkout; for the engine's part msgspec and safetensors
-too. Not here: loads of adapters and swaps under traffic.
+transfer. It needs torch, triton and this checkout; for the parts of adapters and of the engine
+msgspec and safetensors too. Not here: loads of adapters and swaps under traffic.
 `--tiny` runs every part once at toy sizes, on the CPU under TRITON_INTERPRET=1 if need be.
 """
 
@@ -109,6 +109,16 @@ def engine(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
     yield from engine_rows(bench, model)
 
 
+def adapters(bench: Bench, ops: CudaOps, shape: Shape) -> Iterator[dict[str, Any]]:
+    """Cold loads of adapters against a pinned transfer."""
+    try:
+        from benchmarks.gpu_adapters import adapter_rows
+    except ImportError as error:
+        yield {"left_out": str(error)}
+        return
+    yield from adapter_rows(bench, ops, shape)
+
+
 def decode(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
     """A captured step of one token a sequence against bytes / copy bandwidth; LoRA against base."""
     shape, copy = model.shape, bench.results["copy_bytes_per_second"]
@@ -205,6 +215,7 @@ def main() -> None:
         bench.part(f"prefill {shape.name}", partial(prefill, bench, model))
         bench.part(f"engine {shape.name}", partial(engine, bench, model))
         del model
+        bench.part(f"adapters {shape.name}", partial(adapters, bench, ops, shape))
         bench.part(f"swap {shape.name}", partial(swap_rows, bench, ops, shape))
         bench.part(f"transformers {shape.name}", partial(baseline, bench, shape))
     options.out.write_text(json.dumps(bench.results, indent=1) + "\n")

@@ -66,6 +66,14 @@ def test_the_gpu_benchmark_runs_from_a_plain_checkout(tmp_path: Path):
     assert "msgspec" in results["engine tiny"][0]["left_out"]
 
 
+def test_adapters_are_timed_on_their_way_to_the_device():
+    from benchmarks.gpu_adapters import adapter_rows
+
+    bench = Bench(torch.device("cpu"), math.inf, True, {"transfer_bytes_per_second": 1e9})
+    (row,) = adapter_rows(bench, select("reference"), TINY)
+    assert row["proved_ms"] > 0 and row["fresh_ms"] > 0 and row["bytes_ms"] > 0
+
+
 def test_the_engine_is_timed_in_all_its_forms():
     from benchmarks.gpu_engine import engine_rows
 
