@@ -25,6 +25,8 @@ from tests.stack import Stack, running
 MOVE_EVERY_S = 0.5
 DURATION_S = scaled(8, 60)
 NUM_STREAMS = scaled(12, 50)
+NUM_READERS, READ_TOKENS = 16, 450
+"""They outlast the answer to who deletes what they read."""
 NUM_TOKENS = 16
 NUM_PROMPTS = 6
 PAGE = 16
@@ -276,14 +278,14 @@ def test_deleting_under_load_ends_no_stream(tiny: Tiny, stack: Stack) -> None:
     for seed in (31, 32):
         stack.push(make(tiny, seed), "bot", "shredder")
     prompt = list(range(40))
-    begun, results = threading.Barrier(5), []
+    begun, results = threading.Barrier(NUM_READERS + 1), []
 
     def read(number: int) -> None:
         with stack.openai(key, timeout=120) as client:
             answer = client.completions.create(
                 model="bot@2",
                 prompt=[number, *prompt],
-                max_tokens=300,
+                max_tokens=READ_TOKENS,
                 temperature=0,
                 stream=True,
                 extra_body={"ignore_eos": True, "return_token_ids": True},
@@ -295,13 +297,13 @@ def test_deleting_under_load_ends_no_stream(tiny: Tiny, stack: Stack) -> None:
                     tokens += token_ids(choice)
             results.append(([number, *prompt], tokens))
 
-    with ThreadPoolExecutor(4) as pool:
-        readers = [pool.submit(read, number) for number in range(4)]
+    with ThreadPoolExecutor(NUM_READERS) as pool:
+        readers = [pool.submit(read, number) for number in range(NUM_READERS)]
         begun.wait(60)
         with stack.admin as admin:
             path, query = "/adapters/bot/versions/2", {"tenant": "shredder"}
             gone = admin.delete(path, params=query).json()
-            assert 1 <= gone["in_flight"] <= 4
+            assert 1 <= gone["in_flight"] <= NUM_READERS
             with stack.openai(key) as client:
                 refused = client.completions.with_raw_response
                 with pytest.raises(Exception, match="bot@2"):
@@ -314,6 +316,6 @@ def test_deleting_under_load_ends_no_stream(tiny: Tiny, stack: Stack) -> None:
                 time.sleep(0.2)
     oracle, verdict = Oracle(tiny.model, {"s32": make(tiny, 32)}), Verdict()
     for asked, tokens in results:
-        assert len(tokens) == 300
+        assert len(tokens) == READ_TOKENS
         oracle.judge(verdict, asked, tokens, "s32", "bot@2")
     verdict.assert_equal()
