@@ -16,34 +16,28 @@ too, not all workers are weighed, but a few drawn of those that hold the most of
 adapter's best holders, of the base model's, and of all. What no worker has goes to its home, two
 workers by hash, so that gateways agree without a word. A hot adapter comes to the next worker as
 soon as the queues of those that hold it are longer than its load. Who holds what is noted when a
-worker tells it: a choice looks at those that are drawn, however many there are.
+worker tells it: a choice weighs those that are drawn, however many there are.
 
 Everything here is a function of its arguments, time and random numbers included.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from heapq import nlargest
 from random import Random
-from typing import Generic, TypeVar
+from typing import Generic
 from zlib import crc32
 
 import msgspec
 
+from gateway.worker_pool import NUM_DRAWN, Pool, W, draw
 from workers.prefix_index import Prefix
 from workers.protocol import AdapterStatus, ModelStatus, WorkerStatus
 
-W = TypeVar("W", bound=Hashable)
-"""Whatever tells workers apart."""
-
 STALE_S = 3.0
 """A worker whose last status is older takes nothing that another can take."""
-NUM_DRAWN = 2
-"""Of each kind of worker."""
-NUM_TRIES = 16
-"""To draw one that can be used; after that all of its kind are looked at."""
 DOUBT = 1.5
 """No prediction is exact: so much sooner must it be where nothing of the request's is yet."""
 
@@ -203,51 +197,6 @@ class Standing:
 NOBODY = Standing(Report(), 0.0)
 
 
-class Pool(Generic[W]):
-    """Workers to draw from. Each operation takes the same time however many there are."""
-
-    def __init__(self) -> None:
-        self._members: list[W] = []
-        self._places: dict[W, int] = {}
-
-    def __len__(self) -> int:
-        return len(self._members)
-
-    def __iter__(self) -> Iterator[W]:
-        return iter(self._members)
-
-    def add(self, worker: W) -> None:
-        if worker not in self._places:
-            self._places[worker] = len(self._members)
-            self._members.append(worker)
-
-    def discard(self, worker: W) -> None:
-        """The last one takes its place."""
-        place = self._places.pop(worker, None)
-        if place is None:
-            return
-        last = self._members.pop()
-        if place < len(self._members):
-            self._members[place] = last
-            self._places[last] = place
-
-    def draw(self, is_able: Callable[[W], bool], random: Random) -> Sequence[W]:
-        """Up to two that are able, perhaps the same one twice; in random order, for the first of
-        equals is picked. None only if none is."""
-        members = self._members
-        if not members:
-            return []
-        if len(members) > NUM_DRAWN:
-            drawn: list[W] = []
-            for _ in range(NUM_TRIES):
-                worker = members[int(random.random() * len(members))]
-                if is_able(worker):
-                    drawn.append(worker)
-                    if len(drawn) == NUM_DRAWN:
-                        return drawn
-        return _draw([worker for worker in members if is_able(worker)], random)
-
-
 class Workers(Generic[W]):
     """All workers as one gateway sees them, and which of them have what."""
 
@@ -343,7 +292,7 @@ def _candidates(
     """Some of each kind, each once; nobody if nobody is able."""
     drawn: dict[W, None] = {}
     if cached:
-        drawn |= dict.fromkeys(_draw(_deepest(cached, is_able), random))
+        drawn |= dict.fromkeys(draw(_deepest(cached, is_able), random))
     if work.adapter is not None:
         drawn |= dict.fromkeys(
             workers.holders(work.adapter).draw(is_able, random)
@@ -355,12 +304,6 @@ def _candidates(
     )
     drawn |= dict.fromkeys(workers.all.draw(is_able, random))
     return drawn
-
-
-def _draw(kind: Sequence[W], random: Random) -> Sequence[W]:
-    if len(kind) <= NUM_DRAWN:
-        return kind if random.random() < 0.5 else kind[::-1]
-    return [kind[int(random.random() * len(kind))] for _ in range(NUM_DRAWN)]
 
 
 def predict(work: Work, worker: Standing, num_cached: int, adapter_bytes: int, now: float) -> float:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from gateway.routing import (
     ADAPTER_BYTES,
     ANSWER_TOKENS,
-    NUM_DRAWN,
     STALE_S,
     Report,
     Standing,
@@ -20,6 +19,7 @@ from gateway.routing import (
     pick,
     predict,
 )
+from gateway.worker_pool import NUM_DRAWN
 from workers.prefix_index import Prefix
 from workers.protocol import AdapterStatus, ModelStatus, WorkerStatus
 
