@@ -1,6 +1,7 @@
 """Before any test module is imported, and in which order they run."""
 
 import os
+from collections.abc import Generator
 
 import hypothesis
 import pytest
@@ -16,6 +17,8 @@ import tests.ops.interpreter  # noqa: F401
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
+HAS_FAILED = pytest.StashKey[bool]()
+
 SLOWEST = ("e2e", "gateway", "ops")
 """Folders, so that of several processes none has a long file left when the others have ended."""
 
@@ -26,3 +29,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return SLOWEST.index(folder) if folder in SLOWEST else len(SLOWEST)
 
     items.sort(key=place)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        item.stash[HAS_FAILED] = True
+    return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """What a test that failed leaves behind is nothing to go on with: whoever runs next, be it the
+    same test again, gets fixtures of all scopes anew."""
+    if item.stash.get(HAS_FAILED, False):
+        del item.stash[HAS_FAILED]
+        item.session._setupstate.teardown_exact(None)

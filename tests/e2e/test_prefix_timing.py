@@ -15,14 +15,15 @@ from tests.scale import scaled
 from tests.stack import Stack, running
 
 NUM_TRIALS = scaled(80, 500)
-PREFIX_TOKENS = 400
+PREFIX_TOKENS = 1200
 TOLERANCE = scaled(15, 5) / 100
 """Of the area under the curve from 0.5: about three standard deviations of that many trials."""
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running(Tiny(tmp_path_factory.mktemp("timing")).stack()) as stack:
+    tiny = Tiny(tmp_path_factory.mktemp("timing"), max_position_embeddings=2048)
+    with running(tiny.stack()) as stack:
         yield stack
 
 

@@ -18,8 +18,9 @@ NAME = "tiny"
 class Tiny:
     """The model's files; `stack` makes a server of it."""
 
-    def __init__(self, folder: Path) -> None:
-        source = make_model(folder / "source", "llama", num_hidden_layers=2)
+    def __init__(self, folder: Path, **changes: object) -> None:
+        """changes: of the model's config."""
+        source = make_model(folder / "source", "llama", num_hidden_layers=2, **changes)
         digest = import_model(source, LocalStore(folder / "store"))
         self.folder = folder
         self.model = folder / "store" / "models" / digest
