@@ -15,8 +15,9 @@ MIN_STEPS = 8
 """Before that nothing is predicted."""
 UNITS = (1.0, 1e2, 1e5)
 """A step, rows and attended positions, brought near one."""
-RIDGE = 1e-4
-"""Towards zero: what the steps so far do not tell apart is shared between the coefficients."""
+RIDGE = 1e-9
+"""Towards zero, in parts of the largest product: what the steps so far do not tell apart is shared
+between the coefficients. Far above what rounding leaves of a pivot that is none."""
 
 
 class StepTime:
@@ -82,8 +83,9 @@ class StepTime:
         """The normal equations of these coefficients, by Gaussian elimination."""
         size = len(kept)
         matrix = [[self._products[i][j] for j in kept] + [self._sums[i]] for i in kept]
+        ridge = RIDGE * max(matrix[i][i] for i in range(size))
         for i in range(size):
-            matrix[i][i] += RIDGE
+            matrix[i][i] += ridge
         for i in range(size):
             for j in range(i + 1, size):
                 factor = matrix[j][i] / matrix[i][i]
