@@ -12,12 +12,11 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -30,7 +29,6 @@ log = logging.getLogger(__name__)
 MAGIC = b"lpximg01"
 PREFIX_BYTES = len(MAGIC) + 4 + 32
 MAX_HEADER_BYTES = 16 << 20
-CHUNK_BYTES = 1 << 20
 
 
 class ImageCorrupt(Exception):
@@ -53,12 +51,16 @@ class ImageHeader(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class AdapterImage:
     """An adapter on the host. payload uint8 [num_bytes], in memory: a mapped file that another
-    process cuts would take this one with it, and each mapping holds a descriptor."""
+    process cuts would take this one with it, and each mapping holds a descriptor.
+
+    block_hashes: int64 [blocks], of a payload that is to be copied: see Ops.block_hashes.
+    """
 
     digest: str
     tables: ImageTables
     payload: NDArray[np.uint8]
     sha256: bytes
+    block_hashes: Tensor | None = None
 
     @classmethod
     def of(cls, digest: str, tables: ImageTables, payload: Tensor) -> AdapterImage:
@@ -78,22 +80,6 @@ class AdapterImage:
         for table in (tables.rank, tables.a_offset, tables.b_offset):
             hasher.update(table.tobytes())
         return hasher.hexdigest()
-
-    def pinned(self) -> AdapterImage:
-        """The same in memory that a device can copy from by itself."""
-        return replace(self, payload=torch.from_numpy(self.payload).pin_memory().numpy())
-
-    def copy_to(self, target: Tensor) -> None:
-        """Fills target, uint8 [num_bytes], once the device has done so; hashes what it copies.
-        Raises ImageCorrupt."""
-        hasher = hashlib.sha256()
-        for start in range(0, self.num_bytes, CHUNK_BYTES):
-            chunk = self.payload[start : start + CHUNK_BYTES]
-            hasher.update(chunk.data)
-            there = target[start : start + len(chunk)]
-            there.copy_(torch.from_numpy(chunk), non_blocking=True)
-        if hasher.digest() != self.sha256:
-            raise ImageCorrupt(f"image of {self.digest}: wrong checksum")
 
 
 class ImageCache:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from adapters.lora import ImageLayout, pack
 from adapters.manifest import BaseModelShape
 from adapters.store import DIGEST, NotInStore, Store
 from adapters.validator import AdapterFiles, content_digest
+from ops.base import Ops
 
 log = logging.getLogger(__name__)
 
@@ -27,19 +29,16 @@ class AdapterLoader:
         store: Store,
         base: BaseModelShape,
         dtype: torch.dtype,
-        b_rank_major: bool,
+        ops: Ops,
         cache_dir: Path,
         cache_bytes: int,
         expected_reuse: Callable[[str], float] = lambda _: 0.0,
-        *,
-        is_pinned: bool = False,
     ) -> None:
-        """expected_reuse: of a digest; what the cache drops first is what it says the least of.
-        is_pinned: images are to lie where a device copies them from by itself."""
-        self._is_pinned = is_pinned
+        """expected_reuse: of a digest; what the cache drops first is what it says the least of."""
+        self._ops = ops
         self._store = store
         self._base = base
-        self.layout = ImageLayout(base.num_layers, dtype, b_rank_major)
+        self.layout = ImageLayout(base.num_layers, dtype, ops.b_rank_major)
         self.cache = ImageCache(cache_dir, self.layout.version, cache_bytes, expected_reuse)
 
     def fetch(self, digest: str, proved: str = "") -> AdapterImage:
@@ -53,25 +52,29 @@ class AdapterLoader:
         image = self.cache.load(digest)
         if image is None or proved not in ("", image.checksum):
             image = self._build(digest, proved)
-        return image.pinned() if self._is_pinned else image
+        payload = torch.from_numpy(image.payload)
+        hashes = self._ops.block_hashes(payload)
+        if self._ops.device.type == "cuda":
+            payload = payload.pin_memory()  # a device copies from there by itself
+        return replace(image, payload=payload.numpy(), block_hashes=hashes)
 
-    def copy(self, image: AdapterImage, target: Tensor, *, is_fresh: bool = False) -> AdapterImage:
+    def copy(self, image: AdapterImage, target: Tensor) -> AdapterImage:
         """Host to device; returns the image that was copied: one gone bad meanwhile is read again.
 
-        target: uint8 [image.num_bytes], a run of the arena that nobody reads yet; it is filled when
-        the device has done what it was given. is_fresh: just fetched, so that its checksum need not
-        be proved once more.
+        image: as fetched. target: uint8 [image.num_bytes], a run of the arena that nobody reads
+        yet. What arrived is looked at on the device. Raises ImageCorrupt if it is wrong twice.
         """
-        if is_fresh:
-            target.copy_(torch.from_numpy(image.payload), non_blocking=True)
-            return image
-        try:
-            image.copy_to(target)
-        except ImageCorrupt:
+        if not self._arrives(image, target):
             log.warning("the image of %s went bad on the host and is read again", image.digest)
             image = self.fetch(image.digest, image.checksum)
-            image.copy_to(target)
+            if not self._arrives(image, target):
+                raise ImageCorrupt(f"image of {image.digest}: other bytes arrived")
         return image
+
+    def _arrives(self, image: AdapterImage, target: Tensor) -> bool:
+        assert image.block_hashes is not None
+        target.copy_(torch.from_numpy(image.payload), non_blocking=True)
+        return torch.equal(self._ops.block_hashes(target).cpu(), image.block_hashes)
 
     def _build(self, digest: str, proved: str) -> AdapterImage:
         """From the store; what the cache has is replaced, or removed on failure."""

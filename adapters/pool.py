@@ -88,10 +88,7 @@ class AdapterPool:
         self._requests = ReuseByKey(clock)
         reuse = self._requests.expected
         self._ops = ops
-        self._loader = AdapterLoader(
-            *(store, shape, dtype, ops.b_rank_major, cache_dir, cache_bytes, reuse),
-            is_pinned=ops.device.type == "cuda",
-        )
+        self._loader = AdapterLoader(store, shape, dtype, ops, cache_dir, cache_bytes, reuse)
         self._accounts = broker.ledger.accounts
         self._host = HostTier(host_bytes, self._host_worth, self._accounts)
         self._largest = {"device": runs.capacity_bytes, "host": host_bytes, "disk": cache_bytes}
@@ -373,7 +370,7 @@ class AdapterPool:
         work = partial(self._loader.fetch, entry.digest, entry.proved)
         self._submit(entry, work, is_copy=False)
 
-    def _copy(self, entry: Entry, image: AdapterImage, *, is_fresh: bool = False) -> None:
+    def _copy(self, entry: Entry, image: AdapterImage) -> None:
         run = self._take_run(entry.account, image.num_bytes)
         if run is None:
             return
@@ -383,7 +380,7 @@ class AdapterPool:
 
         def work() -> AdapterImage:
             with self._ops.beside():
-                return self._loader.copy(image, target, is_fresh=is_fresh)
+                return self._loader.copy(image, target)
 
         self._submit(entry, work, is_copy=True)
 
@@ -455,7 +452,7 @@ class AdapterPool:
             self._forget(victim)
         self._host.put(entry, image)
         if self._is_awaited(entry) and self.is_on_device:
-            self._copy(entry, image, is_fresh=True)
+            self._copy(entry, image)
 
     def _fail(self, entry: Entry, error: BaseException) -> None:
         self._host.drop(entry)

@@ -1,7 +1,7 @@
 """`python -m benchmarks.gpu --out gpu.json`: what the cuda backend does on this GPU, in 8 minutes.
 
 Everything is set against what the device did in the same run: a copy, a matrix product, a pinned
-transfer. It needs torch, triton and this checkout; for the parts of adapters and of the engine
+transfer. It needs torch, triton and this checkout; for the part of the engine
 msgspec and safetensors too. Not here: loads of adapters and swaps under traffic.
 `--tiny` runs every part once at toy sizes, on the CPU under TRITON_INTERPRET=1 if need be.
 """
@@ -21,6 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
+from benchmarks.gpu_adapters import adapter_rows
 from benchmarks.gpu_baseline import step_rows
 from benchmarks.gpu_ops import CONTEXT, beside_rows, op_rows, sweep
 from benchmarks.gpu_swap import swap_rows
@@ -107,16 +108,6 @@ def engine(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
         yield {"left_out": str(error)}
         return
     yield from engine_rows(bench, model)
-
-
-def adapters(bench: Bench, ops: CudaOps, shape: Shape) -> Iterator[dict[str, Any]]:
-    """Cold loads of adapters against a pinned transfer."""
-    try:
-        from benchmarks.gpu_adapters import adapter_rows
-    except ImportError as error:
-        yield {"left_out": str(error)}
-        return
-    yield from adapter_rows(bench, ops, shape)
 
 
 def decode(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
@@ -215,7 +206,7 @@ def main() -> None:
         bench.part(f"prefill {shape.name}", partial(prefill, bench, model))
         bench.part(f"engine {shape.name}", partial(engine, bench, model))
         del model
-        bench.part(f"adapters {shape.name}", partial(adapters, bench, ops, shape))
+        bench.part(f"adapters {shape.name}", partial(adapter_rows, bench, ops, shape))
         bench.part(f"swap {shape.name}", partial(swap_rows, bench, ops, shape))
         bench.part(f"transformers {shape.name}", partial(baseline, bench, shape))
     options.out.write_text(json.dumps(bench.results, indent=1) + "\n")

@@ -390,6 +390,14 @@ class Ops(Protocol):
         """
         ...
 
+    def block_hashes(self, payload: Tensor) -> Tensor:
+        """Semantics: NH (RFC 4418) of each HASH_BLOCK bytes, zeros following the last; the same on
+        every backend, be the payload on the device or on the host. Two different blocks have one
+        hash in one of 2^32 cases.
+        Shape: payload uint8 [num_bytes], contiguous, a multiple of 8 -> int64 [blocks].
+        """
+        ...
+
     def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """What does the work again, at less cost to the host where the backend can: it reads and
         writes where the work did, and returns the same tensor each time.

@@ -28,6 +28,7 @@ from ops.base import (
     SamplingBatch,
     Site,
 )
+from ops.block_hash import HASH_BLOCK, hash_keys
 from ops.cpu_layers import NativeLayers, NativeStep
 from ops.panel_linear import PanelLinear
 
@@ -68,6 +69,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "add_lora": (P, P, I64, P, P, I64, I64, I64, P, P, I64, P, P, P, P, I32),
     "run_layers": (P, I64, POINTER(NativeStep), P, P),
     "copy_pages": (P, P, P, I64, I64),
+    "block_hashes": (P, I64, P, P),
     "sample": (P, I64, I64, POINTER(Sampling), P),
     "greedy": (P, I64, I64, P),
     "log_softmax_top": (P, P, I64, I64, I64, P, P, P),
@@ -253,6 +255,15 @@ class CpuOps(HostOps):
         self._lib.copy_pages(
             arena.data_ptr(), source.data_ptr(), target.data_ptr(), len(source), num_bytes
         )
+
+    def block_hashes(self, payload: Tensor) -> Tensor:
+        assert payload.is_contiguous() and payload.nbytes % 8 == 0
+        hashes = torch.empty(-(-payload.nbytes // HASH_BLOCK), dtype=torch.int64)
+        keys = hash_keys(self.device)
+        self._lib.block_hashes(
+            payload.data_ptr(), payload.nbytes // 4, keys.data_ptr(), hashes.data_ptr()
+        )
+        return hashes
 
     def _site_arrays(self, site: Site) -> tuple[ctypes.Array[c_int32], ctypes.Array[c_int32]]:
         arrays = self._sites.get(site)

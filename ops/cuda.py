@@ -34,6 +34,7 @@ from ops.base import (
     SamplingBatch,
     Site,
 )
+from ops.block_hash import hash_blocks
 
 
 class CublasLinear:
@@ -161,6 +162,12 @@ class CudaOps:
     def copy_pages(self, arena: Tensor, source: Tensor, target: Tensor, num_bytes: int) -> None:
         assert source.dtype is torch.int64 and len(source) == len(target)
         triton_pointwise.copy_pages(arena, source, target, num_bytes)
+
+    def block_hashes(self, payload: Tensor) -> Tensor:
+        assert payload.is_contiguous() and payload.nbytes % 8 == 0
+        if payload.device.type != self.device.type:
+            return hash_blocks(payload)
+        return triton_pointwise.block_hashes(payload)
 
     def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """A CUDA graph. All share one pool of memory, so that a result holds until the next replay

@@ -21,6 +21,7 @@ from ops.base import (
     SamplingBatch,
     Site,
 )
+from ops.block_hash import hash_blocks
 
 MASK = 0xFFFFFFFF
 
@@ -165,6 +166,9 @@ class ReferenceOps(HostOps):
     def copy_pages(self, arena: Tensor, source: Tensor, target: Tensor, num_bytes: int) -> None:
         for start, end in zip(source.tolist(), target.tolist(), strict=True):
             arena[end : end + num_bytes] = arena[start : start + num_bytes]
+
+    def block_hashes(self, payload: Tensor) -> Tensor:
+        return hash_blocks(payload)
 
 
 def gumbel_noise(seed: int, position: int, choice: int, num_tokens: int) -> Tensor:

@@ -115,6 +115,15 @@ void rope_row(float* row, const float* angles, const Heads& heads, const float* 
             narrow(v[g * heads.dim + d], values + (g * PAGE + slot) * heads.dim + d);
 }
 
+constexpr int HALF = 512;  // words in half a block: HALF of block_hash.py
+
+uint64_t hash_block(const uint32_t* words, const uint32_t* keys) {
+    uint64_t total = 0;
+    for (int i = 0; i < HALF; i++)
+        total += (uint64_t)(words[i] + keys[i]) * (words[HALF + i] + keys[HALF + i]);
+    return total;
+}
+
 }  // namespace
 
 // Shape: ids int32 [rows], table [*, width] bfloat16 or float32, y float32 [rows, width].
@@ -176,6 +185,19 @@ EXPORT void rope_write_kv(float* qkv, int64_t rows, int64_t num_heads, int64_t n
 }
 
 // Shape: source, target int64 [count], byte offsets in the arena.
+// One thread: it looks at what another thread's step does not wait for.
+EXPORT void block_hashes(const uint32_t* words, int64_t num_words, const uint32_t* keys,
+                         uint64_t* hashes) {
+    for (; num_words > 0; words += 2 * HALF, num_words -= 2 * HALF)
+        if (num_words >= 2 * HALF) {
+            *hashes++ = hash_block(words, keys);
+        } else {
+            uint32_t padded[2 * HALF] = {};
+            std::copy_n(words, num_words, padded);
+            *hashes++ = hash_block(padded, keys);
+        }
+}
+
 EXPORT void copy_pages(char* arena, const int64_t* source, const int64_t* target, int64_t count,
                        int64_t num_bytes) {
 #pragma omp parallel for schedule(static) num_threads(team(count * num_bytes)) if (count > 1)

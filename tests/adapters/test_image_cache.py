@@ -14,6 +14,7 @@ from adapters.image import AdapterImage
 from adapters.loader import AdapterLoader
 from adapters.lora import ALIGNMENT
 from adapters.store import LocalStore
+from ops.registry import select
 from tests.adapters.files import BASE, write_adapter
 
 DIGEST = "0123456789abcdef" * 4
@@ -33,7 +34,9 @@ def digest(store: LocalStore) -> str:
 
 
 def make_loader(store: LocalStore, tmp_path: Path, cache_bytes: int = 1 << 30) -> AdapterLoader:
-    return AdapterLoader(store, BASE, torch.float32, True, tmp_path / "cache", cache_bytes)
+    return AdapterLoader(
+        store, BASE, torch.float32, select("reference"), tmp_path / "cache", cache_bytes
+    )
 
 
 def test_second_fetch_needs_no_store(store: LocalStore, tmp_path: Path, digest: str) -> None:

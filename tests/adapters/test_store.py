@@ -23,6 +23,7 @@ from adapters.loader import AdapterLoader
 from adapters.object_store import ObjectStore
 from adapters.store import LocalStore, NotInStore, Store, StoreUnavailable, hold
 from adapters.stores import open_store
+from ops.registry import select
 from tests.adapters.files import BASE, write_adapter
 from tests.s3 import BUCKET, s3_server
 from tests.stack import ROOT, free_port
@@ -330,7 +331,9 @@ def test_an_adapter_is_loaded_from_the_bucket_and_its_absence_named(
 
     def loader(name: str) -> AdapterLoader:
         store = open_store(f"s3://{BUCKET}/{tmp_path.name}", tmp_path / name / "store")
-        return AdapterLoader(store, BASE, torch.float32, True, tmp_path / name, 1 << 20)
+        return AdapterLoader(
+            store, BASE, torch.float32, select("reference"), tmp_path / name, 1 << 20
+        )
 
     assert loader("machine").fetch(digest).digest == digest
     with pytest.raises(AdapterUnavailable) as caught:

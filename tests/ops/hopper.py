@@ -159,6 +159,7 @@ def main() -> None:
             add_lora(ops, dtype, rows, segments, max_rank)
     pages = torch.zeros(4, dtype=torch.int64)
     ops.copy_pages(torch.zeros(1 << 16, dtype=torch.uint8), pages, pages, 1 << 14)
+    ops.block_hashes(torch.zeros(1 << 16, dtype=torch.uint8))
     sample(ops, 4)
 
 
