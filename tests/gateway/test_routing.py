@@ -92,7 +92,7 @@ def test_the_terms() -> None:
     answer_s = ANSWER_TOKENS * STEP_S
     assert near(seconds(work(), worker(num_running=7)), 100 / RATE)
     assert near(seconds(work(), worker(num_running=8, num_waiting=1)), 0.1 + 2 * answer_s / 8)
-    copy_s = 1e-3 + ADAPTER_BYTES / 1e9
+    copy_s = 1e-3 + ADAPTER_BYTES / 2.5e9
     lora = work(adapter="a")
     assert near(seconds(lora, worker(("a", "device"))), 0.1)
     assert near(seconds(lora, worker(("a", "loading"))), 0.1 + copy_s / 2)

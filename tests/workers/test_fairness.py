@@ -283,14 +283,17 @@ def test_adapters_that_are_there_and_the_base_go_on_while_another_waits_for_room
 
 
 def test_a_loaded_adapter_is_charged_to_who_waited_for_it() -> None:
-    rng = random.Random(9)
-    market = Market()
-    request = ask(rng, "a", 20, 2, adapter="x")
-    market.offer(request)
-    market.pool.loaded_bytes = 1 << 30
-    market.step()
-    account = market.scheduler.running[0].account
-    assert account.counter > 1000
+    counters: list[float] = []
+    for loaded_bytes in (0, 1 << 30, 2 << 30):
+        rng = random.Random(9)
+        market = Market()
+        market.offer(ask(rng, "a", 20, 2, adapter="x"))
+        market.pool.loaded_bytes = loaded_bytes
+        market.step()
+        counters.append(market.scheduler.running[0].account.counter)
+    without, with_one, with_two = counters
+    assert with_one > 10 * without
+    assert with_two - with_one == pytest.approx(with_one - without, rel=0.01)
 
 
 @pytest.mark.parametrize("service_class", [INTERACTIVE, STANDARD])
