@@ -1,6 +1,6 @@
 """Everything on one box: Postgres, worker and gateway as children of this process.
 
-Up: database, migrations, models, then worker and gateway together. Down: gateway, worker, database,
+Up: database, models, then the worker beside migrations and gateway. Down: gateway, worker, database,
 each when what it serves has ended. The children cannot outlive this process.
 """
 
@@ -115,6 +115,8 @@ class Box:
     async def _start(self) -> Keys:
         settings = self._settings
         path = settings.home / "keys.json"
+        # It needs no database, and of all it takes the longest.
+        await self._worker.start()
         await until_there(self._migrate, self._listener, tell)
         database = await Database.connect(
             self._dsn, sees=EVERYTHING, application_name="loraplex-serve"
@@ -127,7 +129,6 @@ class Box:
                 await register(database, store, name, digest, settings.max_model_len)
         finally:
             await database.close()
-        await self._worker.start()
         await self._gateway.start()
         await self._gateway.wait_ready(lambda: answers_ok(self._address, "/livez"), START_TIMEOUT_S)
         pushed = await asyncio.to_thread(self._push_demo, keys) if self._with_demo else []

@@ -274,6 +274,8 @@ class Passed:
 class HostOps:
     """What the backends share whose ops return when they have computed."""
 
+    shares_tables = False
+
     def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
         return work
 
@@ -283,6 +285,9 @@ class HostOps:
     def mark(self) -> Mark:
         return Passed()
 
+    def table_linear(self, table: Tensor) -> PackedLinear:
+        raise NotImplementedError("tables are packed like any other linear")
+
 
 class Ops(Protocol):
     """A backend. It holds no state but scratch and keeps no reference to its arguments."""
@@ -291,11 +296,18 @@ class Ops(Protocol):
     device: torch.device
     b_rank_major: bool
     """Layout of B in the adapter image: True = [rank, N] (CPU), False = [N, rank] (GPU)."""
+    shares_tables: bool
+    """Whether an embedding table is multiplied with as it lies, so that a model whose head is tied
+    to it needs it once."""
 
     def activation_dtype(self, weights: torch.dtype) -> torch.dtype: ...
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
         """weight [N, K] in the serving dtype, bias [N]. The arguments may be freed afterwards."""
+        ...
+
+    def table_linear(self, table: Tensor) -> PackedLinear:
+        """An embedding table [V, K] as the output projection, where `shares_tables`: it is kept."""
         ...
 
     def linear(self, x: Tensor, weight: PackedLinear) -> Tensor:

@@ -38,11 +38,11 @@ from ops.block_hash import hash_blocks
 
 
 class CublasLinear:
-    """weight [N, K] and bias [N], both in the serving dtype."""
+    """weight [N, K] and bias [N], both in the serving dtype, kept as they are."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.weight = weight.clone(memory_format=torch.contiguous_format)
-        self.bias = None if bias is None else bias.to(weight.dtype, copy=True)
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.weight = weight
+        self.bias = bias
         self.out_features, self.in_features = weight.shape
         self.num_bytes = self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
@@ -64,6 +64,7 @@ class CudaOps:
 
     name = "cuda"
     b_rank_major = False
+    shares_tables = True
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -76,7 +77,14 @@ class CudaOps:
         return weights
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
-        return CublasLinear(weight, bias)
+        return CublasLinear(
+            weight.clone(memory_format=torch.contiguous_format),
+            None if bias is None else bias.to(weight.dtype, copy=True),
+        )
+
+    def table_linear(self, table: Tensor) -> PackedLinear:
+        assert table.is_contiguous()
+        return CublasLinear(table)
 
     def linear(self, x: Tensor, weight: PackedLinear) -> Tensor:
         assert isinstance(weight, CublasLinear)

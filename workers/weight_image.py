@@ -88,7 +88,8 @@ class WeightImage:
         wait for the driver."""
         self._end = -(-self._end // mmap.PAGESIZE) * mmap.PAGESIZE
         part = slice(self.parts[-1].stop if self.parts else 0, self._end)
-        self._addresses.virtual.pin(self._host[part])
+        if part.start < part.stop:
+            self._addresses.virtual.pin(self._host[part])
         self.parts.append(part)
 
     def bring(self) -> None:

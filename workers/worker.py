@@ -172,7 +172,9 @@ class Worker:
 
     def _max_weight_bytes(self, plan: ModelPlan) -> int:
         is_widened = self.ops.name == "reference"
-        return plan.max_bytes(torch.float32 if is_widened else plan.dtype)
+        return plan.max_bytes(
+            torch.float32 if is_widened else plan.dtype, shares_tables=self.ops.shares_tables
+        )
 
     def _build(self, name: str, plan: ModelPlan) -> Hosted:
         """All that the model needs but its weights. Raises ValueError if it can never run here."""

@@ -9,6 +9,7 @@ import torch
 
 from ops.registry import select
 from tests.doubles import FAMILIES, make_model
+from tests.ops.conftest import triton_backend
 from workers.models.decoder import Decoder
 from workers.models.plan import ModelPlan
 
@@ -22,9 +23,20 @@ def test_weights_take_what_was_planned_for_them(tmp_path: Path, family: str) -> 
         ("cpu", torch.bfloat16),
         ("cpu", torch.float32),
         ("reference", torch.bfloat16),
+        ("triton", torch.bfloat16),
     ):
         plan = ModelPlan.read(folder, "tiny", dtype, max_model_len=64)
-        ops = select(backend)
+        ops = triton_backend() if backend == "triton" else select(backend)
         linear = torch.float32 if backend == "reference" else dtype
         loaded = Decoder.load(plan, ops)
-        assert loaded.num_bytes <= plan.max_bytes(linear) <= 1.25 * loaded.num_bytes
+        planned = plan.max_bytes(linear, shares_tables=ops.shares_tables)
+        assert loaded.num_bytes <= planned <= 1.25 * loaded.num_bytes
+
+
+def test_a_head_that_is_tied_to_the_embedding_is_held_with_it_once(tmp_path: Path) -> None:
+    """Where the backend multiplies with a table as it lies."""
+    plan = ModelPlan.read(make_model(tmp_path, "llama"), "tiny", torch.float32, max_model_len=64)
+    assert plan.spec.tie_word_embeddings
+    table_bytes = plan.spec.vocab_size * plan.spec.hidden_size * torch.float32.itemsize
+    once, twice = (Decoder.load(plan, ops) for ops in (triton_backend(), select("reference")))
+    assert twice.num_bytes - once.num_bytes == table_bytes

@@ -142,11 +142,13 @@ def logits(model: Decoder, ops: Ops) -> Tensor:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("family", ["qwen2", "llama"])
 @torch.inference_mode()
-def test_weights_from_the_image_are_the_weights(tmp_path: Path, backend: str) -> None:
-    """Each time, whatever was at their addresses or in their memory meanwhile."""
+def test_weights_from_the_image_are_the_weights(tmp_path: Path, backend: str, family: str) -> None:
+    """Each time, whatever was at their addresses or in their memory meanwhile; the head of its own
+    or tied to the embedding."""
     ops = triton_backend() if backend == "triton" else select(backend)
-    home = Home(tmp_path, ops, "qwen2")
+    home = Home(tmp_path, ops, family)
     plain = Decoder.load(home.plan, ops)
     expected = logits(plain, ops)
     other = home.memory.reserve(len(home.addresses.tensor) // EXTENT)

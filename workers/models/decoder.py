@@ -30,7 +30,6 @@ class Decoder:
             for rope, table in rope_tables(spec, plan.max_model_len).items()
         }
         table = loader.table("model.embed_tokens.weight")
-        head = "model.embed_tokens" if spec.tie_word_embeddings else "lm_head"
         self._ops = loader.ops
         self._embedding = Embedding(loader.ops, table, spec.embed_scale)
         self._input_norm = load_norm(loader, spec, "model.layers.0.input_layernorm")
@@ -40,7 +39,11 @@ class Decoder:
             layers.append(load_layer(loader, spec, layer, ropes[layer_spec.rope]))
             loader.end_part()
         self._layers = bind_layers(loader.ops, layers, self.arrival)
-        self._head = LMHead(loader.ops, loader.linear([head]), spec.logits_softcap)
+        if spec.tie_word_embeddings and loader.ops.shares_tables:
+            head = loader.ops.table_linear(table)
+        else:
+            head = loader.linear(["model.embed_tokens" if spec.tie_word_embeddings else "lm_head"])
+        self._head = LMHead(loader.ops, head, spec.logits_softcap)
         loader.end_part()
         self.num_bytes = loader.num_bytes
         """On the device."""

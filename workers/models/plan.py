@@ -47,13 +47,15 @@ class ModelPlan:
         spec = self.spec
         return KVLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, self.dtype)
 
-    def max_bytes(self, linear: torch.dtype) -> int:
+    def max_bytes(self, linear: torch.dtype, *, shares_tables: bool = False) -> int:
         """Of the loaded weights: at least what they take, and little more. linear: the dtype of
-        the backend's packed linears."""
+        the backend's packed linears. shares_tables: see Ops."""
         spec = self.spec
         tensors = dict(expected_tensors(spec))
         num_bytes = prod(tensors["model.embed_tokens.weight"]) * self.dtype.itemsize
-        tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+        table = tensors.pop("model.embed_tokens.weight")
+        if spec.tie_word_embeddings and not shares_tables:
+            tensors["lm_head.weight"] = table
         for shape in tensors.values():
             if len(shape) == 2:
                 num_bytes += (shape[0] + MAX_PADDING) * (shape[1] + 1) * linear.itemsize
