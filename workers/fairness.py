@@ -202,21 +202,15 @@ class FairQueue:
         while heaps:
             line = min(heaps, key=_counter)
             heap = heaps[line]
-            account = heap[0][2]
+            counter, _, account = heap[0]
             if account not in reached:
-                reached[account] = iter(account.pending.copy())
-            for num_passed, sequence in enumerate(reached[account]):
-                if num_passed == MAX_PASSED or (sequence.is_waiting and is_full()):
-                    is_over = True
-                    break
+                reached[account] = _in_order(account, is_full)
+            sequence = next(reached[account], None)
+            if sequence is not None:
                 yield sequence
-                if account.counter != heap[0][0]:
+                if account.counter != counter:
                     heapreplace(heap, (account.counter, account.since, account))
-                    is_over = False
-                    break
             else:
-                is_over = True
-            if is_over:
                 heappop(heap)
                 if not heap:
                     del heaps[line]
@@ -286,3 +280,15 @@ def _forget(line: Line) -> None:
         if account.num_sequences or account.counter > least
     }
     line.max_accounts = max(MAX_ACCOUNTS, 2 * len(line.accounts))
+
+
+def _in_order(account: Account, is_full: Callable[[], bool]) -> Iterator[Sequence]:
+    """Those of one tenant, until so many one after the other were charged nothing, or none may
+    begin any more."""
+    num_passed = 0
+    for sequence in account.pending.copy():
+        if num_passed == MAX_PASSED or (sequence.is_waiting and is_full()):
+            return
+        before = account.counter
+        yield sequence
+        num_passed = num_passed + 1 if account.counter == before else 0
