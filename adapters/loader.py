@@ -39,7 +39,9 @@ class AdapterLoader:
         self._store = store
         self._base = base
         self.layout = ImageLayout(base.num_layers, dtype, ops.b_rank_major)
-        self.cache = ImageCache(cache_dir, self.layout.version, cache_bytes, expected_reuse)
+        self.cache = ImageCache(
+            *(cache_dir, self.layout.version, cache_bytes, expected_reuse, ops.block_hashes)
+        )
 
     def fetch(self, digest: str, proved: str = "") -> AdapterImage:
         """Disk to host: the cached image, or one packed from the store.
@@ -52,11 +54,10 @@ class AdapterLoader:
         image = self.cache.load(digest)
         if image is None or proved not in ("", image.checksum):
             image = self._build(digest, proved)
-        payload = torch.from_numpy(image.payload)
-        hashes = self._ops.block_hashes(payload)
-        if self._ops.device.type == "cuda":
-            payload = payload.pin_memory()  # a device copies from there by itself
-        return replace(image, payload=payload.numpy(), block_hashes=hashes)
+        if self._ops.device.type != "cuda":
+            return image
+        # A device copies from there by itself.
+        return replace(image, payload=torch.from_numpy(image.payload).pin_memory().numpy())
 
     def copy(self, image: AdapterImage, target: Tensor) -> AdapterImage:
         """Host to device; returns the image that was copied: one gone bad meanwhile is read again.
@@ -72,7 +73,6 @@ class AdapterLoader:
         return image
 
     def _arrives(self, image: AdapterImage, target: Tensor) -> bool:
-        assert image.block_hashes is not None
         target.copy_(torch.from_numpy(image.payload), non_blocking=True)
         return torch.equal(self._ops.block_hashes(target).cpu(), image.block_hashes)
 
@@ -90,7 +90,7 @@ class AdapterLoader:
             raise AdapterUnavailable("adapter.store.unreadable", str(error)) from error
         except AdapterRejected as error:
             raise AdapterUnavailable(error.code, str(error)) from error
-        image = AdapterImage.of(digest, tables, payload)
+        image = AdapterImage.of(digest, tables, payload, self._ops.block_hashes)
         if proved not in ("", image.checksum):
             raise AdapterUnavailable(
                 "adapter.image.mismatch",

@@ -1,7 +1,7 @@
 """Everything on one box: Postgres, worker and gateway as children of this process.
 
-Up: database, models, then the worker beside migrations and gateway. Down: gateway, worker, database,
-each when what it serves has ended. The children cannot outlive this process.
+Up: database, models, then the worker beside migrations and gateway. Down: gateway, worker,
+database, each when what it serves has ended. The children cannot outlive this process.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from threading import Event, Lock, Thread
 
 import numpy as np
 import pytest
+import torch
 
 from adapters.errors import AdapterUnavailable
 from adapters.image import AdapterImage, ImageCache
@@ -25,7 +26,8 @@ UNIT_IMAGE = 30_720
 
 
 def image_of(size: int, digest: str = "0" * 64) -> AdapterImage:
-    return AdapterImage(digest, ImageTables.empty(1), np.zeros(size, np.uint8), b"")
+    payload = np.zeros(size, np.uint8)
+    return AdapterImage(digest, ImageTables.empty(1), payload, b"", torch.empty(0).long())
 
 
 def test_the_most_urgent_load_is_chosen_when_the_thread_is_free() -> None:
