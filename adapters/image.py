@@ -1,8 +1,8 @@
 """Packed images on local disk: checksummed files that can always be built again from the store.
 
 File: magic, u32 header length, SHA-256 of the header, header (msgpack), zeros to a multiple of 64,
-payload. What is read is compared with the header's block hashes: SHA-256, five times as
-slow as the rest of a load, is taken once, when an image is packed, and says which image it is.
+payload. What is read is compared with the header's block hashes. SHA-256, which would be the
+longest part of a load, is taken once, when an image is packed, and says which image it is.
 """
 
 from __future__ import annotations
