@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
@@ -10,6 +11,7 @@ from typing import Any, TypeVar
 
 import uvicorn
 from litestar import Litestar, Request, Response, get
+from litestar.types import Message, Scope
 
 from admin import problems
 from admin.errors import DatabaseMisconfigured, DatabaseUnavailable
@@ -71,6 +73,13 @@ def _refuse(request: Request[Any, Any, Any], _: Exception) -> Response[dict[str,
     return problems.to_response(request, DatabaseUnavailable("not there yet"))
 
 
+async def _number(message: Message, _: Scope) -> None:
+    """Every answer has an id, as the gateway's own have."""
+    if message["type"] == "http.response.start":
+        request_id = f"req_{os.urandom(16).hex()}".encode()
+        message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+
+
 class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -83,6 +92,7 @@ async def _refusing(listener: socket.socket) -> AsyncGenerator[None]:
     app = Litestar(
         [livez, readyz, get_version],
         exception_handlers={Exception: _refuse},
+        before_send=[_number],
         openapi_config=None,
         logging_config=None,
     )

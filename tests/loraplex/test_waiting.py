@@ -100,7 +100,10 @@ async def test_it_serves_when_the_database_is_there(
 async def says_that_it_waits(role: Role) -> None:
     answer = await role.get("/readyz")
     assert (answer.status_code, answer.json()) == (503, AWAY)
-    assert (await role.get("/livez")).status_code == 200
+    live = await role.get("/livez")
+    assert live.status_code == 200
+    ids = {each.headers["x-request-id"] for each in (answer, live)}
+    assert len(ids) == 2 and all(each.startswith("req_") for each in ids)
     for path in ("/v1/models", "/admin/v1/tenants"):
         refused = await role.get(path)
         assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 0
