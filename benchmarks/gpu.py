@@ -1,8 +1,8 @@
 """`python -m benchmarks.gpu --out gpu.json`: what the cuda backend does on this GPU, in 8 minutes.
 
 Everything is set against what the device did in the same run: a copy, a matrix product, a pinned
-transfer. It needs torch, triton and this checkout; for the part of the engine
-msgspec and safetensors too. Not here: loads of adapters and swaps under traffic.
+transfer. It needs torch, triton and this checkout; for the part of the engine msgspec and
+safetensors too. Not here: loads of adapters and swaps under traffic.
 `--tiny` runs every part once at toy sizes, on the CPU under TRITON_INTERPRET=1 if need be.
 """
 

@@ -145,7 +145,7 @@ def block_hashes(payload: Tensor) -> Tensor:
     """Semantics: hash[b] = sum_i (w[b, i] + key[i]) * (w[b, i + HALF] + key[i + HALF]), the sums in
     brackets modulo 2^32 and the outer one modulo 2^64, for the 32-bit words w of each block.
     Shape: payload uint8 [num_bytes], a multiple of 8 -> int64 [blocks].
-    Bytes: num_bytes * (1 + 1/512). 84 MB: 18 us.
+    Bytes: num_bytes * (1 + 1/512). 84 MB: 18 us by arithmetic.
     """
     words = payload.view(torch.int32)
     hashes = payload.new_empty(blocks_of(payload.nbytes, HASH_BLOCK), dtype=torch.int64)

@@ -184,7 +184,7 @@ EXPORT void rope_write_kv(float* qkv, int64_t rows, int64_t num_heads, int64_t n
     }
 }
 
-// Shape: source, target int64 [count], byte offsets in the arena.
+// Shape: words uint32 [num_words], keys uint32 [2 * HALF], hashes uint64 [ceil(num_words / (2 * HALF))].
 // One thread: it looks at what another thread's step does not wait for.
 EXPORT void block_hashes(const uint32_t* words, int64_t num_words, const uint32_t* keys,
                          uint64_t* hashes) {
@@ -198,6 +198,7 @@ EXPORT void block_hashes(const uint32_t* words, int64_t num_words, const uint32_
         }
 }
 
+// Shape: source, target int64 [count], byte offsets in the arena.
 EXPORT void copy_pages(char* arena, const int64_t* source, const int64_t* target, int64_t count,
                        int64_t num_bytes) {
 #pragma omp parallel for schedule(static) num_threads(team(count * num_bytes)) if (count > 1)
