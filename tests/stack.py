@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 START_TIMEOUT_S = 180.0
+MAX_QUEUE_WAIT_S = 150.0
+"""Ten times what the product is set to: a machine that is slow just then refuses nobody who is not
+meant to be refused."""
 
 
 def free_port() -> int:
@@ -46,6 +49,7 @@ class Stack:
             "LORAPLEX_DATA_DIR": str(data_dir),
             "LORAPLEX_PORT": self.url.rpartition(":")[2],
             "LORAPLEX_URL": self.url,
+            "LORAPLEX_MAX_QUEUE_WAIT": str(MAX_QUEUE_WAIT_S),
             **{f"LORAPLEX_{name.upper()}": str(value) for name, value in settings.items()},
         }
         self._process: subprocess.Popen[bytes] | None = None

@@ -57,12 +57,14 @@ class DrainRate:
         self._backlogged_at_s = now if is_backlogged else None
 
     def seconds_for(self, num_requests: float, num_tokens: float) -> float:
-        """For so many to leave; 0 before it was measured."""
+        """For so many to leave; 0 before it was measured. As if the next one left right now: while
+        those that run answer for long none may leave, yet the queue does not stand for ever."""
         if self._seconds < MIN_MEASURED_S:
             return 0.0
-        requests = num_requests / max(self._requests, 1e-9)
-        tokens = num_tokens / max(self._tokens, 1e-9)
-        return self._seconds * max(requests, tokens)
+        num_left = self._requests
+        if num_tokens:
+            num_left = min(num_left, self._tokens * num_requests / num_tokens)
+        return self._seconds * num_requests / (num_left + 1)
 
 
 class Overload:

@@ -24,6 +24,7 @@ from tests.gateway.pepper import PEPPER
 from tests.gateway.service import THEN, FedSource, Keys
 from tests.server_process import ServerProcess
 from tests.serving import serving
+from tests.stack import MAX_QUEUE_WAIT_S
 from tests.workers.driver import store_adapter
 from workers.client import WorkerClient
 from workers.config import WorkerConfig
@@ -96,7 +97,12 @@ class House:
             health=f"unix:{folder}/health",
             dtype="float32",
             threads=1,
-            **{"memory": 8 << 20, "max_num_seqs": 8, **settings},
+            **{
+                "memory": 8 << 20,
+                "max_num_seqs": 8,
+                "max_queue_wait": MAX_QUEUE_WAIT_S,
+                **settings,
+            },
         )
         return WorkerProcess(name, config, folder)
 

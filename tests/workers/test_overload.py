@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.workers.counting import Market
 from tests.workers.test_fairness import ask
-from workers.overload import MAX_RETRY_S, QueueBounds
+from workers.overload import MAX_RETRY_S, MIN_MEASURED_S, QueueBounds
 from workers.protocol import ErrorCode, ServiceClass
 
 
@@ -203,3 +203,37 @@ def test_nobody_is_refused_for_a_wait_that_was_never_measured(num_requests: int)
     for _ in range(num_requests):
         market.offer(ask(rng, "a", 10, 4))
     assert not market.failed
+
+
+def stood_still(market: Market) -> None:
+    """One runs and one waits, and for longer than it takes to believe a rate none has left."""
+    rng = random.Random(12)
+    market.offer(ask(rng, "a", 10, 100))
+    market.step()
+    market.offer(ask(rng, "a", 5, 4))
+    begun_s = market.clock.now
+    while market.clock.now < begun_s + 2 * MIN_MEASURED_S:
+        market.step()
+
+
+def test_a_queue_that_none_has_left_yet_is_not_taken_for_one_that_never_moves() -> None:
+    """Those that run answer for long, so none leaves the queue for a while: whoever comes then
+    would wait about as long as that, not for ever."""
+    market = Market(max_num_seqs=1, bounds=QueueBounds(max_wait_s=15.0))
+    stood_still(market)
+    newcomers = [ask(random.Random(13), "a", 180, 4) for _ in range(4)]
+    for request in newcomers:
+        market.offer(request)
+    assert not market.failed
+    while market.engine.has_work:
+        market.step()
+    assert market.ended >= {request.id for request in newcomers}
+
+
+def test_who_finds_a_full_queue_that_none_has_left_yet_is_told_when_to_come_again() -> None:
+    market = Market(max_num_seqs=1, bounds=QueueBounds(max_requests=1))
+    stood_still(market)
+    refused = ask(random.Random(14), "a", 180, 4)
+    market.offer(refused)
+    assert market.failed.keys() == {refused.id}
+    assert 1.0 <= market.failed[refused.id].retry_after_s < 4.0
