@@ -27,6 +27,13 @@ NUM_REQUESTS = scaled(24, 64)
 NUM_TOKENS = scaled(24, 64)
 MEMORY = f"{scaled(96, 224)}MiB"
 """Too little for all."""
+DISTURBANCES = [
+    "vllm:num_preemptions_total",
+    "vllm:prefix_cache_hits_total",
+    "loraplex_adapter_evictions_total",
+]
+MAX_ROUNDS = 5
+"""Until each has happened: how many run at once, and so lack memory, is up to the machine."""
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -88,20 +95,20 @@ def requests(real: Demo, seed: int) -> list[Asked]:
 def test_batched_with_strangers_equals_alone_equals_peft(tmp_path: Path, real: Demo) -> None:
     """float32, with too little memory for all: preempted and evicted, yet the oracle's tokens."""
     stack = start(tmp_path / "data", real, dtype="float32", memory=MEMORY, max_num_seqs=48)
+    asked: list[Asked] = []
+    answers: list[list[int]] = []
     with running(stack):
         key = push(stack, real.adapters)
-        asked = requests(real, seed=1)
         with stack.openai(key, timeout=600) as client, ThreadPoolExecutor(NUM_REQUESTS) as pool:
-            answers = list(
-                pool.map(
-                    lambda a: demo.complete(client, a.model, a.prompt, NUM_TOKENS),
-                    asked,
+            for seed in range(1, MAX_ROUNDS + 1):
+                ours = requests(real, seed)
+                asked += ours
+                answers += pool.map(
+                    lambda a: demo.complete(client, a.model, a.prompt, NUM_TOKENS), ours
                 )
-            )
-        metrics = worker_metrics(stack)
-    assert metrics["vllm:num_preemptions_total"] > 0
-    assert metrics["vllm:prefix_cache_hits_total"] > 0
-    assert metrics["loraplex_adapter_evictions_total"] > 0
+                if all(counts := [worker_metrics(stack)[name] for name in DISTURBANCES]):
+                    break
+    assert all(counts), dict(zip(DISTURBANCES, counts, strict=True))
     oracle = Oracle(real.source, real.adapters)
     verdict = Verdict()
     for one, answer in sorted(zip(asked, answers, strict=True)):
