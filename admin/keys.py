@@ -97,7 +97,8 @@ async def rotate_key(
     expires_at: datetime | None = None,
     seed: bytes | None = None,
 ) -> tuple[ApiKey, str]:
-    """A new key with the rights and limits of a live one, which ends in `overlap_s` seconds.
+    """A new key with the rights of a live one, which ends in `overlap_s` seconds. Both are held to
+    the same limits, and what either uses counts.
 
     The new one ends when the old one was to, or at `expires_at`. In a transaction of the caller's.
     Raises NotFound, Conflict.
@@ -114,7 +115,6 @@ async def rotate_key(
         cidrs=old.cidrs,
     )
     made = await issue_key(connection, pepper, old.tenant_id, rights, old.id, seed)
-    await connection.execute(sql["quota_inherit"], made[0].id, old.id)
     await connection.execute(sql["key_end"], old.id, now + timedelta(seconds=overlap_s))
     return made
 

@@ -111,6 +111,13 @@ class ApiKey(msgspec.Struct, frozen=True):
     """Networks that its users are in; None: anywhere."""
     replaces: str | None = None
     """Id of the key that it was rotated from."""
+    family: str | None = None
+    """Id of the first of the keys that it descends from; None: it is that itself."""
+
+    @property
+    def quota_subject(self) -> str:
+        """Whose limits it is held to, and whose use it adds to: rotated keys share them."""
+        return self.family or self.id
 
     def is_live(self, now: datetime) -> bool:
         return (

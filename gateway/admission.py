@@ -171,7 +171,7 @@ class Admission:
     ) -> Reservation:
         """Raises ContextLengthExceeded if a prompt with its answer cannot fit, QuotaExceeded,
         QuotaUnavailable; then nothing is taken."""
-        limits = view.limits_of(caller.tenant.id, caller.key.id)
+        limits = view.limits_of(caller.tenant.id, caller.key.quota_subject)
         if limits and self._leases is None:
             raise QuotaUnavailable("Limits cannot be checked without a database.")
         reservation = Reservation(

@@ -120,9 +120,9 @@ class CatalogView:
             tenant, name, adapter, choices, selected if selected.canary is not None else None
         )
 
-    def limits_of(self, tenant_id: str, key_id: str) -> tuple[Limit, ...]:
-        """The tenant's own and the key's."""
-        return self._limits.get(tenant_id, ()) + self._limits.get(key_id, ())
+    def limits_of(self, tenant_id: str, key_subject: str) -> tuple[Limit, ...]:
+        """The tenant's own and the key's; see ApiKey.quota_subject."""
+        return self._limits.get(tenant_id, ()) + self._limits.get(key_subject, ())
 
     def service(self, tenant_id: str) -> Service:
         """What its requests get of a worker that others want too."""

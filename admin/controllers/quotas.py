@@ -91,11 +91,13 @@ class KeyQuotaController(Controller):
         data: JSONBody[KeyLimits],
         if_match: IfMatch = None,
     ) -> Response[KeyQuotaView]:
-        """All its limits at once; those of its tenant hold too."""
+        """All its limits at once; those of its tenant hold too. They are those of the keys that it
+        was rotated from and to as well."""
         async with request.transaction() as connection:
             key, owner_id = await _find_key(connection, key_id, request.user)
-            await _check(connection, KeyLimits, owner_id, key.id, if_match)
-            await quotas.set_quota(connection, owner_id, key.id, quota_of(key.id, data))
+            await _check(connection, KeyLimits, owner_id, key.quota_subject, if_match)
+            subject = key.quota_subject
+            await quotas.set_quota(connection, owner_id, subject, quota_of(subject, data))
             shown = await _show_keys(connection, key, owner_id)
         await request.plane.until_known()
         return shown
@@ -107,8 +109,8 @@ class KeyQuotaController(Controller):
         """No limits of its own any more."""
         async with request.transaction() as connection:
             key, owner_id = await _find_key(connection, key_id, request.user)
-            await _check(connection, KeyLimits, owner_id, key.id, if_match)
-            await quotas.clear_quota(connection, owner_id, key.id)
+            await _check(connection, KeyLimits, owner_id, key.quota_subject, if_match)
+            await quotas.clear_quota(connection, owner_id, key.quota_subject)
         return Deleted(key.id)
 
 
@@ -145,7 +147,7 @@ async def _show_tenants(connection: Connection, owner: Tenant) -> Response[Tenan
 
 
 async def _show_keys(connection: Connection, key: ApiKey, owner_id: str) -> Response[KeyQuotaView]:
-    quota = await quotas.find_quota(connection, owner_id, key.id)
+    quota = await quotas.find_quota(connection, owner_id, key.quota_subject)
     used = await quotas.limits_in_use(connection, quota)
     use = {name: UseView.of(name, each) for name, each in used.items()}
     view = limits_of(KeyQuotaView, quota, use=use)

@@ -6,7 +6,7 @@ SELECT id, name, sharing_group, created_at FROM tenants ORDER BY id;
 
 -- name: catalog_keys
 SELECT id, tenant_id, hash, scopes, name, created_at, not_before, expires_at, revoked_at, models,
-       cidrs::text[], replaces
+       cidrs::text[], replaces, family
 FROM api_keys WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())
 ORDER BY id;
 

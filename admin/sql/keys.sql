@@ -1,24 +1,25 @@
 -- name: key_insert
-INSERT INTO api_keys (id, tenant_id, hash, scopes, name, not_before, expires_at, models, cidrs, replaces)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9::text[]::cidr[], $10)
+INSERT INTO api_keys (id, tenant_id, hash, scopes, name, not_before, expires_at, models, cidrs, replaces, family)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9::text[]::cidr[], $10,
+        (SELECT coalesce(family, id) FROM api_keys WHERE id = $10))
 RETURNING id, tenant_id, hash, scopes, name, created_at, not_before, expires_at, revoked_at, models,
-          cidrs::text[], replaces;
+          cidrs::text[], replaces, family;
 
 -- name: key_find
 SELECT id, tenant_id, hash, scopes, name, created_at, not_before, expires_at, revoked_at, models,
-       cidrs::text[], replaces, last_used_at
+       cidrs::text[], replaces, family, last_used_at
 FROM api_keys LEFT JOIN key_uses ON key_id = id WHERE id = $1;
 
 -- name: key_shown
 -- Of a key that somebody shows, before it is known whose it is.
 SELECT id, tenant_id, hash, scopes, name, created_at, not_before, expires_at, revoked_at, models,
-       cidrs::text[], replaces
+       cidrs::text[], replaces, family
 FROM key_by_id($1);
 
 -- name: key_list
 -- $1: the tenant; null: the admin keys.
 SELECT id, tenant_id, hash, scopes, name, created_at, not_before, expires_at, revoked_at, models,
-       cidrs::text[], replaces, last_used_at
+       cidrs::text[], replaces, family, last_used_at
 FROM api_keys LEFT JOIN key_uses ON key_id = id
 WHERE tenant_id IS NOT DISTINCT FROM $1 AND id > $2 ORDER BY id LIMIT $3;
 

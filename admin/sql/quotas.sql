@@ -15,7 +15,7 @@ SELECT subject, requests_per_minute, tokens_per_minute, concurrent_requests, tok
 FROM quotas WHERE subject = $1;
 
 -- name: quota_put
--- $1: tenant id; $2: key id, or null: of the tenant as a whole.
+-- $1: tenant id; $2: id of a key that is its own subject, or null: of the tenant as a whole.
 INSERT INTO quotas (
     subject, tenant_id, key_id, requests_per_minute, tokens_per_minute, concurrent_requests, tokens_per_day,
     tokens_per_month, spend_per_day, spend_per_month, adapters, adapter_bytes, cached_weight, weight, class)
@@ -27,20 +27,11 @@ SET requests_per_minute = excluded.requests_per_minute, tokens_per_minute = excl
     spend_per_month = excluded.spend_per_month, adapters = excluded.adapters, adapter_bytes = excluded.adapter_bytes,
     cached_weight = excluded.cached_weight, weight = excluded.weight, class = excluded.class, updated_at = now();
 
--- name: quota_inherit
--- $1: key id; $2: that of the key it replaces.
-INSERT INTO quotas (
-    subject, tenant_id, key_id, requests_per_minute, tokens_per_minute, concurrent_requests, tokens_per_day,
-    tokens_per_month, spend_per_day, spend_per_month)
-SELECT $1, tenant_id, $1, requests_per_minute, tokens_per_minute, concurrent_requests, tokens_per_day,
-       tokens_per_month, spend_per_day, spend_per_month
-FROM quotas WHERE key_id = $2;
-
 -- name: quota_delete
 DELETE FROM quotas WHERE subject = $1;
 
 -- name: quota_use
--- $1: tenant's or key's id. Of each limit that gateways share out: what is used and loaded in the window that is open now,
+-- $1: subject. Of each limit that gateways share out: what is used and loaded in the window that is open now,
 -- what they hold of it, and when it ends.
 SELECT kind, ends_at,
        coalesce((SELECT CASE unit WHEN 'tokens' THEN metered_tokens ELSE cost END FROM usage_totals t

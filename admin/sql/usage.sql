@@ -30,6 +30,8 @@ WITH inserted AS (
     RETURNING day, request_id, admitted_at, tenant_id, model, adapter, adapter_version, key_id, prompt_tokens,
               cached_tokens, completion_tokens, gateway, metered_tokens, cost, input_cost, cached_input_cost,
               output_cost
+), spent AS (
+    SELECT i.*, coalesce(k.family, key_id) AS key_subject FROM inserted i LEFT JOIN api_keys k ON k.id = key_id
 ), hourly AS (
     INSERT INTO usage_hourly AS h (
         hour, tenant_id, model, adapter, adapter_version, key_id, requests, prompt_tokens, cached_tokens,
@@ -51,22 +53,22 @@ WITH inserted AS (
 ), totals AS (
     INSERT INTO usage_totals AS t (subject, span, start, metered_tokens, cost)
     SELECT subject, span, date_trunc(span, day)::date, sum(metered_tokens), sum(cost)
-    FROM inserted, LATERAL (VALUES (tenant_id), (key_id)) AS s (subject), (VALUES ('day'), ('month')) AS p (span)
+    FROM spent, LATERAL (VALUES (tenant_id), (key_subject)) AS s (subject), (VALUES ('day'), ('month')) AS p (span)
     GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
     ON CONFLICT (subject, span, start) DO UPDATE
     SET metered_tokens = t.metered_tokens + excluded.metered_tokens, cost = t.cost + excluded.cost
 ), charges AS (
     SELECT subject, kind, date_trunc(span, day)::timestamp AT TIME ZONE 'UTC' AS start, gateway, sum(amount) AS amount
-    FROM inserted JOIN jsonb_to_recordset($1) AS r (request_id text, leased integer) USING (request_id),
+    FROM spent JOIN jsonb_to_recordset($1) AS r (request_id text, leased integer) USING (request_id),
         LATERAL (VALUES
             (0, tenant_id, 'tokens_per_day', 'day', metered_tokens),
             (1, tenant_id, 'tokens_per_month', 'month', metered_tokens),
             (2, tenant_id, 'spend_per_day', 'day', cost),
             (3, tenant_id, 'spend_per_month', 'month', cost),
-            (4, key_id, 'tokens_per_day', 'day', metered_tokens),
-            (5, key_id, 'tokens_per_month', 'month', metered_tokens),
-            (6, key_id, 'spend_per_day', 'day', cost),
-            (7, key_id, 'spend_per_month', 'month', cost)) AS b (place, subject, kind, span, amount)
+            (4, key_subject, 'tokens_per_day', 'day', metered_tokens),
+            (5, key_subject, 'tokens_per_month', 'month', metered_tokens),
+            (6, key_subject, 'spend_per_day', 'day', cost),
+            (7, key_subject, 'spend_per_month', 'month', cost)) AS b (place, subject, kind, span, amount)
     WHERE leased & (1 << place) <> 0
     GROUP BY 1, 2, 3, 4
 ), locked AS (

@@ -184,14 +184,18 @@ async def test_a_tenant_sees_its_own_and_changes_nothing(plane: Plane):
     assert (await plane.client.get(own[2])).json()["tokens_per_day"] == 10
 
 
-async def test_a_rotated_key_keeps_its_limits(plane: Plane):
+async def test_a_rotated_key_shares_the_limits_of_its_first(plane: Plane):
     _, old = await own_id(plane, await plane.tenant("acme"))
     assert (await plane.client.put(f"keys/{old}/quota", json=KEY_LIMITS)).status_code == 200
     made = (await plane.client.post(f"keys/{old}/rotate", json={})).json()["record"]["id"]
     for key in (old, made):
         view = (await plane.client.get(f"keys/{key}/quota")).json()
         assert {name: view[name] for name in KEY_LIMITS} == KEY_LIMITS
-    assert await actions(plane, made) == ["quota.create"]
+    changed = await plane.client.put(f"keys/{made}/quota", json={"tokens_per_day": 5})
+    assert changed.json() == (await plane.client.get(f"keys/{old}/quota")).json()
+    assert changed.json()["tokens_per_day"] == 5
+    assert await actions(plane, old) == ["quota.create", "quota.update"]
+    assert await actions(plane, made) == []
 
 
 async def test_only_what_the_caller_saw_is_changed(plane: Plane):

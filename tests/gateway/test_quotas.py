@@ -13,7 +13,9 @@ import httpx
 import openai
 import pytest
 
+from admin import keys
 from tests.gateway.live import Live, Served, eventually
+from tests.gateway.pepper import PEPPER
 from tests.stub_worker import Reply
 from workers.protocol import Generate
 
@@ -184,6 +186,37 @@ async def test_the_key_has_limits_of_its_own(live: Live) -> None:
     assert [answer.status_code for answer in answers] == [200, 200, 429]
     assert "this API key" in error_of(answers[-1], 429)["message"]
     assert answers[0].headers["x-ratelimit-limit-requests"] == "2"
+
+
+async def test_rotated_keys_share_their_limits_and_what_they_use(live: Live) -> None:
+    """The second of three is rotated again; what the first used is known to the last, before it is
+    loaded and after."""
+    texts = [live.key]
+    async with live.worker:
+        async with live.gateway() as served:
+            await live.limit(key=True, tokens_per_day=20)
+            for _ in range(2):
+                async with live.database.transaction() as connection:
+                    made, text = await keys.rotate_key(connection, PEPPER, texts[-1][4:16], 3600)
+                texts.append(text)
+            assert made.quota_subject == texts[0][4:16]
+            await knows(served, lambda: made.id in served.gateway.catalog.current.keys)
+            codes = [await status_with(served, text) for text in texts]
+        async with live.gateway() as served:
+            codes += [await status_with(served, text) for text in texts]
+    assert codes == [200, 200, 200, 200, 429, 429]
+    used = await live.fetch(
+        "SELECT metered_tokens FROM usage_totals WHERE subject = $1", texts[0][4:16]
+    )
+    assert [row["metered_tokens"] for row in used] == [20, 20]
+    rows = await live.fetch("SELECT key_id, count(*) AS n FROM usage GROUP BY 1 ORDER BY 2")
+    assert [row["n"] for row in rows] == [1, 1, 2]
+
+
+async def status_with(served: Served, key: str) -> int:
+    headers = {"authorization": f"Bearer {key}"}
+    body = {"model": "tiny", "prompt": "Hi", "max_tokens": 3}
+    return (await served.client.post("/v1/completions", json=body, headers=headers)).status_code
 
 
 async def test_no_limits_no_headers(live: Live) -> None:
