@@ -20,6 +20,8 @@ SECONDS = scaled(4, 30)
 NUM_ADAPTERS = scaled(6, 50)
 LENIENCE = 1.0 if IS_FULL else 10.0
 """Of deadlines: the suite shares its machine."""
+SHARED_S = 0.0 if IS_FULL else 0.1
+"""What such a machine takes of anybody's time; who was alone may have been spared."""
 
 pytestmark = pytest.mark.soak
 
@@ -45,7 +47,8 @@ def test_five_times_too_much_costs_no_goodput_and_is_refused_at_once(stack: Stac
         worst = loads[5.0]
         assert worst.num_refused > 0
         assert worst.served_per_s >= (0.9 if IS_FULL else 0.5) * peak, loads
-        assert worst.p99_ttft_s <= 2.0 * LENIENCE * loads[0.8].p99_ttft_s, loads
+        before = max(loads[0.8].p99_ttft_s, SHARED_S)
+        assert worst.p99_ttft_s <= 2.0 * LENIENCE * before, loads
         for each in loads.values():
             assert each.all_whole and each.all_told_when, each
             refusal_s = each.p99_refusal_s if IS_FULL else each.p50_refusal_s
@@ -84,6 +87,6 @@ def test_ordinary_tenants_beside_a_heavy_one(tmp_path: Path) -> None:
             for each in beside:
                 assert each.num_served >= 0.95 * each.num_asked, beside
             worst, before = (max(each.p99_ttft_s for each in found) for found in (beside, alone))
-            assert worst <= 1.5 * LENIENCE * before, (alone, beside)
+            assert worst <= 1.5 * LENIENCE * max(before, SHARED_S), (alone, beside)
 
         asyncio.run(measure())
