@@ -229,7 +229,8 @@ class Database:
             task.cancel()
         await asyncio.gather(*self._listeners, return_exceptions=True)
         try:
-            await asyncio.wait_for(self._pool.close(), timeout=10.0)
+            async with asyncio.timeout(10.0):
+                await self._pool.close()
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
             # Late, or lost already.
             self._pool.terminate()

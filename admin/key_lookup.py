@@ -28,7 +28,8 @@ class KeyLookup:
         if key_id in self._met:
             return await self._find(key_id)
         try:
-            await asyncio.wait_for(self._strangers.acquire(), STRANGER_WAIT_S)
+            async with asyncio.timeout(STRANGER_WAIT_S):
+                await self._strangers.acquire()
         except TimeoutError as error:
             raise DatabaseUnavailable("too many unknown API keys are being looked up") from error
         try:

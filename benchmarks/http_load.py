@@ -195,17 +195,20 @@ async def paced(
         await asyncio.sleep(max(0.0, due - loop.time()))
         while not idle:
             freed.clear()
-            await asyncio.wait_for(freed.wait(), PATIENCE_S)
+            async with asyncio.timeout(PATIENCE_S):
+                await freed.wait()
         send(idle.popleft())
     while len(idle) < len(senders) and not failed:
         freed.clear()
-        await asyncio.wait_for(freed.wait(), PATIENCE_S)
+        async with asyncio.timeout(PATIENCE_S):
+            await freed.wait()
     if failed:
         raise RuntimeError(failed[0])
     return ended
 
 
 async def _wait(over: asyncio.Future[str | None], seconds: float) -> None:
-    error = await asyncio.wait_for(over, seconds + PATIENCE_S)
+    async with asyncio.timeout(seconds + PATIENCE_S):
+        error = await over
     if error:
         raise RuntimeError(error)

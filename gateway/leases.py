@@ -164,8 +164,8 @@ class Leases:
                 await asyncio.sleep(PACE_S)
                 if not self._book.is_due:
                     with contextlib.suppress(TimeoutError):
-                        left = next_sweep - time.monotonic()
-                        await asyncio.wait_for(self._wake.wait(), max(0.0, left))
+                        async with asyncio.timeout(next_sweep - time.monotonic()):
+                            await self._wake.wait()
 
     async def release(self, gateways: Sequence[str]) -> None:
         """What gateways held that are gone, and all of whose usage is loaded. Raises AdminError."""

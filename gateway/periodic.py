@@ -38,4 +38,5 @@ async def repeat(
             await asyncio.sleep(interval_s)
             continue
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(wake.wait(), interval_s)
+            async with asyncio.timeout(interval_s):
+                await wake.wait()

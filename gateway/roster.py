@@ -51,7 +51,8 @@ class Roster:
                 self._part()
                 self._drain()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), LOOK_INTERVAL_S)
+                    async with asyncio.timeout(LOOK_INTERVAL_S):
+                        await self._changed.wait()
 
     def _meet(self, connections: asyncio.TaskGroup) -> None:
         for address in sorted(self._registered - {client.address for client in self.clients}):

@@ -82,7 +82,8 @@ class PostgresSource:
             await asyncio.sleep(LOAD_INTERVAL_S)
             interval_s = RETRY_INTERVAL_S if self._is_away else self._poll_interval_s
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), interval_s)
+                async with asyncio.timeout(interval_s):
+                    await changed.wait()
 
     async def _load_if_not(self, generation: int) -> CatalogSnapshot | None:
         async with self._database.acquire() as connection:

@@ -68,7 +68,8 @@ class Child:
         if process is not None and process.returncode is None:
             process.send_signal(signal.SIGTERM)
             try:
-                await asyncio.wait_for(process.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await process.wait()
             except TimeoutError:
                 self._tell(f"{self.name}: not drained after {timeout_s:g} s")
                 self.kill()

@@ -31,9 +31,9 @@ HELLO_TIMEOUT_S = 10.0
 async def connect(address: str, security: Security = Security()) -> GatewayConnection:  # noqa: B008
     """Raises OSError when nobody answers there, ConnectionLost when nobody does in time,
     InsecureTransport, ValueError for a bad address."""
-    connecting = _transport(address).connect(address, security)
     try:
-        return await asyncio.wait_for(connecting, CONNECT_TIMEOUT_S)
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            return await _transport(address).connect(address, security)
     except TimeoutError as error:
         raise ConnectionLost(f"no connection within {CONNECT_TIMEOUT_S} s") from error
 
@@ -51,7 +51,8 @@ async def exchange_hello(connection: Connection[Hello, Any], own: Hello) -> Hell
     """Sends ours and returns the other side's. Raises ProtocolMismatch, or what `receive` does."""
     connection.send(own)
     try:
-        first = await asyncio.wait_for(connection.receive(), HELLO_TIMEOUT_S)
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            first = await connection.receive()
     except TimeoutError as error:
         raise ConnectionLost(f"no Hello within {HELLO_TIMEOUT_S} s") from error
     if first is None:
