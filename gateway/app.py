@@ -120,7 +120,8 @@ class Gateway:
             running.append(tasks.create_task(self._follow_catalog()))
             try:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self.catalog.loaded.wait(), START_WAIT_S)
+                    async with asyncio.timeout(START_WAIT_S):
+                        await self.catalog.loaded.wait()
                 yield
             finally:
                 self.is_draining = True
