@@ -78,6 +78,9 @@ class Gateway:
         self.fleet = Fleet(self._roster.clients)
         self.failover = Failover(self.fleet, config.failover_wait_s)
         self.flights = Flights(Outcomes())
+        self.turned_away: set[str] = set()
+        """Ids of tenants whose newest request came to nothing before it ran: for the next one
+        nothing is fetched ahead, so that who is refused moves no other's adapters."""
         self.key_uses = KeyUses()
         self.spool = Spool(config.spool, config.instance_id)
         self.ledger = Ledger(self.spool, config.max_spool_bytes)

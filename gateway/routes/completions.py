@@ -72,16 +72,20 @@ async def answer(
     gateway.ledger.check()
     target = await gateway.catalog.resolve(caller, asked.model, asked.user or caller.key.id)
     flight = gateway.flights.begin(target)
+    tenant_id = caller.tenant.id
     try:
-        gateway.fleet.prefetch(target)
+        if tenant_id not in gateway.turned_away:
+            gateway.fleet.prefetch(target)
         call = await prepare(request, asked, target, encode)
         admitted = await admit(call, request, default_tokens)
+        gateway.turned_away.discard(tenant_id)
         try:
             return respond(request, call, flight, admitted, dialect, prefix)
         except BaseException:
             gateway.admission.settle(admitted.reservation, Usage())
             raise
     except BaseException as error:
+        gateway.turned_away.add(tenant_id)
         flight.end(error)
         raise
 

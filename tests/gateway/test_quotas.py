@@ -219,6 +219,19 @@ async def status_with(served: Served, key: str) -> int:
     return (await served.client.post("/v1/completions", json=body, headers=headers)).status_code
 
 
+async def test_who_is_refused_has_no_adapters_fetched_ahead(live: Live) -> None:
+    """Or a tenant beyond its limit could move the adapters of others about for nothing."""
+    await live.make_ready(*"123456")
+    async with live.worker, live.gateway() as served:
+        await limited(live, served, requests_per_minute=1)
+        codes = [(await served.complete(f"bot@{number}")).status_code for number in range(1, 7)]
+        await live.limit(requests_per_minute=100)
+        await eventually(lambda: served.serves("bot@6"))
+        assert await served.serves("bot@5")
+    assert codes == [200] + [429] * 5
+    assert live.worker.prefetched == [str(number) * 64 for number in (1, 2, 5)]
+
+
 async def test_no_limits_no_headers(live: Live) -> None:
     async with live.worker, live.gateway() as served:
         answer = await served.complete("tiny")
