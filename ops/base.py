@@ -285,8 +285,8 @@ class HostOps:
     def mark(self) -> Mark:
         return Passed()
 
-    def table_linear(self, table: Tensor) -> PackedLinear:
-        raise NotImplementedError("tables are packed like any other linear")
+    def table_linear(self: Ops, table: Tensor) -> PackedLinear:
+        return self.pack_linear(table)
 
 
 class Ops(Protocol):
@@ -307,7 +307,8 @@ class Ops(Protocol):
         ...
 
     def table_linear(self, table: Tensor) -> PackedLinear:
-        """An embedding table [V, K] as the output projection, where `shares_tables`: it is kept."""
+        """An embedding table [V, K] as the output projection. It is kept where `shares_tables`,
+        and packed like any other weight where not."""
         ...
 
     def linear(self, x: Tensor, weight: PackedLinear) -> Tensor:

@@ -49,6 +49,9 @@ def test_linear_is_x_times_w_plus_bias(ops: Ops, rows, depth, columns, dtype, ha
     error = (ops.linear(x, packed) - expected).abs().max()
     scale = (x.double().abs() @ weight.double().abs().T).max()
     assert error <= tolerance(ops, dtype) * scale
+    if bias is None:
+        tied = ops.table_linear(weight)
+        assert torch.equal(ops.linear(x, tied), ops.linear(x, packed))
 
 
 @settings(max_examples=25, deadline=None)
