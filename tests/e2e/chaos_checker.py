@@ -38,7 +38,7 @@ OVER_BUDGET = "insufficient_quota"
 ERRORS = {
     *("worker_lost", "no_worker", "draining", "overloaded", "deadline_exceeded"),
     *("poison_request", "adapter_unavailable", "model_unavailable"),
-    *("catalog_stale", "quota_unavailable", "usage_unavailable"),
+    *("catalog_stale", "quota_unavailable", "usage_unavailable", "database_unavailable"),
 }
 """What a fault may be called."""
 
