@@ -95,8 +95,8 @@ class KeyQuotaController(Controller):
         was rotated from and to as well."""
         async with request.transaction() as connection:
             key, owner_id = await _find_key(connection, key_id, request.user)
-            await _check(connection, KeyLimits, owner_id, key.quota_subject, if_match)
             subject = key.quota_subject
+            await _check(connection, KeyLimits, owner_id, subject, if_match)
             await quotas.set_quota(connection, owner_id, subject, quota_of(subject, data))
             shown = await _show_keys(connection, key, owner_id)
         await request.plane.until_known()
