@@ -16,6 +16,7 @@ from collections.abc import Collection
 
 from gateway.errors import NoWorker, PoisonRequest
 from gateway.fleet import Fleet
+from gateway.full_queues import FullQueues
 from gateway.retry_budget import RetryBudget
 from gateway.routing import Work
 from workers.client import WorkerClient, WorkerFailed
@@ -41,6 +42,7 @@ class Failover:
         """wait_s: how long a sequence waits for a worker when there is none."""
         self.budget = RetryBudget()
         self.wait_s = wait_s
+        self.full = FullQueues()
         self.num_retried = 0
         """Sequences sent to another worker before their first token."""
         self.num_resumed = 0

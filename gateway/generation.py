@@ -65,11 +65,12 @@ class Generation:
         *,
         adapter_for: Callable[[str], AdapterRef | None],
         deadline: float,
+        num_bytes: int,
     ) -> None:
         """`requests[i]` is the sequence of `choices[i]`; sent with the first `step`. What the
         reservation does not cover is not given: the answer ends for its length. `adapter_for`
         gives the adapter as a worker of a layout must have it. `deadline`: of the first output, of
-        time.perf_counter()."""
+        time.perf_counter(). `num_bytes`: how large the request came."""
         self.worker_id = worker.instance_id
         """Of the worker that got a sequence last."""
         self.first_output_at: float | None = None
@@ -78,6 +79,7 @@ class Generation:
         self._failover = failover
         self._adapter_for = adapter_for
         self._deadline = deadline
+        self._num_bytes = num_bytes
         self._runs = [
             Run(request, choice, worker, worker.instance_id)
             for request, choice in zip(requests, choices, strict=True)
@@ -197,6 +199,8 @@ class Generation:
             if isinstance(output, SequenceOutput):
                 self._feed(number, output)
             elif isinstance(output, WorkerFailed):
+                run = self._runs[number]
+                self._failover.full.note(run.worker, run.request, self._num_bytes, output)
                 self._move(number, output)
             else:
                 self._leave(number)

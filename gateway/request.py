@@ -31,6 +31,8 @@ class GatewayRequest(Request[Principal, Any, State]):
     def __init__(self, scope: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(scope, *args, **kwargs)
         self.gateway: Gateway = self.app.state["gateway"]
+        self.num_bytes = 0
+        """Of the body, once it is read."""
         state = scope["state"]
         if "request_id" not in state:
             state["request_id"] = os.urandom(16).hex()
@@ -51,6 +53,7 @@ class GatewayRequest(Request[Principal, Any, State]):
             if len(body) > MAX_BODY_BYTES:
                 raise RequestEntityTooLarge
             is_whole = not message["more_body"]
+        self.num_bytes = len(body)
         return bytes(body)
 
     @property

@@ -44,6 +44,8 @@ class Call(msgspec.Struct, frozen=True):
     prompts: list[Prompt]
     deadline: float
     """Of its first output, of time.perf_counter()."""
+    num_bytes: int
+    """Of its body."""
     traceparent: str | None = None
     service: Service = ORDINARY
 
@@ -133,6 +135,7 @@ def plan(
         failover,
         adapter_for=call.target.adapter_for,
         deadline=call.deadline,
+        num_bytes=call.num_bytes,
     )
 
 

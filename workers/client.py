@@ -63,12 +63,16 @@ step is meant to take a second; weights may have to come to the device in one.""
 class WorkerFailed(Exception):
     """The worker cannot finish a sequence; `code` says whose fault it is."""
 
-    def __init__(self, code: ErrorCode, message: str, retry_after_s: float = 0.0) -> None:
-        """retry_after_s: when there may be room, where there was none."""
+    def __init__(
+        self, code: ErrorCode, message: str, retry_after_s: float = 0.0, pace_s: float = 0.0
+    ) -> None:
+        """retry_after_s: when there may be room, where there was none. pace_s: how long one place
+        takes to come free, where a queue was full for all such requests."""
         super().__init__(f"{code}: {message}")
         self.code = code
         self.message = message
         self.retry_after_s = retry_after_s
+        self.pace_s = pace_s
 
 
 class Silence(msgspec.Struct, frozen=True):
@@ -315,7 +319,8 @@ class WorkerClient:
                 for output in outputs:
                     self._put(output.id, output, is_last=output.finish_reason is not None)
             case Failed(id=sequence_id, code=code, message=text, retry_after_s=after_s):
-                self._put(sequence_id, WorkerFailed(code, text, after_s), is_last=True)
+                failure = WorkerFailed(code, text, after_s, message.pace_s)
+                self._put(sequence_id, failure, is_last=True)
             case Models(models=models):
                 self.models = {model.digest: model for model in models}
             case Pulse(step_age_s=age_s, num_received=num_heard):

@@ -384,7 +384,11 @@ class Engine:
         if self._sequences.get(sequence.key) is sequence:
             self._forget(sequence)
         failed = Failed(
-            sequence.request.id, ErrorCode.OVERLOADED, refusal.message, refusal.retry_after_s
+            sequence.request.id,
+            ErrorCode.OVERLOADED,
+            refusal.message,
+            refusal.retry_after_s,
+            refusal.pace_s,
         )
         return sequence.connection, failed
 

@@ -37,6 +37,8 @@ class Refusal:
     sequence: Sequence
     message: str
     retry_after_s: float
+    pace_s: float = 0.0
+    """How long one place takes to come free for the tenant; 0: not known, or no place would do."""
 
 
 class DrainRate:
@@ -81,12 +83,11 @@ class Overload:
         if request.num_resumed:
             return []
         account = self._queue.account(request.service_class, request.tenant, request.weight)
-        wait_s, share = self._wait_s(account, newcomer), self._share(account)
-        bounds = self._bounds
+        wait_s, bounds = self._wait_s(account, newcomer), self._bounds
         max_wait_s = bounds.max_wait_s * account.line.terms.ttft_s / _INTERACTIVE.ttft_s
         if wait_s > min(max_wait_s, newcomer.expires_s - newcomer.arrival_s):
             message = f"a first token would take about {wait_s:.0f} s"
-            return [Refusal(newcomer, message, self._retry_s(account, share, now))]
+            return [self._refusal(newcomer, account, message, now, is_full=wait_s > max_wait_s)]
         if len(newcomer.tokens) > bounds.max_tokens:
             return [Refusal(newcomer, "the prompt is longer than the queue", MAX_RETRY_S)]
         return self._push_out(newcomer, account, now)
@@ -99,15 +100,11 @@ class Overload:
         while not self._has_room(num_requests, num_tokens):
             victim = self._fullest(victims, own)
             if victim is None:
-                retry_s = self._retry_s(account, self._share(account), now)
-                return [Refusal(newcomer, "the queue is full", retry_s)]
+                return [self._refusal(newcomer, account, "the queue is full", now)]
             victims.append(victim)
             num_requests, num_tokens = num_requests - 1, num_tokens - len(victim.tokens)
         message = "the queue is full, and others have less than their share of it"
-        return [
-            Refusal(v, message, self._retry_s(v.account, self._share(v.account), now))
-            for v in victims
-        ]
+        return [self._refusal(victim, victim.account, message, now) for victim in victims]
 
     def _has_room(self, num_requests: int, num_tokens: int) -> bool:
         """For so many more."""
@@ -143,11 +140,16 @@ class Overload:
             return 0.0
         return self.rate.seconds_for((account.num_waiting + 1) / share, num_tokens / share)
 
-    def _retry_s(self, account: Account, share: float, now: float) -> float:
+    def _refusal(
+        self, sequence: Sequence, account: Account, message: str, now: float, is_full: bool = True
+    ) -> Refusal:
         """Those who are refused are told to come one after the other, as fast as the queue goes
-        down for their tenant."""
-        account.next_room_s = max(account.next_room_s, now) + self.rate.seconds_for(1 / share, 0.0)
-        return min(max(account.next_room_s - now, 1.0), MAX_RETRY_S)
+        down for their tenant. `is_full`: another of the tenant would have been refused too."""
+        pace_s = self.rate.seconds_for(1 / self._share(account), 0.0)
+        room_s = max(account.next_room_s, now) + pace_s
+        account.next_room_s = min(room_s, now + MAX_RETRY_S)
+        retry_s = max(account.next_room_s - now, 1.0)
+        return Refusal(sequence, message, retry_s, pace_s if is_full else 0.0)
 
     def _share(self, account: Account) -> float:
         """Of the tenant among all that wait, as if it waited too."""

@@ -236,6 +236,9 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
     retry_after_s: float = 0.0
     """With `overloaded`: when there may be room."""
+    pace_s: float = 0.0
+    """With `overloaded`, where the queue had no room for any such request of the tenant: how long
+    one place takes to come free for it."""
 
 
 class AdapterStatus(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -14,8 +14,10 @@ from gateway.auth import INFERENCE, requires
 from gateway.catalog import Target
 from gateway.flights import Flight
 from gateway.formats import ChatFormat, CompletionFormat, Format, ResponseIdentity
+from gateway.full_queues import Place
 from gateway.generation import Generation
 from gateway.handlers import HotRoute
+from gateway.quota import Service
 from gateway.request import GatewayRequest
 from gateway.schemas import ChatCompletionRequest, CompletionRequest, decode_request
 from gateway.sequences import (
@@ -74,10 +76,16 @@ async def answer(
     flight = gateway.flights.begin(target)
     tenant_id = caller.tenant.id
     try:
+        service = gateway.catalog.current.service(tenant_id)
+        full = gateway.failover.full.check(
+            gateway.fleet.serving(target.base.digest),
+            Place(target.base.digest, tenant_id, service.service_class),
+            request.num_bytes,
+        )
         if tenant_id not in gateway.turned_away:
             gateway.fleet.prefetch(target)
-        call = await prepare(request, asked, target, encode)
-        admitted = await admit(call, request, default_tokens)
+        call = await prepare(request, asked, target, service, encode)
+        admitted = await admit(call, request, full, default_tokens)
         gateway.turned_away.discard(tenant_id)
         try:
             return respond(request, call, flight, admitted, dialect, prefix)
@@ -90,7 +98,9 @@ async def answer(
         raise
 
 
-async def prepare(request: GatewayRequest, asked: A, target: Target, encode: Encode[A]) -> Call:
+async def prepare(
+    request: GatewayRequest, asked: A, target: Target, service: Service, encode: Encode[A]
+) -> Call:
     """Tokenises."""
     deadline = request.deadline
     tokenizer = await request.gateway.tokenizers.get(target.base.digest)
@@ -102,8 +112,9 @@ async def prepare(request: GatewayRequest, asked: A, target: Target, encode: Enc
         tokenizer=tokenizer,
         prompts=await encode(tokenizer, target, asked),
         deadline=deadline,
+        num_bytes=request.num_bytes,
         traceparent=request.traceparent,
-        service=request.gateway.catalog.current.service(request.user.tenant.id),
+        service=service,
     )
     check_tokens(call)
     return call
@@ -116,10 +127,12 @@ class Admitted(NamedTuple):
     reservation: Reservation
 
 
-async def admit(call: Call, request: GatewayRequest, default_tokens: int) -> Admitted:
-    """Chooses a worker and reserves what the request may take."""
+async def admit(
+    call: Call, request: GatewayRequest, full: Sequence[WorkerClient], default_tokens: int
+) -> Admitted:
+    """Chooses a worker, but none of the `full`, and reserves what the request may take."""
     gateway, asked, target = request.gateway, call.asked, call.target
-    worker = gateway.fleet.choose(work_of(call))
+    worker = gateway.fleet.choose(work_of(call), full)
     model = worker.models[target.base.digest]
     reservation = await gateway.admission.reserve(
         gateway.catalog.current,

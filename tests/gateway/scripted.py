@@ -117,7 +117,8 @@ class ScriptedWorker:
                     break
         except WorkerFailed as failure:
             self._flush(connection)
-            failed = Failed(sequence_id, failure.code, failure.message, failure.retry_after_s)
+            told = failure.retry_after_s, failure.pace_s
+            failed = Failed(sequence_id, failure.code, failure.message, *told)
             self._server.deliver([(connection, failed)])
         except Exception as error:
             self._server.deliver(

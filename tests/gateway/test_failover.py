@@ -15,6 +15,7 @@ import msgspec
 import openai
 import pytest
 
+from gateway.full_queues import FullQueues
 from gateway.retry_budget import FLOOR
 from tests.gateway.scripted import DIGEST, MAX_MODEL_LEN, ScriptedWorker
 from tests.gateway.scripts import IM_END, Script, ids, say, silence
@@ -51,9 +52,9 @@ def recite(pause_s: float = 0.0) -> Script:
     return script
 
 
-def refuse(code: ErrorCode, retry_after_s: float = 0.0) -> Script:
+def refuse(code: ErrorCode, retry_after_s: float = 0.0, pace_s: float = 0.0) -> Script:
     async def script(request: Generate) -> AsyncIterator[SequenceOutput]:
-        raise WorkerFailed(code, "as the script says", retry_after_s)
+        raise WorkerFailed(code, "as the script says", retry_after_s, pace_s)
         yield
 
     return script
@@ -218,6 +219,28 @@ def test_an_overloaded_worker_s_request_tries_one_other_and_is_told_when_to_come
     assert answer.status_code == 503 and answer.json()["error"]["code"] == "overloaded"
     assert answer.headers["retry-after"] == "8" and answer.headers["retry-after-ms"] == "7250"
     assert trio.num_sent == [0, 1, 1]
+
+
+def test_workers_that_just_refused_for_want_of_room_are_not_asked_again_at_once(
+    trio: Trio,
+) -> None:
+    now = 100.0
+    trio.gateway.failover.full = FullQueues(lambda: now)
+    trio.script(refuse(ErrorCode.OVERLOADED, retry_after_s=2.0, pace_s=0.2))
+    while min(trio.num_sent) == 0:
+        assert trio.ask().status_code == 503
+    num_sent = sum(trio.num_sent)
+    answers = [trio.ask() for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [503] * 3
+    told = [int(answer.headers["retry-after-ms"]) for answer in answers]
+    assert sum(trio.num_sent) == num_sent and told == sorted(told) and told[0] > 2000
+    assert {answer.json()["error"]["code"] for answer in answers} == {"overloaded"}
+    assert trio.gateway.admission.num_open == 0
+    trio.script(say("here"))
+    assert trio.ask(prompt="H").status_code == 200, "it is smaller than what was refused"
+    assert trio.ask().status_code == 503
+    now += 0.3
+    assert trio.ask().json()["choices"][0]["text"] == "here"
 
 
 def test_what_no_worker_began_costs_nothing(trio: Trio) -> None:

@@ -110,7 +110,7 @@ def make_call(
     asked = CompletionRequest(model=model, prompt=[*tokens], cache_salt=salt)
     target = view.resolve(tenant, model)
     prompts = [Prompt(tokens)]
-    return Call("r", Principal(tenant, KEY), asked, target, cast("Any", None), prompts, 0.0)
+    return Call("r", Principal(tenant, KEY), asked, target, cast("Any", None), prompts, 0.0, 0)
 
 
 def acts_from(content: str | None, tokens: list[int]) -> int | None:

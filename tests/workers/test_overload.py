@@ -128,6 +128,7 @@ def test_what_cannot_be_in_time_is_refused_at_once() -> None:
     market.offer(patient)
     assert market.failed.keys() == {hurried.id}
     assert market.failed[hurried.id].code is ErrorCode.OVERLOADED
+    assert market.failed[hurried.id].pace_s == 0, "others of the tenant are not in such a hurry"
 
 
 def test_a_resumed_answer_is_never_refused_nor_pushed_out() -> None:
@@ -237,3 +238,4 @@ def test_who_finds_a_full_queue_that_none_has_left_yet_is_told_when_to_come_agai
     market.offer(refused)
     assert market.failed.keys() == {refused.id}
     assert 1.0 <= market.failed[refused.id].retry_after_s < 4.0
+    assert market.failed[refused.id].pace_s > 0
