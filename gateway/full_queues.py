@@ -2,8 +2,8 @@
 of his prompt is read. So too many requests cost a worker no more than the places that it has.
 
 A worker that refuses for want of room says how long one place takes to come free for the tenant. So
-long it is not asked again for that tenant, but for what is smaller than what was refused: it may
-still find room.
+long it is not asked again for that tenant, unless an answer of ours has ended there meanwhile, or
+for what is smaller than what was refused: it may find room.
 """
 
 from __future__ import annotations
@@ -38,9 +38,16 @@ class Refused:
     num_bytes: int
     """Of the smallest request that was."""
     until: float
+    num_finished: int
+    """At the worker, by then."""
     pace_s: float
     next_room_at: float
     """Told to the last who was refused; the next comes after him."""
+
+    def holds(self, worker: WorkerClient, now: float, num_bytes: int) -> bool:
+        """For a request of this size."""
+        is_fresh = now < self.until and worker.num_finished == self.num_finished
+        return is_fresh and num_bytes >= self.num_bytes
 
 
 class FullQueues:
@@ -67,10 +74,12 @@ class FullQueues:
         next_room_at = now + failure.retry_after_s
         if (known := self._refused.get(key)) is not None:
             next_room_at = max(next_room_at, known.next_room_at)
-            if known.until > now:
+            if known.holds(worker, now, known.num_bytes):
                 num_bytes = min(num_bytes, known.num_bytes)
         until = now + min(failure.pace_s, ASK_AGAIN_S)
-        self._refused[key] = Refused(num_bytes, until, failure.pace_s, next_room_at)
+        self._refused[key] = Refused(
+            num_bytes, until, worker.num_finished, failure.pace_s, next_room_at
+        )
         if len(self._refused) >= self._forget_at:
             self._forget(now)
 
@@ -85,7 +94,7 @@ class FullQueues:
         found: dict[WorkerClient, Refused] = {}
         for worker in workers:
             refused = self._refused.get((worker, place))
-            if refused is not None and refused.until > now and num_bytes >= refused.num_bytes:
+            if refused is not None and refused.holds(worker, now, num_bytes):
                 found[worker] = refused
         if not found or len(found) < len(workers):
             return list(found)

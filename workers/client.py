@@ -149,6 +149,8 @@ class WorkerClient:
         self.status_at = 0.0
         """When it came, of time.monotonic()."""
         self.num_open_then = 0
+        self.num_finished = 0
+        """Sequences of this gateway that have come to their end there, ever."""
         self.prefixes = PrefixIndex()
         """What the worker has cached; empty while there is no connection."""
         self._own_hello = Hello(PROTOCOL_VERSION, instance_id)
@@ -317,7 +319,9 @@ class WorkerClient:
         match message:
             case StepOutput(sequences=outputs):
                 for output in outputs:
-                    self._put(output.id, output, is_last=output.finish_reason is not None)
+                    is_last = output.finish_reason is not None
+                    self.num_finished += is_last
+                    self._put(output.id, output, is_last)
             case Failed(id=sequence_id, code=code, message=text, retry_after_s=after_s):
                 failure = WorkerFailed(code, text, after_s, message.pace_s)
                 self._put(sequence_id, failure, is_last=True)

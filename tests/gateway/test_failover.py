@@ -224,8 +224,7 @@ def test_an_overloaded_worker_s_request_tries_one_other_and_is_told_when_to_come
 def test_workers_that_just_refused_for_want_of_room_are_not_asked_again_at_once(
     trio: Trio,
 ) -> None:
-    now = 100.0
-    trio.gateway.failover.full = FullQueues(lambda: now)
+    trio.gateway.failover.full = FullQueues(lambda: 100.0)
     trio.script(refuse(ErrorCode.OVERLOADED, retry_after_s=2.0, pace_s=0.2))
     while min(trio.num_sent) == 0:
         assert trio.ask().status_code == 503
@@ -238,8 +237,7 @@ def test_workers_that_just_refused_for_want_of_room_are_not_asked_again_at_once(
     assert trio.gateway.admission.num_open == 0
     trio.script(say("here"))
     assert trio.ask(prompt="H").status_code == 200, "it is smaller than what was refused"
-    assert trio.ask().status_code == 503
-    now += 0.3
+    assert trio.ask().status_code == 200, "an answer has ended at one of them"
     assert trio.ask().json()["choices"][0]["text"] == "here"
 
 

@@ -62,6 +62,10 @@ def test_a_refusal_holds_until_a_place_may_have_come_free() -> None:
     assert gateway.told() is not None
     gateway.now += 0.02
     assert gateway.told() is None
+    gateway.refuse(pace_s=0.1)
+    assert gateway.told() is not None
+    gateway.workers[0].num_finished += 1
+    assert gateway.told() is None
 
 
 def test_it_holds_for_that_tenant_class_model_and_size_alone() -> None:
