@@ -12,7 +12,6 @@ import asyncio
 import random
 import tempfile
 import time
-from itertools import combinations
 from pathlib import Path
 from statistics import median
 
@@ -26,8 +25,7 @@ from tests.e2e.tiny import NAME, Tiny
 from tests.stack import running
 from tests.workers.counting import Market
 from tests.workers.simulation import StubPool
-from tests.workers.test_fairness import ask
-from workers.fairness import DECODE_COST
+from tests.workers.test_fairness import ask, service_gap
 from workers.overload import QueueBounds
 
 NUM_RUNNING, NUM_WAITING = 256, 1000
@@ -64,35 +62,6 @@ def scheduling_cost(*, is_blocked: bool) -> float:
         for item in schedule.items:
             item.sequence.append(0, market.clock.now)
     return 1e3 * median(seconds)
-
-
-def service_gap(num_steps: int) -> tuple[float, float]:
-    """The largest gap seen between tenants that always have something waiting, one of them with
-    giant prompts, and its bound."""
-    rng = random.Random(1)
-    num_pages = 200
-    market = Market(
-        num_pages=num_pages,
-        max_num_seqs=16,
-        max_batched_tokens=128,
-        bounds=QueueBounds(max_wait_s=1e9),
-    )
-    tenants = ("heavy", "one", "two", "three")
-    extremes = {pair: [0.0, 0.0] for pair in combinations(tenants, 2)}
-    queued: dict[str, list[int]] = {tenant: [] for tenant in tenants}
-    for _ in range(num_steps):
-        for tenant in tenants:
-            queued[tenant] = [n for n in queued[tenant] if n not in market.counts.begun_s]
-            for _ in range(17 - len(queued[tenant])):
-                length = 1000 if tenant == "heavy" else rng.randrange(1, 60)
-                request = ask(rng, tenant, length, rng.randrange(1, 60))
-                market.offer(request)
-                queued[tenant].append(request.id)
-        market.step()
-        for (one, other), extreme in extremes.items():
-            gap = float(market.counts.served[one] - market.counts.served[other])
-            extreme[:] = min(extreme[0], gap), max(extreme[1], gap)
-    return max(high - low for low, high in extremes.values()), 2 * DECODE_COST * num_pages * 16
 
 
 async def overload(url: str, key: str, seconds: float) -> None:

@@ -49,6 +49,9 @@ TERMS = {
 }
 
 
+Turn = tuple[float, float, int]
+
+
 @dataclass(slots=True, eq=False)
 class Account:
     """A tenant in one class. Its counter is of tokens charged, divided by its weight."""
@@ -69,6 +72,12 @@ class Account:
     """Numbers the times at which somebody began to have something pending."""
     next_room_s: float = 0.0
     """Until when those who were refused have been told to wait."""
+
+    @property
+    def turn(self) -> Turn:
+        """Of two that were charged alike, as who came back is with the least of those who stayed,
+        first who has less running."""
+        return self.counter, self.num_running / self.weight, self.since
 
     @property
     def num_waiting(self) -> int:
@@ -190,26 +199,26 @@ class FairQueue:
         """Pending sequences, each once; those that wait only as long as it is not full. The most
         due is found when it is asked for, so that what was charged for those before it counts. They
         may start, leave or be put back meanwhile."""
-        heaps: dict[Line, list[tuple[float, int, Account]]] = {}
+        heaps: dict[Line, list[tuple[Turn, Account]]] = {}
         for line in self.lines.values():
             accounts = line.active.values()
             if is_full():
                 accounts = [account for account in accounts if account.num_started]
-            if heap := [(account.counter, account.since, account) for account in accounts]:
+            if heap := [(account.turn, account) for account in accounts]:
                 heapify(heap)
                 heaps[line] = heap
         reached: dict[Account, Iterator[Sequence]] = {}
         while heaps:
             line = min(heaps, key=_counter)
             heap = heaps[line]
-            counter, _, account = heap[0]
+            turn, account = heap[0]
             if account not in reached:
                 reached[account] = _in_order(account, is_full)
             sequence = next(reached[account], None)
             if sequence is not None:
                 yield sequence
-                if account.counter != counter:
-                    heapreplace(heap, (account.counter, account.since, account))
+                if account.counter != turn[0]:
+                    heapreplace(heap, (account.turn, account))
             else:
                 heappop(heap)
                 if not heap:

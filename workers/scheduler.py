@@ -318,10 +318,15 @@ class Scheduler:
         return self._is_closed or self.is_held or self._num_rows >= self.max_num_seqs
 
     def _has_row(self, sequence: Sequence) -> bool:
-        """The last rows are for tenants of whom nothing runs, when it is their turn: or else
-        whoever fills all of them with long answers makes everybody wait for one to end."""
+        """The last rows are for tenants that have less than their share of all, and less than half,
+        when it is their turn: or else whoever fills them with long answers makes everybody wait for
+        one to end."""
         num_left = self.max_num_seqs - self._num_rows
-        return num_left > self.max_num_seqs // RESERVED_ROWS or not sequence.account.num_running
+        if num_left > self.max_num_seqs // RESERVED_ROWS:
+            return True
+        account = sequence.account
+        weight = max(self._queue.weight, 2 * account.weight)
+        return account.num_running * weight < self.max_num_seqs * account.weight
 
     def _continue(self, sequence: Sequence, budget: StepBudget, schedule: Schedule) -> None:
         if sequence.num_computed >= len(sequence.tokens):

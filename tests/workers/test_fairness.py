@@ -71,6 +71,40 @@ def test_backlogged_tenants_are_served_alike(seed: int, num_tenants: int, weight
     assert max(high - low for low, high in extremes.values()) <= bound
 
 
+def service_gap(num_steps: int) -> tuple[float, float]:
+    """The largest gap seen between tenants that always have something waiting, one of them with
+    giant prompts, and its bound. There are pages for all and rows are short."""
+    rng = random.Random(1)
+    num_pages = 200
+    market = Market(
+        num_pages=num_pages,
+        max_num_seqs=16,
+        max_batched_tokens=128,
+        bounds=QueueBounds(max_wait_s=1e9),
+    )
+    tenants = ("heavy", "one", "two", "three")
+    extremes = {pair: [0.0, 0.0] for pair in combinations(tenants, 2)}
+    queued: dict[str, list[int]] = {tenant: [] for tenant in tenants}
+    for _ in range(num_steps):
+        for tenant in tenants:
+            queued[tenant] = [n for n in queued[tenant] if n not in market.counts.begun_s]
+            for _ in range(17 - len(queued[tenant])):
+                length = 1000 if tenant == "heavy" else rng.randrange(1, 60)
+                request = ask(rng, tenant, length, rng.randrange(1, 60))
+                market.offer(request)
+                queued[tenant].append(request.id)
+        market.step()
+        for (one, other), extreme in extremes.items():
+            gap = float(market.counts.served[one] - market.counts.served[other])
+            extreme[:] = min(extreme[0], gap), max(extreme[1], gap)
+    return max(high - low for low, high in extremes.values()), 2 * DECODE_COST * num_pages * 16
+
+
+def test_giant_prompts_gain_and_lose_nothing_where_rows_are_short() -> None:
+    gap, bound = service_gap(1500)
+    assert gap <= bound
+
+
 def test_who_comes_back_has_no_credit_and_no_debt() -> None:
     rng = random.Random(1)
     market = Market(max_num_seqs=4, max_batched_tokens=64)
@@ -166,6 +200,55 @@ def test_who_fills_all_rows_with_long_answers_leaves_one_for_others() -> None:
         while light.id not in market.ended:
             market.step()
     assert market.ended == {light.id for light in lights}
+
+
+def test_beside_one_that_asks_for_more_than_there_is_others_begin_as_if_alone() -> None:
+    """Whoever has less than his share of the rows finds one, though his answers before still run
+    and the other is as much in turn."""
+
+    def slowest_s(is_beside: bool) -> float:
+        rng = random.Random(15)
+        market = Market(
+            num_pages=4000,
+            max_num_seqs=32,
+            max_batched_tokens=128,
+            bounds=QueueBounds(max_wait_s=1e9),
+        )
+        lights: list[Generate] = []
+        for _ in range(scaled(1200, 20_000)):
+            if is_beside and market.scheduler.num_waiting < 20:
+                for _ in range(20):
+                    market.offer(ask(rng, "heavy", rng.randrange(4, 12), rng.randrange(10, 100)))
+            if rng.random() < 0.1:
+                lights.append(ask(rng, "light", 8, rng.randrange(20, 60)))
+                market.offer(lights[-1])
+            if market.engine.has_work:
+                market.step()
+            else:
+                market.clock.now += 0.01
+        waits = sorted(
+            market.first_s[light.id] - market.arrived_s[light.id]
+            for light in lights
+            if light.id in market.first_s
+        )
+        assert len(waits) >= len(lights) - 2
+        return waits[int(0.99 * len(waits))]
+
+    # A step is four times as long with 32 rows.
+    assert slowest_s(is_beside=True) <= 4 * slowest_s(is_beside=False)
+
+
+def test_of_two_in_turn_alike_who_has_less_running_is_first() -> None:
+    rng = random.Random(16)
+    market = Market(num_pages=800, max_num_seqs=16, max_batched_tokens=64)
+    for _ in range(12):
+        market.offer(ask(rng, "heavy", 60, 200))
+    for _ in range(6):
+        market.step()
+    light = ask(rng, "light", 30, 4)
+    market.offer(light)
+    market.step()
+    assert light.id in market.first_s
 
 
 def test_what_expired_is_never_begun() -> None:
