@@ -1,8 +1,9 @@
 """`python -m benchmarks.fairness`: what scheduling costs, and what it is worth.
 
-Three parts: the scheduler's own time, on a simulated device; the whole product with a tiny model
-at 0.5 to 5 times its capacity; three ordinary tenants beside one that asks for ten times as much,
-with 50 adapters and giant prompts. `--small` only shows that everything works.
+Four parts: the scheduler's own time, and how soon answers begin beside a heavy tenant, both on a
+simulated device; the whole product with a tiny model at 0.5 to 5 times its capacity; three ordinary
+tenants beside one that asks for ten times as much, with 50 adapters and giant prompts. `--small`
+only shows that everything works.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import random
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -20,7 +22,17 @@ from rich.table import Table
 
 from benchmarks.machine import describe
 from tests.doubles import write_adapter
-from tests.e2e.shares import Beside, capacity, heavy_tenant, load, ordinary
+from tests.e2e.open_loop import p99
+from tests.e2e.shares import (
+    GIANT,
+    NUM_OUTPUT,
+    NUM_PROMPT,
+    Beside,
+    capacity,
+    heavy_tenant,
+    load,
+    ordinary,
+)
 from tests.e2e.tiny import NAME, Tiny
 from tests.stack import running
 from tests.workers.counting import Market
@@ -62,6 +74,70 @@ def scheduling_cost(*, is_blocked: bool) -> float:
         for item in schedule.items:
             item.sequence.append(0, market.clock.now)
     return 1e3 * median(seconds)
+
+
+ORDINARY = ("one", "two", "three")
+ROW_S, PER_S = 1e-4, 2.5
+"""Of the simulated device: its steps take 10 ms and this for each row. Requests of an ordinary
+tenant a second, about a sixteenth of what it can do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heavy:
+    """Asks ten times as often as an ordinary tenant."""
+
+    share_of_giants: float
+    num_adapters: int
+
+
+def first_tokens(heavy: Heavy | None, seconds: float) -> list[float]:
+    """Milliseconds of the ordinary tenants' requests until their first tokens, on the simulated
+    device with 32 rows, chunks of 512 and room for 8 adapters."""
+    rng = random.Random(1)
+    market = Market(
+        num_pages=40_000,
+        max_num_seqs=32,
+        max_batched_tokens=512,
+        row_s=ROW_S,
+        pool=StubPool(num_slots=8, delay_steps=1),
+    )
+    due: list[tuple[float, str]] = []
+    for who in (*ORDINARY, *(("heavy",) if heavy else ())):
+        at_s, per_s = 0.0, PER_S * (10 if who == "heavy" else 1)
+        while (at_s := at_s + rng.expovariate(per_s)) < seconds:
+            due.append((at_s, who))
+    due.sort(reverse=True)
+    sent: dict[int, float] = {}
+    while due:
+        if not market.engine.has_work:
+            market.clock.now = max(market.clock.now, due[-1][0])
+        while due and due[-1][0] <= market.clock.now:
+            at_s, who = due.pop()
+            length, adapter = NUM_PROMPT, None
+            if heavy and who == "heavy":
+                length = GIANT if rng.random() < heavy.share_of_giants else NUM_PROMPT
+                adapter = f"a{rng.randrange(heavy.num_adapters)}" if heavy.num_adapters else None
+            request = ask(rng, who, length, NUM_OUTPUT, adapter=adapter)
+            market.offer(request)
+            if who != "heavy":
+                sent[request.id] = at_s
+        market.step()
+    return [1e3 * (market.first_s[n] - at_s) for n, at_s in sent.items() if n in market.first_s]
+
+
+def simulate_first_tokens(seconds: float) -> None:
+    table = Table(title="ordinary tenants, simulated device", title_justify="left")
+    for name in ("beside", "p50 TTFT ms", "p99 TTFT ms"):
+        table.add_column(name, justify="right")
+    for name, heavy in (
+        ("nobody", None),
+        ("ten times as much", Heavy(0.0, 0)),
+        ("... of 50 adapters", Heavy(0.0, 50)),
+        ("... and giant prompts", Heavy(0.25, 50)),
+    ):
+        found = first_tokens(heavy, seconds)
+        table.add_row(name, f"{median(found):.0f}", f"{p99(found):.0f}")
+    console.print(table)
 
 
 async def overload(url: str, key: str, seconds: float) -> None:
@@ -137,6 +213,7 @@ def main() -> None:
     )
     gap, bound = service_gap(2_000 if is_small else 50_000)
     console.print(f"gap of service between backlogged tenants: {gap:.0f} tokens, bound {bound:.0f}")
+    simulate_first_tokens(10.0 if is_small else 200.0)
     with tempfile.TemporaryDirectory() as folder:
         run_overload(Tiny(Path(folder) / "overload"), seconds)
         run_shares(Tiny(Path(folder) / "shares"), seconds, 6 if is_small else 50)

@@ -4,6 +4,7 @@ formula says. For proofs over many steps."""
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 from tests.workers.simulation import Simulation
 from tests.workers.simulator import FakeClock, Late, Rows
@@ -17,7 +18,8 @@ STEP_S, ROW_S = 0.010, 0.001
 class CountingRunner:
     """Each token generated is 0."""
 
-    def __init__(self, clock: FakeClock, rows: Rows) -> None:
+    def __init__(self, clock: FakeClock, rows: Rows, row_s: float = ROW_S) -> None:
+        self.row_s = row_s
         self.clock = clock
         self.served: Counter[str] = Counter()
         """Cost of the rows computed, by tenant; of those computed again after a preemption none."""
@@ -38,7 +40,7 @@ class CountingRunner:
             self.served[request.tenant] += cost
             self.by_class[request.service_class] += cost
             self.begun_s.setdefault(request.id, self.clock.now)
-        self.clock.now += STEP_S + ROW_S * schedule.num_tokens
+        self.clock.now += STEP_S + self.row_s * schedule.num_tokens
         num_sampled = len(schedule.sampled)
         result = StepResult(tokens=[0] * num_sampled, logprobs=[None] * num_sampled)
         return Late(lambda: result)
@@ -47,8 +49,9 @@ class CountingRunner:
 class Market(Simulation):
     """Requests come through the bounds of the queue."""
 
-    def __init__(self, **options: object) -> None:
-        super().__init__(runner=CountingRunner, **options)  # pyright: ignore
+    def __init__(self, *, row_s: float = ROW_S, **options: object) -> None:
+        """row_s: what a row adds to a step."""
+        super().__init__(runner=partial(CountingRunner, row_s=row_s), **options)  # pyright: ignore
         self.failed: dict[int, Failed] = {}
         self.arrived_s: dict[int, float] = {}
         self.first_s: dict[int, float] = {}
