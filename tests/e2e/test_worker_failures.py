@@ -255,7 +255,11 @@ async def test_a_request_whose_workers_die_one_after_the_other_is_refused(
 ) -> None:
     """What it does to them cannot be had of real ones, so the test kills whoever has it. The third
     never gets it."""
-    prompts = [[rng.randrange(256) for _ in range(480)] for _ in range(48)]
+    prompts = [[rng.randrange(256) for _ in range(480)] for _ in range(96)]
+    client = cluster.client("gateway-0")
+    for _ in range(20):
+        # Of so many sequences a tenth may be tried again: each of the prompts twice.
+        await client.completions.create(model=NAME, prompt=[[1]] * 100, max_tokens=1)
     idle = {each: await last_step(each) for each in cluster.workers.values()}
 
     async def first_to_work() -> WorkerProcess:
@@ -265,7 +269,7 @@ async def test_a_request_whose_workers_die_one_after_the_other_is_refused(
                     return worker
 
     answer = asyncio.create_task(
-        cluster.client("gateway-0").completions.create(model=NAME, prompt=prompts, max_tokens=1)
+        client.completions.create(model=NAME, prompt=prompts, max_tokens=1)
     )
     for _ in range(2):
         worker = await first_to_work()
