@@ -58,8 +58,8 @@ class FullQueues:
         self._refused: dict[tuple[WorkerClient, Place], Refused] = {}
         self._forget_at = MANY
 
-    @property
-    def num_remembered(self) -> int:
+    def __len__(self) -> int:
+        """Refusals remembered; mostly none, and then nothing need be checked."""
         return len(self._refused)
 
     def note(
@@ -88,8 +88,6 @@ class FullQueues:
     ) -> Sequence[WorkerClient]:
         """Those of these workers that have just refused such a request. Raises WorkerFailed as they
         would if all have."""
-        if not self._refused:
-            return ()
         now = self._clock()
         found: dict[WorkerClient, Refused] = {}
         for worker in workers:

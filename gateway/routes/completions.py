@@ -77,11 +77,13 @@ async def answer(
     tenant_id = caller.tenant.id
     try:
         service = gateway.catalog.current.service(tenant_id)
-        full = gateway.failover.full.check(
-            gateway.fleet.serving(target.base.digest),
-            Place(target.base.digest, tenant_id, service.service_class),
-            request.num_bytes,
-        )
+        full: Sequence[WorkerClient] = ()
+        if len(gateway.failover.full):
+            full = gateway.failover.full.check(
+                gateway.fleet.serving(target.base.digest),
+                Place(target.base.digest, tenant_id, service.service_class),
+                request.num_bytes,
+            )
         if tenant_id not in gateway.turned_away:
             gateway.fleet.prefetch(target)
         call = await prepare(request, asked, target, service, encode)
