@@ -85,12 +85,14 @@ class FrameWorker:
         finally:
             server.close()
 
-    def output(self, request: Generate, num_sent: int) -> SequenceOutput:
-        """The next token of a sequence that has so many."""
-        is_last = num_sent + 1 >= request.params.max_tokens
+    def output(self, request: Generate, num_sent: int, num_tokens: int) -> SequenceOutput | None:
+        """What is sent of a sequence that has come to so many tokens, if anything is."""
+        is_last = num_tokens >= request.params.max_tokens
+        if num_sent and not is_last and num_tokens - num_sent < request.stream_interval:
+            return None
         return SequenceOutput(
             request.id,
-            [self._words[num_sent % len(self._words)]],
+            [self._words[at % len(self._words)] for at in range(num_sent, num_tokens)],
             finish_reason=FinishReason.LENGTH if is_last else None,
         )
 
@@ -102,7 +104,8 @@ class _Gateway(asyncio.Protocol):
         self._worker = worker
         self._loop = asyncio.get_running_loop()
         self._frames = Frames()
-        self._running: dict[int, tuple[Generate, int]] = {}
+        self._running: dict[int, tuple[Generate, int, int]] = {}
+        """Requests with how many tokens were sent, and generated."""
         self._adapters: dict[str, AdapterStatus] = {}
         self._generation = 0
         self._num_received = 0
@@ -142,10 +145,11 @@ class _Gateway(asyncio.Protocol):
         if request.adapter is not None and request.adapter.digest not in self._adapters:
             digest = request.adapter.digest
             self._adapters[digest] = AdapterStatus(digest, "device", 1 << 20, 0, False)
-        first = self._worker.output(request, 0)
+        first = self._worker.output(request, 0, 1)
+        assert first is not None
         self._send(StepOutput([first]))
         if first.finish_reason is None:
-            self._running[request.id] = request, 1
+            self._running[request.id] = request, 1, 1
             self._worker.num_open += 1
             if self._step is None:
                 self._step = self._loop.call_later(self._worker.step_s, self._advance)
@@ -154,17 +158,19 @@ class _Gateway(asyncio.Protocol):
         # The next step is due a step after this one was, not after its outputs are made.
         self._step = self._loop.call_later(self._worker.step_s, self._advance)
         outputs: list[SequenceOutput] = []
-        for request, num_sent in list(self._running.values()):
-            output = self._worker.output(request, num_sent)
-            outputs.append(output)
-            if output.finish_reason is None:
-                self._running[request.id] = request, num_sent + 1
+        for request, num_sent, num_tokens in list(self._running.values()):
+            output = self._worker.output(request, num_sent, num_tokens + 1)
+            if output is not None:
+                outputs.append(output)
+                num_sent = num_tokens + 1
+            if output is None or output.finish_reason is None:
+                self._running[request.id] = request, num_sent, num_tokens + 1
             else:
                 del self._running[request.id]
                 self._worker.num_open -= 1
         if outputs:
             self._send(StepOutput(outputs))
-        else:
+        elif not self._running:
             self._step.cancel()
             self._step = None
 

@@ -73,8 +73,9 @@ LIMITS = QuotaDetails(
 LIMITS_OF_KEY = QuotaDetails("", tokens_per_day=10**12)
 MESSAGES = [
     {"role": "system", "content": "You answer questions of customers, briefly."},
-    {"role": "user", "content": "Hello! My order 4711 has not come yet. Where is it, and when?"},
+    {"role": "user", "content": "Hello! My order %d has not come yet. Where is it, and when?"},
 ]
+"""No two users say the same."""
 ANSWER = "Thank you for asking. Your order has left our house and comes within three days."
 NUM_CONNECTIONS = 64
 NUM_ROUNDS = 3
@@ -222,7 +223,7 @@ class Bench:
         head = (
             "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
             f"Authorization: Bearer {self.key}\r\nContent-Type: application/json\r\n"
-            f"User-Agent: benchmark\r\nAccept: */*\r\nContent-Length: {len(body)}\r\n\r\n"
+            f"User-Agent: benchmark\r\nAccept: */*\r\nContent-Length: {len(body % 10**7)}\r\n\r\n"
         )
         return Request((head + body).encode(), num_tokens)
 

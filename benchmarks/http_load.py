@@ -4,6 +4,7 @@ answers recognised by their ends and counted, not parsed."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
 from collections import deque
@@ -37,6 +38,7 @@ class Exchange(msgspec.Struct):
 
 
 OnEnd = Callable[[Exchange], None]
+numbers = itertools.count(10_000_000)
 
 
 class Sender(Protocol):
@@ -47,6 +49,7 @@ class Sender(Protocol):
 
 class Request(msgspec.Struct, frozen=True):
     data: bytes
+    """With one place for a number of eight digits, `%d`: another each time it is sent."""
     num_tokens: int
     """Of the answer, which is broken if it has others."""
 
@@ -68,7 +71,7 @@ class Connection(asyncio.Protocol):
     def send(self, on_end: OnEnd) -> None:
         self._on_end = on_end
         self.exchange = Exchange(time.perf_counter())
-        self._transport.write(self.request.data)
+        self._transport.write(self.request.data % next(numbers))
 
     def end(self, error: str | None = None) -> None:
         on_end, self._on_end = self._on_end, None

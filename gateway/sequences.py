@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import random
 import time
 
 import msgspec
@@ -25,6 +25,10 @@ from workers.prefix_index import Prefix
 from workers.protocol import Generate, SamplingParams
 
 Asked = ChatCompletionRequest | CompletionRequest
+
+WHOLE_INTERVAL = 32
+"""Tokens that are told at a time to who waits for the whole answer: what a lost worker has not told
+is generated again."""
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -49,17 +53,24 @@ class Call(msgspec.Struct, frozen=True):
     traceparent: str | None = None
     service: Service = ORDINARY
 
+    @property
+    def stops(self) -> list[str]:
+        """Stop strings, the caller's and the adapter's."""
+        return [*self.asked.stops, *self.target.serving.stop]
+
 
 async def chat_prompts(
-    tokenizer: ModelTokenizer, target: Target, asked: ChatCompletionRequest
+    tokenizer: ModelTokenizer, target: Target, asked: ChatCompletionRequest, caller: Principal
 ) -> list[Prompt]:
     """Raises TemplateNotApproved."""
-    template = target.chat_template()
-    return [Prompt(await tokenizer.encode_chat(asked.messages, template=template))]
+    tokens = await tokenizer.encode_chat(
+        asked.messages, domain=caller.cache_domain, template=target.chat_template()
+    )
+    return [Prompt(tokens)]
 
 
 async def completion_prompts(
-    tokenizer: ModelTokenizer, _target: Target, asked: CompletionRequest
+    tokenizer: ModelTokenizer, _target: Target, asked: CompletionRequest, _caller: Principal
 ) -> list[Prompt]:
     given = asked.prompts
     encoded = iter(await tokenizer.encode_many([text for text in given if isinstance(text, str)]))
@@ -124,8 +135,10 @@ def plan(
         )
         request = _generate(call, prompt, adapter_layout, params)
         for number in range(call.asked.n or 1):
-            numbered = msgspec.structs.replace(params, choice=number)
-            requests.append(msgspec.structs.replace(request, params=numbered))
+            if number:
+                numbered = msgspec.structs.replace(params, choice=number)
+                request = msgspec.structs.replace(request, params=numbered)
+            requests.append(request)
             choices.append(_choice(call, prompt, len(choices)))
     return Generation(
         worker,
@@ -150,7 +163,7 @@ def sampling_params(
     repetition = (asked.repetition_penalty, own.repetition_penalty, defaults.repetition_penalty)
     return SamplingParams(
         max_tokens=max_tokens,
-        seed=secrets.randbits(63) if asked.seed is None else asked.seed,
+        seed=random.getrandbits(63) if asked.seed is None else asked.seed,
         temperature=_first(asked.temperature, own.temperature, defaults.temperature, 1.0),
         top_k=max(int(top_k), 0),
         top_p=_first(asked.top_p, own.top_p, defaults.top_p, 1.0),
@@ -178,6 +191,8 @@ def _generate(call: Call, prompt: Prompt, layout: str, params: SamplingParams) -
     """The client numbers it."""
     version = call.target.version
     activation = find_activation(prompt.tokens, version.invocation_tokens if version else ())
+    # Where a stop string may end it, each token is looked at before the next is generated.
+    is_heard = call.asked.stream or call.stops
     return Generate(
         id=0,
         request_id=call.request_id,
@@ -193,6 +208,7 @@ def _generate(call: Call, prompt: Prompt, layout: str, params: SamplingParams) -
         service_class=call.service.service_class,
         priority=call.asked.priority or 0,
         timeout_s=call.deadline - time.perf_counter(),
+        stream_interval=1 if is_heard else WHOLE_INTERVAL,
         traceparent=call.traceparent,
     )
 
@@ -202,7 +218,7 @@ def _choice(call: Call, prompt: Prompt, index: int) -> Choice:
         index,
         prompt.tokens,
         call.tokenizer,
-        stops=[*call.asked.stops, *call.target.serving.stop],
+        stops=call.stops,
         min_tokens=call.asked.min_tokens or 0,
         echo=prompt.echo,
     )

@@ -14,10 +14,8 @@ from tokenizers import Tokenizer
 from gateway.chat_template import ChatTemplate, CompiledTemplates
 from gateway.detokenizer import Spelling
 from gateway.errors import InvalidRequest
+from gateway.prompt_encoder import THREAD_THRESHOLD, PromptEncoder, encode_each
 from gateway.schemas import Message
-
-THREAD_THRESHOLD = 16 << 10
-"""More characters or ids are handled in a thread, so that they do not hold up the others."""
 
 # A short prompt takes less time than handing it to the library's threads.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -40,7 +38,7 @@ class _TokenizerFile(msgspec.Struct):
 
 
 class ModelTokenizer:
-    """Immutable. Its constructor reads files and compiles the template: call it in a thread."""
+    """Its constructor reads files and compiles the template: call it in a thread."""
 
     def __init__(self, folder: Path) -> None:
         """Raises UnsupportedDecoder or OSError."""
@@ -50,6 +48,7 @@ class ModelTokenizer:
         self._tokenizer = Tokenizer.from_buffer(source)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._prompts = PromptEncoder(self._tokenizer, source)
         special_tokens = _special_tokens(config)
         self.spelling = Spelling(self._tokenizer, parts.decoder)
         self.defaults = msgspec.convert(
@@ -66,21 +65,25 @@ class ModelTokenizer:
         self, texts: list[str], *, add_special_tokens: bool = True
     ) -> list[list[int]]:
         if sum(map(len, texts)) <= THREAD_THRESHOLD:
-            return self._encode(texts, add_special_tokens)
-        return await asyncio.to_thread(self._encode, texts, add_special_tokens)
+            return encode_each(self._tokenizer, texts, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(
+            encode_each, self._tokenizer, texts, add_special_tokens=add_special_tokens
+        )
 
     async def encode_chat(
         self,
         messages: list[Message],
         *,
+        domain: str,
         template: str | None = None,
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        """As `render`; the template writes the special tokens itself, so none are added."""
+        """As `render`; the template writes the special tokens itself, so none are added. `domain`:
+        inside one, what was encoded before need not be again."""
         text = await self.render(
             messages, template=template, add_generation_prompt=add_generation_prompt
         )
-        return await self.encode(text, add_special_tokens=False)
+        return await self._prompts.encode(text, domain)
 
     async def render(
         self,
@@ -101,11 +104,6 @@ class ModelTokenizer:
         if len(tokens) <= THREAD_THRESHOLD:
             return decode(tokens, skip_special_tokens=skip_special_tokens)
         return await asyncio.to_thread(decode, tokens, skip_special_tokens)
-
-    def _encode(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
-        # Fast: without the place of each token in its text, which nobody asks for.
-        encode = self._tokenizer.encode_batch_fast
-        return [each.ids for each in encode(texts, add_special_tokens=add_special_tokens)]
 
 
 class Tokenizers:

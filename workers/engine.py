@@ -398,6 +398,8 @@ class Engine:
             return ErrorCode.INVALID, f"sequence id {sequence.request.id} is in use"
         if sequence.request.weight < 1:
             return ErrorCode.INVALID, "the weight must be at least 1"
+        if sequence.request.stream_interval < 1:
+            return ErrorCode.INVALID, "the stream interval must be at least 1"
         if not sequence.tokens:
             return ErrorCode.INVALID, "the prompt is empty"
         if not 0 <= min(sequence.tokens) <= max(sequence.tokens) < self._vocab_size:
@@ -439,36 +441,26 @@ class Engine:
                 # NOTE: a preempted sequence is scored again from its start.
                 sequence.prompt_logprobs[item.start :] = scored
         drawn = zip(schedule.sampled, result.tokens, result.logprobs, strict=True)
-        events = [
-            self._emit(item.sequence, token, logprobs)
-            for item, token, logprobs in drawn
-            if not item.sequence.is_finished
-        ]
-        self.num_generated_tokens += len(events)
+        events: list[Event] = []
+        for item, token, logprobs in drawn:
+            if not item.sequence.is_finished:
+                events += self._append(item.sequence, token, logprobs)
         return events + [
             self._finish_prompt(item.sequence)
             for item in schedule.items
             if _ends_unsampled(item) and not item.sequence.is_finished
         ]
 
-    def _emit(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> Event:
-        is_first = not sequence.is_begun
-        finish_reason = sequence.append(token, self._clock())
-        is_stop = finish_reason is FinishReason.STOP
-        output = SequenceOutput(
-            id=sequence.request.id,
-            tokens=[token],
-            logprobs=None if logprobs is None else [logprobs],
-            prompt_logprobs=sequence.prompt_logprobs
-            if is_first and sequence.params.prompt_logprobs is not None
-            else None,
-            finish_reason=finish_reason,
-            stop_token=token if is_stop else None,
-            num_cached_tokens=sequence.num_cached if is_first or finish_reason else 0,
-        )
-        if finish_reason is not None:
+    def _append(
+        self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None
+    ) -> list[Event]:
+        self.num_generated_tokens += 1
+        output = sequence.append(token, logprobs, self._clock())
+        if output is None:
+            return []
+        if output.finish_reason is not None:
             self._forget(sequence)
-        return sequence.connection, output
+        return [(sequence.connection, output)]
 
     def _finish_prompt(self, sequence: Sequence) -> Event:
         self._forget(sequence)

@@ -19,12 +19,23 @@ PLAIN = {*logging.makeLogRecord({}).__dict__, "message", "asctime"}
 
 def set_up_logging(format: LogFormat) -> None:
     """From INFO on. As JSON also warnings of Python, and what ends the process."""
-    logging.basicConfig(level=logging.INFO, format=TEXT)
+    # What no format of ours shows; a gateway logs a line for each request.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    logging._srcfile = None  # pyright: ignore[reportAttributeAccessIssue]
+    logging.basicConfig(level=logging.INFO)
+    for handler in logging.root.handlers:
+        handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter(TEXT))
     if format == "json":
-        for handler in logging.root.handlers:
-            handler.setFormatter(JsonFormatter())
         logging.captureWarnings(True)
         sys.excepthook = _log_uncaught
+
+
+class TextFormatter(logging.Formatter):
+    """What the record was given beside its message follows it, as name=value."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        given = [f" {name}={value}" for name, value in _given(record)]
+        return super().formatMessage(record) + _encodable("".join(given))
 
 
 class JsonFormatter(logging.Formatter):
@@ -41,10 +52,14 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             fields["exception"] = _encodable(self.formatException(record.exc_info))
-        for name, value in record.__dict__.items():
-            if name not in PLAIN:
-                fields.setdefault(name, value)
+        for name, value in _given(record):
+            fields.setdefault(name, value)
         return msgspec.json.encode(fields, enc_hook=str).decode()
+
+
+def _given(record: logging.LogRecord) -> list[tuple[str, Any]]:
+    """As `extra`."""
+    return [(name, value) for name, value in record.__dict__.items() if name not in PLAIN]
 
 
 def _encodable(text: str) -> str:

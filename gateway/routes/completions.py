@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from gateway.admission import Reservation, Usage
-from gateway.auth import INFERENCE, requires
+from gateway.auth import INFERENCE, Principal, requires
 from gateway.catalog import Target
 from gateway.flights import Flight
 from gateway.formats import ChatFormat, CompletionFormat, Format, ResponseIdentity
@@ -40,7 +40,7 @@ CHAT = msgspec.json.Decoder(ChatCompletionRequest)
 COMPLETION = msgspec.json.Decoder(CompletionRequest)
 
 A = TypeVar("A", ChatCompletionRequest, CompletionRequest)
-Encode = Callable[[ModelTokenizer, Target, A], Awaitable[list[Prompt]]]
+Encode = Callable[[ModelTokenizer, Target, A, Principal], Awaitable[list[Prompt]]]
 
 
 @HotRoute("/v1/chat/completions", http_method="POST", guards=[requires(INFERENCE)], status_code=200)
@@ -112,7 +112,7 @@ async def prepare(
         asked=asked,
         target=target,
         tokenizer=tokenizer,
-        prompts=await encode(tokenizer, target, asked),
+        prompts=await encode(tokenizer, target, asked, request.user),
         deadline=deadline,
         num_bytes=request.num_bytes,
         traceparent=request.traceparent,

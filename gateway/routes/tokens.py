@@ -30,7 +30,10 @@ async def tokenize(request: GatewayRequest) -> TokenizeResponse:
     if asked.messages is not None:
         with_prompt = asked.add_generation_prompt is not False
         tokens = await tokenizer.encode_chat(
-            asked.messages, template=target.chat_template(), add_generation_prompt=with_prompt
+            asked.messages,
+            domain=request.user.cache_domain,
+            template=target.chat_template(),
+            add_generation_prompt=with_prompt,
         )
     else:
         with_specials = asked.add_special_tokens is not False

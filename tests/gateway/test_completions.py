@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import openai
 import pytest
 
+from gateway.sequences import WHOLE_INTERVAL
 from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import ids, repeat_prompt, say
 
@@ -117,3 +120,17 @@ def test_token_ids(client: openai.OpenAI, worker: ScriptedWorker, stream: bool) 
     tokens = [t for choice in choices for t in (choice.model_extra or {})["token_ids"]]
     assert "".join(choice.text for choice in choices) == "Grüße ST"
     assert tokens == ids("Grüße STOP")
+
+
+def test_who_waits_for_the_whole_is_not_told_of_each_token(
+    client: openai.OpenAI, worker: ScriptedWorker
+) -> None:
+    """Unless a stop string may end it at any."""
+
+    def asked(**options: Any) -> int:
+        worker.script = say("an answer")
+        list(client.completions.create(model="tiny", prompt="Once", **options))
+        return worker.requests[-1].stream_interval
+
+    assert asked() == asked(n=2) == WHOLE_INTERVAL > 1
+    assert asked(stream=True) == asked(stop="END") == 1

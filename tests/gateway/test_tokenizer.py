@@ -74,7 +74,7 @@ async def test_ids_are_those_of_transformers(
         assert await tokenizer.encode(text, add_special_tokens=False) == oracle.encode(
             text, add_special_tokens=False
         )
-    assert await tokenizer.encode_chat(MESSAGES) == oracle.apply_chat_template(
+    assert await tokenizer.encode_chat(MESSAGES, domain="") == oracle.apply_chat_template(
         CHAT, add_generation_prompt=True, tokenize=True, return_dict=False
     )
 

@@ -6,13 +6,12 @@ import json
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 PROGRAM = """
 import logging, warnings
 from workers.logs import set_up_logging
 
-set_up_logging("json")
+set_up_logging(FORMAT)
 log = logging.getLogger("gateway.routes")
 log.debug("not told")
 log.info("answered %d\\nof two", 1, extra={"request_id": "req_1", "finish_reasons": [None, "stop"]})
@@ -26,14 +25,15 @@ raise RuntimeError("the end")
 """
 
 
-def written() -> list[dict[str, Any]]:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+def written(log_format: str) -> list[str]:
+    program = PROGRAM.replace("FORMAT", repr(log_format))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
-    return [json.loads(line) for line in done.stderr.splitlines()]
+    return done.stderr.splitlines()
 
 
 def test_one_object_a_line() -> None:
-    answered, unreadable, failed, warned, ended = written()
+    answered, unreadable, failed, warned, ended = map(json.loads, written("json"))
     age = datetime.now(UTC) - datetime.fromisoformat(answered.pop("time"))
     assert timedelta() <= age < timedelta(minutes=10)
     assert answered == {
@@ -51,3 +51,11 @@ def test_one_object_a_line() -> None:
     assert (warned["logger"], "old" in warned["message"]) == ("py.warnings", True)
     assert (ended["level"], ended["message"]) == ("CRITICAL", "ended")
     assert ended["exception"].endswith("RuntimeError: the end")
+
+
+def test_lines_for_people_say_what_a_record_was_given() -> None:
+    first, second, unreadable, failed, *_ = written("text")
+    assert first.endswith(" INFO gateway.routes answered 1")
+    assert second == "of two request_id=req_1 finish_reasons=[None, 'stop']"
+    assert unreadable.endswith("message_id=<class 'object'> time_s=0.5 level=9")
+    assert failed.endswith(" ERROR gateway.routes failed")

@@ -116,7 +116,7 @@ PARAMS = {
 def test_a_real_model_goes_on_alike(
     tiny: Setup, params: SamplingParams, adapter: str | None, runs_ahead: bool
 ) -> None:
-    """On a worker that has seen nothing of it, among strangers."""
+    """On a worker that has seen nothing of it, among strangers, and tells some tokens at a time."""
     ref = None if adapter is None else tiny.refs[adapter]
     request = Generate(0, "", tiny.digest, [3, 1, 4, 1, 5], params, cache_domain="t", adapter=ref)
     config = tiny.config(runs_ahead=runs_ahead)
@@ -129,7 +129,8 @@ def test_a_real_model_goes_on_alike(
         with Driver(config) as driver:
             for number in range(3):
                 driver.submit(tiny.generate(number + 1, [number], 8, None))
-            driver.submit(resumed(request, whole[:num_resumed]))
+            rest = resumed(request, whole[:num_resumed])
+            driver.submit(msgspec.structs.replace(rest, stream_interval=7))
             driver.wait()
         assert driver.answers[0] == whole[num_resumed:]
         for one, other in zip(_scores(driver), scores[num_resumed:], strict=True):

@@ -1,0 +1,148 @@
+"""Prompts to token ids without tokenising again what was tokenised before.
+
+A chat template puts special tokens around each message, and a tokenizer parts a text at those
+before it does anything else. So a conversation is encoded by its pieces, and those that came
+before, the system prompt and all turns but the last, are remembered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+
+THREAD_THRESHOLD = 16 << 10
+"""More characters are tokenised in a thread, so that they do not hold up the others."""
+MAX_CHARS = 16 << 20
+"""Of the pieces that are remembered, with what each takes beside its text."""
+PIECE_CHARS = 256
+"""What a piece takes beside its text."""
+LONGEST_SHARE = 16
+"""No piece is remembered that takes more than this part of all."""
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+    special: bool = False
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = False
+
+
+class _TokenizerFile(msgspec.Struct):
+    added_tokens: list[_AddedToken] = []
+    pre_tokenizer: dict[str, Any] | None = None
+
+
+class PromptEncoder:
+    """Without the special tokens that a post-processor adds: templates write their own."""
+
+    def __init__(self, tokenizer: Tokenizer, source: bytes, max_chars: int = MAX_CHARS) -> None:
+        """`source`: its tokenizer.json."""
+        self._tokenizer = tokenizer
+        file = msgspec.json.decode(source, type=_TokenizerFile)
+        self._ids = _parting_tokens(file)
+        self._parts = re.compile(f"({'|'.join(map(re.escape, self._ids))})")
+        self._max_chars = max_chars
+        self._num_chars = 0
+        self._known: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
+
+    @property
+    def num_chars(self) -> int:
+        """That are remembered."""
+        return self._num_chars
+
+    async def encode(self, text: str, domain: str) -> list[int]:
+        """As the tokenizer itself. What was encoded for another domain is encoded anew: the time
+        that takes tells nobody what others ask."""
+        if not self._ids:
+            return (await self._encode([text]))[0]
+        pieces = self._parts.split(text)
+        found: dict[str, Iterable[int]] = {}
+        missing: list[str] = []
+        for piece in dict.fromkeys(pieces[::2]):
+            known = self._known.get((domain, piece))
+            if known is not None:
+                self._known.move_to_end((domain, piece))
+                found[piece] = known
+            elif piece:
+                missing.append(piece)
+        if missing:
+            for piece, ids in zip(missing, await self._encode(missing), strict=True):
+                found[piece] = ids
+                self._remember((domain, piece), ids)
+        tokens: list[int] = []
+        for number, piece in enumerate(pieces):
+            if number % 2:
+                tokens.append(self._ids[piece])
+            elif piece:
+                tokens += found[piece]
+        return tokens
+
+    async def _encode(self, texts: list[str]) -> list[list[int]]:
+        if sum(map(len, texts)) <= THREAD_THRESHOLD:
+            return encode_each(self._tokenizer, texts, add_special_tokens=False)
+        return await asyncio.to_thread(
+            encode_each, self._tokenizer, texts, add_special_tokens=False
+        )
+
+    def _remember(self, key: tuple[str, str], ids: list[int]) -> None:
+        num_chars = len(key[1]) + PIECE_CHARS
+        if key in self._known or num_chars * LONGEST_SHARE > self._max_chars:
+            return
+        self._known[key] = array("I", ids)
+        self._num_chars += num_chars
+        while self._num_chars > self._max_chars:
+            (_, piece), _ = self._known.popitem(last=False)
+            self._num_chars -= len(piece) + PIECE_CHARS
+
+
+def encode_each(
+    tokenizer: Tokenizer, texts: list[str], *, add_special_tokens: bool
+) -> list[list[int]]:
+    # Fast: without the place of each token in its text, which nobody asks for.
+    encoded = tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+    return [each.ids for each in encoded]
+
+
+def _parting_tokens(file: _TokenizerFile) -> dict[str, int]:
+    """The special tokens at which a text falls into pieces that become the same ids wherever they
+    stand, with their own; none where a piece depends on what is beside it."""
+    if any(token.single_word for token in file.added_tokens) or _marks_first(file.pre_tokenizer):
+        return {}
+    found_first = [token for token in file.added_tokens if not token.normalized]
+    return {
+        token.content: token.id
+        for token in found_first
+        if token.special
+        and not (token.lstrip or token.rstrip)
+        and token.content == token.content.strip() != ""
+        and not any(
+            _may_hide(other.content, token.content) for other in found_first if other is not token
+        )
+    }
+
+
+def _may_hide(other: str, token: str) -> bool:
+    """Whether in some text `other` is found where `token` stands: it holds it, or begins before it
+    and ends in it. Of two the tokenizer takes what begins first, then the longer."""
+    return token in other or any(other.endswith(token[:end]) for end in range(1, len(token)))
+
+
+def _marks_first(pre_tokenizer: dict[str, Any] | None) -> bool:
+    """Whether the first word of a text is another than the same one after a special token."""
+    steps = [pre_tokenizer] if pre_tokenizer else []
+    while steps:
+        step = steps.pop()
+        steps += step.get("pretokenizers", [])
+        if step.get("prepend_scheme") == "first":
+            return True
+    return False
