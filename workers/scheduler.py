@@ -31,8 +31,8 @@ MAX_ASKED = 32
 """Adapters not on the device that may be asked for in one step: those of the next in turn."""
 
 
-RESERVED_ROWS = 16
-"""One row of so many."""
+LEAST_KEPT, MOST_KEPT = 1 / 16, 1 / 8
+"""Of the rows, for who has less than his share of them."""
 EXPIRED = "its time was over before its prompt could begin"
 
 
@@ -318,13 +318,14 @@ class Scheduler:
         return self._is_closed or self.is_held or self._num_rows >= self.max_num_seqs
 
     def _has_row(self, sequence: Sequence) -> bool:
-        """The last rows are for tenants that have less than their share of all, and less than half,
-        when it is their turn: or else whoever fills them with long answers makes everybody wait for
-        one to end."""
-        num_left = self.max_num_seqs - self._num_rows
-        if num_left > self.max_num_seqs // RESERVED_ROWS:
-            return True
+        """The last rows, about one for each other tenant with work, are for those that have less
+        than their share of all, and less than half, when it is their turn: or else whoever fills
+        them with long answers makes everybody wait for one to end."""
         account = sequence.account
+        num_others = self._queue.weight // account.weight - 1
+        least, most = (int(part * self.max_num_seqs) for part in (LEAST_KEPT, MOST_KEPT))
+        if self.max_num_seqs - self._num_rows > min(max(num_others, least), most):
+            return True
         weight = max(self._queue.weight, 2 * account.weight)
         return account.num_running * weight < self.max_num_seqs * account.weight
 
