@@ -45,11 +45,15 @@ class _TokenizerFile(msgspec.Struct):
 class PromptEncoder:
     """Without the special tokens that a post-processor adds: templates write their own."""
 
-    def __init__(self, tokenizer: Tokenizer, source: bytes, max_chars: int = MAX_CHARS) -> None:
-        """`source`: its tokenizer.json."""
+    def __init__(
+        self, tokenizer: Tokenizer, source: bytes, template: str, max_chars: int = MAX_CHARS
+    ) -> None:
+        """`source`: its tokenizer.json. Texts are parted at the special tokens that the model's
+        chat template writes, for a vocabulary may have thousands, and every text is searched for
+        them."""
         self._tokenizer = tokenizer
         file = msgspec.json.decode(source, type=_TokenizerFile)
-        self._ids = _parting_tokens(file)
+        self._ids = _parting_tokens(file, template)
         self._parts = re.compile(f"({'|'.join(map(re.escape, self._ids))})")
         self._max_chars = max_chars
         self._num_chars = 0
@@ -113,9 +117,9 @@ def encode_each(
     return [each.ids for each in encoded]
 
 
-def _parting_tokens(file: _TokenizerFile) -> dict[str, int]:
-    """The special tokens at which a text falls into pieces that become the same ids wherever they
-    stand, with their own; none where a piece depends on what is beside it."""
+def _parting_tokens(file: _TokenizerFile, template: str) -> dict[str, int]:
+    """The special tokens of the template at which a text falls into pieces that become the same ids
+    wherever they stand, with their own; none where a piece depends on what is beside it."""
     if any(token.single_word for token in file.added_tokens) or _marks_first(file.pre_tokenizer):
         return {}
     found_first = [token for token in file.added_tokens if not token.normalized]
@@ -123,6 +127,7 @@ def _parting_tokens(file: _TokenizerFile) -> dict[str, int]:
         token.content: token.id
         for token in found_first
         if token.special
+        and token.content in template
         and not (token.lstrip or token.rstrip)
         and token.content == token.content.strip() != ""
         and not any(

@@ -48,13 +48,13 @@ class ModelTokenizer:
         self._tokenizer = Tokenizer.from_buffer(source)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._prompts = PromptEncoder(self._tokenizer, source)
         special_tokens = _special_tokens(config)
         self.spelling = Spelling(self._tokenizer, parts.decoder)
         self.defaults = msgspec.convert(
             _read_json(folder / "generation_config.json"), SamplingDefaults
         )
         template = _template_source(folder, config)
+        self._prompts = PromptEncoder(self._tokenizer, source, template or "")
         self._template = None if template is None else ChatTemplate(template, special_tokens)
         self._templates = CompiledTemplates(special_tokens)
 

@@ -80,7 +80,10 @@ def made(name: str) -> Tokenizer:
 
 
 def encoder(tokenizer: Tokenizer, **options: int) -> PromptEncoder:
-    return PromptEncoder(tokenizer, tokenizer.to_str().encode(), **options)
+    """Its template writes all the special tokens that there are."""
+    added = tokenizer.get_added_tokens_decoder().values()
+    template = "".join(f"{{{{ '{token.content}' }}}}" for token in added if token.special)
+    return PromptEncoder(tokenizer, tokenizer.to_str().encode(), template, **options)
 
 
 def whole(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -150,3 +153,16 @@ def test_another_domain_is_told_nothing() -> None:
     for domain in ("a", "b", "a"):
         asyncio.run(prompts.encode("abc<|s|>", domain))
     assert prompts.num_chars == 2 * (PIECE_CHARS + 3)
+
+
+def test_a_text_is_parted_at_what_the_template_writes() -> None:
+    """And at no other special token, of which there may be thousands."""
+    tokenizer = with_added([*TURNS, *(special(f"<unused{number}>") for number in range(3000))])
+    source = tokenizer.to_str().encode()
+    prompts = PromptEncoder(tokenizer, source, "{{ '<|s|>' + m.content + '<|e|>' }}")
+    text = "<|s|>a<unused7>b<|e|>c"
+    assert asyncio.run(prompts.encode(text, "tenant")) == whole(tokenizer, text)
+    assert prompts.num_chars == 2 * PIECE_CHARS + len("a<unused7>b") + len("c")
+    assert asyncio.run(PromptEncoder(tokenizer, source, "").encode(text, "tenant")) == whole(
+        tokenizer, text
+    )
