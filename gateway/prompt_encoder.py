@@ -18,9 +18,10 @@ import msgspec
 from tokenizers import Tokenizer
 
 THREAD_THRESHOLD = 16 << 10
-"""More characters are tokenised in a thread, so that they do not hold up the others."""
-MAX_CHARS = 16 << 20
-"""Of the pieces that are remembered, with what each takes beside its text."""
+"""More characters or ids are handled in a thread, so that they do not hold up the others."""
+MAX_CHARS = 8 << 20
+"""Of the pieces that are remembered, with what each takes beside its text. A character takes two to
+eight bytes: its own, and its part of the ids."""
 PIECE_CHARS = 256
 """What a piece takes beside its text."""
 LONGEST_SHARE = 16
@@ -68,7 +69,7 @@ class PromptEncoder:
         """As the tokenizer itself. What was encoded for another domain is encoded anew: the time
         that takes tells nobody what others ask."""
         if not self._ids:
-            return (await self._encode([text]))[0]
+            return (await encode_each(self._tokenizer, [text], add_special_tokens=False))[0]
         pieces = self._parts.split(text)
         found: dict[str, Iterable[int]] = {}
         missing: list[str] = []
@@ -80,7 +81,8 @@ class PromptEncoder:
             elif piece:
                 missing.append(piece)
         if missing:
-            for piece, ids in zip(missing, await self._encode(missing), strict=True):
+            encoded = await encode_each(self._tokenizer, missing, add_special_tokens=False)
+            for piece, ids in zip(missing, encoded, strict=True):
                 found[piece] = ids
                 self._remember((domain, piece), ids)
         tokens: list[int] = []
@@ -90,13 +92,6 @@ class PromptEncoder:
             elif piece:
                 tokens += found[piece]
         return tokens
-
-    async def _encode(self, texts: list[str]) -> list[list[int]]:
-        if sum(map(len, texts)) <= THREAD_THRESHOLD:
-            return encode_each(self._tokenizer, texts, add_special_tokens=False)
-        return await asyncio.to_thread(
-            encode_each, self._tokenizer, texts, add_special_tokens=False
-        )
 
     def _remember(self, key: tuple[str, str], ids: list[int]) -> None:
         num_chars = len(key[1]) + PIECE_CHARS
@@ -109,12 +104,17 @@ class PromptEncoder:
             self._num_chars -= len(piece) + PIECE_CHARS
 
 
-def encode_each(
+async def encode_each(
     tokenizer: Tokenizer, texts: list[str], *, add_special_tokens: bool
 ) -> list[list[int]]:
-    # Fast: without the place of each token in its text, which nobody asks for.
-    encoded = tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
-    return [each.ids for each in encoded]
+    def encode() -> list[list[int]]:
+        # Fast: without the place of each token in its text, which nobody asks for.
+        encoded = tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        return [each.ids for each in encoded]
+
+    if sum(map(len, texts)) <= THREAD_THRESHOLD:
+        return encode()
+    return await asyncio.to_thread(encode)
 
 
 def _parting_tokens(file: _TokenizerFile, template: str) -> dict[str, int]:

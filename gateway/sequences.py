@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import secrets
 import time
 
 import msgspec
@@ -163,7 +163,7 @@ def sampling_params(
     repetition = (asked.repetition_penalty, own.repetition_penalty, defaults.repetition_penalty)
     return SamplingParams(
         max_tokens=max_tokens,
-        seed=random.getrandbits(63) if asked.seed is None else asked.seed,
+        seed=secrets.randbits(63) if asked.seed is None else asked.seed,
         temperature=_first(asked.temperature, own.temperature, defaults.temperature, 1.0),
         top_k=max(int(top_k), 0),
         top_p=_first(asked.top_p, own.top_p, defaults.top_p, 1.0),

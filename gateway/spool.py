@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 4 << 20
 PACE_S = 0.002
-"""Between the end of one sync and the next: at a fast disk, syncs for a record each would cost more
-than all else that is done for the record."""
+"""Between the end of one sync and the next: each is handed to a thread and back, and at a fast disk
+there would be one for every few records."""
 RETRY_S = 1.0
 CLOSE_TIMEOUT_S = 5.0
 

@@ -64,11 +64,7 @@ class ModelTokenizer:
     async def encode_many(
         self, texts: list[str], *, add_special_tokens: bool = True
     ) -> list[list[int]]:
-        if sum(map(len, texts)) <= THREAD_THRESHOLD:
-            return encode_each(self._tokenizer, texts, add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(
-            encode_each, self._tokenizer, texts, add_special_tokens=add_special_tokens
-        )
+        return await encode_each(self._tokenizer, texts, add_special_tokens=add_special_tokens)
 
     async def encode_chat(
         self,

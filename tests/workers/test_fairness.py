@@ -202,6 +202,27 @@ def test_who_fills_all_rows_with_long_answers_leaves_one_for_others() -> None:
     assert market.ended == {light.id for light in lights}
 
 
+def test_each_of_several_others_finds_a_row_at_the_same_moment() -> None:
+    """Up to one row in eight is kept for them."""
+    rng = random.Random(12)
+    market = Market(num_pages=4000, max_num_seqs=32, max_batched_tokens=512)
+    others = ["one", "two", "three"]
+    for tenant in others:
+        market.offer(ask(rng, tenant, 20, 400))
+    for _ in range(60):
+        market.offer(ask(rng, "heavy", 20, 400))
+    for _ in range(20):
+        market.step()
+    num_running = len(market.scheduler.running)
+    more = [ask(rng, tenant, 20, 400) for tenant in others]
+    for request in more:
+        market.offer(request)
+    market.step()
+    market.step()
+    assert num_running == 32 - len(others)
+    assert all(request.id in market.first_s for request in more)
+
+
 def test_beside_one_that_asks_for_more_than_there_is_others_begin_as_if_alone() -> None:
     """Whoever has less than his share of the rows finds one, though his answers before still run
     and the other is as much in turn."""
