@@ -72,7 +72,7 @@ def scheduling_cost(*, is_blocked: bool) -> float:
         market.runner.launch(schedule).result()
         market.scheduler.update(schedule)
         for item in schedule.items:
-            item.sequence.append(0, market.clock.now)
+            item.sequence.append(0, None, market.clock.now)
     return 1e3 * median(seconds)
 
 

@@ -12,7 +12,8 @@ longest sequence that runs on it; those that starve longer come first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,11 +29,29 @@ class AdapterTurns:
         """Those short of room."""
         self._victims: dict[str, tuple[str, int]] = {}
         """Starving adapter -> whom it waits for, and the steps that one may still need."""
+        self._waiting: defaultdict[str, dict[Sequence, None]] = defaultdict(dict)
+        """Sequences, in the order of arrival."""
 
     @property
     def is_open(self) -> bool:
         """Nobody starves: any adapter may load."""
         return not self._victims
+
+    def is_awaited(self, digest: str) -> bool:
+        return digest in self._waiting
+
+    def note_waiting(self, sequence: Sequence) -> None:
+        if sequence.adapter is not None:
+            self._waiting[sequence.adapter.digest][sequence] = None
+
+    def note_not_waiting(self, sequence: Sequence) -> None:
+        if sequence.adapter is None:
+            return
+        digest = sequence.adapter.digest
+        del self._waiting[digest][sequence]
+        if not self._waiting[digest]:
+            del self._waiting[digest]
+            self.note_served(digest)
 
     def may_load(self, digest: str) -> bool:
         return not self._victims or digest in self._victims
@@ -58,12 +77,10 @@ class AdapterTurns:
         self,
         now: float,
         running: Iterable[Sequence],
-        waiting: Mapping[str, Iterable[Sequence]],
         may_displace: Callable[[AdapterRef, str], bool],
     ) -> None:
         """For those that have begun to starve, or whose victim has ended without making enough
-        room. waiting: who waits for each adapter. may_displace: whether an adapter may have the
-        room of another."""
+        room. may_displace: whether an adapter may have the room of another."""
         starving = sorted(
             (due_s, digest) for digest, due_s in self._starves_at_s.items() if due_s <= now
         )
@@ -76,10 +93,10 @@ class AdapterTurns:
             else:
                 del self._victims[digest]
         for _, digest in starving:
-            if digest in self._victims or digest not in waiting:
+            if digest in self._victims or digest not in self._waiting:
                 continue
             taken = {victim for victim, _ in self._victims.values()}
-            first = next(iter(waiting[digest]))
+            first = next(iter(self._waiting[digest]))
             assert first.adapter is not None
             free = {
                 other: use

@@ -9,6 +9,7 @@ stayed: idleness is no credit.
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ PREFILL_COST = 1.0
 DECODE_COST = 2.0
 CACHED_COST = 0.1
 """Of a token: computed in the prompt, generated, taken from the prefix cache."""
+RECENT_TOKENS = 4096.0
+"""After so many charged to others, what a tenant was charged counts for 1/e of late."""
 MAX_ACCOUNTS = 1024
 """Of a class; beyond, those without work that a return would lift anyway are forgotten."""
 
@@ -72,6 +75,9 @@ class Account:
     """Numbers the times at which somebody began to have something pending."""
     next_room_s: float = 0.0
     """Until when those who were refused have been told to wait."""
+    recent_part: float = 0.0
+    """Of what was charged of late, as it was when `recent_at` had been charged to all."""
+    recent_at: float = 0.0
 
     @property
     def turn(self) -> Turn:
@@ -127,6 +133,7 @@ class FairQueue:
         self._floor = 0.0
         """The counter of the line that was the last to have something pending."""
         self._num_activations = 0
+        self._num_charged = 0.0
 
     def account(self, service_class: ServiceClass, tenant: str, weight: int) -> Account:
         """Theirs, or a new one that is not kept before it has work."""
@@ -194,6 +201,20 @@ class FairQueue:
         account = sequence.account
         account.counter += cost / account.weight
         account.line.counter += cost / account.line.terms.share
+        part = self._recent_part(account)
+        account.recent_part = part - (1.0 - part) * math.expm1(-cost / RECENT_TOKENS)
+        self._num_charged += cost
+        account.recent_at = self._num_charged
+
+    def is_guest(self, account: Account) -> bool:
+        """Of late it had, beside what is its own, more than half of what the others with work are
+        entitled to: it lives on what they leave."""
+        share = account.weight / self.weight
+        return self._recent_part(account) > (1.0 + share) / 2.0
+
+    def _recent_part(self, account: Account) -> float:
+        num_since = self._num_charged - account.recent_at
+        return account.recent_part * math.exp(-num_since / RECENT_TOKENS)
 
     def in_turn(self, is_full: Callable[[], bool]) -> Iterator[Sequence]:
         """Pending sequences, each once; those that wait only as long as it is not full. The most

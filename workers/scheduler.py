@@ -7,7 +7,6 @@ KV pages, adapter leases and the step's budget. No tensors.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,6 +18,7 @@ from workers.adapter_turns import AdapterTurns
 from workers.fairness import CACHED_COST, DECODE_COST, PREFILL_COST, FairQueue, last_in_turn
 from workers.overload import Overload, QueueBounds, Refusal
 from workers.protocol import ErrorCode
+from workers.row_shares import RowShares
 from workers.sequence import Sequence, SequenceStatus
 from workers.step import Schedule, ScheduledSequence
 from workers.step_budget import StepBudget
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 MAX_ASKED = 32
 """Adapters not on the device that may be asked for in one step: those of the next in turn."""
 
-
-LEAST_KEPT, MOST_KEPT = 1 / 16, 1 / 8
-"""Of the rows, for who has less than his share of them."""
 EXPIRED = "its time was over before its prompt could begin"
 
 
@@ -73,10 +70,9 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self._max_batched_tokens = max_batched_tokens
         self._queue = FairQueue()
+        self._shares = RowShares(self._queue, max_num_seqs)
         self._overload = Overload(self._queue, bounds)
         self._turns = AdapterTurns()
-        self._awaited: defaultdict[str, dict[Sequence, None]] = defaultdict(dict)
-        """Waiting sequences by their adapter's digest, in the order of arrival."""
         self._expiring: list[tuple[float, int, Sequence]] = []
         """A heap by time; whoever has left the queue since is dropped when the time comes."""
         self._num_added = 0
@@ -86,6 +82,8 @@ class Scheduler:
         """Adapters that were asked for in vain in this step."""
         self._is_closed = False
         """Nobody begins any more in this step."""
+        self._has_guests = False
+        """Some of them run."""
         self.step_time = StepTime()
         self.running: list[Sequence] = []
         self.leaving: list[Sequence] = []
@@ -179,7 +177,7 @@ class Scheduler:
         if sequence.request.timeout_s is not None:
             heappush(self._expiring, (sequence.expires_s, self._num_added, sequence))
         self._queue.add(sequence)
-        self._note_waiting(sequence)
+        self._turns.note_waiting(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Frees all it holds, whatever it was doing; if a step in flight uses it, then at its
@@ -193,7 +191,7 @@ class Scheduler:
             self._queue.remove(sequence, is_waiting=False)
         elif sequence.status is SequenceStatus.WAITING:
             self._queue.remove(sequence, is_waiting=True)
-            self._note_not_waiting(sequence)
+            self._turns.note_not_waiting(sequence)
             self._cancel_load(sequence)
         sequence.status = SequenceStatus.FINISHED
 
@@ -218,15 +216,18 @@ class Scheduler:
         and those that can begin."""
         schedule = Schedule(begin_s=max([now, *map(self._end_s, self._in_flight)]))
         self.is_short = self.is_stuck = False
+        self._is_closed = self.is_held
         for sequence in self.expire(now):
             schedule.failed.append((sequence, ErrorCode.EXPIRED, EXPIRED))
         due_s, num_attended = self._decode(schedule)
         if self._queue.has_pending:
-            num_rows = len(schedule.items)
+            num_decoding = len(schedule.items)
             budget = StepBudget(
                 self.step_time,
-                num_rows=self._max_batched_tokens - num_rows,
-                seconds=due_s - schedule.begin_s - self.step_time.predict(num_rows, num_attended),
+                num_rows=self._max_batched_tokens - num_decoding,
+                num_decoding=num_decoding,
+                num_attended=num_attended,
+                seconds=due_s - schedule.begin_s,
             )
             self._prefill(budget, now, schedule)
         schedule.items.sort(key=lambda item: (item.slot < 0, item.slot))
@@ -294,64 +295,81 @@ class Scheduler:
 
     def _prefill(self, budget: StepBudget, now: float, schedule: Schedule) -> None:
         """Gives prompts their rows, in turn. Passed over: those whose adapter is not there, and
-        those whose next page another sequence computes right now. With the first that lacks pages
-        nobody new begins."""
+        those whose next page another sequence computes right now. After the first that lacks pages
+        or a row nobody new begins; after a guest that the step has no more time for, nobody at all:
+        they would be given more than is their due."""
         self._asked.clear()
-        self._is_closed = self.is_held or schedule.num_preempted > 0
         begun = [sequence for sequence in self.running if sequence.is_pending]
+        self._has_guests = any(map(self._queue.is_guest, {s.account for s in self.running}))
         if self._is_full() and not begun:
             return
         in_use = [*self.running, *self.leaving]
-        self._turns.choose_victims(now, in_use, self._awaited, self._pool.may_displace)
+        self._turns.choose_victims(now, in_use, self._pool.may_displace)
         computing = {sequence.next_page_key for sequence in begun}
         for sequence in self._queue.in_turn(self._is_full):
-            if budget.num_rows <= 0:
+            if budget.is_spent(is_guest=self._queue.is_guest(sequence.account)):
                 return
             if not sequence.is_waiting:
                 self._continue(sequence, budget, schedule)
-            elif not self._has_row(sequence):
+            elif not self._may_begin(sequence):
                 self._is_closed = True
             elif self._acquire_adapter(sequence, now, schedule):
                 self._admit(sequence, computing, budget, schedule)
 
     def _is_full(self) -> bool:
-        return self._is_closed or self.is_held or self._num_rows >= self.max_num_seqs
+        return self._is_closed or not (self._num_free_rows or self._has_guests)
 
-    def _has_row(self, sequence: Sequence) -> bool:
-        """The last rows, about one for each other tenant with work, are for those that have less
-        than their share of all, and less than half, when it is their turn: or else whoever fills
-        them with long answers makes everybody wait for one to end."""
-        account = sequence.account
-        num_others = self._queue.weight // account.weight - 1
-        least, most = (int(part * self.max_num_seqs) for part in (LEAST_KEPT, MOST_KEPT))
-        if self.max_num_seqs - self._num_rows > min(max(num_others, least), most):
-            return True
-        weight = max(self._queue.weight, 2 * account.weight)
-        return account.num_running * weight < self.max_num_seqs * account.weight
+    @property
+    def _num_free_rows(self) -> int:
+        return self.max_num_seqs - self._num_rows
 
     def _continue(self, sequence: Sequence, budget: StepBudget, schedule: Schedule) -> None:
         if sequence.num_computed >= len(sequence.tokens):
             return  # the rest of it is in flight
-        num_tokens = sequence.num_next(budget.room(sequence.num_computed))
+        num_tokens = self._num_next(sequence, budget)
         if self._grow(sequence, num_tokens, schedule):
             self._take(sequence, num_tokens, budget, schedule)
-        self._is_closed |= schedule.num_preempted > 0 or self.is_stuck
 
     def _grow(self, sequence: Sequence, num_tokens: int, schedule: Schedule) -> bool:
         """Pages for its next rows, preempting while memory is short. False: it was preempted
         itself, or nobody can be before the step in flight has ended."""
         while not sequence.block_table.grow(sequence.num_computed + num_tokens):
+            self._is_closed = True
             if self._in_flight:
                 self.is_stuck = True
                 return False
             table = sequence.block_table
             victim = last_in_turn(s for s in self.running if table.may_displace(s.block_table))
-            self._put_back(victim)
-            schedule.items = [item for item in schedule.items if item.sequence is not victim]
-            schedule.num_preempted += 1
+            self._preempt(victim, schedule)
             if victim is sequence:
                 return False
         return True
+
+    def _may_begin(self, sequence: Sequence) -> bool:
+        """As far as it depends on rows."""
+        return self._shares.may_begin(sequence.account, self.running, self._num_free_rows)
+
+    def _make_row(self, sequence: Sequence, schedule: Schedule) -> bool:
+        """There is one, or a guest gives one up, as none can before the step in flight has
+        ended."""
+        if self._num_free_rows:
+            return True
+        if self._in_flight:
+            self.is_stuck = True
+            return False
+        victim = self._shares.victim(sequence.account, self.running)
+        if victim is not None:
+            self._preempt(victim, schedule)
+        return victim is not None
+
+    def _preempt(self, victim: Sequence, schedule: Schedule) -> None:
+        self._put_back(victim)
+        schedule.items = [item for item in schedule.items if item.sequence is not victim]
+        schedule.num_preempted += 1
+
+    def _num_next(self, sequence: Sequence, budget: StepBudget) -> int:
+        is_guest = self._queue.is_guest(sequence.account)
+        return sequence.num_next(budget.room(sequence.num_computed, is_guest=is_guest))
 
     def _take(
         self, sequence: Sequence, num_tokens: int, budget: StepBudget, schedule: Schedule
@@ -372,7 +390,7 @@ class Scheduler:
         self._release(sequence)
         sequence.status = SequenceStatus.WAITING
         self._queue.put_back(sequence)
-        self._note_waiting(sequence)
+        self._turns.note_waiting(sequence)
         self.num_preemptions += 1
 
     def _admit(
@@ -394,6 +412,9 @@ class Scheduler:
             self.is_short = self._kv.has_neighbours
             if not self.is_short:
                 self._fail(sequence, schedule, ErrorCode.OVERLOADED, "KV memory is held elsewhere")
+        elif not self._make_row(sequence, schedule):
+            self._release(sequence)
+            self._is_closed = True
         else:
             self._start(sequence, budget, schedule)
             computing.add(sequence.next_page_key)
@@ -427,23 +448,10 @@ class Scheduler:
         seconds_per_token = self._kv.page_cost_s / PAGE_TOKENS
         self._queue.charge(sequence, PREFILL_COST * copy_s(num_bytes) / seconds_per_token)
 
-    def _note_waiting(self, sequence: Sequence) -> None:
-        if sequence.adapter is not None:
-            self._awaited[sequence.adapter.digest][sequence] = None
-
-    def _note_not_waiting(self, sequence: Sequence) -> None:
-        if sequence.adapter is None:
-            return
-        digest = sequence.adapter.digest
-        del self._awaited[digest][sequence]
-        if not self._awaited[digest]:
-            del self._awaited[digest]
-            self._turns.note_served(digest)
-
     def _cancel_load(self, sequence: Sequence) -> None:
         """Unless others wait for the same adapter."""
         adapter = sequence.adapter
-        if adapter is not None and adapter.digest not in self._awaited:
+        if adapter is not None and not self._turns.is_awaited(adapter.digest):
             self._pool.cancel(adapter)
 
     def _match_prefix(self, sequence: Sequence) -> None:
@@ -468,7 +476,7 @@ class Scheduler:
         )
 
     def _start(self, sequence: Sequence, budget: StepBudget, schedule: Schedule) -> None:
-        num_tokens = sequence.num_next(budget.room(sequence.num_computed))
+        num_tokens = self._num_next(sequence, budget)
         if not sequence.block_table.grow(sequence.num_computed + num_tokens):
             raise AssertionError("pages counted as obtainable were not")
         if not sequence.is_begun:
@@ -482,7 +490,7 @@ class Scheduler:
         sequence.status = SequenceStatus.RUNNING
         self.running.append(sequence)
         self._queue.start(sequence)
-        self._note_not_waiting(sequence)
+        self._turns.note_not_waiting(sequence)
         self._num_drained += 1
         self._num_drained_tokens += len(sequence.tokens)
         self._take(sequence, num_tokens, budget, schedule)
@@ -500,7 +508,7 @@ class Scheduler:
 
     def _fail(self, sequence: Sequence, schedule: Schedule, code: ErrorCode, message: str) -> None:
         self._queue.remove(sequence, is_waiting=True)
-        self._note_not_waiting(sequence)
+        self._turns.note_not_waiting(sequence)
         sequence.status = SequenceStatus.FINISHED
         schedule.failed.append((sequence, code, message))
 

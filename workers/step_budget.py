@@ -2,30 +2,53 @@
 
 from __future__ import annotations
 
+import math
+
 from workers.step_time import StepTime
 
 MIN_ROWS = 64
 """Of prompts in every step, whoever is late: or else they would never be computed under load."""
+GUEST_PART = 0.5
+"""Of the time that a step takes without prompts: those of guests add no more."""
 
 
 class StepBudget:
-    """seconds: that prompts may take, so that no token of the step is late; num_rows: at most."""
+    """num_rows: of prompts, at most; num_decoding, num_attended: rows of the step already, and the
+    positions that they attend to; seconds: that the step may take, so that no token is late."""
 
-    def __init__(self, step_time: StepTime, *, num_rows: int, seconds: float) -> None:
+    def __init__(
+        self,
+        step_time: StepTime,
+        *,
+        num_rows: int,
+        num_decoding: int,
+        num_attended: int,
+        seconds: float,
+    ) -> None:
         self.num_rows = num_rows
         self._step_time = step_time
-        self._seconds = seconds
+        decode_s = step_time.predict(num_decoding, num_attended)
+        self._seconds = seconds - decode_s
+        self._guest_s = GUEST_PART * decode_s if num_decoding else math.inf
         self._floor = MIN_ROWS
 
-    def room(self, context: int) -> int:
-        """Rows left for a prompt that has `context` tokens computed; at least one while `num_rows`
-        is."""
-        within = self._step_time.rows_within(self._seconds, context)
+    def is_spent(self, *, is_guest: bool) -> bool:
+        """No prompt gets rows any more."""
+        is_late = is_guest and self._floor <= 0 and self._guest_s <= 0.0
+        return self.num_rows <= 0 or is_late
+
+    def room(self, context: int, *, is_guest: bool) -> int:
+        """Rows left for a prompt that has `context` tokens computed, at least one: unless it is
+        spent."""
+        seconds = min(self._seconds, self._guest_s) if is_guest else self._seconds
+        within = self._step_time.rows_within(seconds, context)
         return int(min(self.num_rows, max(within, self._floor, 1)))
 
     def take(self, num_rows: int, context: int) -> None:
         """When time or rows are used up, `num_rows` is 0."""
-        self._seconds -= self._step_time.seconds_of(num_rows, context)
+        seconds = self._step_time.seconds_of(num_rows, context)
+        self._seconds -= seconds
+        self._guest_s -= seconds
         self._floor -= num_rows
         self.num_rows -= num_rows
         if self._floor <= 0 and self._seconds <= 0.0:

@@ -1,0 +1,55 @@
+"""Who may have a sequence row, and who gives one up.
+
+Rows are short where answers are long: whoever fills all of them makes everybody wait for one of his
+to end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from workers.fairness import Account, FairQueue, last_in_turn
+
+if TYPE_CHECKING:
+    from workers.sequence import Sequence
+
+LEAST_KEPT, MOST_KEPT = 1 / 16, 1 / 8
+"""Of the rows, for who has less than his share of them."""
+
+
+class RowShares:
+    """Of `num_rows`."""
+
+    def __init__(self, queue: FairQueue, num_rows: int) -> None:
+        self._queue = queue
+        self._num_rows = num_rows
+
+    def may_begin(self, account: Account, running: Iterable[Sequence], num_free: int) -> bool:
+        """The last rows, about one for each other tenant with work, are for those that have less
+        than their share of all, and less than half, when it is their turn. Where none is free, a
+        guest may have to give one up."""
+        if num_free == 0:
+            return self.victim(account, running) is not None
+        num_others = self._queue.weight // account.weight - 1
+        least, most = (int(part * self._num_rows) for part in (LEAST_KEPT, MOST_KEPT))
+        if num_free > min(max(num_others, least), most):
+            return True
+        weight = max(self._queue.weight, 2 * account.weight)
+        return account.num_running * weight < self._num_rows * account.weight
+
+    def victim(self, account: Account, running: Iterable[Sequence]) -> Sequence | None:
+        """Who gives up its row to one of `account`: the newest of the guest that has most, by
+        weight, if it has still no less than the other then. None of a guest's are for guests."""
+        if self._queue.is_guest(account):
+            return None
+        level = (account.num_running + 1) / account.weight
+        guests = [
+            other
+            for other in {sequence.account for sequence in running}
+            if (other.num_running - 1) / other.weight >= level and self._queue.is_guest(other)
+        ]
+        if not guests:
+            return None
+        most = max(guests, key=lambda guest: guest.num_running / guest.weight)
+        return last_in_turn(sequence for sequence in running if sequence.account is most)
