@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -32,11 +31,10 @@ from loraplex.probes import make_probes
 from loraplex.settings import Settings
 from loraplex.waiting import until_there
 from workers.client import WorkerClient
+from workers.collector import look_for_cycles_less
 from workers.logs import LogFormat, set_up_logging
 
 DRAIN_TIMEOUT_S = 30
-COLLECT_EVERY = 20_000
-"""Objects made and not freed, before cycles are looked for among them."""
 ADMIN_ACQUIRE_S = 2.0
 """Somebody waits for the answer, be it that the database is away."""
 ADMIN_PATHS = ("/admin/", "/v1/organization/")
@@ -133,18 +131,9 @@ async def _listen(settings: Settings, app: Any, listener: socket.socket) -> None
     config = server.make_config(
         app, drain_s=DRAIN_TIMEOUT_S, trusted_proxies=settings.trusted_proxies
     )
-    _look_for_cycles_less()
+    look_for_cycles_less()
     async with _beside(app):
         await Server(config).serve(sockets=[listener])
-
-
-def _look_for_cycles_less() -> None:
-    """What is there when serving begins stays, and requests leave hardly a cycle. By default the
-    collector looks through the requests under way every few of them, and now and then through
-    everything, which holds all of them up."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(COLLECT_EVERY, 20, 20)
 
 
 async def _connect(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from workers.collector import look_for_cycles_less
 from workers.config import WorkerConfig
 from workers.health import HealthServer
 from workers.logs import set_up_logging
@@ -49,6 +50,7 @@ async def _serve(worker: Worker, engine: ThreadPoolExecutor) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, _stop, stopping)
     await health.start()
+    look_for_cycles_less()
     running = asyncio.get_running_loop().run_in_executor(engine, loop.run)
     running.add_done_callback(lambda _: stopping.set())
     await server.start(loop)
