@@ -27,16 +27,16 @@ class RowShares:
 
     def may_begin(self, account: Account, running: Iterable[Sequence], num_free: int) -> bool:
         """The last rows, about one for each other tenant with work, are for those that have less
-        than their share of all, and less than half, when it is their turn. Where none is free, a
-        guest may have to give one up."""
-        if num_free == 0:
-            return self.victim(account, running) is not None
+        than their share of all, and less than half, when it is their turn; and for those that a
+        guest would have to give one up for, as it has to where none is free."""
         num_others = self._queue.weight // account.weight - 1
         least, most = (int(part * self._num_rows) for part in (LEAST_KEPT, MOST_KEPT))
         if num_free > min(max(num_others, least), most):
             return True
         weight = max(self._queue.weight, 2 * account.weight)
-        return account.num_running * weight < self._num_rows * account.weight
+        if num_free and account.num_running * weight < self._num_rows * account.weight:
+            return True
+        return self.victim(account, running) is not None
 
     def victim(self, account: Account, running: Iterable[Sequence]) -> Sequence | None:
         """Who gives up its row to one of `account`: the newest of the guest that has most, by

@@ -143,6 +143,25 @@ def test_a_guest_gives_a_row_to_each_who_finds_none() -> None:
     assert device.scheduler.num_preemptions >= 4
 
 
+def test_rows_kept_for_others_are_for_who_could_take_one_from_a_guest() -> None:
+    """Though he has more than his share of all."""
+    rng = random.Random(27)
+    device = market()
+    for number in range(11):
+        device.offer(ask(rng, f"light{max(number - 8, 0)}", 10, 4000))
+    for _ in range(60):
+        device.offer(ask(rng, "heavy", 400, 1000))
+    while len(device.scheduler.running) < 29 or guests(device) != {"heavy"}:
+        device.step()
+    assert len(device.scheduler.running) == 29
+    light = ask(rng, "light0", 20, 400)
+    device.offer(light)
+    for _ in range(3):
+        device.step()
+    assert light.id in device.first_s
+    assert device.scheduler.num_preemptions == 0
+
+
 def test_no_row_is_taken_from_a_guest_that_has_few() -> None:
     """It has giant prompts, the others long answers."""
     rng = random.Random(26)
