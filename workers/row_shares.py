@@ -46,7 +46,7 @@ class RowShares:
         level = (account.num_running + 1) / account.weight
         guests = [
             other
-            for other in {sequence.account for sequence in running}
+            for other in dict.fromkeys(sequence.account for sequence in running)
             if (other.num_running - 1) / other.weight >= level and self._queue.is_guest(other)
         ]
         if not guests:
