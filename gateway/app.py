@@ -21,11 +21,12 @@ from gateway.config import GatewayConfig
 from gateway.failover import Failover
 from gateway.fleet import Fleet
 from gateway.flights import Flights
+from gateway.handlers import DataPlane
 from gateway.leases import Leases, PostgresExchange
 from gateway.liaison import Liaison
 from gateway.openapi import Document
 from gateway.outcomes import Outcomes
-from gateway.request import GatewayRequest, add_request_headers
+from gateway.request import GatewayRequest
 from gateway.roster import Roster
 from gateway.routes import completions, health, models, tokens
 from gateway.source import SnapshotSource
@@ -157,13 +158,12 @@ def create_app(
     (not yet connected); those that register are found in the catalog. Without a database nothing
     is reported or proved, no canary judged, and usage stays where it was spooled."""
     gateway = Gateway(config, source, clients, database)
-    return Litestar(
+    return DataPlane(
         route_handlers=ROUTES,
         lifespan=[gateway.running],
         state=State({"gateway": gateway}),
         request_class=GatewayRequest,
         exception_handlers={Exception: errors.to_response},
-        before_send=[add_request_headers],
         openapi_config=OpenAPIConfig(
             title="loraplex",
             version="1",

@@ -84,6 +84,10 @@ class Generation:
             Run(request, choice, worker, worker.instance_id)
             for request, choice in zip(requests, choices, strict=True)
         ]
+        self._choices = choices
+        self._firsts = list({id(each.prompt): each for each in reversed(choices)}.values())
+        """Of each prompt the first choice."""
+        self._num_prompt_tokens = sum([len(each.prompt) for each in self._firsts])
         self._num_running = len(choices)
         self._is_sent = False
         self._expiry: asyncio.TimerHandle | None = None
@@ -119,12 +123,10 @@ class Generation:
         """So far; a prompt counts once, and what was cached of it as its first choice found it."""
         if self.is_refused:
             return Usage()
-        choices = [run.choice for run in self._runs]
-        firsts = {id(choice.prompt): choice for choice in reversed(choices)}.values()
         return Usage(
-            prompt_tokens=sum(len(choice.prompt) for choice in firsts),
-            completion_tokens=sum(choice.num_tokens for choice in choices),
-            cached_tokens=sum(choice.num_cached_tokens for choice in firsts),
+            prompt_tokens=self._num_prompt_tokens,
+            completion_tokens=sum([choice.num_tokens for choice in self._choices]),
+            cached_tokens=sum([choice.num_cached_tokens for choice in self._firsts]),
         )
 
     async def step(self) -> list[Delta]:

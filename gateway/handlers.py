@@ -1,14 +1,16 @@
-"""How the routes that matter are declared."""
+"""How the routes that matter are declared, and how they are found."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
+from litestar import Litestar
 from litestar.handlers import HTTPRouteHandler
-from litestar.types import ASGIApp, Middleware, Receive, Scope, Send
+from litestar.routes import HTTPRoute
+from litestar.types import ASGIApp, Message, Middleware, Receive, Scope, Send
 
 from gateway.errors import ErrorAnswer
-from gateway.request import GatewayRequest
+from gateway.request import GatewayRequest, add_request_headers
 
 
 class HotRoute(HTTPRouteHandler):
@@ -20,7 +22,7 @@ class HotRoute(HTTPRouteHandler):
     def resolve_middleware(self) -> list[Middleware]:
         return [self._in_place_of]
 
-    def _in_place_of(self, app: ASGIApp) -> ASGIApp:
+    def as_app(self) -> ASGIApp:
         handler: Any = cast(Any, self)
         guards = handler.resolve_guards()
 
@@ -35,3 +37,39 @@ class HotRoute(HTTPRouteHandler):
                 await ErrorAnswer(error)(scope, receive, send)
 
         return answer
+
+    def _in_place_of(self, app: ASGIApp) -> ASGIApp:
+        return self.as_app()
+
+
+class DataPlane(Litestar):
+    """Who names a hot route exactly is answered by it at once; any other way leads there too."""
+
+    def __init__(self, **options: Any) -> None:
+        base: Any = super()
+        base.__init__(before_send=[add_request_headers], **options)
+        self._hot = {
+            (method, route.path): handler.as_app()
+            for route in self.routes
+            if isinstance(route, HTTPRoute)
+            for handler in route.route_handlers
+            if isinstance(handler, HotRoute)
+            for method in handler.http_methods
+        }
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        answer = self._hot.get((scope.get("method"), scope.get("path")))
+        if answer is None:
+            return await super().__call__(scope, receive, send)
+        scope["litestar_app"] = self
+        has_begun = False
+
+        async def numbered(message: Message) -> None:
+            nonlocal has_begun
+            if not has_begun:
+                has_begun = True
+                await add_request_headers(message, scope)
+            await send(message)
+
+        await answer(scope, receive, numbered)
+        return None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Sequence
+from typing import Any, cast
 
 import uvicorn
 from litestar.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 BACKLOG = 2048
 STUCK_CLIENT_MS = 30_000
@@ -37,7 +40,7 @@ def make_config(
     """
     return uvicorn.Config(
         app,  # pyright: ignore[reportArgumentType]
-        http="httptools",
+        http=_Protocol,
         loop="uvloop",
         ws="none",
         lifespan="on",
@@ -49,6 +52,44 @@ def make_config(
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=round(drain_s),
     )
+
+
+class _HeadWithBody:
+    """A transport that holds an answer's head until the server writes what follows it, nearly
+    always in the next moment: each write is a system call and a packet."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+        self._head = b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.writelines((head, data))
+        elif data.startswith(b"HTTP/1.1 "):
+            self._head = data
+            self._loop.call_soon(self._send_head)
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        self._send_head()
+        self._transport.close()
+
+    def _send_head(self) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.write(head)
+
+
+class _Protocol(HttpToolsProtocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        held = _HeadWithBody(cast(asyncio.Transport, transport))
+        super().connection_made(cast(asyncio.Transport, held))
 
 
 class Server(uvicorn.Server):
