@@ -226,3 +226,18 @@ def test_the_struct_is_the_table() -> None:
         "response_format",
     }
     assert set(ChatCompletionRequest.__struct_fields__) == supported | without_effect
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/chat/completions/"])
+@pytest.mark.parametrize("model", ["support-bot", "unknown"])
+def test_every_spelling_of_a_path_is_numbered_and_guarded(
+    service: Service, worker: ScriptedWorker, path: str, model: str
+) -> None:
+    worker.script = say("ok")
+    body = {**CHAT, "model": model}
+    headers = {"authorization": f"Bearer {service.keys.acme}"}
+    answer = httpx.post(service.url + path, headers=headers, json=body, timeout=20)
+    assert answer.status_code == (404 if model == "unknown" else 200)
+    for name in ("x-request-id", "openai-processing-ms"):
+        assert len(answer.headers.get_list(name)) == 1
+    assert httpx.post(service.url + path, json=body, timeout=20).status_code == 401

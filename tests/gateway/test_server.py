@@ -1,11 +1,14 @@
-"""A gateway whose work beside serving has failed ends, and does not serve on from what it knew."""
+"""How the data plane is served: when it ends, how long it keeps a connection, what it writes."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+import socket
+import struct
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 import pytest
@@ -34,17 +37,76 @@ async def test_a_server_ends_with_what_its_app_does_beside_serving() -> None:
 async def test_an_idle_connection_is_not_ended_before_its_client_would() -> None:
     """Who ends it must be who begins requests, or one crosses the end of the connection. The
     official client keeps it for five seconds."""
-    async with serving(Litestar([])) as url:
-        host, _, port = url.removeprefix("http://").partition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+    async with serving(Litestar([])) as url, _connected(url) as (reader, writer):
         for pause_s in (6.0, 0.0):
             writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
             head = await reader.readuntil(b"\r\n\r\n")
             (length,) = re.findall(rb"content-length: (\d+)", head)
             await reader.readexactly(int(length))
             await asyncio.sleep(pause_s)
-        writer.close()
-        await writer.wait_closed()
+
+
+async def test_an_answers_head_and_body_are_one_packet() -> None:
+    async with serving(_answer) as url, _connected(url) as (reader, writer):
+        for number in range(1, 4):
+            writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK\r\n")
+            assert await reader.readexactly(4) == b"body"
+            assert _data_packets(writer) == number
+
+
+@pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+async def test_a_head_does_not_wait_for_a_body_that_is_not_there_yet(method: bytes) -> None:
+    is_awaited = asyncio.Event()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await _answer(scope, receive, send, is_awaited)
+
+    async with serving(slow) as url, _connected(url) as (reader, writer):
+        writer.write(method + b" / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+        async with asyncio.timeout(20):
+            await reader.readuntil(b"\r\n\r\n")
+        is_awaited.set()
+        assert await reader.read() == (b"body" if method == b"GET" else b"")
+
+
+async def test_the_last_answer_of_a_connection_is_whole() -> None:
+    async with serving(_answer) as url, _connected(url) as (reader, writer):
+        writer.write(b"HEAD / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+        answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n") and answer.endswith(b"\r\n\r\n")
+
+
+async def _answer(
+    scope: Any, receive: Any, send: Any, is_awaited: asyncio.Event | None = None
+) -> None:
+    if scope["type"] == "http":
+        headers = [(b"content-length", b"4")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if is_awaited is not None:
+            await is_awaited.wait()
+        await send({"type": "http.response.body", "body": b"body", "more_body": False})
+    else:
+        for part in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{part}.complete"})
+
+
+@asynccontextmanager
+async def _connected(
+    url: str,
+) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    host, _, port = url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    yield reader, writer
+    writer.close()
+    await writer.wait_closed()
+
+
+def _data_packets(writer: asyncio.StreamWriter) -> int:
+    """That have come, by `tcpi_data_segs_in` of Linux' tcp_info."""
+    info = writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 160)
+    return struct.unpack_from("=I", info, 152)[0]
 
 
 async def _fail() -> None:
