@@ -91,6 +91,11 @@ class _Protocol(HttpToolsProtocol):
         held = _HeadWithBody(cast(asyncio.Transport, transport))
         super().connection_made(cast(asyncio.Transport, held))
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        # Of one that is reset the server would keep everything for as long as one may be idle.
+        self._unset_keepalive_if_required()
+
 
 class Server(uvicorn.Server):
     """Ends when what the app does beside serving has failed: it would answer from what it knew
