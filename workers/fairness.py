@@ -207,10 +207,10 @@ class FairQueue:
         account.recent_at = self._num_charged
 
     def is_guest(self, account: Account) -> bool:
-        """Of late it had, beside what is its own, more than half of what the others with work are
-        entitled to: it lives on what they leave."""
+        """Of late it had, beside what is its own, more than a quarter of what the others with work
+        are entitled to: it lives on what they leave."""
         share = account.weight / self.weight
-        return self._recent_part(account) > (1.0 + share) / 2.0
+        return self._recent_part(account) > share + (1.0 - share) / 4.0
 
     def _recent_part(self, account: Account) -> float:
         num_since = self._num_charged - account.recent_at
