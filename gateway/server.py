@@ -81,8 +81,9 @@ class _HeadWithBody:
         self._transport.close()
 
     def _send_head(self) -> None:
-        if self._head:
-            head, self._head = self._head, b""
+        head, self._head = self._head, b""
+        # Meanwhile the client may have gone.
+        if head and not self._transport.is_closing():
             self._transport.write(head)
 
 
