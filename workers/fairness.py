@@ -105,6 +105,8 @@ class Line:
     """Those with something pending."""
     floor: float = 0.0
     """The counter of the account that was the last to have something pending."""
+    weight: int = 0
+    """Of its tenants with work."""
     max_accounts: int = MAX_ACCOUNTS
 
     @property
@@ -128,8 +130,6 @@ class FairQueue:
         self.lines = {service_class: Line(terms) for service_class, terms in TERMS.items()}
         self.num_waiting = 0
         self.num_waiting_tokens = 0
-        self.weight = 0
-        """Of all tenants with work here."""
         self._floor = 0.0
         """The counter of the line that was the last to have something pending."""
         self._num_activations = 0
@@ -145,6 +145,11 @@ class FairQueue:
         return any(line.active for line in self.lines.values())
 
     @property
+    def weight(self) -> int:
+        """Of all tenants with work here."""
+        return sum(line.weight for line in self.lines.values())
+
+    @property
     def waiting(self) -> list[Sequence]:
         """In no order."""
         accounts = [a for line in self.lines.values() for a in line.active.values()]
@@ -157,10 +162,10 @@ class FairQueue:
         sequence.account = account
         account.line.accounts[request.tenant] = account
         if account.num_sequences:
-            self.weight -= account.weight
+            account.line.weight -= account.weight
         account.weight = request.weight
         account.num_sequences += 1
-        self.weight += account.weight
+        account.line.weight += account.weight
         self._insert(sequence)
 
     def start(self, sequence: Sequence) -> None:
@@ -193,7 +198,7 @@ class FairQueue:
             self.leave(sequence)
         account.num_sequences -= 1
         if account.num_sequences == 0:
-            self.weight -= account.weight
+            account.line.weight -= account.weight
             _forget(account.line)
 
     def charge(self, sequence: Sequence, cost: float) -> None:
@@ -206,25 +211,27 @@ class FairQueue:
         self._num_charged += cost
         account.recent_at = self._num_charged
 
+    def share(self, account: Account) -> float:
+        """What an account with work is entitled to, among all with work."""
+        line = account.line
+        of_lines = sum(each.terms.share for each in self.lines.values() if each.weight)
+        return line.terms.share / of_lines * account.weight / line.weight
+
     def is_guest(self, account: Account) -> bool:
-        """Of late it had, beside what is its own, more than a quarter of what the others with work
-        are entitled to: it lives on what they leave."""
-        share = account.weight / self.weight
-        return self._recent_part(account) > share + (1.0 - share) / 4.0
+        """It lives on what others leave."""
+        return self._recent_part(account) > with_leeway(self.share(account))
 
     def _recent_part(self, account: Account) -> float:
         num_since = self._num_charged - account.recent_at
         return account.recent_part * math.exp(-num_since / RECENT_TOKENS)
 
-    def in_turn(self, is_full: Callable[[], bool]) -> Iterator[Sequence]:
-        """Pending sequences, each once; those that wait only as long as it is not full. The most
-        due is found when it is asked for, so that what was charged for those before it counts. They
-        may start, leave or be put back meanwhile."""
+    def in_turn(self, is_full: Callable[[Account], bool]) -> Iterator[Sequence]:
+        """Pending sequences, each once; those that wait only as long as it is not full for them.
+        The most due is found when it is asked for, so that what was charged for those before it
+        counts. They may start, leave or be put back meanwhile."""
         heaps: dict[Line, list[tuple[Turn, Account]]] = {}
         for line in self.lines.values():
-            accounts = line.active.values()
-            if is_full():
-                accounts = [account for account in accounts if account.num_started]
+            accounts = [a for a in line.active.values() if a.num_started or not is_full(a)]
             if heap := [(account.turn, account) for account in accounts]:
                 heapify(heap)
                 heaps[line] = heap
@@ -279,6 +286,11 @@ class FairQueue:
         self.num_waiting_tokens += num_tokens
 
 
+def with_leeway(share: float) -> float:
+    """And a quarter of what the others are entitled to."""
+    return share + (1.0 - share) / 4.0
+
+
 def last_in_turn(sequences: Iterable[Sequence]) -> Sequence:
     """Who gives way when memory is short: batch first, then the class and in it the tenant that was
     charged most, of theirs the newest."""
@@ -312,12 +324,12 @@ def _forget(line: Line) -> None:
     line.max_accounts = max(MAX_ACCOUNTS, 2 * len(line.accounts))
 
 
-def _in_order(account: Account, is_full: Callable[[], bool]) -> Iterator[Sequence]:
+def _in_order(account: Account, is_full: Callable[[Account], bool]) -> Iterator[Sequence]:
     """Those of one tenant, until so many one after the other were charged nothing, or none may
     begin any more."""
     num_passed = 0
     for sequence in account.pending.copy():
-        if num_passed == MAX_PASSED or (sequence.is_waiting and is_full()):
+        if num_passed == MAX_PASSED or (sequence.is_waiting and is_full(account)):
             return
         before = account.counter
         yield sequence

@@ -15,7 +15,14 @@ from adapters.load_cost import copy_s
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
 from workers.adapter_turns import AdapterTurns
-from workers.fairness import CACHED_COST, DECODE_COST, PREFILL_COST, FairQueue, last_in_turn
+from workers.fairness import (
+    CACHED_COST,
+    DECODE_COST,
+    PREFILL_COST,
+    Account,
+    FairQueue,
+    last_in_turn,
+)
 from workers.overload import Overload, QueueBounds, Refusal
 from workers.protocol import ErrorCode
 from workers.row_shares import RowShares
@@ -82,6 +89,7 @@ class Scheduler:
         """Adapters that were asked for in vain in this step."""
         self._is_closed = False
         """Nobody begins any more in this step."""
+        self._is_closed_to_guests = False
         self._has_guests = False
         """Some of them run."""
         self.step_time = StepTime()
@@ -108,7 +116,7 @@ class Scheduler:
     @property
     def first_waiting(self) -> Sequence | None:
         """Who would be the next to run."""
-        return next((s for s in self._queue.in_turn(lambda: False) if s.is_waiting), None)
+        return next((s for s in self._queue.in_turn(lambda _: False) if s.is_waiting), None)
 
     @property
     def num_pages_wanted(self) -> int:
@@ -216,7 +224,7 @@ class Scheduler:
         and those that can begin."""
         schedule = Schedule(begin_s=max([now, *map(self._end_s, self._in_flight)]))
         self.is_short = self.is_stuck = False
-        self._is_closed = self.is_held
+        self._is_closed, self._is_closed_to_guests = self.is_held, False
         for sequence in self.expire(now):
             schedule.failed.append((sequence, ErrorCode.EXPIRED, EXPIRED))
         due_s, num_attended = self._decode(schedule)
@@ -296,12 +304,12 @@ class Scheduler:
     def _prefill(self, budget: StepBudget, now: float, schedule: Schedule) -> None:
         """Gives prompts their rows, in turn. Passed over: those whose adapter is not there, and
         those whose next page another sequence computes right now. After the first that lacks pages
-        or a row nobody new begins; after a guest that the step has no more time for, nobody at all:
-        they would be given more than is their due."""
+        or a row nobody new begins, or no guest if it is one; after a guest that the step has no
+        more time for, nobody at all: they would be given more than is their due."""
         self._asked.clear()
         begun = [sequence for sequence in self.running if sequence.is_pending]
         self._has_guests = any(map(self._queue.is_guest, {s.account for s in self.running}))
-        if self._is_full() and not begun:
+        if self._is_closed_to_all and not begun:
             return
         in_use = [*self.running, *self.leaving]
         self._turns.choose_victims(now, in_use, self._pool.may_displace)
@@ -312,12 +320,25 @@ class Scheduler:
             if not sequence.is_waiting:
                 self._continue(sequence, budget, schedule)
             elif not self._may_begin(sequence):
-                self._is_closed = True
+                self._close(sequence)
             elif self._acquire_adapter(sequence, now, schedule):
                 self._admit(sequence, computing, budget, schedule)
 
-    def _is_full(self) -> bool:
+    def _close(self, sequence: Sequence) -> None:
+        """It lacks something, and who comes after it does not take that first. From a guest they
+        may: it has had more of late than they, and is none any more when it has not."""
+        if self._queue.is_guest(sequence.account):
+            self._is_closed_to_guests = True
+        else:
+            self._is_closed = True
+
+    @property
+    def _is_closed_to_all(self) -> bool:
         return self._is_closed or not (self._num_free_rows or self._has_guests)
+
+    def _is_full(self, account: Account) -> bool:
+        is_closed = self._is_closed_to_guests and self._queue.is_guest(account)
+        return is_closed or self._is_closed_to_all
 
     @property
     def _num_free_rows(self) -> int:
@@ -406,7 +427,7 @@ class Scheduler:
             self._release(sequence)
         elif not self._has_room(sequence):
             self._release(sequence)
-            self._is_closed = True
+            self._close(sequence)
             if self.running or self._in_flight or self._pool.is_loading or self._pool.is_leased:
                 return
             self.is_short = self._kv.has_neighbours

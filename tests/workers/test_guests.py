@@ -68,13 +68,14 @@ def first_tokens_s(share_of_giants: float | None) -> list[float]:
     return sorted(device.first_s[n] - device.arrived_s[n] for n in counted)
 
 
-@pytest.mark.parametrize("share_of_giants", [0.25, 1.0])
+@pytest.mark.parametrize("share_of_giants", [0.0, 0.25, 1.0])
 @pytest.mark.soak
 def test_beside_giant_prompts_others_begin_nearly_as_soon_as_alone(share_of_giants: float) -> None:
-    """A chunk of 512 rows takes 51 ms here, a step without prompts 10 to 13."""
+    """A chunk of 512 rows takes 51 ms here, a step without prompts 10 to 13. Ahead, this device has
+    computed a step when it is launched, and what it generates is seen when the next one is too."""
     alone, beside = first_tokens_s(None), first_tokens_s(share_of_giants)
     last = int(0.99 * len(alone))
-    assert beside[last] <= 2.5 * alone[last]
+    assert beside[last] <= (2.5 if Simulation.runs_ahead else 1.5) * alone[last]
 
 
 def test_who_is_alone_has_whole_chunks() -> None:
@@ -160,6 +161,45 @@ def test_rows_kept_for_others_are_for_who_could_take_one_from_a_guest() -> None:
         device.step()
     assert light.id in device.first_s
     assert device.scheduler.num_preemptions == 0
+
+
+def test_who_is_nobodys_guest_finds_a_row_though_he_has_more_than_his_share_of_them() -> None:
+    """And so many that a guest need not give one up for him."""
+    rng = random.Random(28)
+    device = market()
+    for number in range(18):
+        device.offer(ask(rng, f"light{number // 11 + number // 17}", 10, 4000))
+    for _ in range(60):
+        device.offer(ask(rng, "heavy", 400, 1000))
+    while len(device.scheduler.running) < 29 or guests(device) != {"heavy"}:
+        device.step()
+    assert [s.request.tenant for s in device.scheduler.running].count("heavy") == 11
+    light = ask(rng, "light0", 20, 400)
+    device.offer(light)
+    for _ in range(3):
+        device.step()
+    assert light.id in device.first_s
+    assert device.scheduler.num_preemptions == 0
+
+
+def test_a_guest_that_finds_no_row_keeps_nobody_from_one() -> None:
+    """The first of two is as much in turn as the guest, the other after it."""
+    rng = random.Random(29)
+    device = market()
+    for tenant in ("light", "other"):
+        device.offer(ask(rng, tenant, 10, 4000))
+    for _ in range(60):
+        device.offer(ask(rng, "heavy", 200, 1000))
+    for _ in range(200):
+        device.step()
+    assert len(device.scheduler.running) == 30
+    assert guests(device) == {"heavy"}
+    lights = [ask(rng, "light", 200, 400) for _ in range(2)]
+    for light in lights:
+        device.offer(light)
+    for _ in range(3):
+        device.step()
+    assert all(light.id in device.first_s for light in lights)
 
 
 def test_no_row_is_taken_from_a_guest_that_has_few() -> None:
