@@ -59,6 +59,8 @@ async def send(url: str, ask: Ask) -> Outcome:
             "temperature": 0,
             "ignore_eos": True,
             "stream": True,
+            # A token may have no text, and is an answer all the same.
+            "return_token_ids": True,
         }
     )
     head = (
