@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -79,8 +79,9 @@ MESSAGES = [
 ANSWER = "Thank you for asking. Your order has left our house and comes within three days."
 NUM_CONNECTIONS = 64
 NUM_ROUNDS = 3
-RATE = 250.0
-"""Requests a second while first tokens are timed: 40 of the connections are in use on average."""
+FIRST_TOKENS = {"first token": (16, 250.0), "... of longer answers": (64, 62.5)}
+"""Tokens of an answer and requests a second while first tokens are timed: 40 of the connections are
+in use on average."""
 NUM_STREAMS = 240
 TOKENS_PER_S = 50
 """Of each stream, so a fifth more in all than a gateway is to carry."""
@@ -158,6 +159,30 @@ class Cores:
             yield
         finally:
             os.sched_setaffinity(0, self.load)
+
+
+SPIN = """
+import os, sys
+os.sched_setaffinity(0, {int(sys.argv[1])})
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+while True:
+    pass
+"""
+
+
+@contextmanager
+def awake() -> Generator[None]:
+    """No core halts meanwhile. One that does comes back slow, on a virtual machine above all."""
+    spinning = [
+        subprocess.Popen([sys.executable, "-c", SPIN, str(core)])
+        for core in os.sched_getaffinity(0)
+    ]
+    try:
+        yield
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
 
 
 class Shares:
@@ -329,10 +354,10 @@ async def measure_requests(request: Request, server: Server, seconds: float) -> 
 
 
 async def measure_first_tokens(
-    bench: Bench, server: Server, worker: str, rate: float, seconds: float
+    bench: Bench, server: Server, worker: str, num_tokens: int, rate: float, seconds: float
 ) -> Added:
     """Rounds by turns through the gateway and straight to the worker, by the same draw."""
-    request = bench.chat(16, stream=True)
+    request = bench.chat(num_tokens, stream=True)
     through: list[Exchange] = []
     direct: list[Exchange] = []
     shares: list[Busy] = []
@@ -340,7 +365,7 @@ async def measure_first_tokens(
     def connection() -> StreamConnection:
         return StreamConnection(request)
 
-    async with frame_streams(worker, bench.generate(16), NUM_CONNECTIONS) as streams:
+    async with frame_streams(worker, bench.generate(num_tokens), NUM_CONNECTIONS) as streams:
         for number in range(1, NUM_ROUNDS + 1):
             # Anew: the gateway closes what is idle for a round of the worker's.
             async with connected(connection, server.port, NUM_CONNECTIONS) as senders:
@@ -418,11 +443,14 @@ async def run(bench: Bench, cores: Cores, seconds: float) -> tuple[Rates, Times]
         worker.step_s = 0.001
         own = await measure_requests(bench.chat(16, stream=False), server, seconds)
         worker.step_s = 0.010
-        first = await measure_first_tokens(bench, server, str(path), RATE, seconds / 2)
+        firsts = {
+            name: await measure_first_tokens(bench, server, str(path), *load, seconds / 2)
+            for name, load in FIRST_TOKENS.items()
+        }
         worker.step_s = 1 / TOKENS_PER_S
         chunks = await measure_chunks(bench, server, str(path), seconds)
     floors = await measure_floors(bench, cores, answer, seconds / 2)
-    return {**floors, "gateway": own}, {"first token": first, "between chunks": chunks}
+    return {**floors, "gateway": own}, {**firsts, "between chunks": chunks}
 
 
 def show(rates: Rates, times: Times) -> None:
@@ -465,12 +493,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
+    parser.add_argument("--awake", action="store_true", help="let no core halt meanwhile")
     parser.add_argument("--json", type=Path, help="write everything there too")
     arguments = parser.parse_args()
     console.print(describe())
     cores = Cores()
-    cores.take()
-    with tempfile.TemporaryDirectory(prefix="lpx-") as name:
+    with (
+        awake() if arguments.awake else nullcontext(),
+        tempfile.TemporaryDirectory(prefix="lpx-") as name,
+    ):
+        cores.take()
         folder = Path(name)
         with EmbeddedPostgres(folder) as postgres:
             bench = Bench(folder, postgres.dsn())
