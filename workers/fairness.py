@@ -218,7 +218,7 @@ class FairQueue:
         return line.terms.share / of_lines * account.weight / line.weight
 
     def is_guest(self, account: Account) -> bool:
-        """It lives on what others leave."""
+        """Of late it had more than its share and some leeway: it lives on what others leave."""
         return self._recent_part(account) > with_leeway(self.share(account))
 
     def _recent_part(self, account: Account) -> float:
@@ -287,7 +287,7 @@ class FairQueue:
 
 
 def with_leeway(share: float) -> float:
-    """And a quarter of what the others are entitled to."""
+    """The share, and a quarter of what the others are entitled to."""
     return share + (1.0 - share) / 4.0
 
 
