@@ -27,6 +27,8 @@ CACHED_COST = 0.1
 """Of a token: computed in the prompt, generated, taken from the prefix cache."""
 RECENT_TOKENS = 4096.0
 """After so many charged to others, what a tenant was charged counts for 1/e of late."""
+LEEWAY = 0.25
+"""Of what others are entitled to, that a tenant may have had of late and be nobody's guest."""
 MAX_ACCOUNTS = 1024
 """Of a class; beyond, those without work that a return would lift anyway are forgotten."""
 
@@ -219,6 +221,8 @@ class FairQueue:
 
     def is_guest(self, account: Account) -> bool:
         """Of late it had more than its share and some leeway: it lives on what others leave."""
+        if account.recent_part <= LEEWAY:
+            return False
         return self._recent_part(account) > with_leeway(self.share(account))
 
     def _recent_part(self, account: Account) -> float:
@@ -287,8 +291,8 @@ class FairQueue:
 
 
 def with_leeway(share: float) -> float:
-    """The share, and a quarter of what the others are entitled to."""
-    return share + (1.0 - share) / 4.0
+    """The share, and some of what the others are entitled to."""
+    return share + LEEWAY * (1.0 - share)
 
 
 def last_in_turn(sequences: Iterable[Sequence]) -> Sequence:
