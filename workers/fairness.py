@@ -214,7 +214,8 @@ class FairQueue:
         account.recent_at = self._num_charged
 
     def share(self, account: Account) -> float:
-        """What an account with work is entitled to, among all with work."""
+        """What an account with work is entitled to, by its class and its weight there, among all
+        with work."""
         line = account.line
         of_lines = sum(each.terms.share for each in self.lines.values() if each.weight)
         return line.terms.share / of_lines * account.weight / line.weight

@@ -325,8 +325,8 @@ class Scheduler:
                 self._admit(sequence, computing, budget, schedule)
 
     def _close(self, sequence: Sequence) -> None:
-        """It lacks something, and who comes after it does not take that first. From a guest they
-        may: it has had more of late than they, and is none any more when it has not."""
+        """It lacks something, and who comes after it may not take that before it does. From a guest
+        only other guests may not: it has had more than its due of late, and is none afterwards."""
         if self._queue.is_guest(sequence.account):
             self._is_closed_to_guests = True
         else:

@@ -144,36 +144,23 @@ def test_a_guest_gives_a_row_to_each_who_finds_none() -> None:
     assert device.scheduler.num_preemptions >= 4
 
 
-def test_rows_kept_for_others_are_for_who_could_take_one_from_a_guest() -> None:
-    """Though he has more than his share of all."""
+@pytest.mark.parametrize(("num_running", "num_of_guest"), [((9, 1, 1), 18), ((11, 6, 1), 11)])
+def test_rows_kept_for_others_are_for_who_is_nobodys_guest(
+    num_running: tuple[int, ...], num_of_guest: int
+) -> None:
+    """Though the first has more than his share of all, and in the second case so many that the
+    guest need not give one up for him."""
     rng = random.Random(27)
     device = market()
-    for number in range(11):
-        device.offer(ask(rng, f"light{max(number - 8, 0)}", 10, 4000))
+    for number, count in enumerate(num_running):
+        for _ in range(count):
+            device.offer(ask(rng, f"light{number}", 10, 4000))
     for _ in range(60):
         device.offer(ask(rng, "heavy", 400, 1000))
     while len(device.scheduler.running) < 29 or guests(device) != {"heavy"}:
         device.step()
-    assert len(device.scheduler.running) == 29
-    light = ask(rng, "light0", 20, 400)
-    device.offer(light)
-    for _ in range(3):
-        device.step()
-    assert light.id in device.first_s
-    assert device.scheduler.num_preemptions == 0
-
-
-def test_who_is_nobodys_guest_finds_a_row_though_he_has_more_than_his_share_of_them() -> None:
-    """And so many that a guest need not give one up for him."""
-    rng = random.Random(28)
-    device = market()
-    for number in range(18):
-        device.offer(ask(rng, f"light{number // 11 + number // 17}", 10, 4000))
-    for _ in range(60):
-        device.offer(ask(rng, "heavy", 400, 1000))
-    while len(device.scheduler.running) < 29 or guests(device) != {"heavy"}:
-        device.step()
-    assert [s.request.tenant for s in device.scheduler.running].count("heavy") == 11
+    running = [sequence.request.tenant for sequence in device.scheduler.running]
+    assert running.count("heavy") == num_of_guest
     light = ask(rng, "light0", 20, 400)
     device.offer(light)
     for _ in range(3):
