@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from workers.client import WorkerClient, WorkerFailed
-from workers.protocol import ErrorCode, Generate, ServiceClass
+from workers.protocol import MAX_RETRY_S, ErrorCode, Generate, ServiceClass
 
 ASK_AGAIN_S = 0.25
 """No estimate is believed for longer."""
-MAX_RETRY_S = 60.0
 MANY = 64
 """So many are remembered before it is looked for those that are over."""
 

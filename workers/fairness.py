@@ -31,8 +31,6 @@ LEEWAY = 0.25
 """Of what others are entitled to, that a tenant may have had of late and be nobody's guest."""
 MAX_ACCOUNTS = 1024
 """Of a class; beyond, those without work that a return would lift anyway are forgotten."""
-
-
 MAX_PASSED = 64
 """Sequences of a tenant that could not begin in this step before the rest of its own are left for
 the next: what looking costs is bounded, and others do not wait for it."""

@@ -12,14 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from workers.fairness import TERMS, Account, FairQueue
-from workers.protocol import ServiceClass
+from workers.protocol import MAX_RETRY_S, ServiceClass
 from workers.sequence import Sequence
 
 MEMORY_S = 10.0
 """Of the drain rate: what is so long ago counts 1/e."""
 MIN_MEASURED_S = 0.5
 """Of a queue that was never empty, before its drain rate is believed."""
-MAX_RETRY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ import msgspec
 PROTOCOL_VERSION = 4
 MAX_FRAME_BYTES = 16 << 20
 PULSE_PERIOD_S = 0.5
+MAX_RETRY_S = 60.0
+"""Nobody who is refused is told to come again later than that."""
 
 
 class ErrorCode(StrEnum):

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.full_queues import ASK_AGAIN_S, MANY, MAX_RETRY_S, FullQueues, Place
+from gateway.full_queues import ASK_AGAIN_S, MANY, FullQueues, Place
 from workers.client import WorkerClient, WorkerFailed
-from workers.protocol import ErrorCode, Generate, SamplingParams, ServiceClass
+from workers.protocol import MAX_RETRY_S, ErrorCode, Generate, SamplingParams, ServiceClass
 
 MODEL = "m" * 64
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.workers.counting import Market
 from tests.workers.test_fairness import ask
-from workers.overload import MAX_RETRY_S, MIN_MEASURED_S, QueueBounds
-from workers.protocol import ErrorCode, ServiceClass
+from workers.overload import MIN_MEASURED_S, QueueBounds
+from workers.protocol import MAX_RETRY_S, ErrorCode, ServiceClass
 
 
 def waiting(market: Market) -> dict[str, int]:
