@@ -10,14 +10,15 @@ import asyncio
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
+from typing import Self
 
 from litestar.types import Receive, Scope, Send
 
 from gateway.errors import UsageUnavailable, error_body
 from gateway.formats import DONE, PING, Answer, Format, event, join_chunks
 from gateway.generation import Generation
+from gateway.server import connection_lost
 from gateway.usage import Entry, Status
 
 log = logging.getLogger(__name__)
@@ -49,9 +50,9 @@ class GenerationResponse(ABC):
         self._failure: Exception | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        watch = asyncio.create_task(self._watch(receive, send))
         try:
-            await _unless(watch, self._answer(send))
+            with _Client(connection_lost(scope)) as client:
+                await self._answer(send, client)
         except Exception as error:
             self._failure = error
             await self._keep_failure()
@@ -63,7 +64,7 @@ class GenerationResponse(ABC):
             self._settle(self._generation, self._failure)
 
     @abstractmethod
-    async def _answer(self, send: Send) -> None:
+    async def _answer(self, send: Send, client: _Client) -> None:
         """Sends everything. Raises only before anything was sent."""
 
     async def _keep_failure(self) -> None:
@@ -73,16 +74,11 @@ class GenerationResponse(ABC):
             with contextlib.suppress(UsageUnavailable):
                 await self._usage.keep(self._generation, Status.FAILED)
 
-    async def _watch(self, receive: Receive, send: Send) -> None:
-        """Returns when there is nobody to answer to."""
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
 
 class WholeResponse(GenerationResponse):
     """One JSON body when all choices have ended."""
 
-    async def _answer(self, send: Send) -> None:
+    async def _answer(self, send: Send, client: _Client) -> None:
         answers: dict[int, Answer] = {}
         for delta in await self._generation.finish():
             if delta.index not in answers:
@@ -125,8 +121,19 @@ class StreamResponse(GenerationResponse):
         self._has_started = False
         self._write_lock = asyncio.Lock()
         self._last_write = asyncio.get_running_loop().time()
+        self._watcher: asyncio.Task[None] | None = None
 
-    async def _answer(self, send: Send) -> None:
+    async def _answer(self, send: Send, client: _Client) -> None:
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._patience(), self._watch, send, client)
+        try:
+            await self._stream(send)
+        finally:
+            timer.cancel()
+            if self._watcher is not None:
+                self._watcher.cancel()
+
+    async def _stream(self, send: Send) -> None:
         try:
             chunks = join_chunks(self._format, await self._generation.step())
             while not self._generation.is_done:
@@ -158,17 +165,20 @@ class StreamResponse(GenerationResponse):
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": data, "more_body": more})
 
-    async def _watch(self, receive: Receive, send: Send) -> None:
-        """Also pings, and returns when a write has been stuck for too long."""
+    def _watch(self, send: Send, client: _Client) -> None:
+        """Most answers have ended before there is anything to watch for."""
+        self._watcher = asyncio.create_task(self._keep_alive(send, client))
+
+    async def _keep_alive(self, send: Send, client: _Client) -> None:
+        """Pings in silence, until a write has been stuck for too long."""
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._patience()):
-                    return await super()._watch(receive, send)
+            await asyncio.sleep(self._patience())
             if self._patience() > 0:
                 continue
             if self._write_lock.locked() or not await self._ping(send):
                 log.warning("a client did not read for %s s and was cut", self._slow_client_s)
-                return None
+                client.leave()
+                return
 
     async def _ping(self, send: Send) -> bool:
         """Whether the client took it in time."""
@@ -184,22 +194,27 @@ class StreamResponse(GenerationResponse):
         return self._last_write + limit - asyncio.get_running_loop().time()
 
 
-async def _unless(left: asyncio.Task[None], work: Coroutine[Any, Any, None]) -> None:
-    """Works in the caller's own task, which costs less than another, until `left` is done; then it
-    is cancelled. `left` is, at the end."""
-    own = asyncio.current_task()
-    assert own is not None
+class _Client:
+    """Of a task that answers, within `with`: ended when its client leaves, and as if it were done.
+    Called back, for a task that awaits it would cost as much as all that is read of a request."""
 
-    def stop(_: asyncio.Task[None]) -> None:
-        own.cancel()
+    def __init__(self, lost: asyncio.Future[None]) -> None:
+        """`lost`: its connection."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._lost = lost
+        self._has_left = False
 
-    left.add_done_callback(stop)
-    try:
-        await work
-    except asyncio.CancelledError:
-        if not left.done() or own.uncancel():
-            raise
-        left.result()
-    finally:
-        left.remove_done_callback(stop)
-        left.cancel()
+    def __enter__(self) -> Self:
+        self._lost.add_done_callback(self.leave)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        self._lost.remove_done_callback(self.leave)
+        is_ended = kind is not None and issubclass(kind, asyncio.CancelledError)
+        return is_ended and self._has_left and not self._task.uncancel()
+
+    def leave(self, _: object = None) -> None:
+        self._has_left = True
+        self._task.cancel()

@@ -16,7 +16,7 @@ from litestar import Litestar
 
 from admin.database import translated_errors
 from admin.errors import DatabaseUnavailable
-from gateway.server import bind, make_server
+from gateway.server import bind, connection_lost, make_server
 from tests.serving import serving
 
 
@@ -68,6 +68,30 @@ async def test_a_head_does_not_wait_for_a_body_that_is_not_there_yet(method: byt
             await reader.readuntil(b"\r\n\r\n")
         is_awaited.set()
         assert await reader.read() == (b"body" if method == b"GET" else b"")
+
+
+async def test_a_connection_lost_after_a_large_body_is_told() -> None:
+    """The server stops reading at one that comes faster than it is asked for."""
+    has_begun, has_read, is_told = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def reading(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await _answer(scope, receive, send)
+            return
+        connection_lost(scope).add_done_callback(lambda _: is_told.set())
+        while (await receive())["more_body"]:
+            has_begun.set()
+        has_read.set()
+        await is_told.wait()
+
+    async with serving(reading) as url, _connected(url) as (_, writer), asyncio.timeout(20):
+        writer.write(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 100001\r\n\r\n1")
+        await has_begun.wait()
+        # Written while the server, in the same loop, reads nothing: it finds all of it at once.
+        writer.write(b"0" * 100_000)
+        await has_read.wait()
+        writer.close()
+        await is_told.wait()
 
 
 async def test_the_last_answer_of_a_connection_is_whole() -> None:
