@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import uvicorn
@@ -12,6 +13,9 @@ from litestar.types import ASGIApp, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 BACKLOG = 2048
+ACCEPTED_AT_ONCE = 8
+"""libuv accepts one connection of a listener in a turn of its loop, and under load turns are long:
+who connects would wait for each who did before. So the same socket is listened to so many times."""
 STUCK_CLIENT_MS = 30_000
 """The kernel drops a connection whose peer has taken nothing for this long: closing one politely
 would wait for the peer for ever."""
@@ -119,6 +123,13 @@ class _Protocol(HttpToolsProtocol):
 class Server(uvicorn.Server):
     """Ends when what the app does beside serving has failed: it would answer from what it knew
     then, for ever. Whoever supervises the process starts it again."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        loop = asyncio.get_running_loop()
+        protocol = partial(_Protocol, self.config, self.server_state, self.lifespan.state)
+        for listener in (sockets or []) * (ACCEPTED_AT_ONCE - 1):
+            self.servers.append(await loop.create_server(protocol, sock=listener.dup()))
 
     async def on_tick(self, counter: int) -> bool:
         return await super().on_tick(counter) or getattr(self.lifespan, "error_occurred", False)

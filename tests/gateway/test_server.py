@@ -7,12 +7,14 @@ import re
 import socket
 import struct
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import ExitStack, asynccontextmanager
+from typing import Any, cast
 
 import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 import pytest
+import uvloop
 from litestar import Litestar
+from litestar.types import ASGIApp
 
 from admin.database import translated_errors
 from admin.errors import DatabaseUnavailable
@@ -32,6 +34,28 @@ async def test_a_server_ends_with_what_its_app_does_beside_serving() -> None:
         async with asyncio.timeout(20):
             await server.serve(sockets=[listener])
     assert server.started
+
+
+def test_who_connects_in_a_crowd_does_not_wait_for_each_before_him() -> None:
+    """In turns of the loop, which under load are long."""
+
+    async def connect(num_clients: int, num_turns: int) -> int:
+        server = make_server(cast(ASGIApp, _answer), drain_s=1)
+        with bind("127.0.0.1", 0) as listener, ExitStack() as clients:
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            while not server.started:
+                await asyncio.sleep(0.01)
+            for _ in range(num_clients):
+                clients.enter_context(socket.create_connection(listener.getsockname()))
+            for _ in range(num_turns):
+                await asyncio.sleep(0)
+            num_connected = len(server.server_state.connections)
+            server.should_exit = True
+            await serving
+        return num_connected
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(connect(64, num_turns=20)) == 64
 
 
 async def test_an_idle_connection_is_not_ended_before_its_client_would() -> None:
