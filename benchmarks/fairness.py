@@ -25,6 +25,7 @@ from tests.doubles import write_adapter
 from tests.e2e.open_loop import p99
 from tests.e2e.shares import (
     GIANT,
+    NUM_LAYERS,
     NUM_OUTPUT,
     NUM_PROMPT,
     Beside,
@@ -216,7 +217,8 @@ def main() -> None:
     simulate_first_tokens(10.0 if is_small else 200.0)
     with tempfile.TemporaryDirectory() as folder:
         run_overload(Tiny(Path(folder) / "overload"), seconds)
-        run_shares(Tiny(Path(folder) / "shares"), seconds, 6 if is_small else 50)
+        shared = Tiny(Path(folder) / "shares", num_layers=NUM_LAYERS)
+        run_shares(shared, seconds, 6 if is_small else 50)
 
 
 if __name__ == "__main__":

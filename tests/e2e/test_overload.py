@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.doubles import write_adapter
-from tests.e2e.shares import capacity, heavy_tenant, load, obedient, ordinary
+from tests.e2e.shares import NUM_LAYERS, capacity, heavy_tenant, load, obedient, ordinary
 from tests.e2e.tiny import NAME, Tiny
 from tests.scale import IS_FULL, scaled
 from tests.stack import Stack, running
@@ -71,7 +71,7 @@ def test_who_comes_again_when_told_to_is_served(stack: Stack) -> None:
 def test_ordinary_tenants_beside_a_heavy_one(tmp_path: Path) -> None:
     """Ten times the load of each of the others, an adapter of its own for almost every request, and
     giant prompts."""
-    tiny = Tiny(tmp_path)
+    tiny = Tiny(tmp_path, num_layers=scaled(2, NUM_LAYERS))
     settings = {"max_num_seqs": 32, "memory": 48 << 20, "max_loaded_adapters": 8}
     with running(tiny.stack(**settings)) as stack:
         keys = {who: stack.create_tenant(who) for who in ("one", "two", "three")}

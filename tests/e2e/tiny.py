@@ -1,4 +1,4 @@
-"""A two-layer random Llama served by the whole product, for what is not about the model."""
+"""A random Llama of few layers served by the whole product, for what is not about the model."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ NAME = "tiny"
 class Tiny:
     """The model's files; `stack` makes a server of it."""
 
-    def __init__(self, folder: Path, **changes: object) -> None:
+    def __init__(self, folder: Path, *, num_layers: int = 2, **changes: object) -> None:
         """changes: of the model's config."""
-        source = make_model(folder / "source", "llama", num_hidden_layers=2, **changes)
+        source = make_model(folder / "source", "llama", num_hidden_layers=num_layers, **changes)
         digest = import_model(source, LocalStore(folder / "store"))
         self.folder = folder
         self.model = folder / "store" / "models" / digest
