@@ -51,7 +51,7 @@ class GenerationResponse(ABC):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with _Client(connection_lost(scope)) as client:
+            with Client(connection_lost(scope)) as client:
                 await self._answer(send, client)
         except Exception as error:
             self._failure = error
@@ -64,7 +64,7 @@ class GenerationResponse(ABC):
             self._settle(self._generation, self._failure)
 
     @abstractmethod
-    async def _answer(self, send: Send, client: _Client) -> None:
+    async def _answer(self, send: Send, client: Client) -> None:
         """Sends everything. Raises only before anything was sent."""
 
     async def _keep_failure(self) -> None:
@@ -78,7 +78,7 @@ class GenerationResponse(ABC):
 class WholeResponse(GenerationResponse):
     """One JSON body when all choices have ended."""
 
-    async def _answer(self, send: Send, client: _Client) -> None:
+    async def _answer(self, send: Send, client: Client) -> None:
         answers: dict[int, Answer] = {}
         for delta in await self._generation.finish():
             if delta.index not in answers:
@@ -123,7 +123,7 @@ class StreamResponse(GenerationResponse):
         self._last_write = asyncio.get_running_loop().time()
         self._watcher: asyncio.Task[None] | None = None
 
-    async def _answer(self, send: Send, client: _Client) -> None:
+    async def _answer(self, send: Send, client: Client) -> None:
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self._patience(), self._watch, send, client)
         try:
@@ -165,11 +165,11 @@ class StreamResponse(GenerationResponse):
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": data, "more_body": more})
 
-    def _watch(self, send: Send, client: _Client) -> None:
+    def _watch(self, send: Send, client: Client) -> None:
         """Most answers have ended before there is anything to watch for."""
         self._watcher = asyncio.create_task(self._keep_alive(send, client))
 
-    async def _keep_alive(self, send: Send, client: _Client) -> None:
+    async def _keep_alive(self, send: Send, client: Client) -> None:
         """Pings in silence, until a write has been stuck for too long."""
         while True:
             await asyncio.sleep(self._patience())
@@ -194,7 +194,7 @@ class StreamResponse(GenerationResponse):
         return self._last_write + limit - asyncio.get_running_loop().time()
 
 
-class _Client:
+class Client:
     """Of a task that answers, within `with`: ended when its client leaves, and as if it were done.
     Called back, for a task that awaits it would cost as much as all that is read of a request."""
 
@@ -205,6 +205,7 @@ class _Client:
         self._task = task
         self._lost = lost
         self._has_left = False
+        self._is_over = False
 
     def __enter__(self) -> Self:
         self._lost.add_done_callback(self.leave)
@@ -212,9 +213,12 @@ class _Client:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
         self._lost.remove_done_callback(self.leave)
+        self._is_over = True
         is_ended = kind is not None and issubclass(kind, asyncio.CancelledError)
         return is_ended and self._has_left and not self._task.uncancel()
 
     def leave(self, _: object = None) -> None:
-        self._has_left = True
-        self._task.cancel()
+        """Harmless twice, and when the answer is over."""
+        if not (self._has_left or self._is_over):
+            self._has_left = True
+            self._task.cancel()

@@ -13,6 +13,7 @@ import httpx
 import openai
 import pytest
 
+from gateway.streaming import Client
 from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import endless, ids, say, silence
 from tests.gateway.service import Service
@@ -75,6 +76,31 @@ def test_closing_before_the_first_token_aborts(service: Service, worker: Scripte
     service.wait_for(lambda: len(worker.requests) == before + 1)
     connection.close()
     assert_all_freed(service, worker, before)
+
+
+async def test_a_client_that_leaves_in_two_ways_ends_its_answer_once() -> None:
+    lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def answer() -> str:
+        with Client(lost) as client:
+            client.leave()
+            lost.set_result(None)
+            await asyncio.sleep(20)
+        return "ended as if it were done"
+
+    assert await asyncio.create_task(answer()) == "ended as if it were done"
+
+
+async def test_a_client_that_leaves_at_the_end_disturbs_nothing_after_it() -> None:
+    lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def answer() -> str:
+        with Client(lost):
+            lost.set_result(None)
+        await asyncio.sleep(0.01)
+        return "settled"
+
+    assert await asyncio.create_task(answer()) == "settled"
 
 
 def test_a_hundred_streams_closed_midway(service: Service, worker: ScriptedWorker) -> None:
