@@ -8,9 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-import uvicorn
-
-from gateway.server import make_config
+from gateway.server import Server, make_config
 
 
 @asynccontextmanager
@@ -19,7 +17,7 @@ async def serving(app: Any, trusted_proxies: Sequence[str] = ()) -> AsyncIterato
     # Without its number asyncio leaves Nagle's algorithm on, which costs 40 ms a request.
     with socket.socket(proto=socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(make_config(app, drain_s=5, trusted_proxies=trusted_proxies))
+        server = Server(make_config(app, drain_s=5, trusted_proxies=trusted_proxies))
         task = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:
             await asyncio.sleep(0.01)
