@@ -22,7 +22,7 @@ from admin.records import new_key
 from benchmarks.gateway import Bench, Cores, first_tokens, gateway, in_ms
 from benchmarks.http_load import Exchange, StreamConnection, connected, paced
 from benchmarks.machine import describe
-from loraplex.postgres import EmbeddedPostgres
+from tests.postgres import own_server
 
 NUM_CONNECTIONS = 8
 """Of either kind."""
@@ -105,7 +105,7 @@ def main() -> None:
     cores.take()
     with tempfile.TemporaryDirectory(prefix="lpx-") as name:
         folder = Path(name)
-        with EmbeddedPostgres(folder) as postgres:
+        with own_server() as postgres:
             bench = Bench(folder, postgres.dsn())
             uvloop.run(run(bench, cores, arguments.rate, arguments.seconds))
 

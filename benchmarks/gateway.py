@@ -13,7 +13,6 @@ import asyncio
 import gc
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -53,8 +52,8 @@ from benchmarks.http_load import (
 from benchmarks.machine import describe
 from gateway.server import bind
 from loraplex.bootstrap import migrate_database
-from loraplex.postgres import EmbeddedPostgres
 from tests.e2e.demo import gguf
+from tests.postgres import own_server
 from workers.importer import import_model
 from workers.protocol import AdapterRef, Generate, ModelInfo, SamplingParams
 
@@ -504,10 +503,9 @@ def main() -> None:
     ):
         cores.take()
         folder = Path(name)
-        with EmbeddedPostgres(folder) as postgres:
+        with own_server() as postgres:
             bench = Bench(folder, postgres.dsn())
             rates, times = uvloop.run(run(bench, cores, arguments.seconds))
-        shutil.rmtree(postgres.home, ignore_errors=True)
     show(rates, times)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(as_document(rates, times), indent=1))

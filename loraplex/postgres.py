@@ -8,8 +8,9 @@ Its home holds everything:
     lock      one supervisor    running   held by the server's own processes  postgres.log
 
 Started as root, home is /var/lib/loraplex/<hash of the data directory>, owned by an unprivileged
-account, with a copy of the binaries if that account cannot reach them. Permissions of folders that
-exist are never changed.
+account, with a copy of the binaries if that account cannot reach them; `pg` in the data directory
+is a link to it, by which a directory that was moved still finds its home, and one made anew does
+not take over that of another. Permissions of folders that exist are never changed.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class EmbeddedPostgres:
     ) -> None:
         """`user`: the account to run as when started as root; default postgres, else nobody."""
         self.account = _account(user) if os.geteuid() == 0 else None
-        self.home = _home(data_dir, self.account)
+        self._place = data_dir.expanduser().resolve() / "pg"
+        self.home = _home(self._place, self.account)
         self._settings = {**SETTINGS, **(settings or {})}
         self._lock: IO[str] | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -105,8 +107,8 @@ class EmbeddedPostgres:
     def start(self, timeout_s: float = 120.0) -> None:
         """Sets the cluster up if it is new, starts the server and waits until it answers.
 
-        Raises PostgresError if another supervisor has it, another major version wrote it, or it
-        does not come up.
+        Raises PostgresError if another supervisor has it, another major version wrote it, it
+        belongs to another data directory or account, or it does not come up.
         """
         if self.account and not ROOT_HOME.exists():
             ROOT_HOME.mkdir(parents=True)
@@ -114,6 +116,8 @@ class EmbeddedPostgres:
         self._make_folder(self.home)
         self._take_lock()
         try:
+            if self.account:
+                self._link_home()
             self._bin = self._reachable_binaries()
             self._make_folder(self.socket_dir)
             self._init_cluster()
@@ -168,6 +172,21 @@ class EmbeddedPostgres:
             self._lock.close()
             self._lock = None
             raise PostgresError(f"another loraplex runs on the database in {self.home}") from error
+
+    def _link_home(self) -> None:
+        if self._place.is_symlink():
+            return
+        if self._place.exists():
+            raise PostgresError(
+                f"{self._place} holds the database of an account that is not root: start as that"
+            )
+        if self.cluster.exists():
+            raise PostgresError(
+                f"{self.home} holds the database of an earlier {self._place.parent}: to have it"
+                f" again, link {self._place} to it; to begin with an empty one, move it away"
+            )
+        self._place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._place.symlink_to(self.home)
 
     def _reachable_binaries(self) -> Path:
         binaries = find_binaries()
@@ -294,9 +313,10 @@ def _account(name: str | None) -> pwd.struct_passwd:
     )
 
 
-def _home(data_dir: Path, account: pwd.struct_passwd | None) -> Path:
-    data_dir = data_dir.expanduser().resolve()
-    return ROOT_HOME / path_digest(data_dir) if account else data_dir / "pg"
+def _home(place: Path, account: pwd.struct_passwd | None) -> Path:
+    if account is None:
+        return place
+    return place.readlink() if place.is_symlink() else ROOT_HOME / path_digest(place.parent)
 
 
 def _lock_within(file: IO[str], deadline: float) -> None:

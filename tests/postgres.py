@@ -2,6 +2,8 @@
 
 from tests.postgres import fresh_database
 with fresh_database() as dsn: ...
+
+Whoever stops or changes the server itself takes `own_server`.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -28,19 +30,25 @@ _numbers = itertools.count()
 SETTINGS = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
 
+@contextmanager
+def own_server(settings: Mapping[str, str] | None = None) -> Iterator[EmbeddedPostgres]:
+    """An empty one; it stops and is removed afterwards."""
+    with tempfile.TemporaryDirectory(prefix="lpx-") as folder:
+        postgres = EmbeddedPostgres(Path(folder), settings=settings)
+        try:
+            with postgres:
+                yield postgres
+        finally:
+            # As root it lies outside of the folder.
+            shutil.rmtree(postgres.home, ignore_errors=True)
+
+
 @cache
 def server() -> EmbeddedPostgres:
     """The server of this test process; it stops and is removed at exit."""
-    data_dir = Path(tempfile.mkdtemp(prefix="lpx-"))
-    postgres = EmbeddedPostgres(data_dir, settings=SETTINGS)
-    postgres.start()
-
-    def remove() -> None:
-        postgres.stop()
-        shutil.rmtree(postgres.home, ignore_errors=True)
-        shutil.rmtree(data_dir, ignore_errors=True)
-
-    atexit.register(remove)
+    stack = ExitStack()
+    postgres = stack.enter_context(own_server(SETTINGS))
+    atexit.register(stack.close)
     _run(_execute(postgres.dsn(), "CREATE DATABASE template_loraplex"))
     _run(migrate_database(postgres.dsn("template_loraplex")))
     return postgres

@@ -16,8 +16,8 @@ from admin.database import EVERYTHING, Connection, Database
 from admin.errors import AdminError, DatabaseUnavailable, MigrationError
 from admin.migrate import Migration, check_schema, load_migrations, migrate
 from loraplex.bootstrap import migrate_database
-from loraplex.postgres import EmbeddedPostgres, find_binaries
-from tests.postgres import SETTINGS, fresh_database
+from loraplex.postgres import find_binaries
+from tests.postgres import SETTINGS, fresh_database, own_server
 from tests.stack import ROOT
 
 TABLES = (
@@ -152,10 +152,10 @@ async def working(dsn: str, **options: Any) -> AsyncIterator[Connection]:
         await database.close()
 
 
-async def test_an_operators_own_roles(tmp_path: Path):
+async def test_an_operators_own_roles():
     """An owner who is no superuser migrates two databases at once; the planes work through a
     login that can do no more than they."""
-    with EmbeddedPostgres(tmp_path, settings=SETTINGS) as postgres:
+    with own_server(SETTINGS) as postgres:
 
         def dsn(name: str, user: str) -> str:
             return re.sub("//[^@]*@", f"//lpx_{user}:{user}@", postgres.dsn(name))

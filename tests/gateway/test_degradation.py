@@ -25,6 +25,7 @@ from loraplex.postgres import EmbeddedPostgres
 from tests.gateway.live import Live, eventually
 from tests.gateway.pepper import PEPPER
 from tests.gateway.process import GatewayProcess
+from tests.postgres import own_server
 from tests.proxy import PostgresProxy, Way, everything
 from tests.scale import scaled
 
@@ -129,8 +130,8 @@ class Box:
 
 
 @pytest.fixture
-async def postgres(tmp_path: Path) -> AsyncIterator[EmbeddedPostgres]:
-    with EmbeddedPostgres(tmp_path / "data") as postgres:
+async def postgres() -> AsyncIterator[EmbeddedPostgres]:
+    with own_server() as postgres:
         await migrate_database(postgres.dsn())
         yield postgres
 
@@ -142,15 +143,17 @@ async def box_on(
     """`dsn`: the gateway's way to the database."""
     database = await Database.connect(postgres.dsn(), sees=EVERYTHING)
     live = Live(database, folder)
-    await live.prepare()
-    async with live.worker:
-        gateway = live.process(dsn or postgres.dsn(), **options)
-        await gateway.start()
-        try:
-            yield Box(postgres, live, gateway)
-        finally:
-            await gateway.kill()
-            await database.close()
+    try:
+        await live.prepare()
+        async with live.worker:
+            gateway = live.process(dsn or postgres.dsn(), **options)
+            await gateway.start()
+            try:
+                yield Box(postgres, live, gateway)
+            finally:
+                await gateway.kill()
+    finally:
+        await database.close()
 
 
 KINDS = {"stopped": Box.stopped, "hanging": Box.hanging}

@@ -19,6 +19,7 @@ from admin.database import EVERYTHING, Database
 from loraplex.bootstrap import migrate_database
 from loraplex.postgres import EmbeddedPostgres
 from tests.gateway.live import Live
+from tests.postgres import own_server
 from tests.scale import scaled
 from tests.stub_worker import Reply
 from workers.protocol import Generate
@@ -112,7 +113,7 @@ def _usage(text: str) -> Any:
 
 @pytest.fixture
 async def box(tmp_path: Path) -> AsyncIterator[Box]:
-    with EmbeddedPostgres(tmp_path / "data") as postgres:
+    with own_server() as postgres:
         await migrate_database(postgres.dsn())
         database = await Database.connect(postgres.dsn(), sees=EVERYTHING)
         live = Live(database, tmp_path)

@@ -189,6 +189,38 @@ def test_root_names_an_account(data_dir: Path):
         assert run(nobody.dsn(), "SELECT 1") == 1
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's database lies elsewhere")
+def test_the_database_of_a_directory_that_was_deleted(tmp_path: Path):
+    data_dir = tmp_path / "data"
+    first = EmbeddedPostgres(data_dir, settings=DURABLE)
+    try:
+        with first:
+            run(first.dsn(), "CREATE TABLE earlier ()")
+        shutil.rmtree(data_dir)
+        with pytest.raises(PostgresError, match=f"{first.home} holds the database of an earlier"):
+            EmbeddedPostgres(data_dir).start()
+        assert not data_dir.exists()
+        shutil.rmtree(first.home)
+        with EmbeddedPostgres(data_dir, settings=DURABLE) as second:
+            assert run(second.dsn(), "SELECT to_regclass('earlier')") is None
+    finally:
+        shutil.rmtree(first.home, ignore_errors=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's database lies elsewhere")
+def test_a_directory_that_was_moved(tmp_path: Path):
+    before, after = tmp_path / "before", tmp_path / "after"
+    first = EmbeddedPostgres(before, settings=DURABLE)
+    try:
+        with first:
+            run(first.dsn(), "CREATE TABLE earlier ()")
+        before.rename(after)
+        with EmbeddedPostgres(after, settings=DURABLE) as second:
+            assert run(second.dsn(), "SELECT to_regclass('earlier')") == "earlier"
+    finally:
+        shutil.rmtree(first.home, ignore_errors=True)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root copies the binaries")
 def test_binaries_that_the_account_cannot_reach_are_copied(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
