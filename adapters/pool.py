@@ -237,6 +237,16 @@ class AdapterPool:
             self.evict(min(losses, key=losses.__getitem__))
         return bool(losses)
 
+    def lay_anew(self, ref: AdapterRef) -> bool:
+        """Takes all that is idle off the device, the adapter itself too: beside others it may lie
+        in an extent more than it does when it comes alone. False: it was alone."""
+        idle = list(self.idle_runs(with_awaited=True))
+        if all(self._resident[run].digest == ref.digest for run in idle):
+            return False
+        for run in idle:
+            self.evict(run)
+        return True
+
     def leave_device(self) -> None:
         """The base model does: all adapters stay on the host, as they are. No lease may be held."""
         self.is_on_device = False

@@ -430,6 +430,8 @@ class Scheduler:
             self._close(sequence)
             if self.running or self._in_flight or self._pool.is_loading or self._pool.is_leased:
                 return
+            if sequence.adapter is not None and self._pool.lay_anew(sequence.adapter):
+                return
             self.is_short = self._kv.has_neighbours
             if not self.is_short:
                 self._fail(sequence, schedule, ErrorCode.OVERLOADED, "KV memory is held elsewhere")

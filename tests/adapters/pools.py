@@ -62,7 +62,7 @@ class SteppedExecutor(Executor):
 
 class House:
     """Store, arena, clock and pool together. Adapter `i` has a rank of ranks[i]. adapter_units:
-    floor and ceiling."""
+    floor and ceiling. extent_units: of each extent, in units too."""
 
     def __init__(
         self,
@@ -71,6 +71,7 @@ class House:
         *,
         num_units: int = 4,
         adapter_units: tuple[int, int] | None = None,
+        extent_units: int = 1,
         num_slots: int = 8,
         host_bytes: int = 1 << 24,
         executor: Executor | None = None,
@@ -83,7 +84,7 @@ class House:
         self.now = 0.0
         self.map = Arena(
             num_units * UNIT_BYTES,
-            UNIT_BYTES,
+            extent_units * UNIT_BYTES,
             floor * UNIT_BYTES,
             ceiling * UNIT_BYTES,
             clock=lambda: self.now,

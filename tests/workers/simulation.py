@@ -89,6 +89,9 @@ class StubPool:
     def may_displace(self, ref: AdapterRef, other: str) -> bool:
         return True
 
+    def lay_anew(self, ref: AdapterRef) -> bool:
+        return False
+
     def cancel(self, ref: AdapterRef) -> None:
         self.asked.pop(ref.digest, None)
 

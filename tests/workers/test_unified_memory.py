@@ -8,7 +8,7 @@ of prefill or of loading, by the constants that decide.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,12 +64,21 @@ Traffic = Callable[[random.Random, int, House], Generate]
 class Box:
     """An engine over a real pool. adapter_units: (floor, ceiling). is_checked: after each step."""
 
-    def __init__(self, folder: Path, adapter_units: tuple[int, int], *, is_checked: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        adapter_units: tuple[int, int] = (0, NUM_UNITS),
+        *,
+        ranks: Sequence[int] = (4,) * NUM_ADAPTERS,
+        extent_units: int = 1,
+        is_checked: bool = True,
+    ) -> None:
         self.is_checked = is_checked
         self.house = House(
             folder,
-            [4] * NUM_ADAPTERS,
+            list(ranks),
             num_units=NUM_UNITS,
+            extent_units=extent_units,
             num_slots=NUM_UNITS,
             adapter_units=adapter_units,
         )
@@ -100,15 +109,19 @@ class Box:
             house.check([p for s in self.scheduler.running for p in s.block_table.held_pages])
         house.executor.drain()
 
+    def ask(self, request: Generate) -> None:
+        """Until it has its answer."""
+        self.house.now += 1.0
+        assert self.engine.submit(0, request) is None
+        while self.scheduler.has_work:
+            self.step()
+
     def run(self, make: Traffic, seed: int) -> Outcome:
         rng, house = random.Random(seed), self.house
         before = house.pool.num_evictions + house.runs.num_runs, self.ring.num_steps
         for _ in range(NUM_REQUESTS):
-            house.now += 1.0
-            assert self.engine.submit(0, make(rng, self.num_submitted, house)) is None
+            self.ask(make(rng, self.num_submitted, house))
             self.num_submitted += 1
-            while self.scheduler.has_work:
-                self.step()
         steps = self.ring.last(self.ring.num_steps - before[1])
         return Outcome(
             num_loads=house.pool.num_evictions + house.runs.num_runs - before[0],
@@ -133,3 +146,16 @@ def test_memory_follows_the_pressure_and_costs_less_than_any_fixed_split(tmp_pat
     }
     cost_s = first.cost_s + second.cost_s
     assert cost_s < 0.95 * min(fixed.values()), (cost_s, fixed)
+
+
+def test_an_adapter_between_others_leaves_room_for_its_sequence(tmp_path: Path) -> None:
+    """Of four extents it has two, but a part of each of three beside another that came first: then
+    the two that its prompt needs are not to be had unless it moves."""
+    box = Box(tmp_path, ranks=[4, 64], extent_units=4)
+    small, large = (ref.digest for ref in box.house.refs)
+    rng = random.Random(1)
+    box.ask(generate(0, prompt_of(rng, 10), 1, small))
+    box.ask(generate(1, prompt_of(rng, 10), 1, large))
+    assert box.house.on_device() == {0, 1} and box.house.map.num_adapter_extents == 3
+    box.ask(generate(2, prompt_of(rng, 300), 1, large))
+    assert box.house.on_device() == {1} and box.house.map.num_adapter_extents == 2
