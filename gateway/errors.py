@@ -260,6 +260,16 @@ class ErrorAnswer:
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
+def forget_frames(error: BaseException) -> None:
+    """Of an error that is over, and of those that led to it. Their frames hold the request and all
+    it came with, which hold the error: a circle that stays until the collector of cycles comes,
+    and the more of them there are the longer it holds everybody up."""
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__context__
+
+
 def to_response(_: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
     """The exception handler of the whole application."""
     answer = ErrorAnswer(error)

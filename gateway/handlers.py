@@ -9,7 +9,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp, Message, Middleware, Receive, Scope, Send
 
-from gateway.errors import ErrorAnswer
+from gateway.errors import ErrorAnswer, forget_frames
 from gateway.request import GatewayRequest, add_request_headers
 
 
@@ -34,7 +34,10 @@ class HotRoute(HTTPRouteHandler):
                 response: ASGIApp = await handler.fn(request)
                 await response(scope, receive, send)
             except Exception as error:
-                await ErrorAnswer(error)(scope, receive, send)
+                try:
+                    await ErrorAnswer(error)(scope, receive, send)
+                finally:
+                    forget_frames(error)
 
         return answer
 

@@ -15,7 +15,7 @@ from typing import Self
 
 from litestar.types import Receive, Scope, Send
 
-from gateway.errors import UsageUnavailable, error_body
+from gateway.errors import UsageUnavailable, error_body, forget_frames
 from gateway.formats import DONE, PING, Answer, Format, event, join_chunks
 from gateway.generation import Generation
 from gateway.server import connection_lost
@@ -150,6 +150,7 @@ class StreamResponse(GenerationResponse):
             self._failure = error
             await self._keep_failure()
             await self._write(send, event(error_body(error)), more=False)
+            forget_frames(error)
 
     async def _write(self, send: Send, data: bytes, *, more: bool = True) -> None:
         async with self._write_lock:
