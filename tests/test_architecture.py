@@ -108,6 +108,7 @@ def test_no_drawers() -> None:
         ("loraplex.cli", "torch"),
         ("adapters.validator", "torch"),
         ("workers.client", "torch"),
+        ("workers.importer", "torch"),
         ("workers.engine", "litestar"),
         ("workers.engine", "asyncpg"),
         ("admin.sandbox", "litestar"),

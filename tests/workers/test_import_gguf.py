@@ -18,7 +18,9 @@ from tests.workers.paged import PagedModel, Stream
 from tests.workers.real_model import demo_gguf
 from tests.workers.tiny_gguf import write_gguf
 from workers.importer import ImportRefused, import_model
-from workers.layers.rotary import RopeSpec, inverse_frequencies
+from workers.importer.gguf_tensors import to_bfloat16
+from workers.layers.rope_spec import RopeSpec
+from workers.layers.rotary import inverse_frequencies
 from workers.models import read_spec
 from workers.models.decoder import Decoder
 from workers.models.plan import ModelPlan
@@ -38,6 +40,17 @@ def llama3_factors(head_dim: int = 16) -> np.ndarray:
     spec = RopeSpec(10_000.0, "llama3", 8.0, 1.0, 4.0, 8192)
     plain = inverse_frequencies(RopeSpec(10_000.0), head_dim)
     return (plain / inverse_frequencies(spec, head_dim)).numpy()
+
+
+def test_rounding_is_as_torch_has_it() -> None:
+    rng = np.random.default_rng(0)
+    bits = rng.integers(0, 1 << 32, 100_000, np.uint32)
+    ties = (bits & 0xFFFF0000) | 0x8000
+    values = np.concatenate((bits, ties)).view(np.float32)
+    expected = torch.from_numpy(values).bfloat16()
+    rounded = torch.from_numpy(to_bfloat16(values)).view(torch.bfloat16)
+    assert torch.equal(rounded.isnan(), expected.isnan())
+    assert torch.equal(rounded[~rounded.isnan()], expected[~expected.isnan()])
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "llama3"])

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.doubles import SIZES
-from workers.layers.rotary import RopeSpec, inverse_frequencies
+from workers.layers.rope_spec import RopeSpec
+from workers.layers.rotary import inverse_frequencies
 from workers.models import read_spec
 from workers.models.spec import UnsupportedModel
 

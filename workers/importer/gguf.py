@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
-import torch
 from gguf import GGUFReader
 
 from workers.importer.canonical import ImportRefused, complete_config, write_json
@@ -50,4 +50,4 @@ def _write_template(folder: Path, metadata: dict[str, Any]) -> None:
 
 
 def _num_elements(shape: tuple[int, ...]) -> int:
-    return torch.Size(shape).numel()
+    return math.prod(shape)

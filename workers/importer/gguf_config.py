@@ -8,7 +8,6 @@ import numpy as np
 
 from workers.importer.canonical import ImportRefused
 from workers.importer.gguf_tensors import GGUFTensors
-from workers.layers.rotary import RopeSpec, inverse_frequencies
 
 ARCHITECTURES = {
     "llama": "llama",
@@ -129,16 +128,11 @@ def _rope(section: _Section, config: dict[str, Any], tensors: GGUFTensors) -> di
 def _llama3(factors: np.ndarray, theta: float, head_dim: int) -> dict[str, Any]:
     """The parameters whose frequencies give these factors; the published ones but for `factor`."""
     factor = float(factors.max())
-    spec = RopeSpec(
-        theta,
-        "llama3",
-        factor,
-        LLAMA3_ROPE["low_freq_factor"],
-        LLAMA3_ROPE["high_freq_factor"],
-        int(LLAMA3_ROPE["original_max_position_embeddings"]),
-    )
-    plain = inverse_frequencies(RopeSpec(theta), head_dim)
-    implied = (plain / inverse_frequencies(spec, head_dim)).numpy()
+    low, high = LLAMA3_ROPE["low_freq_factor"], LLAMA3_ROPE["high_freq_factor"]
+    waves = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
+    turns = LLAMA3_ROPE["original_max_position_embeddings"] / waves
+    blend = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    implied = 1 / ((1 - blend) / factor + blend)
     if implied.shape != factors.shape or not np.allclose(implied, factors, rtol=1e-3):
         raise ImportRefused("tensor rope_freqs.weight is not of Llama 3's rope scaling")
     return {"rope_type": "llama3", "factor": factor, **LLAMA3_ROPE}

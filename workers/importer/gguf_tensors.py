@@ -6,15 +6,16 @@ import re
 from collections.abc import Iterable
 
 import numpy as np
-import torch
 from gguf import ReaderTensor
 from gguf.quants import dequantize
-from torch import Tensor
+from numpy.typing import NDArray
 
 from workers.importer.canonical import ImportRefused
+from workers.importer.safetensors_file import BFloat16
 from workers.models.spec import ModelSpec
 
 CHUNK_ELEMENTS = 1 << 22
+NAN = 0x7FC0
 ROPE_FACTORS = "rope_freqs.weight"
 
 TOP = {
@@ -69,8 +70,8 @@ class GGUFTensors:
         if stray := self._tensors.keys() - expected.keys() - {ROPE_FACTORS}:
             raise ImportRefused(f"tensor {min(stray)} belongs to no module of this model")
 
-    def read(self, name: str, spec: ModelSpec) -> Tensor:
-        """bfloat16, in the layout and with the offset of the Hugging Face checkpoint."""
+    def read(self, name: str, spec: ModelSpec) -> BFloat16:
+        """In the layout and with the offset of the Hugging Face checkpoint."""
         if name.endswith("norm.weight"):
             return _dequantise(self._tensors[name], self._norm_offset)
         weight = _dequantise(self._tensors[name], 0.0)
@@ -93,21 +94,28 @@ def _rename(name: str, blocks: dict[str, str]) -> str:
     raise ImportRefused(f"tensor {name} is of no supported module")
 
 
-def _dequantise(tensor: ReaderTensor, offset: float) -> Tensor:
+def _dequantise(tensor: ReaderTensor, offset: float) -> BFloat16:
     """float32 a block of rows at a time, less the offset, then rounded to bfloat16."""
     shape = tuple(map(int, tensor.shape[::-1]))
     rows = np.atleast_2d(tensor.data)
-    out = torch.empty(len(rows), shape[-1], dtype=torch.bfloat16)
+    out = np.empty((len(rows), shape[-1]), np.uint16)
     step = max(1, CHUNK_ELEMENTS // shape[-1])
     for start in range(0, len(rows), step):
         values = dequantize(rows[start : start + step], tensor.tensor_type)
-        exact = torch.from_numpy(np.array(values, np.float32)) - offset
-        out[start : start + step] = exact.to(torch.bfloat16)
-    return out.view(shape)
+        out[start : start + step] = to_bfloat16(np.asarray(values, np.float32) - np.float32(offset))
+    return out.reshape(shape)
 
 
-def _split_halves(weight: Tensor, num_heads: int) -> Tensor:
+def to_bfloat16(exact: NDArray[np.float32]) -> BFloat16:
+    """To nearest, ties to even."""
+    bits = exact.view(np.uint32)
+    rounded = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    rounded[np.isnan(exact)] = NAN
+    return rounded
+
+
+def _split_halves(weight: BFloat16, num_heads: int) -> BFloat16:
     """GGUF pairs Llama's rotated rows as neighbours, the checkpoint as two halves of a head."""
     rows, columns = weight.shape
-    pairs = weight.view(num_heads, rows // num_heads // 2, 2, columns)
-    return pairs.transpose(1, 2).reshape(rows, columns)
+    pairs = weight.reshape(num_heads, rows // num_heads // 2, 2, columns)
+    return pairs.swapaxes(1, 2).reshape(rows, columns)

@@ -22,7 +22,7 @@ def write_from_huggingface(source: Path, folder: Path, progress: Progress | None
     config = _read_object(source / "config.json")
     spec = read_spec(config)
     _refuse_pickles(source)
-    with Checkpoint(source) as checkpoint:
+    with Checkpoint(source, "np") as checkpoint:
         checkpoint.check(spec)
     _write_tokenizer(source, folder)
     write_json(folder / "config.json", complete_config(config, spec))

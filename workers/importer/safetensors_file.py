@@ -6,26 +6,29 @@ The format: https://github.com/huggingface/safetensors, "Format".
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
+BFloat16 = NDArray[np.uint16]
+"""The bits of bfloat16, which numpy does not know."""
 ALIGNMENT = 64
 
 
 def write_safetensors(
     path: Path,
     shapes: dict[str, tuple[int, ...]],
-    read: Callable[[str], Tensor],
+    read: Callable[[str], BFloat16],
     on_bytes: Callable[[int], None],
 ) -> None:
     """All tensors are bfloat16; `read` gives each when its turn comes."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, shape in shapes.items():
-        end = offset + 2 * torch.Size(shape).numel()
+        end = offset + 2 * math.prod(shape)
         header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     encoded = json.dumps(header, separators=(",", ":")).encode()
@@ -34,6 +37,6 @@ def write_safetensors(
         file.write(len(encoded).to_bytes(8, "little") + encoded)
         for name, shape in shapes.items():
             tensor = read(name)
-            assert tensor.shape == shape and tensor.dtype == torch.bfloat16
-            file.write(tensor.contiguous().view(torch.int16).numpy().data)
+            assert tensor.shape == shape and tensor.dtype == np.uint16
+            file.write(np.ascontiguousarray(tensor).data)
             on_bytes(tensor.nbytes)

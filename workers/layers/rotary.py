@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-RopeType = Literal["default", "linear", "llama3"]
-
-
-@dataclass(frozen=True, slots=True)
-class RopeSpec:
-    """Parameters of one table. `factor` stretches positions; the rest is Llama 3's smoothing."""
-
-    theta: float
-    rope_type: RopeType = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_positions: int = 0
+from workers.layers.rope_spec import RopeSpec
 
 
 def rope_table(spec: RopeSpec, head_dim: int, num_positions: int) -> Tensor:

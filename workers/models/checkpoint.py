@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from workers.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -69,12 +71,13 @@ def expected_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
 class Checkpoint:
     """Open weight files. Tensors are mapped, and copied only when asked for."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, framework: Literal["pt", "np"] = "pt") -> None:
+        """framework: numpy's for who only checks, without torch."""
         self._stack = ExitStack()
         self._handles: dict[str, Any] = {}
         for path in weight_files(folder):
             try:
-                handle = self._stack.enter_context(safe_open(path, framework="pt"))
+                handle = self._stack.enter_context(safe_open(path, framework=framework))
             except SafetensorError as error:
                 raise CheckpointError(f"{path.name}: {error}") from error
             self._handles.update(dict.fromkeys(handle.keys(), handle))

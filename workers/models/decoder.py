@@ -9,7 +9,8 @@ from workers.batch import ForwardBatch
 from workers.layers.decoder_layer import bind_layers
 from workers.layers.embedding import Embedding, LMHead
 from workers.layers.linear import make_site
-from workers.layers.rotary import RopeSpec, rope_table
+from workers.layers.rope_spec import RopeSpec
+from workers.layers.rotary import rope_table
 from workers.models.checkpoint import Checkpoint, weight_files
 from workers.models.loader import WeightLoader
 from workers.models.plan import ModelPlan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from workers.layers.rotary import RopeSpec
+from workers.layers.rope_spec import RopeSpec
 from workers.models.spec import UnsupportedModel
 
 

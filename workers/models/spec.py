@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ops.base import Activation
-from workers.layers.rotary import RopeSpec
+from workers.layers.rope_spec import RopeSpec
+
+if TYPE_CHECKING:
+    from ops.base import Activation
 
 
 class UnsupportedModel(ValueError):

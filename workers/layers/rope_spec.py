@@ -1,0 +1,20 @@
+"""What a rotary embedding is like; torch-free, for whoever only reads configs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+RopeType = Literal["default", "linear", "llama3"]
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Parameters of one table. `factor` stretches positions; the rest is Llama 3's smoothing."""
+
+    theta: float
+    rope_type: RopeType = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_positions: int = 0
