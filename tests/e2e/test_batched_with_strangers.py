@@ -18,13 +18,16 @@ from gateway.formats import token_text
 from gateway.tokenizer import ModelTokenizer
 from tests.e2e import demo
 from tests.oracle import Oracle, Verdict
-from tests.scale import scaled
+from tests.scale import IS_FULL, scaled
 from tests.stack import Stack, running
 from tests.worker_state import worker_metrics
 from workers.importer import import_model
 
 NUM_REQUESTS = scaled(24, 64)
 NUM_TOKENS = scaled(24, 64)
+SHARED = scaled(40, 60)
+LENGTHS = [5, 20, 40, 90, 180] if IS_FULL else [5, 20, 40, 90]
+"""Of prompts, in tokens: what some of them share, and what comes after it."""
 MEMORY = f"{scaled(96, 224)}MiB"
 """Too little for all."""
 DISTURBANCES = [
@@ -81,10 +84,10 @@ def requests(real: Demo, seed: int) -> list[Asked]:
     rng = random.Random(seed)
     raw = real.raw
     models = [demo.NAME, *real.adapters]
-    everywhere = demo.prompt(rng, raw, 60)
+    everywhere = demo.prompt(rng, raw, SHARED)
     asked: list[Asked] = []
     for number in range(NUM_REQUESTS):
-        tokens = demo.prompt(rng, raw, rng.choice([5, 20, 40, 90, 180]))
+        tokens = demo.prompt(rng, raw, rng.choice(LENGTHS))
         if rng.random() < 0.4:
             tokens = everywhere + tokens
         asked.append(Asked(models[number % len(models)], tokens))
