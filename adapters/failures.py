@@ -28,7 +28,10 @@ class Failures:
         return self._faults
 
     def note(self, entry: Entry, error: BaseException) -> None:
-        if not isinstance(error, AdapterUnavailable):
+        # Never the one that was raised: its frames hold the files, the image.
+        if isinstance(error, AdapterUnavailable):
+            error = AdapterUnavailable(error.code, str(error))
+        else:
             error = AdapterUnavailable("adapter.load_failed", f"{type(error).__name__}: {error}")
         entry.failure = (error, self._clock() + self._retry_s)
         self._recent.append(entry)

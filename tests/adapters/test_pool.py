@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ import pytest
 
 from adapters.errors import AdapterUnavailable
 from adapters.failures import MAX_FAULTS
-from adapters.image import ImageCache
+from adapters.image import AdapterImage, ImageCache
 from memory.runs import UNIT_BYTES
 from tests.adapters.pools import House, Ref, SteppedExecutor
 
@@ -300,6 +301,17 @@ def test_a_false_checksum_hurts_only_who_claims_it(tmp_path: Path) -> None:
             other.settle_step()
         assert got == [true] and not waiting
         other.check()
+
+
+def test_a_failure_that_is_remembered_keeps_no_image(tmp_path: Path) -> None:
+    house = House(tmp_path, [])
+    wrong = Ref(house.add(ONE_UNIT, seed=4711).digest, "0" * 64)
+    assert house.pool.acquire(wrong) is None
+    house.settle()
+    assert [one.digest for one in house.pool.status() if one.fault]
+    gc.collect()
+    images = [each for each in gc.get_objects() if type(each) is AdapterImage]
+    assert wrong.digest not in {image.digest for image in images}
 
 
 def test_a_load_under_way_is_not_taken_when_another_image_was_proved(tmp_path: Path) -> None:

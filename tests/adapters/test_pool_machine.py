@@ -88,7 +88,7 @@ class PoolMachine(RuleBasedStateMachine):
     def lay_anew(self, index: int) -> None:
         if self.house.pool.lay_anew(self.house.refs[index]):
             on_device = [one for one in self.house.pool.status() if one.tier == "device"]
-            assert all(one.leases or one.is_pinned for one in on_device)
+            assert all(one.leases or one.pinned for one in on_device)
 
     @rule(word=st.integers(0, 3), num_pages=st.integers(1, 9))
     def prefix(self, word: int, num_pages: int) -> None:
