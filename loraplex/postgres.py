@@ -18,6 +18,7 @@ from __future__ import annotations
 import fcntl
 import importlib.metadata
 import importlib.util
+import logging
 import os
 import pwd
 import secrets
@@ -26,6 +27,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote
@@ -38,6 +40,8 @@ from loraplex.private import (
     socket_folder,
     write_private,
 )
+
+log = logging.getLogger(__name__)
 
 ROOT_HOME = Path("/var/lib/loraplex")
 USER = "loraplex"
@@ -108,7 +112,7 @@ class EmbeddedPostgres:
         """Sets the cluster up if it is new, starts the server and waits until it answers.
 
         Raises PostgresError if another supervisor has it, another major version wrote it, it
-        belongs to another data directory or account, or it does not come up.
+        belongs to another account, or it does not come up.
         """
         if self.account and not ROOT_HOME.exists():
             ROOT_HOME.mkdir(parents=True)
@@ -145,6 +149,9 @@ class EmbeddedPostgres:
                 process.wait(timeout_s)
             except subprocess.TimeoutExpired as error:
                 raise PostgresError(f"Postgres ({process.pid}) is still shutting down") from error
+        self._release_lock()
+
+    def _release_lock(self) -> None:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -180,13 +187,25 @@ class EmbeddedPostgres:
             raise PostgresError(
                 f"{self._place} holds the database of an account that is not root: start as that"
             )
-        if self.cluster.exists():
-            raise PostgresError(
-                f"{self.home} holds the database of an earlier {self._place.parent}: to have it"
-                f" again, link {self._place} to it; to begin with an empty one, move it away"
-            )
-        self._place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        data_dir = self._place.parent
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.cluster.exists() and not any(data_dir.iterdir()):
+            self._set_aside()
         self._place.symlink_to(self.home)
+
+    def _set_aside(self) -> None:
+        """The database of a data directory that was deleted."""
+        names = (self.home.with_name(f"{self.home.name}.{number}") for number in count(1))
+        aside = next(name for name in names if not name.exists())
+        self.home.rename(aside)
+        log.warning(
+            "the database of an earlier %s is now in %s; this one is empty",
+            self._place.parent,
+            aside,
+        )
+        self._release_lock()
+        self._make_folder(self.home)
+        self._take_lock()
 
     def _reachable_binaries(self) -> Path:
         binaries = find_binaries()

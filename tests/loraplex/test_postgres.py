@@ -190,21 +190,38 @@ def test_root_names_an_account(data_dir: Path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's database lies elsewhere")
-def test_the_database_of_a_directory_that_was_deleted(tmp_path: Path):
+def test_the_database_of_a_directory_that_was_deleted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     data_dir = tmp_path / "data"
     first = EmbeddedPostgres(data_dir, settings=DURABLE)
     try:
         with first:
             run(first.dsn(), "CREATE TABLE earlier ()")
         shutil.rmtree(data_dir)
-        with pytest.raises(PostgresError, match=f"{first.home} holds the database of an earlier"):
-            EmbeddedPostgres(data_dir).start()
-        assert not data_dir.exists()
-        shutil.rmtree(first.home)
         with EmbeddedPostgres(data_dir, settings=DURABLE) as second:
             assert run(second.dsn(), "SELECT to_regclass('earlier')") is None
+        aside = first.home.with_name(f"{first.home.name}.1")
+        assert f"{data_dir} is now in {aside}" in caplog.text
+        # Linked again it is there again.
+        (data_dir / "pg").unlink()
+        (data_dir / "pg").symlink_to(aside)
+        with EmbeddedPostgres(data_dir, settings=DURABLE) as third:
+            assert run(third.dsn(), "SELECT to_regclass('earlier')") == "earlier"
     finally:
-        shutil.rmtree(first.home, ignore_errors=True)
+        for home in first.home.parent.glob(f"{first.home.name}*"):
+            shutil.rmtree(home)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's database lies elsewhere")
+def test_a_data_directory_of_before_there_were_links(data_dir: Path):
+    first = EmbeddedPostgres(data_dir, settings=DURABLE)
+    with first:
+        run(first.dsn(), "CREATE TABLE earlier ()")
+    (data_dir / "pg").unlink()
+    (data_dir / "pepper").touch()
+    with EmbeddedPostgres(data_dir, settings=DURABLE) as second:
+        assert run(second.dsn(), "SELECT to_regclass('earlier')") == "earlier"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's database lies elsewhere")
