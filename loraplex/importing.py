@@ -1,4 +1,4 @@
-"""Importing a model in a process of its own, so that nobody else needs torch. Also that process:
+"""Importing a model in a process of its own, with which its memory goes. Also that process:
 
 python -m loraplex.importing PATH STORE HOME MIN_FREE
 

@@ -34,15 +34,12 @@ KINDS: dict[str, tuple[int, str, dict[str, Any]]] = {
 
 
 def script(request: Generate) -> Reply:
-    match request.params.max_tokens:
-        case 2:
-            return Reply([], failure=ErrorCode.OVERLOADED)
-        case 3:
-            return Reply([65, 66], failure=ErrorCode.INTERNAL)
-        case 4:
-            return Reply([65], never_ends=True)
-        case _:
-            return Reply([65, 66, 67])
+    replies = {
+        REFUSED: Reply([], failure=ErrorCode.OVERLOADED),
+        FAILED: Reply([65, 66], failure=ErrorCode.INTERNAL),
+        ENDLESS: Reply([65], never_ends=True),
+    }
+    return replies.get(request.params.max_tokens, Reply([65, 66, 67]))
 
 
 class Connection:
@@ -67,6 +64,10 @@ class Connection:
             f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n{data}".encode()
         )
 
+    async def begun(self) -> None:
+        """Its first event is here."""
+        await self._reader.readuntil(b"data: ")
+
     async def status(self) -> int:
         """Of an answer, once all of it is here."""
         head = await self._reader.readuntil(b"\r\n\r\n")
@@ -90,7 +91,7 @@ def in_cycles() -> Counter[str]:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_no_cycles(live: Live, kind: str) -> None:
-    """Half a request a time, for what comes by itself now and then."""
+    """Half an object a request is for what the gateway does by itself meanwhile."""
     status, path, body = KINDS[kind]
     live.worker.script = script
     async with (
@@ -123,7 +124,7 @@ async def test_no_cycles_of_who_leaves(live: Live) -> None:
         for number in range(NUM_REQUESTS):
             async with Connection(served, live.key) as connection:
                 connection.send("/v1/completions", body)
-                await connection._reader.readuntil(b"data: ")
+                await connection.begun()
             while len(live.worker.aborted) <= number:
                 await asyncio.sleep(0.01)
             if number == 0:

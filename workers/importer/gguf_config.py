@@ -126,7 +126,8 @@ def _rope(section: _Section, config: dict[str, Any], tensors: GGUFTensors) -> di
 
 
 def _llama3(factors: np.ndarray, theta: float, head_dim: int) -> dict[str, Any]:
-    """The parameters whose frequencies give these factors; the published ones but for `factor`."""
+    """The parameters whose frequencies give these factors; the published ones but for `factor`.
+    As `workers/layers/rotary.py` smooths them, but without torch."""
     factor = float(factors.max())
     low, high = LLAMA3_ROPE["low_freq_factor"], LLAMA3_ROPE["high_freq_factor"]
     waves = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
