@@ -112,19 +112,21 @@ class EmbeddedPostgres:
         """Sets the cluster up if it is new, starts the server and waits until it answers.
 
         Raises PostgresError if another supervisor has it, another major version wrote it, it
-        belongs to another account, or it does not come up.
+        belongs to another account, it is gone, or it does not come up.
         """
+        self._check_place()
         if self.account and not ROOT_HOME.exists():
             ROOT_HOME.mkdir(parents=True)
             ROOT_HOME.chmod(0o755)
         self._make_folder(self.home)
         self._take_lock()
         try:
-            if self.account:
-                self._link_home()
+            if self._is_of_an_earlier_directory():
+                self._set_aside()
             self._bin = self._reachable_binaries()
             self._make_folder(self.socket_dir)
             self._init_cluster()
+            self._link_home()
             self.restart(timeout_s)
         except BaseException:
             self.stop()
@@ -180,18 +182,29 @@ class EmbeddedPostgres:
             self._lock = None
             raise PostgresError(f"another loraplex runs on the database in {self.home}") from error
 
-    def _link_home(self) -> None:
-        if self._place.is_symlink():
+    def _check_place(self) -> None:
+        if self.account is None:
             return
-        if self._place.exists():
+        # The link is made after the cluster.
+        if self._place.is_symlink() and not self.cluster.exists():
+            raise PostgresError(
+                f"the database of {self._place.parent} was in {self.home} and is gone: bring it"
+                f" back, or remove the link {self._place} to begin with an empty one"
+            )
+        if self._place.exists() and not self._place.is_symlink():
             raise PostgresError(
                 f"{self._place} holds the database of an account that is not root: start as that"
             )
+
+    def _is_of_an_earlier_directory(self) -> bool:
         data_dir = self._place.parent
-        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self.cluster.exists() and not any(data_dir.iterdir()):
-            self._set_aside()
-        self._place.symlink_to(self.home)
+        is_empty = not data_dir.exists() or not any(data_dir.iterdir())
+        return self.account is not None and self.cluster.exists() and is_empty
+
+    def _link_home(self) -> None:
+        if self.account is not None and not self._place.is_symlink():
+            self._place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._place.symlink_to(self.home)
 
     def _set_aside(self) -> None:
         """The database of a data directory that was deleted."""

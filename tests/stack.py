@@ -158,6 +158,8 @@ def running(stack: Stack) -> Iterator[Stack]:
         yield stack
     finally:
         stack.stop()
-        # As root the cluster lies outside of the data directory; its keys go with it.
+        # As root the cluster lies outside of the data directory; what leads to it and its keys go
+        # with it.
         shutil.rmtree(EmbeddedPostgres(stack.data_dir).home, ignore_errors=True)
-        (stack.data_dir / "keys.json").unlink(missing_ok=True)
+        for name in ("pg", "keys.json"):
+            (stack.data_dir / name).unlink(missing_ok=True)

@@ -238,6 +238,20 @@ def test_a_directory_that_was_moved(tmp_path: Path):
         shutil.rmtree(first.home, ignore_errors=True)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's database lies elsewhere")
+def test_a_database_that_is_gone_is_not_begun_anew(data_dir: Path):
+    first = EmbeddedPostgres(data_dir, settings=DURABLE)
+    with first:
+        pass
+    shutil.rmtree(first.home)
+    with pytest.raises(PostgresError, match=f"{data_dir} was in {first.home} and is gone"):
+        EmbeddedPostgres(data_dir, settings=DURABLE).start()
+    assert not first.home.exists()
+    (data_dir / "pg").unlink()
+    with EmbeddedPostgres(data_dir, settings=DURABLE) as second:
+        assert run(second.dsn(), "SELECT 1") == 1
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root copies the binaries")
 def test_binaries_that_the_account_cannot_reach_are_copied(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
