@@ -434,7 +434,11 @@ class Scheduler:
                 return
             self.is_short = self._kv.has_neighbours
             if not self.is_short:
-                self._fail(sequence, schedule, ErrorCode.OVERLOADED, "KV memory is held elsewhere")
+                message = (
+                    f"needs {_num_pages(len(sequence.tokens))} KV pages of {PAGE_TOKENS} tokens, "
+                    "more than there are beside its adapter and those that are pinned"
+                )
+                self._fail(sequence, schedule, ErrorCode.PROMPT_TOO_LONG, message)
         elif not self._make_row(sequence, schedule):
             self._release(sequence)
             self._is_closed = True

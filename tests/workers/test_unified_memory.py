@@ -18,7 +18,7 @@ from tests.adapters.pools import House, SteppedExecutor
 from tests.workers.simulation import generate, prompt_of
 from tests.workers.simulator import VOCAB, Rows, SimulatedRunner
 from workers.engine import Engine
-from workers.protocol import Failed, Generate, ModelInfo
+from workers.protocol import ErrorCode, Failed, Generate, ModelInfo
 from workers.scheduler import Scheduler
 from workers.step_ring import StepRing
 
@@ -146,6 +146,23 @@ def test_memory_follows_the_pressure_and_costs_less_than_any_fixed_split(tmp_pat
     }
     cost_s = first.cost_s + second.cost_s
     assert cost_s < 0.95 * min(fixed.values()), (cost_s, fixed)
+
+
+def test_a_prompt_that_does_not_fit_beside_its_adapter_is_too_long(tmp_path: Path) -> None:
+    """Nobody else is there to wait for."""
+    box = Box(tmp_path, ranks=[64], extent_units=4)
+    large = box.house.refs[0].digest
+    prompt = prompt_of(random.Random(1), 600)
+    assert box.engine.submit(0, generate(0, prompt, 1, large)) is None
+    failed: list[Failed] = []
+    while box.scheduler.has_work:
+        box.house.now += 1.0
+        failed += [event for _, event in box.engine.step() if isinstance(event, Failed)]
+        assert isinstance(box.house.executor, SteppedExecutor)
+        box.house.executor.drain()
+    assert [event.code for event in failed] == [ErrorCode.PROMPT_TOO_LONG]
+    box.ask(generate(1, prompt[:300], 1, large))
+    box.ask(generate(2, prompt, 1))
 
 
 def test_an_adapter_between_others_leaves_room_for_its_sequence(tmp_path: Path) -> None:
