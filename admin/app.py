@@ -22,7 +22,6 @@ from admin.controllers.uploads import UploadController
 from admin.controllers.usage import UsageController
 from admin.controllers.workers import WorkerController
 from admin.database import Database
-from admin.openapi import make_document
 from admin.parameters import check_parameters
 from admin.plane import AdminPlane
 from admin.request import AdminRequest, add_request_id
@@ -48,7 +47,7 @@ def create_app(config: AdminConfig, *, database: Database, store: Store) -> Lite
         WorkerController,
         SchemaController,
     ]
-    app = Litestar(
+    return Litestar(
         route_handlers=[
             Router("/admin/v1", route_handlers=controllers),
             OrganizationController,
@@ -62,5 +61,3 @@ def create_app(config: AdminConfig, *, database: Database, store: Store) -> Lite
         openapi_config=None,
         logging_config=None,
     )
-    app.state.schema = make_document(app, MAX_BODY_BYTES)
-    return app

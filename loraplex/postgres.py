@@ -66,12 +66,15 @@ class EmbeddedPostgres:
         data_dir: Path,
         *,
         user: str | None = None,
+        root_home: Path = ROOT_HOME,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        """`user`: the account to run as when started as root; default postgres, else nobody."""
+        """When started as root: `user` is the account to run as, default postgres, else nobody,
+        and `root_home` holds the homes; the account can reach it."""
         self.account = _account(user) if os.geteuid() == 0 else None
         self._place = data_dir.expanduser().resolve() / "pg"
-        self.home = _home(self._place, self.account)
+        self._root_home = root_home
+        self.home = _home(self._place, root_home if self.account else None)
         self._settings = {**SETTINGS, **(settings or {})}
         self._lock: IO[str] | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -115,9 +118,9 @@ class EmbeddedPostgres:
         belongs to another account, it is gone, or it does not come up.
         """
         self._check_place()
-        if self.account and not ROOT_HOME.exists():
-            ROOT_HOME.mkdir(parents=True)
-            ROOT_HOME.chmod(0o755)
+        if self.account and not self._root_home.exists():
+            self._root_home.mkdir(parents=True)
+            self._root_home.chmod(0o755)
         self._make_folder(self.home)
         self._take_lock()
         try:
@@ -345,10 +348,10 @@ def _account(name: str | None) -> pwd.struct_passwd:
     )
 
 
-def _home(place: Path, account: pwd.struct_passwd | None) -> Path:
-    if account is None:
+def _home(place: Path, root_home: Path | None) -> Path:
+    if root_home is None:
         return place
-    return place.readlink() if place.is_symlink() else ROOT_HOME / path_digest(place.parent)
+    return place.readlink() if place.is_symlink() else root_home / path_digest(place.parent)
 
 
 def _lock_within(file: IO[str], deadline: float) -> None:

@@ -27,31 +27,45 @@ from loraplex.postgres import EmbeddedPostgres
 
 _numbers = itertools.count()
 # Tests may lose data when the machine stops, so nothing waits for the disk.
-SETTINGS = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+SETTINGS = {
+    "fsync": "off",
+    "synchronous_commit": "off",
+    "full_page_writes": "off",
+    "max_wal_size": "64MB",
+}
+MEMORY = Path("/dev/shm")
+MEMORY_BYTES = 2 << 30
 
 
 @contextmanager
-def own_server(settings: Mapping[str, str] | None = None) -> Iterator[EmbeddedPostgres]:
+def own_server(
+    settings: Mapping[str, str] | None = None, parent: Path | None = None
+) -> Iterator[EmbeddedPostgres]:
     """An empty one; it stops and is removed afterwards."""
-    with tempfile.TemporaryDirectory(prefix="lpx-") as folder:
-        postgres = EmbeddedPostgres(Path(folder), settings=settings)
-        try:
-            with postgres:
-                yield postgres
-        finally:
-            # As root it lies outside of the folder.
-            shutil.rmtree(postgres.home, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="lpx-", dir=parent) as folder:
+        home = Path(folder)
+        home.chmod(0o711)  # the server's account passes
+        with EmbeddedPostgres(home / "data", root_home=home, settings=settings) as postgres:
+            yield postgres
 
 
 @cache
 def server() -> EmbeddedPostgres:
     """The server of this test process; it stops and is removed at exit."""
     stack = ExitStack()
-    postgres = stack.enter_context(own_server(SETTINGS))
+    postgres = stack.enter_context(own_server(SETTINGS, _memory()))
     atexit.register(stack.close)
     _run(_execute(postgres.dsn(), "CREATE DATABASE template_loraplex"))
     _run(migrate_database(postgres.dsn("template_loraplex")))
     return postgres
+
+
+def _memory() -> Path | None:
+    """Where files lie in memory, if there is enough of it: a database a test is hundreds of files
+    made and deleted, and ext4 without a journal looks at each that was deleted within a minute."""
+    if not MEMORY.is_dir() or os.statvfs(MEMORY).f_flag & os.ST_NOEXEC:
+        return None
+    return MEMORY if shutil.disk_usage(MEMORY).free > MEMORY_BYTES else None
 
 
 @contextmanager

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from litestar import Controller, Response, get
 
 from admin.guards import ADMIN, requires
+from admin.openapi import make_document
 from admin.request import AdminRequest
 
 
@@ -16,4 +18,4 @@ class SchemaController(Controller):
     @get(guards=[requires(ADMIN)])
     async def show_schema(self, request: AdminRequest) -> Response[Any]:
         """This document."""
-        return Response(request.app.state.schema)
+        return Response(await asyncio.to_thread(make_document, request.app))

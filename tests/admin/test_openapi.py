@@ -7,13 +7,13 @@ import pytest
 from litestar.routes import HTTPRoute
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from admin.openapi import EXAMPLES, OPERATIONS
+from admin.openapi import EXAMPLES, OPERATIONS, make_document
 from tests.admin.conftest import Plane
 from tests.admin.test_fuzz import make_app
 from tests.admin.test_routes import problem
 
 APP = make_app()
-DOCUMENT = APP.state.schema
+DOCUMENT = make_document(APP)
 
 
 def test_it_is_openapi():
