@@ -4,20 +4,24 @@ database is needed."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from openai import AsyncOpenAI
 
 from adapters.store import LocalStore
 from admin.records import Alias, BaseModel, CatalogSnapshot, ServedVersion, Tenant
 from gateway.app import Gateway, create_app
 from gateway.config import GatewayConfig
-from tests.doubles import write_adapter
+from gateway.fleet import Fleet
+from gateway.routing import Work
+from tests.doubles import make_model, write_adapter
 from tests.e2e.tiny import NAME, Tiny
 from tests.gateway.live import eventually
 from tests.gateway.pepper import PEPPER
@@ -28,6 +32,7 @@ from tests.stack import MAX_QUEUE_WAIT_S
 from tests.workers.driver import store_adapter
 from workers.client import WorkerClient
 from workers.config import WorkerConfig
+from workers.importer import import_model
 from workers.protocol import WorkerStatus
 
 MAX_MODEL_LEN = 512
@@ -47,12 +52,17 @@ class WorkerProcess(ServerProcess):
 
 
 class House:
-    """A store with the tiny model and adapters of rank 8 for it, all of acme."""
+    """A store with the tiny model, others like it, and adapters of rank 8 for it, all of acme."""
 
-    def __init__(self, folder: Path, num_adapters: int) -> None:
+    def __init__(self, folder: Path, num_adapters: int, other_models: Sequence[str] = ()) -> None:
         self.folder = folder
         self.tiny = Tiny(folder)
         store = LocalStore(folder / "store")
+        self.models = {NAME: self.tiny.shape}
+        """By name."""
+        for seed, name in enumerate(other_models, 1):
+            digest = import_model(make_model(folder / name, "llama", seed=seed), store)
+            self.models[name] = msgspec.structs.replace(self.tiny.shape, digest=digest)
         self.digests: dict[str, str] = {}
         """By name."""
         for seed in range(num_adapters):
@@ -86,11 +96,11 @@ class House:
             yield served
 
     def worker(self, name: str, **settings: Any) -> WorkerProcess:
-        """Of the tiny model, with one kernel thread; not started yet."""
+        """Of all models, with one kernel thread; not started yet."""
         folder = self.folder / name
         folder.mkdir()
         config = WorkerConfig(
-            models={NAME: self.tiny.shape.digest},
+            models={name: shape.digest for name, shape in self.models.items()},
             store=str(self.folder / "store"),
             cache_dir=folder / "cache",
             listen=f"unix:{folder}/socket",
@@ -107,12 +117,14 @@ class House:
         return WorkerProcess(name, config, folder)
 
     def _catalog(self, keys: Keys) -> CatalogSnapshot:
-        tiny = BaseModel(NAME, self.tiny.shape.digest, self.tiny.shape, MAX_MODEL_LEN, THEN)
         return CatalogSnapshot(
             generation=1,
             tenants=(Tenant(id="ten_acme", name="acme"),),
             keys=tuple(keys.records),
-            models=(tiny,),
+            models=tuple(
+                BaseModel(name, shape.digest, shape, MAX_MODEL_LEN, THEN)
+                for name, shape in self.models.items()
+            ),
             versions=tuple(
                 ServedVersion("ten_acme", name, 1, THEN, digest, NAME)
                 for name, digest in self.digests.items()
@@ -185,3 +197,22 @@ class Served:
 
         await asyncio.gather(*(one_client() for _ in range(concurrency)))
         return answers
+
+    async def told(self) -> None:
+        """All workers have sent another status."""
+        before = self.statuses
+        async with asyncio.timeout(60):
+            while any(status is old for status, old in zip(self.statuses, before, strict=True)):
+                await asyncio.sleep(0.05)
+
+
+class RoundRobin(Fleet):
+    """What the product does not offer."""
+
+    def __init__(self, clients: Sequence[WorkerClient]) -> None:
+        super().__init__(clients)
+        self._turns = itertools.count()
+
+    def choose(self, work: Work, excluded: Collection[WorkerClient] = ()) -> WorkerClient:
+        able = self.serving(work.model)
+        return able[next(self._turns) % len(able)]

@@ -4,19 +4,16 @@ are, and a hot adapter spreads."""
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 import pytest
 import pytest_asyncio
 
 from gateway.fleet import Fleet
-from gateway.routing import Work
-from tests.e2e.fleet import Answer, House, Served
+from tests.e2e.fleet import Answer, House, RoundRobin, Served
 from tests.scale import scaled
-from workers.client import WorkerClient
 
 NUM_WORKERS = 4
 NUM_ADAPTERS = 200
@@ -69,7 +66,7 @@ class Traffic:
         self._served.gateway.fleet = self._fleet
         before = self._served.num_adapter_loads
         answers = await self._served.ask_many(self._draw, count, concurrency=8)
-        await told(self._served)
+        await self._served.told()
         if is_measured:
             self._answers += answers
             self._num_loads += self._served.num_adapter_loads - before
@@ -91,26 +88,6 @@ class Traffic:
 
     def _tokens(self, count: int) -> list[int]:
         return [self._rng.randrange(256) for _ in range(count)]
-
-
-async def told(served: Served) -> None:
-    """All workers have sent another status."""
-    before = served.statuses
-    async with asyncio.timeout(60):
-        while any(status is old for status, old in zip(served.statuses, before, strict=True)):
-            await asyncio.sleep(0.05)
-
-
-class RoundRobin(Fleet):
-    """What the product does not offer."""
-
-    def __init__(self, clients: Sequence[WorkerClient]) -> None:
-        super().__init__(clients)
-        self._turns = itertools.count()
-
-    def choose(self, work: Work, excluded: Collection[WorkerClient] = ()) -> WorkerClient:
-        able = self.serving(work.model)
-        return able[next(self._turns) % len(able)]
 
 
 @pytest.mark.timeout(300)
