@@ -128,19 +128,22 @@ class ImageCache:
         return digest in self._sizes
 
     def load(self, digest: str) -> AdapterImage | None:
-        """The image, proved by its hashes, or None. A damaged file is removed."""
+        """The image, proved by its hashes, or None. A file that is damaged or cannot be read is
+        removed."""
         path = self._path(digest)
         try:
             image = _read(path, digest, self._layout, self._hashes_of)
-            os.utime(path)
             num_bytes = path.stat().st_size
         except FileNotFoundError:
             self._sizes.pop(digest, None)
             return None
-        except ImageCorrupt as error:
+        except (ImageCorrupt, OSError) as error:
             log.warning("a cached image is removed: %s", error)
             self.delete(digest)
             return None
+        # A disk that cannot be written any more may still be read.
+        with suppress(OSError):
+            os.utime(path)
         self._sizes[digest] = num_bytes
         self._sizes.move_to_end(digest)
         return image
@@ -161,8 +164,10 @@ class ImageCache:
         self._sizes[image.digest] = num_bytes
 
     def delete(self, digest: str) -> None:
+        """If the disk can; the file is not asked for any more."""
         self._sizes.pop(digest, None)
-        self._path(digest).unlink(missing_ok=True)
+        with suppress(OSError):
+            self._path(digest).unlink()
 
     def _path(self, digest: str) -> Path:
         return self._folder / f"{digest}.img"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -71,6 +72,31 @@ def test_a_damaged_image_is_built_again(
     path.unlink()
     path.write_bytes(raw)
     assert bytes(make_loader(store, tmp_path).fetch(digest).payload) == expected
+
+
+def test_an_image_that_cannot_be_read_is_built_again(
+    store: LocalStore, tmp_path: Path, digest: str
+) -> None:
+    """Nor removed, nor written again: as a folder in its place."""
+    expected = bytes(make_loader(store, tmp_path).fetch(digest).payload)
+    (path,) = (tmp_path / "cache").rglob("*.img")
+    path.unlink()
+    path.mkdir()
+    assert bytes(make_loader(store, tmp_path).fetch(digest).payload) == expected
+
+
+def test_a_disk_that_turned_read_only_still_gives_its_images(
+    store: LocalStore, tmp_path: Path, digest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = make_loader(store, tmp_path)
+    expected = bytes(loader.fetch(digest).payload)
+    store.delete("adapters", digest)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "utime", fail)
+    assert bytes(loader.fetch(digest).payload) == expected
 
 
 def test_an_image_under_anothers_name_is_not_taken(
