@@ -10,6 +10,7 @@ on an image and a run that nobody reads yet.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
@@ -37,6 +38,8 @@ from memory.places import Idle
 from memory.reuse import ReuseByKey
 from memory.runs import AdapterRuns, Run
 from ops.base import AdapterTables, Ops
+
+log = logging.getLogger(__name__)
 
 
 class AdapterRef(Protocol):
@@ -150,6 +153,7 @@ class AdapterPool:
             return
         entry.asked_at_poll = -2
         self._drop_load(entry)
+        self._forget(entry)
 
     def acquire(self, ref: AdapterRef, tenant: Tenant = NOBODY) -> AdapterLease | None:
         """A lease, or None: not on the device yet, ask again in the next step.
@@ -433,6 +437,14 @@ class AdapterPool:
         if isinstance(image, BaseException):
             self._fail(entry, image)
             return
+        try:
+            self._take(entry, image)
+        except Exception as error:
+            # Or else its slot, half written, would be leased.
+            log.exception("adapter %s could not be taken", entry.digest)
+            self._fail(entry, error)
+
+    def _take(self, entry: Entry, image: AdapterImage) -> None:
         entry.image_bytes = image.num_bytes
         tier = min(self._largest, key=lambda tier: self._largest[tier])
         if image.num_bytes > self._largest[tier]:
@@ -484,9 +496,11 @@ class AdapterPool:
         return is_awaited, entry.host_loss_s(self._clock(), is_cached=is_cached)
 
     def _forget(self, entry: Entry) -> None:
-        """If nothing is left of it but its file."""
-        if entry.is_empty and entry.digest not in self._pins:
-            self._entries.pop(entry.digest, None)
+        """If nothing is left of it but its file. Who was forgotten may have been followed by
+        another of the digest, which stays."""
+        is_known = self._entries.get(entry.digest) is entry
+        if is_known and entry.is_empty and entry.digest not in self._pins:
+            del self._entries[entry.digest]
 
 
 def _use_one_thread() -> None:

@@ -12,7 +12,9 @@ import pytest
 from adapters.errors import AdapterUnavailable
 from adapters.failures import MAX_FAULTS
 from adapters.image import AdapterImage, ImageCache
+from adapters.lora import ImageTables
 from memory.runs import UNIT_BYTES
+from tests.adapters.files import BASE
 from tests.adapters.pools import House, Ref, SteppedExecutor
 
 ONE_UNIT, TWO_UNITS, FIVE_UNITS = 4, 16, 40
@@ -254,6 +256,51 @@ def test_a_fault_is_told_until_a_load_succeeds_and_few_are_remembered(tmp_path: 
         house.settle()
     faults = [status.digest for status in house.pool.status() if status.fault]
     assert len(faults) == MAX_FAULTS and f"{2 * MAX_FAULTS - 1:064x}" in faults
+
+
+def test_the_end_of_a_failure_forgets_nobody_else(tmp_path: Path) -> None:
+    """Between two polls the adapter is asked for, given up and asked for again."""
+    house = House(tmp_path, [ONE_UNIT])
+    assert isinstance(house.executor, SteppedExecutor)
+    pool, ref = house.pool, house.refs[0]
+    folder, away = house.store.adapter_folder(ref.digest), tmp_path / "away"
+    folder.rename(away)
+    pool.prefetch(ref)
+    house.executor.drain()
+    assert pool.status()[0].fault is not None
+    away.rename(folder)
+    house.now += 6.0
+    pool.prefetch(ref)
+    pool.cancel(ref)
+    pool.expect(ref)
+    house.executor.drain()
+    assert house.tier(0) == "device"
+    pool.poll()
+    assert house.tier(0) == "device"
+    house.check()
+
+
+def test_one_that_is_given_up_before_it_loads_is_forgotten(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT] * 2)
+    house.load(1)
+    house.pool.may_displace(house.refs[0], house.refs[1].digest)
+    house.pool.cancel(house.refs[0])
+    assert [status.digest for status in house.pool.status()] == [house.refs[1].digest]
+
+
+def test_a_slot_that_could_not_be_written_is_not_leased(tmp_path: Path) -> None:
+    """Or else the base model would answer in the adapter's name. The image that is cached is whole,
+    and of more layers than the model has."""
+    house = House(tmp_path, [ONE_UNIT] * 2)
+    loader, ref = house.pool._loader, house.refs[0]
+    image = loader.fetch(ref.digest)
+    loader.cache.save(replace(image, tables=ImageTables.empty(BASE.num_layers + 1)))
+    with pytest.raises(AdapterUnavailable) as caught:
+        house.load(0)
+    assert caught.value.code == "adapter.load_failed"
+    assert house.on_device() == set() and house.runs.num_runs == 0
+    house.check()
+    assert house.serves(house.load(1).slot, 1)
 
 
 def test_only_what_was_proved_serves(tmp_path: Path) -> None:
