@@ -34,7 +34,8 @@ class Account:
         self.kind = limit.kind
         self.key: Key = (limit.subject, limit.kind.value, window.name)
         self.window = window
-        self.limit = limit.amount
+        self.limit = self.highest = limit.amount
+        """As it is, and as it was at most in this window."""
         self.granted = 0
         self.used = 0
         """Settled."""
@@ -55,7 +56,7 @@ class Account:
         self.to_answer = 0
         """The newest call of others, to be followed."""
         self.may_share = 0.0
-        """Part of the limit that it may take in an outage: what it held of the window before."""
+        """Part of a rate that it may take in an outage: what it held of the window before."""
         self.taken = 0
         """In an outage; the database does not know yet."""
         self.returning = 0
@@ -193,6 +194,7 @@ class LeaseBook:
         if limit.amount < account.limit:
             self._give_up(account)
         account.limit = limit.amount
+        account.highest = max(account.highest, limit.amount)
         account.used_at = now
         return account
 
@@ -294,7 +296,10 @@ class LeaseBook:
         for account, answer in zip(self._asked, answers, strict=True):
             if account is None:
                 continue
-            account.granted += answer.granted
+            # What it took meanwhile without asking is of what it was granted, unknown to it.
+            taken_of_it = min(account.taken, answer.granted)
+            account.taken -= taken_of_it
+            account.granted += answer.granted - taken_of_it
             account.slice = answer.granted or account.slice
             account.remaining = answer.remaining or 0
             account.is_void = answer.remaining is None
@@ -331,8 +336,10 @@ class LeaseBook:
     def _open(self, limit: Limit, window: Window, before: Account | None) -> Account:
         account = Account(limit, window)
         known = self._held.setdefault(account.key, account)
-        if known is account and before is not None and before.window.end == window.start:
-            share = max(0, before.granted) / max(1, before.limit)
+        # Of a new budget nothing: those who are not cut off may be given all of it.
+        is_new_rate = known is account and limit.kind not in BUDGETS
+        if is_new_rate and before is not None and before.window.end == window.start:
+            share = max(0, before.granted) / max(1, before.highest)
             account.may_share = min(1.0, share)
         return known
 

@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from gateway.accounts import AHEAD_S, Hold
+from admin.errors import DatabaseUnavailable
+from gateway.accounts import AHEAD_S, Answer, Ask, Hold
 from gateway.errors import QuotaExceeded, QuotaUnavailable
 from gateway.leases import SWEEP_INTERVAL_S, Leases
 from gateway.quota import Kind, Limit
@@ -19,6 +20,11 @@ NOON = 1_790_000_040.0
 """The first second of a minute."""
 REQUESTS = Limit("ten_a", Kind.REQUESTS_PER_MINUTE, 100)
 AT_ONCE = Limit("ten_a", Kind.CONCURRENT_REQUESTS, 10)
+BUDGETS = [
+    (Limit("ten_a", Kind.SPEND_PER_DAY, 100), 86_400.0),
+    (Limit("ten_a", Kind.SPEND_PER_MONTH, 100), 31 * 86_400.0),
+]
+"""With how long at most until the next window."""
 
 
 class Clock:
@@ -29,15 +35,33 @@ class Clock:
         return self.now
 
 
+class FaultyWire(Wire):
+    cut_off = ""
+    """The only gateway that the database does not answer."""
+    is_deaf = False
+    """The database does what it is asked, and its answer is lost."""
+
+    async def exchange(self, holder: str, number: int, asks: list[Ask]) -> list[Answer] | None:
+        if holder == self.cut_off:
+            raise DatabaseUnavailable("it does not answer this one")
+        answers = await super().exchange(holder, number, asks)
+        if self.is_deaf:
+            raise DatabaseUnavailable("its answer is lost")
+        return answers
+
+
 class Bench:
     """Gateways over one wire, in one clock."""
 
     def __init__(self) -> None:
         self.clock = Clock()
         self.model = ModelExchange()
-        self.wire = Wire(self.model)
+        self.wire = FaultyWire(self.model)
         for limit in (REQUESTS, AT_ONCE):
-            self.model.limits[limit.subject, limit.kind.value] = limit.amount
+            self.set(limit)
+
+    def set(self, limit: Limit) -> None:
+        self.model.limits[limit.subject, limit.kind.value] = limit.amount
 
     @asynccontextmanager
     async def gateway(self, name: str = "g1", lifetime_s: float = 300) -> AsyncIterator[Leases]:
@@ -50,6 +74,15 @@ class Bench:
 
     async def take(self, leases: Leases, limit: Limit = REQUESTS, amount: int = 1) -> list[Hold]:
         return await leases.take([(limit, amount)], self.clock())
+
+    async def take_all(self, leases: Leases, limit: Limit = REQUESTS) -> int:
+        """How many more requests are served."""
+        num_served = 0
+        with suppress(QuotaExceeded, QuotaUnavailable):
+            while True:
+                await self.take(leases, limit)
+                num_served += 1
+        return num_served
 
     async def away(self, leases: Leases) -> None:
         """The gateway has noticed when this returns."""
@@ -91,23 +124,62 @@ async def test_a_new_minute_without_the_database_has_the_share_of_the_last(bench
         await bench.take(two)
         await bench.away(one)
         bench.clock.now += 60
-        served = {one: 0, two: 0}
-        for leases in served:
-            with suppress(QuotaUnavailable):
-                while True:
-                    await bench.take(leases)
-                    served[leases] += 1
+        served: dict[Leases, int] = {}
+        for leases in (one, two):
+            served[leases] = await bench.take_all(leases)
         assert served[one] >= 30 and served[two] >= 1
         assert sum(served.values()) <= REQUESTS.amount
         # Back again, what they took is known: nobody gets it twice.
         bench.wire.is_away = False
         before = bench.wire.num_exchanges
         await eventually(lambda: bench.wire.num_exchanges > before + 2)
-        with pytest.raises(QuotaExceeded):
-            while True:
-                await bench.take(one)
-                served[one] += 1
+        served[one] += await bench.take_all(one)
     assert sum(served.values()) == REQUESTS.amount
+
+
+async def test_the_share_of_a_limit_that_was_lowered_is_a_share(bench: Bench) -> None:
+    """All gateways together have no more than the limit, though each had more of the higher one."""
+    lower = Limit("ten_a", Kind.REQUESTS_PER_MINUTE, 10)
+    async with bench.gateway("g1") as one, bench.gateway("g2") as two:
+        for leases in (one, two):
+            for _ in range(40):
+                await bench.take(leases)
+        bench.set(lower)
+        for leases in (one, two):
+            assert await bench.take_all(leases, lower) == 0
+        await bench.away(one)
+        bench.clock.now += 60
+        num_served = [await bench.take_all(leases, lower) for leases in (one, two)]
+    assert 0 < sum(num_served) <= lower.amount
+
+
+async def test_a_share_beside_a_grant_that_was_not_heard_of_is_part_of_it(bench: Bench) -> None:
+    async with bench.gateway() as leases:
+        for _ in range(80):
+            await bench.take(leases)
+        bench.wire.is_deaf = True
+        bench.clock.now += 60
+        num_served = await bench.take_all(leases)
+        bench.wire.is_deaf = False
+        before = bench.wire.num_exchanges
+        await eventually(lambda: bench.wire.num_exchanges > before)
+        num_served += await bench.take_all(leases)
+    assert num_served == REQUESTS.amount
+
+
+@pytest.mark.parametrize(("limit", "until_next_s"), BUDGETS)
+async def test_of_a_new_budget_one_that_is_cut_off_alone_takes_nothing(
+    bench: Bench, limit: Limit, until_next_s: float
+) -> None:
+    """The others may be given all of it."""
+    bench.set(limit)
+    async with bench.gateway("g1") as one, bench.gateway("g2") as two:
+        for _ in range(80):
+            await bench.take(one, limit)
+        bench.wire.cut_off = "g1"
+        bench.clock.now += until_next_s
+        assert await bench.take_all(one, limit) == 0
+        assert await bench.take_all(two, limit) == limit.amount
 
 
 async def test_the_slice_of_the_next_minute_is_there_when_it_begins(bench: Bench) -> None:
@@ -187,7 +259,7 @@ async def test_a_limit_that_is_lowered_holds_at_once(bench: Bench) -> None:
     async with bench.gateway() as leases:
         for _ in range(8):
             await bench.take(leases)
-        bench.model.limits[lower.subject, lower.kind.value] = lower.amount
+        bench.set(lower)
         for _ in range(2):
             await bench.take(leases, lower)
         with pytest.raises(QuotaExceeded):
