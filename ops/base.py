@@ -14,6 +14,7 @@ dtype.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -271,10 +272,15 @@ class Passed:
         pass
 
 
+EVEN = range(2, sys.maxsize, 2)
+"""Head sizes that can be rotated."""
+
+
 class HostOps:
     """What the backends share whose ops return when they have computed."""
 
     shares_tables = False
+    head_dims = EVEN
 
     def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
         return work
@@ -299,6 +305,8 @@ class Ops(Protocol):
     shares_tables: bool
     """Whether an embedding table is multiplied with as it lies, so that a model whose head is tied
     to it needs it once."""
+    head_dims: range
+    """Head sizes that it computes."""
 
     def activation_dtype(self, weights: torch.dtype) -> torch.dtype: ...
 

@@ -32,9 +32,6 @@ from ops.block_hash import HASH_BLOCK, hash_keys
 from ops.cpu_layers import NativeLayers, NativeStep
 from ops.panel_linear import PanelLinear
 
-MAX_HEAD_DIM = 256
-
-
 SAMPLING_POINTERS = (
     *("temperature", "top_k", "top_p", "min_p", "seed", "position", "choice"),
     *("presence", "frequency", "repetition", "token_buffer", "buffer_row"),
@@ -86,6 +83,7 @@ class CpuOps(HostOps):
     name = "cpu"
     device = torch.device("cpu")
     b_rank_major = True
+    head_dims = range(PAGE_TOKENS, 256 + 1, PAGE_TOKENS)
 
     def __init__(self, *, variant: str = "native", threads: int | None = None) -> None:
         self._lib = build.load(variant)
@@ -188,7 +186,7 @@ class CpuOps(HostOps):
         layout, tables = kv.layout, batch.block_tables
         num_kv, dim = layout.num_kv_heads, layout.head_dim
         assert _is_float(qkv) and tables.dtype is torch.int64
-        assert dim % PAGE_TOKENS == 0 and dim <= MAX_HEAD_DIM
+        assert dim in self.head_dims
         out = torch.empty(len(qkv), num_heads * dim)
         self._lib.paged_attention(
             *(qkv.data_ptr(), len(batch.context_lens), batch.query_start.data_ptr()),
@@ -221,8 +219,7 @@ class CpuOps(HostOps):
 
     def bind_layers(self, layers: list[LayerWeights]) -> LayerStack:
         for layer in layers:
-            dim = layer.rope.shape[1]
-            assert _is_float(layer.rope) and dim % PAGE_TOKENS == 0 and dim <= MAX_HEAD_DIM
+            assert _is_float(layer.rope) and layer.rope.shape[1] in self.head_dims
         return NativeLayers(self._lib, layers)
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:

@@ -23,6 +23,7 @@ from ops import (
     triton_table,
 )
 from ops.base import (
+    EVEN,
     Activation,
     AttentionBatch,
     KVCacheView,
@@ -65,6 +66,7 @@ class CudaOps:
     name = "cuda"
     b_rank_major = False
     shares_tables = True
+    head_dims = EVEN
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -179,6 +179,12 @@ class Worker:
     def _build(self, name: str, plan: ModelPlan) -> Hosted:
         """All that the model needs but its weights. Raises ValueError if it can never run here."""
         config, digest = self.config, plan.digest
+        head_dim, known = plan.spec.head_dim, self.ops.head_dims
+        if head_dim not in known:
+            raise ValueError(
+                f"model {name}: head_dim is {head_dim}, op backend {self.ops.name!r} computes "
+                f"multiples of {known.step} up to {known[-1]}"
+            )
         weight_bytes = self._max_weight_bytes(plan)
         num_extents = -(-weight_bytes // self.arena.extent_bytes)
         most = min(self._kv_extents, self.arena.num_kv_extents - num_extents)

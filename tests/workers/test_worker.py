@@ -20,6 +20,7 @@ from tests.workers.driver import Driver, store_adapter
 from workers.config import WorkerConfig
 from workers.importer import import_model
 from workers.protocol import AdapterRef, ErrorCode, FinishReason, Generate, SamplingParams
+from workers.worker import Worker
 
 ADAPTERS: dict[str, dict[str, Any]] = {
     "r4": {"rank": 4},
@@ -116,6 +117,24 @@ def test_batched_with_strangers_equals_alone_equals_peft(
         answer = driver.answers[request.id]
         oracle.judge(verdict, request.tokens, answer, name, f"{request.id} {name}")
     verdict.assert_equal()
+
+
+@pytest.mark.parametrize("head_dim", [100, 288])
+def test_a_head_size_that_the_backend_does_not_compute_is_refused(
+    tmp_path: Path, head_dim: int
+) -> None:
+    """100: OpenLLaMA 3B."""
+    source = make_model(tmp_path / "source", head_dim=head_dim)
+    digest = import_model(source, LocalStore(tmp_path / "store"))
+    config = WorkerConfig(
+        models={"tiny": digest},
+        store=str(tmp_path / "store"),
+        cache_dir=tmp_path / "cache",
+        listen="",
+        memory=16 << 20,
+    )
+    with pytest.raises(ValueError, match=f"model tiny: head_dim is {head_dim}"):
+        Worker(config, instance_id="w", progress=lambda *_: None)
 
 
 def test_adapters_make_a_difference(llama: Setup) -> None:
