@@ -52,13 +52,13 @@ WITH inserted AS (
         output_cost = h.output_cost + excluded.output_cost
 ), totals AS (
     INSERT INTO usage_totals AS t (subject, span, start, metered_tokens, cost)
-    SELECT subject, span, date_trunc(span, day)::date, sum(metered_tokens), sum(cost)
+    SELECT subject, span, date_trunc(span, day::timestamp)::date, sum(metered_tokens), sum(cost)
     FROM spent, LATERAL (VALUES (tenant_id), (key_subject)) AS s (subject), (VALUES ('day'), ('month')) AS p (span)
     GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
     ON CONFLICT (subject, span, start) DO UPDATE
     SET metered_tokens = t.metered_tokens + excluded.metered_tokens, cost = t.cost + excluded.cost
 ), charges AS (
-    SELECT subject, kind, date_trunc(span, day)::timestamp AT TIME ZONE 'UTC' AS start, gateway, sum(amount) AS amount
+    SELECT subject, kind, date_trunc(span, day::timestamp) AT TIME ZONE 'UTC' AS start, gateway, sum(amount) AS amount
     FROM spent JOIN jsonb_to_recordset($1) AS r (request_id text, leased integer) USING (request_id),
         LATERAL (VALUES
             (0, tenant_id, 'tokens_per_day', 'day', metered_tokens),

@@ -8,12 +8,14 @@ from datetime import UTC, datetime
 
 import pytest
 
-from admin.queries import sql
+from admin.database import EVERYTHING, Database
 from gateway.accounts import Ask, Call
 from gateway.leases import PostgresExchange
 from gateway.quota import Kind, Span, window
+from tests.admin.test_usage import load, row
 from tests.gateway.exchanges import ModelExchange
 from tests.gateway.live import Live, eventually
+from tests.postgres import server
 from tests.scale import scaled
 
 HOLDERS = ("g1", "g2", "g3")
@@ -45,29 +47,17 @@ class Both:
     async def load(self, holder: str, amount: int, request_id: str) -> None:
         key = (self.subject, Kind.TOKENS_PER_DAY.value, today())
         self.model.load(key, holder, amount)
-        row = {
-            "request_id": request_id,
-            "admitted_at": datetime.now(UTC).timestamp(),
-            "tenant_id": self.subject,
-            "key_id": "k",
-            "model": "tiny",
-            "worker": "w",
-            "prompt_tokens": amount,
-            "cached_tokens": 0,
-            "completion_tokens": 0,
-            "duration_ms": 1.0,
-            "finish_reasons": ["stop"],
-            "status": "completed",
-            "gateway": holder,
-            "metered_tokens": amount,
-            **dict.fromkeys(("cost", "input_cost", "cached_input_cost", "output_cost"), 0),
-            "leased": 1,
-        }
-        async with self.database.transaction() as connection:
-            await connection.execute(sql["usage_make_room"], [row])
-            # Twice, as after a lost answer: counted once.
-            await connection.execute(sql["usage_load"], [row])
-            await connection.execute(sql["usage_load"], [row])
+        used = row(
+            *(0, datetime.now(UTC)),
+            request_id=request_id,
+            tenant_id=self.subject,
+            gateway=holder,
+            leased=1,
+            metered_tokens=amount,
+        )
+        # Twice, as after a lost answer: counted once.
+        await load(self.database, [used])
+        await load(self.database, [used])
 
 
 @pytest.mark.parametrize("seed", range(scaled(6, 200)))
@@ -100,6 +90,34 @@ async def test_answers_are_those_of_the_model(live: Live, seed: int) -> None:
         held = both.model.leases.get((key, holder), 0)
         if held > 0 and draw.random() < 0.4:
             await both.load(holder, draw.randint(1, held), f"{seed}-{step}")
+
+
+@pytest.mark.parametrize(
+    ("zone", "noon"),
+    [
+        # The clock goes forward at midnight: the day has no 00:00.
+        ("America/Santiago", datetime(2026, 9, 6, 12, tzinfo=UTC)),
+        ("Africa/Cairo", datetime(2026, 4, 24, 12, tzinfo=UTC)),
+    ],
+)
+async def test_days_are_of_utc_whatever_the_servers_time_zone(
+    live: Live, zone: str, noon: datetime
+) -> None:
+    """What is loaded leaves its slice."""
+    (here,) = await live.fetch("SELECT current_database() AS name")
+    await live.limit(tokens_per_day=1000)
+    dsn = f"{server().dsn(here['name'])}&timezone={zone}"
+    database = await Database.connect(dsn, sees=EVERYTHING)
+    try:
+        day = window(Span.DAY, noon.timestamp()).name
+        ask = Ask(live.tenant_id, Kind.TOKENS_PER_DAY.value, day, need=100, want=100)
+        (answer,) = await PostgresExchange(database, 300).exchange("g1", 1, [ask]) or []
+        used = row(0, noon, tenant_id=live.tenant_id, gateway="g1", leased=1, metered_tokens=100)
+        await load(database, [used])
+    finally:
+        await database.close()
+    (left,) = await live.fetch("SELECT granted FROM quota_leases")
+    assert left["granted"] == answer.granted - 100
 
 
 async def test_a_call_is_heard_by_all_who_listen(live: Live) -> None:
