@@ -71,7 +71,6 @@ async def once(
             was_done = False
         else:
             seed, answer, was_done = await _claim(request, connection, header, create)
-    await request.plane.until_known()
     body = answer if finish is None else finish(answer, seed)
     headers = {"idempotent-replayed": "true"} if was_done else None
     return Response(body, media_type="application/json", headers=headers)

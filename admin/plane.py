@@ -19,13 +19,13 @@ from admin import contents, versions
 from admin.audit import Actor, changing
 from admin.config import AdminConfig
 from admin.database import Database
-from admin.errors import AdminError, Conflict, Invalid
+from admin.errors import AdminError, Conflict, DatabaseUnavailable, Invalid
 from admin.idempotency import forget_for_ever
 from admin.key_lookup import KeyLookup
 from admin.key_uses import WRITE_INTERVAL_S, KeyUses
 from admin.queries import catalog_generation, sql
 from admin.reaper import Reaper
-from admin.records import BaseModel, Tenant
+from admin.records import AdapterState, BaseModel, Tenant
 from admin.resumable import ResumableUploads
 from admin.retirement import Retirement, retirement_progress
 from admin.upload import OVERHEAD_BYTES
@@ -88,18 +88,21 @@ class AdminPlane:
     async def publish(
         self, new: NewVersion, staged: Path, actor: Actor
     ) -> tuple[VersionDetails, bool]:
-        """Files and row of a version, and whether it is new. An admin's upload lets its chat
-        template run."""
+        """Files and row of a version, and whether it is new; what is ready at once gateways go by.
+        An admin's upload lets its chat template run."""
         for file in staged.iterdir():
             if file.name not in (CONFIG_NAME, WEIGHTS_NAME):
                 file.unlink()
         try:
-            return await self._publish(new, staged, actor)
+            version, is_new = await self._publish(new, staged, actor)
         except Exception:
             # What was stored for a version that could not be made goes at once, or later.
             with contextlib.suppress(AdminError, OSError):
                 await self.reaper.reap()
             raise
+        if version.state == AdapterState.READY:
+            await self.until_known()
+        return version, is_new
 
     async def _publish(
         self, new: NewVersion, staged: Path, actor: Actor
@@ -138,15 +141,16 @@ class AdminPlane:
 
     async def until_known(self) -> None:
         """Returns when every live gateway goes by the catalog as it is now, or after
-        `KNOWN_WAIT_S`: who is told of a change finds it in force."""
-        async with self.database.acquire() as connection:
-            generation = await catalog_generation(connection)
+        `KNOWN_WAIT_S`. What was changed stays changed if the database goes away meanwhile."""
         deadline = time.monotonic() + KNOWN_WAIT_S
-        while time.monotonic() < deadline:
+        with contextlib.suppress(DatabaseUnavailable):
             async with self.database.acquire() as connection:
-                if await connection.fetchval(sql["gateways_know"], generation):
-                    return
-            await asyncio.sleep(0.02)
+                generation = await catalog_generation(connection)
+            while time.monotonic() < deadline:
+                async with self.database.acquire() as connection:
+                    if await connection.fetchval(sql["gateways_know"], generation):
+                        return
+                await asyncio.sleep(0.02)
 
     async def run(self) -> None:
         """What goes on beside the requests; for ever."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from litestar import Request
@@ -44,9 +45,13 @@ class AdminRequest(Request[ApiKey, Any, State]):
         """A connection that only reads, and only what the caller may see."""
         return self.plane.database.transaction(self.actor.sees, readonly=True)
 
-    def transaction(self) -> AbstractAsyncContextManager[Connection]:
-        """It sees what the caller may, and what changes in it is logged as the caller's."""
-        return changing(self.plane.database, self.actor)
+    @asynccontextmanager
+    async def transaction(self) -> AsyncGenerator[Connection]:
+        """It sees what the caller may, and what changes in it is logged as the caller's. It is
+        left when gateways go by it: who is told of a change finds it in force."""
+        async with changing(self.plane.database, self.actor) as connection:
+            yield connection
+        await self.plane.until_known()
 
 
 async def add_request_id(message: Message, scope: Scope) -> None:

@@ -125,7 +125,6 @@ class KeyController(Controller):
         async with request.transaction() as connection:
             await _check(connection, key_id, if_match)
             revoked = KeyView.of(await keys.revoke_key(connection, key_id))
-        await request.plane.until_known()
         return _tagged(revoked)
 
 

@@ -96,7 +96,6 @@ class ModelController(Controller):
             changed = await models.register_model(connection, name, shape, length)
             if data.residency is not None:
                 changed = await models.set_residency(connection, name, data.residency)
-        await request.plane.until_known()
         return tagged(ModelView.of(changed))
 
     @delete("/{name:str}", guards=[requires(ADMIN)], status_code=200)

@@ -54,9 +54,7 @@ class TenantQuotaController(Controller):
             owner = await tenants.find_tenant(connection, tenant)
             await _check(connection, TenantLimits, owner.id, None, if_match)
             await quotas.set_quota(connection, owner.id, None, quota_of(owner.id, data))
-            shown = await _show_tenants(connection, owner)
-        await request.plane.until_known()
-        return shown
+            return await _show_tenants(connection, owner)
 
     @delete(guards=[requires(ADMIN)], status_code=200)
     async def clear_quota(
@@ -98,9 +96,7 @@ class KeyQuotaController(Controller):
             subject = key.quota_subject
             await _check(connection, KeyLimits, owner_id, subject, if_match)
             await quotas.set_quota(connection, owner_id, subject, quota_of(subject, data))
-            shown = await _show_keys(connection, key, owner_id)
-        await request.plane.until_known()
-        return shown
+            return await _show_keys(connection, key, owner_id)
 
     @delete(guards=[requires(ADMIN)], status_code=200)
     async def clear_quota(

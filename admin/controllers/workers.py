@@ -51,5 +51,4 @@ class WorkerController(Controller):
 async def _set_draining(request: AdminRequest, worker_id: str, *, draining: bool) -> WorkerDetails:
     async with request.transaction() as connection:
         changed = await workers.set_draining(connection, worker_id, draining)
-    await request.plane.until_known()
     return WorkerDetails.of(changed)
