@@ -58,7 +58,7 @@ class Account:
         self.may_share = 0.0
         """Part of a rate that it may take in an outage: what it held of the window before."""
         self.taken = 0
-        """In an outage; the database does not know yet."""
+        """In an outage, or while there is no such limit; the database does not know yet."""
         self.returning = 0
         """Given up, with the next exchange."""
         self.is_void = False
@@ -66,7 +66,12 @@ class Account:
 
     @property
     def ready(self) -> int:
-        return ENDLESS if self.is_void else self.granted - self.used - self.reserved
+        return ENDLESS if self.is_void else self.spare
+
+    @property
+    def spare(self) -> int:
+        """Of what it holds."""
+        return self.granted - self.used - self.reserved
 
     @property
     def left(self) -> int:
@@ -87,7 +92,7 @@ class Account:
         return self.is_low or (self.slice == 0 and self.window.start > now)
 
     def gives_back(self, now: float) -> bool:
-        """What is ready: nobody here will need it, or others do."""
+        """What it has to spare: nobody here will need it, or others do."""
         return self.to_answer > 0 or self.is_past(now) or self.is_done(now)
 
     def is_done(self, now: float) -> bool:
@@ -356,9 +361,14 @@ class LeaseBook:
 
     def _commit(self, holds: Sequence[Hold]) -> None:
         for hold in holds:
-            hold.account.reserved += hold.amount
-            if hold.account.is_low:
-                self._due[hold.account] = None
+            account = hold.account
+            account.reserved += hold.amount
+            if account.is_void and account.spare < 0:
+                # The limit may be set again, and what this uses leaves the slice when it is loaded.
+                account.taken -= account.spare
+                account.granted -= account.spare
+            if account.is_low:
+                self._due[account] = None
 
     def _needs(self) -> dict[Account, tuple[int, int]]:
         """Of each account that is waited for: what the first in line needs, and all together."""
@@ -384,8 +394,8 @@ class LeaseBook:
         return Ask(*account.key, *told, need, want, call)
 
     def _give_up(self, account: Account) -> None:
-        """What is ready goes back with the next exchange."""
-        if not account.is_void and account.ready > 0:
-            account.returning += account.ready
-            account.granted -= account.ready
+        """What it has to spare goes back with the next exchange."""
+        if account.spare > 0:
+            account.returning += account.spare
+            account.granted -= account.spare
             self._due[account] = None

@@ -55,6 +55,7 @@ class Reservation:
         self.max_tokens = max_tokens
         self.admitted_at = time.time()
         self.holder = "" if leases is None else leases.holder
+        """Whose slices it is reserved from, all of it."""
         self.leased = leased_bits(tenant_id, limits)
         self._leases = leases
         self._limits = limits
@@ -132,6 +133,13 @@ class Reservation:
         assert self._leases is not None
         wanted = [(limit, self._amount(limit.kind, prompt, completion)) for limit in limits]
         holds = await self._leases.take(wanted, self.admitted_at)
+        if self.holder != self._leases.holder:
+            if self._parts:
+                # What is used leaves the slices of one holder, and its own are lost.
+                for hold in holds:
+                    self._leases.settle(hold, 0)
+                raise QuotaUnavailable("The slices of limits were lost meanwhile.")
+            self.holder = self._leases.holder
         self._parts.append(Part(prompt, completion, holds))
         self._promised += completion
 

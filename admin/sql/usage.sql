@@ -76,7 +76,7 @@ WITH inserted AS (
     FROM quota_leases l JOIN charges c ON (l.subject, l.kind, l.start, l.gateway_id) = (c.subject, c.kind, c.start, c.gateway)
     ORDER BY l.subject, l.kind, l.start FOR UPDATE OF l -- as those lock them who change them
 )
-UPDATE quota_leases l SET granted = greatest(0, l.granted - k.amount) FROM locked k
+UPDATE quota_leases l SET granted = l.granted - k.amount FROM locked k
 WHERE (l.subject, l.kind, l.start, l.gateway_id) = (k.subject, k.kind, k.start, k.gateway_id);
 
 -- name: usage_upkeep

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
 from admin.database import EVERYTHING, Database
-from gateway.accounts import Ask, Call
-from gateway.leases import PostgresExchange
-from gateway.quota import Kind, Span, window
+from gateway.accounts import IDLE_S, Ask, Call
+from gateway.admission import AT_ONCE, Reservation, Usage
+from gateway.leases import Leases, PostgresExchange
+from gateway.quota import Kind, Limit, Span, Tariff, window
 from tests.admin.test_usage import load, row
 from tests.gateway.exchanges import ModelExchange
-from tests.gateway.live import Live, eventually
+from tests.gateway.live import WAIT_S, Live, eventually
 from tests.postgres import server
 from tests.scale import scaled
 
@@ -30,10 +35,10 @@ class Both:
     """The same to the model and to the database."""
 
     def __init__(self, live: Live) -> None:
+        self.live = live
         self.subject = live.tenant_id
         self.model = ModelExchange()
         self.model.limits = {(self.subject, kind.value): top for kind, top in LIMITS.items()}
-        self.database = live.database
         self.exchange = PostgresExchange(live.database, lifetime_s=300)
         self.numbers = dict.fromkeys(HOLDERS, 0)
 
@@ -44,20 +49,12 @@ class Both:
         expected = self.model.answer(holder, number, asks)
         assert await self.exchange.exchange(holder, number, asks) == expected
 
-    async def load(self, holder: str, amount: int, request_id: str) -> None:
+    async def load(self, holder: str, amount: int, number: int) -> None:
         key = (self.subject, Kind.TOKENS_PER_DAY.value, today())
         self.model.load(key, holder, amount)
-        used = row(
-            *(0, datetime.now(UTC)),
-            request_id=request_id,
-            tenant_id=self.subject,
-            gateway=holder,
-            leased=1,
-            metered_tokens=amount,
-        )
         # Twice, as after a lost answer: counted once.
-        await load(self.database, [used])
-        await load(self.database, [used])
+        for _ in range(2):
+            await load(self.live.database, [used(self.live, holder, number, amount)])
 
 
 @pytest.mark.parametrize("seed", range(scaled(6, 200)))
@@ -89,7 +86,7 @@ async def test_answers_are_those_of_the_model(live: Live, seed: int) -> None:
         key = (both.subject, Kind.TOKENS_PER_DAY.value, starts[Kind.TOKENS_PER_DAY])
         held = both.model.leases.get((key, holder), 0)
         if held > 0 and draw.random() < 0.4:
-            await both.load(holder, draw.randint(1, held), f"{seed}-{step}")
+            await both.load(holder, draw.randint(1, held), step)
 
 
 @pytest.mark.parametrize(
@@ -112,8 +109,8 @@ async def test_days_are_of_utc_whatever_the_servers_time_zone(
         day = window(Span.DAY, noon.timestamp()).name
         ask = Ask(live.tenant_id, Kind.TOKENS_PER_DAY.value, day, need=100, want=100)
         (answer,) = await PostgresExchange(database, 300).exchange("g1", 1, [ask]) or []
-        used = row(0, noon, tenant_id=live.tenant_id, gateway="g1", leased=1, metered_tokens=100)
-        await load(database, [used])
+        fields = {"tenant_id": live.tenant_id, "gateway": "g1", "leased": 1}
+        await load(database, [row(97, noon, **fields)])  # 100 tokens
     finally:
         await database.close()
     (left,) = await live.fetch("SELECT granted FROM quota_leases")
@@ -149,6 +146,77 @@ async def test_of_rates_the_silent_hold_nothing(live: Live) -> None:
     assert await silent.exchange("g1", 2, returned)
     (answer,) = await other.exchange("g2", 2, [Ask(*keys[1], need=1)]) or []
     assert answer.granted > 0
+
+
+@asynccontextmanager
+async def running(live: Live, clock: Callable[[], float]) -> AsyncIterator[Leases]:
+    """Slices of one gateway; afterwards it uses them for long enough that all are given back."""
+    ahead_s = 0.0
+    exchange = PostgresExchange(live.database, 300)
+    leases = Leases(exchange, "g1", 300, lambda: clock() + ahead_s, wait_s=WAIT_S)
+    task = asyncio.create_task(leases.run())
+    yield leases
+    ahead_s = IDLE_S + 1
+    await eventually(lambda: nothing_held(live))
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+async def nothing_held(live: Live) -> bool:
+    return not await live.fetch("SELECT 1 FROM quota_leases WHERE granted <> 0")
+
+
+def used(live: Live, holder: str, number: int, tokens: int) -> dict[str, Any]:
+    """A row of a request that its tenant's tokens of the day were reserved for."""
+    fields = {"tenant_id": live.tenant_id, "gateway": holder, "leased": 1}
+    return row(number, datetime.now(UTC), metered_tokens=tokens, **fields)
+
+
+async def test_a_limit_that_is_lifted_and_set_again_leaves_nothing_held(live: Live) -> None:
+    """A stream that was admitted under the limit goes on while there is none."""
+    now = datetime.now(UTC).timestamp()
+
+    async def take(leases: Leases, amount: int) -> None:
+        limit = Limit(live.tenant_id, Kind.TOKENS_PER_DAY, 1000)
+        (hold,) = await leases.take([(limit, amount)], now)
+        leases.settle(hold, amount)
+
+    await live.limit(tokens_per_day=1000)
+    async with running(live, lambda: now) as leases:
+        await take(leases, 100)
+        await live.fetch("DELETE FROM quotas RETURNING 1")
+        leases.believe_catalog()
+        await take(leases, 900)
+        await load(live.database, [used(live, "g1", 0, 1000)])
+        await live.limit(tokens_per_day=5000)
+        leases.believe_catalog()
+        await take(leases, 10)
+        await load(live.database, [used(live, "g1", 1, 10)])
+
+
+async def test_of_what_was_reserved_before_and_after_a_loss_nothing_stays_held(live: Live) -> None:
+    """As when Postgres fails over to a standby that lacks the last exchanges: what an answer takes
+    is of the slices that it began with."""
+    await live.limit(tokens_per_day=100_000)
+    async with running(live, time.time) as leases:
+        reservation = Reservation(
+            leases,
+            [Limit(live.tenant_id, Kind.TOKENS_PER_DAY, 100_000)],
+            Tariff(),
+            tenant_id=live.tenant_id,
+            prompt_tokens=10,
+            max_tokens=[2 * AT_ONCE],
+            num_choices=1,
+        )
+        await reservation.begin()
+        await live.fetch("DELETE FROM quota_holders RETURNING 1")
+        await eventually(lambda: leases.holder != "g1")
+        assert reservation.give(600) == 600  # and asks for more
+        await eventually(lambda: live.fetch("SELECT 1 FROM quota_leases"))
+        assert reservation.give(1400) == AT_ONCE - 600
+        reservation.settle(Usage(10, AT_ONCE))
+        await load(live.database, [used(live, reservation.holder, 0, 10 + AT_ONCE)])
 
 
 def budget(live: Live) -> tuple[str, str, str]:
