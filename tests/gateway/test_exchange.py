@@ -236,6 +236,22 @@ async def test_who_was_away_for_too_long_has_lost_all(live: Live) -> None:
     assert not await live.fetch("SELECT 1 FROM quota_leases")
 
 
+async def test_who_owes_much_more_than_a_limit_stops_nobody(live: Live) -> None:
+    """More than a bigint holds: a price was mistaken, and then a limit set."""
+    now, dollar = datetime.now(UTC), 10**12
+    spent = [row(n, now, tenant_id=live.tenant_id, cost=10**6 * dollar) for n in range(16)]
+    await load(live.database, spent)
+    await live.limit(spend_per_month=100 * dollar, concurrent_requests=4)
+    month = window(Span.MONTH, now.timestamp()).name
+    asks = [
+        Ask(live.tenant_id, "concurrent_requests", "-infinity", need=4),
+        Ask(live.tenant_id, "spend_per_month", month, need=dollar),
+    ]
+    slots, money = await PostgresExchange(live.database, 300).exchange("g1", 1, asks) or []
+    assert (slots.granted, money.granted) == (4, 0)
+    assert money.remaining == (100 - 16 * 10**6) * dollar
+
+
 async def test_a_limit_that_is_gone(live: Live) -> None:
     """A limit that is not there any more is said to be none, and leaves nothing behind."""
     exchange = PostgresExchange(live.database, 300)
