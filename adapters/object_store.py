@@ -59,6 +59,10 @@ class Entry(msgspec.Struct, frozen=True):
     files: dict[FileName, int]
 
 
+Target = tuple[LocalStore, Kind, str]
+"""A folder, and the cache that it is in or comes to."""
+
+
 class ObjectStore:
     """Credentials, region and endpoint are found by boto3's own chain (AWS_ENDPOINT_URL, ...).
 
@@ -76,7 +80,10 @@ class ObjectStore:
         self._cache_root = cache / "adapters"
         self._cache_bytes = cache_bytes
         self._client: Any = boto3.client("s3", config=CONFIG)
-        self._bringing = threading.Lock()
+        self._bringing: set[Target] = set()
+        """What somebody looks for in a cache, or brings there."""
+        self._brought = threading.Condition()
+        """Of `_bringing`; held while something leaves a cache."""
         self._swept_at = 0.0
 
     @property
@@ -106,14 +113,13 @@ class ObjectStore:
                 Key=self._index(kind, digest),
                 Body=msgspec.json.encode(entry),
             )
-        self._cache.put(kind, digest, staged)
-        if kind == "adapters":
-            self._trim(keep=digest)
+        with self._alone((self._cache, kind, digest)):
+            self._cache.put(kind, digest, staged)
+            if kind == "adapters":
+                self._trim()
 
     def adapter_folder(self, digest: str) -> Path:
-        folder = self._bring("adapters", digest, self._cache, lambda _name: True)
-        os.utime(folder)
-        return folder
+        return self._bring("adapters", digest, self._cache, lambda _name: True)
 
     def model_folder(self, digest: str, *, weights: bool = True) -> Path:
         if weights or self._cache.exists("models", digest):
@@ -131,8 +137,9 @@ class ObjectStore:
             self._client.delete_object(Bucket=self._bucket, Key=index)
             for key, _ in self._list(f"{self._prefix}{kind}/{digest}/"):
                 self._client.delete_object(Bucket=self._bucket, Key=key)
-        self._cache.delete(kind, digest)
-        self._heads.delete(kind, digest)
+        with self._brought:
+            self._cache.delete(kind, digest)
+            self._heads.delete(kind, digest)
 
     def digests(self, kind: Kind) -> list[str]:
         prefix = f"{self._prefix}index/{kind}/"
@@ -177,15 +184,33 @@ class ObjectStore:
         self, kind: Kind, digest: str, cache: LocalStore, is_wanted: Callable[[str], bool]
     ) -> Path:
         """The folder in the cache, from the bucket if it is not there."""
-        with self._bringing:
+        with self._alone((cache, kind, digest)):
             if not cache.exists(kind, digest):
                 entry = self._find(kind, digest)
                 if entry is None:
                     raise NotInStore(f"{kind}/{digest}")
                 self._download(kind, digest, entry, cache, is_wanted)
                 if kind == "adapters":
-                    self._trim(keep=digest)
-        return cache.adapter_folder(digest) if kind == "adapters" else cache.model_folder(digest)
+                    self._trim()
+            is_adapter = kind == "adapters"
+            folder = cache.adapter_folder(digest) if is_adapter else cache.model_folder(digest)
+            # The last used, before anybody may trim it. (A disk may be there to be read only.)
+            with contextlib.suppress(OSError):
+                os.utime(folder)
+            return folder
+
+    @contextlib.contextmanager
+    def _alone(self, target: Target) -> Generator[None]:
+        """Waits for whoever brings the same, and for nobody else."""
+        with self._brought:
+            self._brought.wait_for(lambda: target not in self._bringing)
+            self._bringing.add(target)
+        try:
+            yield
+        finally:
+            with self._brought:
+                self._bringing.remove(target)
+                self._brought.notify_all()
 
     def _download(
         self,
@@ -210,19 +235,21 @@ class ObjectStore:
         finally:
             shutil.rmtree(staged, ignore_errors=True)
 
-    def _trim(self, keep: str) -> None:
-        """Drops the adapters used longest ago until the cache keeps its bound."""
-        found = [
-            (folder.stat().st_mtime, sum(file.stat().st_size for file in folder.iterdir()), folder)
-            for folder in self._cache_root.iterdir()
-        ]
-        total = sum(num_bytes for _, num_bytes, _ in found)
-        for _, num_bytes, folder in sorted(found):
-            if total <= self._cache_bytes:
-                return
-            if folder.name != keep:
-                self._cache.delete("adapters", folder.name)
-                total -= num_bytes
+    def _trim(self) -> None:
+        """Drops the adapters used longest ago until the cache keeps its bound, but none that
+        somebody is about to have."""
+        with self._brought:
+            found = [
+                (folder.stat().st_mtime, sum(f.stat().st_size for f in folder.iterdir()), folder)
+                for folder in self._cache_root.iterdir()
+            ]
+            total = sum(num_bytes for _, num_bytes, _ in found)
+            for _, num_bytes, folder in sorted(found):
+                if total <= self._cache_bytes:
+                    return
+                if (self._cache, "adapters", folder.name) not in self._bringing:
+                    self._cache.delete("adapters", folder.name)
+                    total -= num_bytes
 
     def _find(self, kind: Kind, digest: str) -> Entry | None:
         key = self._index(kind, digest)

@@ -347,6 +347,65 @@ def test_an_adapter_is_loaded_from_the_bucket_and_its_absence_named(
     assert time.monotonic() - started < 30
 
 
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_an_adapter_does_not_wait_for_a_model(
+    bucket: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_cached: bool
+) -> None:
+    """Gigabytes may be on their way for minutes."""
+    bucket.put("models", DIGEST, stage(bucket))
+    bucket.put("adapters", OTHER, stage(bucket))
+    other = open_store(f"s3://{BUCKET}/{tmp_path.name}", tmp_path / "other")
+    assert isinstance(other, ObjectStore)
+    if is_cached:
+        other.adapter_folder(OTHER)
+    is_on_its_way, may_come = threading.Event(), threading.Event()
+    download = other._client.download_file
+
+    def slow(bucket: str, key: str, path: str) -> None:
+        if "/models/" in key:
+            is_on_its_way.set()
+            may_come.wait(60)
+        download(bucket, key, path)
+
+    monkeypatch.setattr(other._client, "download_file", slow)
+    with ThreadPoolExecutor(2) as pool:
+        model = pool.submit(other.model_folder, DIGEST)
+        try:
+            assert is_on_its_way.wait(60)
+            adapter = pool.submit(other.adapter_folder, OTHER)
+            assert adapter.result(timeout=30).is_dir() and not model.done()
+        finally:
+            may_come.set()
+        assert model.result(timeout=60).is_dir()
+
+
+def test_what_is_asked_for_is_not_trimmed(
+    bucket: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room for two: another comes when the one used longest ago was found, and not yet touched."""
+    digests = [f"{i:064x}" for i in range(3)]
+    for digest in (digests[2], *digests[:2]):
+        bucket.put("adapters", digest, stage(bucket, bytes(1000)))
+    is_found, may_go_on = threading.Event(), threading.Event()
+    touch = os.utime
+
+    def slow(path: Path) -> None:
+        if path.name == digests[0]:
+            is_found.set()
+            may_go_on.wait(60)
+        touch(path)
+
+    monkeypatch.setattr(os, "utime", slow)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(bucket.adapter_folder, digests[0])
+        try:
+            assert is_found.wait(60)
+            bucket.adapter_folder(digests[2])
+        finally:
+            may_go_on.set()
+        assert len(content(asked.result(timeout=60))) == 2
+
+
 def test_two_threads_bring_it_once(bucket: ObjectStore, tmp_path: Path) -> None:
     bucket.put("models", DIGEST, stage(bucket, bytes(100_000)))
     other = open_store(f"s3://{BUCKET}/{tmp_path.name}", tmp_path / "other")
