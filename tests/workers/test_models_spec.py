@@ -57,6 +57,16 @@ def test_unsupported_is_refused_by_name(field: str, config: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize(
+    ("named", "drawn"), [(None, ()), (-1, ()), (2, (2,)), ([2, 3, SIZES["vocab_size"]], (2, 3))]
+)
+def test_end_tokens_are_those_of_the_vocabulary(
+    named: int | list[int] | None, drawn: tuple[int, ...]
+) -> None:
+    """Kernels write where an end token's logit is."""
+    assert read_spec(config_of("llama", eos_token_id=named)).eos_token_ids == drawn
+
+
+@pytest.mark.parametrize(
     ("model_type", "old", "new"),
     [
         (

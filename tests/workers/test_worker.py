@@ -207,3 +207,14 @@ def test_sampling_depends_on_seed_position_and_choice_only(llama: Setup) -> None
     assert sample(11, 0, strangers=7) == alone
     assert sample(12, 0, strangers=0) != alone
     assert sample(11, 1, strangers=0) != alone
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_a_temperature_of_almost_nothing_draws_what_none_does(llama: Setup, backend: str) -> None:
+    """Logits divided by it do not overflow."""
+    with Driver(llama.config(ops=backend)) as driver:
+        for number, temperature in enumerate((0.0, 1e-38, 1e-30)):
+            params = SamplingParams(max_tokens=8, seed=1, temperature=temperature, ignore_eos=True)
+            driver.submit(Generate(number, "", llama.digest, [1, 2, 3], params, cache_domain="t"))
+        driver.wait()
+    assert driver.answers[0] == driver.answers[1] == driver.answers[2]

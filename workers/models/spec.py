@@ -96,7 +96,7 @@ def common_fields(config: dict[str, Any]) -> dict[str, Any]:
         "max_position_embeddings": positive(config, "max_position_embeddings"),
         "tie_word_embeddings": bool(config.get("tie_word_embeddings", False)),
         "attention_scale": head_dim**-0.5,
-        "eos_token_ids": _token_ids(config.get("eos_token_id")),
+        "eos_token_ids": _end_tokens(config),
     }
 
 
@@ -143,7 +143,8 @@ def _refuse_extensions(config: dict[str, Any]) -> None:
         raise UnsupportedModel("use_bidirectional_attention", True, "False")
 
 
-def _token_ids(value: int | list[int] | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (value,)
+def _end_tokens(config: dict[str, Any]) -> tuple[int, ...]:
+    """Those that can be drawn: some configs say -1 for none, or name one beyond the vocabulary."""
+    value: int | list[int] | None = config.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    return tuple(token for token in ids if 0 <= token < config["vocab_size"])
