@@ -78,7 +78,12 @@ class ModelLoader:
         """On the calling thread, with as many kernel threads as that has."""
         before = resident_bytes()
         begin = perf_counter()
-        model = Decoder.load(plan, self._ops, image=image, progress=progress)
+        try:
+            model = Decoder.load(plan, self._ops, image=image, progress=progress)
+        except BaseException:
+            if image is not None:
+                image.drop()
+            raise
         seconds = perf_counter() - begin
         log.info(
             "model %s: loaded in %.2f s, %d MiB of weights, the process went from %d to %d MiB",

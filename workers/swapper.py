@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -234,6 +235,8 @@ class Swapper:
             work()
         except Exception as error:
             log.exception("model %s could not be loaded", hosted.plan.digest[:12])
+            # They hold what was read so far, and each other by way of the load.
+            traceback.clear_frames(error.__traceback__)
             return self._fail(hosted, f"{type(error).__name__}: {error}")
         return []
 

@@ -3,6 +3,7 @@ swap, streams are never cut, and what cannot be loaded harms nobody else."""
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import shutil
@@ -16,7 +17,8 @@ import torch
 from adapters.manifest import BaseModelShape
 from adapters.store import LocalStore
 from memory.runs import UNIT_BYTES
-from tests.doubles import make_adapter, make_model
+from ops.base import PackedLinear
+from tests.doubles import make_adapter, make_model, write_adapter
 from tests.scale import scaled
 from tests.workers.driver import Driver, store_adapter
 from workers.config import WorkerConfig
@@ -49,6 +51,7 @@ class House:
         self.store = LocalStore(folder / "store")
         self.digests: dict[str, str] = {}
         self.refs: dict[str, list[AdapterRef]] = {}
+        self.shapes: dict[str, BaseModelShape] = {}
         self.plans: dict[str, ModelPlan] = {}
         for seed, (name, family) in enumerate(FAMILIES.items()):
             source = make_model(folder / name, family, seed=seed)
@@ -56,6 +59,7 @@ class House:
             model = self.store.model_folder(digest)
             config = json.loads((model / "config.json").read_text())
             shape = BaseModelShape.from_config(config, digest)
+            self.shapes[name] = shape
             self.plans[name] = ModelPlan.read(model, digest, torch.float32)
             self.refs[name] = [
                 store_adapter(
@@ -245,6 +249,57 @@ def test_a_load_nobody_waits_for_leaves_the_device_to_others(house: House) -> No
         driver.wait()
         status = driver.await_status(lambda s: models(s)["two"].num_waiting == 0)
         assert models(status)["one"].tier == "device"
+
+
+def test_an_idle_model_leaves_for_an_adapter(house: House) -> None:
+    """Which fits beside one model, and not beside two."""
+    shape, folder = house.shapes["one"], house.folder / "large"
+    write_adapter(shape, folder, rank=128, seed=1)
+    large = store_adapter(house.store, folder, shape)
+    with Driver(house.config("one", "two", room=2)) as driver:
+        for number, name in enumerate(("one", "two")):
+            driver.submit(house.generate(number, name, [1, 2, 3], 2))
+        driver.wait()
+        assert set(tiers(driver).values()) == {"device"}
+        driver.submit(house.generate(2, "one", [1, 2, 3], 2, large))
+        driver.wait()
+        assert driver.ended[2] is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_load_that_fails_half_way_keeps_nothing(
+    house: House, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """Nor until garbage is collected some day: the next try will want the memory that it lacked."""
+
+    def num_bytes() -> int:
+        tensors = (each for each in gc.get_objects() if issubclass(type(each), torch.Tensor))
+        return sum({t.untyped_storage().data_ptr(): t.nbytes for t in tensors}.values())
+
+    with Driver(house.config("one", "two", **FORMS[form])) as driver:
+        driver.submit(house.generate(0, "one", [1, 2, 3], 4))
+        driver.wait()
+        pack, left = driver.worker.ops.pack_linear, iter(range(5))
+
+        def pack_some(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
+            if next(left, None) is None:
+                raise MemoryError
+            return pack(weight, bias)
+
+        monkeypatch.setattr(driver.worker.ops, "pack_linear", pack_some)
+        one = models(driver.await_status(lambda s: True))["one"]
+        gc.collect()
+        before = num_bytes() - (0 if "keeps_weights" in FORMS[form] else one.num_bytes)
+        gc.disable()
+        try:
+            driver.submit(house.generate(1, "two", [1, 2, 3], 4))
+            driver.wait()
+            assert driver.ended[1] is ErrorCode.MODEL_UNAVAILABLE
+            assert next(left, None) is None
+            print(num_bytes() - before)
+            assert num_bytes() <= before
+        finally:
+            gc.enable()
 
 
 def test_a_broken_model_fails_by_name_and_harms_nobody_else(house: House, tmp_path: Path) -> None:
