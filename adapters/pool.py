@@ -186,6 +186,13 @@ class AdapterPool:
         entry = self._entries.get(ref.digest)
         return entry is None or (entry.slot is None and entry.loading is None)
 
+    def num_lacking(self, ref: AdapterRef) -> int:
+        """Bytes that it found no room for on the device, where it could go from the host."""
+        entry = self._entries.get(ref.digest)
+        if entry is None or entry.image is None or entry.slot is not None:
+            return 0
+        return entry.image_bytes
+
     def may_displace(self, ref: AdapterRef, other: str) -> bool:
         """What the other, by its digest, has on the device would be had for this one, were it
         idle."""

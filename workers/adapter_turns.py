@@ -8,6 +8,9 @@ one that waits is spared while others can be found. Sequences that end before th
 anyway may still begin on it. While anybody starves, only those may load anything: what becomes free
 is theirs. So an adapter waits for room at most its patience and, for each victim it needs, the
 longest sequence that runs on it; those that starve longer come first.
+
+Where nobody uses an adapter, sequences of the base have all the memory: nobody begins then but
+those that starve, until enough of what runs has ended.
 """
 
 from __future__ import annotations
@@ -29,13 +32,15 @@ class AdapterTurns:
         """Those short of room."""
         self._victims: dict[str, tuple[str, int]] = {}
         """Starving adapter -> whom it waits for, and the steps that one may still need."""
+        self._lacks_pages = False
+        """One starves, and there is no victim: pages of sequences must come free."""
         self._waiting: defaultdict[str, dict[Sequence, None]] = defaultdict(dict)
         """Sequences, in the order of arrival."""
 
     @property
     def is_open(self) -> bool:
         """Nobody starves: any adapter may load."""
-        return not self._victims
+        return not self._victims and not self._lacks_pages
 
     def is_awaited(self, digest: str) -> bool:
         return digest in self._waiting
@@ -54,10 +59,15 @@ class AdapterTurns:
             self.note_served(digest)
 
     def may_load(self, digest: str) -> bool:
+        if self._lacks_pages:
+            return digest in self._starves_at_s
         return not self._victims or digest in self._victims
 
-    def may_start(self, sequence: Sequence, digest: str) -> bool:
-        """Not on a victim, unless it ends before the victim would anyway."""
+    def may_start(self, sequence: Sequence, digest: str | None) -> bool:
+        """Not on a victim, unless it ends before the victim would anyway. digest: None for the base
+        model."""
+        if self._lacks_pages:
+            return digest in self._starves_at_s
         if not self._victims:
             return True
         limits = [limit for victim, limit in self._victims.values() if victim == digest]
@@ -78,14 +88,18 @@ class AdapterTurns:
         now: float,
         running: Iterable[Sequence],
         may_displace: Callable[[AdapterRef, str], bool],
+        num_lacking: Callable[[AdapterRef], int],
     ) -> None:
         """For those that have begun to starve, or whose victim has ended without making enough
-        room. may_displace: whether an adapter may have the room of another."""
+        room. may_displace: whether an adapter may have the room of another. num_lacking: bytes that
+        it found no room for."""
+        self._lacks_pages = False
         starving = sorted(
             (due_s, digest) for digest, due_s in self._starves_at_s.items() if due_s <= now
         )
         if not starving:
             return
+        running = list(running)
         in_use = _in_use(running)
         for digest, (victim, limit) in list(self._victims.items()):
             if victim in in_use:
@@ -106,6 +120,8 @@ class AdapterTurns:
                 and may_displace(first.adapter, other)
             }
             if not free:
+                must_wait = bool(running) and not self._victims
+                self._lacks_pages |= must_wait and num_lacking(first.adapter) > 0
                 continue
             charged = _charged(first)
             victim = min(free, key=lambda d: (free[d][0] < charged, free[d][1], d))

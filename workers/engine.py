@@ -41,8 +41,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+MAX_FAILED_STEPS = 8
+"""In a row: then it is not the requests."""
+
 Event = tuple[int, SequenceOutput | Failed]
 """(connection, what happened to one of its sequences)."""
+
+
+class EngineFailed(Exception):
+    """No step succeeds any more, as after an illegal access on a GPU: the process is to end, or it
+    would draw ever more requests by failing them so soon."""
 
 
 class Runner(Protocol):
@@ -76,7 +84,8 @@ class Engine:
     """Continuous batching for one model. Every accepted `Generate` ends in a finish or in a
     `Failed`.
 
-    `step` takes the lock of the memory, but not while it computes; all else is called with it.
+    `step` takes the lock of the memory, but not while it computes; all else is called with it. It
+    raises EngineFailed.
 
     Where the device works beside the host (`runs_ahead`) the next step is scheduled and launched
     while one is in flight, as if all its sequences went on; what it computes of those that do not
@@ -114,6 +123,8 @@ class Engine:
         self._clock = clock
         self._runs_ahead = runs_ahead
         self._flights: deque[Flight] = deque()
+        self._num_failed_steps = 0
+        """In a row."""
         self._landed_s = 0.0
         """When the last step was collected."""
         self._sequences: dict[tuple[int, int], Sequence] = {}
@@ -338,6 +349,7 @@ class Engine:
         schedule = flight.schedule
         if isinstance(outcome, Exception):
             return self._fail_step(schedule, outcome)
+        self._num_failed_steps = 0
         landed, landed_s = perf_counter_ns(), self._clock()
         num_prefill = sum(item.num_tokens for item in schedule.items if item.is_prefill)
         begin_s = max(flight.launched_s, self._landed_s)
@@ -482,6 +494,9 @@ class Engine:
     def _fail_step(self, schedule: Schedule, error: Exception) -> list[Event]:
         message = f"the engine step failed: {type(error).__name__}"
         log.exception("engine step failed", exc_info=error)
+        self._num_failed_steps += 1
+        if self._num_failed_steps == MAX_FAILED_STEPS:
+            raise EngineFailed(f"{MAX_FAILED_STEPS} steps in a row have failed") from error
         events: list[Event] = []
         for item in schedule.items:
             if not item.sequence.is_finished:

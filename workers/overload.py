@@ -87,8 +87,8 @@ class Overload:
         if wait_s > min(max_wait_s, newcomer.expires_s - newcomer.arrival_s):
             message = f"a first token would take about {wait_s:.0f} s"
             return [self._refusal(newcomer, account, message, now, is_full=wait_s > max_wait_s)]
-        if len(newcomer.tokens) > bounds.max_tokens:
-            return [Refusal(newcomer, "the prompt is longer than the queue", MAX_RETRY_S)]
+        if self._queue.num_waiting == 0:
+            return []  # or else a prompt longer than the queue would never be in it
         return self._push_out(newcomer, account, now)
 
     def _push_out(self, newcomer: Sequence, account: Account, now: float) -> list[Refusal]:

@@ -7,7 +7,7 @@ KV pages, adapter leases and the step's budget. No tensors.
 from __future__ import annotations
 
 import math
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Protocol
 
 from adapters.errors import AdapterUnavailable
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 MAX_ASKED = 32
 """Adapters not on the device that may be asked for in one step: those of the next in turn."""
+
+MIN_EXPIRING = 64
+"""Below this many, those that have ended are kept until their time comes."""
 
 EXPIRED = "its time was over before its prompt could begin"
 
@@ -81,7 +84,7 @@ class Scheduler:
         self._overload = Overload(self._queue, bounds)
         self._turns = AdapterTurns()
         self._expiring: list[tuple[float, int, Sequence]] = []
-        """A heap by time; whoever has left the queue since is dropped when the time comes."""
+        """A heap by time; whoever has left the queue since is dropped by and by."""
         self._num_added = 0
         self._num_drained = self._num_drained_tokens = 0
         """What left the queue since the last step."""
@@ -90,6 +93,8 @@ class Scheduler:
         self._is_closed = False
         """Nobody begins any more in this step."""
         self._is_closed_to_guests = False
+        self._is_spent = False
+        """It has no more time for whoever is next in turn."""
         self._has_guests = False
         """Some of them run."""
         self.step_time = StepTime()
@@ -120,9 +125,12 @@ class Scheduler:
 
     @property
     def num_pages_wanted(self) -> int:
-        """Of the first who waits, in all."""
+        """Of the first who waits, in all; or as much memory, for its adapter."""
         first = self.first_waiting
-        return 0 if first is None else _num_pages(len(first.tokens))
+        if first is None:
+            return 0
+        num_bytes = 0 if first.adapter is None else self._pool.num_lacking(first.adapter)
+        return _num_pages(len(first.tokens)) - (-num_bytes // self._kv.pool.page_bytes)
 
     @property
     def has_work(self) -> bool:
@@ -184,6 +192,7 @@ class Scheduler:
         self._num_added += 1
         if sequence.request.timeout_s is not None:
             heappush(self._expiring, (sequence.expires_s, self._num_added, sequence))
+            self._forget_ended()
         self._queue.add(sequence)
         self._turns.note_waiting(sequence)
 
@@ -219,12 +228,19 @@ class Scheduler:
                 expired.append(sequence)
         return expired
 
+    def _forget_ended(self) -> None:
+        """So that the heap is no longer than twice what it is for."""
+        if len(self._expiring) > 2 * (self.num_waiting + len(self.running)) + MIN_EXPIRING:
+            self._expiring = [each for each in self._expiring if not each[2].is_finished]
+            heapify(self._expiring)
+
     def schedule(self, now: float) -> Schedule:
         """The next step: a row for each sequence that generates, then prompts in turn, those begun
         and those that can begin."""
         schedule = Schedule(begin_s=max([now, *map(self._end_s, self._in_flight)]))
         self.is_short = self.is_stuck = False
         self._is_closed, self._is_closed_to_guests = self.is_held, False
+        self._is_spent = False
         for sequence in self.expire(now):
             schedule.failed.append((sequence, ErrorCode.EXPIRED, EXPIRED))
         due_s, num_attended = self._decode(schedule)
@@ -243,7 +259,7 @@ class Scheduler:
             now,
             self._num_drained,
             self._num_drained_tokens,
-            is_backlogged=self.num_waiting > 0,
+            is_backlogged=self.num_waiting > 0 and self._is_full_up,
         )
         self._num_drained = self._num_drained_tokens = 0
         self._depart(schedule)
@@ -312,10 +328,12 @@ class Scheduler:
         if self._is_closed_to_all and not begun:
             return
         in_use = [*self.running, *self.leaving]
-        self._turns.choose_victims(now, in_use, self._pool.may_displace)
+        pool = self._pool
+        self._turns.choose_victims(now, in_use, pool.may_displace, pool.num_lacking)
         computing = {sequence.next_page_key for sequence in begun}
         for sequence in self._queue.in_turn(self._is_full):
             if budget.is_spent(is_guest=self._queue.is_guest(sequence.account)):
+                self._is_spent = True
                 return
             if not sequence.is_waiting:
                 self._continue(sequence, budget, schedule)
@@ -335,6 +353,13 @@ class Scheduler:
     @property
     def _is_closed_to_all(self) -> bool:
         return self._is_closed or not (self._num_free_rows or self._has_guests)
+
+    @property
+    def _is_full_up(self) -> bool:
+        """Rows, pages or time are short: it is no adapter or base model that those who wait wait
+        for."""
+        is_short = self._is_spent or self._is_closed_to_all or self._is_closed_to_guests
+        return is_short and not self.is_held
 
     def _is_full(self, account: Account) -> bool:
         is_closed = self._is_closed_to_guests and self._queue.is_guest(account)
@@ -428,17 +453,11 @@ class Scheduler:
         elif not self._has_room(sequence):
             self._release(sequence)
             self._close(sequence)
-            if self.running or self._in_flight or self._pool.is_loading or self._pool.is_leased:
-                return
-            if sequence.adapter is not None and self._pool.lay_anew(sequence.adapter):
-                return
-            self.is_short = self._kv.has_neighbours
-            if not self.is_short:
-                message = (
-                    f"needs {_num_pages(len(sequence.tokens))} KV pages of {PAGE_TOKENS} tokens, "
-                    "more than there are beside its adapter and those that are pinned"
-                )
-                self._fail(sequence, schedule, ErrorCode.PROMPT_TOO_LONG, message)
+            message = (
+                f"needs {_num_pages(len(sequence.tokens))} KV pages of {PAGE_TOKENS} tokens, "
+                "more than there are beside its adapter and those that are pinned"
+            )
+            self._lack_memory(sequence, schedule, ErrorCode.PROMPT_TOO_LONG, message)
         elif not self._make_row(sequence, schedule):
             self._release(sequence)
             self._is_closed = True
@@ -446,10 +465,23 @@ class Scheduler:
             self._start(sequence, budget, schedule)
             computing.add(sequence.next_page_key)
 
+    def _lack_memory(
+        self, sequence: Sequence, schedule: Schedule, code: ErrorCode, message: str
+    ) -> None:
+        """It finds too little. If nothing of ours will come free, others' memory may; if nobody
+        else has any, it fails."""
+        if self.running or self._in_flight or self._pool.is_loading or self._pool.is_leased:
+            return
+        if sequence.adapter is not None and self._pool.lay_anew(sequence.adapter):
+            return
+        self.is_short = self._kv.has_neighbours
+        if not self.is_short:
+            self._fail(sequence, schedule, code, message)
+
     def _acquire_adapter(self, sequence: Sequence, now: float, schedule: Schedule) -> bool:
         ref = sequence.adapter
         if ref is None:
-            return True
+            return self._turns.may_start(sequence, None)
         if ref.digest in self._asked or not self._turns.may_start(sequence, ref.digest):
             return False
         is_here = self._pool.is_here(ref)
@@ -464,6 +496,9 @@ class Scheduler:
             self._asked.add(ref.digest)
             if self._pool.is_short(ref):
                 self._turns.note_short(sequence, ref.digest, now)
+            if self._pool.num_lacking(ref):
+                message = "there is no room for it beside the adapters that are pinned"
+                self._lack_memory(sequence, schedule, ErrorCode.ADAPTER_UNAVAILABLE, message)
             return False
         self._turns.note_served(ref.digest)
         if sequence.lease.num_loaded_bytes:

@@ -86,6 +86,9 @@ class StubPool:
     def is_short(self, ref: AdapterRef) -> bool:
         return ref.digest not in self.slots and self.asked[ref.digest] < 0
 
+    def num_lacking(self, ref: AdapterRef) -> int:
+        return int(self.is_short(ref))
+
     def may_displace(self, ref: AdapterRef, other: str) -> bool:
         return True
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.workers.counting import Market
+from tests.workers.simulation import StubPool
 from tests.workers.test_fairness import ask
 from workers.overload import MIN_MEASURED_S, QueueBounds
 from workers.protocol import MAX_RETRY_S, ErrorCode, ServiceClass
@@ -66,13 +67,21 @@ def test_giant_prompts_are_pushed_out_by_what_they_weigh() -> None:
     assert waiting(market) == {"giant": 1, "small": 14}
 
 
-def test_a_prompt_longer_than_the_queue_is_refused_and_pushes_nobody_out() -> None:
+def test_a_prompt_longer_than_the_queue_waits_only_where_nobody_does() -> None:
+    """It pushes nobody out, and is not told to come again for ever."""
     rng = random.Random(4)
     market = Market(num_pages=200, bounds=QueueBounds(max_tokens=1000))
     market.offer(ask(rng, "a", 900, 4))
     too_long = ask(rng, "b", 1001, 4)
     market.offer(too_long)
     assert set(market.failed) == {too_long.id}
+    while market.engine.has_work:
+        market.step()
+    again = ask(rng, "b", 1001, 4)
+    market.offer(again)
+    while market.engine.has_work:
+        market.step()
+    assert again.id in market.ended
 
 
 def test_what_would_wait_too_long_is_refused_and_who_obeys_is_served() -> None:
@@ -167,7 +176,8 @@ def test_the_bounds_hold_and_nobody_is_lost(
         asked.add(request.id)
         market.offer(request)
         assert market.scheduler.num_waiting == len(market.scheduler.waiting) <= max_requests
-        assert market.scheduler.num_waiting_tokens <= max_tokens
+        is_alone = market.scheduler.num_waiting == 1
+        assert market.scheduler.num_waiting_tokens <= max_tokens or is_alone
     while market.engine.has_work:
         market.step()
     assert market.ended | market.failed.keys() == asked
@@ -239,3 +249,34 @@ def test_who_finds_a_full_queue_that_none_has_left_yet_is_told_when_to_come_agai
     assert market.failed.keys() == {refused.id}
     assert 1.0 <= market.failed[refused.id].retry_after_s < 4.0
     assert market.failed[refused.id].pace_s > 0
+
+
+def test_time_in_which_the_model_was_away_says_nothing_of_the_queue() -> None:
+    rng = random.Random(5)
+    market = Market()
+    runner = market.engine.detach()
+    assert runner is not None
+    market.offer(ask(rng, "first", 10, 4, service_class=ServiceClass.INTERACTIVE))
+    for _ in range(1400):
+        market.clock.now += 0.01
+        market.step()
+    market.engine.attach(runner)
+    for number in range(16):
+        market.offer(ask(rng, f"t{number}", 10, 4, service_class=ServiceClass.INTERACTIVE))
+    while market.engine.has_work:
+        market.step()
+    assert not market.failed
+
+
+def test_a_cold_adapter_that_is_long_in_coming_keeps_nobody_else_out() -> None:
+    rng = random.Random(6)
+    market = Market(pool=StubPool(num_slots=4, delay_steps=1 << 30))
+    market.offer(ask(rng, "cold", 10, 4, adapter="never there"))
+    for _ in range(2000):
+        market.clock.now += 0.01
+        market.step()
+    other = ask(rng, "other", 10, 4, service_class=ServiceClass.INTERACTIVE)
+    market.offer(other)
+    for _ in range(5):
+        market.step()
+    assert other.id in market.ended

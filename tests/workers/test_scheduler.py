@@ -3,7 +3,9 @@ simulator.py)."""
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
@@ -21,6 +23,7 @@ from tests.workers.simulation import (
     prompt_of,
 )
 from tests.workers.simulator import VOCAB
+from workers.engine import MAX_FAILED_STEPS, EngineFailed
 from workers.loop import INTEGRITY_PERIOD_S, WorkerLoop
 from workers.probe import Prober
 from workers.protocol import (
@@ -33,6 +36,8 @@ from workers.protocol import (
     SequenceOutput,
     TokenLogprobs,
 )
+from workers.scheduler import MIN_EXPIRING
+from workers.sequence import Sequence
 
 pytestmark = pytest.mark.usefixtures("both_ways")
 
@@ -152,6 +157,21 @@ def test_abort_frees_everything_within_one_step() -> None:
     simulation.assert_at_rest()
 
 
+def test_what_has_ended_is_not_kept_until_it_would_have_expired() -> None:
+    """Nor the prompt with it: a day is the longest that a client may name."""
+    rng = random.Random(1)
+    simulation = Simulation()
+    sequences: list[weakref.ref[Sequence]] = []
+    for number in range(400):
+        simulation.submit(generate(number, prompt_of(rng, 40), 4, timeout_s=86_400.0))
+        sequences.append(weakref.ref(simulation.scheduler.waiting[0]))
+        if number % 2:
+            simulation.engine.abort(0, number)
+        simulation.run()
+    gc.collect()
+    assert sum(sequence() is not None for sequence in sequences) <= MIN_EXPIRING + 1
+
+
 def test_a_load_is_dropped_when_the_last_that_waits_for_it_leaves() -> None:
     rng = random.Random(9)
     simulation = Simulation(pool=StubPool(num_slots=1, delay_steps=50))
@@ -243,6 +263,25 @@ def test_a_failing_step_fails_its_sequences_and_no_others() -> None:
     simulation.run()
     assert_equals_alone(simulation, [later])
     simulation.assert_at_rest()
+
+
+def test_the_engine_ends_when_no_step_succeeds_any_more() -> None:
+    """The process does with it, and whoever waits is served elsewhere."""
+    rng = random.Random(8)
+
+    class Dead:
+        def launch(self, schedule: object) -> None:
+            raise RuntimeError("an illegal memory access was encountered")
+
+    simulation = Simulation()
+    simulation.engine.runner = Dead()  # pyright: ignore
+    for number in range(MAX_FAILED_STEPS - 1):
+        simulation.submit(generate(number, prompt_of(rng, 10)))
+        simulation.step()
+        assert simulation.finished[number] is ErrorCode.INTERNAL
+    simulation.submit(generate(MAX_FAILED_STEPS, prompt_of(rng, 10)))
+    with pytest.raises(EngineFailed, match="in a row"):
+        simulation.step()
 
 
 @pytest.mark.parametrize(

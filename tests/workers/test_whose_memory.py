@@ -3,11 +3,13 @@ real, the model is made of digests (see simulator.py)."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from pathlib import Path
 
 from memory.page_key import PAGE_TOKENS
 from tests.adapters.pools import House, SteppedExecutor
-from tests.workers.simulation import generate
+from tests.workers.simulation import generate, prompt_of
 from tests.workers.simulator import VOCAB, FakeClock, Rows, SimulatedRunner
 from workers.engine import Engine
 from workers.protocol import Failed, ModelInfo, SequenceOutput
@@ -25,20 +27,27 @@ B_PROMPT = [7] * (4 * PAGE_TOKENS + 1)
 class Box:
     """An engine over a real pool, which loads between two steps."""
 
-    def __init__(self, folder: Path) -> None:
-        num_adapters = NUM_FLOOD_ADAPTERS + 1
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        ranks: Sequence[int] = (4,) * (NUM_FLOOD_ADAPTERS + 1),
+        num_rows: int = 8,
+        extent_units: int = 1,
+    ) -> None:
         self.house = House(
             folder,
-            [4] * num_adapters,
+            list(ranks),
             num_units=NUM_UNITS,
             num_slots=16,
             host_bytes=12 << 16,
+            extent_units=extent_units,
         )
         self.clock = FakeClock()
         house = self.house
-        rows = Rows(8)
+        rows = Rows(num_rows)
         self.scheduler = Scheduler(
-            house.kv, house.pool, rows, max_num_seqs=8, max_batched_tokens=512
+            house.kv, house.pool, rows, max_num_seqs=num_rows, max_batched_tokens=512
         )
         self.engine = Engine(
             ModelInfo("model", "m", 4096),
@@ -128,3 +137,25 @@ def test_a_prompt_larger_than_a_share_runs(tmp_path: Path) -> None:
     box.run()
     assert giant in box.cached
     assert box.held("B") >= box.house.map.num_bytes // 4
+
+
+def test_an_adapter_does_not_wait_for_ever_for_pages_of_the_base(tmp_path: Path) -> None:
+    """It takes two extents of sixteen pages, and sequences of the base, more than there is memory
+    for at any time, take every page that comes free."""
+    box = Box(tmp_path, ranks=[64], num_rows=32, extent_units=4)
+    rng = random.Random(1)
+
+    def crowd() -> None:
+        while box.scheduler.num_waiting < 16:
+            tenant = rng.choice(["A1", "A2", "A3", "A4"])
+            box.ask(tenant, prompt_of(rng, 60), None, rng.randrange(50, 100))
+
+    while len(box.cached) < 40:
+        crowd()
+        box.run(1)
+    own = box.ask("B", prompt_of(rng, 20), 0)
+    asked_s = box.clock.now
+    while own not in box.cached and box.clock.now < asked_s + 60.0:
+        crowd()
+        box.run(1)
+    assert own in box.cached
