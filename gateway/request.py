@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from litestar import Request
 from litestar.datastructures import State
-from litestar.exceptions import InternalServerException
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.types import Message, Scope
 
@@ -40,7 +39,8 @@ class GatewayRequest(Request[Principal, Any, State]):
 
     async def body(self) -> bytes:
         """As the framework's own, which indexes all headers and goes through a generator. Raises
-        RequestEntityTooLarge, at once where the length is announced."""
+        RequestEntityTooLarge, at once where the length is announced; InvalidRequest, which nobody
+        reads, if the client leaves."""
         announced = find_header(self.scope, b"content-length")
         if announced is not None and int(announced) > MAX_BODY_BYTES:
             raise RequestEntityTooLarge
@@ -48,7 +48,7 @@ class GatewayRequest(Request[Principal, Any, State]):
         while not is_whole:
             message: Any = await self.receive()
             if message["type"] == "http.disconnect":
-                raise InternalServerException("client disconnected prematurely")
+                raise InvalidRequest("The client left before its request was whole.")
             body += message["body"]
             if len(body) > MAX_BODY_BYTES:
                 raise RequestEntityTooLarge

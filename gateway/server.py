@@ -22,7 +22,8 @@ would wait for the peer for ever."""
 
 KEEP_ALIVE_S = 75
 """Longer than clients and balancers keep an idle connection, so that it is they who end it: a
-request that crosses the end of its connection is lost."""
+request that crosses the end of its connection is lost. So long a head may take, from the connection
+or the answer before it, and the rest of a body stay away."""
 
 _CONNECTION_LOST = "connection_lost"
 
@@ -101,11 +102,45 @@ class _HeadWithBody:
 
 
 class _Protocol(HttpToolsProtocol):
+    """The clock of a connection runs whenever it is the client who is to speak; the server's own
+    runs from an answer to the next byte. A request that comes in one piece has no other."""
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         held = _HeadWithBody(cast(asyncio.Transport, transport))
         super().connection_made(cast(asyncio.Transport, held))
         self._lost: asyncio.Future[None] = self.loop.create_future()
         self.app_state = {**self.app_state, _CONNECTION_LOST: self._lost}
+        self._start_clock()
+
+    def data_received(self, data: bytes) -> None:
+        clock, self.timeout_keep_alive_task = self.timeout_keep_alive_task, None
+        super().data_received(data)
+        if not self.cycle or self.cycle.response_complete:
+            # Some of a head, or what is left of a body that nobody reads.
+            self.timeout_keep_alive_task = clock
+            return
+        if clock is not None:
+            clock.cancel()
+        if self.cycle.more_body:
+            self._start_clock()
+
+    def timeout_keep_alive_handler(self) -> None:
+        # What the client sends waits for us.
+        if self.flow.read_paused:
+            self._start_clock()
+        else:
+            super().timeout_keep_alive_handler()
+
+    def _start_clock(self) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        # One that was sent behind it may be there in part.
+        if self.cycle.more_body and self.timeout_keep_alive_task is None:
+            self._start_clock()
 
     def on_message_complete(self) -> None:
         super().on_message_complete()

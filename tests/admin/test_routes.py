@@ -3,6 +3,7 @@
 import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -51,6 +52,23 @@ async def test_a_key_is_shown_once_and_revoked_for_good(plane: Plane):
     assert (await plane.client.delete(f"keys/{listed[0]['id']}")).json() == revoked
     assert problem(await tenant.get("models"), 401)["code"] == "invalid_api_key"
     problem(await plane.client.delete("keys/nokeyofthis1"), 404)
+
+
+async def test_who_leaves_before_the_request_is_whole_is_no_error(
+    plane: Plane, caplog: pytest.LogCaptureFixture
+):
+    place = urlsplit(plane.url)
+    reader, writer = await asyncio.open_connection(place.hostname, place.port)
+    key = plane.client.headers["authorization"].encode()
+    writer.write(
+        b"POST /admin/v1/tenants HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n"
+        b"authorization: %s\r\n\r\n{" % key
+    )
+    writer.write_eof()
+    assert await reader.read() == b""
+    writer.close()
+    await plane.client.get("tenants")
+    assert [each for each in caplog.records if each.levelname == "ERROR"] == []
 
 
 async def test_a_key_expires(plane: Plane):

@@ -69,6 +69,20 @@ def test_closing_the_connection_aborts(
     assert_all_freed(service, worker, before)
 
 
+def test_leaving_before_the_request_is_whole_is_no_error(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n"
+            b"authorization: Bearer %s\r\n\r\n{" % service.keys.acme.encode()
+        )
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(1) == b""
+    httpx.get(f"http://127.0.0.1:{service.port}/livez")
+    assert [each for each in caplog.records if each.levelname == "ERROR"] == []
+
+
 def test_closing_before_the_first_token_aborts(service: Service, worker: ScriptedWorker) -> None:
     worker.script = silence
     before = len(worker.requests)

@@ -7,7 +7,7 @@ import re
 import socket
 import struct
 from collections.abc import AsyncGenerator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import Any, cast
 
 import asyncpg  # pyright: ignore[reportMissingTypeStubs]
@@ -68,6 +68,49 @@ async def test_an_idle_connection_is_not_ended_before_its_client_would() -> None
             (length,) = re.findall(rb"content-length: (\d+)", head)
             await reader.readexactly(int(length))
             await asyncio.sleep(pause_s)
+
+
+@pytest.mark.parametrize(
+    ("asked", "more"),
+    [
+        (b"", b""),
+        (b"GET / HTTP/1.1\r\nx: ", b"y"),
+        (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\n", b""),
+        (b"POST /unread HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\n", b"y"),
+        (
+            b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
+            b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\n",
+            b"",
+        ),
+        (b"GET / HTTP/1.1\r\nhost: a\r\n\r\n", b""),
+    ],
+    ids=["nothing", "half a head", "half a body", "an unread body", "half of two", "one request"],
+)
+async def test_who_never_asks_to_the_end_is_let_go(asked: bytes, more: bytes) -> None:
+    """As who has asked and is silent since. `more` goes on coming, and completes nothing."""
+    async with serving(_read, keep_alive_s=1) as url, asyncio.timeout(20):
+        # What crosses the end is answered with a reset.
+        with suppress(ConnectionResetError):
+            async with _connected(url) as (reader, writer):
+                writer.write(asked)
+                ended = asyncio.create_task(reader.read())
+                while not ended.done():
+                    writer.write(more)
+                    await asyncio.wait([ended], timeout=0.2)
+                await ended
+
+
+async def test_who_goes_on_asking_and_who_waits_is_not_let_go() -> None:
+    async with (
+        serving(_read, keep_alive_s=2) as url,
+        _connected(url) as (reader, writer),
+        asyncio.timeout(60),
+    ):
+        writer.write(b"POST /slow HTTP/1.1\r\nhost: a\r\ncontent-length: 15\r\n\r\n")
+        for _ in range(15):
+            writer.write(b"y")
+            await asyncio.sleep(0.2)
+        await reader.readuntil(b"body")
 
 
 async def test_an_answers_head_and_body_are_one_packet() -> None:
@@ -138,6 +181,18 @@ async def _answer(
         for part in ("startup", "shutdown"):
             await receive()
             await send({"type": f"lifespan.{part}.complete"})
+
+
+async def _read(scope: Any, receive: Any, send: Any) -> None:
+    """Answers a body that is whole, one of `/slow` late and one of `/unread` as it begins."""
+    if scope["type"] == "http" and scope["path"] != "/unread":
+        while (message := await receive()).get("more_body"):
+            pass
+        if message["type"] == "http.disconnect":
+            return
+        if scope["path"] == "/slow":
+            await asyncio.sleep(3)
+    await _answer(scope, receive, send)
 
 
 @asynccontextmanager
