@@ -23,10 +23,14 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 0.1
 """How often it is looked for a worker where there was none."""
+GRACE_S = 0.5
+"""So long after the deadline a worker may say that it has not begun, which costs nothing."""
 NEVER_BEGUN = (
     *(ErrorCode.DRAINING, ErrorCode.MODEL_UNKNOWN, ErrorCode.MODEL_UNAVAILABLE),
+    *(ErrorCode.ADAPTER_UNAVAILABLE, ErrorCode.PROMPT_TOO_LONG),
     *(ErrorCode.OVERLOADED, ErrorCode.EXPIRED),
 )
+"""Not `invalid`: so a worker calls an answer, too, that it has computed and cannot send."""
 
 
 @dataclass(slots=True)
@@ -89,7 +93,9 @@ class Generation:
         """Of each prompt the first choice."""
         self._num_prompt_tokens = sum([len(each.prompt) for each in self._firsts])
         self._num_running = len(choices)
+        self._is_submitted = False
         self._is_sent = False
+        """To a worker, any of it."""
         self._expiry: asyncio.TimerHandle | None = None
         self._stranded: set[int] = set()
         """Sequences that wait for a worker, by number."""
@@ -113,10 +119,12 @@ class Generation:
 
     @property
     def is_refused(self) -> bool:
-        """It has failed, and no worker has begun it: nothing was used."""
+        """No worker has begun it, for none got it or it has failed before that: nothing was
+        used."""
         failure = self._failure
-        is_begun = self.first_output_at is not None
-        return not is_begun and isinstance(failure, WorkerFailed) and failure.code in NEVER_BEGUN
+        if isinstance(failure, WorkerFailed) and failure.code in NEVER_BEGUN:
+            return self.first_output_at is None
+        return not self._is_sent
 
     @property
     def usage(self) -> Usage:
@@ -132,7 +140,7 @@ class Generation:
     async def step(self) -> list[Delta]:
         """Waits for outputs and returns what all that have arrived add. Raises WorkerFailed,
         DeadlineExceeded or PoisonRequest."""
-        if not self._is_sent:
+        if not self._is_submitted:
             self._submit()
         await self._news.wait()
         self._news.clear()
@@ -161,10 +169,10 @@ class Generation:
             run.worker.cancel(run.id)
 
     def _submit(self) -> None:
-        self._is_sent = True
+        self._is_submitted = True
         self._failover.budget.note_sent(len(self._runs))
         left_s = self._deadline - time.perf_counter()
-        self._expiry = asyncio.get_running_loop().call_later(left_s, self._expire)
+        self._expiry = asyncio.get_running_loop().call_later(left_s + GRACE_S, self._expire)
         for number, run in enumerate(self._runs):
             try:
                 self._send(number, run.worker)
@@ -178,6 +186,7 @@ class Generation:
     def _send(self, number: int, worker: WorkerClient) -> None:
         run = self._runs[number]
         run.id = worker.send(run.request, partial(self._take, number))
+        self._is_sent = True
         run.worker = worker
         run.worker_id = self.worker_id = worker.instance_id
 

@@ -69,7 +69,8 @@ class GenerationResponse(ABC):
 
     async def _keep_failure(self) -> None:
         """Whether it can be kept or not, the client is told what went wrong first. Who was refused
-        has used nothing, and is told at once."""
+        has used nothing, and is told at once. What still runs does not wait for the disk."""
+        self._generation.cancel()
         if not self._generation.is_refused:
             with contextlib.suppress(UsageUnavailable):
                 await self._usage.keep(self._generation, Status.FAILED)

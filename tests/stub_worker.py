@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -42,6 +43,7 @@ class Reply:
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Sent with the first token; each token's own are -0.5 with itself on top, if asked for."""
     failure: ErrorCode | None = None
+    """`expired`: when its time is over."""
     hangs_up: bool = False
     """The worker closes everything instead of finishing."""
     idle_steps: int = 0
@@ -70,6 +72,12 @@ class _Running:
     reply: Reply
     num_sent: int = 0
     num_idle: int = 0
+    arrived_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_expired(self) -> bool:
+        timeout_s = self.request.timeout_s
+        return timeout_s is not None and time.monotonic() - self.arrived_at > timeout_s
 
 
 @dataclass
@@ -175,6 +183,8 @@ class StubWorker:
             reply = running.reply
             if running.num_idle < reply.idle_steps:
                 running.num_idle += 1
+                continue
+            if reply.failure is ErrorCode.EXPIRED and not running.is_expired:
                 continue
             is_done = running.num_sent >= len(reply.tokens) and not reply.never_ends
             if is_done and reply.hangs_up:

@@ -119,6 +119,75 @@ async def test_one_that_was_not_admitted_has_no_row(live: Live) -> None:
     assert row["status"] == "completed"
 
 
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (ErrorCode.PROMPT_TOO_LONG, 400),
+        (ErrorCode.ADAPTER_UNAVAILABLE, 503),
+        (ErrorCode.EXPIRED, 504),
+    ],
+)
+async def test_what_no_worker_has_begun_costs_nothing(
+    live: Live, code: ErrorCode, status: int
+) -> None:
+    live.worker.script = lambda _: Reply([], failure=code)
+    async with live.worker, live.gateway() as served:
+        served.client.headers["x-request-timeout"] = "0.5"
+        assert (await served.complete("tiny")).status_code == status
+    assert not await live.fetch("SELECT 1 FROM usage")
+
+
+async def test_what_a_worker_has_begun_is_paid_for_although_it_then_does_not_fit(
+    live: Live,
+) -> None:
+    live.worker.script = lambda _: Reply([65, 66], failure=ErrorCode.PROMPT_TOO_LONG)
+    async with live.worker, live.gateway() as served:
+        assert (await served.complete("tiny", max_tokens=9)).status_code == 400
+        (row,) = await rows(live, 1)
+    assert (row["status"], row["completion_tokens"]) == ("failed", 2)
+
+
+async def test_what_no_worker_was_sent_costs_nothing(live: Live) -> None:
+    """The only one goes while the request waits for its limit, and no other comes."""
+    async with live.gateway() as served:
+        gateway = served.gateway
+        gateway.failover.wait_s = 0.2
+        await live.limit(tokens_per_day=1000)
+        await eventually(lambda: gateway.catalog.current.limits_of(live.tenant_id, ""))
+        async with live.database.transaction() as elsewhere:
+            await elsewhere.execute("SELECT FROM quotas FOR UPDATE")
+            async with live.worker:
+                await eventually(lambda: gateway.fleet.is_ready)
+                asked = asyncio.create_task(served.complete("tiny"))
+                await eventually(lambda: live.fetch("SELECT FROM pg_locks WHERE NOT granted"))
+            await eventually(lambda: not gateway.fleet.is_ready)
+        assert (await asked).json()["error"]["code"] == "no_worker"
+    assert not await live.fetch("SELECT 1 FROM usage")
+
+
+async def test_when_one_choice_fails_the_others_do_not_wait_for_the_disk(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_sync = threading.Event()
+    real = os.fdatasync
+
+    def wait(file: int) -> None:
+        assert may_sync.wait(20)
+        real(file)
+
+    def one_fails(request: Generate) -> Reply:
+        return endless(request) if request.params.choice else Reply([], failure=ErrorCode.INTERNAL)
+
+    live.worker.script, live.worker.step_s = one_fails, 0.05
+    async with live.worker, live.gateway() as served:
+        monkeypatch.setattr(os, "fdatasync", wait)
+        asked = asyncio.create_task(served.complete("tiny", n=2, max_tokens=500))
+        await eventually(lambda: live.worker.aborted)
+        assert not asked.done()
+        may_sync.set()
+        assert (await asked).status_code == 500
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_the_answer_ends_when_the_disk_has_it(
     live: Live, stream: bool, monkeypatch: pytest.MonkeyPatch
