@@ -58,6 +58,9 @@ class NoAdapters:
     def may_displace(self, ref: AdapterRef, other: str) -> bool:
         return False
 
+    def num_lacking(self, ref: AdapterRef) -> int:
+        return 0
+
 
 def engine_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
     """gap_us: of a step's time what the captured forward alone does not take: the host where the
