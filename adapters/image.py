@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import RLock
 
 import msgspec
 import numpy as np
@@ -100,7 +101,7 @@ class ImageCache:
     """Images of one layout, `<root>/<layout>/<digest>.img`: max_bytes in all.
 
     Those go first whose building costs the least seconds a byte, times their expected reuse; among
-    equals the oldest. Used by the loader thread alone, but for `has`.
+    equals the oldest. Thread-safe.
     """
 
     def __init__(
@@ -111,6 +112,8 @@ class ImageCache:
         expected_reuse: Callable[[str], float] = lambda _: 0.0,
         hashes_of: HashBlocks = hash_blocks,
     ) -> None:
+        self._lock = RLock()
+        """Held while files come, go and are counted."""
         self._hashes_of = hashes_of
         self._folder = root / layout
         self._layout = layout
@@ -133,41 +136,42 @@ class ImageCache:
         path = self._path(digest)
         try:
             image = _read(path, digest, self._layout, self._hashes_of)
-            num_bytes = path.stat().st_size
         except FileNotFoundError:
-            self._sizes.pop(digest, None)
+            self.delete(digest)
             return None
         except (ImageCorrupt, OSError) as error:
             log.warning("a cached image is removed: %s", error)
             self.delete(digest)
             return None
-        # A disk that cannot be written any more may still be read.
-        with suppress(OSError):
+        # It may be gone by now; and a disk that cannot be written any more may still be read.
+        with self._lock, suppress(OSError):
+            self._sizes[digest] = path.stat().st_size
+            self._sizes.move_to_end(digest)
             os.utime(path)
-        self._sizes[digest] = num_bytes
-        self._sizes.move_to_end(digest)
         return image
 
     def save(self, image: AdapterImage) -> None:
         """Keeps the image if the disk can and the bound allows it."""
         head = _encode_head(image, self._layout)
         num_bytes = len(head) + image.num_bytes
-        self.delete(image.digest)
-        if num_bytes > self._max_bytes:
-            return
-        self._make_room(num_bytes)
-        try:
-            self._write(image, head)
-        except OSError as error:
-            log.warning("the image of %s cannot be cached: %s", image.digest, error)
-            return
-        self._sizes[image.digest] = num_bytes
+        with self._lock:
+            self.delete(image.digest)
+            if num_bytes > self._max_bytes:
+                return
+            self._make_room(num_bytes)
+            try:
+                self._write(image, head)
+            except OSError as error:
+                log.warning("the image of %s cannot be cached: %s", image.digest, error)
+                return
+            self._sizes[image.digest] = num_bytes
 
     def delete(self, digest: str) -> None:
         """If the disk can; the file is not asked for any more."""
-        self._sizes.pop(digest, None)
-        with suppress(OSError):
-            self._path(digest).unlink()
+        with self._lock:
+            self._sizes.pop(digest, None)
+            with suppress(OSError):
+                self._path(digest).unlink()
 
     def _path(self, digest: str) -> Path:
         return self._folder / f"{digest}.img"
@@ -222,7 +226,7 @@ def _encode_head(image: AdapterImage, layout: str) -> bytes:
 
 
 def _read(path: Path, digest: str, layout: str, hashes_of: HashBlocks) -> AdapterImage:
-    """Raises FileNotFoundError or ImageCorrupt."""
+    """Raises OSError or ImageCorrupt."""
     with path.open("rb") as file:
         prefix = file.read(PREFIX_BYTES)
         size = int.from_bytes(prefix[len(MAGIC) : len(MAGIC) + 4], "little")

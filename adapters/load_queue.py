@@ -1,4 +1,4 @@
-"""Loads that wait for the one loader thread, the most urgent first."""
+"""Loads that wait for a loader thread, what somebody waits for first."""
 
 from __future__ import annotations
 
@@ -20,14 +20,7 @@ class Load:
     work: Callable[[], AdapterImage]
     done: Callable[[AdapterImage | BaseException], None]
     """What came of it. Not called for a load that was cancelled."""
-    is_copy: bool
     is_awaited: bool
-
-    @property
-    def urgency(self) -> tuple[bool, bool]:
-        """The least goes first: what somebody waits for; a copy, for it is short and the device
-        bytes that it fills serve nobody meanwhile."""
-        return not self.is_awaited, not self.is_copy
 
 
 class LoadQueue:
@@ -62,7 +55,7 @@ class LoadQueue:
         with self._lock:
             if not self._waiting:
                 return
-            load = min(self._waiting, key=lambda load: load.urgency)
+            load = min(self._waiting, key=lambda load: not load.is_awaited)
             self._waiting.remove(load)
         try:
             image = load.work()

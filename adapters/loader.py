@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class AdapterLoader:
-    """Runs on one loader thread. Raises AdapterUnavailable when the store cannot help."""
+    """One thread fetches, one copies. Raises AdapterUnavailable when the store cannot help."""
 
     def __init__(
         self,

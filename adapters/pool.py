@@ -4,8 +4,9 @@
 
 Whoever holds the memory's lock may call here: the engine thread between two steps, others while it
 computes one. So a load begins when a request comes and its end is known at once, step or not; what
-a step reads is leased and stays. The loader thread itself works without the lock, on a digest, or
-on an image and a run that nobody reads yet.
+a step reads is leased and stays. Two threads load, without the lock: one fetches, by a digest, and
+may wait long for the store; one copies, from an image into a run that nobody reads yet, and is soon
+done.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ class AdapterPool:
     byte to bring back, times its expected reuse. An adapter is charged to who asked for it last.
     One that alone is too large for a tier is refused by name.
 
-    arena: uint8 [arena bytes], which `runs` cuts up and `broker` shares out. executor: one thread
-    of its own unless given. All calls but `close` with `broker.lock` held.
+    arena: uint8 [arena bytes], which `runs` cuts up and `broker` shares out. executor: of all
+    loads; two threads of its own unless given. All calls but `close` with `broker.lock` held.
     """
 
     def __init__(
@@ -100,11 +101,10 @@ class AdapterPool:
         self.num_evictions = 0
         self.is_on_device = True
         """As its base model; while that is away adapters come to the host only."""
-        self._is_own_executor = executor is None
-        self._executor = executor or ThreadPoolExecutor(
-            1, thread_name_prefix="adapter-loader", initializer=_use_one_thread
-        )
-        self._loads = LoadQueue(self._executor, broker.lock)
+        self._threads: list[Executor] = []
+        """Its own."""
+        self._fetches = LoadQueue(executor or self._thread("adapter-fetcher"), broker.lock)
+        self._copies = LoadQueue(executor or self._thread("adapter-copier"), broker.lock)
         self._entries: dict[str, Entry] = {}
         self._resident: dict[Run, Entry] = {}
         self._pins: dict[str, Entry] = {}
@@ -129,7 +129,7 @@ class AdapterPool:
 
     @property
     def is_loading(self) -> bool:
-        return self._loads.num_open > 0
+        return self._fetches.num_open + self._copies.num_open > 0
 
     def prefetch(self, ref: AdapterRef, tenant: Tenant = NOBODY) -> None:
         """There is a request for the adapter: it starts to come to the host, where it then waits
@@ -283,15 +283,15 @@ class AdapterPool:
         ]
 
     def close(self) -> None:
-        """Waits for the load in progress, gives the device memory back. No lease may be held, nor
+        """Waits for the loads in progress, gives the device memory back. No lease may be held, nor
         the lock."""
         with self._broker.lock:
             self._pins.clear()
             for entry in list(self._entries.values()):
                 entry.is_pinned, entry.asked_at_poll = False, -2
                 self._drop_load(entry)
-        if self._is_own_executor:
-            self._executor.shutdown()
+        for thread in self._threads:
+            thread.shutdown()
         with self._broker.lock:
             for entry in list(self._entries.values()):
                 self._free_device(entry)
@@ -301,8 +301,11 @@ class AdapterPool:
         """Raises IntegrityError unless slots, runs, tables, leases and bytes agree."""
         entries = list(self._entries.values())
         self._host.check_integrity(entries)
-        num_loading = sum(entry.loading is not None for entry in entries)
-        require(num_loading == self._loads.num_open, f"{num_loading} loads")
+        loading = [entry for entry in entries if entry.loading is not None]
+        num_copies = sum(entry.slot is not None for entry in loading)
+        require(num_copies == self._copies.num_open, f"{num_copies} copies")
+        num_fetches = len(loading) - num_copies
+        require(num_fetches == self._fetches.num_open, f"{num_fetches} fetches")
         resident = {entry.run: entry for entry in entries if entry.run is not None}
         require(resident == self._resident, f"{len(resident)} on the device")
         require(
@@ -389,7 +392,7 @@ class AdapterPool:
         if entry.image_bytes and self._host.victims(entry) is None:
             return
         work = partial(self._loader.fetch, entry.digest, entry.proved)
-        self._submit(entry, work, is_copy=False)
+        self._submit(self._fetches, entry, work)
 
     def _copy(self, entry: Entry, image: AdapterImage) -> None:
         run = self._take_run(entry.account, image.num_bytes)
@@ -403,7 +406,7 @@ class AdapterPool:
             with self._ops.beside():
                 return self._loader.copy(image, target)
 
-        self._submit(entry, work, is_copy=True)
+        self._submit(self._copies, entry, work)
 
     def _is_first(self, account: str) -> bool:
         """None of its adapters on the device is in use, or about to be."""
@@ -427,14 +430,14 @@ class AdapterPool:
             self._refused[account] = num_bytes
         return run
 
-    def _submit(self, entry: Entry, work: Callable[[], AdapterImage], *, is_copy: bool) -> None:
-        load = Load(work, partial(self._finish, entry), is_copy, self._is_awaited(entry))
-        entry.loading = load
-        self._loads.submit(load)
+    def _submit(self, queue: LoadQueue, entry: Entry, work: Callable[[], AdapterImage]) -> None:
+        entry.loading = Load(work, partial(self._finish, entry), self._is_awaited(entry))
+        queue.submit(entry.loading)
 
     def _drop_load(self, entry: Entry) -> None:
         """Unless it has begun."""
-        if entry.loading is not None and self._loads.cancel(entry.loading):
+        queue = self._fetches if entry.slot is None else self._copies
+        if entry.loading is not None and queue.cancel(entry.loading):
             entry.loading = None
             self._free_device(entry)
 
@@ -509,7 +512,12 @@ class AdapterPool:
         if is_known and entry.is_empty and entry.digest not in self._pins:
             del self._entries[entry.digest]
 
+    def _thread(self, name: str) -> Executor:
+        thread = ThreadPoolExecutor(1, thread_name_prefix=name, initializer=_use_one_thread)
+        self._threads.append(thread)
+        return thread
+
 
 def _use_one_thread() -> None:
-    """The loader leaves the cores to the step: no OpenMP team of its own."""
+    """A loader leaves the cores to the step: no OpenMP team of its own."""
     torch.set_num_threads(1)

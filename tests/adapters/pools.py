@@ -1,8 +1,7 @@
-"""A pool over a small arena, with the reference ops and a loader thread that tests step by hand."""
+"""A pool over a small arena, with the reference ops and loads that tests step by hand."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
@@ -36,19 +35,20 @@ class Ref:
 
 
 class SteppedExecutor(Executor):
-    """Runs what is submitted, oldest first, when `step` is called."""
+    """Runs what is submitted when `step` is called: the oldest, or another, as several threads
+    would."""
 
     def __init__(self) -> None:
-        self.waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self.waiting: list[tuple[Future[Any], Callable[[], Any]]] = []
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         future: Future[T] = Future()
         self.waiting.append((future, lambda: fn(*args, **kwargs)))
         return future
 
-    def step(self) -> None:
+    def step(self, index: int = 0) -> None:
         if self.waiting:
-            future, call = self.waiting.popleft()
+            future, call = self.waiting.pop(index)
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(call())
@@ -62,7 +62,8 @@ class SteppedExecutor(Executor):
 
 class House:
     """Store, arena, clock and pool together. Adapter `i` has a rank of ranks[i]. adapter_units:
-    floor and ceiling. extent_units: of each extent, in units too."""
+    floor and ceiling. extent_units: of each extent, in units too. has_threads: loads run on the
+    pool's own, not on `executor`."""
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class House:
         extent_units: int = 1,
         num_slots: int = 8,
         host_bytes: int = 1 << 24,
-        executor: Executor | None = None,
+        has_threads: bool = False,
         cache_bytes: int = 1 << 30,
     ) -> None:
         self.store = LocalStore(folder / "store")
@@ -95,7 +96,7 @@ class House:
         self.kv = KVCache(
             self.map, "kv", UNIT_BYTES // 4, broker=self.broker, clock=lambda: self.now
         )
-        self.executor = SteppedExecutor() if executor is None else executor
+        self.executor = SteppedExecutor()
         self.pool = AdapterPool(
             self.arena,
             self.runs,
@@ -109,7 +110,7 @@ class House:
             cache_dir=folder / "cache",
             clock=lambda: self.now,
             cache_bytes=cache_bytes,
-            executor=self.executor,
+            executor=None if has_threads else self.executor,
         )
 
     def add(self, rank: int, seed: int) -> Ref:
@@ -133,7 +134,6 @@ class House:
 
     def settle(self) -> None:
         """Lets everything that is loading finish, and the pool see it."""
-        assert isinstance(self.executor, SteppedExecutor)
         for _ in range(4):
             self.executor.drain()
             self.pool.poll()
@@ -149,7 +149,6 @@ class House:
         raise AssertionError(f"adapter {index} does not come")
 
     def settle_step(self) -> None:
-        assert isinstance(self.executor, SteppedExecutor)
         self.executor.drain()
         self.pool.poll()
         self.executor.drain()

@@ -3,7 +3,6 @@ from __future__ import annotations
 import gc
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +12,10 @@ from adapters.errors import AdapterUnavailable
 from adapters.failures import MAX_FAULTS
 from adapters.image import AdapterImage, ImageCache
 from adapters.lora import ImageTables
+from adapters.residency import AdapterLease
 from memory.runs import UNIT_BYTES
 from tests.adapters.files import BASE
-from tests.adapters.pools import House, Ref, SteppedExecutor
+from tests.adapters.pools import House, Ref
 
 ONE_UNIT, TWO_UNITS, FIVE_UNITS = 4, 16, 40
 """Ranks whose images take that many units."""
@@ -23,7 +23,6 @@ ONE_UNIT, TWO_UNITS, FIVE_UNITS = 4, 16, 40
 
 def test_a_step_never_waits_for_a_load(tmp_path: Path) -> None:
     house = House(tmp_path, [ONE_UNIT])
-    assert isinstance(house.executor, SteppedExecutor)
     assert house.pool.acquire(house.refs[0]) is None
     assert house.tier(0) == "loading"
     house.executor.step()
@@ -146,7 +145,6 @@ def test_slots_bound_what_is_resident(tmp_path: Path) -> None:
 def test_one_that_waits_is_not_evicted_before_its_lease(tmp_path: Path) -> None:
     """Two that ask in every step for room of one: each gets its turn."""
     house = House(tmp_path, [ONE_UNIT] * 2, num_units=1)
-    assert isinstance(house.executor, SteppedExecutor)
     turns: list[int] = []
     for _ in range(20):
         house.pool.poll()
@@ -261,7 +259,6 @@ def test_a_fault_is_told_until_a_load_succeeds_and_few_are_remembered(tmp_path: 
 def test_the_end_of_a_failure_forgets_nobody_else(tmp_path: Path) -> None:
     """Between two polls the adapter is asked for, given up and asked for again."""
     house = House(tmp_path, [ONE_UNIT])
-    assert isinstance(house.executor, SteppedExecutor)
     pool, ref = house.pool, house.refs[0]
     folder, away = house.store.adapter_folder(ref.digest), tmp_path / "away"
     folder.rename(away)
@@ -365,7 +362,6 @@ def test_a_load_under_way_is_not_taken_when_another_image_was_proved(tmp_path: P
     house = House(tmp_path, [ONE_UNIT])
     proved = Ref(house.refs[0].digest, "0" * 64)
     assert house.pool.acquire(house.refs[0]) is None
-    assert isinstance(house.executor, SteppedExecutor)
     house.executor.step()
     house.pool.poll()
     assert house.runs.num_runs == 1, "the unproved image is being copied"
@@ -432,25 +428,46 @@ def test_a_thousand_cycles_leak_nothing(tmp_path: Path) -> None:
     assert not house.pool.tables.rank.any()
 
 
-def test_a_real_thread_loads_many_at_once(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(1) as executor:
-        house = House(tmp_path, [1, 4, 5, 12, 16, 8, 4, 4], num_units=16, executor=executor)
-        with house.broker.lock:
-            for ref in house.refs:
-                house.pool.prefetch(ref)
-        leases = {}
-        deadline = time.monotonic() + 30
-        while len(leases) < len(house.refs) and time.monotonic() < deadline:
-            with house.broker.lock:
-                house.pool.poll()
-                for index, ref in enumerate(house.refs):
-                    if index not in leases and (lease := house.pool.acquire(ref)):
-                        leases[index] = lease
-                house.check()
-            time.sleep(0.001)
-        assert all(house.serves(lease.slot, index) for index, lease in leases.items())
-        assert len({lease.slot for lease in leases.values()}) == len(house.refs)
-        for lease in leases.values():
-            lease.release()
-        house.pool.close()
+def test_real_threads_load_many_at_once(tmp_path: Path) -> None:
+    house = House(tmp_path, [1, 4, 5, 12, 16, 8, 4, 4], num_units=16, has_threads=True)
+    with house.broker.lock:
+        for ref in house.refs:
+            house.pool.prefetch(ref)
+    leases = {index: await_lease(house, index) for index in range(len(house.refs))}
+    assert all(house.serves(lease.slot, index) for index, lease in leases.items())
+    assert len({lease.slot for lease in leases.values()}) == len(house.refs)
+    for lease in leases.values():
+        lease.release()
+    house.pool.close()
     assert house.runs.num_runs == 0
+
+
+def test_a_copy_does_not_wait_for_the_store(tmp_path: Path) -> None:
+    """Which is long in opening another adapter's file: nobody writes into that pipe."""
+    house = House(tmp_path, [ONE_UNIT] * 2, has_threads=True)
+    await_lease(house, 0).release()
+    weights = house.store.adapter_folder(house.refs[1].digest) / "adapter_model.safetensors"
+    weights.unlink()
+    os.mkfifo(weights)
+    with house.broker.lock:
+        assert house.pool.evict_idle()
+        house.pool.expect(house.refs[1])
+    try:
+        lease = await_lease(house, 0)
+        assert house.serves(lease.slot, 0) and house.tier(1) == "loading"
+        lease.release()
+    finally:
+        weights.open("wb").close()
+        house.pool.close()
+
+
+def await_lease(house: House, index: int) -> AdapterLease:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with house.broker.lock:
+            house.pool.poll()
+            house.check()
+            if lease := house.pool.acquire(house.refs[index]):
+                return lease
+        time.sleep(0.001)
+    raise AssertionError(f"adapter {index} does not come")

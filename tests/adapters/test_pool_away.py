@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.adapters.pools import House, SteppedExecutor
+from tests.adapters.pools import House
 
 
 def test_they_stay_on_the_host_and_come_back_as_they_were(tmp_path: Path) -> None:
@@ -36,7 +36,6 @@ def test_one_that_is_fetched_meanwhile_waits_on_the_host(tmp_path: Path) -> None
 
 def test_a_copy_in_progress_ends_on_the_host(tmp_path: Path) -> None:
     house = House(tmp_path, [4])
-    assert isinstance(house.executor, SteppedExecutor)
     house.pool.prefetch(house.refs[0])
     house.settle()
     work = house.pool._loader.copy

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from adapters.errors import AdapterUnavailable
 from adapters.pool import AdapterLease
 from memory.block_table import BlockTable
-from tests.adapters.pools import House, Ref, SteppedExecutor
+from tests.adapters.pools import House, Ref
 
 RANKS = [1, 4, 5, 12, 16, 30]
 INDICES = st.integers(0, len(RANKS) - 1)
@@ -105,10 +105,11 @@ class PoolMachine(RuleBasedStateMachine):
         if self.tables:
             self.tables.pop().free()
 
-    @rule()
-    def loader_steps(self) -> None:
-        assert isinstance(self.house.executor, SteppedExecutor)
-        self.house.executor.step()
+    @rule(data=st.data())
+    def loader_steps(self, data: st.DataObject) -> None:
+        """Fetches and copies, in whatever order."""
+        if num_waiting := len(self.house.executor.waiting):
+            self.house.executor.step(data.draw(st.integers(0, num_waiting - 1)))
 
     @rule()
     def poll(self) -> None:
