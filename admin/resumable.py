@@ -27,6 +27,8 @@ from admin.upload import ARCHIVE_SUFFIXES, check_sha256
 
 ID = re.compile(r"upl_[0-9A-Za-z]{24}", re.ASCII)
 RECORD, DATA = "upload.json", "data"
+MAX_OPEN = 8
+"""Uploads of a tenant at a time: no quota counts what is not complete."""
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -58,21 +60,29 @@ class ResumableUploads:
         self._store = store
         self._max_bytes = max_bytes
         self._idle_s = idle_s
+        self._creating = asyncio.Lock()
 
     def expires_at(self, upload: PartialUpload) -> datetime:
         return upload.touched_at + timedelta(seconds=self._idle_s)
 
     async def create(self, key: ApiKey, num_bytes: int, filename: str) -> PartialUpload:
-        """Raises Invalid, TooLarge, OSError (the disk has no room for so much)."""
+        """Raises Invalid, TooLarge, Conflict (a tenant has too many already), OSError (the disk has
+        no room for so much)."""
         if not filename.endswith(ARCHIVE_SUFFIXES):
             raise Invalid("an upload in pieces is a .tar or .zip", "archive_format", "filename")
         if num_bytes > self._max_bytes:
             raise TooLarge(f"an upload may have {self._max_bytes} bytes", param="bytes")
         record = Record(key.tenant_id, num_bytes, filename)
-        return await asyncio.to_thread(self._create, record)
+        async with self._creating:
+            return await asyncio.to_thread(self._create, record)
 
     def _create(self, record: Record) -> PartialUpload:
         self._store.check_room(record.bytes)
+        if record.tenant_id is not None and self._count_open(record.tenant_id) >= MAX_OPEN:
+            raise Conflict(
+                f"this tenant has {MAX_OPEN} uploads under way: complete or delete one",
+                "too_many_uploads",
+            )
         upload_id = f"upl_{random_base62(24)}"
         folder = self._store.incoming / upload_id
         folder.mkdir(mode=0o700)
@@ -88,6 +98,13 @@ class ResumableUploads:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         return self._read(upload_id)
+
+    def _count_open(self, tenant_id: str) -> int:
+        num_open = 0
+        for folder in self._store.incoming.glob("upl_*"):
+            with contextlib.suppress(FileNotFoundError):
+                num_open += self._read(folder.name).record.tenant_id == tenant_id
+        return num_open
 
     async def find(self, key: ApiKey, upload_id: str) -> PartialUpload:
         """Raises NotFound, also for another tenant's."""

@@ -20,6 +20,7 @@ from adapters.store import LocalStore
 from adapters.validator import CONFIG_NAME, AdapterFiles, content_digest
 from admin.database import Database
 from admin.keys import create_key
+from admin.resumable import MAX_OPEN
 from tests.adapters.files import write_adapter
 from tests.admin.conftest import MAX_UPLOAD_BYTES, PEPPER, Plane, write_model
 from tests.admin.serve import served
@@ -171,6 +172,23 @@ async def test_a_piece_that_breaks_off_counts_as_far_as_it_came(
         while (await append(acme, upload, offset, archive[offset:])).status_code == 409:
             await asyncio.sleep(0.02)
     assert (await complete(acme, upload)).status_code == 201
+
+
+async def test_a_tenant_has_a_few_open_uploads_at_a_time(plane: Plane, archive: bytes) -> None:
+    """Who may have a kilobyte of adapters does not fill the disk with what is never complete."""
+    acme, globex = await plane.tenant("acme"), await plane.tenant("globex")
+    announced = {"bytes": MAX_UPLOAD_BYTES, "filename": "adapter.tar"}
+    asked = [acme.post("uploads", json=announced) for _ in range(3 * MAX_OPEN)]
+    answers = await asyncio.gather(*asked)
+    made = [answer.json()["id"] for answer in answers if answer.status_code == 201]
+    assert len(made) == MAX_OPEN
+    for answer in answers:
+        if answer.status_code != 201:
+            assert problem(answer, 409)["code"] == "too_many_uploads"
+    for client in (globex, plane.client):
+        await announce(client, len(archive))
+    assert (await acme.delete(f"uploads/{made[0]}")).status_code == 200
+    await announce(acme, len(archive))
 
 
 async def test_one_request_at_a_time_works_on_an_upload(plane: Plane, archive: bytes) -> None:
