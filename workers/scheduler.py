@@ -7,7 +7,6 @@ KV pages, adapter leases and the step's budget. No tensors.
 from __future__ import annotations
 
 import math
-from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Protocol
 
 from adapters.errors import AdapterUnavailable
@@ -15,6 +14,7 @@ from adapters.load_cost import copy_s
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
 from workers.adapter_turns import AdapterTurns
+from workers.deadlines import Deadlines
 from workers.fairness import (
     CACHED_COST,
     DECODE_COST,
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
 MAX_ASKED = 32
 """Adapters not on the device that may be asked for in one step: those of the next in turn."""
-
-MIN_EXPIRING = 64
-"""Below this many, those that have ended are kept until their time comes."""
 
 EXPIRED = "its time was over before its prompt could begin"
 
@@ -83,9 +80,7 @@ class Scheduler:
         self._shares = RowShares(self._queue, max_num_seqs)
         self._overload = Overload(self._queue, bounds)
         self._turns = AdapterTurns()
-        self._expiring: list[tuple[float, int, Sequence]] = []
-        """A heap by time; whoever has left the queue since is dropped by and by."""
-        self._num_added = 0
+        self._deadlines = Deadlines()
         self._num_drained = self._num_drained_tokens = 0
         """What left the queue since the last step."""
         self._asked: set[str] = set()
@@ -189,10 +184,7 @@ class Scheduler:
         """Queues it; its adapter starts to load at once."""
         if sequence.adapter is not None:
             self._pool.prefetch(sequence.adapter, sequence.block_table.tenant)
-        self._num_added += 1
-        if sequence.request.timeout_s is not None:
-            heappush(self._expiring, (sequence.expires_s, self._num_added, sequence))
-            self._forget_ended()
+        self._deadlines.add(sequence, self.num_waiting + len(self.running))
         self._queue.add(sequence)
         self._turns.note_waiting(sequence)
 
@@ -220,19 +212,10 @@ class Scheduler:
     def expire(self, now: float) -> list[Sequence]:
         """Removes and returns what waits for a first token that nobody wants any more, and has not
         begun."""
-        expired: list[Sequence] = []
-        while self._expiring and self._expiring[0][0] <= now:
-            sequence = heappop(self._expiring)[2]
-            if sequence.is_waiting and sequence.num_generated == 0:
-                self.remove(sequence)
-                expired.append(sequence)
+        expired = self._deadlines.take_passed(now)
+        for sequence in expired:
+            self.remove(sequence)
         return expired
-
-    def _forget_ended(self) -> None:
-        """So that the heap is no longer than twice what it is for."""
-        if len(self._expiring) > 2 * (self.num_waiting + len(self.running)) + MIN_EXPIRING:
-            self._expiring = [each for each in self._expiring if not each[2].is_finished]
-            heapify(self._expiring)
 
     def schedule(self, now: float) -> Schedule:
         """The next step: a row for each sequence that generates, then prompts in turn, those begun

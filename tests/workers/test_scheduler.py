@@ -23,6 +23,7 @@ from tests.workers.simulation import (
     prompt_of,
 )
 from tests.workers.simulator import VOCAB
+from workers.deadlines import MIN_KEPT
 from workers.engine import MAX_FAILED_STEPS, EngineFailed
 from workers.loop import INTEGRITY_PERIOD_S, WorkerLoop
 from workers.probe import Prober
@@ -36,7 +37,6 @@ from workers.protocol import (
     SequenceOutput,
     TokenLogprobs,
 )
-from workers.scheduler import MIN_EXPIRING
 from workers.sequence import Sequence
 
 pytestmark = pytest.mark.usefixtures("both_ways")
@@ -169,7 +169,7 @@ def test_what_has_ended_is_not_kept_until_it_would_have_expired() -> None:
             simulation.engine.abort(0, number)
         simulation.run()
     gc.collect()
-    assert sum(sequence() is not None for sequence in sequences) <= MIN_EXPIRING + 1
+    assert sum(sequence() is not None for sequence in sequences) <= MIN_KEPT + 1
 
 
 def test_a_load_is_dropped_when_the_last_that_waits_for_it_leaves() -> None:
