@@ -7,6 +7,7 @@ from typing import Annotated
 
 import msgspec
 
+from admin.errors import Invalid
 from admin.upload import VersionFields
 
 
@@ -40,10 +41,15 @@ class VersionCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     serving: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
 
     def fields(self) -> VersionFields:
+        """Raises Invalid."""
+        try:
+            serving = bytes(self.serving).decode()
+        except UnicodeDecodeError as error:
+            raise Invalid(f"serving: {error}", "serving_invalid", "serving") from None
         return VersionFields(
             name=self.name,
             model=self.model,
             tenant=self.tenant,
             alias=self.alias,
-            serving=bytes(self.serving).decode() or None,
+            serving=serving or None,
         )

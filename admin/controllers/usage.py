@@ -6,7 +6,7 @@ import base64
 import csv
 import io
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import MAXYEAR, MINYEAR, UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
@@ -126,6 +126,8 @@ def _told_apart(group_by: str) -> list[str]:
 def _aware(moment: datetime | None, field: str) -> datetime | None:
     if moment is not None and moment.tzinfo is None:
         raise Invalid(f"{field} needs a time zone, such as a Z at its end", "invalid", field)
+    if moment is not None and not MINYEAR < moment.year < MAXYEAR:
+        raise Invalid(f"{field} is out of range", "invalid", field)
     return moment
 
 

@@ -248,6 +248,12 @@ async def test_the_body_of_a_completion_is_bounded_and_named(plane: Plane, base:
     problem(await acme.post("adapters", content=b"[]", headers={"content-type": "text/x"}), 400)
     answer = await acme.post("adapters", content=b"{", headers={"content-type": "application/json"})
     problem(answer, 400)
+    upload = await announce(acme, 1)
+    await append(acme, upload, 0, b"x")
+    body = b'{"upload": "%s", "name": "bot", "serving": {"stop": ["\xff"]}}' % upload.encode()
+    answer = await acme.post("adapters", content=body, headers={"content-type": "application/json"})
+    assert problem(answer, 400)["code"] == "serving_invalid"
+    assert (await acme.delete(f"uploads/{upload}")).status_code == 200
     assert plane.files() == set()
 
 
