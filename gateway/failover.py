@@ -51,12 +51,16 @@ class Failover:
         self._fleet = fleet
 
     def find(self, request: Generate, excluded: Collection[WorkerClient]) -> WorkerClient | None:
-        """A worker for the sequence that is heard of."""
+        """A worker for the sequence that is heard of, and gets it now."""
+        work = _work_of(request)
         try:
-            worker = self._fleet.choose(_work_of(request), excluded)
+            worker = self._fleet.choose(work, excluded)
         except NoWorker:
             return None
-        return None if worker.is_silent else worker
+        if worker.is_silent:
+            return None
+        self._fleet.note_sent(worker, work)
+        return worker
 
     def has_other(self, model: str, worker: WorkerClient) -> bool:
         """Whether another worker that is heard of has the base model of this digest."""

@@ -54,8 +54,8 @@ class Fleet:
             await asyncio.sleep(GREET_INTERVAL_S)
 
     def choose(self, work: Work, excluded: Collection[WorkerClient] = ()) -> WorkerClient:
-        """The worker for a request, which is counted as sent there. NoWorker if none is ready that
-        has the base model, but for those excluded."""
+        """The worker for a request. Raises NoWorker if none is ready that has the base model, but
+        for those excluded."""
 
         def is_able(client: WorkerClient) -> bool:
             return _serves(client, work.model) and client not in excluded
@@ -72,10 +72,14 @@ class Fleet:
             return self.clients[0]
         self._look()
         now = time.monotonic()
-        cached = self._num_cached(work)
-        chosen = pick(work, self._workers, cached, now, self._random, usable)
-        self._workers.send(chosen, work, cached.get(chosen, 0), now)
-        return chosen
+        cached = _num_cached(work, self.clients)
+        return pick(work, self._workers, cached, now, self._random, usable)
+
+    def note_sent(self, worker: WorkerClient, work: Work) -> None:
+        """The request goes there; those that come after it are to count with it."""
+        if len(self.clients) > 1 and worker in self._workers.standings:
+            num_cached = _num_cached(work, [worker]).get(worker, 0)
+            self._workers.send(worker, work, num_cached, time.monotonic())
 
     def serving(self, model: str) -> list[WorkerClient]:
         """Those that are ready and have the base model of this digest. One that is silent counts
@@ -131,17 +135,6 @@ class Fleet:
         if len(statuses) > len(self.clients):
             self._forget()
 
-    def _num_cached(self, work: Work) -> dict[WorkerClient, int]:
-        """Tokens of the prompts, at those that have any."""
-        found: dict[WorkerClient, int] = {}
-        for client in self.clients:
-            if (model := client.models.get(work.model)) is None:
-                continue
-            for prompt in work.prompts:
-                if num := client.prefixes.num_cached(prompt, model.cache_layout):
-                    found[client] = found.get(client, 0) + num
-        return found
-
     def _know(self, client: WorkerClient, status: WorkerStatus | None) -> Standing:
         if status is None:
             return Standing(Report(), -math.inf)
@@ -161,6 +154,18 @@ class Fleet:
 
 def _serves(client: WorkerClient, model: str) -> bool:
     return client.is_ready and model in client.models
+
+
+def _num_cached(work: Work, clients: Sequence[WorkerClient]) -> dict[WorkerClient, int]:
+    """Tokens of the prompts, at those that have any."""
+    found: dict[WorkerClient, int] = {}
+    for client in clients:
+        if (model := client.models.get(work.model)) is None:
+            continue
+        for prompt in work.prompts:
+            if num := client.prefixes.num_cached(prompt, model.cache_layout):
+                found[client] = found.get(client, 0) + num
+    return found
 
 
 def _desired(view: CatalogView, models: Mapping[str, ModelInfo]) -> Desired:

@@ -134,7 +134,8 @@ async def admit(
 ) -> Admitted:
     """Chooses a worker, but none of the `full`, and reserves what the request may take."""
     gateway, asked, target = request.gateway, call.asked, call.target
-    worker = gateway.fleet.choose(work_of(call), full)
+    work = work_of(call)
+    worker = gateway.fleet.choose(work, full)
     model = worker.models[target.base.digest]
     reservation = await gateway.admission.reserve(
         gateway.catalog.current,
@@ -146,6 +147,7 @@ async def admit(
         num_choices=asked.n or 1,
         max_model_len=min(target.base.max_model_len, model.max_model_len),
     )
+    gateway.fleet.note_sent(worker, work)
     return Admitted(worker, model, reservation)
 
 

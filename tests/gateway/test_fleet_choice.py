@@ -43,7 +43,10 @@ class House:
         await eventually(lambda: self.clients[number].status is not before)
 
     def chosen(self, work: Work, *excluded: WorkerClient) -> int:
-        return self.clients.index(self.fleet.choose(work, excluded))
+        """Who is sent it."""
+        worker = self.fleet.choose(work, excluded)
+        self.fleet.note_sent(worker, work)
+        return self.clients.index(worker)
 
 
 @pytest.fixture

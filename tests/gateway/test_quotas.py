@@ -14,10 +14,12 @@ import openai
 import pytest
 
 from admin import keys
-from tests.gateway.live import Live, Served, eventually
+from admin.records import TENANT_SCOPES
+from tests.adapters.files import BASE
+from tests.gateway.live import Live, Served, answer, eventually
 from tests.gateway.pepper import PEPPER
-from tests.stub_worker import Reply
-from workers.protocol import Generate
+from tests.stub_worker import Reply, StubWorker
+from workers.protocol import AdapterStatus, Generate
 
 PROMPT_TOKENS = 2
 DOLLAR = 10**12
@@ -230,6 +232,27 @@ async def test_who_is_refused_has_no_adapters_fetched_ahead(live: Live) -> None:
         assert await served.serves("bot@5")
     assert codes == [200] + [429] * 5
     assert live.worker.prefetched == [str(number) * 64 for number in (1, 2, 5)]
+
+
+async def test_who_is_refused_makes_no_worker_look_busy(live: Live) -> None:
+    """What is sent nowhere sends nobody away from the worker that has his adapter."""
+    other = StubWorker(f"unix:{live.folder}/other.sock", [BASE.digest], answer, instance_id="other")
+    other.adapters = [AdapterStatus("a" * 64, "device", 1 << 20, 0, False)]
+    await live.make_ready("a")
+    async with live.database.transaction() as connection:
+        _, text = await keys.create_key(connection, PEPPER, live.tenant_id, TENANT_SCOPES)
+    async with live.worker, other, live.gateway(workers=[live.worker.address, other.address]) as at:
+        await lengthen(live, at)
+        await live.limit(key=True, requests_per_minute=0)
+        await knows(at, lambda: at.gateway.catalog.current.limits_of("", live.key[4:16]))
+        clients = at.gateway.fleet.clients
+        await eventually(lambda: all(client.status is not None for client in clients))
+        # At 1,000 tokens/s, which is believed of a worker at first, 8 seconds.
+        refused = [await at.complete(prompt="x" * 4000) for _ in range(2)]
+        at.client.headers["authorization"] = f"Bearer {text}"
+        assert await at.serves("bot")
+    assert {each.status_code for each in refused} == {429}
+    assert (len(live.worker.received), len(other.received)) == (0, 1)
 
 
 async def test_no_limits_no_headers(live: Live) -> None:
