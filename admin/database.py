@@ -24,6 +24,7 @@ from admin.errors import (
     DatabaseUnavailable,
     Invalid,
     NotFound,
+    Overtaken,
 )
 
 log = logging.getLogger(__name__)
@@ -261,7 +262,7 @@ def _translate(error: asyncpg.PostgresError) -> AdminError:
         case asyncpg.IntegrityConstraintViolationError() | asyncpg.DataError():
             return Invalid(text)
         case asyncpg.TransactionRollbackError():
-            return Conflict("another change came in between; try again")
+            return Overtaken()
         case (
             asyncpg.PostgresConnectionError()
             | asyncpg.InsufficientResourcesError()

@@ -48,6 +48,13 @@ class Conflict(AdminError):
     code = "conflict"
 
 
+class Overtaken(Conflict):
+    """Another change came in between: the same again may succeed."""
+
+    def __init__(self) -> None:
+        super().__init__("another change came in between; try again")
+
+
 class IdempotencyKeyReused(AdminError):
     """The caller gave the same Idempotency-Key to another request."""
 

@@ -73,6 +73,10 @@ def to_response(_: Request[Any, Any, Any], error: Exception) -> Response[dict[st
         case errors.DatabaseUnavailable():
             # Not in the driver's words, which name hosts and accounts.
             return _answer(503, "server_error", AWAY, None, error.code)
+        case errors.Overtaken():
+            answer = _answer(409, INVALID, str(error), None, error.code)
+            answer.headers["x-should-retry"] = "true"
+            return answer
         case errors.AdminError() if type(error) in PROBLEMS:
             problem = PROBLEMS[type(error)]
             return _answer(

@@ -12,7 +12,7 @@ from adapters.manifest import BaseModelShape
 from admin import models, preconditions, workers
 from admin.adapters import lock_catalog
 from admin.database import Connection
-from admin.errors import Conflict, Invalid
+from admin.errors import Invalid, Overtaken
 from admin.guards import ADAPTERS_WRITE, ADMIN, requires
 from admin.idempotency import IdempotencyKey, Once, once
 from admin.preconditions import IfMatch, etag, tagged
@@ -92,7 +92,7 @@ class ModelController(Controller):
             shape, length = await _describe(request, digest, length)
         async with request.transaction() as connection:
             if await _checked(connection, name, if_match) != known:
-                raise Conflict("another change came in between; try again")
+                raise Overtaken
             changed = await models.register_model(connection, name, shape, length)
             if data.residency is not None:
                 changed = await models.set_residency(connection, name, data.residency)

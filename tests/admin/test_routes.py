@@ -71,6 +71,27 @@ async def test_who_leaves_before_the_request_is_whole_is_no_error(
     assert [each for each in caplog.records if each.levelname == "ERROR"] == []
 
 
+async def test_a_change_that_another_came_between_is_worth_a_retry(plane: Plane, owner: Database):
+    """Postgres ended one of two that waited for each other, here twice."""
+    async with owner.transaction() as connection:
+        await connection.execute("CREATE SEQUENCE tries; GRANT USAGE ON tries TO loraplex_app")
+        await connection.execute(
+            "CREATE FUNCTION collide() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+            " IF nextval('tries') < 3 THEN"
+            " RAISE 'deadlock detected' USING ERRCODE = 'deadlock_detected'; END IF;"
+            " RETURN NEW; END $$"
+        )
+        await connection.execute(
+            "CREATE TRIGGER collide BEFORE INSERT ON tenants"
+            " FOR EACH ROW EXECUTE FUNCTION collide()"
+        )
+    for _ in range(2):
+        answer = await plane.client.post("tenants", json={"name": "acme"})
+        assert problem(answer, 409)["code"] == "conflict"
+        assert answer.headers["x-should-retry"] == "true"
+    assert (await plane.client.post("tenants", json={"name": "acme"})).status_code == 201
+
+
 async def test_a_key_expires(plane: Plane):
     await plane.client.post("tenants", json={"name": "acme"})
     soon = datetime.now(UTC) + timedelta(seconds=2)
