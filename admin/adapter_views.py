@@ -16,13 +16,17 @@ VersionNumber = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 Weight = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 
 
+class PolicySet(CanaryPolicy, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """When the set goes back by itself; looks at the last `window_s`."""
+
+
 class AliasSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Either a version, or a canary set."""
 
     version: VersionNumber | None = None
     canary: dict[VersionNumber, Weight] | None = None
     """Version to weight; the version that the alias points to now must be among them."""
-    policy: CanaryPolicy | msgspec.UnsetType | None = msgspec.UNSET
+    policy: PolicySet | msgspec.UnsetType | None = msgspec.UNSET
     """When the set goes back by itself; null: never; left out: the default policy."""
 
 

@@ -179,9 +179,7 @@ class BaseModel(msgspec.Struct, frozen=True):
     residency: Residency = Residency.AUTO
 
 
-class GenerationDefaults(
-    msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
-):
+class GenerationDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a version's requests leave out is taken from here before the base model's own."""
 
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
@@ -194,8 +192,10 @@ class GenerationDefaults(
     max_tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] | None = None
 
 
-class ServingData(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What a version brings besides its weights; part of what makes it that version."""
+class ServingData(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a version brings besides its weights; part of what makes it that version. An upload's
+    fields are all known (admin/serving_data.py); a row may be of a newer release than its reader.
+    """
 
     chat_template: Annotated[str, msgspec.Meta(min_length=1, max_length=64 << 10)] | None = None
     """Rendered only once an admin has approved this text."""
@@ -221,7 +221,7 @@ class ServingData(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
         return hashlib.sha256(self.chat_template.encode()).hexdigest()
 
 
-class CanaryPolicy(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class CanaryPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
     """When a canary set goes back to its stable version by itself; looks at the last `window_s`."""
 
     window_s: Annotated[int, msgspec.Meta(ge=10, le=86400)] = 300

@@ -10,7 +10,17 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from admin.errors import Invalid
-from admin.records import ServingData
+from admin.records import GenerationDefaults, ServingData
+
+
+class _GivenDefaults(
+    GenerationDefaults, frozen=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    pass
+
+
+class _Given(ServingData, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    defaults: _GivenDefaults = _GivenDefaults()
 
 
 class _Generation(Extension):
@@ -32,7 +42,7 @@ def parse_serving(text: str | None) -> ServingData:
     if not text:
         return ServingData()
     try:
-        serving = msgspec.json.decode(text, type=ServingData)
+        serving = msgspec.json.decode(text, type=_Given)
     except msgspec.DecodeError as error:
         raise Invalid(f"serving: {error}", "serving_invalid", "serving") from None
     if serving.chat_template is not None:

@@ -9,9 +9,9 @@ from admin import contents, keys, models, tenants, versions
 from admin.database import Database
 from admin.errors import AlreadyExists, DatabaseUnavailable, Invalid
 from admin.queries import CATALOG_CHANNEL, catalog_generation, load_catalog, load_queries, sql
-from admin.records import TENANT_SCOPES, hash_key
+from admin.records import TENANT_SCOPES, GenerationDefaults, ServingData, hash_key
 from tests.adapters.files import BASE
-from tests.admin.lifecycle import add, make_ready, make_tenant
+from tests.admin.lifecycle import add, make_ready, make_tenant, prove_all
 
 
 async def test_the_snapshot_holds_what_was_written(database: Database):
@@ -32,6 +32,26 @@ async def test_the_snapshot_holds_what_was_written(database: Database):
     assert snapshot.models[0].shape == BASE
     assert [(v.name, v.version, v.digest) for v in snapshot.versions] == [("bot", 1, "a" * 64)]
     assert [(a.alias, a.version) for a in snapshot.aliases] == [("prod", 1)]
+
+
+class LaterDefaults(GenerationDefaults, frozen=True, omit_defaults=True):
+    later: int = 0
+
+
+class LaterServing(ServingData, frozen=True, omit_defaults=True):
+    defaults: LaterDefaults = LaterDefaults()
+    later: int = 0
+
+
+async def test_serving_data_of_a_later_release_is_read_as_far_as_it_is_known(database: Database):
+    """Gateways are upgraded one after the other."""
+    serving = LaterServing(stop=("bye",), defaults=LaterDefaults(top_k=5, later=1), later=1)
+    async with database.transaction() as connection:
+        await add(connection, await make_tenant(connection), "a", serving=serving)
+    await prove_all(database)
+    async with database.acquire() as connection:
+        (version,) = (await load_catalog(connection)).versions
+    assert version.serving == ServingData(stop=("bye",), defaults=GenerationDefaults(top_k=5))
 
 
 async def test_each_change_raises_the_generation_and_is_heard(dsn: str, database: Database):
