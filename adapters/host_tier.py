@@ -1,25 +1,19 @@
-"""The images on the host, bounded in bytes: who holds most for its weight makes room, with what is
-worth least."""
+"""The images on the host, of all base models, bounded in bytes: who holds most for its weight makes
+room, with what is worth least."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from adapters.image import AdapterImage
-from adapters.residency import Entry
+from adapters.residency import Entry, Holder
 from memory.accounts import Accounts, Ask, Ledger
 from memory.errors import require
-
-Worth = Callable[[Entry], tuple[bool, float]]
-"""Whether somebody waits for the image to go on to the device; then seconds that its loss costs."""
 
 
 class HostTier:
     """Holds `Entry.image`; nobody else sets it."""
 
-    def __init__(self, max_bytes: int, worth: Worth, accounts: Accounts) -> None:
-        self._max_bytes = max_bytes
-        self._worth = worth
+    def __init__(self, max_bytes: int, accounts: Accounts) -> None:
+        self.max_bytes = max_bytes
         self._accounts = accounts
         self._entries: dict[Entry, None] = {}
         self.num_bytes = 0
@@ -44,14 +38,14 @@ class HostTier:
 
         A few more go than must, so that not every arrival pays for the search.
         """
-        missing = self.num_bytes + entry.image_bytes - self._max_bytes
+        missing = self.num_bytes + entry.image_bytes - self.max_bytes
         if missing <= 0:
             return []
         ask = self._ask(entry)
         own = self._worth_per_byte(entry, ask)
         worth = {e: self._worth_per_byte(e, ask) for e in self._entries if e.loading is None}
         victims: list[Entry] = []
-        wanted = missing + self._max_bytes // 128
+        wanted = missing + self.max_bytes // 128
         for other in sorted(worth, key=worth.__getitem__):
             if wanted <= 0 or worth[other] > own:
                 break
@@ -66,18 +60,23 @@ class HostTier:
         for or on its way."""
         ledger = Ledger(self._accounts, ((e.account, e.image_bytes) for e in self._entries))
         own = (e for e in self._entries if e.account == entry.account and e is not entry)
-        is_first = self._worth(entry)[0] and not any(e.loading or self._worth(e)[0] for e in own)
+        is_first = _is_awaited(entry) and not any(e.loading or _is_awaited(e) for e in own)
         return Ask(ledger, entry.account, entry.image_bytes, is_first=is_first)
 
     def _worth_per_byte(self, entry: Entry, ask: Ask) -> tuple[bool, float, float]:
-        is_awaited, cost_s = self._worth(entry)
+        is_awaited, cost_s = entry.holder.host_worth(entry)
         return is_awaited, ask.turn(entry.account), cost_s / entry.image_bytes
 
-    def check_integrity(self, entries: list[Entry]) -> None:
-        """Raises IntegrityError unless the images of all entries are those here, within the
-        bound."""
+    def check_integrity(self, holder: Holder, entries: list[Entry]) -> None:
+        """Raises IntegrityError unless the images of all entries of the holder are here, and all
+        that is here is within the bound."""
         on_host = {entry for entry in entries if entry.image is not None}
-        require(on_host == self._entries.keys(), f"{len(on_host)} images, {len(self._entries)}")
-        num_bytes = sum(entry.image.num_bytes for entry in on_host if entry.image is not None)
+        here = {entry for entry in self._entries if entry.holder is holder}
+        require(on_host == here, f"{len(on_host)} images, {len(here)}")
+        num_bytes = sum(entry.image.num_bytes for entry in self._entries if entry.image is not None)
         require(num_bytes == self.num_bytes, f"{num_bytes} host bytes, not {self.num_bytes}")
-        require(num_bytes <= self._max_bytes, f"{num_bytes} host bytes of {self._max_bytes}")
+        require(num_bytes <= self.max_bytes, f"{num_bytes} host bytes of {self.max_bytes}")
+
+
+def _is_awaited(entry: Entry) -> bool:
+    return entry.holder.host_worth(entry)[0]

@@ -98,7 +98,7 @@ class AdapterImage:
 
 
 class ImageCache:
-    """Images of one layout, `<root>/<layout>/<digest>.img`: max_bytes in all.
+    """Images of all layouts, `<root>/<layout>/<digest>.img`: max_bytes in all.
 
     Those go first whose building costs the least seconds a byte, times their expected reuse; among
     equals the oldest. Thread-safe.
@@ -107,7 +107,6 @@ class ImageCache:
     def __init__(
         self,
         root: Path,
-        layout: str,
         max_bytes: int,
         expected_reuse: Callable[[str], float] = lambda _: 0.0,
         hashes_of: HashBlocks = hash_blocks,
@@ -115,96 +114,100 @@ class ImageCache:
         self._lock = RLock()
         """Held while files come, go and are counted."""
         self._hashes_of = hashes_of
-        self._folder = root / layout
-        self._layout = layout
-        self._max_bytes = max_bytes
+        self._root = root
+        self.max_bytes = max_bytes
         self._expected_reuse = expected_reuse
-        self._folder.mkdir(parents=True, exist_ok=True)
-        for leftover in self._folder.glob("*.tmp"):
+        root.mkdir(parents=True, exist_ok=True)
+        for leftover in root.glob("*/*.tmp"):
             leftover.unlink()
-        files = [(entry.stat(), entry.stem) for entry in self._folder.glob("*.img")]
+        files = [(path.stat(), path) for path in root.glob("*/*.img")]
         files.sort(key=lambda item: item[0].st_mtime)
-        self._sizes = OrderedDict((digest, status.st_size) for status, digest in files)
+        self._sizes = OrderedDict(
+            ((path.parent.name, path.stem), status.st_size) for status, path in files
+        )
+        """By layout and digest."""
         self._make_room(0)
 
-    def has(self, digest: str) -> bool:
-        return digest in self._sizes
+    def has(self, layout: str, digest: str) -> bool:
+        return (layout, digest) in self._sizes
 
-    def load(self, digest: str) -> AdapterImage | None:
+    def load(self, layout: str, digest: str) -> AdapterImage | None:
         """The image, proved by its hashes, or None. A file that is damaged or cannot be read is
         removed."""
-        path = self._path(digest)
+        path = self._path(layout, digest)
         try:
-            image = _read(path, digest, self._layout, self._hashes_of)
+            image = _read(path, digest, layout, self._hashes_of)
         except FileNotFoundError:
-            self.delete(digest)
+            self.delete(layout, digest)
             return None
         except (ImageCorrupt, OSError) as error:
             log.warning("a cached image is removed: %s", error)
-            self.delete(digest)
+            self.delete(layout, digest)
             return None
         # It may be gone by now; and a disk that cannot be written any more may still be read.
         with self._lock, suppress(OSError):
-            self._sizes[digest] = path.stat().st_size
-            self._sizes.move_to_end(digest)
+            self._sizes[layout, digest] = path.stat().st_size
+            self._sizes.move_to_end((layout, digest))
             os.utime(path)
         return image
 
-    def save(self, image: AdapterImage) -> None:
+    def save(self, layout: str, image: AdapterImage) -> None:
         """Keeps the image if the disk can and the bound allows it."""
-        head = _encode_head(image, self._layout)
+        head = _encode_head(image, layout)
         num_bytes = len(head) + image.num_bytes
         with self._lock:
-            self.delete(image.digest)
-            if num_bytes > self._max_bytes:
+            self.delete(layout, image.digest)
+            if num_bytes > self.max_bytes:
                 return
             self._make_room(num_bytes)
             try:
-                self._write(image, head)
+                _write(self._path(layout, image.digest), head, image)
             except OSError as error:
                 log.warning("the image of %s cannot be cached: %s", image.digest, error)
                 return
-            self._sizes[image.digest] = num_bytes
+            self._sizes[layout, image.digest] = num_bytes
 
-    def delete(self, digest: str) -> None:
+    def delete(self, layout: str, digest: str) -> None:
         """If the disk can; the file is not asked for any more."""
         with self._lock:
-            self._sizes.pop(digest, None)
+            self._sizes.pop((layout, digest), None)
             with suppress(OSError):
-                self._path(digest).unlink()
+                self._path(layout, digest).unlink()
 
-    def _path(self, digest: str) -> Path:
-        return self._folder / f"{digest}.img"
-
-    def _write(self, image: AdapterImage, head: bytes) -> None:
-        temporary = self._path(image.digest).with_suffix(".tmp")
-        try:
-            with temporary.open("wb") as file:
-                file.write(head)
-                file.write(image.payload.data)
-            temporary.replace(self._path(image.digest))
-        except OSError:
-            with suppress(OSError):
-                temporary.unlink()
-            raise
+    def _path(self, layout: str, digest: str) -> Path:
+        return self._root / layout / f"{digest}.img"
 
     def _make_room(self, num_bytes: int) -> None:
         """Removes files until so many bytes fit, and a few more, so that not every image pays for
         the search."""
-        missing = sum(self._sizes.values()) + num_bytes - self._max_bytes
+        missing = sum(self._sizes.values()) + num_bytes - self.max_bytes
         if missing <= 0:
             return
-        missing += self._max_bytes // 128
-        for digest in sorted(self._sizes, key=self._worth):
+        missing += self.max_bytes // 128
+        for key in sorted(self._sizes, key=self._worth):
             if missing <= 0:
                 return
-            missing -= self._sizes[digest]
-            self.delete(digest)
+            missing -= self._sizes[key]
+            self.delete(*key)
 
-    def _worth(self, digest: str) -> float:
+    def _worth(self, key: tuple[str, str]) -> float:
         """Seconds that losing the file costs, a byte."""
-        size = self._sizes[digest]
-        return build_s(size) / max(size, 1) * self._expected_reuse(digest)
+        size = self._sizes[key]
+        return build_s(size) / max(size, 1) * self._expected_reuse(key[1])
+
+
+def _write(path: Path, head: bytes, image: AdapterImage) -> None:
+    path.parent.mkdir(exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(head)
+            file.write(image.payload.data)
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def _encode_head(image: AdapterImage, layout: str) -> bytes:

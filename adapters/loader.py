@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -30,18 +28,16 @@ class AdapterLoader:
         base: BaseModelShape,
         dtype: torch.dtype,
         ops: Ops,
-        cache_dir: Path,
-        cache_bytes: int,
-        expected_reuse: Callable[[str], float] = lambda _: 0.0,
+        cache: ImageCache,
     ) -> None:
-        """expected_reuse: of a digest; what the cache drops first is what it says the least of."""
         self._ops = ops
         self._store = store
         self._base = base
+        self._cache = cache
         self.layout = ImageLayout(base.num_layers, dtype, ops.b_rank_major)
-        self.cache = ImageCache(
-            *(cache_dir, self.layout.version, cache_bytes, expected_reuse, ops.block_hashes)
-        )
+
+    def is_cached(self, digest: str) -> bool:
+        return self._cache.has(self.layout.version, digest)
 
     def fetch(self, digest: str, proved: str = "") -> AdapterImage:
         """Disk to host: the cached image, or one packed from the store.
@@ -51,7 +47,7 @@ class AdapterLoader:
         """
         if not DIGEST.fullmatch(digest):
             raise AdapterUnavailable("adapter.store.missing", "not a digest")
-        image = self.cache.load(digest)
+        image = self._cache.load(self.layout.version, digest)
         if image is None or proved not in ("", image.checksum):
             image = self._build(digest, proved)
         if self._ops.device.type != "cuda":
@@ -78,7 +74,7 @@ class AdapterLoader:
 
     def _build(self, digest: str, proved: str) -> AdapterImage:
         """From the store; what the cache has is replaced, or removed on failure."""
-        self.cache.delete(digest)
+        self._cache.delete(self.layout.version, digest)
         try:
             files = AdapterFiles.in_folder(self._store.adapter_folder(digest))
             if content_digest(files) != digest:
@@ -96,5 +92,5 @@ class AdapterLoader:
                 "adapter.image.mismatch",
                 f"the image of {digest} is {image.checksum}, the one proved was {proved}",
             )
-        self.cache.save(image)
+        self._cache.save(self.layout.version, image)
         return image

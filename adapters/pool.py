@@ -15,7 +15,6 @@ import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -24,7 +23,7 @@ from torch import Tensor
 from adapters.errors import AdapterUnavailable
 from adapters.failures import Failures
 from adapters.host_tier import HostTier
-from adapters.image import AdapterImage
+from adapters.image import AdapterImage, ImageCache
 from adapters.load_queue import Load, LoadQueue
 from adapters.loader import AdapterLoader
 from adapters.lora import ImageLayout
@@ -62,8 +61,9 @@ class AdapterPool:
     byte to bring back, times its expected reuse. An adapter is charged to who asked for it last.
     One that alone is too large for a tier is refused by name.
 
-    arena: uint8 [arena bytes], which `runs` cuts up and `broker` shares out. executor: of all
-    loads; two threads of its own unless given. All calls but `close` with `broker.lock` held.
+    arena: uint8 [arena bytes], which `runs` cuts up and `broker` shares out. host, cache, requests:
+    of all base models. executor: of all loads; two threads of its own unless given. All calls but
+    `close` with `broker.lock` held.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ class AdapterPool:
         shape: BaseModelShape,
         dtype: torch.dtype,
         num_slots: int,
-        host_bytes: int,
-        cache_bytes: int,
-        cache_dir: Path,
+        host: HostTier,
+        cache: ImageCache,
+        requests: ReuseByKey,
         clock: Callable[[], float],
         retry_s: float = 5.0,
         executor: Executor | None = None,
@@ -89,13 +89,16 @@ class AdapterPool:
         self._broker = broker
         broker.add_holder(self)
         self._clock = clock
-        self._requests = ReuseByKey(clock)
-        reuse = self._requests.expected
+        self._requests = requests
         self._ops = ops
-        self._loader = AdapterLoader(store, shape, dtype, ops, cache_dir, cache_bytes, reuse)
+        self._loader = AdapterLoader(store, shape, dtype, ops, cache)
         self._accounts = broker.ledger.accounts
-        self._host = HostTier(host_bytes, self._host_worth, self._accounts)
-        self._largest = {"device": runs.capacity_bytes, "host": host_bytes, "disk": cache_bytes}
+        self._host = host
+        self._largest = {
+            "device": runs.capacity_bytes,
+            "host": host.max_bytes,
+            "disk": cache.max_bytes,
+        }
         """Bytes that one adapter may have, by tier."""
         self._failures = Failures(retry_s, clock)
         self.num_evictions = 0
@@ -153,7 +156,7 @@ class AdapterPool:
             return
         entry.asked_at_poll = -2
         self._drop_load(entry)
-        self._forget(entry)
+        self.forget(entry)
 
     def acquire(self, ref: AdapterRef, tenant: Tenant = NOBODY) -> AdapterLease | None:
         """A lease, or None: not on the device yet, ask again in the next step.
@@ -212,14 +215,14 @@ class AdapterPool:
         entry = self._pins.pop(digest, None)
         if entry is not None:
             entry.is_pinned = False
-            self._forget(entry)
+            self.forget(entry)
 
     def poll(self) -> None:
         """A step begins: what has failed may be tried again by and by, pins are kept."""
         self._num_polls += 1
         self._refused.clear()
         for entry in self._failures.over():
-            self._forget(entry)
+            self.forget(entry)
         self._keep_pins()
 
     def idle_runs(self, *, with_awaited: bool) -> Mapping[Run, Idle]:
@@ -247,6 +250,19 @@ class AdapterPool:
         if losses:
             self.evict(min(losses, key=losses.__getitem__))
         return bool(losses)
+
+    def host_worth(self, entry: Entry) -> tuple[bool, float]:
+        """See `Holder`."""
+        is_awaited = entry.slot is None and (entry.is_pinned or self._is_awaited(entry))
+        is_cached = self._loader.is_cached(entry.digest)
+        return is_awaited, entry.host_loss_s(self._clock(), is_cached=is_cached)
+
+    def forget(self, entry: Entry) -> None:
+        """If nothing is left of it but its file. Who was forgotten may have been followed by
+        another of the digest, which stays."""
+        is_known = self._entries.get(entry.digest) is entry
+        if is_known and entry.is_empty and entry.digest not in self._pins:
+            del self._entries[entry.digest]
 
     def lay_anew(self, ref: AdapterRef) -> bool:
         """Takes all that is idle off the device, the adapter itself too: beside others it may lie
@@ -294,13 +310,14 @@ class AdapterPool:
             thread.shutdown()
         with self._broker.lock:
             for entry in list(self._entries.values()):
+                self._host.drop(entry)
                 self._free_device(entry)
             self._entries.clear()
 
     def check_integrity(self) -> None:
         """Raises IntegrityError unless slots, runs, tables, leases and bytes agree."""
         entries = list(self._entries.values())
-        self._host.check_integrity(entries)
+        self._host.check_integrity(self, entries)
         loading = [entry for entry in entries if entry.loading is not None]
         num_copies = sum(entry.slot is not None for entry in loading)
         require(num_copies == self._copies.num_open, f"{num_copies} copies")
@@ -329,7 +346,8 @@ class AdapterPool:
         """
         entry = self._entries.get(ref.digest)
         if entry is None:
-            entry = self._entries[ref.digest] = Entry(ref.digest, self._requests.of(ref.digest))
+            reuse = self._requests.of(ref.digest)
+            entry = self._entries[ref.digest] = Entry(ref.digest, self, reuse)
         if ref.checksum not in ("", entry.proved) and not (entry.is_proved or entry.loading):
             entry.proved, entry.failure = ref.checksum, None
         if entry.is_wrong and not entry.leases and entry.loading is None:
@@ -349,7 +367,7 @@ class AdapterPool:
             self._runs.charge(entry.run, tenant.name)
 
     def _far_tier(self, digest: str) -> Tier:
-        return "disk" if self._loader.cache.has(digest) else "store"
+        return "disk" if self._loader.is_cached(digest) else "store"
 
     def _is_idle(self, entry: Entry) -> bool:
         return entry.is_ready and not entry.leases and not entry.is_pinned
@@ -477,11 +495,11 @@ class AdapterPool:
         """A fetched image finds its place on the host, or is dropped: whoever waits asks again."""
         victims = self._host.victims(entry)
         if victims is None:
-            self._forget(entry)
+            self.forget(entry)
             return
         for victim in victims:
             self._host.drop(victim)
-            self._forget(victim)
+            victim.holder.forget(victim)
         self._host.put(entry, image)
         if self._is_awaited(entry) and self.is_on_device:
             self._copy(entry, image)
@@ -498,19 +516,7 @@ class AdapterPool:
             self._runs.free(entry.run)
             del self._resident[entry.run]
             entry.run = entry.slot = None
-        self._forget(entry)
-
-    def _host_worth(self, entry: Entry) -> tuple[bool, float]:
-        is_awaited = entry.slot is None and (entry.is_pinned or self._is_awaited(entry))
-        is_cached = self._loader.cache.has(entry.digest)
-        return is_awaited, entry.host_loss_s(self._clock(), is_cached=is_cached)
-
-    def _forget(self, entry: Entry) -> None:
-        """If nothing is left of it but its file. Who was forgotten may have been followed by
-        another of the digest, which stays."""
-        is_known = self._entries.get(entry.digest) is entry
-        if is_known and entry.is_empty and entry.digest not in self._pins:
-            del self._entries[entry.digest]
+        self.forget(entry)
 
     def _thread(self, name: str) -> Executor:
         thread = ThreadPoolExecutor(1, thread_name_prefix=name, initializer=_use_one_thread)

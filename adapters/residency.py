@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -35,11 +35,25 @@ class AdapterResidency(msgspec.Struct, frozen=True):
     fault: AdapterUnavailable | None = None
 
 
+class Holder(Protocol):
+    """The pool of an entry, as others see it that it shares the host with."""
+
+    def host_worth(self, entry: Entry) -> tuple[bool, float]:
+        """Whether somebody waits for the image to go on to the device; then seconds that its loss
+        costs."""
+        ...
+
+    def forget(self, entry: Entry) -> None:
+        """If nothing is left of it but its file."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class Entry:
     """run and slot: both or none. While `loading` they are being filled, afterwards they serve."""
 
     digest: str
+    holder: Holder
     reuse: Reuse = field(default_factory=Reuse)
     """Requests for it."""
     account: str = NOBODY.name

@@ -18,7 +18,7 @@ import httpx
 import numpy as np
 import torch
 
-from adapters.image import AdapterImage
+from adapters.image import AdapterImage, ImageCache
 from adapters.loader import AdapterLoader
 from adapters.manifest import BaseModelShape
 from adapters.store import LocalStore
@@ -56,10 +56,8 @@ class House:
         self.model = import_model(gguf(), store)
         config = json.loads((store.model_folder(self.model) / "config.json").read_text())
         self.shape = BaseModelShape.from_config(config, self.model)
-        loader = AdapterLoader(
-            *(store, self.shape, torch.bfloat16, select("cpu"), folder / "cache"),
-            cache_bytes=64 << 30,
-        )
+        cache = ImageCache(folder / "cache", 64 << 30)
+        loader = AdapterLoader(store, self.shape, torch.bfloat16, select("cpu"), cache)
         self.refs: list[AdapterRef] = []
         for seed in range(num_adapters):
             staged = store.stage()

@@ -14,11 +14,14 @@ from typing import NamedTuple
 import torch
 
 import ops.registry
+from adapters.host_tier import HostTier
+from adapters.image import ImageCache
 from adapters.pool import AdapterPool
 from adapters.stores import open_store
 from memory.arena import Arena
 from memory.broker import MemoryBroker
 from memory.kv_cache import KVCache
+from memory.reuse import ReuseByKey
 from memory.runs import UNIT_BYTES, AdapterRuns
 from ops.base import Ops
 from workers.config import WorkerConfig
@@ -85,6 +88,14 @@ class Worker:
         self.memory = self._device_memory.tensor
         self.runs = AdapterRuns(self.arena)
         self.broker = MemoryBroker(self.arena, self.runs)
+        self._host_tier = HostTier(config.host_adapter_memory, self.broker.ledger.accounts)
+        self._adapter_requests = ReuseByKey(time.monotonic)
+        self._image_cache = ImageCache(
+            config.cache_dir,
+            config.adapter_cache,
+            self._adapter_requests.expected,
+            self.ops.block_hashes,
+        )
         self.targets: dict[str, Target] = {}
         self.prober = Prober(self.targets, clock=time.monotonic)
         self._residency = Residency(
@@ -203,9 +214,9 @@ class Worker:
             shape=plan.shape,
             dtype=plan.dtype,
             num_slots=config.max_loaded_adapters,
-            host_bytes=config.host_adapter_memory,
-            cache_bytes=config.adapter_cache,
-            cache_dir=config.cache_dir,
+            host=self._host_tier,
+            cache=self._image_cache,
+            requests=self._adapter_requests,
             clock=time.monotonic,
         )
         pool.is_on_device = False

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from adapters.host_tier import HostTier
+from adapters.image import ImageCache
 from adapters.lora import ImageLayout, pack
 from adapters.pool import AdapterPool
 from adapters.segments import build_segments
@@ -20,6 +22,7 @@ from memory.block_table import BlockTable
 from memory.broker import MemoryBroker
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS, PageHasher, page_keys
+from memory.reuse import ReuseByKey
 from memory.runs import UNIT_BYTES, AdapterRuns
 from ops.base import PROJECTIONS, LoRABatch, Site
 from ops.reference import ReferenceOps
@@ -97,7 +100,15 @@ class House:
             self.map, "kv", UNIT_BYTES // 4, broker=self.broker, clock=lambda: self.now
         )
         self.executor = SteppedExecutor()
-        self.pool = AdapterPool(
+        self.host = HostTier(host_bytes, self.broker.ledger.accounts)
+        self.requests = ReuseByKey(lambda: self.now)
+        self.cache = ImageCache(folder / "cache", cache_bytes, self.requests.expected)
+        self.num_slots = num_slots
+        self.pool = self.make_pool(None if has_threads else self.executor)
+
+    def make_pool(self, executor: Executor | None) -> AdapterPool:
+        """Of another base model of the same worker, where one is there."""
+        return AdapterPool(
             self.arena,
             self.runs,
             self.broker,
@@ -105,12 +116,12 @@ class House:
             ops=self.ops,
             shape=BASE,
             dtype=torch.float32,
-            num_slots=num_slots,
-            host_bytes=host_bytes,
-            cache_dir=folder / "cache",
+            num_slots=self.num_slots,
+            host=self.host,
+            cache=self.cache,
+            requests=self.requests,
             clock=lambda: self.now,
-            cache_bytes=cache_bytes,
-            executor=None if has_threads else self.executor,
+            executor=executor,
         )
 
     def add(self, rank: int, seed: int) -> Ref:
@@ -159,7 +170,7 @@ class House:
         tiers = {status.digest: status.tier for status in self.pool.status()}
         if digest in tiers:
             return tiers[digest]
-        return "disk" if self.pool._loader.cache.has(digest) else None
+        return "disk" if self.cache.has(self.pool.layout.version, digest) else None
 
     def on_device(self) -> set[int]:
         return {i for i in range(len(self.refs)) if self.tier(i) == "device"}

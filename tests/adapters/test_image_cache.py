@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from adapters.errors import AdapterUnavailable
-from adapters.image import AdapterImage
+from adapters.image import AdapterImage, ImageCache
 from adapters.loader import AdapterLoader
 from adapters.lora import ALIGNMENT
 from adapters.store import LocalStore
@@ -35,9 +35,8 @@ def digest(store: LocalStore) -> str:
 
 
 def make_loader(store: LocalStore, tmp_path: Path, cache_bytes: int = 1 << 30) -> AdapterLoader:
-    return AdapterLoader(
-        store, BASE, torch.float32, select("reference"), tmp_path / "cache", cache_bytes
-    )
+    cache = ImageCache(tmp_path / "cache", cache_bytes)
+    return AdapterLoader(store, BASE, torch.float32, select("reference"), cache)
 
 
 def test_second_fetch_needs_no_store(store: LocalStore, tmp_path: Path, digest: str) -> None:
@@ -153,7 +152,7 @@ def test_only_the_image_that_was_proved_is_taken(
     moved = replace(proved.tables, b_offset=proved.tables.b_offset + ALIGNMENT)
     for wrong in (other, replace(proved, tables=moved)):
         loader = make_loader(store, tmp_path)
-        loader.cache.save(wrong)
+        ImageCache(tmp_path / "cache", 1 << 30).save(loader.layout.version, wrong)
         assert loader.fetch(digest).checksum == wrong.checksum != proved.checksum
         mended = loader.fetch(digest, proved.checksum)
         assert mended.checksum == loader.fetch(digest).checksum == proved.checksum
@@ -195,4 +194,4 @@ def test_the_cache_keeps_its_bound(store: LocalStore, tmp_path: Path) -> None:
     for digest in (digests[0], digests[1], digests[0], digests[2]):
         loader.fetch(digest)
     files = {path.stem for path in (tmp_path / "cache").rglob("*.img")}
-    assert files == {d for d in digests if loader.cache.has(d)} == {digests[0], digests[2]}
+    assert files == {d for d in digests if loader.is_cached(d)} == {digests[0], digests[2]}

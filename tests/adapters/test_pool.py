@@ -10,7 +10,7 @@ import pytest
 
 from adapters.errors import AdapterUnavailable
 from adapters.failures import MAX_FAULTS
-from adapters.image import AdapterImage, ImageCache
+from adapters.image import AdapterImage
 from adapters.lora import ImageTables
 from adapters.residency import AdapterLease
 from memory.runs import UNIT_BYTES
@@ -289,9 +289,9 @@ def test_a_slot_that_could_not_be_written_is_not_leased(tmp_path: Path) -> None:
     """Or else the base model would answer in the adapter's name. The image that is cached is whole,
     and of more layers than the model has."""
     house = House(tmp_path, [ONE_UNIT] * 2)
-    loader, ref = house.pool._loader, house.refs[0]
-    image = loader.fetch(ref.digest)
-    loader.cache.save(replace(image, tables=ImageTables.empty(BASE.num_layers + 1)))
+    image = house.pool._loader.fetch(house.refs[0].digest)
+    longer = replace(image, tables=ImageTables.empty(BASE.num_layers + 1))
+    house.cache.save(house.pool.layout.version, longer)
     with pytest.raises(AdapterUnavailable) as caught:
         house.load(0)
     assert caught.value.code == "adapter.load_failed"
@@ -304,12 +304,12 @@ def test_only_what_was_proved_serves(tmp_path: Path) -> None:
     """An image of other bytes, whole in itself, is in the cache and even on the device."""
     house = House(tmp_path, [ONE_UNIT])
     proved = Ref(house.refs[0].digest, house.load(0).checksum)
-    (path,) = (tmp_path / "cache").rglob("*.img")
-    cache = ImageCache(path.parents[1], house.pool.layout.version, 1 << 30)
-    image = cache.load(proved.digest)
+    layout = house.pool.layout.version
+    image = house.cache.load(layout, proved.digest)
     assert image is not None
     other = House(tmp_path, [ONE_UNIT])
-    cache.save(replace(image, tables=replace(image.tables, rank=image.tables.rank // 2)))
+    wrong = replace(image, tables=replace(image.tables, rank=image.tables.rank // 2))
+    other.cache.save(layout, wrong)
     held = other.load(0)
     assert held.checksum != proved.checksum and not other.serves(held.slot, 0)
     for ref in (proved, other.refs[0]):

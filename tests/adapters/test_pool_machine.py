@@ -31,6 +31,8 @@ class PoolMachine(RuleBasedStateMachine):
             num_slots=3,
             host_bytes=300_000,
         )
+        self.other = self.house.make_pool(self.house.executor)
+        """Of another base model."""
         self.leases: list[tuple[int, AdapterLease]] = []
 
     def teardown(self) -> None:
@@ -39,12 +41,26 @@ class PoolMachine(RuleBasedStateMachine):
         for table in self.tables:
             table.free()
         self.house.pool.close()
+        self.other.close()
         assert self.house.runs.num_runs == 0
         shutil.rmtree(self.folder)
 
     @rule(index=INDICES)
     def prefetch(self, index: int) -> None:
         self.house.pool.prefetch(self.house.refs[index])
+
+    @rule(index=INDICES)
+    def other_prefetch(self, index: int) -> None:
+        self.other.prefetch(self.house.refs[index])
+
+    @rule(index=INDICES)
+    def other_acquire(self, index: int) -> None:
+        if lease := self.other.acquire(self.house.refs[index]):
+            lease.release()
+
+    @rule()
+    def other_poll(self) -> None:
+        self.other.poll()
 
     @rule(index=INDICES)
     def cancel(self, index: int) -> None:
@@ -122,6 +138,7 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def adds_up(self) -> None:
         self.house.check(held=[page for table in self.tables for page in table.held_pages])
+        self.other.check_integrity()
         leased = {index for index, _ in self.leases}
         assert leased <= self.house.on_device()
 

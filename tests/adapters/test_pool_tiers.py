@@ -252,7 +252,7 @@ def test_a_pin_that_is_not_kept_is_not_read_again_and_again(tmp_path: Path) -> N
 @pytest.fixture
 def cached(tmp_path: Path) -> Callable[..., ImageCache]:
     def make(max_bytes: int, reuse: dict[str, float] | None = None) -> ImageCache:
-        return ImageCache(tmp_path, "layout", max_bytes, lambda digest: (reuse or {})[digest])
+        return ImageCache(tmp_path, max_bytes, lambda digest: (reuse or {})[digest])
 
     return make
 
@@ -261,17 +261,17 @@ DIGESTS = [str(number) * 64 for number in range(6)]
 
 
 def kept_by(cache: ImageCache) -> set[str]:
-    return {digest for digest in DIGESTS if cache.has(digest)}
+    return {digest for digest in DIGESTS if cache.has("layout", digest)}
 
 
 def test_the_disk_keeps_what_is_asked_for_most(cached: Callable[..., ImageCache]) -> None:
     reuse = dict(zip(DIGESTS, (3.0, 0.5, 2.0, 0.1, 1.0, 1.0), strict=True))
     cache = cached(3 * 100_000, reuse)
     for digest in DIGESTS[:3]:
-        cache.save(image_of(90_000, digest))
-    cache.save(image_of(90_000, DIGESTS[3]))
+        cache.save("layout", image_of(90_000, digest))
+    cache.save("layout", image_of(90_000, DIGESTS[3]))
     assert kept_by(cache) == {DIGESTS[0], DIGESTS[2], DIGESTS[3]}
-    cache.save(image_of(90_000, DIGESTS[4]))
+    cache.save("layout", image_of(90_000, DIGESTS[4]))
     assert kept_by(cache) == {DIGESTS[0], DIGESTS[2], DIGESTS[4]}
 
 
@@ -304,16 +304,48 @@ def test_the_disk_bound_holds_at_every_moment(
     thread = Thread(target=watch)
     thread.start()
     for turn in range(300):
-        cache.save(image_of(80_000 + turn * 100, DIGESTS[turn % 6]))
-    cache.save(image_of(max_bytes + 1, DIGESTS[0]))
+        cache.save("layout", image_of(80_000 + turn * 100, DIGESTS[turn % 6]))
+    cache.save("layout", image_of(max_bytes + 1, DIGESTS[0]))
     stop.set()
     thread.join()
     assert 80_000 < max(totals) <= max_bytes
-    assert not cache.has(DIGESTS[0]), "larger than all there is"
+    assert not cache.has("layout", DIGESTS[0]), "larger than all there is"
 
 
 def test_a_smaller_bound_holds_from_the_start(cached: Callable[..., ImageCache]) -> None:
     cache = cached(1 << 20, dict.fromkeys(DIGESTS, 1.0))
     for digest in DIGESTS:
-        cache.save(image_of(50_000, digest))
+        cache.save("layout", image_of(50_000, digest))
     assert len(kept_by(cached(150_000, dict.fromkeys(DIGESTS, 1.0)))) == 2
+
+
+def test_the_host_is_one_for_all_base_models(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT] * 4, host_bytes=2 * UNIT_IMAGE)
+    other = house.make_pool(house.executor)
+    for pool, index, num_requests in ((house.pool, 0, 1), (other, 1, 3), (other, 2, 2)):
+        for _ in range(num_requests):
+            pool.prefetch(house.refs[index])
+            house.executor.drain()
+        house.check()
+        other.check_integrity()
+    assert [status.digest for status in house.pool.status()] == []
+    assert [status.tier for status in other.status()] == ["host", "host"]
+    house.pool.prefetch(house.refs[3])
+    house.executor.drain()
+    assert house.tier(3) == "disk"
+    other.close()
+    house.pool.prefetch(house.refs[3])
+    house.executor.drain()
+    assert house.tier(3) == "host" and 0 < house.host.num_bytes <= UNIT_IMAGE
+
+
+def test_the_disk_is_one_for_all_layouts(cached: Callable[..., ImageCache]) -> None:
+    """Those that no model has any more, too: nobody asks for what they have."""
+    max_bytes = 250_000
+    cache = cached(max_bytes, dict.fromkeys(DIGESTS, 1.0))
+    cache.save("old", image_of(90_000, DIGESTS[0]))
+    cache.save("layout", image_of(90_000, DIGESTS[1]))
+    cache = cached(max_bytes, dict(zip(DIGESTS, (0.0, 1.0, 1.0), strict=False)))
+    assert cache.has("old", DIGESTS[0])
+    cache.save("layout", image_of(90_000, DIGESTS[2]))
+    assert not cache.has("old", DIGESTS[0]) and kept_by(cache) == {DIGESTS[1], DIGESTS[2]}

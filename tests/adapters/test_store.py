@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from adapters.errors import AdapterUnavailable
+from adapters.image import ImageCache
 from adapters.loader import AdapterLoader
 from adapters.object_store import ObjectStore
 from adapters.store import LocalStore, NotInStore, Store, StoreUnavailable, hold
@@ -331,9 +332,8 @@ def test_an_adapter_is_loaded_from_the_bucket_and_its_absence_named(
 
     def loader(name: str) -> AdapterLoader:
         store = open_store(f"s3://{BUCKET}/{tmp_path.name}", tmp_path / name / "store")
-        return AdapterLoader(
-            store, BASE, torch.float32, select("reference"), tmp_path / name, 1 << 20
-        )
+        cache = ImageCache(tmp_path / name, 1 << 20)
+        return AdapterLoader(store, BASE, torch.float32, select("reference"), cache)
 
     assert loader("machine").fetch(digest).digest == digest
     with pytest.raises(AdapterUnavailable) as caught:

@@ -150,7 +150,7 @@ def test_a_wrong_image_is_refused_by_the_projections_name_and_replaced(
             spoil(tables, payload, layout)
             wrong = AdapterImage.of(ref.digest, tables, payload)
             assert wrong.checksum != right.checksum
-            ImageCache(tmp_path / "cache", layout.version, 1 << 30).save(wrong)
+            ImageCache(tmp_path / "cache", 1 << 30).save(layout.version, wrong)
             refused = driver.probe(2 * number, llama.digest, ref)
             assert refused.error == "adapter.effect.mismatch", name
             assert where in refused.message and not refused.checksum
@@ -193,8 +193,8 @@ def test_a_wrong_image_never_serves_a_reference_with_a_checksum(
     assert right != base
     tables, payload = pack(AdapterFiles.in_folder(store.adapter_folder(ref.digest)), shape, layout)
     tables.rank[:] = 0
-    cache = ImageCache(tmp_path / "two", layout.version, 1 << 30)
-    cache.save(AdapterImage.of(ref.digest, tables, payload))
+    cache = ImageCache(tmp_path / "two", 1 << 30)
+    cache.save(layout.version, AdapterImage.of(ref.digest, tables, payload))
     with Driver(llama.config(cache_dir=tmp_path / "two")) as driver:
         driver.submit(llama.generate(0, prompt, 8, AdapterRef(ref.digest, checksum=checksum)))
         driver.submit(llama.generate(1, prompt, 8, AdapterRef(ref.digest, checksum="0" * 64)))

@@ -33,6 +33,7 @@ from workers.protocol import (
     FinishReason,
     Generate,
     ModelStatus,
+    Prefetch,
     SamplingParams,
     WorkerStatus,
 )
@@ -383,3 +384,19 @@ def test_the_catalog_registers_pins_and_unloads(house: House) -> None:
 def test_a_model_that_can_never_fit_is_refused_at_the_start(house: House) -> None:
     with pytest.raises(ValueError, match="do not fit"):
         Driver(house.config("one", "three", device_memory=8 * UNIT_BYTES))
+
+
+def test_adapters_on_the_host_have_one_bound_for_all_models(house: House) -> None:
+    def held(host_bytes: int) -> list[int]:
+        config = house.config(*FAMILIES, host_adapter_memory=host_bytes)
+        with Driver(config) as driver:
+            for name in FAMILIES:
+                driver.loop.post(0, Prefetch(house.digests[name], house.refs[name][0]))
+            pools = [target.pool for target in driver.worker.targets.values()]
+            while any(pool.is_loading for pool in pools):
+                sleep(0.001)
+            return [one.num_bytes for pool in pools for one in pool.status() if one.tier == "host"]
+
+    sizes = held(1 << 30)
+    assert len(sizes) == len(FAMILIES)
+    assert 0 < sum(held(max(sizes))) <= max(sizes)
