@@ -67,6 +67,8 @@ class ModelFetcher:
                     del self.fetches[digest]
                 except Exception as error:
                     self.fail(digest, fetch.name, error)
+                    # Or else it and the error, by way of this frame, would hold each other.
+                    fetch.future = None
         return come
 
     def fail(self, digest: str, name: str, error: Exception) -> None:

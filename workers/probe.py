@@ -206,9 +206,11 @@ class Prober:
         try:
             while not future.done():
                 yield
+            return future.result()
         finally:
             future.cancel()
-        return future.result()
+            # Or else it and its error, by way of this frame, would hold each other.
+            del future
 
     def _lease(self, pool: AdapterPool, ref: AdapterRef) -> Work[AdapterLease]:
         deadline = self._clock() + LEASE_TIMEOUT_S

@@ -3,6 +3,7 @@ nobody beside it notices."""
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from adapters.errors import AdapterUnavailable
 from adapters.image import AdapterImage, ImageCache
 from adapters.lora import ImageLayout, ImageTables, pack
 from adapters.manifest import PROJECTIONS, BaseModelShape
@@ -332,3 +334,15 @@ def test_a_gateway_that_leaves_takes_its_probes_along(llama: Setup) -> None:
         driver.loop.post(1, Disconnected())
         assert driver.probe(100, llama.digest, llama.refs["r4"]).error == ""
         assert set(driver.probed) == {100}
+
+
+def test_a_probe_that_failed_is_gone_with_its_answer(llama: Setup) -> None:
+    """What it had read of the adapter too; not when garbage is collected some day."""
+    with Driver(llama.config()) as driver:
+        gc.collect()
+        gc.disable()
+        try:
+            assert driver.probe(0, llama.digest, AdapterRef("0" * 64)).error
+            assert not [one for one in gc.get_objects() if type(one) is AdapterUnavailable]
+        finally:
+            gc.enable()
