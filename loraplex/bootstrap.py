@@ -6,6 +6,7 @@ import hmac
 import json
 import secrets
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ from admin.database import Connection, Database
 from admin.errors import NotFound
 from admin.migrate import migrate
 from admin.records import TENANT_SCOPES, hash_key, parse_key
+from loraplex.errors import BadSettings
 from loraplex.private import write_private
 from loraplex.settings import Settings
 
@@ -30,7 +32,11 @@ class Keys(msgspec.Struct, forbid_unknown_fields=True):
 
     @classmethod
     def read(cls, path: Path) -> Keys:
-        return msgspec.json.decode(path.read_bytes(), type=cls) if path.exists() else cls()
+        """Raises BadSettings."""
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls) if path.exists() else cls()
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BadSettings(f"{path}: {error}; without the file, keys are made anew") from None
 
     def write(self, path: Path) -> None:
         write_private(path, msgspec.json.format(msgspec.json.encode(self)).decode() + "\n")
@@ -81,7 +87,7 @@ async def _works(connection: Connection, pepper: bytes, text: str) -> bool:
     key = await api_keys.find_key(connection, key_id) if key_id else None
     return (
         key is not None
-        and key.revoked_at is None
+        and key.is_live(datetime.now(UTC))
         and hmac.compare_digest(key.hash, hash_key(text, pepper))
     )
 
