@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 
-from loraplex.errors import ApiFailure, NoAnswer, Refused
+from loraplex.errors import ApiFailure, BadSettings, NoAnswer, Refused
 from loraplex.settings import Settings
 
 NOT_NOW = (502, 503, 504)
@@ -20,11 +21,17 @@ class Api:
     """`key` may be an admin's or a tenant's; the server decides what it may do."""
 
     def __init__(self, url: str, key: str) -> None:
-        self._client = httpx.Client(
-            base_url=url,
-            headers={"authorization": f"Bearer {key}"},
-            timeout=httpx.Timeout(120.0, connect=5.0),
-        )
+        """Raises BadSettings."""
+        if not key.isascii():
+            raise BadSettings("LORAPLEX_KEY: no API key has such characters")
+        try:
+            self._client = httpx.Client(
+                base_url=url,
+                headers={"authorization": f"Bearer {key}"},
+                timeout=httpx.Timeout(120.0, connect=5.0),
+            )
+        except httpx.InvalidURL as error:
+            raise BadSettings(f"LORAPLEX_URL: {error}") from None
 
     def __enter__(self) -> Api:
         return self
@@ -114,18 +121,26 @@ def connect_tenant(settings: Settings, tenant: str | None) -> Api:
 
 
 def _connect(settings: Settings, known_key: str | None) -> Api:
-    url = settings.url or _written(settings.home / "serve.json").get("url")
-    key = settings.key or known_key
-    if not url or not key:
+    own_url = _written(settings.home / "serve.json").get("url")
+    url = (settings.url or own_url or "").rstrip("/")
+    # Whoever else serves there would learn it.
+    key = settings.key or (known_key if url == own_url else None)
+    if not url:
         raise ApiFailure(
             f"nothing serves from {settings.home}: set LORAPLEX_URL and LORAPLEX_KEY,"
             " or start `loraplex serve`"
         )
+    if not key:
+        raise ApiFailure(f"set LORAPLEX_KEY: {settings.home} has no key for {url}")
     return Api(url, key)
 
 
 def _written(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.exists() else {}
+    """Raises BadSettings."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any]) if path.exists() else {}
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadSettings(f"{path}: {error}") from None
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:

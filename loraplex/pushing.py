@@ -122,5 +122,5 @@ def _find(api: Api, folder: Path, fields: dict[str, Any]) -> Version | None:
     """The newest version with the content of the folder."""
     digest = content_digest(AdapterFiles.in_folder(folder))
     path = f"/admin/v1/adapters/{fields['name']}/versions"
-    found = api.get(path, tenant=fields.get("tenant"))["data"]
+    found = api.all(path, cursor="version", tenant=fields.get("tenant"))
     return next((version for version in reversed(found) if version["digest"] == digest), None)

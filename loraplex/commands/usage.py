@@ -56,7 +56,8 @@ def usage_command(
             after = page["after"]
             if after is None:
                 break
-    told = [name for name in DIMENSIONS if name in group_by.split(",")]
+    asked = [name.strip() for name in group_by.split(",")]
+    told = [name for name in DIMENSIONS if name in asked]
     show(rows, ("start", *told, *NUMBERS), as_json)
 
 
@@ -71,7 +72,7 @@ def _moment(text: str | None) -> str | None:
     else:
         try:
             moment = datetime.fromisoformat(text)
-        except ValueError as error:
+            moment = moment.replace(tzinfo=moment.tzinfo or UTC).astimezone(UTC)
+        except (ValueError, OverflowError) as error:
             raise click.UsageError(f"{text!r} is neither 24h, 30d nor a date") from error
-        moment = moment.replace(tzinfo=moment.tzinfo or UTC).astimezone(UTC)
     return moment.isoformat().replace("+00:00", "Z")

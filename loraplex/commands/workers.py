@@ -7,6 +7,7 @@ import time
 import click
 
 from loraplex.commands.options import api, json_option
+from loraplex.errors import Refused
 from loraplex.output import show
 
 COLUMNS = (
@@ -69,7 +70,13 @@ def drain(worker: str, wait: bool) -> None:
         found = server.post(f"{path}/drain")
         while wait and (found["state"] == "ready" or found["num_running"] + found["num_waiting"]):
             time.sleep(LOOK_INTERVAL_S)
-            found = server.get(path)
+            try:
+                found = server.get(path)
+            except Refused as refused:
+                if refused.code != "worker_not_found":
+                    raise
+                click.echo(f"{worker} has ended")
+                return
     click.echo(f"{worker} takes nothing new; {_left(found)}")
 
 

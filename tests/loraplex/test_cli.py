@@ -15,6 +15,7 @@ from admin.tenants import create_tenant
 from tests.adapters.files import write_adapter
 from tests.admin.conftest import Plane
 from tests.admin.lifecycle import claim, prove_all
+from tests.stack import ROOT
 
 
 async def run(plane: Plane, *arguments: str, code: int = 0, **environment: str) -> str:
@@ -213,6 +214,56 @@ def test_exit_codes(arguments: list[str], code: int, words: str, tmp_path: Path)
     assert (done.returncode, words in done.stderr) == (code, True), done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "none").exists()
+
+
+async def test_keys_of_a_data_directory_are_for_who_serves_from_it(plane: Plane, tmp_path: Path):
+    url = plane.url.removesuffix("/admin/v1")
+    key = plane.client.headers["authorization"].removeprefix("Bearer ")
+    (tmp_path / "keys.json").write_text(json.dumps({"admin": key, "tenants": {}}))
+    (tmp_path / "serve.json").write_text(json.dumps({"url": url}))
+
+    async def ask(url: str, code: int = 0) -> str:
+        places = {"LORAPLEX_DATA_DIR": str(tmp_path), "LORAPLEX_URL": url, "LORAPLEX_KEY": ""}
+        return await run(plane, "tenant", "list", code=code, **places)
+
+    for given in ("", url, f"{url}/"):
+        await ask(given)
+    num_connected = 0
+
+    async def stranger(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_connected
+        num_connected += 1
+        writer.close()
+
+    server = await asyncio.start_server(stranger, "127.0.0.1", 0)
+    other = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    assert f"set LORAPLEX_KEY: {tmp_path} has no key for {other}" in await ask(other, code=1)
+    assert num_connected == 0
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"LORAPLEX_URL": "http://[::1"}, "LORAPLEX_URL: Invalid port"),
+        ({"LORAPLEX_KEY": "lpx_é"}, "LORAPLEX_KEY: no API key has such characters"),
+        ({"LORAPLEX_DATA_DIR": "."}, "keys.json: Input data was truncated"),
+    ],
+)
+def test_what_is_no_server_and_no_key_is_told(
+    tmp_path: Path, environment: dict[str, str], words: str
+):
+    (tmp_path / "keys.json").write_text('{"admin": "lpx_')
+    given = {"LORAPLEX_URL": "http://127.0.0.1:9", "LORAPLEX_KEY": "x", "HOME": "/nonexistent"}
+    done = subprocess.run(
+        [sys.executable, "-m", "loraplex", "tenant", "list"],
+        env={**given, "PYTHONPATH": str(ROOT)} | environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_nobody_there_is_told_so(tmp_path: Path):

@@ -7,12 +7,14 @@ import tarfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from adapters.validator import CONFIG_NAME, WEIGHTS_NAME
+from admin.versions import add_rejected
 from loraplex.api import Api
-from loraplex.errors import Refused
+from loraplex.errors import NoAnswer, Refused
 from loraplex.pushing import push_in_pieces
 from loraplex.tar import Tar
 from tests.adapters.files import write_adapter
@@ -103,6 +105,34 @@ async def test_an_upload_goes_on_where_the_connection_broke(
     assert size < reported[-1] < size + 4096
     found = (await plane.client.get("adapters/bot", params={"tenant": "acme"})).json()
     assert [version["serving"]["stop"] for version in found["versions"]] == [["x"]]
+
+
+async def test_an_answer_that_was_lost_is_found_behind_a_hundred_versions(
+    plane: Plane, base: str, tmp_path: Path
+):
+    """The upload is gone, for it was completed: the version that came of it is the newest."""
+    await plane.tenant("acme")
+    digest = write_adapter(tmp_path / "a")
+    async with plane.database.transaction() as connection:
+        tenant_id = await connection.fetchval("SELECT id FROM tenants")
+        for _ in range(100):
+            await add_rejected(connection, tenant_id, "bot", {"code": "x"})
+    key = plane.client.headers["authorization"].removeprefix("Bearer ")
+
+    class Losing(Api):
+        def post(self, path: str, body: dict[str, Any] | None = None, **query: Any) -> Any:
+            made = super().post(path, body, **query)
+            if path == "/admin/v1/adapters":
+                raise NoAnswer("lost")
+            return made
+
+    def push() -> dict[str, Any]:
+        with Losing(plane.url.removesuffix("/admin/v1"), key) as api:
+            fields = {"name": "bot", "tenant": "acme"}
+            return push_in_pieces(api, tmp_path / "a", fields, lambda _done, _total: None)
+
+    made = await asyncio.to_thread(push)
+    assert (made["version"], made["digest"]) == (101, digest)
 
 
 async def test_what_is_refused_is_not_sent_again(plane: Plane, base: str, tmp_path: Path):

@@ -39,4 +39,7 @@ async def test_usage_by_tenant_and_time(plane: Plane) -> None:
     table = await run(plane, "usage", LORAPLEX_KEY=own, COLUMNS="160")
     assert ids["acme"] in table and "bot" in table and ids["globex"] not in table
     for option in ("--since", "--end"):
-        assert "neither" in await run(plane, "usage", option, "soon", code=2)
+        for moment in ("soon", "0001-01-01T00:00:00+05:00"):
+            assert "neither" in await run(plane, "usage", option, moment, code=2)
+    table = await run(plane, "usage", "--group-by", "tenant, adapter", COLUMNS="160")
+    assert ids["acme"] in table and "bot" in table

@@ -9,6 +9,7 @@ from typing import Any
 from tests.admin.conftest import Plane
 from tests.admin.lifecycle import report_worker
 from tests.admin.test_workers import STATUS
+from tests.gateway.live import eventually
 from tests.loraplex.test_cli import run
 
 AHEAD = -600.0
@@ -36,7 +37,17 @@ async def test_workers_are_listed_shown_and_drained(plane: Plane):
     await report_worker(plane.database, "w-1", seconds_ago=AHEAD, **draining)
     assert await waiting == "w-1 takes nothing new; 0 run there and 0 wait\n"
     assert await run(plane, "workers", "undrain", "w-1") == "w-1 takes requests again\n"
+    await report_worker(plane.database, "w-1", "b" * 64, seconds_ago=AHEAD, **STATUS)
+    waiting = asyncio.create_task(run(plane, "workers", "drain", "w-1", "--wait"))
+    await eventually(lambda: _is_drained(plane, "w-1"))
+    async with plane.database.transaction() as connection:
+        await connection.execute("DELETE FROM workers WHERE id = 'w-1'")
+    assert await waiting == "w-1 has ended\n"
     assert "no worker" in await run(plane, "workers", "show", "w-9", code=1)
+
+
+async def _is_drained(plane: Plane, worker: str) -> bool:
+    return (await plane.client.get(f"workers/{worker}")).json()["drain_wanted"]
 
 
 async def test_models_are_pinned_loaded_and_unloaded(plane: Plane, base: str):
