@@ -165,6 +165,15 @@ class Admission:
         """Reservations not settled yet."""
         self._leases = leases
 
+    async def check(self, view: CatalogView, caller: Principal) -> None:
+        """Before anything long is read of a request: raises QuotaExceeded or QuotaUnavailable if
+        there is no room for any now. Takes nothing."""
+        limits = self._limits_of(view, caller)
+        wanted = [(limit, 1) for limit in limits if limit.kind.counts_requests]
+        if self._leases is not None and wanted:
+            for hold in await self._leases.take(wanted, time.time()):
+                self._leases.settle(hold, 0)
+
     async def reserve(
         self,
         view: CatalogView,
@@ -179,12 +188,9 @@ class Admission:
     ) -> Reservation:
         """Raises ContextLengthExceeded if a prompt with its answer cannot fit, QuotaExceeded,
         QuotaUnavailable; then nothing is taken."""
-        limits = view.limits_of(caller.tenant.id, caller.key.quota_subject)
-        if limits and self._leases is None:
-            raise QuotaUnavailable("Limits cannot be checked without a database.")
         reservation = Reservation(
             self._leases,
-            limits,
+            self._limits_of(view, caller),
             view.tariff(model, caller.tenant.id),
             tenant_id=caller.tenant.id,
             prompt_tokens=sum(prompt_lengths),
@@ -197,6 +203,12 @@ class Admission:
         await reservation.begin()
         self.num_open += 1
         return reservation
+
+    def _limits_of(self, view: CatalogView, caller: Principal) -> Sequence[Limit]:
+        limits = view.limits_of(caller.tenant.id, caller.key.quota_subject)
+        if limits and self._leases is None:
+            raise QuotaUnavailable("Limits cannot be checked without a database.")
+        return limits
 
     def settle(self, reservation: Reservation, usage: Usage) -> None:
         """Exactly once for each reservation."""

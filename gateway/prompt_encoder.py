@@ -7,7 +7,6 @@ before, the system prompt and all turns but the last, are remembered.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from array import array
 from collections import OrderedDict
@@ -17,8 +16,8 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
-THREAD_THRESHOLD = 16 << 10
-"""More characters or ids are handled in a thread, so that they do not hold up the others."""
+from gateway.long_texts import LONG, LongTexts
+
 MAX_CHARS = 8 << 20
 """Of the pieces that are remembered, with what each takes beside its text. A character takes two to
 eight bytes: its own, and its part of the ids."""
@@ -47,7 +46,12 @@ class PromptEncoder:
     """Without the special tokens that a post-processor adds: templates write their own."""
 
     def __init__(
-        self, tokenizer: Tokenizer, source: bytes, template: str, max_chars: int = MAX_CHARS
+        self,
+        tokenizer: Tokenizer,
+        source: bytes,
+        template: str,
+        long_texts: LongTexts,
+        max_chars: int = MAX_CHARS,
     ) -> None:
         """`source`: its tokenizer.json. Texts are parted at the special tokens that the model's
         chat template writes, for a vocabulary may have thousands, and every text is searched for
@@ -56,6 +60,7 @@ class PromptEncoder:
         file = msgspec.json.decode(source, type=_TokenizerFile)
         self._ids = _parting_tokens(file, template)
         self._parts = re.compile(f"({'|'.join(map(re.escape, self._ids))})")
+        self._long_texts = long_texts
         self._max_chars = max_chars
         self._num_chars = 0
         self._known: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
@@ -69,7 +74,7 @@ class PromptEncoder:
         """As the tokenizer itself. What was encoded for another domain is encoded anew: the time
         that takes tells nobody what others ask."""
         if not self._ids:
-            return (await encode_each(self._tokenizer, [text], add_special_tokens=False))[0]
+            return (await self.encode_each([text], domain, add_special_tokens=False))[0]
         pieces = self._parts.split(text)
         found: dict[str, Iterable[int]] = {}
         missing: list[str] = []
@@ -81,7 +86,7 @@ class PromptEncoder:
             elif piece:
                 missing.append(piece)
         if missing:
-            encoded = await encode_each(self._tokenizer, missing, add_special_tokens=False)
+            encoded = await self.encode_each(missing, domain, add_special_tokens=False)
             for piece, ids in zip(missing, encoded, strict=True):
                 found[piece] = ids
                 self._remember((domain, piece), ids)
@@ -93,6 +98,22 @@ class PromptEncoder:
                 tokens += found[piece]
         return tokens
 
+    async def encode_each(
+        self, texts: list[str], domain: str, *, add_special_tokens: bool
+    ) -> list[list[int]]:
+        """Anew; those that are long while others of the domain wait."""
+
+        def encode() -> list[list[int]]:
+            # Fast: without the place of each token in its text, which nobody asks for.
+            encoded = self._tokenizer.encode_batch_fast(
+                texts, add_special_tokens=add_special_tokens
+            )
+            return [each.ids for each in encoded]
+
+        if sum(map(len, texts)) <= LONG:
+            return encode()
+        return await self._long_texts.run(domain, encode)
+
     def _remember(self, key: tuple[str, str], ids: list[int]) -> None:
         num_chars = len(key[1]) + PIECE_CHARS
         if key in self._known or num_chars * LONGEST_SHARE > self._max_chars:
@@ -102,19 +123,6 @@ class PromptEncoder:
         while self._num_chars > self._max_chars:
             (_, piece), _ = self._known.popitem(last=False)
             self._num_chars -= len(piece) + PIECE_CHARS
-
-
-async def encode_each(
-    tokenizer: Tokenizer, texts: list[str], *, add_special_tokens: bool
-) -> list[list[int]]:
-    def encode() -> list[list[int]]:
-        # Fast: without the place of each token in its text, which nobody asks for.
-        encoded = tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
-        return [each.ids for each in encoded]
-
-    if sum(map(len, texts)) <= THREAD_THRESHOLD:
-        return encode()
-    return await asyncio.to_thread(encode)
 
 
 def _parting_tokens(file: _TokenizerFile, template: str) -> dict[str, int]:

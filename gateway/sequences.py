@@ -64,22 +64,28 @@ async def chat_prompts(
 ) -> list[Prompt]:
     """Raises TemplateNotApproved."""
     tokens = await tokenizer.encode_chat(
-        asked.messages, domain=caller.cache_domain, template=target.chat_template()
+        asked.messages,
+        domain=caller.cache_domain,
+        template=target.chat_template(),
+        max_tokens=target.base.max_model_len,
     )
     return [Prompt(tokens)]
 
 
 async def completion_prompts(
-    tokenizer: ModelTokenizer, _target: Target, asked: CompletionRequest, _caller: Principal
+    tokenizer: ModelTokenizer, target: Target, asked: CompletionRequest, caller: Principal
 ) -> list[Prompt]:
-    given = asked.prompts
-    encoded = iter(await tokenizer.encode_many([text for text in given if isinstance(text, str)]))
+    given, domain = asked.prompts, caller.cache_domain
+    texts = [text for text in given if isinstance(text, str)]
+    max_tokens = target.base.max_model_len
+    encoded = iter(await tokenizer.encode_many(texts, domain=domain, max_tokens=max_tokens))
     prompts: list[Prompt] = []
     for prompt in given:
         if isinstance(prompt, str):
             prompts.append(Prompt(next(encoded), prompt if asked.echo else ""))
         else:
-            prompts.append(Prompt(prompt, await tokenizer.decode(prompt) if asked.echo else ""))
+            echo = await tokenizer.decode(prompt, domain=domain) if asked.echo else ""
+            prompts.append(Prompt(prompt, echo))
     return prompts
 
 

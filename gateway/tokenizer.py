@@ -13,8 +13,9 @@ from tokenizers import Tokenizer
 
 from gateway.chat_template import ChatTemplate, CompiledTemplates
 from gateway.detokenizer import Spelling
-from gateway.errors import InvalidRequest
-from gateway.prompt_encoder import THREAD_THRESHOLD, PromptEncoder, encode_each
+from gateway.errors import ContextLengthExceeded, InvalidRequest
+from gateway.long_texts import LONG, LongTexts
+from gateway.prompt_encoder import PromptEncoder
 from gateway.schemas import Message
 
 # A short prompt takes less time than handing it to the library's threads.
@@ -40,7 +41,7 @@ class _TokenizerFile(msgspec.Struct):
 class ModelTokenizer:
     """Its constructor reads files and compiles the template: call it in a thread."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, long_texts: LongTexts) -> None:
         """Raises UnsupportedDecoder or OSError."""
         source = (folder / "tokenizer.json").read_bytes()
         parts = msgspec.json.decode(source, type=_TokenizerFile)
@@ -54,17 +55,25 @@ class ModelTokenizer:
             _read_json(folder / "generation_config.json"), SamplingDefaults
         )
         template = _template_source(folder, config)
-        self._prompts = PromptEncoder(self._tokenizer, source, template or "")
+        self._prompts = PromptEncoder(self._tokenizer, source, template or "", long_texts)
+        self._long_texts = long_texts
+        self._longest = max(map(len, self._tokenizer.get_vocab()), default=1)
+        """Characters that one token stands for at most."""
         self._template = None if template is None else ChatTemplate(template, special_tokens)
         self._templates = CompiledTemplates(special_tokens)
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return (await self.encode_many([text], add_special_tokens=add_special_tokens))[0]
-
     async def encode_many(
-        self, texts: list[str], *, add_special_tokens: bool = True
+        self,
+        texts: list[str],
+        *,
+        domain: str,
+        add_special_tokens: bool = True,
+        max_tokens: int | None = None,
     ) -> list[list[int]]:
-        return await encode_each(self._tokenizer, texts, add_special_tokens=add_special_tokens)
+        """Long texts of a `domain` wait for each other. Raises ContextLengthExceeded, before it
+        reads any, if one must have more than `max_tokens`."""
+        self._check_length(texts, max_tokens)
+        return await self._prompts.encode_each(texts, domain, add_special_tokens=add_special_tokens)
 
     async def encode_chat(
         self,
@@ -73,12 +82,15 @@ class ModelTokenizer:
         domain: str,
         template: str | None = None,
         add_generation_prompt: bool = True,
+        max_tokens: int | None = None,
     ) -> list[int]:
         """As `render`; the template writes the special tokens itself, so none are added. `domain`:
-        inside one, what was encoded before need not be again."""
+        inside one, what was encoded before need not be again. Raises ContextLengthExceeded as
+        `encode_many` does."""
         text = await self.render(
             messages, template=template, add_generation_prompt=add_generation_prompt
         )
+        self._check_length([text], max_tokens)
         return await self._prompts.encode(text, domain)
 
     async def render(
@@ -95,11 +107,24 @@ class ModelTokenizer:
             raise InvalidRequest("This model has no chat template; use completions.", param="model")
         return chosen.render(messages, add_generation_prompt=add_generation_prompt)
 
-    async def decode(self, tokens: list[int], *, skip_special_tokens: bool = False) -> str:
-        decode = self._tokenizer.decode
-        if len(tokens) <= THREAD_THRESHOLD:
-            return decode(tokens, skip_special_tokens=skip_special_tokens)
-        return await asyncio.to_thread(decode, tokens, skip_special_tokens)
+    async def decode(
+        self, tokens: list[int], *, domain: str, skip_special_tokens: bool = False
+    ) -> str:
+        """Long ones of a `domain` wait for each other."""
+
+        def decode() -> str:
+            return self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
+
+        return decode() if len(tokens) <= LONG else await self._long_texts.run(domain, decode)
+
+    def _check_length(self, texts: list[str], max_tokens: int | None) -> None:
+        """What a normalizer would take away counts."""
+        num_chars = max(map(len, texts), default=0)
+        if max_tokens is not None and num_chars > max_tokens * self._longest:
+            raise ContextLengthExceeded(
+                f"This model's maximum context length is {max_tokens} tokens. However, your prompt "
+                f"has {num_chars} characters, which are more tokens than that."
+            )
 
 
 class Tokenizers:
@@ -107,6 +132,7 @@ class Tokenizers:
 
     def __init__(self, find_folder: Callable[[str], Path]) -> None:
         self._find_folder = find_folder
+        self._long_texts = LongTexts()
         self._loading: dict[str, asyncio.Task[ModelTokenizer]] = {}
 
     async def get(self, digest: str) -> ModelTokenizer:
@@ -117,7 +143,7 @@ class Tokenizers:
         return task.result() if task.done() else await asyncio.shield(task)
 
     def _load(self, digest: str) -> ModelTokenizer:
-        return ModelTokenizer(self._find_folder(digest))
+        return ModelTokenizer(self._find_folder(digest), self._long_texts)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from gateway.formats import ChatFormat, CompletionFormat, Format, ResponseIdenti
 from gateway.full_queues import Place
 from gateway.generation import Generation
 from gateway.handlers import HotRoute
+from gateway.long_texts import LONG
 from gateway.quota import Service
 from gateway.request import GatewayRequest
 from gateway.schemas import ChatCompletionRequest, CompletionRequest, decode_request
@@ -86,6 +87,8 @@ async def answer(
             )
         if tenant_id not in gateway.turned_away:
             gateway.fleet.prefetch(target)
+        if request.num_bytes > LONG:
+            await gateway.admission.check(gateway.catalog.current, caller)
         call = await prepare(request, asked, target, service, encode)
         admitted = await admit(call, request, full, default_tokens)
         gateway.turned_away.discard(tenant_id)

@@ -37,7 +37,11 @@ async def tokenize(request: GatewayRequest) -> TokenizeResponse:
         )
     else:
         with_specials = asked.add_special_tokens is not False
-        tokens = await tokenizer.encode(asked.prompt or "", add_special_tokens=with_specials)
+        (tokens,) = await tokenizer.encode_many(
+            [asked.prompt or ""],
+            domain=request.user.cache_domain,
+            add_special_tokens=with_specials,
+        )
     return TokenizeResponse(
         count=len(tokens), max_model_len=target.base.max_model_len, tokens=tokens
     )
@@ -51,7 +55,8 @@ async def detokenize(request: GatewayRequest) -> DetokenizeResponse:
     size = target.base.shape.vocab_size
     if asked.tokens and max(asked.tokens) >= size:
         raise InvalidRequest(f"Token ids must be below {size}.", param="tokens")
-    return DetokenizeResponse(prompt=await tokenizer.decode(asked.tokens))
+    prompt = await tokenizer.decode(asked.tokens, domain=request.user.cache_domain)
+    return DetokenizeResponse(prompt=prompt)
 
 
 async def _tokenizer(request: GatewayRequest, model: str) -> tuple[Target, ModelTokenizer]:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from gateway.detokenizer import Spelling, UnsupportedDecoder
+from gateway.long_texts import LongTexts
 from gateway.tokenizer import ModelTokenizer
 from tests.doubles import make_tokenizer
 
@@ -36,21 +37,21 @@ def byte_fallback_tokenizer(folder: Path, *, strip: bool) -> None:
 def byte_level(tmp_path_factory: pytest.TempPathFactory) -> ModelTokenizer:
     folder = tmp_path_factory.mktemp("byte-level")
     make_tokenizer(folder)
-    return ModelTokenizer(folder)
+    return ModelTokenizer(folder, LongTexts())
 
 
 @pytest.fixture(scope="module")
 def byte_fallback(tmp_path_factory: pytest.TempPathFactory) -> ModelTokenizer:
     folder = tmp_path_factory.mktemp("byte-fallback")
     byte_fallback_tokenizer(folder, strip=False)
-    return ModelTokenizer(folder)
+    return ModelTokenizer(folder, LongTexts())
 
 
 @pytest.fixture(scope="module")
 def stripping(tmp_path_factory: pytest.TempPathFactory) -> ModelTokenizer:
     folder = tmp_path_factory.mktemp("stripping")
     byte_fallback_tokenizer(folder, strip=True)
-    return ModelTokenizer(folder)
+    return ModelTokenizer(folder, LongTexts())
 
 
 def in_pieces(tokenizer: ModelTokenizer, tokens: list[int], cuts: list[int], skip: bool) -> str:
@@ -65,11 +66,12 @@ def in_pieces(tokenizer: ModelTokenizer, tokens: list[int], cuts: list[int], ski
 
 
 def decode(tokenizer: ModelTokenizer, tokens: list[int], skip: bool) -> str:
-    return asyncio.run(tokenizer.decode(tokens, skip_special_tokens=skip))
+    return asyncio.run(tokenizer.decode(tokens, domain="", skip_special_tokens=skip))
 
 
 def encode(tokenizer: ModelTokenizer, text: str) -> list[int]:
-    return asyncio.run(tokenizer.encode(text, add_special_tokens=False))
+    encoding = tokenizer.encode_many([text], domain="", add_special_tokens=False)
+    return asyncio.run(encoding)[0]
 
 
 ids = st.lists(st.integers(0, 275), max_size=40)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
+from gateway.long_texts import LongTexts
 from gateway.prompt_encoder import PIECE_CHARS, PromptEncoder
 from tests.workers.test_tokenizer_parity import sentencepiece_metadata, smollm
 from workers.importer.gguf_tokenizer import build_tokenizer
@@ -83,7 +84,7 @@ def encoder(tokenizer: Tokenizer, **options: int) -> PromptEncoder:
     """Its template writes all the special tokens that there are."""
     added = tokenizer.get_added_tokens_decoder().values()
     template = "".join(f"{{{{ '{token.content}' }}}}" for token in added if token.special)
-    return PromptEncoder(tokenizer, tokenizer.to_str().encode(), template, **options)
+    return PromptEncoder(tokenizer, tokenizer.to_str().encode(), template, LongTexts(), **options)
 
 
 def whole(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -159,10 +160,10 @@ def test_a_text_is_parted_at_what_the_template_writes() -> None:
     """And at no other special token, of which there may be thousands."""
     tokenizer = with_added([*TURNS, *(special(f"<unused{number}>") for number in range(3000))])
     source = tokenizer.to_str().encode()
-    prompts = PromptEncoder(tokenizer, source, "{{ '<|s|>' + m.content + '<|e|>' }}")
+    template = "{{ '<|s|>' + m.content + '<|e|>' }}"
+    prompts = PromptEncoder(tokenizer, source, template, LongTexts())
     text = "<|s|>a<unused7>b<|e|>c"
     assert asyncio.run(prompts.encode(text, "tenant")) == whole(tokenizer, text)
     assert prompts.num_chars == 2 * PIECE_CHARS + len("a<unused7>b") + len("c")
-    assert asyncio.run(PromptEncoder(tokenizer, source, "").encode(text, "tenant")) == whole(
-        tokenizer, text
-    )
+    unparted = PromptEncoder(tokenizer, source, "", LongTexts())
+    assert asyncio.run(unparted.encode(text, "tenant")) == whole(tokenizer, text)

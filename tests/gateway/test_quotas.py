@@ -234,6 +234,16 @@ async def test_who_is_refused_has_no_adapters_fetched_ahead(live: Live) -> None:
     assert live.worker.prefetched == [str(number) * 64 for number in (1, 2, 5)]
 
 
+async def test_a_long_prompt_is_not_read_of_who_has_no_request_left(live: Live) -> None:
+    """Or he would be told that no context holds it."""
+    async with live.worker, live.gateway() as served:
+        await limited(live, served, requests_per_minute=1)
+        answers = [await served.complete("tiny", prompt="a" * (1 << 18)) for _ in range(2)]
+        answers += [await served.complete("tiny", prompt=p) for p in ("Hi", "a" * (1 << 18))]
+        assert served.gateway.admission.num_open == 0
+    assert [answer.status_code for answer in answers] == [400, 400, 200, 429]
+
+
 async def test_who_is_refused_makes_no_worker_look_busy(live: Live) -> None:
     """What is sent nowhere sends nobody away from the worker that has his adapter."""
     other = StubWorker(f"unix:{live.folder}/other.sock", [BASE.digest], answer, instance_id="other")

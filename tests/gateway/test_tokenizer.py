@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
-from gateway.errors import InvalidRequest
+from gateway.errors import ContextLengthExceeded, InvalidRequest
+from gateway.long_texts import LongTexts
 from gateway.schemas import Message
 from gateway.tokenizer import ModelTokenizer, Tokenizers
 from tests.doubles import make_tokenizer
@@ -68,12 +69,11 @@ async def test_ids_are_those_of_transformers(
     if adds_bos:
         add_bos(folder / "tokenizer.json")
     oracle = AutoTokenizer.from_pretrained(folder)
-    tokenizer = ModelTokenizer(folder)
-    for text in TEXTS:
-        assert await tokenizer.encode(text) == oracle(text)["input_ids"]
-        assert await tokenizer.encode(text, add_special_tokens=False) == oracle.encode(
-            text, add_special_tokens=False
-        )
+    tokenizer = ModelTokenizer(folder, LongTexts())
+    for has_specials in (True, False):
+        assert await tokenizer.encode_many(TEXTS, domain="", add_special_tokens=has_specials) == [
+            oracle.encode(text, add_special_tokens=has_specials) for text in TEXTS
+        ]
     assert await tokenizer.encode_chat(MESSAGES, domain="") == oracle.apply_chat_template(
         CHAT, add_generation_prompt=True, tokenize=True, return_dict=False
     )
@@ -90,7 +90,7 @@ async def test_templates_render_as_in_transformers(
     else:
         folder = changed(tmp_path, chat_template=template)
     oracle = AutoTokenizer.from_pretrained(folder)
-    assert await ModelTokenizer(folder).render(MESSAGES) == oracle.apply_chat_template(
+    assert await ModelTokenizer(folder, LongTexts()).render(MESSAGES) == oracle.apply_chat_template(
         CHAT, add_generation_prompt=True, tokenize=False
     )
 
@@ -108,16 +108,28 @@ async def test_templates_render_as_in_transformers(
     ],
 )
 async def test_what_a_template_may_not_do(tmp_path: Path, template: str) -> None:
-    tokenizer = ModelTokenizer(changed(tmp_path, chat_template=template))
+    tokenizer = ModelTokenizer(changed(tmp_path, chat_template=template), LongTexts())
     with pytest.raises(InvalidRequest) as refusal:
         await tokenizer.render(MESSAGES)
     assert refusal.value.param == "messages"
 
 
 async def test_a_model_without_template_does_not_chat(tmp_path: Path) -> None:
-    tokenizer = ModelTokenizer(changed(tmp_path, chat_template=None))
+    tokenizer = ModelTokenizer(changed(tmp_path, chat_template=None), LongTexts())
     with pytest.raises(InvalidRequest, match="no chat template"):
         await tokenizer.render(MESSAGES)
+
+
+async def test_a_text_that_must_have_too_many_tokens_is_refused(tmp_path: Path) -> None:
+    """The longest token is <|im_start|>; one of so many more characters is not read."""
+    tokenizer = ModelTokenizer(changed(tmp_path), LongTexts())
+    turns = "<|im_start|>" * 5
+    (tokens,) = await tokenizer.encode_many([turns], domain="", max_tokens=5)
+    assert len(tokens) == 5
+    with pytest.raises(ContextLengthExceeded, match="61 characters"):
+        await tokenizer.encode_many(["Hi", turns + "a"], domain="", max_tokens=5)
+    with pytest.raises(ContextLengthExceeded):
+        await tokenizer.encode_chat([Message("user", "a" * 61)], domain="", max_tokens=5)
 
 
 def test_sampling_defaults_of_the_model(tmp_path: Path) -> None:
@@ -125,7 +137,7 @@ def test_sampling_defaults_of_the_model(tmp_path: Path) -> None:
     (folder / "generation_config.json").write_text(
         json.dumps({"temperature": 0.6, "top_k": 20, "eos_token_id": [257], "do_sample": True})
     )
-    defaults = ModelTokenizer(folder).defaults
+    defaults = ModelTokenizer(folder, LongTexts()).defaults
     assert (defaults.temperature, defaults.top_k, defaults.top_p) == (0.6, 20, None)
 
 
@@ -140,7 +152,7 @@ async def test_a_folder_that_comes_later_is_found(tmp_path: Path) -> None:
         await tokenizers.get("late")
     (tmp_path / "late").mkdir()
     make_tokenizer(tmp_path / "late")
-    assert await (await tokenizers.get("late")).encode("x")
+    assert await (await tokenizers.get("late")).encode_many(["x"], domain="")
 
 
 def test_tokenize_and_back(service: Service) -> None:

@@ -1,0 +1,35 @@
+"""Work on long texts, beside the loop: on threads of their own, one at a time for each tenant, so
+that nobody's hold up those of the others, or what other threads are needed for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+from weakref import WeakValueDictionary
+
+LONG = 16 << 10
+"""More characters or ids would hold up the loop."""
+MIN_THREADS = 2
+
+A = TypeVar("A")
+
+
+class LongTexts:
+    """Of one gateway."""
+
+    def __init__(self) -> None:
+        num_threads = max(MIN_THREADS, os.cpu_count() or 1)
+        self._threads = ThreadPoolExecutor(num_threads, "long-texts")
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def run(self, domain: str, work: Callable[[], A]) -> A:
+        """`domain`: of the tenant, or of the group that it shares its cache with. A caller that
+        goes away keeps the turn until the work is done, for a thread cannot be stopped."""
+        turn = self._turns.setdefault(domain, asyncio.Lock())
+        await turn.acquire()
+        running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        running.add_done_callback(lambda _: turn.release())
+        return await asyncio.shield(running)
