@@ -299,8 +299,8 @@ class AdapterPool:
         ]
 
     def close(self) -> None:
-        """Waits for the loads in progress, gives the device memory back. No lease may be held, nor
-        the lock."""
+        """Waits for the loads in progress, gives the device memory back. No lease is used any more;
+        the lock may not be held."""
         with self._broker.lock:
             self._pins.clear()
             for entry in list(self._entries.values()):

@@ -65,7 +65,10 @@ async def _serve(worker: Worker, engine: ThreadPoolExecutor) -> None:
     await server.close()
     loop.stop()
     await health.close()
-    await running
+    try:
+        await running
+    finally:
+        worker.close()
 
 
 def _stop(stopping: asyncio.Event) -> None:

@@ -120,6 +120,11 @@ class Worker:
             if self.swapper.load_now(digest, partial(progress, name)):
                 warm_up(self.targets[digest].engine)
 
+    def close(self) -> None:
+        """When its loop has ended: adapters that wait to be loaded do not hold the process up."""
+        for target in self.targets.values():
+            target.pool.close()
+
     @property
     def engines(self) -> dict[str, Engine]:
         return {digest: target.engine for digest, target in self.targets.items()}
