@@ -11,7 +11,7 @@ import msgspec
 
 from admin.errors import Invalid, Stalled, TooLarge
 
-_PLACE = re.compile(r"^(?P<reason>.*) - at `(?:key in )?\$(?P<path>[^`]*)`$", re.DOTALL)
+_PLACE = re.compile(r"^(?P<reason>.*) - at (?:`key` in )?`\$(?P<path>[^`]*)`$", re.DOTALL)
 _FIELD = re.compile(r"field `(?P<name>[^`]*)`$", re.DOTALL)
 
 

@@ -252,7 +252,7 @@ class ModelList(msgspec.Struct, frozen=True):
 
 T = TypeVar("T")
 UNKNOWN_FIELD = re.compile(r"unknown field `(?P<name>[^`]*)`(?: - at `\$\.?(?P<path>.*)`)?$")
-PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>(?P<field>[^`.\[]*)[^`]*)`$")
+PATH = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>(?P<field>[^`.\[]*)[^`]*)`$")
 REQUIRED = re.compile(r"missing required field `(?P<name>[^`]*)`")
 
 

@@ -173,6 +173,8 @@ async def test_another_tenants_things_are_as_absent_as_none(plane: Plane):
         assert body["message"] == f"no tenant {theirs!r}"
     assert (await acme.get("adapters", params={"tenant": "acme"})).json()["data"] == []
     assert problem(await plane.client.get("adapters"), 400)["param"] == "tenant"
+    badly = await plane.client.put("adapters/bot/aliases/prod", json={"canary": {"x": 1}})
+    assert problem(badly, 400)["param"] == "canary"
 
 
 async def test_models_are_registered_by_a_digest_of_the_store(plane: Plane, base: str):

@@ -76,6 +76,7 @@ def test_unsupported_fields_by_name(service: Service, field: str, value: Any) ->
         ("chat", "max_tokens", {"max_tokens": 0}),
         ("chat", "logit_bias", {"logit_bias": {"320": 1}}),
         ("chat", "logit_bias", {"logit_bias": {"1": 101}}),
+        ("chat", "logit_bias", {"logit_bias": {"a": 1}}),
         ("chat", "stop_token_ids", {"stop_token_ids": [320]}),
         ("chat", "stream_options", {"stream_options": {"include_usage": True}}),
         ("chat", "messages", {"messages": []}),
