@@ -2,7 +2,8 @@
 end.
 
     refused     (draining, the model is not there) it goes to another, or waits for one
-    overloaded  it goes to another once, within the retry budget; begun elsewhere: it waits too
+    overloaded  it goes to another once, within the retry budget; where the answer has begun, if
+                with another choice, it waits too, and does not expire
     lost        before its first token it is retried within the budget, after it resumed; without
                 another worker it waits
     lost again  without a token in between: it waits for them, and if they were not merely cut off,
@@ -33,6 +34,7 @@ VERDICT_S = 3.0
 """So long workers that were merely cut off have to be back until a sequence is taken for the cause
 of their loss."""
 REFUSALS = (ErrorCode.DRAINING, ErrorCode.MODEL_UNKNOWN)
+TURNED_AWAY = (ErrorCode.OVERLOADED, ErrorCode.MODEL_UNAVAILABLE)
 
 
 class Failover:
@@ -112,19 +114,26 @@ class Case:
         self._give_up_at = None
 
     def add(
-        self, failure: WorkerFailed, worker: WorkerClient, instance_id: str, *, is_begun: bool
+        self,
+        failure: WorkerFailed,
+        worker: WorkerClient,
+        instance_id: str,
+        *,
+        is_begun: bool,
+        is_answering: bool,
     ) -> None:
         """Raises what the sequence ends with if no other worker may have it. `instance_id` is the
-        worker's when it got the sequence; `is_begun`: tokens have come, from whomever."""
+        worker's when it got the sequence; `is_begun`: tokens have come, from whomever;
+        `is_answering`: of any choice of its request."""
         self.failure, self._is_patient = failure, True
         self.shun(worker, max(SHUN_S, failure.retry_after_s))
         if failure.code is ErrorCode.WORKER_LOST:
             self._lost.append((worker, instance_id))
             if not is_begun and not self._failover.budget.take():
                 raise failure
-        elif failure.code in (ErrorCode.OVERLOADED, ErrorCode.MODEL_UNAVAILABLE):
-            self._is_patient = is_begun
-            if not is_begun and (self._was_turned_away or not self._failover.budget.take()):
+        elif failure.code in TURNED_AWAY or (is_answering and failure.code is ErrorCode.EXPIRED):
+            self._is_patient = is_answering
+            if not is_answering and (self._was_turned_away or not self._failover.budget.take()):
                 raise failure
             self._was_turned_away = True
         elif failure.code not in REFUSALS:

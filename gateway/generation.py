@@ -267,7 +267,11 @@ class Generation:
         case = self._case(run)
         if run.has_progressed:
             case.note_progress()
-        case.add(failure, run.worker, run.worker_id, is_begun=bool(run.tokens))
+        case.add(
+            *(failure, run.worker, run.worker_id),
+            is_begun=bool(run.tokens),
+            is_answering=self.first_output_at is not None,
+        )
         self._place(number)
 
     def _case(self, run: Run) -> Case:
@@ -319,7 +323,7 @@ class Generation:
             adapter=adapter,
             tokens=[*run.choice.prompt, *run.tokens],
             num_resumed=len(run.tokens),
-            timeout_s=None if run.tokens else left_s,
+            timeout_s=left_s if self.first_output_at is None else None,
         )
 
     async def _look_for_workers(self) -> None:

@@ -165,6 +165,26 @@ async def test_what_no_worker_was_sent_costs_nothing(live: Live) -> None:
     assert not await live.fetch("SELECT 1 FROM usage")
 
 
+@pytest.mark.parametrize("code", [ErrorCode.OVERLOADED, ErrorCode.EXPIRED])
+async def test_a_choice_that_is_refused_when_another_has_begun_waits_for_room(
+    live: Live, code: ErrorCode
+) -> None:
+    """The answer goes on, and is billed, as one: the deadline is of its first token."""
+    refusals = [Reply([], failure=code, idle_steps=100)]
+
+    def refuse_once(request: Generate) -> Reply:
+        return refusals.pop() if request.params.choice and refusals else Reply([65])
+
+    live.worker.script = refuse_once
+    async with live.worker, live.gateway() as served:
+        served.client.headers["x-request-timeout"] = "2"
+        answer = await served.complete("tiny", n=2)
+        assert answer.status_code == 200 and not refusals
+        assert [choice["text"] for choice in answer.json()["choices"]] == ["b", "b"]
+        (row,) = await rows(live, 1)
+    assert (row["status"], row["completion_tokens"]) == ("completed", 2)
+
+
 async def test_when_one_choice_fails_the_others_do_not_wait_for_the_disk(
     live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
