@@ -25,6 +25,9 @@ KEEP_ALIVE_S = 75
 request that crosses the end of its connection is lost. So long a head may take, from the connection
 or the answer before it, and the rest of a body stay away."""
 
+MAX_HEAD_BYTES = 64 << 10
+"""Of a request, as long as its head is not whole; the parser would keep any number."""
+
 _CONNECTION_LOST = "connection_lost"
 
 
@@ -110,11 +113,20 @@ class _Protocol(HttpToolsProtocol):
         super().connection_made(cast(asyncio.Transport, held))
         self._lost: asyncio.Future[None] = self.loop.create_future()
         self.app_state = {**self.app_state, _CONNECTION_LOST: self._lost}
+        self._head_bytes = 0
         self._start_clock()
 
     def data_received(self, data: bytes) -> None:
         clock, self.timeout_keep_alive_task = self.timeout_keep_alive_task, None
+        before = self.cycle
+        is_of_head = not before or not before.more_body
         super().data_received(data)
+        if is_of_head and self.cycle is before:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self.send_400_response("The head of the request is too long.")
+        else:
+            self._head_bytes = 0
         if not self.cycle or self.cycle.response_complete:
             # Some of a head, or what is left of a body that nobody reads.
             self.timeout_keep_alive_task = clock
@@ -144,6 +156,8 @@ class _Protocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
+        # Also of a body that nobody reads.
+        self.cycle.more_body = False
         # Reading stops at a large body. Nobody may ask for more, and a client that leaves is read.
         if not self.pipeline:
             self.flow.resume_reading()

@@ -100,6 +100,41 @@ async def test_who_never_asks_to_the_end_is_let_go(asked: bytes, more: bytes) ->
                 await ended
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\nhost: a\r\n\r\n",
+        b"POST /unread HTTP/1.1\r\nhost: a\r\ncontent-length: 40000\r\n\r\n" + b"y" * 40_000,
+    ],
+    ids=["first", "after an answer", "after an unread body"],
+)
+async def test_a_head_without_an_end_is_refused(asked: bytes) -> None:
+    async with serving(_read) as url, asyncio.timeout(20):
+        with suppress(ConnectionResetError):
+            async with _connected(url) as (reader, writer):
+                if asked:
+                    writer.write(asked[:200])
+                    await reader.readuntil(b"body")
+                    writer.write(asked[200:])
+                writer.write(b"GET / HTTP/1.1\r\nx: ")
+                ended = asyncio.create_task(reader.read())
+                while not ended.done():
+                    writer.write(b"y" * 10_000)
+                    await asyncio.wait([ended], timeout=0.05)
+                assert (await ended).startswith(b"HTTP/1.1 400 ")
+
+
+async def test_a_long_head_and_a_long_body_are_taken() -> None:
+    async with serving(_read) as url, _connected(url) as (reader, writer), asyncio.timeout(20):
+        for _ in range(2):
+            writer.write(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 300000\r\nx: ")
+            for part in (b"y" * 30_000, b"y" * 30_000 + b"\r\n\r\n", *[b"z" * 30_000] * 10):
+                writer.write(part)
+                await asyncio.sleep(0.02)
+            await reader.readuntil(b"body")
+
+
 async def test_who_goes_on_asking_and_who_waits_is_not_let_go() -> None:
     async with (
         serving(_read, keep_alive_s=2) as url,
