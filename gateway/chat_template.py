@@ -75,7 +75,7 @@ class CompiledTemplates:
         self._compiling.move_to_end(source)
         try:
             return task.result() if task.done() else await asyncio.shield(task)
-        except jinja2.TemplateSyntaxError as error:
+        except (jinja2.TemplateSyntaxError, SyntaxError, RecursionError) as error:
             raise InvalidRequest(
                 f"The model's chat template is not valid: {error}", param="model"
             ) from error

@@ -5,7 +5,9 @@ A chunk is put together from parts prepared once per response, since it is made 
 
 from __future__ import annotations
 
+import codecs
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Iterable
 from functools import cached_property
 from typing import Any, ClassVar
@@ -22,6 +24,7 @@ LOWEST_LOGPROB = -9999.0
 """JSON has no infinity."""
 
 encode = msgspec.json.encode
+UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 class Answer(msgspec.Struct):
@@ -124,10 +127,11 @@ class Format(ABC):
 
     def _end(self, delta: Delta) -> bytes:
         """The rest of a chunk after its text."""
-        if not delta.scored and delta.finish_reason is None and not self._token_ids:
+        scored = delta.scored if self._logprobs else None
+        if not scored and delta.finish_reason is None and not self._token_ids:
             return self._plain_end
         return b',"logprobs":%s,"finish_reason":%s%s}]%s' % (
-            encode(self._logprobs_of(delta.index, delta.scored) if delta.scored else None),
+            encode(self._logprobs_of(delta.index, scored) if scored else None),
             encode(delta.finish_reason),
             b',"token_ids":%s' % encode(delta.tokens) if self._token_ids else b"",
             self._tail,
@@ -186,10 +190,11 @@ class CompletionFormat(Format):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._offsets: dict[int, int] = {}
+        self._offsets: dict[int, TextOffset] = defaultdict(TextOffset)
 
     def chunk(self, delta: Delta) -> bytes:
-        if not (delta.text or delta.scored or delta.finish_reason or self._token_ids):
+        is_scored = self._logprobs and delta.scored
+        if not (delta.text or is_scored or delta.finish_reason or self._token_ids):
             return b""
         return b'%s{"index":%d,"text":%s%s' % (
             self._head,
@@ -202,25 +207,37 @@ class CompletionFormat(Format):
         return {"text": text}
 
     def _logprobs_of(self, index: int, scored: list[ScoredToken]) -> dict[str, Any]:
-        """Offsets count the characters of the token texts before, over the whole choice."""
-        texts = [token_text(self._spelled[entry.token]) for entry in scored]
-        offsets: list[int] = []
-        offset = self._offsets.get(index, 0)
-        for text in texts:
-            offsets.append(offset)
-            offset += len(text)
-        self._offsets[index] = offset
+        """Offsets are of the character that a token begins or goes on with, over the whole
+        choice."""
+        spelled = [self._spelled[entry.token] for entry in scored]
+        offset = self._offsets[index]
         return {
-            "tokens": texts,
+            "tokens": list(map(token_text, spelled)),
             "token_logprobs": [finite(entry.logprob) for entry in scored],
             "top_logprobs": [self._top(entry) for entry in scored],
-            "text_offset": offsets,
+            "text_offset": [offset.add(each) for each in spelled],
         }
 
     def _top(self, entry: ScoredToken) -> dict[str, float | None] | None:
+        """The likeliest, and the token itself, as OpenAI has it."""
         if entry.logprob is None:
             return None
-        return {token_text(self._spelled[token]): finite(logprob) for token, logprob in entry.top}
+        ranked = [*entry.top, (entry.token, entry.logprob)]
+        return {token_text(self._spelled[token]): finite(logprob) for token, logprob in ranked}
+
+
+class TextOffset:
+    """Of the tokens of one choice."""
+
+    def __init__(self) -> None:
+        self._decoder = UTF8("replace")
+        self._num_chars = 0
+
+    def add(self, spelled: bytes) -> int:
+        """Characters that are whole before this token."""
+        before = self._num_chars
+        self._num_chars += len(self._decoder.decode(spelled))
+        return before
 
 
 def token_text(spelled: bytes) -> str:

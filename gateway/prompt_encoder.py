@@ -25,6 +25,8 @@ PIECE_CHARS = 256
 """What a piece takes beside its text."""
 LONGEST_SHARE = 16
 """No piece is remembered that takes more than this part of all."""
+MAX_PIECES = 4096
+"""Of a text that is parted."""
 
 
 class _AddedToken(msgspec.Struct):
@@ -73,7 +75,7 @@ class PromptEncoder:
     async def encode(self, text: str, domain: str) -> list[int]:
         """As the tokenizer itself. What was encoded for another domain is encoded anew: the time
         that takes tells nobody what others ask."""
-        if not self._ids:
+        if not self._ids or self._has_many_pieces(text):
             return (await self.encode_each([text], domain, add_special_tokens=False))[0]
         pieces = self._parts.split(text)
         found: dict[str, Iterable[int]] = {}
@@ -97,6 +99,10 @@ class PromptEncoder:
             elif piece:
                 tokens += found[piece]
         return tokens
+
+    def _has_many_pieces(self, text: str) -> bool:
+        """More than a conversation has: to part and remember them would hold up the loop."""
+        return len(text) > MAX_PIECES and sum(map(text.count, self._ids)) > MAX_PIECES
 
     async def encode_each(
         self, texts: list[str], domain: str, *, add_special_tokens: bool

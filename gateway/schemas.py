@@ -22,6 +22,8 @@ MAX_SEQUENCES = 128
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
+MAX_TOKEN_IDS = 1 << 20
+"""Of one prompt: more than any context; to look at ten times as many would hold up the loop."""
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
@@ -145,7 +147,13 @@ class ChatCompletionRequest(GenerationRequest, frozen=True, kw_only=True):
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
+    prompt: (
+        str
+        | Annotated[
+            list[str | TokenId | Annotated[list[TokenId], Meta(max_length=MAX_TOKEN_IDS)]],
+            Meta(min_length=1, max_length=MAX_TOKEN_IDS),
+        ]
+    )
     max_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
     logprobs: TopLogprobs | None = None
     echo: bool | None = None

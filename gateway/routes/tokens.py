@@ -34,6 +34,7 @@ async def tokenize(request: GatewayRequest) -> TokenizeResponse:
             domain=request.user.cache_domain,
             template=target.chat_template(),
             add_generation_prompt=with_prompt,
+            max_tokens=target.base.max_model_len,
         )
     else:
         with_specials = asked.add_special_tokens is not False
@@ -41,6 +42,7 @@ async def tokenize(request: GatewayRequest) -> TokenizeResponse:
             [asked.prompt or ""],
             domain=request.user.cache_domain,
             add_special_tokens=with_specials,
+            max_tokens=target.base.max_model_len,
         )
     return TokenizeResponse(
         count=len(tokens), max_model_len=target.base.max_model_len, tokens=tokens

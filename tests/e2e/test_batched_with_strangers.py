@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from adapters.store import LocalStore
 from gateway.formats import token_text
+from gateway.long_texts import LongTexts
 from gateway.tokenizer import ModelTokenizer
 from tests.e2e import demo
 from tests.oracle import Oracle, Verdict
@@ -57,7 +58,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     return Demo(
         source,
         demo.make_adapters(source, folder / "adapters"),
-        ModelTokenizer(source),
+        ModelTokenizer(source, LongTexts()),
         Tokenizer.from_file(str(source / "tokenizer.json")),
     )
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from adapters.manifest import BaseModelShape
 from adapters.store import LocalStore
+from gateway.long_texts import LongTexts
 from gateway.tokenizer import ModelTokenizer
 from tests.doubles import make_model
 from tests.stack import Stack
@@ -26,7 +27,7 @@ class Tiny:
         self.model = folder / "store" / "models" / digest
         config = json.loads((self.model / "config.json").read_text())
         self.shape = BaseModelShape.from_config(config, digest)
-        self.tokenizer = ModelTokenizer(self.model)
+        self.tokenizer = ModelTokenizer(self.model, LongTexts())
 
     def stack(self, **settings: object) -> Stack:
         """Greedy answers in float32; one kernel thread, for the model is smaller than a barrier."""

@@ -99,11 +99,29 @@ def test_scoring_a_prompt_generates_nothing(client: openai.OpenAI, worker: Scrip
     assert worker.requests[-1].params.prompt_logprobs == 0
 
 
-def test_echo_alone_needs_no_logprobs(client: openai.OpenAI, worker: ScriptedWorker) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_alone_needs_no_logprobs(
+    client: openai.OpenAI, worker: ScriptedWorker, stream: bool
+) -> None:
+    """And shows none, though the worker scores the prompt."""
     worker.script = say("never shown")
-    answer = client.completions.create(model="tiny", prompt="only this", echo=True, max_tokens=0)
-    assert answer.choices[0].text == "only this"
-    assert answer.choices[0].logprobs is None
+    asked = {"model": "tiny", "prompt": "only this", "echo": True, "max_tokens": 0}
+    answer = client.completions.create(**asked, stream=stream)
+    choices = [choice for part in (answer if stream else [answer]) for choice in part.choices]
+    assert "".join(choice.text for choice in choices) == "only this"
+    assert all(choice.logprobs is None for choice in choices)
+
+
+def test_logprobs_have_the_token_itself_and_its_place(
+    client: openai.OpenAI, worker: ScriptedWorker
+) -> None:
+    """A token that is a part of a character begins where that does."""
+    worker.script = say("é!")
+    answer = client.completions.create(model="tiny", prompt="x", logprobs=0, max_tokens=3)
+    found = answer.choices[0].logprobs
+    assert found and found.tokens and found.top_logprobs
+    assert [list(top) for top in found.top_logprobs] == [[token] for token in found.tokens]
+    assert found.text_offset == [0, 0, 1]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 from gateway.long_texts import LongTexts
-from gateway.prompt_encoder import PIECE_CHARS, PromptEncoder
+from gateway.prompt_encoder import MAX_PIECES, PIECE_CHARS, PromptEncoder
 from tests.workers.test_tokenizer_parity import sentencepiece_metadata, smollm
 from workers.importer.gguf_tokenizer import build_tokenizer
 
@@ -146,6 +146,15 @@ def test_long_pieces_are_tokenised_beside_the_others() -> None:
     ids, num_turns = asyncio.run(run())
     assert ids == whole(tokenizer, text)
     assert num_turns > 5
+
+
+def test_a_text_of_very_many_pieces_is_not_parted() -> None:
+    """It would hold up the loop, and push out what others have had remembered."""
+    tokenizer = made("plain")
+    prompts = encoder(tokenizer)
+    text = "".join(f"{number}<|s|>" for number in range(MAX_PIECES + 1))
+    assert asyncio.run(prompts.encode(text, "tenant")) == whole(tokenizer, text)
+    assert prompts.num_chars == 0
 
 
 def test_another_domain_is_told_nothing() -> None:

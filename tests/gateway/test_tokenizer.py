@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
+from gateway.chat_template import CompiledTemplates
 from gateway.errors import ContextLengthExceeded, InvalidRequest
 from gateway.long_texts import LongTexts
 from gateway.schemas import Message
@@ -112,6 +113,20 @@ async def test_what_a_template_may_not_do(tmp_path: Path, template: str) -> None
     with pytest.raises(InvalidRequest) as refusal:
         await tokenizer.render(MESSAGES)
     assert refusal.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% break %}",
+        "{% for a in [1] %}" * 22 + "x" + "{% endfor %}" * 22,
+        "{{ " + "+".join(["1"] * 1500) + " }}",
+    ],
+    ids=["a break outside of loops", "too many loops", "too deep"],
+)
+async def test_a_template_that_does_not_compile_is_refused(template: str) -> None:
+    with pytest.raises(InvalidRequest, match="not valid"):
+        await CompiledTemplates({}).get(template)
 
 
 async def test_a_model_without_template_does_not_chat(tmp_path: Path) -> None:

@@ -112,6 +112,9 @@ def test_llama3_rope_factors_become_parameters(tmp_path: Path) -> None:
         (ImportRefused, "missing", {"llama.block_count": 3}),
         (ImportRefused, "belongs to no module", {"llama.block_count": 1}),
         (ImportRefused, "embedding_length", {"llama.embedding_length": None}),
+        (ImportRefused, "tokenizer.ggml.tokens", {"tokenizer.ggml.tokens": None}),
+        (ImportRefused, "tokenizer.ggml.merges", {"tokenizer.ggml.merges": None}),
+        (ImportRefused, "tokenizer.ggml.token_type", {"tokenizer.ggml.token_type": None}),
         (
             UnsupportedModel,
             "yarn",
@@ -127,6 +130,15 @@ def test_unsupported_files_are_refused_by_name_and_leave_nothing(
     with pytest.raises(error, match=named):
         import_model(gguf, LocalStore(tmp_path))
     assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_a_special_token_beyond_the_vocabulary_is_none(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model", "llama")
+    metadata = {"tokenizer.ggml.padding_token_id": 0xFFFFFFFF}
+    store = LocalStore(tmp_path)
+    digest = import_model(write_gguf(model, tmp_path / "model.gguf", metadata=metadata), store)
+    config = json.loads((store.model_folder(digest) / "tokenizer_config.json").read_text())
+    assert "pad_token" not in config
 
 
 @pytest.mark.parametrize("name", ["blk.0.ffn_gate_exps.weight", "blk.0.attn_q.bias", "cls.weight"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -128,3 +129,21 @@ def test_generation_config_names_the_end_tokens() -> None:
     assert read_spec(config_of("llama")).eos_token_ids == (257,)
     assert read_spec(config_of("llama"), {"eos_token_id": [1, 2]}).eos_token_ids == (1, 2)
     assert read_spec(config_of("llama")).layers[0].rope == RopeSpec(10_000.0)
+
+
+def test_theta_beside_rope_parameters_counts_as_in_transformers() -> None:
+    from transformers import LlamaConfig
+
+    parameters = {"rope_type": "default"}
+    config = config_of("llama", rope_theta=500_000.0, rope_parameters=parameters)
+    theirs = LlamaConfig.from_dict(deepcopy(config)).rope_parameters
+    assert theirs is not None
+    assert read_spec(config).layers[0].rope.theta == theirs["rope_theta"] == 500_000.0
+
+
+@pytest.mark.parametrize("missing", ["factor", "original_max_position_embeddings"])
+def test_scaled_rope_without_its_numbers_is_refused_by_name(missing: str) -> None:
+    scaling = {"rope_type": "llama3", **LLAMA3}
+    del scaling[missing]
+    with pytest.raises(UnsupportedModel, match=missing):
+        read_spec(config_of("llama", rope_scaling=scaling))

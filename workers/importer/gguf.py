@@ -24,7 +24,8 @@ def write_from_gguf(source: Path, folder: Path, progress: Progress | None) -> No
         reader = GGUFReader(source)
     except (ValueError, IndexError) as error:
         raise ImportRefused(f"{source.name} is no GGUF file: {error}") from error
-    metadata = {name: field.contents() for name, field in reader.fields.items()}
+    metadata = _Metadata({name: field.contents() for name, field in reader.fields.items()})
+    metadata.leave_out_unknown_tokens()
     if metadata.get("split.count", 1) > 1:
         raise ImportRefused(f"split.count = {metadata['split.count']}: merge the parts first")
     tensors = GGUFTensors(reader.tensors, metadata.get("general.architecture", ""))
@@ -42,6 +43,18 @@ def write_from_gguf(source: Path, folder: Path, progress: Progress | None) -> No
     write_safetensors(
         folder / SINGLE_FILE, expected, lambda name: tensors.read(name, spec), meter.add
     )
+
+
+class _Metadata(dict[str, Any]):
+    def __missing__(self, key: str) -> Any:
+        raise ImportRefused(f"metadata {key} is missing")
+
+    def leave_out_unknown_tokens(self) -> None:
+        """Special tokens beyond the vocabulary: some files so say that there is none."""
+        size = len(self["tokenizer.ggml.tokens"])
+        for key in [key for key in self if key.endswith("_token_id")]:
+            if not 0 <= self[key] < size:
+                del self[key]
 
 
 def _write_template(folder: Path, metadata: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ def read_ropes(
     New form: `rope_parameters`, flat or by layer type. Old form: `rope_theta` and `rope_scaling`;
     in a family with a `local_theta`, sliding layers have `rope_local_base_freq` and no scaling.
     """
+    default_theta = config.get("rope_theta", default_theta)
     parameters = config.get("rope_parameters")
     if parameters and "full_attention" in parameters:
         full = parameters["full_attention"]
@@ -25,8 +26,7 @@ def read_ropes(
             "sliding_attention": _read_rope(sliding, local_theta or default_theta),
         }
     if not parameters:
-        theta = config.get("rope_theta", default_theta)
-        parameters = {"rope_theta": theta, **(config.get("rope_scaling") or {})}
+        parameters = config.get("rope_scaling") or {}
     full = _read_rope(parameters, default_theta)
     if local_theta is None:
         return {"full_attention": full, "sliding_attention": full}
@@ -42,15 +42,22 @@ def _read_rope(parameters: dict[str, Any], default_theta: float) -> RopeSpec:
         case "default":
             return RopeSpec(theta)
         case "linear":
-            return RopeSpec(theta, "linear", float(parameters["factor"]))
+            return RopeSpec(theta, "linear", _number(parameters, "factor"))
         case "llama3":
             return RopeSpec(
                 theta,
                 "llama3",
-                float(parameters["factor"]),
-                float(parameters["low_freq_factor"]),
-                float(parameters["high_freq_factor"]),
-                int(parameters["original_max_position_embeddings"]),
+                _number(parameters, "factor"),
+                _number(parameters, "low_freq_factor"),
+                _number(parameters, "high_freq_factor"),
+                int(_number(parameters, "original_max_position_embeddings")),
             )
         case other:
             raise UnsupportedModel("rope_type", other, "default, linear, llama3")
+
+
+def _number(parameters: dict[str, Any], field: str) -> float:
+    value = parameters.get(field)
+    if not isinstance(value, int | float) or value <= 0:
+        raise UnsupportedModel(field, value, "a number above zero")
+    return float(value)
