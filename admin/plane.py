@@ -128,7 +128,8 @@ class AdminPlane:
 
     async def settle_retirement(self, retirement: Retirement) -> int:
         """How many requests are in flight with what was retired, once every live gateway knows of
-        it, or after `RETIREMENT_WAIT_S`. What has none is removed now, the rest later."""
+        it, or after `RETIREMENT_WAIT_S`: the change itself need not wait for them. What has none is
+        removed now, the rest later."""
         deadline = time.monotonic() + RETIREMENT_WAIT_S
         while True:
             async with self.database.acquire() as connection:

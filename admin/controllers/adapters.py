@@ -9,6 +9,7 @@ from litestar.params import FromPath, FromQuery, QueryParameter
 
 from admin import adapters, retirement, versions
 from admin.adapter_views import AdapterSummaryView, AdapterView, Retired, VersionView
+from admin.audit import changing
 from admin.describe import describe_adapter, describe_version, describe_versions
 from admin.errors import NotFound
 from admin.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
@@ -48,7 +49,7 @@ class AdapterController(Controller):
         self, request: AdminRequest, name: FromPath[str], tenant: FromQuery[str | None] = None
     ) -> Retired:
         """With all its versions and aliases. Requests that have one of them go on."""
-        async with request.transaction() as connection:
+        async with changing(request.plane.database, request.actor) as connection:
             owner = await tenant_for(connection, request.user, tenant)
             retired = await retirement.retire_adapter(connection, owner.id, name)
         return Retired(name, await request.plane.settle_retirement(retired))
@@ -89,7 +90,7 @@ class AdapterController(Controller):
         tenant: FromQuery[str | None] = None,
     ) -> Retired:
         """409 while an alias points to it. Requests that have it go on."""
-        async with request.transaction() as connection:
+        async with changing(request.plane.database, request.actor) as connection:
             owner = await tenant_for(connection, request.user, tenant)
             retired = await retirement.retire_version(connection, owner.id, name, version)
         return Retired(f"{name}@{version}", await request.plane.settle_retirement(retired))

@@ -18,6 +18,9 @@ from gateway.schemas import (
 )
 from gateway.tokenizer import ModelTokenizer
 
+MIN_COUNTED = 1 << 15
+"""Tokens that may be counted though the context has fewer; far more would take gigabytes."""
+
 TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
 DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
 
@@ -34,7 +37,7 @@ async def tokenize(request: GatewayRequest) -> TokenizeResponse:
             domain=request.user.cache_domain,
             template=target.chat_template(),
             add_generation_prompt=with_prompt,
-            max_tokens=target.base.max_model_len,
+            max_tokens=max(target.base.max_model_len, MIN_COUNTED),
         )
     else:
         with_specials = asked.add_special_tokens is not False
@@ -42,7 +45,7 @@ async def tokenize(request: GatewayRequest) -> TokenizeResponse:
             [asked.prompt or ""],
             domain=request.user.cache_domain,
             add_special_tokens=with_specials,
-            max_tokens=target.base.max_model_len,
+            max_tokens=max(target.base.max_model_len, MIN_COUNTED),
         )
     return TokenizeResponse(
         count=len(tokens), max_model_len=target.base.max_model_len, tokens=tokens
