@@ -122,8 +122,8 @@ class ModelTokenizer:
         num_chars = max(map(len, texts), default=0)
         if max_tokens is not None and num_chars > max_tokens * self._longest:
             raise ContextLengthExceeded(
-                f"This model's maximum context length is {max_tokens} tokens. However, your prompt "
-                f"has {num_chars} characters, which are more tokens than that."
+                f"At most {max_tokens} tokens are read for this model; your text has {num_chars} "
+                "characters, which are more tokens than that. Shorten it."
             )
 
 

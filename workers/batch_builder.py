@@ -19,17 +19,12 @@ from ops.base import (
     SamplingBatch,
 )
 from workers.batch import ForwardBatch
-from workers.protocol import SamplingParams
 from workers.sequence import Sequence
 from workers.step import Schedule, ScheduledSequence
 from workers.token_buffer import TokenBuffer
 from workers.upload import Array
 
 A = TypeVar("A", Array, Tensor)
-
-MIN_TEMPERATURE = 1e-6
-"""Logits that are divided by much less overflow. Below it only the likeliest token is drawn, which
-is all that could be."""
 
 
 class RowInputs(NamedTuple, Generic[A]):
@@ -140,7 +135,7 @@ def build_sampling(items: list[ScheduledSequence]) -> dict[str, Array]:
         return np.array(values, dtype)
 
     return {
-        "temperature": column([_temperature(p) for p in params], np.float32),
+        "temperature": column([s.temperature for s in sequences], np.float32),
         "top_k": column([p.top_k for p in params], np.int32),
         "top_p": column([p.top_p for p in params], np.float32),
         "min_p": column([p.min_p for p in params], np.float32),
@@ -167,16 +162,12 @@ def sampling_batch(
     return SamplingBatch(
         **columns,
         token_buffer=buffer.tokens,
-        all_greedy=all(_temperature(p) == 0 for p in params),
+        all_greedy=all(item.sequence.temperature == 0 for item in items),
         has_penalties=any(
             p.presence_penalty or p.frequency_penalty or p.repetition_penalty != 1 for p in params
         ),
         has_bias=len(columns["bias_ids"]) > 0,
     )
-
-
-def _temperature(params: SamplingParams) -> float:
-    return params.temperature if params.temperature >= MIN_TEMPERATURE else 0.0
 
 
 def _row(sequence: Sequence) -> int:

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from workers.fairness import Account
 
 
+MIN_TEMPERATURE = 1e-6
+"""Logits that are divided by much less overflow. Below it only the likeliest token is drawn, which
+is all that could be."""
+
+
 class SequenceStatus(Enum):
     WAITING = "waiting"
     RUNNING = "running"
@@ -101,6 +106,8 @@ class Sequence:
         """Among the waiting of its tenant: higher priority, then the earlier deadline, then first
         come."""
         params = request.params
+        self.temperature = params.temperature if params.temperature >= MIN_TEMPERATURE else 0.0
+        """That its tokens are drawn with."""
         self.end_tokens = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             self.end_tokens |= end_tokens

@@ -185,9 +185,8 @@ async def test_a_choice_that_is_refused_when_another_has_begun_waits_for_room(
     assert (row["status"], row["completion_tokens"]) == ("completed", 2)
 
 
-async def test_when_one_choice_fails_the_others_do_not_wait_for_the_disk(
-    live: Live, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def hold_disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Nothing is on the disk until the event is set."""
     may_sync = threading.Event()
     real = os.fdatasync
 
@@ -195,12 +194,19 @@ async def test_when_one_choice_fails_the_others_do_not_wait_for_the_disk(
         assert may_sync.wait(20)
         real(file)
 
+    monkeypatch.setattr(os, "fdatasync", wait)
+    return may_sync
+
+
+async def test_when_one_choice_fails_the_others_do_not_wait_for_the_disk(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def one_fails(request: Generate) -> Reply:
         return endless(request) if request.params.choice else Reply([], failure=ErrorCode.INTERNAL)
 
     live.worker.script, live.worker.step_s = one_fails, 0.05
     async with live.worker, live.gateway() as served:
-        monkeypatch.setattr(os, "fdatasync", wait)
+        may_sync = hold_disk(monkeypatch)
         asked = asyncio.create_task(served.complete("tiny", n=2, max_tokens=500))
         await eventually(lambda: live.worker.aborted)
         assert not asked.done()
@@ -212,15 +218,8 @@ async def test_when_one_choice_fails_the_others_do_not_wait_for_the_disk(
 async def test_the_answer_ends_when_the_disk_has_it(
     live: Live, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_sync = threading.Event()
-    real = os.fdatasync
-
-    def wait(file: int) -> None:
-        assert may_sync.wait(20)
-        real(file)
-
     async with live.worker, live.gateway() as served:
-        monkeypatch.setattr(os, "fdatasync", wait)
+        may_sync = hold_disk(monkeypatch)
         asked = asyncio.create_task(served.complete("tiny", stream=stream))
         done, _ = await asyncio.wait([asked], timeout=0.5)
         assert not done

@@ -46,6 +46,8 @@ def write_from_gguf(source: Path, folder: Path, progress: Progress | None) -> No
 
 
 class _Metadata(dict[str, Any]):
+    """What it lacks is refused by name."""
+
     def __missing__(self, key: str) -> Any:
         raise ImportRefused(f"metadata {key} is missing")
 

@@ -45,9 +45,8 @@ class _Section:
         return self._metadata.get(f"{self._architecture}.{key}", default)
 
     def require(self, key: str) -> Any:
-        if (value := self.get(key)) is None:
-            raise ImportRefused(f"metadata {self._architecture}.{key} is missing")
-        return value
+        """Refused by name if it is missing."""
+        return self._metadata[f"{self._architecture}.{key}"]
 
 
 def build_config(metadata: dict[str, Any], tensors: GGUFTensors) -> dict[str, Any]:
