@@ -183,7 +183,7 @@ class GenerationDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a version's requests leave out is taken from here before the base model's own."""
 
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    top_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] | None = None
     min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, msgspec.Meta(ge=-2, le=2)] | None = None

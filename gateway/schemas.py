@@ -46,7 +46,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     n: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] | None = None
     stop: str | Annotated[list[StopString], Meta(max_length=16)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Probability | None = None
     top_k: Annotated[int, Meta(ge=-1, lt=1 << 31)] | None = None
     min_p: Probability | None = None
     presence_penalty: Penalty | None = None

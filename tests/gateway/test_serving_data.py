@@ -120,12 +120,14 @@ def test_defaults_are_taken_for_what_is_left_out(service: Service, client: opena
         model="support-bot",
         prompt="Hi",
         temperature=0,
+        top_p=0,
         presence_penalty=0,
         max_tokens=9,
         extra_body={"top_k": 0, "repetition_penalty": 1.0},
     )
     params = service.worker.requests[-1].params
     assert (params.temperature, params.top_k, params.max_tokens) == (0.0, 0, 9)
+    assert params.top_p == 0.0
     assert (params.presence_penalty, params.repetition_penalty) == (0.0, 1.0)
     client.completions.create(model="tiny", prompt="Hi")
     assert service.worker.requests[-1].params.max_tokens == 16

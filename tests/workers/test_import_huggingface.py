@@ -71,6 +71,18 @@ def test_the_digest_is_of_the_content(source: Path, tmp_path: Path) -> None:
     assert len(list((tmp_path / "models").iterdir())) == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("top_k", 1 << 40), ("top_p", 1.5), ("temperature", -1), ("repetition_penalty", "1.1")],
+)
+def test_defaults_that_no_request_could_have_are_refused(
+    source: Path, tmp_path: Path, name: str, value: object
+) -> None:
+    edit(source / "generation_config.json", **{name: value})
+    with pytest.raises(ImportRefused, match=rf"generation_config.json: .*{name}"):
+        import_model(source, LocalStore(tmp_path))
+
+
 def test_what_a_family_means_by_silence_is_spelled_out(tmp_path: Path) -> None:
     source = make_model(tmp_path / "source", "gemma3_text")
     config = json.loads((source / "config.json").read_text())

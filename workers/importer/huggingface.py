@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 from tokenizers import Tokenizer
 
 from workers.importer.canonical import CHUNK_BYTES, ImportRefused, complete_config, write_json
@@ -15,6 +16,16 @@ from workers.models.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, weigh
 from workers.models.progress import Progress, ProgressMeter
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+class SamplingDefaults(msgspec.Struct):
+    """What generation_config.json may have for what a caller leaves out: the ranges of requests."""
+
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)] | None = None
+    top_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=10)] | None = None
 
 
 def write_from_huggingface(source: Path, folder: Path, progress: Progress | None) -> None:
@@ -27,8 +38,7 @@ def write_from_huggingface(source: Path, folder: Path, progress: Progress | None
     _write_tokenizer(source, folder)
     write_json(folder / "config.json", complete_config(config, spec))
     if (source / "generation_config.json").is_file():
-        generation = _read_object(source / "generation_config.json")
-        write_json(folder / "generation_config.json", generation)
+        write_json(folder / "generation_config.json", _generation_config(source))
     _copy_weights(source, folder, progress)
 
 
@@ -62,6 +72,15 @@ def _chat_template(source: Path, embedded: Any) -> str | None:
     if isinstance(embedded, list):
         return {entry["name"]: entry["template"] for entry in embedded}.get("default")
     return embedded
+
+
+def _generation_config(source: Path) -> dict[str, Any]:
+    config = _read_object(source / "generation_config.json")
+    try:
+        msgspec.convert(config, SamplingDefaults)
+    except msgspec.ValidationError as error:
+        raise ImportRefused(f"generation_config.json: {error}") from error
+    return config
 
 
 def _copy_weights(source: Path, folder: Path, progress: Progress | None) -> None:
