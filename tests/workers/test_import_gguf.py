@@ -150,6 +150,19 @@ def test_stray_tensors_are_refused(name: str, tmp_path: Path) -> None:
         import_model(gguf, LocalStore(tmp_path))
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.float64])
+@pytest.mark.parametrize("name", ["blk.1.attn_q.weight", "rope_freqs.weight"])
+def test_tensors_of_types_that_no_weights_have_are_refused(
+    name: str, dtype: type, tmp_path: Path
+) -> None:
+    model = make_model(tmp_path / "model", "llama")
+    shape = (8,) if name.startswith("rope") else (64, 64)
+    tensors = {name: np.ones(shape, dtype)}
+    gguf = write_gguf(model, tmp_path / "model.gguf", tensors=tensors)
+    with pytest.raises(ImportRefused, match=f"tensor {name} is (I8|F64)"):
+        import_model(gguf, LocalStore(tmp_path))
+
+
 def test_rope_factors_of_another_kind_are_refused(tmp_path: Path) -> None:
     model = make_model(tmp_path / "model", "llama")
     factors = {"rope_freqs.weight": np.linspace(1, 8, 8, dtype=np.float32)}

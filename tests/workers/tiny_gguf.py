@@ -56,6 +56,7 @@ def write_gguf(
         for name, weight in load_file(model / "model.safetensors").items()
     }
     converted = {_name(name, architecture): name for name in weights}
+    converted = {name: source for name, source in converted.items() if name not in (tensors or {})}
     for name, source in converted.items():
         weight = _convert(source, weights[source], config, architecture)
         if source.endswith("down_proj.weight"):

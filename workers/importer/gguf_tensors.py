@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 import numpy as np
-from gguf import ReaderTensor
+from gguf import GGMLQuantizationType, ReaderTensor
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
@@ -58,10 +58,14 @@ class GGUFTensors:
     def rope_factors(self) -> np.ndarray | None:
         """What stands in GGUF for Llama 3's rope parameters: float32 [head_dim / 2]."""
         tensor = self._tensors.get(ROPE_FACTORS)
-        return None if tensor is None else np.asarray(tensor.data, np.float32).ravel()
+        if tensor is None:
+            return None
+        if tensor.tensor_type != GGMLQuantizationType.F32:
+            raise ImportRefused(f"tensor {tensor.name} is {tensor.tensor_type.name}, not F32")
+        return np.asarray(tensor.data, np.float32).ravel()
 
     def check(self, expected: dict[str, tuple[int, ...]]) -> None:
-        """Every tensor expected is there in its shape, and no other."""
+        """Every tensor expected is there in its shape and can be read, and no other is."""
         for name, shape in expected.items():
             if name not in self._tensors:
                 raise ImportRefused(f"tensor {name} is missing")
@@ -69,6 +73,12 @@ class GGUFTensors:
                 raise ImportRefused(f"tensor {name} has shape {got}, its metadata says {shape}")
         if stray := self._tensors.keys() - expected.keys() - {ROPE_FACTORS}:
             raise ImportRefused(f"tensor {min(stray)} belongs to no module of this model")
+        for tensor in self._tensors.values():
+            try:
+                dequantize(np.atleast_2d(tensor.data)[:1], tensor.tensor_type)
+            except NotImplementedError as error:
+                kind = tensor.tensor_type.name
+                raise ImportRefused(f"tensor {tensor.name} is {kind}, which is not read") from error
 
     def read(self, name: str, spec: ModelSpec) -> BFloat16:
         """In the layout and with the offset of the Hugging Face checkpoint."""
