@@ -27,6 +27,8 @@ SWEEP_INTERVAL_S = 1.0
 PACE_S = 0.01
 """Between two exchanges while requests wait: what comes meanwhile is asked together."""
 EXCHANGE_TIMEOUT_S = 2.0
+ASKS_AT_ONCE = 1000
+"""The database answers some thousands a second, and other gateways wait for that."""
 RETRY_S = 0.25
 UPKEEP_INTERVAL_S = 30.0
 
@@ -176,7 +178,24 @@ class Leases:
         await self._exchange.release([self._gateway_id])
 
     async def _deliver(self, asks: list[Ask]) -> None:
-        """Once, however often it takes."""
+        """In as many exchanges as it takes; in one if there is nothing to ask."""
+        answers: list[Answer] = []
+        is_late = False
+        for i in range(0, max(1, len(asks)), ASKS_AT_ONCE):
+            part, sent_at = await self._answered(asks[i : i + ASKS_AT_ONCE])
+            is_late = is_late or sent_at > self._valid_until
+            self._valid_until = sent_at + self._lifetime_s
+            if part is None:
+                self._lose()
+                return
+            answers += part
+        self._book.apply(answers)
+        if is_late:
+            # Others may have been given what was held of rates meanwhile.
+            self._book.give_up()
+
+    async def _answered(self, asks: list[Ask]) -> tuple[list[Answer] | None, float]:
+        """By the database, once, however often it takes; and when that was asked."""
         self._number += 1
         while True:
             sent_at = time.monotonic()
@@ -197,14 +216,7 @@ class Leases:
                 self._end(self._book.serve(self._clock()))
                 await asyncio.sleep(RETRY_S)
         self._is_away = False
-        if answers is None:
-            self._lose()
-        else:
-            self._book.apply(answers)
-        if sent_at > self._valid_until:
-            # Others may have been given what was held of rates meanwhile.
-            self._book.give_up()
-        self._valid_until = sent_at + self._lifetime_s
+        return answers, sent_at
 
     def _lose(self) -> None:
         log.warning("the slices of limits are lost: the database was away for too long")

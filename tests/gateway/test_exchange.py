@@ -148,6 +148,52 @@ async def test_of_rates_the_silent_hold_nothing(live: Live) -> None:
     assert answer.granted > 0
 
 
+async def test_what_a_rate_lost_meanwhile_is_not_returned(live: Live) -> None:
+    """A gateway was cut off, and others were given what it held. When it gives that back, nobody
+    gets it once more."""
+    await live.limit(concurrent_requests=4)
+    silent, other = PostgresExchange(live.database, 0.01), PostgresExchange(live.database, 300)
+    key = (live.tenant_id, "concurrent_requests", "-infinity")
+    assert await silent.exchange("g1", 1, [Ask(*key, need=4)])
+    await asyncio.sleep(0.1)
+    await other.upkeep()
+    (answer,) = await other.exchange("g2", 1, [Ask(*key, need=4)]) or []
+    assert answer.granted == 4
+    for number, returned in ((2, 3), (3, 1)):
+        (answer,) = await silent.exchange("g1", number, [Ask(*key, returned=returned)]) or []
+        assert (answer.granted, answer.remaining) == (0, 0)
+    (answer,) = await other.exchange("g2", 2, [Ask(*key, need=1)]) or []
+    assert (answer.granted, answer.unanswered) == (0, 0)
+
+
+MANY = 4000
+
+
+async def test_many_limits_at_once(live: Live) -> None:
+    """As when a minute ends in which each of thousands of keys was used."""
+    subjects = [f"k{number:011}" for number in range(MANY)]
+    await live.fetch(
+        "INSERT INTO api_keys (id, tenant_id, hash, scopes)"
+        " SELECT unnest($1::text[]), $2, sha256(''), '{inference}'",
+        *(subjects, live.tenant_id),
+    )
+    await live.fetch(
+        "INSERT INTO quotas (subject, tenant_id, key_id, concurrent_requests)"
+        " SELECT k, $2, k, 4 FROM unnest($1::text[]) k",
+        *(subjects, live.tenant_id),
+    )
+    async with running(live, time.time) as leases:
+
+        async def take(subject: str) -> None:
+            limit = Limit(subject, Kind.CONCURRENT_REQUESTS, 4)
+            (hold,) = await leases.take([(limit, 1)], time.time())
+            leases.settle(hold, 0)
+
+        await asyncio.gather(*map(take, subjects))
+        (held,) = await live.fetch("SELECT count(*) FROM quota_leases WHERE granted > 0")
+        assert held["count"] == MANY
+
+
 @asynccontextmanager
 async def running(live: Live, clock: Callable[[], float]) -> AsyncIterator[Leases]:
     """Slices of one gateway; afterwards it uses them for long enough that all are given back."""
