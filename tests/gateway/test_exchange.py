@@ -10,9 +10,11 @@ from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 
 from admin.database import EVERYTHING, Database
+from admin.queries import sql
 from gateway.accounts import IDLE_S, Ask, Call
 from gateway.admission import AT_ONCE, Reservation, Usage
 from gateway.leases import Leases, PostgresExchange
@@ -164,6 +166,42 @@ async def test_what_a_rate_lost_meanwhile_is_not_returned(live: Live) -> None:
         assert (answer.granted, answer.remaining) == (0, 0)
     (answer,) = await other.exchange("g2", 2, [Ask(*key, need=1)]) or []
     assert (answer.granted, answer.unanswered) == (0, 0)
+
+
+async def test_upkeep_and_an_exchange_do_not_wait_for_each_other(live: Live) -> None:
+    """Each locks some slices that nothing is held of, in another order."""
+    await live.limit(tokens_per_day=4, concurrent_requests=4)
+    first = Ask(live.tenant_id, "concurrent_requests", "-infinity", need=1)
+    second = Ask(*budget(live), need=1)
+    exchange = PostgresExchange(live.database, 300)
+    for number, ask in enumerate((second, first)):
+        assert await exchange.exchange("g1", 2 * number + 1, [ask])
+        given_back = msgspec.structs.replace(ask, need=0, returned=4)
+        assert await exchange.exchange("g1", 2 * number + 2, [given_back])
+    async with live.database.transaction() as connection:
+        asked = [[msgspec.structs.asdict(ask)] for ask in (first, second)]
+        await connection.fetchval(sql["quota_exchange"], "g1", 5, 300.0, asked[0])
+        upkeep = asyncio.create_task(exchange.upkeep())
+        await asyncio.wait([upkeep], timeout=0.5)
+        await connection.fetchval(sql["quota_exchange"], "g1", 6, 300.0, asked[1])
+    await upkeep
+    (held,) = await live.fetch("SELECT count(*) FROM quota_leases WHERE granted > 0")
+    assert held["count"] == 2
+
+
+async def test_upkeep_does_not_read_all_totals(live: Live) -> None:
+    await live.fetch(
+        "INSERT INTO usage_totals SELECT 'k' || n % 10000, 'day', current_date - n / 10000, 1, 1"
+        " FROM generate_series(0, 50000) n"
+    )
+    await live.fetch("INSERT INTO usage_totals VALUES ('k', 'day', current_date - 500, 1, 1)")
+    await live.fetch("ANALYZE usage_totals")
+    explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql['quota_upkeep']}"
+    ((plan,),) = await live.fetch(explain)
+    (found,) = msgspec.json.decode(plan)
+    num_pages = found["Plan"]["Shared Hit Blocks"] + found["Plan"]["Shared Read Blocks"]
+    assert num_pages < 500
+    assert not await live.fetch("SELECT 1 FROM usage_totals WHERE start < current_date - 400")
 
 
 MANY = 4000
