@@ -43,4 +43,5 @@ async def set_sharing_group(
 
 async def delete_tenant(connection: Connection, tenant: Tenant) -> None:
     """With its keys and adapters."""
+    await connection.execute(sql["quotas_lock"], tenant.id)
     await connection.execute(sql["tenant_delete"], tenant.id)

@@ -30,6 +30,10 @@ SET requests_per_minute = excluded.requests_per_minute, tokens_per_minute = excl
 -- name: quota_delete
 DELETE FROM quotas WHERE subject = $1;
 
+-- name: quotas_lock
+-- $1: tenant id. Its limits and its keys', in the order in which exchanges lock them.
+SELECT FROM quotas WHERE tenant_id = $1 ORDER BY subject FOR UPDATE;
+
 -- name: quota_use
 -- $1: subject. Of each limit that gateways share out: what is used and loaded in the window that is open now,
 -- what they hold of it, and when it ends.

@@ -15,6 +15,7 @@ import pytest
 
 from admin.database import EVERYTHING, Database
 from admin.queries import sql
+from admin.tenants import delete_tenant, find_tenant
 from gateway.accounts import IDLE_S, Ask, Call
 from gateway.admission import AT_ONCE, Reservation, Usage
 from gateway.leases import Leases, PostgresExchange
@@ -187,6 +188,36 @@ async def test_upkeep_and_an_exchange_do_not_wait_for_each_other(live: Live) -> 
     await upkeep
     (held,) = await live.fetch("SELECT count(*) FROM quota_leases WHERE granted > 0")
     assert held["count"] == 2
+
+
+async def test_a_tenant_goes_while_its_limits_are_asked_for(live: Live) -> None:
+    """An exchange locks limits in the order of their subjects."""
+    subjects = ["k00000000001", "k00000000002"]
+    for subject in reversed(subjects):
+        await live.fetch(
+            "INSERT INTO api_keys (id, tenant_id, hash, scopes)"
+            " VALUES ($1, $2, sha256(''), '{inference}')",
+            *(subject, live.tenant_id),
+        )
+        await live.fetch(
+            "INSERT INTO quotas (subject, tenant_id, key_id, tokens_per_day)"
+            " VALUES ($1, $2, $1, 4)",
+            *(subject, live.tenant_id),
+        )
+
+    async def delete() -> None:
+        async with live.database.transaction() as connection:
+            await delete_tenant(connection, await find_tenant(connection, live.tenant_id))
+
+    async with live.database.transaction() as connection:
+        asks = [Ask(subject, Kind.TOKENS_PER_DAY, today(), need=1) for subject in subjects]
+        asked = [[msgspec.structs.asdict(ask)] for ask in asks]
+        await connection.fetchval(sql["quota_exchange"], "g1", 1, 300.0, asked[0])
+        deletion = asyncio.create_task(delete())
+        await asyncio.wait([deletion], timeout=0.5)
+        await connection.fetchval(sql["quota_exchange"], "g1", 2, 300.0, asked[1])
+    await deletion
+    assert not await live.fetch("SELECT 1 FROM quotas")
 
 
 async def test_upkeep_does_not_read_all_totals(live: Live) -> None:
