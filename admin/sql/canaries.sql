@@ -1,7 +1,11 @@
 -- name: outcomes_add
--- $1: gateway id; $2: [{change, version, requests, errors, ttft}]. Of canary sets that are still as they were made.
+-- $1: gateway id; $2: [{change, version, requests, errors, ttft}]. Of canary sets that are still as they were made. A
+-- bucket is a thirtieth of the window that is judged, by default 300 s, but not less than 10 s: all of them are read every
+-- 2 s by each gateway.
 INSERT INTO version_outcomes AS v (change, version, bucket, gateway_id, requests, errors, ttft)
-SELECT o.change, o.version, date_bin('10 seconds', now(), 'epoch'), $1, o.requests, o.errors, o.ttft
+SELECT o.change, o.version,
+       date_bin(make_interval(secs => greatest(10, coalesce((a.policy ->> 'window_s')::integer, 300) / 30)), now(), 'epoch'),
+       $1, o.requests, o.errors, o.ttft
 FROM jsonb_to_recordset($2)
     AS o (change bigint, version integer, requests integer, errors integer, ttft integer[])
 JOIN alias_history h ON h.id = o.change

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from admin import aliases
+from admin.queries import sql
 from admin.records import Alias, CanaryPolicy
 from gateway.canary import judge
 from gateway.outcomes import NUM_STEPS, Tally, median_ms, ttft_step
@@ -172,6 +174,22 @@ async def test_a_good_canary_stays_and_is_counted(live: Live) -> None:
         assert sum(measured for _, _, measured in seen.values()) == 80
         await asyncio.sleep(2.5)
         assert not await is_rolled_back(live)
+
+
+@pytest.mark.parametrize(
+    ("window_s", "bucket_s"), [(30, 10), (300, 10), (3600, 120), (86400, 2880)]
+)
+async def test_a_window_has_few_buckets(live: Live, window_s: int, bucket_s: int) -> None:
+    """Each gateway reads all of them again and again."""
+    await make_canary(live, CanaryPolicy(window_s=window_s))
+    async with live.database.acquire() as connection:
+        (alias,) = await aliases.list_aliases(connection, live.tenant_id, "bot")
+        outcome = {"change": alias.change, "version": 2, "requests": 1, "errors": 0, "ttft": []}
+        before = time.time()
+        await connection.execute(sql["outcomes_add"], "gateway-1", [outcome])
+        bucket = (await connection.fetchval("SELECT bucket FROM version_outcomes")).timestamp()
+    assert bucket % bucket_s == 0
+    assert before - bucket_s < bucket <= time.time()
 
 
 async def test_what_was_before_the_last_move_does_not_count(live: Live) -> None:
