@@ -103,7 +103,7 @@ FROM (SELECT date_trunc($3, hour, 'UTC') AS start,
              requests, prompt_tokens, cached_tokens, completion_tokens, metered_tokens, cost, input_cost,
              cached_input_cost, output_cost
       FROM usage_hourly
-      WHERE hour >= $1 AND hour < $2
+      WHERE hour >= greatest($1, $12::timestamptz) AND hour < $2
           AND ($4::text[] IS NULL OR tenant_id = ANY ($4))
           AND ($5::text[] IS NULL OR model = ANY ($5))
           AND ($6::text[] IS NULL OR key_id = ANY ($6))) told

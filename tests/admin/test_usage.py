@@ -18,8 +18,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from admin.database import Database
+from admin.database import EVERYTHING, Database
 from admin.queries import sql
+from admin.usage import Mark, UsageQuestion, Width, report
 from tests.admin.conftest import Plane
 from tests.scale import scaled
 
@@ -466,6 +467,43 @@ def _cost_fields(cost: int | tuple[int, int, int]) -> dict[str, int]:
 
 def _pico(dollars: str) -> int:
     return int(Decimal(dollars).scaleb(12))
+
+
+ROWS_READ = """
+SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'usage_hourly'"""
+
+
+async def test_a_report_reads_what_it_is_about(database: Database, dsn: str) -> None:
+    """Also on a connection that has told of all tenants before, and a page no more than is left."""
+    await fetch(
+        database,
+        "INSERT INTO usage_hourly"
+        " SELECT '2026-03-05Z'::timestamptz + n / 100 * interval '1 hour', 't' || n % 100, 'tiny',"
+        " '', 'k', 1, 1, 0, 1, 0, 2, 0, 0, 0, 0 FROM generate_series(0, 19999) n RETURNING 1",
+    )
+    async with database.acquire() as connection:
+        await connection.execute("ANALYZE usage_hourly")
+    start = datetime(2026, 3, 5, tzinfo=UTC)
+    end = start + timedelta(hours=200)
+    one = await Database.connect(dsn, sees=EVERYTHING, max_size=1)
+
+    async def num_read(after: Mark | None = None, tenants: list[str] | None = None) -> int:
+        """Rows, for one page."""
+        asked = UsageQuestion(
+            start=start, end=end, width=Width.HOUR, tenants=tenants, by_tenant=True
+        )
+        async with one.transaction(readonly=True) as connection:
+            before = await connection.fetchval(ROWS_READ)
+            assert await report(connection, asked, after, 10)
+            return await connection.fetchval(ROWS_READ) - before
+
+    try:
+        for _ in range(8):
+            assert await num_read() == 20_000
+        assert await num_read(tenants=["t7"]) <= 200
+        assert await num_read((end - timedelta(hours=2), "t7", "", "", 0, "")) <= 200
+    finally:
+        await one.close()
 
 
 async def test_openais_client_reads_costs(plane: Plane) -> None:
