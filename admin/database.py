@@ -41,6 +41,9 @@ NOTHING = ""
 CONNECT_TIMEOUT_S = 10
 LOCK_TIMEOUT_S = 10
 IDLE_IN_TRANSACTION_TIMEOUT_S = 60
+CHECK_INTERVAL_S = 10.0
+"""Of connections that listen: a network may lose one without a word."""
+CHECK_TIMEOUT_S = 5.0
 
 BAD_URL = (
     "the database URL cannot be read: it is postgresql://USER:PASSWORD@HOST/DATABASE, and"
@@ -177,7 +180,12 @@ class Database:
                 await connection.execute(_SEE, sees)
             yield connection
 
-    async def listen(self, channel: str, callback: Callable[[str], None]) -> None:
+    async def listen(
+        self,
+        channel: str,
+        callback: Callable[[str], None],
+        check_interval_s: float = CHECK_INTERVAL_S,
+    ) -> None:
         """Calls `callback(payload)` for each notification until `close`, on its own connection.
 
         Calls it with "" each time the connection was lost, and when it was made again: what was
@@ -185,7 +193,9 @@ class Database:
         Returns when the first connection listens. Raises DatabaseUnavailable if that fails.
         """
         connection = await self._open_listener(channel, callback)
-        task = asyncio.create_task(self._keep_listening(connection, channel, callback))
+        task = asyncio.create_task(
+            self._keep_listening(connection, channel, callback, check_interval_s)
+        )
         self._listeners.add(task)
 
     async def _open_listener(self, channel: str, callback: Callable[[str], None]) -> Any:
@@ -203,14 +213,15 @@ class Database:
         return connection
 
     async def _keep_listening(
-        self, connection: Any, channel: str, callback: Callable[[str], None]
+        self,
+        connection: Any,
+        channel: str,
+        callback: Callable[[str], None],
+        check_interval_s: float,
     ) -> None:
         try:
             while True:
-                lost = asyncio.Event()
-                connection.add_termination_listener(_setter(lost))
-                if not connection.is_closed():
-                    await lost.wait()
+                await _until_lost(connection, check_interval_s)
                 log.warning("lost the connection that listens on %s; reconnecting", channel)
                 callback("")
                 connection = await self._reopen_listener(channel, callback)
@@ -286,6 +297,22 @@ def _as_role(role: str | None) -> dict[str, str]:
 
 def _setter(event: asyncio.Event) -> Callable[[object], None]:
     return lambda _connection: event.set()
+
+
+async def _until_lost(connection: Any, check_interval_s: float) -> None:
+    lost = asyncio.Event()
+    connection.add_termination_listener(_setter(lost))
+    while not connection.is_closed():
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(check_interval_s):
+                await lost.wait()
+                return
+        try:
+            with translated_errors():
+                async with asyncio.timeout(CHECK_TIMEOUT_S):
+                    await connection.execute("SELECT")
+        except AdminError:
+            connection.terminate()
 
 
 def _detail(error: asyncpg.PostgresError) -> str:

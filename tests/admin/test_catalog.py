@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from admin import contents, keys, models, tenants, versions
-from admin.database import Database
+from admin.database import EVERYTHING, Database
 from admin.errors import AlreadyExists, DatabaseUnavailable, Invalid
 from admin.queries import CATALOG_CHANNEL, catalog_generation, load_catalog, load_queries, sql
 from admin.records import TENANT_SCOPES, GenerationDefaults, ServingData, hash_key
 from tests.adapters.files import BASE
 from tests.admin.lifecycle import add, make_ready, make_tenant, prove_all
+from tests.proxy import PostgresProxy, Way, everything
 
 
 async def test_the_snapshot_holds_what_was_written(database: Database):
@@ -99,6 +100,29 @@ async def test_a_listener_comes_back_after_its_connection_was_cut(
     async with database.transaction() as connection:
         await tenants.create_tenant(connection, "acme")
     assert int(await asyncio.wait_for(heard.get(), 5))
+
+
+async def test_a_listener_comes_back_after_its_connection_went_silent(
+    database: Database, dsn: str, tmp_path: Path
+):
+    """As where something between forgets a connection that nothing came over for long."""
+    heard: asyncio.Queue[str] = asyncio.Queue()
+    async with PostgresProxy(dsn, tmp_path) as proxy:
+        far = await Database.connect(proxy.dsn, sees=EVERYTHING)
+        try:
+            await far.listen(CATALOG_CHANNEL, heard.put_nowait, check_interval_s=0.2)
+            assert await heard.get() == ""
+            await asyncio.sleep(0.5)
+            assert heard.empty()
+            proxy.set_both(Way(swallows=everything))
+            assert await asyncio.wait_for(heard.get(), 20) == ""
+            proxy.set_both(Way())
+            assert await asyncio.wait_for(heard.get(), 20) == ""
+            async with database.transaction() as connection:
+                await tenants.create_tenant(connection, "acme")
+            assert int(await asyncio.wait_for(heard.get(), 5))
+        finally:
+            await far.close()
 
 
 async def test_names_of_adapters_and_base_models_stay_apart(database: Database):
