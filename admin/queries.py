@@ -1,4 +1,4 @@
-"""The named queries of admin/sql/*.sql, and what the gateway lives on: the whole catalog at once.
+"""The named queries of admin/sql/*.sql, and what gateways live on: the catalog or its changes.
 
 A file holds blocks of a line `-- name: <name>` and the statement after it; no name is used twice.
 """
@@ -57,13 +57,18 @@ def from_row(kind: type[T], row: Row) -> T:
     return msgspec.convert(dict(row), kind, strict=False)
 
 
-async def load_catalog(connection: Connection) -> CatalogSnapshot:
-    """Everything the gateway serves from, as of one instant."""
+async def load_catalog(connection: Connection, since: int | None = None) -> CatalogSnapshot:
+    """What the gateway serves from, as of one instant; of tenants only those of whom anything has
+    changed since that generation."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         generation: int = await connection.fetchval(sql["catalog_generation"])
+        changed = None
+        if since is not None:
+            rows = await connection.fetch(sql["catalog_changed"], since)
+            changed = [row["tenant_id"] for row in rows]
 
-        async def all_of(kind: type[Any], query: str) -> tuple[Any, ...]:
-            rows = await connection.fetch(sql[query])
+        async def all_of(kind: type[Any], query: str, *args: Any) -> tuple[Any, ...]:
+            rows = await connection.fetch(sql[query], *args)
             records: list[Any] = []
             for i in range(0, len(rows), ROWS_AT_ONCE):
                 part = [dict(row) for row in rows[i : i + ROWS_AT_ONCE]]
@@ -73,18 +78,19 @@ async def load_catalog(connection: Connection) -> CatalogSnapshot:
 
         return CatalogSnapshot(
             generation=generation,
-            tenants=await all_of(Tenant, "catalog_tenants"),
-            keys=await all_of(ApiKey, "catalog_keys"),
+            tenants=await all_of(Tenant, "catalog_tenants", changed),
+            keys=await all_of(ApiKey, "catalog_keys", changed),
             models=await all_of(BaseModel, "catalog_models"),
-            versions=await all_of(ServedVersion, "catalog_versions"),
-            aliases=await all_of(Alias, "catalog_aliases"),
-            proofs=await all_of(AdapterProof, "catalog_proofs"),
+            versions=await all_of(ServedVersion, "catalog_versions", changed),
+            aliases=await all_of(Alias, "catalog_aliases", changed),
+            proofs=await all_of(AdapterProof, "catalog_proofs", changed),
             approved_templates=frozenset(
                 row["digest"] for row in await connection.fetch(sql["catalog_approved_templates"])
             ),
-            quotas=await all_of(Quota, "catalog_quotas"),
+            quotas=await all_of(Quota, "catalog_quotas", changed),
             prices=await all_of(Price, "catalog_prices"),
             workers=await all_of(KnownWorker, "catalog_workers"),
+            changed=None if changed is None else frozenset(changed),
         )
 
 

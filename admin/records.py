@@ -355,3 +355,6 @@ class CatalogSnapshot(msgspec.Struct, frozen=True):
     quotas: tuple[Quota, ...] = ()
     prices: tuple[Price, ...] = ()
     workers: tuple[KnownWorker, ...] = ()
+    changed: frozenset[str] | None = None
+    """The tenants that are here, with all that is theirs: everybody else is as before. None: they
+    all are."""

@@ -26,14 +26,17 @@ from admin.records import (
 )
 from gateway.auth import Principal
 from gateway.errors import CatalogStale, ModelNotFound, Overloaded, TemplateNotApproved
-from gateway.quota import FREE, ORDINARY, Limit, Service, Tariff, limits_of
+from gateway.quota import FREE, ORDINARY, Limit, Service, Tariff
 from gateway.schemas import AdapterCard, ModelCard
 from gateway.source import SnapshotSource
 from gateway.split import pick_version
+from gateway.tenant_catalog import TenantCatalog, parts_of
 from workers.protocol import AdapterRef, DesiredModel, ServiceClass
 
 DEFAULT_ALIAS = "prod"
 NOTHING = ServingData()
+NO_PART = TenantCatalog()
+"""Of a tenant that is not there."""
 CATCH_UP_S = 1.0
 MAX_LOOKUPS = 2
 """At a time, so that unknown names cannot keep the database from others."""
@@ -83,27 +86,45 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class CatalogView:
-    """One snapshot, indexed."""
+    """What is served from as of one instant, indexed."""
 
-    def __init__(self, snapshot: CatalogSnapshot) -> None:
+    def __init__(self, snapshot: CatalogSnapshot, before: CatalogView | None = None) -> None:
+        """before: whose tenants are as they were, where the snapshot is of some only."""
         self.generation = snapshot.generation
-        self.keys: dict[str, ApiKey] = {key.id: key for key in snapshot.keys}
-        self.keys_by_hash: dict[bytes, ApiKey] = {key.hash: key for key in snapshot.keys}
-        self.tenants: dict[str, Tenant] = {tenant.id: tenant for tenant in snapshot.tenants}
         self.models: dict[str, BaseModel] = {model.name: model for model in snapshot.models}
-        self._versions = {(v.tenant_id, v.name, v.version): v for v in snapshot.versions}
-        self._aliases: dict[str, dict[tuple[str, str], Alias]] = {}
-        for alias in snapshot.aliases:
-            self._aliases.setdefault(alias.tenant_id, {})[alias.name, alias.alias] = alias
-        self._checksums: dict[tuple[str, str], dict[str, str]] = {}
-        for proof in snapshot.proofs:
-            by_layout = self._checksums.setdefault((proof.digest, proof.base_digest), {})
-            by_layout[proof.layout] = proof.checksum
-        self._approved_templates = snapshot.approved_templates
-        self._quotas = {quota.subject: quota for quota in snapshot.quotas}
-        self._limits = {quota.subject: limits_of(quota) for quota in snapshot.quotas}
-        self._prices = {price.model: price for price in snapshot.prices}
         self.workers = snapshot.workers
+        self._approved_templates = snapshot.approved_templates
+        self._prices = {price.model: price for price in snapshot.prices}
+        self._parts: dict[str | None, TenantCatalog] = {}
+        self.tenants: dict[str, Tenant] = {}
+        self.keys: dict[str, ApiKey] = {}
+        self.keys_by_hash: dict[bytes, ApiKey] = {}
+        if snapshot.changed is not None and before is not None:
+            self._parts = before._parts.copy()
+            self.tenants = before.tenants.copy()
+            self.keys = before.keys.copy()
+            self.keys_by_hash = before.keys_by_hash.copy()
+            for tenant_id in (*snapshot.changed, None):
+                self._remove(tenant_id)
+        for tenant_id, part in parts_of(snapshot).items():
+            self._add(tenant_id, part)
+
+    def _add(self, tenant_id: str | None, part: TenantCatalog) -> None:
+        self._parts[tenant_id] = part
+        if part.tenant is not None:
+            self.tenants[part.tenant.id] = part.tenant
+        for key in part.keys:
+            self.keys[key.id] = self.keys_by_hash[key.hash] = key
+
+    def _remove(self, tenant_id: str | None) -> None:
+        part = self._parts.pop(tenant_id, NO_PART)
+        if part.tenant is not None:
+            del self.tenants[part.tenant.id]
+        for key in part.keys:
+            del self.keys[key.id], self.keys_by_hash[key.hash]
+
+    def _of(self, tenant_id: str) -> TenantCatalog:
+        return self._parts.get(tenant_id, NO_PART)
 
     def resolve(self, tenant: Tenant, name: str, subject: str = "") -> Target:
         """`name`, `name@alias`, `name@7`, `tenant/...` of these, or a base; ModelNotFound.
@@ -122,25 +143,26 @@ class CatalogView:
 
     def limits_of(self, tenant_id: str, key_subject: str) -> tuple[Limit, ...]:
         """The tenant's own and the key's; see ApiKey.quota_subject."""
-        return self._limits.get(tenant_id, ()) + self._limits.get(key_subject, ())
+        limits = self._of(tenant_id).limits
+        return limits.get(tenant_id, ()) + limits.get(key_subject, ())
 
     def service(self, tenant_id: str) -> Service:
         """What its requests get of a worker that others want too."""
-        quota = self._quotas.get(tenant_id)
+        quota = self._of(tenant_id).quotas.get(tenant_id)
         if quota is None:
             return ORDINARY
         return Service(quota.weight, ServiceClass(quota.service_class))
 
     def tariff(self, model: str, tenant_id: str) -> Tariff:
         """model: served name of the base model."""
-        quota = self._quotas.get(tenant_id)
+        quota = self._of(tenant_id).quotas.get(tenant_id)
         weight = 100 if quota is None else quota.cached_weight
         return Tariff(self._prices.get(model, FREE), weight)
 
     def list(self, tenant: Tenant) -> list[ModelCard]:
         """Base models, then the tenant's adapters by each name that an alias gives them."""
         names = list(self.models)
-        for adapter, alias in sorted(self._aliases.get(tenant.id, {})):
+        for adapter, alias in sorted(self._of(tenant.id).aliases):
             names.append(adapter if alias == DEFAULT_ALIAS else f"{adapter}@{alias}")
         cards: list[ModelCard] = []
         for name in names:
@@ -186,11 +208,12 @@ class CatalogView:
 
     def pinned(self) -> Iterator[Target]:
         """What pinned aliases name, all versions of a canary set."""
-        for tenant_id, aliases in self._aliases.items():
-            for (adapter, _), alias in aliases.items():
-                for number in alias.canary or (alias.version,) if alias.pinned else ():
+        for part in self._parts.values():
+            for alias in part.pinned:
+                for number in alias.canary or (alias.version,):
                     with contextlib.suppress(ModelNotFound):
-                        yield self._target(self.tenants[tenant_id], adapter, adapter, [number])
+                        tenant = self.tenants[alias.tenant_id]
+                        yield self._target(tenant, alias.name, alias.name, [number])
 
     def desired_models(self) -> list[DesiredModel]:
         """One for each digest, whatever names it is served under."""
@@ -209,10 +232,8 @@ class CatalogView:
 
     def judged(self) -> Iterator[Alias]:
         """Canary sets that may go back by themselves."""
-        for aliases in self._aliases.values():
-            yield from (
-                a for a in aliases.values() if a.canary is not None and a.policy is not None
-            )
+        for part in self._parts.values():
+            yield from part.judged
 
     def _select(self, tenant: Tenant, name: str) -> tuple[str, Alias | int]:
         """The adapter's name, and the alias or version number that is meant."""
@@ -222,7 +243,7 @@ class CatalogView:
         adapter, at, selector = rest.partition("@")
         if selector.isascii() and selector.isdigit() and len(selector) < 10:
             return adapter, int(selector)
-        alias = self._aliases.get(tenant.id, {}).get((adapter, selector if at else DEFAULT_ALIAS))
+        alias = self._of(tenant.id).aliases.get((adapter, selector if at else DEFAULT_ALIAS))
         if alias is None:
             raise ModelNotFound(name)
         return adapter, alias
@@ -236,8 +257,9 @@ class CatalogView:
         canary: Alias | None = None,
     ) -> Target:
         """The first of these versions that is ready; ModelNotFound."""
+        part = self._of(tenant.id)
         for number in numbers:
-            version = self._versions.get((tenant.id, adapter, number))
+            version = part.versions.get((adapter, number))
             base = self.models.get(version.base_name) if version else None
             if version is not None and base is not None:
                 template = version.serving.template_digest
@@ -246,7 +268,7 @@ class CatalogView:
                     base=base,
                     version=version,
                     canary=canary,
-                    checksums=self._checksums.get((version.digest, base.digest), {}),
+                    checksums=part.checksums(version, base.digest),
                     is_template_approved=template is None or template in self._approved_templates,
                 )
         raise ModelNotFound(name)
@@ -318,7 +340,7 @@ class Catalog:
 
     async def run(self) -> None:
         async for snapshot in self._source.snapshots():
-            self._view = view = CatalogView(snapshot)
+            self._view = view = CatalogView(snapshot, self._view)
             self.loaded.set()
             self._next.set()
             self._next = asyncio.Event()

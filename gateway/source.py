@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from admin.database import AdminError, Database
-from admin.queries import CATALOG_CHANNEL, catalog_generation, load_catalog
+from admin.queries import CATALOG_CHANNEL, catalog_generation, load_catalog, sql
 from admin.records import CatalogSnapshot
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,8 @@ class SnapshotSource(Protocol):
         ...
 
     def snapshots(self) -> AsyncIterator[CatalogSnapshot]:
-        """The current one, then one after each change, for ever."""
+        """The current one, then one after each change, for ever; of all tenants, or of those that
+        have changed since the one before."""
         ...
 
 
@@ -51,6 +52,8 @@ class PostgresSource:
         self._poll_interval_s = poll_interval_s
         self._confirmed_at = time.monotonic()
         self._is_away = False
+        self._server: object = None
+        """When the one that the last snapshot is of was started."""
 
     @property
     def unconfirmed_s(self) -> float:
@@ -88,8 +91,14 @@ class PostgresSource:
     async def _load_if_not(self, generation: int) -> CatalogSnapshot | None:
         async with self._database.acquire() as connection:
             async with asyncio.timeout(LOOK_TIMEOUT_S):
-                newest = await catalog_generation(connection)
-            return None if newest == generation else await load_catalog(connection)
+                state = await connection.fetchrow(sql["catalog_state"])
+            assert state is not None
+            is_later = state["generation"] > generation and state["server"] == self._server
+            if state["generation"] == generation:
+                return None
+            snapshot = await load_catalog(connection, generation if is_later else None)
+            self._server = state["server"]
+            return snapshot
 
     async def _listen(self, changed: asyncio.Event) -> None:
         while True:

@@ -1,13 +1,26 @@
 -- name: catalog_generation
 SELECT generation FROM catalog_generation;
 
+-- name: catalog_state
+-- A server that has started anew may be another one, or may have been set back.
+SELECT generation, pg_postmaster_start_time() AS server FROM catalog_generation;
+
+-- name: catalog_changed
+-- $1: a generation. Tenants of whom anything has changed since.
+SELECT tenant_id FROM catalog_changes WHERE generation > $1;
+
+-- $1 of the following, where they take it: of these tenants; null: of all.
+
 -- name: catalog_tenants
-SELECT id, name, sharing_group, created_at FROM tenants ORDER BY id;
+SELECT id, name, sharing_group, created_at FROM tenants WHERE $1::text[] IS NULL OR id = ANY ($1) ORDER BY id;
 
 -- name: catalog_keys
+-- Admin keys, which are nobody's, each time.
 SELECT id, tenant_id, hash, scopes, name, created_at, not_before, expires_at, revoked_at, models,
        cidrs::text[], replaces, family
-FROM api_keys WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())
+FROM api_keys
+WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())
+  AND ($1::text[] IS NULL OR tenant_id = ANY ($1) OR tenant_id IS NULL)
 ORDER BY id;
 
 -- name: catalog_models
@@ -16,17 +29,19 @@ SELECT name, digest, shape, max_model_len, residency, created_at FROM base_model
 -- name: catalog_versions
 SELECT tenant_id, name, version, created_at, digest, base_name, serving,
        coalesce(manifest -> 'invocation_tokens', '[]') AS invocation_tokens
-FROM adapter_versions WHERE state = 'ready' ORDER BY tenant_id, name, version;
+FROM adapter_versions WHERE state = 'ready' AND ($1::text[] IS NULL OR tenant_id = ANY ($1))
+ORDER BY tenant_id, name, version;
 
 -- name: catalog_aliases
 SELECT a.tenant_id, a.name, a.alias, a.version, a.policy, a.pinned, a.change,
        (SELECT jsonb_object_agg(t.version::text, t.weight) FROM canary_targets t
         WHERE (t.tenant_id, t.name, t.alias) = (a.tenant_id, a.name, a.alias)) AS canary
-FROM aliases a ORDER BY a.tenant_id, a.name, a.alias;
+FROM aliases a WHERE $1::text[] IS NULL OR a.tenant_id = ANY ($1) ORDER BY a.tenant_id, a.name, a.alias;
 
 -- name: catalog_proofs
 SELECT p.digest, p.base_digest, p.layout, p.checksum FROM adapter_proofs p
-WHERE EXISTS (SELECT FROM adapter_versions v WHERE v.digest = p.digest AND v.state = 'ready')
+WHERE p.digest IN (SELECT v.digest FROM adapter_versions v
+                   WHERE v.state = 'ready' AND ($1::text[] IS NULL OR v.tenant_id = ANY ($1)))
 ORDER BY p.digest, p.base_digest, p.layout;
 
 -- name: catalog_approved_templates
@@ -35,7 +50,7 @@ SELECT digest FROM approved_templates;
 -- name: catalog_quotas
 SELECT subject, requests_per_minute, tokens_per_minute, concurrent_requests, tokens_per_day, tokens_per_month,
        spend_per_day, spend_per_month, adapters, adapter_bytes, cached_weight, weight, class
-FROM quotas ORDER BY subject;
+FROM quotas WHERE $1::text[] IS NULL OR tenant_id = ANY ($1) ORDER BY subject;
 
 -- name: catalog_prices
 SELECT model, input, cached_input, output FROM prices ORDER BY model;
