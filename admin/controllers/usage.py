@@ -88,7 +88,7 @@ class UsageController(Controller):
             raise Invalid("start must be before end", "invalid_range", "start")
         async with request.reading() as connection:
             whose = None
-            if request.user.tenant_id is not None or tenant:
+            if request.user.tenant_id is not None or tenant is not None:
                 whose = [(await tenant_for(connection, request.user, tenant)).id]
             asked = UsageQuestion(
                 start=since,

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from loraplex.commands.options import api, json_option, pairs, tenant_option
+from loraplex.commands.options import api, json_option, pairs, route, tenant_option
 from loraplex.commands.push import push_command
 from loraplex.output import show
 
@@ -181,13 +181,14 @@ def delete(name: str, tenant: str | None) -> None:
 
 def _path(name: str) -> str:
     """Of NAME or NAME@VERSION."""
-    adapter, at, _ = name.partition("@")
-    path = f"/admin/v1/adapters/{adapter}"
-    return f"{path}/versions/{_parse_version(name)[1]}" if at else path
+    if "@" not in name:
+        return route("adapters", name)
+    adapter, number = _parse_version(name)
+    return route("adapters", adapter, "versions", str(number))
 
 
 def _alias_path(name: str, alias: str) -> str:
-    return f"/admin/v1/adapters/{name}/aliases/{alias}"
+    return route("adapters", name, "aliases", alias)
 
 
 def _parse_version(text: str) -> tuple[str, int]:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from loraplex.api import Api
-from loraplex.commands.options import api, json_option
+from loraplex.commands.options import api, json_option, route
 from loraplex.errors import LoraplexError
 from loraplex.output import counting, show
 
@@ -34,7 +34,7 @@ def list_entries(tenant: str | None, object: str | None, limit: int, as_json: bo
     """List the newest entries."""
     with api() as server:
         if tenant is not None and not tenant.startswith("ten_"):
-            tenant = server.get(f"/admin/v1/tenants/{tenant}")["id"]
+            tenant = server.get(route("tenants", tenant))["id"]
         page = server.get("/admin/v1/audit", tenant=tenant, object=object, limit=limit)
     show(page["data"], COLUMNS, as_json)
 
@@ -49,8 +49,8 @@ def list_entries(tenant: str | None, object: str | None, limit: int, as_json: bo
 @json_option
 def verify(anchor: str | None, as_json: bool) -> None:
     """Recompute the chain; name the first row that is not what was written."""
-    kept = ANCHOR.fullmatch(anchor) if anchor else None
-    if anchor and not kept:
+    kept = None if anchor is None else ANCHOR.fullmatch(anchor)
+    if anchor is not None and not kept:
         raise click.UsageError(f"{anchor!r} is not SEQ:HASH")
     with api() as server:
         newest = _verify_all(server)

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from loraplex.commands.options import api, json_option, settings_of, settings_options
+from loraplex.commands.options import api, json_option, route, settings_of, settings_options
 from loraplex.errors import ApiFailure
 from loraplex.output import progress, show
 from loraplex.settings import load_settings
@@ -64,7 +64,7 @@ def list_models(as_json: bool) -> None:
 def show_model(name: str, as_json: bool) -> None:
     """Show one base model, and in which tier each worker has it."""
     with api() as server:
-        model = server.get(f"/admin/v1/models/{name}")
+        model = server.get(route("models", name))
     show([model], COLUMNS, as_json)
     if not as_json:
         click.echo()
@@ -101,7 +101,7 @@ def unpin(name: str) -> None:
 
 def _move(name: str, *, to: str, unless: str = "") -> None:
     """Sets its residency, unless it has the one named."""
-    path = f"/admin/v1/models/{name}"
+    path = route("models", name)
     with api() as server:
         model, etag = server.get_tagged(path)
         if model["residency"] != unless:
@@ -115,7 +115,7 @@ def _move(name: str, *, to: str, unless: str = "") -> None:
 def delete_model(name: str) -> None:
     """Delete a base model that no adapter is bound to. The store keeps its files."""
     with api() as server:
-        server.delete(f"/admin/v1/models/{name}")
+        server.delete(route("models", name))
     click.echo(f"deleted {name}")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
 
 import click
 
@@ -83,6 +84,15 @@ def pairs(given: tuple[str, ...]) -> dict[str, str]:
             raise click.UsageError(f"{text!r} is not KEY=VALUE")
         found[key] = value
     return found
+
+
+def route(*names: str) -> str:
+    """A path of the admin plane. Raises UsageError for a name that would make another path of it,
+    such as that of a list."""
+    for name in names:
+        if name in ("", ".", ".."):
+            raise click.UsageError(f"{name!r} is no name")
+    return "/admin/v1/" + "/".join(quote(name, safe="") for name in names)
 
 
 @contextmanager

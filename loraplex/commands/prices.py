@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from loraplex.commands.options import api, json_option
+from loraplex.commands.options import api, json_option, route
 from loraplex.output import show
 
 COLUMNS = ("model", "input", "cached_input", "output", "updated_at")
@@ -32,7 +32,7 @@ def list_prices(as_json: bool) -> None:
 def set_price(model: str, as_json: bool, **dollars: str | None) -> None:
     """Set the price of a base model, for requests from now on."""
     with api() as server:
-        show([server.put(f"/admin/v1/prices/{model}", dollars)], COLUMNS, as_json)
+        show([server.put(route("prices", model), dollars)], COLUMNS, as_json)
 
 
 @price_group.command("remove")
@@ -40,5 +40,5 @@ def set_price(model: str, as_json: bool, **dollars: str | None) -> None:
 def remove_price(model: str) -> None:
     """Let a base model cost nothing from now on."""
     with api() as server:
-        server.delete(f"/admin/v1/prices/{model}")
+        server.delete(route("prices", model))
     click.echo(f"{model} costs nothing now")

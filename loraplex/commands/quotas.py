@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from loraplex.commands.options import api, json_option
+from loraplex.commands.options import api, json_option, route
 from loraplex.output import show
 from loraplex.settings import parse_size
 
@@ -93,9 +93,13 @@ def clear_quota(tenant: str | None, key: str | None) -> None:
 
 
 def _path(tenant: str | None, key: str | None) -> str:
-    if (tenant is None) == (key is None):
-        raise click.UsageError("give --tenant or --key")
-    return f"/admin/v1/tenants/{tenant}/quota" if tenant else f"/admin/v1/keys/{key}/quota"
+    match tenant, key:
+        case str(), None:
+            return route("tenants", tenant, "quota")
+        case None, str():
+            return route("keys", key, "quota")
+        case _:
+            raise click.UsageError("give --tenant or --key")
 
 
 def _value(name: str, text: str) -> int | str | None:

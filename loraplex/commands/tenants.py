@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from loraplex.commands.options import api, json_option
+from loraplex.commands.options import api, json_option, route
 from loraplex.output import show
 
 TENANT_COLUMNS = ("name", "id", "sharing_group", "created_at")
@@ -48,7 +48,7 @@ def list_tenants(as_json: bool) -> None:
 def show_tenant(name: str, as_json: bool) -> None:
     """Show one tenant, by name or id."""
     with api() as server:
-        show([server.get(f"/admin/v1/tenants/{name}")], TENANT_COLUMNS, as_json)
+        show([server.get(route("tenants", name))], TENANT_COLUMNS, as_json)
 
 
 @tenant_group.command("change")
@@ -57,7 +57,7 @@ def show_tenant(name: str, as_json: bool) -> None:
 def change_tenant(name: str, sharing_group: str) -> None:
     """Change whom a tenant shares cached prefixes with."""
     with api() as server:
-        server.patch(f"/admin/v1/tenants/{name}", {"sharing_group": sharing_group or None})
+        server.patch(route("tenants", name), {"sharing_group": sharing_group or None})
     click.echo(f"{name} shares with {f'group {sharing_group}' if sharing_group else 'nobody'}")
 
 
@@ -67,7 +67,7 @@ def change_tenant(name: str, sharing_group: str) -> None:
 def delete_tenant(name: str) -> None:
     """Delete a tenant, its keys and its adapters."""
     with api() as server:
-        server.delete(f"/admin/v1/tenants/{name}")
+        server.delete(route("tenants", name))
     click.echo(f"deleted {name}")
 
 
@@ -128,7 +128,7 @@ def rotate_key(key_id: str, overlap: int | None, expires_at: str | None, as_json
     """Replace a key by a new one with the same rights, and print that."""
     body = {"overlap_s": overlap, "expires_at": expires_at}
     with api() as server:
-        _show_made(server.post(f"/admin/v1/keys/{key_id}/rotate", body), as_json)
+        _show_made(server.post(route("keys", key_id, "rotate"), body), as_json)
 
 
 @key_group.command("revoke")
@@ -136,7 +136,7 @@ def rotate_key(key_id: str, overlap: int | None, expires_at: str | None, as_json
 def revoke_key(key_id: str) -> None:
     """Revoke a key for good, by its id."""
     with api() as server:
-        server.delete(f"/admin/v1/keys/{key_id}")
+        server.delete(route("keys", key_id))
     click.echo(f"revoked {key_id}")
 
 
@@ -149,4 +149,4 @@ def _show_made(made: dict[str, Any], as_json: bool) -> None:
 
 
 def _keys_of(tenant: str | None) -> str:
-    return f"/admin/v1/tenants/{tenant}/keys" if tenant else "/admin/v1/keys"
+    return route("keys") if tenant is None else route("tenants", tenant, "keys")

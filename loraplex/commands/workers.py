@@ -6,7 +6,7 @@ import time
 
 import click
 
-from loraplex.commands.options import api, json_option
+from loraplex.commands.options import api, json_option, route
 from loraplex.errors import Refused
 from loraplex.output import show
 
@@ -44,7 +44,7 @@ def list_workers(as_json: bool) -> None:
 def show_worker(worker: str, as_json: bool) -> None:
     """Show what a worker says of itself: models, adapters by tier, memory, settings."""
     with api() as server:
-        found = server.get(f"/admin/v1/workers/{worker}")
+        found = server.get(route("workers", worker))
     show([found], COLUMNS, as_json)
     if as_json:
         return
@@ -65,7 +65,7 @@ def show_worker(worker: str, as_json: bool) -> None:
 @click.option("--wait", is_flag=True, help="Return when nothing is left there.")
 def drain(worker: str, wait: bool) -> None:
     """Have a worker take nothing new, and finish what it has."""
-    path = f"/admin/v1/workers/{worker}"
+    path = route("workers", worker)
     with api() as server:
         found = server.post(f"{path}/drain")
         while wait and (found["state"] == "ready" or found["num_running"] + found["num_waiting"]):
@@ -85,7 +85,7 @@ def drain(worker: str, wait: bool) -> None:
 def undrain(worker: str) -> None:
     """Have a worker take requests again."""
     with api() as server:
-        server.delete(f"/admin/v1/workers/{worker}/drain")
+        server.delete(route("workers", worker, "drain"))
     click.echo(f"{worker} takes requests again")
 
 

@@ -284,6 +284,7 @@ def _csv_row(view: dict[str, Any]) -> dict[str, Any]:
         ({"after": "WzFd"}, "after"),
         ({"bucket": "1w"}, "bucket"),
         ({"limit": "0"}, "limit"),
+        ({"tenant": ""}, "tenant"),
     ],
 )
 async def test_what_makes_no_sense_is_refused(

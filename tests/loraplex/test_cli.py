@@ -216,6 +216,45 @@ def test_exit_codes(arguments: list[str], code: int, words: str, tmp_path: Path)
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        # Without the check these name a list, admin keys, everybody's usage or no anchor.
+        (["tenant", "show", ""], "'' is no name"),
+        (["tenant", "delete", "..", "--yes"], "'..' is no name"),
+        (["key", "create", "--tenant", ""], "'' is no name"),
+        (["key", "list", "--tenant", ""], "'' is no name"),
+        (["key", "revoke", ""], "'' is no name"),
+        (["quota", "show", "--tenant", ""], "'' is no name"),
+        (["quota", "show", "--tenant", "", "--key", "x"], "give --tenant or --key"),
+        (["model", "show", ""], "'' is no name"),
+        (["adapter", "show", ""], "'' is no name"),
+        (["adapter", "history", "bot", "--alias", ""], "'' is no name"),
+        (["price", "remove", ""], "'' is no name"),
+        (["workers", "show", ""], "'' is no name"),
+        (["audit", "list", "--tenant", ""], "'' is no name"),
+        (["audit", "verify", "--anchor", ""], "'' is not SEQ:HASH"),
+    ],
+)
+def test_a_name_that_a_script_lost_is_nobodys(arguments: list[str], words: str):
+    places = {"LORAPLEX_URL": "http://127.0.0.1:9", "LORAPLEX_KEY": "x"}
+    done = subprocess.run(
+        [sys.executable, "-m", "loraplex", *arguments],
+        env={"PATH": os.environ["PATH"], "LORAPLEX_DATA_DIR": "/nonexistent", **places},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+
+
+async def test_a_name_ends_where_it_ends(plane: Plane):
+    await run(plane, "tenant", "create", "acme")
+    for name in ("acme?x=1", "acme#x", "acme/keys"):
+        await run(plane, "tenant", "delete", name, "--yes", code=1)
+    assert "acme" in await run(plane, "tenant", "list")
+
+
 async def test_keys_of_a_data_directory_are_for_who_serves_from_it(plane: Plane, tmp_path: Path):
     url = plane.url.removesuffix("/admin/v1")
     key = plane.client.headers["authorization"].removeprefix("Bearer ")
