@@ -26,13 +26,14 @@ def show(
         return
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
     for place, column in enumerate(columns):
         # The first names the row, and is copied into other commands.
         table.add_column(column, overflow="fold", no_wrap=place == 0)
     for row in rows:
-        table.add_row(*(_text(row.get(column)) for column in columns))
+        table.add_row(*(Text(_plain(_text(row.get(column)))) for column in columns))
     Console(width=None if sys.stdout.isatty() else UNBROKEN).print(table)
 
 
@@ -62,7 +63,8 @@ def progress(what: str, then: str = "") -> Iterator[Progress]:
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
-    parts = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    words = TextColumn("{task.description}", markup=False)
+    parts = (words, BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Bars(*parts, console=Console(stderr=True)) as bars:
         task = bars.add_task(what, total=None)
 
@@ -96,9 +98,10 @@ def waiting(what: str) -> Iterator[Callable[[str], None]]:
         yield lambda detail: tell(f"{what}: {detail}")
         return
     from rich.console import Console
+    from rich.text import Text
 
-    with Console(stderr=True).status(what) as status:
-        yield lambda detail: status.update(f"{what}: {detail}")
+    with Console(stderr=True).status(Text(what)) as status:
+        yield lambda detail: status.update(Text(f"{what}: {detail}"))
 
 
 class _Lines:
@@ -114,6 +117,11 @@ class _Lines:
             tell(f"{self._what}: {10 * tenth} %")
             if self._then and tenth == 10:
                 tell(self._then)
+
+
+def _plain(text: str) -> str:
+    """Tenants wrote some of it: nothing that a terminal would act on."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 def _text(value: Any) -> str:
