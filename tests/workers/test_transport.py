@@ -227,6 +227,15 @@ async def test_a_unix_socket_is_private_replaces_a_stale_one_and_goes_when_close
     assert not path.exists()
 
 
+async def test_a_unix_socket_that_another_serves_stays_its_own(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path / 'socket'}"
+    listener = await listen(address, ignore)
+    with pytest.raises(OSError, match="in use"):
+        await listen(address, ignore)
+    await (await connect(address)).close()
+    await listener.close()
+
+
 async def test_a_file_in_the_way_of_a_unix_socket_stays(tmp_path: Path) -> None:
     path = tmp_path / "notes"
     path.write_text("mine")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 import stat
@@ -146,11 +147,14 @@ class UnixTransport:
 
 
 def bind_private(path: Path) -> socket.socket:
-    """A bound Unix socket of mode 0600 in place of one left behind; any other file there stays.
+    """A bound Unix socket of mode 0600 in place of one left behind; any other file there stays, and
+    a socket that another process serves.
 
     Nobody can connect before the mode is set, for the socket does not listen yet.
     """
     if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
+        if _is_served(path):
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
         path.unlink()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -160,6 +164,13 @@ def bind_private(path: Path) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def _is_served(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.setblocking(False)
+        # One that listens and has no room for more says EAGAIN.
+        return sock.connect_ex(str(path)) in (0, errno.EAGAIN)
 
 
 class TcpTransport:
