@@ -106,6 +106,7 @@ async def _until_told(serving: Coroutine[Any, Any, None]) -> None:
 async def _serve_gateway(settings: Settings, with_admin: bool, listener: socket.socket) -> None:
     if not settings.database_url:
         raise BadSettings("the gateway needs LORAPLEX_DATABASE_URL")
+    settings.make_home()
     async with AsyncExitStack() as stack:
         database = await _connect(
             stack, settings, listener, application_name="loraplex-gateway", sees=EVERYTHING
@@ -121,6 +122,7 @@ async def _serve_gateway(settings: Settings, with_admin: bool, listener: socket.
 async def _serve_admin(settings: Settings, listener: socket.socket) -> None:
     if not settings.database_url:
         raise BadSettings("the admin plane needs LORAPLEX_DATABASE_URL")
+    settings.make_home()
     async with AsyncExitStack() as stack:
         administration = await _admin_plane(stack, settings, settings.open_store(), listener)
         probes = make_probes(administration.state.admin.database)

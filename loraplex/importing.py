@@ -30,7 +30,7 @@ def import_model(source: Path, settings: Settings, progress: Progress) -> str:
     source = source.expanduser().absolute()
     if not source.exists():
         raise ImportFailed(f"{source} does not exist")
-    settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    settings.make_home()
     known = _Known(settings.home / "imports.json")
     mark = _mark(source)
     digest = known.get(mark)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import signal
 from asyncio.subprocess import Process
 from collections.abc import AsyncGenerator, Sequence
@@ -16,23 +15,12 @@ from admin.database import EVERYTHING, Database
 from admin.errors import AdminError
 from loraplex.children import environment_of_child
 from loraplex.death import die_with_parent
-from loraplex.errors import BadSettings
 from loraplex.output import tell
 
 LEASE_S = 15.0
 RENEWALS = 4
 """In the time of a lease."""
 LEAVE_S = 5.0
-
-_ADDRESS = re.compile(r"unix:/.+|tcp://.+:(\d{1,5})", re.ASCII)
-
-
-def check_address(address: str) -> str:
-    """As gateways can connect to it. Raises BadSettings."""
-    found = _ADDRESS.fullmatch(address)
-    if found is None or (found[1] and not 0 < int(found[1]) < 1 << 16):
-        raise BadSettings(f"{address!r} is not unix:/PATH or tcp://HOST:PORT")
-    return address
 
 
 async def run_registered(

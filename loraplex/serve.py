@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from admin.database import EVERYTHING, Database
-from gateway.server import bind
 from loraplex import demo
 from loraplex.api import Api
 from loraplex.bootstrap import Keys, ensure_keys, load_pepper, migrate_database, register
 from loraplex.children import Child, environment_of_child, python
 from loraplex.errors import BadSettings, PostgresError
 from loraplex.importing import import_model
+from loraplex.listener import listen
 from loraplex.output import progress, relay, tell
 from loraplex.postgres import EmbeddedPostgres
 from loraplex.private import make_private_folder, socket_folder, write_private
@@ -56,8 +56,9 @@ def serve(settings: Settings, *, with_demo: bool) -> None:
         models.setdefault(demo.MODEL_NAME, str(demo.find_model()))
     if not models:
         raise BadSettings("nothing to serve: give --model NAME=PATH, or --demo")
-    settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _listen(settings) as listener, _database(settings) as (postgres, dsn):
+    settings.make_home()
+    # The port outlives a gateway that crashes.
+    with listen(settings) as listener, _database(settings) as (postgres, dsn):
         digests = {name: _import(name, path, settings) for name, path in models.items()}
         box = Box(settings, listener, postgres, dsn, digests, with_demo)
         asyncio.run(box.run(started))
@@ -241,17 +242,6 @@ async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, Keys]) -> K
         await asyncio.gather(task, return_exceptions=True)
         return None
     return task.result()
-
-
-@contextlib.contextmanager
-def _listen(settings: Settings) -> Iterator[socket.socket]:
-    """The port, taken before anything starts; it outlives a gateway that crashes."""
-    try:
-        listener = bind(settings.host, settings.port)
-    except OSError as error:
-        raise BadSettings(f"{settings.host}:{settings.port}: {error.strerror}") from error
-    with listener:
-        yield listener
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -32,6 +33,9 @@ SIZES = (
 )
 PREFIX = "LORAPLEX_"
 
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+_ADDRESS = re.compile(r"unix:/.+|tcp://.+:(\d{1,5})", re.ASCII)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 
 
@@ -40,6 +44,10 @@ class MemoryRange(msgspec.Struct, frozen=True):
 
     min: int = 0
     max: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max is not None and self.min > self.max:
+            raise ValueError(f"{self} is not MIN:MAX")
 
     def __str__(self) -> str:
         return f"{self.min}:{'' if self.max is None else self.max}"
@@ -52,7 +60,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     min_free_disk: int = 512 << 20
     """What uploads and imports leave free."""
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
     url: str | None = None
     """Where the command line finds the server; default: what `serve` wrote."""
     key: str | None = None
@@ -76,10 +84,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     device: Literal["auto", "cpu"] = "auto"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     ops: Literal["cpu", "reference"] = "cpu"
-    threads: int | None = None
-    memory: int | None = None
+    threads: Positive | None = None
+    memory: Positive | None = None
     """KV and adapters, beside all weights; default min(1 GiB, a quarter of the RAM)."""
-    device_memory: int | None = None
+    device_memory: Positive | None = None
     """In place of `memory`: weights, KV and adapters together."""
     max_model_wait_s: Annotated[float, msgspec.Meta(gt=0)] = 30.0
     """When a request has waited so long for its base model, a busy one makes room."""
@@ -89,16 +97,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     host_adapter_memory: int = 1 << 30
     adapter_cache: int = 16 << 30
     """Packed adapters on the worker's disk, each of which the store could give again."""
-    max_num_seqs: int = 64
-    max_batched_tokens: int = 512
-    max_model_len: int | None = None
-    max_queued: Annotated[int, msgspec.Meta(ge=1)] = 1024
-    max_queued_tokens: Annotated[int, msgspec.Meta(ge=1)] = 1 << 20
+    max_num_seqs: Positive = 64
+    max_batched_tokens: Positive = 512
+    max_model_len: Positive | None = None
+    max_queued: Positive = 1024
+    max_queued_tokens: Positive = 1 << 20
     max_queue_wait: Annotated[float, msgspec.Meta(gt=0)] = 15.0
     """Requests and prompt tokens that wait for a model, and seconds that an interactive one may
     wait; beyond, requests are refused until there is room."""
-    max_lora_rank: int = 256
-    max_loaded_adapters: int = 128
+    max_lora_rank: Positive = 256
+    max_loaded_adapters: Positive = 128
     """Adapter slots of the device tables: entries, not memory."""
     max_upload: int = 1 << 30
     max_usage_spool: int = 256 << 20
@@ -114,6 +122,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def home(self) -> Path:
         return self.data_dir.expanduser().absolute()
+
+    def make_home(self) -> None:
+        """Raises BadSettings."""
+        try:
+            self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadSettings(f"data_dir: {error.strerror}: {self.home}") from error
 
     @property
     def store_location(self) -> str:
@@ -185,6 +200,14 @@ def parse_size(text: str) -> int:
     return int(float(found[1]) * unit ** " KMGT".index(found[2].upper() or " "))
 
 
+def check_address(address: str, *, lowest_port: int = 1) -> str:
+    """Of a worker, as gateways can connect to it; to listen, port 0 is any. Raises ValueError."""
+    found = _ADDRESS.fullmatch(address)
+    if found is None or (found[1] and not lowest_port <= int(found[1]) < 1 << 16):
+        raise ValueError(f"{address!r} is not unix:/PATH or tcp://HOST:PORT")
+    return address
+
+
 def _from_file(file: Path | None) -> dict[str, Any]:
     if file is None:
         return {}
@@ -216,10 +239,11 @@ def _read(name: str, value: Any, source: str) -> Any:
         if name == "adapter_memory" and isinstance(value, str):
             return _parse_range(value)
         if name == "models" and not isinstance(value, Mapping):
-            pairs = value.split(",") if isinstance(value, str) else value
-            return dict(_parse_model(pair) for pair in pairs)
-        if name in ("workers", "trusted_proxies") and isinstance(value, str):
-            return value.split(",")
+            return _parse_models(_listed(value))
+        if name == "workers":
+            return [check_address(each) for each in _listed(value)]
+        if name == "trusted_proxies":
+            return [str(ip_network(each)) for each in _listed(value)]
     except ValueError as error:
         raise BadSettings(f"{source}: {name}: {error}") from error
     return value
@@ -232,11 +256,24 @@ def _parse_range(text: str) -> MemoryRange:
     return MemoryRange(parse_size(low) if low else 0, parse_size(high) if high else None)
 
 
-def _parse_model(text: str) -> tuple[str, str]:
-    name, equals, path = text.partition("=")
-    if not (name and equals and path):
-        raise ValueError(f"{text!r} is not NAME=PATH")
-    return name, path
+def _listed(value: Any) -> list[str]:
+    """Of a list, or of a text with commas."""
+    given = value.split(",") if isinstance(value, str) else value
+    if not isinstance(given, list | tuple) or not all(isinstance(each, str) for each in given):
+        raise ValueError(f"{value!r} is not a list of texts")
+    return [each.strip() for each in given]
+
+
+def _parse_models(pairs: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in pairs:
+        name, equals, path = text.partition("=")
+        if not (name and equals and path):
+            raise ValueError(f"{text!r} is not NAME=PATH")
+        if name in found:
+            raise ValueError(f"{name!r} is given twice")
+        found[name] = path
+    return found
 
 
 def _decode(kind: type, value: object) -> object:

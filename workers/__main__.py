@@ -9,11 +9,14 @@ import os
 import signal
 import sys
 import uuid
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
+from adapters.store import NotInStore
 from workers.collector import look_for_cycles_less
 from workers.config import WorkerConfig
 from workers.health import HealthServer
@@ -28,8 +31,28 @@ def main() -> None:
     set_up_logging(config.log_format)
     instance_id = sys.argv[2] if len(sys.argv) > 2 else f"worker-{uuid.uuid4().hex[:12]}"
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine") as engine:
-        worker = engine.submit(Worker, config, instance_id=instance_id, progress=_report).result()
-        asyncio.run(_serve(worker, engine))
+        try:
+            building = engine.submit(Worker, config, instance_id=instance_id, progress=_report)
+            asyncio.run(_serve(building.result(), engine))
+        except NotInStore as error:
+            logging.error("the store %s has no %s", config.store, error)
+            sys.exit(1)
+        except CannotListen as error:
+            logging.error("%s", error)
+            sys.exit(1)
+
+
+class CannotListen(Exception):
+    """Another has the address, or there is no such place."""
+
+
+@contextmanager
+def _listening(address: str) -> Generator[None]:
+    """Raises CannotListen."""
+    try:
+        yield
+    except OSError as error:
+        raise CannotListen(f"cannot listen on {address}: {error.strerror}") from error
 
 
 async def _serve(worker: Worker, engine: ThreadPoolExecutor) -> None:
@@ -49,11 +72,13 @@ async def _serve(worker: Worker, engine: ThreadPoolExecutor) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, _stop, stopping)
-    await health.start()
+    with _listening(config.health):
+        await health.start()
     look_for_cycles_less()
     running = asyncio.get_running_loop().run_in_executor(engine, loop.run)
     running.add_done_callback(lambda _: stopping.set())
-    await server.start(loop)
+    with _listening(config.listen):
+        await server.start(loop)
     logging.info("serving on %s, health on %s", server.address, health.address)
     await stopping.wait()
     if not running.done():

@@ -11,9 +11,10 @@ from typing import Any
 
 import click
 
+from adapters.store import DIGEST
 from loraplex.commands.options import SERVING, TRANSPORT, WORKING, settings_of, settings_options
 from loraplex.private import path_digest
-from loraplex.settings import Settings
+from loraplex.settings import Settings, check_address
 
 
 @click.command("serve")
@@ -33,12 +34,11 @@ def serve_command(demo: bool, **flags: Any) -> None:
 @settings_options(SERVING, TRANSPORT)
 def gateway_command(admin: bool, fd: int | None, **flags: Any) -> None:
     """Run the gateway alone (LORAPLEX_DATABASE_URL; workers register, or LORAPLEX_WORKERS)."""
-    from gateway.server import bind
     from loraplex.app import run_gateway
+    from loraplex.listener import listen
 
     settings = settings_of(flags)
-    inherited = None if fd is None else socket.socket(fileno=fd)
-    listener = inherited or bind(settings.host, settings.port)
+    listener = listen(settings) if fd is None else socket.socket(fileno=fd)
     run_gateway(settings, with_admin=admin, listener=listener)
 
 
@@ -46,11 +46,11 @@ def gateway_command(admin: bool, fd: int | None, **flags: Any) -> None:
 @settings_options(SERVING)
 def admin_command(**flags: Any) -> None:
     """Run the admin plane alone (LORAPLEX_DATABASE_URL)."""
-    from gateway.server import bind
     from loraplex.app import run_admin
+    from loraplex.listener import listen
 
     settings = settings_of(flags)
-    run_admin(settings, bind(settings.host, settings.port))
+    run_admin(settings, listen(settings))
 
 
 @click.command("worker")
@@ -69,9 +69,10 @@ def worker_command(
 
     settings = settings_of(flags)
     models = dict(_split(pair) for pair in digests)
+    _check_addresses(settings, listen, health, advertise)
     config = worker_config(settings, models, listen, health)
+    settings.make_home()
     path = settings.home / f"worker-{path_digest(Path(listen))}.json"
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     config.write(path)
     command = [sys.executable, "-m", "workers", str(path)]
     if advertise is None:
@@ -80,10 +81,30 @@ def worker_command(
         sys.exit(_run_advertised(command, settings, advertise))
 
 
+def _check_addresses(settings: Settings, listen: str, health: str, advertise: str | None) -> None:
+    """Before anything is loaded. Raises UsageError."""
+    try:
+        check_address(listen, lowest_port=0)
+        if advertise is not None:
+            check_address(advertise)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    try:
+        check_address(health if health.startswith("unix:") else f"tcp://{health}", lowest_port=0)
+    except ValueError as error:
+        raise click.UsageError(f"{health!r} is not HOST:PORT or unix:/PATH") from error
+    security = settings.security
+    if listen.startswith("tcp://") and not (security.tls or security.insecure):
+        raise click.UsageError(
+            "tcp:// takes transport_certificate, transport_key and transport_authority,"
+            " or --insecure-transport"
+        )
+
+
 def _run_advertised(command: list[str], settings: Settings, address: str) -> int:
     import asyncio
 
-    from loraplex.registration import check_address, run_registered
+    from loraplex.registration import run_registered
     from workers.logs import set_up_logging
 
     set_up_logging(settings.log_format)
@@ -91,9 +112,7 @@ def _run_advertised(command: list[str], settings: Settings, address: str) -> int
         raise click.UsageError("to advertise a worker, set LORAPLEX_DATABASE_URL")
     worker_id = f"worker-{socket.gethostname()}-{secrets.token_hex(6)}"
     command = [*command, worker_id]
-    return asyncio.run(
-        run_registered(command, settings.database_url, worker_id, check_address(address))
-    )
+    return asyncio.run(run_registered(command, settings.database_url, worker_id, address))
 
 
 @click.command("migrate")
@@ -126,6 +145,6 @@ def config_command(as_json: bool, **flags: Any) -> None:
 
 def _split(pair: str) -> tuple[str, str]:
     name, equals, digest = pair.partition("=")
-    if not (name and equals and digest):
+    if not (name and equals and DIGEST.fullmatch(digest)):
         raise click.UsageError(f"{pair!r} is not NAME=DIGEST")
     return name, digest

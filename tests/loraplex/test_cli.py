@@ -201,6 +201,13 @@ async def test_pages_are_followed(plane: Plane):
         (["gateway", "--port", "0"], 2, "LORAPLEX_DATABASE_URL"),
         (["worker", "--model", "x"], 2, "--listen"),
         (["worker", "--listen", "unix:/x", "--model", "x"], 2, "NAME=DIGEST"),
+        (["worker", "--listen", "w.sock"], 2, "'w.sock' is not unix:/PATH or tcp://HOST:PORT"),
+        (["worker", "--listen", "tcp://127.0.0.1:1"], 2, "--insecure-transport"),
+        (["worker", "--listen", "unix:/x", "--health", "x"], 2, "'x' is not HOST:PORT"),
+        (["worker", "--listen", "unix:/x", "--advertise", "x"], 2, "'x' is not unix:/PATH"),
+        (["serve", "--demo", "--port", "65536"], 2, "port"),
+        (["serve", "--demo", "--data-dir", "/dev/null"], 2, "data_dir: File exists: /dev/null"),
+        (["gateway", "--host", "192.0.2.1"], 2, "192.0.2.1:8000: Cannot assign"),
         (["workers", "show"], 2, "ID"),
     ],
 )
@@ -214,6 +221,26 @@ def test_exit_codes(arguments: list[str], code: int, words: str, tmp_path: Path)
     assert (done.returncode, words in done.stderr) == (code, True), done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--listen", "unix:/nonexistent/w"], "cannot listen on unix:/nonexistent/w: No such file"),
+        (["--listen", "unix:/dev/null"], "cannot listen on unix:/dev/null: Address already in use"),
+        (["--listen", "unix:/dev/null", "--model", f"x={'0' * 64}"], f"has no models/{'0' * 64}"),
+    ],
+)
+def test_a_worker_that_cannot_begin_says_why(arguments: list[str], words: str, tmp_path: Path):
+    done = subprocess.run(
+        [sys.executable, "-m", "loraplex", "worker", "--health", "127.0.0.1:0", *arguments],
+        env={"PATH": os.environ["PATH"], "LORAPLEX_DATA_DIR": str(tmp_path)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, words in done.stderr) == (1, True), done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,10 @@ def test_each_layer_may_write_a_thing_its_own_way(tmp_path: Path):
     assert load_settings({}, {"LORAPLEX_DATA_DIR": "~/x"}).home == Path.home() / "x"
     assert load_settings({"models": ("n=/a=b",)}, {}).models == {"n": "/a=b"}
     assert load_settings({"adapter_memory": "1K:"}, {}).adapter_memory == MemoryRange(1024)
+    proxies = load_settings({}, {"LORAPLEX_TRUSTED_PROXIES": "10.0.0.1, 10.1.0.0/16"})
+    assert proxies.trusted_proxies == ("10.0.0.1/32", "10.1.0.0/16")
+    file.write_text('workers = ["unix:/a", "tcp://b:1"]')
+    assert load_settings({}, {}, file).workers == ("unix:/a", "tcp://b:1")
 
 
 def test_a_secret_may_lie_in_a_file_and_is_not_shown(tmp_path: Path):
@@ -58,7 +62,19 @@ def test_a_secret_may_lie_in_a_file_and_is_not_shown(tmp_path: Path):
         ({"memory": "much"}, {}, "", "memory: 'much' is not a size"),
         ({"adapter_memory": "5"}, {}, "", "not MIN:MAX"),
         ({"models": ("x",)}, {}, "", "not NAME=PATH"),
+        ({}, {"LORAPLEX_MODELS": "x=/a, x=/b"}, "", "'x' is given twice"),
         ({"device": "cuda"}, {}, "", "cuda"),
+        ({"port": 65536}, {}, "", "the flags.*port"),
+        ({"memory": "0"}, {}, "", "the flags.*memory"),
+        ({"threads": 0}, {}, "", "the flags.*threads"),
+        ({"max_num_seqs": 0}, {}, "", "the flags.*max_num_seqs"),
+        ({"max_batched_tokens": -1}, {}, "", "the flags.*max_batched_tokens"),
+        ({"adapter_memory": "2G:1G"}, {}, "", "adapter_memory.*not MIN:MAX"),
+        ({}, {"LORAPLEX_WORKERS": "unix:/a, w.sock"}, "", "workers: 'w.sock' is not"),
+        ({}, {"LORAPLEX_TRUSTED_PROXIES": "10.0.0.1,proxy"}, "", "trusted_proxies: 'proxy'"),
+        ({}, {"LORAPLEX_TRUSTED_PROXIES": "10.0.0.1/8"}, "", "trusted_proxies: 10.0.0.1/8"),
+        ({}, {}, "trusted_proxies = [1]", "trusted_proxies: .1. is not a list of texts"),
+        ({}, {}, "models = 5", "models: 5 is not a list of texts"),
         ({}, {"LORAPLEX_KEY_FILE": "/none"}, "", "LORAPLEX_KEY_FILE"),
     ],
 )
