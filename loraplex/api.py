@@ -22,7 +22,7 @@ class Api:
 
     def __init__(self, url: str, key: str) -> None:
         """Raises BadSettings."""
-        if not key.isascii():
+        if not (key.isascii() and key.isprintable()):
             raise BadSettings("LORAPLEX_KEY: no API key has such characters")
         try:
             self._client = httpx.Client(
@@ -115,9 +115,15 @@ def connect(settings: Settings) -> Api:
 
 
 def connect_tenant(settings: Settings, tenant: str | None) -> Api:
-    """For inference: the same with the key of this tenant, or of the first there is."""
-    known: dict[str, str] = _written(settings.home / "keys.json").get("tenants", {})
-    return _connect(settings, known.get(tenant) if tenant else next(iter(known.values()), None))
+    """For inference: with the key of this tenant, or without one as `connect`, with the key of the
+    first tenant there is. Raises ApiFailure."""
+    path = settings.home / "keys.json"
+    known: dict[str, str] = _written(path).get("tenants", {})
+    if tenant is None:
+        return _connect(settings, next(iter(known.values()), None))
+    if tenant not in known:
+        raise ApiFailure(f"{path} has no key of tenant {tenant!r}: set LORAPLEX_KEY instead")
+    return _connect(msgspec.structs.replace(settings, key=None), known[tenant])
 
 
 def _connect(settings: Settings, known_key: str | None) -> Api:

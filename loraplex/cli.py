@@ -62,6 +62,9 @@ def main() -> None:
         else:
             click.echo(f"loraplex: {error}", err=True)
         sys.exit(getattr(error, "exit_code", 1))
+    except UnicodeError as error:
+        click.echo(f"loraplex: what was given is not UTF-8: {error}", err=True)
+        sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
     sys.exit(code or 0)

@@ -121,7 +121,7 @@ def delete_model(name: str) -> None:
 
 @click.command("chat")
 @click.argument("model")
-@click.option("--tenant", help="Of the demo, whose key to use; else LORAPLEX_KEY.")
+@click.option("--tenant", help="Of the demo, whose key to use instead of LORAPLEX_KEY.")
 @click.option("--system", help="A system message.")
 @click.option("--max-tokens", type=int)
 @click.option("--temperature", type=float)

@@ -309,10 +309,65 @@ async def test_keys_of_a_data_directory_are_for_who_serves_from_it(plane: Plane,
 
 
 @pytest.mark.parametrize(
+    ("arguments", "key", "borne"),
+    [
+        ((), "lpx_own", "lpx_own"),
+        (("--tenant", "globex"), "lpx_own", "lpx_globex"),
+        (("--tenant", "globex"), "", "lpx_globex"),
+        ((), "", "lpx_acme"),
+        (("--tenant", "initech"), "lpx_own", None),
+        (("--tenant", ""), "lpx_own", None),
+    ],
+)
+async def test_a_chat_is_the_tenants_that_was_named(
+    tmp_path: Path, arguments: tuple[str, ...], key: str, borne: str | None
+):
+    heads: list[str] = []
+
+    async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        writer.close()
+
+    server = await asyncio.start_server(hear, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    keys = {"admin": "", "tenants": {"acme": "lpx_acme", "globex": "lpx_globex"}}
+    (tmp_path / "keys.json").write_text(json.dumps(keys))
+    (tmp_path / "serve.json").write_text(json.dumps({"url": url}))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "loraplex", "chat", "bot", *arguments),
+        env=os.environ | {"LORAPLEX_DATA_DIR": str(tmp_path), "LORAPLEX_KEY": key},
+        stdin=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, err = await process.communicate(b"Hello!\n")
+    assert process.returncode == 1
+    if borne is None:
+        assert heads == [] and b"has no key of tenant" in err
+    else:
+        assert f"authorization: Bearer {borne}\r\n" in heads[0]
+    server.close()
+
+
+def test_what_is_not_utf_8_is_told_so(tmp_path: Path):
+    places = {"LORAPLEX_URL": "http://127.0.0.1:9", "LORAPLEX_KEY": "x"}
+    for arguments, said in ((["chat", "bot"], b"\xff\n"), (["tenant", "show", b"\xff"], b"")):
+        done = subprocess.run(
+            [sys.executable, "-m", "loraplex", *arguments],
+            env={"PATH": os.environ["PATH"], "LORAPLEX_DATA_DIR": str(tmp_path), **places},
+            cwd=ROOT,
+            input=said,
+            capture_output=True,
+        )
+        assert (done.returncode, done.stdout) == (2, b"")
+        assert done.stderr.startswith(b"loraplex: what was given is not UTF-8")
+
+
+@pytest.mark.parametrize(
     ("environment", "words"),
     [
         ({"LORAPLEX_URL": "http://[::1"}, "LORAPLEX_URL: Invalid port"),
         ({"LORAPLEX_KEY": "lpx_é"}, "LORAPLEX_KEY: no API key has such characters"),
+        ({"LORAPLEX_KEY": "lpx_a\n"}, "LORAPLEX_KEY: no API key has such characters"),
         ({"LORAPLEX_DATA_DIR": "."}, "keys.json: Input data was truncated"),
     ],
 )
