@@ -49,6 +49,12 @@ BAD_URL = (
     "the database URL cannot be read: it is postgresql://USER:PASSWORD@HOST/DATABASE, and"
     " characters such as / or [ in a password are written %2F or %5B"
 )
+_NAME = "letters, digits, '.', '_' and '-', the first a letter or digit"
+FORMS = {
+    "entity_name_form": f"a name is 1 to 128 {_NAME}",
+    "alias_name_form": f"an alias is 1 to 64 {_NAME}, and not a number",
+}
+"""What a constraint of the schema asks, for people."""
 RECONNECT_SECONDS = (0.1, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -270,6 +276,8 @@ def _translate(error: asyncpg.PostgresError) -> AdminError:
             return AlreadyExists(text)
         case asyncpg.ForeignKeyViolationError():
             return NotFound(text) if "is not present" in _detail(error) else Conflict(text)
+        case asyncpg.CheckViolationError() if form := FORMS.get(_constraint(error)):
+            return Invalid(form)
         case asyncpg.IntegrityConstraintViolationError() | asyncpg.DataError():
             return Invalid(text)
         case asyncpg.TransactionRollbackError():
@@ -313,6 +321,10 @@ async def _until_lost(connection: Any, check_interval_s: float) -> None:
                     await connection.execute("SELECT")
         except AdminError:
             connection.terminate()
+
+
+def _constraint(error: asyncpg.PostgresError) -> str:
+    return str(getattr(error, "constraint_name", None) or "")
 
 
 def _detail(error: asyncpg.PostgresError) -> str:

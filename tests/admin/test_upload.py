@@ -137,10 +137,12 @@ async def test_names_that_cannot_be(plane: Plane, base: str, folder: Path):
     acme = await plane.tenant("acme")
     assert problem(await push(acme, folder, name="tiny"), 409)["code"] == "already_exists"
     for name in ("a/b", "a@b", ".."):
-        problem(await push(acme, folder, name=name), 400)
+        refused = problem(await push(acme, folder, name=name), 400)
+        assert "name" in refused["message"] and "constraint" not in refused["message"]
     assert problem(await acme.post("adapters", files=parts(folder)), 400)["param"] == "name"
     assert problem(await push(acme, folder, name="bot", model="none"), 404)["param"] == "model"
-    assert problem(await push(acme, folder, name="bot", alias="7"), 400)
+    refused = problem(await push(acme, folder, name="bot", alias="7"), 400)
+    assert refused["message"].startswith("an alias is 1 to 64 letters, digits")
     assert (await acme.get("adapters")).json()["data"] == []
     assert plane.files() == set()
 
