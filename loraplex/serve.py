@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -57,8 +58,12 @@ def serve(settings: Settings, *, with_demo: bool) -> None:
     if not models:
         raise BadSettings("nothing to serve: give --model NAME=PATH, or --demo")
     settings.make_home()
-    # The port outlives a gateway that crashes.
-    with listen(settings) as listener, _database(settings) as (postgres, dsn):
+    with (
+        _alone(settings.home),
+        # The port outlives a gateway that crashes.
+        listen(settings) as listener,
+        _database(settings) as (postgres, dsn),
+    ):
         digests = {name: _import(name, path, settings) for name, path in models.items()}
         box = Box(settings, listener, postgres, dsn, digests, with_demo)
         asyncio.run(box.run(started))
@@ -204,6 +209,11 @@ class Box:
         }
         if settings.key_pepper:
             environment["LORAPLEX_KEY_PEPPER"] = settings.key_pepper
+        if settings.insecure_transport:
+            environment["LORAPLEX_INSECURE_TRANSPORT"] = "true"
+        for name in ("transport_certificate", "transport_key", "transport_authority"):
+            if (file := getattr(settings, name)) is not None:
+                environment[f"LORAPLEX_{name.upper()}"] = str(file)
         if settings.trusted_proxies:
             environment["LORAPLEX_TRUSTED_PROXIES"] = ",".join(settings.trusted_proxies)
         command = python("-m", "loraplex", "gateway", "--admin", "--fd", str(fd))
@@ -242,6 +252,26 @@ async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, Keys]) -> K
         await asyncio.gather(task, return_exceptions=True)
         return None
     return task.result()
+
+
+@contextlib.contextmanager
+def _alone(home: Path) -> Iterator[None]:
+    """Keys, sockets and the worker's settings in a data directory are of one. Raises BadSettings if
+    another serves from it."""
+    descriptor = os.open(home, os.O_RDONLY)
+    try:
+        # The folder itself: a file in it would make a new one look used.
+        _lock(descriptor, home)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, home: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise BadSettings(f"another loraplex serves from {home}: give a --data-dir") from error
 
 
 @contextlib.contextmanager

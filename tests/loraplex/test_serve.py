@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import stat
@@ -18,7 +19,8 @@ import pytest
 from loraplex.postgres import EmbeddedPostgres
 from tests.doubles import make_adapter, make_model
 from tests.loraplex.test_postgres import is_running
-from tests.stack import Stack
+from tests.postgres import fresh_database
+from tests.stack import Stack, free_port, running
 
 SETTINGS = {"memory": "64MiB", "threads": 1, "dtype": "float32"}
 
@@ -119,14 +121,16 @@ def test_text_from_the_base_and_from_an_adapter(stack: Stack, acme: str):
         assert stat.S_IMODE((stack.data_dir / name).stat().st_mode) == 0o600
 
 
-def test_a_second_serve_of_the_same_is_refused(stack: Stack, acme: str):
+@pytest.mark.parametrize("url", ["", "postgresql://nobody@127.0.0.1:9/nothing"])
+def test_a_second_serve_of_the_same_is_refused(stack: Stack, acme: str, url: str):
+    places = {"LORAPLEX_DATA_DIR": str(stack.data_dir), "LORAPLEX_DATABASE_URL": url}
     done = subprocess.run(
         [sys.executable, "-m", "loraplex", "serve", "--model", "tiny=/nowhere", "--port", "0"],
-        env=os.environ | {"LORAPLEX_DATA_DIR": str(stack.data_dir)},
+        env=os.environ | places,
         capture_output=True,
         text=True,
     )
-    assert (done.returncode, "another loraplex" in done.stderr) == (1, True), done.stderr
+    assert (done.returncode, "another loraplex" in done.stderr) == (2, True), done.stderr
     assert say(stack, "tiny", acme)
 
 
@@ -140,6 +144,44 @@ def test_a_taken_port_is_told_before_anything_starts(stack: Stack, tmp_path: Pat
     )
     assert (done.returncode, port in done.stderr) == (2, True), done.stderr
     assert "Postgres" not in done.stderr
+
+
+def test_the_gateway_is_told_what_stands_in_a_file(model: Path, tmp_path: Path):
+    """A worker over TCP is found, which the gateway refuses unless it is told otherwise."""
+    file, port = tmp_path / "loraplex.toml", free_port()
+    file.write_text(f"""
+        insecure_transport = true
+        [models]
+        tiny = "{model}"
+    """)
+    address = f"tcp://127.0.0.1:{port}"
+    with fresh_database(migrated=False) as dsn:
+        stack = Stack(tmp_path / "data", "--config", str(file), database_url=dsn, **SETTINGS)
+        with running(stack):
+            worker = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "loraplex", "worker", "--insecure-transport"),
+                    *("--listen", address, "--advertise", address, "--health", "127.0.0.1:0"),
+                ],
+                env=os.environ
+                | {
+                    **{f"LORAPLEX_{name.upper()}": str(v) for name, v in SETTINGS.items()},
+                    "LORAPLEX_DATA_DIR": str(tmp_path / "w"),
+                    "LORAPLEX_DATABASE_URL": dsn,
+                    "LORAPLEX_STORE": str(stack.data_dir / "store"),
+                },
+            )
+            try:
+                until(lambda: "ready" in of_address(stack, address))
+            finally:
+                worker.terminate()
+                worker.wait()
+
+
+def of_address(stack: Stack, address: str) -> list[str]:
+    """States of the workers there."""
+    workers = json.loads(stack.cli("workers", "list", "--json"))
+    return [worker["state"] for worker in workers if worker["address"] == address]
 
 
 @pytest.mark.parametrize("kind", ["worker", "gateway", "postgres"])
