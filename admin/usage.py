@@ -96,15 +96,16 @@ async def report(
     after: Mark | None = None,
     limit: int | None = None,
 ) -> list[UsageSum]:
-    """By time, then by what is told apart. Sums by minute are of the rows that are kept, and are
-    given whole. In a transaction of the caller's."""
+    """By time, then by what is told apart. Sums by minute are of the rows that are kept, and none
+    is passed over for `after`. In a transaction of the caller's."""
     await connection.execute(_PLAN_EACH)
     start = asked.width.floor(asked.start)
     end = asked.width.floor(asked.end - timedelta(microseconds=1)) + asked.width.value
     which = (asked.tenants, asked.models, asked.keys)
     told = (asked.by_tenant, asked.by_model, asked.by_adapter, asked.by_version, asked.by_key)
     if asked.width is Width.MINUTE:
-        rows = await connection.fetch(sql["usage_report_minutes"], start, end, *which, *told)
+        query = sql["usage_report_minutes"]
+        rows = await connection.fetch(query, start, end, *which, *told, limit)
     else:
         unit = "hour" if asked.width is Width.HOUR else "day"
         mark = after or (None,) * 6

@@ -57,6 +57,8 @@ COMPLETIONS = Parameters(
 COSTS = Parameters({"1d": Widths(Width.DAY, 7, 180)}, "line_item")
 _COMMA = re.compile(",(?! )")
 SINGLE = ("start_time", "end_time", "bucket_width", "limit", "page")
+MOST_SUMS = 20_000
+"""In a page, unless its first bucket has more: it then ends before what was asked for."""
 
 
 class UsageResult(msgspec.Struct, frozen=True):
@@ -139,10 +141,9 @@ async def _answer(
     end = given.moment("end_time") or datetime.now(UTC)
     if end <= start:
         raise Invalid("end_time must be after start_time", "invalid", "end_time")
-    stop = min(end, start + limit * wide.width.value)
     asked = UsageQuestion(
         start=start,
-        end=stop,
+        end=min(end, start + limit * wide.width.value),
         width=wide.width,
         tenants=given.several("project_ids"),
         models=given.models,
@@ -152,9 +153,14 @@ async def _answer(
         by_key="api_key_id" in given.group_by,
     )
     async with request.reading() as connection:
-        found = await report(connection, asked)
+        found = await report(connection, asked, limit=MOST_SUMS + 1)
+        if len(found) > MOST_SUMS:
+            # All buckets before the last, which may not be whole.
+            whole = max(found[-1].start, start + wide.width.value)
+            asked = msgspec.structs.replace(asked, end=whole)
+            found = await report(connection, asked)
     by_start = {start: results(list(sums), given) for start, sums in groupby(found, _start)}
-    next_page = str(int(stop.timestamp())) if stop < end else None
+    next_page = str(int(asked.end.timestamp())) if asked.end < end else None
     return Buckets(
         data=_buckets(asked, by_start), has_more=next_page is not None, next_page=next_page
     )

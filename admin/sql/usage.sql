@@ -114,7 +114,7 @@ GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4, 5, 6 LIMIT $18;
 
 -- name: usage_report_minutes
 -- The same by minute, of the rows that are kept. $1, $2: from and before which minute; $3-$5: as $4-$6 there; $6-$10: as
--- $7-$11 there.
+-- $7-$11 there; $11: limit, or null.
 SELECT start, tenant_id, model, adapter, adapter_version, key_id, count(*) AS requests,
        sum(prompt_tokens)::bigint AS prompt_tokens, sum(cached_tokens)::bigint AS cached_tokens,
        sum(completion_tokens)::bigint AS completion_tokens, sum(metered_tokens)::bigint AS metered_tokens,
@@ -135,4 +135,4 @@ FROM (SELECT date_trunc('minute', admitted_at, 'UTC') AS start,
           AND ($3::text[] IS NULL OR tenant_id = ANY ($3))
           AND ($4::text[] IS NULL OR model = ANY ($4))
           AND ($5::text[] IS NULL OR key_id = ANY ($5))) told
-GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4, 5, 6;
+GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4, 5, 6 LIMIT $11;

@@ -556,6 +556,33 @@ async def test_openais_client_reads_costs(plane: Plane) -> None:
                 await costs(start_time=start, extra_query=unsupported)
 
 
+@pytest.mark.parametrize("report", ["usage/completions", "costs"])
+async def test_a_page_ends_before_there_is_too_much_in_it(plane: Plane, report: str) -> None:
+    """A bucket is told whole, be it too much by itself; none is left out nor told twice."""
+    num_keys = [15_000, 4_999, 2, 0, 25_000, 1, 0]
+    start = datetime(2026, 3, 5, tzinfo=UTC)
+    for n, keys in enumerate(num_keys):
+        async with plane.database.acquire() as connection:
+            await connection.execute(
+                "INSERT INTO usage_hourly SELECT $1, 't', 'tiny', '', 'k' || k,"
+                " 1, 1, 0, 1, 0, 2, 1, 0, 0, 1 FROM generate_series(1, $2) k",
+                *(start + timedelta(days=n), keys),
+            )
+    url = plane.url.removesuffix("/admin/v1") + f"/v1/organization/{report}"
+    first = int(start.timestamp())
+    query: dict[str, Any] = {"start_time": first, "end_time": first + 7 * 86400, "limit": 7}
+    query |= {"group_by": "api_key_id"}
+    pages: list[list[int]] = []
+    while True:
+        answer = await plane.client.get(url, params=query)
+        page = answer.json()
+        pages.append([len(bucket["results"]) for bucket in page["data"]])
+        if not page["has_more"]:
+            break
+        query["page"] = page["next_page"]
+    assert pages == [[15_000, 4_999], [2, 0], [25_000], [1, 0]]
+
+
 async def test_line_items_are_the_kinds_of_tokens(plane: Plane) -> None:
     """What no parts are known of is the model's, as a whole; they add up exactly."""
     rows = [row(0), row(1), row(2, model="other"), row(3, cost=5 * 10**6), row(4, cost=0)]
