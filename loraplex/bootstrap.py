@@ -20,7 +20,7 @@ from admin.errors import NotFound
 from admin.migrate import migrate
 from admin.records import TENANT_SCOPES, hash_key, parse_key
 from loraplex.errors import BadSettings
-from loraplex.private import write_private
+from loraplex.private import make_private, write_private
 from loraplex.settings import Settings
 
 
@@ -61,7 +61,7 @@ def load_pepper(settings: Settings) -> bytes:
         return settings.key_pepper.encode()
     path = settings.home / "pepper"
     if not path.exists():
-        write_private(path, secrets.token_urlsafe(32))
+        make_private(path, secrets.token_urlsafe(32))
     return path.read_bytes()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -32,6 +33,18 @@ def make_private_folder(folder: Path, owner: tuple[int, int] | None = None) -> P
 
 def write_private(path: Path, text: str) -> None:
     """Replaces the file as a whole; mode 0600 from its first byte."""
+    _write_aside(path, text).rename(path)
+
+
+def make_private(path: Path, text: str) -> None:
+    """The same unless the file is there: of several that make it at once, one does."""
+    fresh = _write_aside(path, text)
+    with contextlib.suppress(FileExistsError):
+        path.hardlink_to(fresh)
+    fresh.unlink()
+
+
+def _write_aside(path: Path, text: str) -> Path:
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     fresh.unlink(missing_ok=True)
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -39,7 +52,7 @@ def write_private(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    fresh.rename(path)
+    return fresh
 
 
 def socket_folder(home: Path, longest_name: str) -> Path:

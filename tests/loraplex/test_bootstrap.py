@@ -1,36 +1,28 @@
-"""What `serve` makes before anybody can ask for anything."""
+"""What is made at the first start, be it of several processes at once."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-import pytest
+from loraplex.bootstrap import load_pepper
+from loraplex.settings import Settings
 
-from admin import keys as api_keys
-from admin.database import Database
-from admin.records import parse_key
-from loraplex.bootstrap import Keys, ensure_keys
-from loraplex.errors import BadSettings
-from tests.admin.conftest import PEPPER
+NUM_PROCESSES = 2
+NUM_FOLDERS = 20
 
 
-async def test_a_key_that_has_ended_is_made_anew(database: Database):
-    """Somebody rotated it: the old one, which keys.json has, ended when its overlap was over."""
-    first = await ensure_keys(database, PEPPER, Keys(), ("acme",))
-    assert await ensure_keys(database, PEPPER, first, ("acme",)) == first
-    for text in (first.admin, first.tenants["acme"]):
-        async with database.transaction() as connection:
-            await api_keys.rotate_key(connection, PEPPER, parse_key(text) or "", 0)
-    second = await ensure_keys(database, PEPPER, first, ("acme",))
-    for text in (second.admin, second.tenants["acme"]):
-        async with database.transaction() as connection:
-            key = await api_keys.get_key(connection, parse_key(text) or "")
-        assert key.is_live(datetime.now(UTC))
-
-
-def test_damaged_keys_are_told(tmp_path: Path):
-    path = tmp_path / "keys.json"
-    path.write_text('{"admin": "lpx_')
-    with pytest.raises(BadSettings, match=r"keys\.json: .*made anew"):
-        Keys.read(path)
+def test_processes_that_start_at_once_have_one_pepper(tmp_path: Path) -> None:
+    """A key that one makes works at the other."""
+    folders = [tmp_path / str(number) for number in range(NUM_FOLDERS)]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(NUM_PROCESSES, mp_context=context) as processes:
+        for folder in folders:
+            folder.mkdir()
+            settings = Settings(data_dir=folder)
+            started = [processes.submit(load_pepper, settings) for _ in range(NUM_PROCESSES)]
+            peppers = {each.result() for each in started}
+            assert peppers == {(folder / "pepper").read_bytes()}
+            assert [path.name for path in folder.iterdir()] == ["pepper"]
+            assert (folder / "pepper").stat().st_mode & 0o777 == 0o600
