@@ -16,7 +16,10 @@ from admin.app import create_app
 from admin.config import AdminConfig
 from admin.database import Database
 from admin.key_uses import KeyUses
+from admin.keys import create_key
 from admin.queries import sql
+from admin.records import TENANT_SCOPES, Tenant
+from admin.tenants import create_tenant, delete_tenant
 from tests.admin.conftest import PEPPER, Plane
 from tests.admin.test_routes import problem
 
@@ -172,3 +175,24 @@ async def test_a_key_is_told_when_gateways_know_it(plane: Plane, database: Datab
     assert not creating.done()
     await report(1 << 40)
     assert (await creating).status_code == 201
+
+
+async def test_the_use_of_keys_is_written_while_one_of_them_goes(database: Database) -> None:
+    """With its tenant; the others' is not lost."""
+    made: list[tuple[Tenant, str]] = []
+    async with database.transaction() as connection:
+        for name in ("acme", "globex"):
+            tenant = await create_tenant(connection, name)
+            key, _ = await create_key(connection, PEPPER, tenant.id, TENANT_SCOPES)
+            made.append((tenant, key.id))
+    uses = KeyUses()
+    for _, key_id in made:
+        uses.note(key_id)
+    async with database.transaction() as connection:
+        await delete_tenant(connection, made[0][0])
+        writing = asyncio.create_task(uses.write(database))
+        await asyncio.wait([writing], timeout=0.5)
+    await writing
+    async with database.acquire() as connection:
+        written = await connection.fetch("SELECT key_id FROM key_uses")
+    assert [row["key_id"] for row in written] == [made[1][1]]
