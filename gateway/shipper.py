@@ -61,6 +61,9 @@ class Shipper:
         async with self._database.transaction() as connection:
             await connection.execute(sql["usage_make_room"], rows)
             await connection.execute(sql["usage_load"], rows)
+            num_late: int = await connection.fetchval(sql["usage_late"], rows)
+        if num_late:
+            log.error("%d requests of days that are not kept any more are not counted", num_late)
 
 
 def _read(segment: Path) -> list[list[UsageRecord]]:

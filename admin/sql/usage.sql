@@ -79,6 +79,11 @@ WITH inserted AS (
 UPDATE quota_leases l SET granted = l.granted - k.amount FROM locked k
 WHERE (l.subject, l.kind, l.start, l.gateway_id) = (k.subject, k.kind, k.start, k.gateway_id);
 
+-- name: usage_late
+-- $1: rows as usage_load takes them. How many it does not take, for their days are not kept any more.
+SELECT count(*) FROM jsonb_to_recordset($1) AS r (admitted_at double precision)
+WHERE (to_timestamp(admitted_at) AT TIME ZONE 'UTC')::date < (SELECT first_day FROM usage_kept);
+
 -- name: usage_upkeep
 -- $1: days to keep, today among them. Makes the days to come and drops those past; returns how many were dropped.
 SELECT usage_make_partition(today), usage_make_partition(today + 1), usage_make_partition(today + 2),

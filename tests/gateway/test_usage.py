@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
+from admin.queries import sql
+from gateway.usage import UsageRecord
 from tests.gateway.live import Live, Served, eventually
 from tests.stub_worker import Reply
 from workers.protocol import ErrorCode, Generate
@@ -278,6 +282,23 @@ async def test_a_clean_end_leaves_nothing_behind(live: Live) -> None:
             await served.complete("tiny")
     assert len(await live.fetch("SELECT 1 FROM usage")) == 3
     assert [path for path in live.spool.iterdir() if path.is_dir()] == []
+
+
+async def test_what_comes_too_late_to_be_counted_is_told(
+    live: Live, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether it was counted before its day was dropped cannot be known."""
+    await live.fetch(sql["usage_upkeep"], 3)
+    async with live.worker, live.gateway() as served:
+        await served.complete("tiny")
+        (row,) = await rows(live, 1)
+        fields = {name: row[name] for name in UsageRecord.__struct_fields__ if name in row}
+        late = (datetime.now(UTC) - timedelta(days=10)).timestamp()
+        record = UsageRecord(**fields | {"admitted_at": late, "request_id": "late"})
+        served.gateway.spool.append(msgspec.msgpack.encode(record))
+        await eventually(lambda: "1 requests of days that are not kept" in caplog.text)
+        await eventually(lambda: served.gateway.spool.num_bytes == 0)
+        await rows(live, 1)
 
 
 async def test_what_cannot_be_loaded_is_set_aside(live: Live) -> None:
