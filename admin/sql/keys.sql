@@ -35,6 +35,6 @@ UPDATE api_keys SET revoked_at = now() WHERE id = $1 AND revoked_at IS NULL;
 -- deleted nobody.
 INSERT INTO key_uses AS u (key_id, last_used_at)
 SELECT k.id, o.at FROM unnest($1::text[], $2::timestamptz[]) AS o (id, at) JOIN api_keys k ON k.id = o.id
-ORDER BY k.id FOR KEY SHARE OF k
+ORDER BY k.id FOR KEY SHARE OF k SKIP LOCKED
 ON CONFLICT (key_id) DO UPDATE SET last_used_at = excluded.last_used_at
 WHERE u.last_used_at < excluded.last_used_at - interval '50 seconds';
