@@ -6,6 +6,7 @@ from litestar import Litestar, Response, get
 
 from admin.database import Database
 from admin.errors import AdminError
+from admin.problems import to_response
 from admin.queries import catalog_generation
 from gateway.auth import public
 from gateway.routes.health import get_version, livez
@@ -25,4 +26,9 @@ def make_probes(database: Database) -> Litestar:
             return Response({"status": "unavailable", "reason": reason}, status_code=503)
         return Response({"status": "ok"})
 
-    return Litestar([livez, readyz, get_version], openapi_config=None, logging_config=None)
+    return Litestar(
+        [livez, readyz, get_version],
+        exception_handlers={Exception: to_response},
+        openapi_config=None,
+        logging_config=None,
+    )

@@ -60,4 +60,6 @@ async def test_it_administers_and_does_not_infer(url: str, dsn: str):
         assert made.status_code == 201, made.text
         usage = await client.get("v1/organization/usage/completions?start_time=0&limit=1")
         assert usage.status_code == 200, usage.text
-        assert (await client.get("v1/models")).status_code == 404
+        refused = await client.get("v1/models")
+        assert refused.status_code == 404
+        assert refused.json()["error"]["code"] == "route_not_found"
