@@ -43,7 +43,9 @@ WORKING: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--max-num-seqs", {"type": int}),
     ("--max-batched-tokens", {"type": int}),
     ("--max-model-len", {"type": int}),
-    ("--max-lora-rank", {"type": int}),
+)
+UPLOADS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("--max-lora-rank", {"type": int, "help": "of an adapter that is uploaded"}),
 )
 
 

@@ -12,7 +12,14 @@ from typing import Any
 import click
 
 from adapters.store import DIGEST
-from loraplex.commands.options import SERVING, TRANSPORT, WORKING, settings_of, settings_options
+from loraplex.commands.options import (
+    SERVING,
+    TRANSPORT,
+    UPLOADS,
+    WORKING,
+    settings_of,
+    settings_options,
+)
 from loraplex.private import path_digest
 from loraplex.settings import Settings, check_address
 
@@ -20,7 +27,7 @@ from loraplex.settings import Settings, check_address
 @click.command("serve")
 @click.option("--demo", is_flag=True, help="With a small model, two tenants and their adapters.")
 @click.option("--model", "models", multiple=True, metavar="NAME=PATH", help="A base model.")
-@settings_options(SERVING, WORKING)
+@settings_options(SERVING, WORKING, UPLOADS)
 def serve_command(demo: bool, **flags: Any) -> None:
     """Serve everything from this machine: database, worker, gateway."""
     from loraplex.serve import serve
@@ -31,7 +38,7 @@ def serve_command(demo: bool, **flags: Any) -> None:
 @click.command("gateway")
 @click.option("--admin", is_flag=True, help="With the admin plane on the same port.")
 @click.option("--fd", type=int, hidden=True, help="An inherited listening socket.")
-@settings_options(SERVING, TRANSPORT)
+@settings_options(SERVING, TRANSPORT, UPLOADS)
 def gateway_command(admin: bool, fd: int | None, **flags: Any) -> None:
     """Run the gateway alone (LORAPLEX_DATABASE_URL; workers register, or LORAPLEX_WORKERS)."""
     from loraplex.app import run_gateway
@@ -43,7 +50,7 @@ def gateway_command(admin: bool, fd: int | None, **flags: Any) -> None:
 
 
 @click.command("admin")
-@settings_options(SERVING)
+@settings_options(SERVING, UPLOADS)
 def admin_command(**flags: Any) -> None:
     """Run the admin plane alone (LORAPLEX_DATABASE_URL)."""
     from loraplex.app import run_admin
@@ -133,7 +140,7 @@ def migrate_command(**flags: Any) -> None:
 @click.command("config")
 @click.option("--model", "models", multiple=True, metavar="NAME=PATH")
 @click.option("--json", "as_json", is_flag=True)
-@settings_options(SERVING, TRANSPORT, WORKING)
+@settings_options(SERVING, TRANSPORT, WORKING, UPLOADS)
 def config_command(as_json: bool, **flags: Any) -> None:
     """Print the effective settings, secrets hidden."""
     from loraplex.output import show

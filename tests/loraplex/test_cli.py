@@ -205,6 +205,8 @@ async def test_pages_are_followed(plane: Plane):
         (["worker", "--listen", "tcp://127.0.0.1:1"], 2, "--insecure-transport"),
         (["worker", "--listen", "unix:/x", "--health", "x"], 2, "'x' is not HOST:PORT"),
         (["worker", "--listen", "unix:/x", "--advertise", "x"], 2, "'x' is not unix:/PATH"),
+        (["worker", "--listen", "unix:/x", "--max-lora-rank", "8"], 2, "--max-lora-rank"),
+        (["admin", "--max-lora-rank", "8", "--port", "0"], 2, "LORAPLEX_DATABASE_URL"),
         (["serve", "--demo", "--port", "65536"], 2, "port"),
         (["serve", "--demo", "--data-dir", "/dev/null"], 2, "data_dir: File exists: /dev/null"),
         (["gateway", "--host", "192.0.2.1"], 2, "192.0.2.1:8000: Cannot assign"),
