@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -100,7 +101,7 @@ class Live:
             yield served
 
     async def limit(self, *, key: bool = False, **limits: int) -> None:
-        """Sets the quota of the tenant, or of its key."""
+        """Of the tenant, or of its key; a minute that is limited does not end soon."""
         subject = self.key[4:16] if key else self.tenant_id
         row = {"subject": subject, "tenant_id": self.tenant_id, **limits}
         if key:
@@ -117,6 +118,8 @@ class Live:
                     **row,
                 },
             )
+        if any(name.endswith("_per_minute") for name in limits) and time.time() % 60 > 45:
+            await asyncio.sleep(60 - time.time() % 60)
 
     async def price(self, **prices: int) -> None:
         """Of `tiny`, in pico-dollars a token."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -34,10 +33,8 @@ def wordy(request: Generate) -> Reply:
 
 
 async def limited(live: Live, served: Served, **limits: int) -> None:
-    """The gateway knows of it when this returns, and a minute that is limited does not end soon."""
+    """The gateway knows of it when this returns."""
     await live.limit(**limits)
-    if any(name.endswith("_per_minute") for name in limits) and time.time() % 60 > 45:
-        await asyncio.sleep(60 - time.time() % 60)
     await knows(served, lambda: bool(served.gateway.catalog.current.limits_of(live.tenant_id, "")))
 
 
