@@ -64,8 +64,10 @@ class Bench:
         self.model.limits[limit.subject, limit.kind.value] = limit.amount
 
     @asynccontextmanager
-    async def gateway(self, name: str = "g1", lifetime_s: float = 300) -> AsyncIterator[Leases]:
-        leases = Leases(self.wire, name, lifetime_s, self.clock)
+    async def gateway(
+        self, name: str = "g1", lifetime_s: float = 300, wait_s: float = 1.0
+    ) -> AsyncIterator[Leases]:
+        leases = Leases(self.wire, name, lifetime_s, self.clock, wait_s)
         task = asyncio.create_task(leases.run())
         yield leases
         task.cancel()
@@ -108,12 +110,24 @@ async def test_most_requests_wait_for_nobody(bench: Bench) -> None:
 
 
 async def test_what_is_held_goes_on_without_the_database(bench: Bench) -> None:
-    async with bench.gateway() as leases:
+    """What it does not cover waits for nothing."""
+    async with bench.gateway(wait_s=60) as leases:
         await bench.take(leases)
         await bench.away(leases)
-        with pytest.raises(QuotaUnavailable):
-            for _ in range(REQUESTS.amount):
-                await bench.take(leases)
+        async with asyncio.timeout(10):
+            with pytest.raises(QuotaUnavailable):
+                for _ in range(REQUESTS.amount):
+                    await bench.take(leases)
+
+
+async def test_who_waits_when_the_database_goes_has_of_the_share_too(bench: Bench) -> None:
+    async with bench.gateway(wait_s=60) as leases:
+        for _ in range(30):
+            await bench.take(leases)
+        bench.wire.is_away = True
+        bench.clock.now += 60
+        async with asyncio.timeout(10):
+            await bench.take(leases)
 
 
 async def test_a_new_minute_without_the_database_has_the_share_of_the_last(bench: Bench) -> None:
@@ -151,6 +165,22 @@ async def test_the_share_of_a_limit_that_was_lowered_is_a_share(bench: Bench) ->
         bench.clock.now += 60
         num_served = [await bench.take_all(leases, lower) for leases in (one, two)]
     assert 0 < sum(num_served) <= lower.amount
+
+
+async def test_the_share_of_a_limit_that_was_raised_is_a_share_of_the_higher(bench: Bench) -> None:
+    lower = Limit("ten_a", Kind.REQUESTS_PER_MINUTE, 10)
+    bench.set(lower)
+    async with bench.gateway("g1") as one, bench.gateway("g2") as two:
+        for leases in (one, two):
+            await bench.take(leases, lower)
+        bench.set(REQUESTS)
+        for leases in (one, two):
+            for _ in range(40):
+                await bench.take(leases)
+        await bench.away(one)
+        bench.clock.now += 60
+        num_served = [await bench.take_all(leases) for leases in (one, two)]
+    assert 80 <= sum(num_served) <= REQUESTS.amount
 
 
 async def test_a_share_beside_a_grant_that_was_not_heard_of_is_part_of_it(bench: Bench) -> None:
@@ -231,6 +261,15 @@ async def test_others_give_back_what_they_do_not_need(bench: Bench) -> None:
         await bench.take(two, AT_ONCE)
 
 
+async def test_who_has_nothing_to_give_back_says_so(bench: Bench) -> None:
+    """So that who asked is refused then, and not when it has waited for as long as it may."""
+    async with bench.gateway("g1") as one, bench.gateway("g2", wait_s=60) as two:
+        await bench.take(one, AT_ONCE, 10)
+        async with asyncio.timeout(10):
+            with pytest.raises(QuotaExceeded):
+                await bench.take(two, AT_ONCE)
+
+
 async def test_who_gives_up_waiting_takes_nothing(bench: Bench) -> None:
     async with bench.gateway() as leases:
         for _ in range(20):
@@ -264,3 +303,15 @@ async def test_a_limit_that_is_lowered_holds_at_once(bench: Bench) -> None:
             await bench.take(leases, lower)
         with pytest.raises(QuotaExceeded):
             await bench.take(leases, lower)
+
+
+async def test_of_a_limit_below_what_is_taken_nothing_is_left(bench: Bench) -> None:
+    """And not less than that, in what a caller is told."""
+    lower = Limit("ten_a", Kind.REQUESTS_PER_MINUTE, 5)
+    async with bench.gateway() as leases:
+        for _ in range(8):
+            await bench.take(leases)
+        bench.set(lower)
+        with pytest.raises(QuotaExceeded, match="is 5; 0 of it is left") as refused:
+            await bench.take(leases, lower)
+        assert refused.value.headers["x-ratelimit-remaining-requests"] == "0"
