@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memory.accounts import ACTIVE_S, NOBODY, Tenant
+from memory.accounts import ACTIVE_S, NOBODY, Accounts, Ask, Ledger, Tenant
 from memory.arena import Arena
 from memory.block_table import BlockTable
 from memory.kv_cache import KVCache
@@ -169,3 +169,13 @@ def test_what_nobody_asked_for_goes_first() -> None:
     house.serve(ACME, 8)
     house.serve(GLOBEX, 4)
     assert (house.num_pages(NOBODY), house.num_pages(ACME)) == (4, 8)
+
+
+def test_what_several_hold_goes_when_the_last_of_them_gives_way() -> None:
+    accounts = Accounts(lambda: 0.0)
+    for tenant in (ACME, GLOBEX):
+        accounts.note(tenant)
+    ask = Ask(Ledger(accounts, [(ACME.name, 6), (GLOBEX.name, 2)]), NOBODY.name, 0)
+    assert ask.turn(ACME.name) < ask.turn(GLOBEX.name)
+    for names in ((ACME.name, GLOBEX.name), (GLOBEX.name, ACME.name)):
+        assert ask.turn(*names) == ask.turn(GLOBEX.name)

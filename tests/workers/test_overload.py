@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.workers.counting import Market
 from tests.workers.simulation import StubPool
 from tests.workers.test_fairness import ask
-from workers.overload import MIN_MEASURED_S, QueueBounds
+from workers.overload import MIN_MEASURED_S, DrainRate, QueueBounds
 from workers.protocol import MAX_RETRY_S, ErrorCode, ServiceClass
 
 
@@ -40,6 +40,39 @@ def test_a_newcomer_pushes_out_the_newest_of_who_fills_more_than_his_share() -> 
     while market.engine.has_work:
         market.step()
     assert market.ended == {r.id for r in heavy[:4] + light[:4]}
+
+
+def test_who_would_then_be_as_full_pushes_nobody_out() -> None:
+    """Or else two would push each other out in turn."""
+    rng = random.Random(11)
+    market = Market(bounds=QueueBounds(max_requests=7))
+    for _ in range(7):
+        market.offer(ask(rng, "heavy", 10, 4))
+    for _ in range(9):
+        market.offer(ask(rng, "light", 10, 4))
+    assert waiting(market) == {"heavy": 4, "light": 3}
+
+
+def drained(seconds: float, num_requests: int, num_tokens: int) -> DrainRate:
+    rate = DrainRate()
+    rate.note(0.0, 0, 0, is_backlogged=True)
+    rate.note(seconds, num_requests, num_tokens, is_backlogged=True)
+    return rate
+
+
+def test_a_wait_is_not_estimated_before_enough_was_measured() -> None:
+    assert drained(0.9 * MIN_MEASURED_S, 1, 100).seconds_for(10, 1000) == 0
+    assert drained(1.1 * MIN_MEASURED_S, 1, 100).seconds_for(10, 1000) > 0
+
+
+def test_a_wait_is_estimated_by_whichever_goes_down_more_slowly() -> None:
+    """100 requests and 1000 tokens in 10 s, and one more that may leave at any moment."""
+    rate = drained(10.0, 100, 1000)
+    for num_requests, num_tokens in ((1, 0), (1, 10), (50, 500), (50, 10)):
+        expected_s = 10 * num_requests / 101
+        assert rate.seconds_for(num_requests, num_tokens) == pytest.approx(expected_s)
+    assert rate.seconds_for(1, 100) == pytest.approx(10 / 11)
+    assert rate.seconds_for(1, 1000) == pytest.approx(10 / 2)
 
 
 def test_shares_of_the_queue_follow_weight_and_class() -> None:
