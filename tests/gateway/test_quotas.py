@@ -251,7 +251,8 @@ async def test_who_is_refused_makes_no_worker_look_busy(live: Live) -> None:
     async with live.worker, other, live.gateway(workers=[live.worker.address, other.address]) as at:
         await lengthen(live, at)
         await live.limit(key=True, requests_per_minute=0)
-        await knows(at, lambda: at.gateway.catalog.current.limits_of(live.tenant_id, live.key[4:16]))
+        known = at.gateway.catalog
+        await knows(at, lambda: known.current.limits_of(live.tenant_id, live.key[4:16]))
         clients = at.gateway.fleet.clients
         await eventually(lambda: all(client.status is not None for client in clients))
         # At 1,000 tokens/s, which is believed of a worker at first, 8 seconds.
