@@ -53,11 +53,15 @@ class Prover:
     def __init__(self, database: Database, gateway_id: str, catalog: Catalog, fleet: Fleet) -> None:
         self._database = database
         self._id = gateway_id
+        self._catalog = catalog
         self._fleet = fleet
         self._wake = asyncio.Event()
         self._probing: set[asyncio.Task[None]] = set()
         self._not_before: dict[str, float] = {}
         """Contents that failed to be proved for a further layout, and when to try again."""
+        self._complete: object = None
+        """The catalog, layouts and contents with which no proof was missing: there is none until
+        one of them changes."""
         catalog.watch(lambda _: self._wake.set())
 
     async def run(self) -> None:
@@ -118,6 +122,10 @@ class Prover:
         for client in self._fleet.clients:
             for base, model in client.models.items() if client.is_ready else ():
                 able.setdefault((model.adapter_layout, base), []).append(client)
+        view = self._catalog.view
+        looked_at = (view and view.generation, frozenset(able), frozenset(self._not_before))
+        if looked_at == self._complete:
+            return
         async with self._database.acquire() as connection:
             for (layout, base), clients in able.items():
                 row = await connection.fetchrow(
@@ -126,6 +134,7 @@ class Prover:
                 if row is not None:
                     self._start(self._prove_ready(clients, base, row["digest"]))
                     return
+        self._complete = looked_at
 
     async def _prove_ready(self, able: list[WorkerClient], base: str, digest: str) -> None:
         """The version stays ready whatever comes out: another layout has proved it."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from pathlib import Path
 
 import msgspec
 
+from admin.database import EVERYTHING, Database
+from gateway.prover import POLL_INTERVAL_S
 from tests.admin.lifecycle import DIGITS, add, claim, prove
 from tests.gateway.live import Live, eventually
+from tests.proxy import PostgresProxy
 from tests.stub_worker import LAYOUT, proved
 from workers.protocol import Probe, ProbeResult
 
@@ -162,3 +166,28 @@ async def test_ready_versions_are_proved_for_the_layouts_of_new_workers(live: Li
 async def _has_proofs(live: Live, digits: str) -> bool:
     query = "SELECT digest FROM adapter_proofs WHERE layout = $1 ORDER BY digest"
     return "".join(row["digest"][0] for row in await live.fetch(query, LAYOUT)) == digits
+
+
+async def test_proofs_that_are_missing_are_not_looked_for_again_and_again(
+    dsn: str, tmp_path: Path
+) -> None:
+    """All versions are gone through for it. Only a change of the catalog makes new ones."""
+    async with PostgresProxy(dsn, tmp_path / "proxy") as proxy:
+        database = await Database.connect(proxy.dsn, sees=EVERYTHING)
+        live = Live(database, tmp_path)
+        await live.prepare()
+
+        def num_looks() -> int:
+            return proxy.said.count(LAYOUT.encode())
+
+        async with live.worker, live.gateway():
+            await upload(live, "a")
+            await eventually(lambda: _has_proofs(live, "a"))
+            await asyncio.sleep(2.5)
+            before = num_looks()
+            assert before > 0
+            await asyncio.sleep(2 * POLL_INTERVAL_S + 0.5)
+            assert num_looks() == before
+            await upload(live, "b")
+            await eventually(lambda: num_looks() > before)
+        await database.close()
