@@ -95,6 +95,7 @@ async def migrate(
         try:
             # Who may create nothing can still find that there is nothing to do.
             if await connection.fetchval("SELECT to_regclass('schema_migrations')") is None:
+                await _check_encoding(connection)
                 await connection.execute(_CREATE_TABLE)
             for migration in await _missing(connection, files):
                 report(migration.name)
@@ -103,6 +104,16 @@ async def migrate(
         finally:
             await connection.execute("SELECT pg_advisory_unlock($1)", LOCK_ID)
     return applied
+
+
+async def _check_encoding(connection: Connection) -> None:
+    """A cluster made under the locale C has another by default. Raises MigrationError."""
+    encoding = await connection.fetchval("SHOW server_encoding")
+    if encoding != "UTF8":
+        raise MigrationError(
+            f"the database must be UTF8, not {encoding}: CREATE DATABASE ... ENCODING 'UTF8'"
+            " TEMPLATE template0"
+        )
 
 
 async def _missing(connection: Connection, files: list[Migration]) -> list[Migration]:

@@ -17,7 +17,7 @@ from admin.errors import AdminError, DatabaseUnavailable, MigrationError
 from admin.migrate import Migration, check_schema, load_migrations, migrate
 from loraplex.bootstrap import migrate_database
 from loraplex.postgres import find_binaries
-from tests.postgres import SETTINGS, fresh_database, own_server
+from tests.postgres import SETTINGS, fresh_database, own_server, server
 from tests.stack import ROOT
 
 TABLES = (
@@ -181,6 +181,21 @@ async def test_an_operators_own_roles():
         async with working(dsn("ours", "app"), role=None) as connection:
             assert await tenants.list_tenants(connection, "", 9) == []
         assert await migrate_database(dsn("ours", "app")) == []
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+async def test_a_database_of_another_encoding_is_refused(empty_dsn: str, encoding: str):
+    name = f"encoded_{encoding.lower()}"
+    async with working(empty_dsn, role=None) as connection:
+        await connection.execute(
+            f"CREATE DATABASE {name} TEMPLATE template0 ENCODING '{encoding}'"
+            " LOCALE_PROVIDER libc LOCALE 'C'"
+        )
+        try:
+            with pytest.raises(MigrationError, match=f"must be UTF8, not {encoding}"):
+                await migrate_database(server().dsn(name))
+        finally:
+            await connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 async def test_a_changed_file_is_refused(empty_dsn: str):
