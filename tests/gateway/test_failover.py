@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -268,6 +269,51 @@ def test_a_request_that_kills_its_workers_is_refused_by_name(trio: Trio) -> None
     assert answer.status_code == 500 and answer.json()["error"]["code"] == "poison_request"
     assert answer.headers["x-should-retry"] == "false"
     assert trio.num_sent == [0, 1, 1] and trio.gateway.failover.num_poisonous == 1
+
+
+def one_each(num_workers: int) -> Script:
+    """Recites, but the first so many workers say one token and no more."""
+
+    async def script(request: Generate) -> AsyncIterator[SequenceOutput]:
+        async for output in recite()(request):
+            yield output
+            if request.num_resumed < num_workers:
+                await asyncio.sleep(60)
+
+    return script
+
+
+def losing(trio: Trio, num_losses: int) -> Iterator[ScriptedWorker]:
+    """Asks, and as soon as there is a token stops the worker that it is of, so many times. The
+    answer is whole in the end."""
+    trio.script(one_each(num_losses))
+    with trio.client() as client:
+        stream = client.completions.create(model="tiny", prompt="Hi", max_tokens=40, stream=True)
+        text = ""
+        for number, chunk in enumerate(stream):
+            text += chunk.choices[0].text
+            if number < num_losses:
+                (worker,) = [
+                    w for w in trio.workers if w.requests and w.requests[-1].num_resumed == number
+                ]
+                trio.stop_worker(worker)
+                yield worker
+    assert text == TEXT
+
+
+def test_who_gets_on_with_each_worker_is_not_the_cause_of_their_loss(trio: Trio) -> None:
+    assert len(set(losing(trio, 2))) == 2
+    assert trio.gateway.failover.num_poisonous == 0
+
+
+def test_who_has_got_on_may_wait_for_as_long_again(trio: Trio) -> None:
+    for other in trio.workers[1:]:
+        trio.stop_worker(other)
+    trio.wait_for(lambda: sum(client.is_ready for client in trio.gateway.fleet.clients) == 1)
+    wait_s = trio.gateway.failover.wait_s
+    for worker in losing(trio, 2):
+        time.sleep(0.6 * wait_s)
+        trio.await_in_loop(worker.start)
 
 
 def test_retries_end_with_their_budget(trio: Trio, background: ThreadPoolExecutor) -> None:
