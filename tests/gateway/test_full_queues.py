@@ -92,6 +92,15 @@ def test_a_worker_that_may_have_room_is_asked() -> None:
     assert gateway.told() is None
 
 
+def test_where_several_are_full_the_soonest_is_told() -> None:
+    for places in ((5.0, 1.0), (1.0, 5.0)):
+        gateway = Gateway(num_workers=2)
+        for worker, retry_after_s in enumerate(places):
+            gateway.refuse(worker=worker, retry_after_s=retry_after_s, pace_s=0.2)
+        assert gateway.told() == pytest.approx(1.2)
+        assert gateway.told() == pytest.approx(1.4)
+
+
 @pytest.mark.parametrize("code", [ErrorCode.EXPIRED, ErrorCode.OVERLOADED, ErrorCode.WORKER_LOST])
 def test_other_failures_say_nothing_of_room(code: ErrorCode) -> None:
     gateway = Gateway()

@@ -15,6 +15,7 @@ from memory.kv_cache import KVCache
 from tests.workers.test_fairness import ask
 from workers.fairness import MAX_PASSED, FairQueue
 from workers.protocol import ServiceClass
+from workers.row_shares import RowShares
 from workers.sequence import Sequence, SequenceStatus
 
 INTERACTIVE, STANDARD, BATCH = ServiceClass
@@ -125,3 +126,23 @@ def test_what_looking_costs_is_bounded_for_each_tenant(bench: Bench) -> None:
     assert list(islice(turns, MAX_PASSED)) == many[:MAX_PASSED]
     bench.queue.charge(many[MAX_PASSED - 1], 1.0)
     assert list(turns) == [last, *many[MAX_PASSED:]]
+
+
+def test_the_newest_row_of_the_guest_that_has_most_is_given_up(bench: Bench) -> None:
+    """Whoever else was charged more, and whoever runs that is no guest."""
+    tenants = (("some", 4, 1), ("most", 6, 1), ("no guest", 8, 1), ("asks", 1, 20))
+    rows: dict[str, list[Sequence]] = {}
+    for tenant, num_rows, weight in tenants:
+        rows[tenant] = []
+        for _ in range(num_rows):
+            sequence = bench.add(tenant, weight=weight)
+            sequence.status = SequenceStatus.RUNNING
+            bench.queue.start(sequence)
+            rows[tenant].append(sequence)
+    for _ in range(100):
+        bench.queue.charge(rows["most"][0], 100.0)
+        bench.queue.charge(rows["some"][0], 110.0)
+    shares = RowShares(bench.queue, 16)
+    running = [sequence for each in rows.values() for sequence in each]
+    assert shares.victim(rows["asks"][0].account, running) is rows["most"][-1]
+    assert shares.victim(rows["some"][0].account, running) is None

@@ -1,0 +1,66 @@
+"""How many rows of prompts a step takes, where a row takes a millisecond and a step ten more."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from workers.step_budget import MIN_ROWS, StepBudget
+from workers.step_time import StepTime
+
+
+def budget(*, num_decoding: int, seconds: float, num_rows: int = 512) -> StepBudget:
+    learned = StepTime()
+    for rows in range(10, 200, 10):
+        learned.note(rows, rows, 0.01 + 0.001 * rows)
+    return StepBudget(
+        learned, num_rows=num_rows, num_decoding=num_decoding, num_attended=0, seconds=seconds
+    )
+
+
+def test_prompts_get_the_time_that_is_left() -> None:
+    step = budget(num_decoding=10, seconds=0.22)
+    assert step.room(0, is_guest=False) == pytest.approx(200, abs=1)
+    step.take(150, 0)
+    assert step.room(0, is_guest=False) == pytest.approx(50, abs=1)
+    assert not step.is_spent(is_guest=False)
+    step.take(51, 0)
+    assert step.is_spent(is_guest=False)
+
+
+def test_prompts_get_some_rows_whoever_is_late() -> None:
+    step = budget(num_decoding=10, seconds=0.0)
+    assert step.room(0, is_guest=True) == step.room(0, is_guest=False) == MIN_ROWS
+    step.take(MIN_ROWS - 1, 0)
+    assert step.room(0, is_guest=False) == 1 and not step.is_spent(is_guest=True)
+    step.take(1, 0)
+    assert step.is_spent(is_guest=False) and step.num_rows == 0
+
+
+def test_no_more_rows_than_a_step_has() -> None:
+    step = budget(num_decoding=10, seconds=math.inf, num_rows=100)
+    assert step.room(0, is_guest=False) == 100
+    step.take(70, 0)
+    assert step.room(0, is_guest=False) == 30
+
+
+def test_guests_add_half_of_what_a_step_takes_without_them() -> None:
+    step = budget(num_decoding=190, seconds=0.5)
+    assert step.room(0, is_guest=True) == pytest.approx(100, abs=1)
+    assert step.room(0, is_guest=False) == pytest.approx(300, abs=1)
+    step.take(60, 0)
+    assert step.room(0, is_guest=True) == pytest.approx(40, abs=1)
+    step.take(41, 0)
+    assert step.is_spent(is_guest=True) and not step.is_spent(is_guest=False)
+    assert step.room(0, is_guest=False) == pytest.approx(199, abs=2)
+
+
+def test_guests_are_bounded_by_what_is_late_too() -> None:
+    step = budget(num_decoding=190, seconds=0.28)
+    assert step.room(0, is_guest=True) == pytest.approx(80, abs=1)
+
+
+def test_where_nobody_generates_guests_are_as_others() -> None:
+    step = budget(num_decoding=0, seconds=math.inf)
+    assert step.room(0, is_guest=True) == 512
