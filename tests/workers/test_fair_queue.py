@@ -28,8 +28,17 @@ class Bench:
         self._random = random.Random(1)
         self._num_asked = 0
 
-    def add(self, tenant: str, service_class: ServiceClass = STANDARD, weight: int = 1) -> Sequence:
-        request = ask(self._random, tenant, 10, 1, service_class=service_class)
+    def add(
+        self,
+        tenant: str,
+        service_class: ServiceClass = STANDARD,
+        *,
+        weight: int = 1,
+        max_tokens: int = 1,
+        adapter: str | None = None,
+    ) -> Sequence:
+        fields = {"service_class": service_class, "adapter": adapter}
+        request = ask(self._random, tenant, 10, max_tokens, **fields)
         self._num_asked += 1
         sequence = Sequence(
             0,
