@@ -104,8 +104,7 @@ async def report(
     which = (asked.tenants, asked.models, asked.keys)
     told = (asked.by_tenant, asked.by_model, asked.by_adapter, asked.by_version, asked.by_key)
     if asked.width is Width.MINUTE:
-        query = sql["usage_report_minutes"]
-        rows = await connection.fetch(query, start, end, *which, *told, limit)
+        rows = await connection.fetch(sql["usage_report_minutes"], start, end, *which, *told, limit)
     else:
         unit = "hour" if asked.width is Width.HOUR else "day"
         mark = after or (None,) * 6
