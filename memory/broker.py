@@ -117,7 +117,9 @@ class MemoryBroker:
         """A run of at least num_bytes, where the loss is least. None if no place can be cleared.
         is_first: the account uses no other adapter."""
         assert self._runs is not None, "no adapters share this arena"
-        ask = Ask(self.ledger, account, self._runs.rounded(num_bytes), is_first=is_first)
+        # By what each holds now: else the first of several things might go in vain.
+        held = Ledger(self.ledger.accounts, self.ledger.held.items())
+        ask = Ask(held, account, self._runs.rounded(num_bytes), is_first=is_first)
         while (run := self._runs.allocate(num_bytes, account)) is None:
             if not (self._clear_place(self._runs, num_bytes, ask) or self._arena.sink_weights()):
                 return None

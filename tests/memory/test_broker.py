@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from memory.accounts import Tenant
 from memory.arena import Arena
 from memory.broker import MARGIN, MemoryBroker
 from memory.kv_cache import KVCache
@@ -182,6 +183,32 @@ def test_floor_and_ceiling_bound_the_trade() -> None:
     assert sorted(house.adapters.costs.values()) == [2.0, 3.0, 4.0, 5.0]
     assert house.kv.make_room(4 * PAGES)
     assert house.arena.map() == "....aa", "no more is taken from adapters than the floor leaves"
+
+
+def test_nothing_goes_in_vain_where_a_place_and_the_ceiling_are_in_the_way() -> None:
+    """With the first of globex' two adapters gone, it holds no more for its weight than acme would
+    then: it was to give both, or none."""
+    house = House(8, floor=1, ceiling=6)
+    acme, globex, initech = Tenant("acme", 3), Tenant("globex", 1), Tenant("initech", 1)
+    for tenant in (acme, globex, initech):
+        house.broker.ledger.accounts.note(tenant)
+
+    def load(tenant: Tenant, num_units: int, *, is_first: bool = False) -> Run:
+        num_bytes = num_units * UNIT_BYTES
+        run = house.broker.allocate_run(num_bytes, tenant.name, is_first=is_first)
+        assert run is not None
+        return run
+
+    costs, awaited = house.adapters.costs, house.adapters.awaited
+    two, one, other = load(acme, 2), load(acme, 1), load(globex, 1)
+    costs |= {one: 0.0, two: 0.0, other: 0.0}
+    awaited.add(one)
+    costs[load(acme, 3)] = 0.0
+    costs[load(globex, 1)] = 0.0
+    load(initech, 3, is_first=True)
+    assert house.arena.map() == ".aaaaa.a" and len(costs) == 3
+    load(acme, 2)
+    assert set(costs) == {one}
 
 
 def test_what_somebody_is_about_to_lease_gives_way_to_pages_only() -> None:
