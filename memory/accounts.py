@@ -64,6 +64,12 @@ class Ledger:
         for name, amount in held:
             self.charge(name, amount)
 
+    def copy(self) -> Ledger:
+        """As it is now."""
+        copied = Ledger(self.accounts)
+        copied.held = self.held.copy()
+        return copied
+
     def charge(self, name: str, amount: int) -> None:
         """A negative amount was given back."""
         held = self.held.get(name, 0) + amount

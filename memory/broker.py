@@ -118,8 +118,7 @@ class MemoryBroker:
         is_first: the account uses no other adapter."""
         assert self._runs is not None, "no adapters share this arena"
         # By what each holds now: else the first of several things might go in vain.
-        held = Ledger(self.ledger.accounts, self.ledger.held.items())
-        ask = Ask(held, account, self._runs.rounded(num_bytes), is_first=is_first)
+        ask = Ask(self.ledger.copy(), account, self._runs.rounded(num_bytes), is_first=is_first)
         while (run := self._runs.allocate(num_bytes, account)) is None:
             if not (self._clear_place(self._runs, num_bytes, ask) or self._arena.sink_weights()):
                 return None

@@ -18,8 +18,8 @@ from workers.models.progress import Progress, ProgressMeter
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
-class SamplingDefaults(msgspec.Struct):
-    """What generation_config.json may have for what a caller leaves out: the ranges of requests."""
+class SamplingRanges(msgspec.Struct):
+    """Of generation_config.json, which fills in what a caller leaves out: those of requests."""
 
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)] | None = None
@@ -77,7 +77,7 @@ def _chat_template(source: Path, embedded: Any) -> str | None:
 def _generation_config(source: Path) -> dict[str, Any]:
     config = _read_object(source / "generation_config.json")
     try:
-        msgspec.convert(config, SamplingDefaults)
+        msgspec.convert(config, SamplingRanges)
     except msgspec.ValidationError as error:
         raise ImportRefused(f"generation_config.json: {error}") from error
     return config
