@@ -19,6 +19,7 @@ from admin.records import (
     ApiKey,
     BaseModel,
     CatalogSnapshot,
+    Changed,
     KnownWorker,
     Price,
     Quota,
@@ -58,14 +59,22 @@ def from_row(kind: type[T], row: Row) -> T:
 
 
 async def load_catalog(connection: Connection, since: int | None = None) -> CatalogSnapshot:
-    """What the gateway serves from, as of one instant; of tenants only those of whom anything has
-    changed since that generation."""
+    """What the gateway serves from, as of one instant; of tenants and adapters only those of which
+    anything has changed since that generation."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         generation: int = await connection.fetchval(sql["catalog_generation"])
-        changed = None
+        await connection.execute(sql["plan_each"])
+        changed = tenants = None
+        adapters: tuple[list[str] | None, list[str] | None] = None, None
         if since is not None:
             rows = await connection.fetch(sql["catalog_changed"], since)
-            changed = [row["tenant_id"] for row in rows]
+            changed = Changed(
+                frozenset(row["tenant_id"] for row in rows if not row["name"]),
+                frozenset((row["tenant_id"], row["name"]) for row in rows if row["name"]),
+            )
+            tenants = list(changed.tenants)
+            owners = [tenant_id for tenant_id, _ in changed.adapters]
+            adapters = owners, [name for _, name in changed.adapters]
 
         async def all_of(kind: type[Any], query: str, *args: Any) -> tuple[Any, ...]:
             rows = await connection.fetch(sql[query], *args)
@@ -78,19 +87,19 @@ async def load_catalog(connection: Connection, since: int | None = None) -> Cata
 
         return CatalogSnapshot(
             generation=generation,
-            tenants=await all_of(Tenant, "catalog_tenants", changed),
-            keys=await all_of(ApiKey, "catalog_keys", changed),
+            tenants=await all_of(Tenant, "catalog_tenants", tenants),
+            keys=await all_of(ApiKey, "catalog_keys", tenants),
             models=await all_of(BaseModel, "catalog_models"),
-            versions=await all_of(ServedVersion, "catalog_versions", changed),
-            aliases=await all_of(Alias, "catalog_aliases", changed),
-            proofs=await all_of(AdapterProof, "catalog_proofs", changed),
+            versions=await all_of(ServedVersion, "catalog_versions", *adapters),
+            aliases=await all_of(Alias, "catalog_aliases", *adapters),
+            proofs=await all_of(AdapterProof, "catalog_proofs", *adapters),
             approved_templates=frozenset(
                 row["digest"] for row in await connection.fetch(sql["catalog_approved_templates"])
             ),
-            quotas=await all_of(Quota, "catalog_quotas", changed),
+            quotas=await all_of(Quota, "catalog_quotas", tenants),
             prices=await all_of(Price, "catalog_prices"),
             workers=await all_of(KnownWorker, "catalog_workers"),
-            changed=None if changed is None else frozenset(changed),
+            changed=changed,
         )
 
 

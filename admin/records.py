@@ -340,6 +340,18 @@ class KnownWorker(msgspec.Struct, frozen=True):
     """As it is wanted; None: nobody has said anything."""
 
 
+AdapterPlace = tuple[str, str]
+"""Whose adapter, by id, and its name."""
+
+
+class Changed(msgspec.Struct, frozen=True):
+    """What a snapshot is of, where it is not of everything."""
+
+    tenants: frozenset[str]
+    """What is theirs beside their adapters."""
+    adapters: frozenset[AdapterPlace]
+
+
 class CatalogSnapshot(msgspec.Struct, frozen=True):
     """All the gateway needs to serve without a query on the request path, as of `generation`."""
 
@@ -355,6 +367,6 @@ class CatalogSnapshot(msgspec.Struct, frozen=True):
     quotas: tuple[Quota, ...] = ()
     prices: tuple[Price, ...] = ()
     workers: tuple[KnownWorker, ...] = ()
-    changed: frozenset[str] | None = None
-    """The tenants that are here, with all that is theirs: everybody else is as before. None: they
-    all are."""
+    changed: Changed | None = None
+    """Everything else of tenants is as before, and adapters that are here all the same are whole.
+    None: all of it is here."""

@@ -20,9 +20,6 @@ log = logging.getLogger(__name__)
 UPKEEP_INTERVAL_S = 3600.0
 RETRY_INTERVAL_S = 60.0
 
-# A plan for any question would read all tenants for one, and be kept by the connection.
-_PLAN_EACH = "SET LOCAL plan_cache_mode = force_custom_plan"
-
 
 class Width(Enum):
     """Of a bucket of time. Buckets begin at whole minutes, hours and days of UTC."""
@@ -98,7 +95,7 @@ async def report(
 ) -> list[UsageSum]:
     """By time, then by what is told apart. Sums by minute are of the rows that are kept, and none
     is passed over for `after`. In a transaction of the caller's."""
-    await connection.execute(_PLAN_EACH)
+    await connection.execute(sql["plan_each"])
     start = asked.width.floor(asked.start)
     end = asked.width.floor(asked.end - timedelta(microseconds=1)) + asked.width.value
     which = (asked.tenants, asked.models, asked.keys)

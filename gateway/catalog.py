@@ -15,6 +15,7 @@ import msgspec
 
 from admin.database import AdminError
 from admin.records import (
+    AdapterPlace,
     Alias,
     ApiKey,
     BaseModel,
@@ -25,18 +26,20 @@ from admin.records import (
     Tenant,
 )
 from gateway.auth import Principal
+from gateway.catalog_parts import AdapterPart, TenantPart, adapters_of, tenants_of
 from gateway.errors import CatalogStale, ModelNotFound, Overloaded, TemplateNotApproved
 from gateway.quota import FREE, ORDINARY, Limit, Service, Tariff
 from gateway.schemas import AdapterCard, ModelCard
 from gateway.source import SnapshotSource
 from gateway.split import pick_version
-from gateway.tenant_catalog import TenantCatalog, parts_of
 from workers.protocol import AdapterRef, DesiredModel, ServiceClass
 
 DEFAULT_ALIAS = "prod"
 NOTHING = ServingData()
-NO_PART = TenantCatalog()
+NOBODY = TenantPart()
 """Of a tenant that is not there."""
+UNKNOWN = AdapterPart()
+"""Of a name that is not there."""
 CATCH_UP_S = 1.0
 MAX_LOOKUPS = 2
 """At a time, so that unknown names cannot keep the database from others."""
@@ -89,42 +92,77 @@ class CatalogView:
     """What is served from as of one instant, indexed."""
 
     def __init__(self, snapshot: CatalogSnapshot, before: CatalogView | None = None) -> None:
-        """before: whose tenants are as they were, where the snapshot is of some only."""
+        """before: what is as it was, where the snapshot is of what has changed only."""
         self.generation = snapshot.generation
         self.models: dict[str, BaseModel] = {model.name: model for model in snapshot.models}
         self.workers = snapshot.workers
         self._approved_templates = snapshot.approved_templates
         self._prices = {price.model: price for price in snapshot.prices}
-        self._parts: dict[str | None, TenantCatalog] = {}
         self.tenants: dict[str, Tenant] = {}
         self.keys: dict[str, ApiKey] = {}
         self.keys_by_hash: dict[bytes, ApiKey] = {}
+        self._tenants: dict[str | None, TenantPart] = {}
+        self._adapters: dict[str, dict[str, AdapterPart]] = {}
+        """By tenant's id, by name; those of a tenant are shared with other views."""
+        self._pinned: dict[AdapterPlace, list[Alias]] = {}
+        self._judged: dict[AdapterPlace, list[Alias]] = {}
+        tenants, adapters = tenants_of(snapshot), adapters_of(snapshot)
         if snapshot.changed is not None and before is not None:
-            self._parts = before._parts.copy()
             self.tenants = before.tenants.copy()
             self.keys = before.keys.copy()
             self.keys_by_hash = before.keys_by_hash.copy()
-            for tenant_id in (*snapshot.changed, None):
-                self._remove(tenant_id)
-        for tenant_id, part in parts_of(snapshot).items():
-            self._add(tenant_id, part)
+            self._tenants = before._tenants.copy()
+            self._adapters = before._adapters.copy()
+            self._pinned = before._pinned.copy()
+            self._judged = before._judged.copy()
+            for tenant_id in (*snapshot.changed.tenants, None):
+                self._remove_tenant(tenant_id)
+            places = snapshot.changed.adapters | adapters.keys()
+            for tenant_id in {place[0] for place in places}:
+                self._adapters[tenant_id] = self._adapters.get(tenant_id, {}).copy()
+            for place in places:
+                self._remove_adapter(place)
+        for tenant_id, part in tenants.items():
+            self._add_tenant(tenant_id, part)
+        for place, part in adapters.items():
+            self._add_adapter(place, part)
 
-    def _add(self, tenant_id: str | None, part: TenantCatalog) -> None:
-        self._parts[tenant_id] = part
+    def _add_tenant(self, tenant_id: str | None, part: TenantPart) -> None:
+        self._tenants[tenant_id] = part
         if part.tenant is not None:
             self.tenants[part.tenant.id] = part.tenant
         for key in part.keys:
             self.keys[key.id] = self.keys_by_hash[key.hash] = key
 
-    def _remove(self, tenant_id: str | None) -> None:
-        part = self._parts.pop(tenant_id, NO_PART)
+    def _remove_tenant(self, tenant_id: str | None) -> None:
+        part = self._tenants.pop(tenant_id, NOBODY)
         if part.tenant is not None:
             del self.tenants[part.tenant.id]
         for key in part.keys:
             del self.keys[key.id], self.keys_by_hash[key.hash]
 
-    def _of(self, tenant_id: str) -> TenantCatalog:
-        return self._parts.get(tenant_id, NO_PART)
+    def _add_adapter(self, place: AdapterPlace, part: AdapterPart) -> None:
+        tenant_id, name = place
+        self._adapters.setdefault(tenant_id, {})[name] = part
+        if pinned := part.pinned:
+            self._pinned[place] = pinned
+        if judged := part.judged:
+            self._judged[place] = judged
+
+    def _remove_adapter(self, place: AdapterPlace) -> None:
+        tenant_id, name = place
+        parts = self._adapters.get(tenant_id, {})
+        parts.pop(name, None)
+        if not parts:
+            self._adapters.pop(tenant_id, None)
+        self._pinned.pop(place, None)
+        self._judged.pop(place, None)
+
+    def _tenant(self, tenant_id: str) -> TenantPart:
+        return self._tenants.get(tenant_id, NOBODY)
+
+    def _adapters_of(self, tenant: Tenant) -> Mapping[str, AdapterPart]:
+        return self._adapters.get(tenant.id, {})
 
     def resolve(self, tenant: Tenant, name: str, subject: str = "") -> Target:
         """`name`, `name@alias`, `name@7`, `tenant/...` of these, or a base; ModelNotFound.
@@ -143,27 +181,29 @@ class CatalogView:
 
     def limits_of(self, tenant_id: str, key_subject: str) -> tuple[Limit, ...]:
         """The tenant's own and the key's; see ApiKey.quota_subject."""
-        limits = self._of(tenant_id).limits
+        limits = self._tenant(tenant_id).limits
         return limits.get(tenant_id, ()) + limits.get(key_subject, ())
 
     def service(self, tenant_id: str) -> Service:
         """What its requests get of a worker that others want too."""
-        quota = self._of(tenant_id).quotas.get(tenant_id)
+        quota = self._tenant(tenant_id).quotas.get(tenant_id)
         if quota is None:
             return ORDINARY
         return Service(quota.weight, ServiceClass(quota.service_class))
 
     def tariff(self, model: str, tenant_id: str) -> Tariff:
         """model: served name of the base model."""
-        quota = self._of(tenant_id).quotas.get(tenant_id)
+        quota = self._tenant(tenant_id).quotas.get(tenant_id)
         weight = 100 if quota is None else quota.cached_weight
         return Tariff(self._prices.get(model, FREE), weight)
 
     def list(self, tenant: Tenant) -> list[ModelCard]:
         """Base models, then the tenant's adapters by each name that an alias gives them."""
         names = list(self.models)
-        for adapter, alias in sorted(self._of(tenant.id).aliases):
-            names.append(adapter if alias == DEFAULT_ALIAS else f"{adapter}@{alias}")
+        parts = self._adapters_of(tenant)
+        for adapter in sorted(parts):
+            for alias in sorted(parts[adapter].aliases):
+                names.append(adapter if alias == DEFAULT_ALIAS else f"{adapter}@{alias}")
         cards: list[ModelCard] = []
         for name in names:
             # An alias may point to a version that is no longer ready.
@@ -208,8 +248,8 @@ class CatalogView:
 
     def pinned(self) -> Iterator[Target]:
         """What pinned aliases name, all versions of a canary set."""
-        for part in self._parts.values():
-            for alias in part.pinned:
+        for aliases in self._pinned.values():
+            for alias in aliases:
                 for number in alias.canary or (alias.version,):
                     with contextlib.suppress(ModelNotFound):
                         tenant = self.tenants[alias.tenant_id]
@@ -232,8 +272,8 @@ class CatalogView:
 
     def judged(self) -> Iterator[Alias]:
         """Canary sets that may go back by themselves."""
-        for part in self._parts.values():
-            yield from part.judged
+        for aliases in self._judged.values():
+            yield from aliases
 
     def _select(self, tenant: Tenant, name: str) -> tuple[str, Alias | int]:
         """The adapter's name, and the alias or version number that is meant."""
@@ -243,7 +283,8 @@ class CatalogView:
         adapter, at, selector = rest.partition("@")
         if selector.isascii() and selector.isdigit() and len(selector) < 10:
             return adapter, int(selector)
-        alias = self._of(tenant.id).aliases.get((adapter, selector if at else DEFAULT_ALIAS))
+        part = self._adapters_of(tenant).get(adapter, UNKNOWN)
+        alias = part.aliases.get(selector if at else DEFAULT_ALIAS)
         if alias is None:
             raise ModelNotFound(name)
         return adapter, alias
@@ -257,9 +298,9 @@ class CatalogView:
         canary: Alias | None = None,
     ) -> Target:
         """The first of these versions that is ready; ModelNotFound."""
-        part = self._of(tenant.id)
+        part = self._adapters_of(tenant).get(adapter, UNKNOWN)
         for number in numbers:
-            version = part.versions.get((adapter, number))
+            version = part.versions.get(number)
             base = self.models.get(version.base_name) if version else None
             if version is not None and base is not None:
                 template = version.serving.template_digest

@@ -6,10 +6,11 @@ SELECT generation FROM catalog_generation;
 SELECT generation, pg_postmaster_start_time() AS server FROM catalog_generation;
 
 -- name: catalog_changed
--- $1: a generation. Tenants of whom anything has changed since.
-SELECT tenant_id FROM catalog_changes WHERE generation > $1;
+-- $1: a generation. Tenants, and with a name adapters, of which anything has changed since.
+SELECT tenant_id, name FROM catalog_changes WHERE generation > $1;
 
--- $1 of the following, where they take it: of these tenants; null: of all.
+-- $1 of the following, where they take it: of these tenants; null: of all. $2: adapters of such names, so that others
+-- may be among them that two tenants call alike.
 
 -- name: catalog_tenants
 SELECT id, name, sharing_group, created_at FROM tenants WHERE $1::text[] IS NULL OR id = ANY ($1) ORDER BY id;
@@ -29,19 +30,20 @@ SELECT name, digest, shape, max_model_len, residency, created_at FROM base_model
 -- name: catalog_versions
 SELECT tenant_id, name, version, created_at, digest, base_name, serving,
        coalesce(manifest -> 'invocation_tokens', '[]') AS invocation_tokens
-FROM adapter_versions WHERE state = 'ready' AND ($1::text[] IS NULL OR tenant_id = ANY ($1))
+FROM adapter_versions WHERE state = 'ready' AND ($1::text[] IS NULL OR tenant_id = ANY ($1) AND name = ANY ($2::text[]))
 ORDER BY tenant_id, name, version;
 
 -- name: catalog_aliases
 SELECT a.tenant_id, a.name, a.alias, a.version, a.policy, a.pinned, a.change,
        (SELECT jsonb_object_agg(t.version::text, t.weight) FROM canary_targets t
         WHERE (t.tenant_id, t.name, t.alias) = (a.tenant_id, a.name, a.alias)) AS canary
-FROM aliases a WHERE $1::text[] IS NULL OR a.tenant_id = ANY ($1) ORDER BY a.tenant_id, a.name, a.alias;
+FROM aliases a WHERE $1::text[] IS NULL OR a.tenant_id = ANY ($1) AND a.name = ANY ($2::text[])
+ORDER BY a.tenant_id, a.name, a.alias;
 
 -- name: catalog_proofs
 SELECT p.digest, p.base_digest, p.layout, p.checksum FROM adapter_proofs p
 WHERE p.digest IN (SELECT v.digest FROM adapter_versions v
-                   WHERE v.state = 'ready' AND ($1::text[] IS NULL OR v.tenant_id = ANY ($1)))
+                   WHERE v.state = 'ready' AND ($1::text[] IS NULL OR v.tenant_id = ANY ($1) AND v.name = ANY ($2::text[])))
 ORDER BY p.digest, p.base_digest, p.layout;
 
 -- name: catalog_approved_templates

@@ -14,8 +14,9 @@ from admin.database import EVERYTHING, Connection, Database
 from admin.errors import AdminError
 from admin.queries import load_catalog
 from admin.quotas import QuotaDetails
-from admin.records import TENANT_SCOPES, Price, Residency, ServingData
+from admin.records import TENANT_SCOPES, Changed, Price, Residency, ServingData
 from gateway.catalog import CatalogView
+from gateway.errors import ModelNotFound
 from tests.adapters.files import BASE
 from tests.admin.lifecycle import DIGITS, add, claim, prove
 from tests.gateway.pepper import PEPPER
@@ -163,9 +164,13 @@ class Changes:
 
 def contents(view: CatalogView) -> dict[str, Any]:
     """All that it knows."""
-    known = vars(view) | {"_parts": None}
-    parts = {tenant_id: vars(part) for tenant_id, part in view._parts.items()}
-    return known | {"parts": parts}
+    tenants = {tenant_id: vars(part) for tenant_id, part in view._tenants.items()}
+    adapters = {
+        (tenant_id, name): vars(part)
+        for tenant_id, parts in view._adapters.items()
+        for name, part in parts.items()
+    }
+    return vars(view) | {"_tenants": tenants, "_adapters": adapters}
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -196,6 +201,29 @@ async def test_only_what_has_changed_is_loaded(database: Database) -> None:
         generation = (await load_catalog(connection)).generation
         key, _ = await keys.create_key(connection, PEPPER, made[1].id, TENANT_SCOPES)
         snapshot = await load_catalog(connection, generation)
-    assert snapshot.changed == {made[1].id}
+    assert snapshot.changed == Changed(frozenset({made[1].id}), frozenset())
     assert snapshot.tenants == (made[1],)
     assert len(snapshot.keys) == 3 and {admin.id, key.id} <= {each.id for each in snapshot.keys}
+
+
+async def test_of_a_tenant_with_many_adapters_the_one_that_changed_is_loaded(
+    database: Database,
+) -> None:
+    async with database.acquire() as connection:
+        acme, globex = [await tenants.create_tenant(connection, name) for name in NAMES[:2]]
+        for number, tenant in enumerate((acme, globex)):
+            for place, name in enumerate(("bot", "helper")):
+                await add(connection, tenant.id, DIGITS[2 * number + place], name=name)
+        for found in await claim(connection):
+            await prove(connection, found)
+        before = CatalogView(await load_catalog(connection))
+        await aliases.set_alias(connection, acme.id, "bot", "next", 1)
+        snapshot = await load_catalog(connection, before.generation)
+        assert snapshot.changed == Changed(frozenset(), frozenset({(acme.id, "bot")}))
+        assert [(each.tenant_id, each.name) for each in snapshot.versions] == [(acme.id, "bot")]
+        assert snapshot.tenants == () and len(snapshot.proofs) == 1
+        view = CatalogView(snapshot, before)
+    assert view.resolve(acme, "bot@next").version == view.resolve(acme, "bot@1").version
+    with pytest.raises(ModelNotFound):
+        before.resolve(acme, "bot@next")
+    assert view.resolve(globex, "helper@1") == before.resolve(globex, "helper@1")
