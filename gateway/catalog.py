@@ -197,19 +197,15 @@ class CatalogView:
         weight = 100 if quota is None else quota.cached_weight
         return Tariff(self._prices.get(model, FREE), weight)
 
-    def list(self, tenant: Tenant) -> list[ModelCard]:
-        """Base models, then the tenant's adapters by each name that an alias gives them."""
+    def names(self, tenant: Tenant) -> list[str]:
+        """Base models, then the tenant's adapters by each name that an alias gives them. An alias
+        may point to a version that is no longer ready, and then has no card."""
         names = list(self.models)
         parts = self._adapters_of(tenant)
         for adapter in sorted(parts):
             for alias in sorted(parts[adapter].aliases):
                 names.append(adapter if alias == DEFAULT_ALIAS else f"{adapter}@{alias}")
-        cards: list[ModelCard] = []
-        for name in names:
-            # An alias may point to a version that is no longer ready.
-            with contextlib.suppress(ModelNotFound):
-                cards.append(self.card(tenant, name))
-        return cards
+        return names
 
     def card(self, tenant: Tenant, name: str) -> ModelCard:
         """Of a canary set its stable version, and the split. ModelNotFound as `resolve`."""

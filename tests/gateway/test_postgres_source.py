@@ -131,7 +131,7 @@ async def test_a_catalog_of_thousands_is_seen_within_a_second(database: Database
             await connection.execute(statement, tenant.id)
     catalog = Catalog(PostgresSource(database, poll_interval_s=3600))
     running = asyncio.create_task(catalog.run())
-    await until(catalog, lambda view: len(view.list(tenant)) == 2001)
+    await until(catalog, lambda view: len(view.names(tenant)) == 2001)
     for number in (2, 1, 2):
         began = time.monotonic()
         async with database.transaction() as connection:

@@ -111,8 +111,9 @@ def test_a_target_that_is_not_ready_falls_back_to_the_stable_one() -> None:
 
 def test_the_card_describes_the_stable_version_and_lists_the_split() -> None:
     view = with_canary({7: 90, 3: 10})
-    (card,) = [card for card in view.list(ACME) if card.id == "support-bot"]
+    assert {"support-bot", "support-bot@staging"} <= set(view.names(ACME))
+    card = view.card(ACME, "support-bot")
     assert card.root == "support-bot@7"
     assert card.adapter and (card.adapter.version, card.adapter.canary) == (7, {7: 90, 3: 10})
-    (staging,) = [card for card in view.list(ACME) if card.id == "support-bot@staging"]
+    staging = view.card(ACME, "support-bot@staging")
     assert staging.adapter and staging.adapter.canary is None
