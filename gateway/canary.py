@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from admin.database import Database
+from admin.database import Connection, Database
 from admin.queries import from_row, sql
 from admin.records import Alias
 from gateway.catalog import Catalog
@@ -80,23 +80,24 @@ class CanaryJudge:
         await self._outcomes.write(self._database, self._id)
 
     async def _judge_all(self) -> None:
-        if self._catalog.view is not None:
-            for alias in self._catalog.view.judged():
-                await self._judge(alias)
-
-    async def _judge(self, alias: Alias) -> None:
-        assert alias.policy is not None
+        judged = list(self._catalog.view.judged()) if self._catalog.view is not None else []
+        if not judged:
+            return
+        seen: dict[int | None, dict[int, Tally]] = {alias.change: {} for alias in judged}
+        windows = [alias.policy.window_s for alias in judged if alias.policy is not None]
         async with self._database.acquire() as connection:
-            rows = await connection.fetch(sql["outcomes_of"], alias.change, alias.policy.window_s)
-            seen = {row["version"]: from_row(Tally, row) for row in rows}
-            reason = judge(alias, seen)
-            if reason is None:
-                return
-            where = (alias.tenant_id, alias.name, alias.alias)
-            move = (alias.version, reason, alias.change)
-            # Null if another gateway, or somebody, was first.
-            if await connection.fetchval(sql["canary_roll_back"], *where, *move):
-                log.warning("%s: alias %s of %s rolled back: %s", *where, reason)
+            for row in await connection.fetch(sql["outcomes_of"], list(seen), windows):
+                seen[row["change"]][row["version"]] = from_row(Tally, row)
+            for alias in judged:
+                if reason := judge(alias, seen[alias.change]):
+                    await self._roll_back(connection, alias, reason)
+
+    async def _roll_back(self, connection: Connection, alias: Alias, reason: str) -> None:
+        where = (alias.tenant_id, alias.name, alias.alias)
+        move = (alias.version, reason, alias.change)
+        # Null if another gateway, or somebody, was first.
+        if await connection.fetchval(sql["canary_roll_back"], *where, *move):
+            log.warning("%s: %s@%s rolled back: %s", *where, reason)
 
     async def _prune(self) -> None:
         async with self._database.acquire() as connection:

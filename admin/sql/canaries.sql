@@ -17,16 +17,22 @@ SET requests = v.requests + excluded.requests,
                  FROM unnest(v.ttft, excluded.ttft) WITH ORDINALITY AS t (had, came, step) ORDER BY step);
 
 -- name: outcomes_of
--- $1: the move that made the canary set; $2: seconds to look back.
+-- $1: the moves that made canary sets; $2: seconds to look back, for each.
 WITH seen AS (
-    SELECT version, requests, errors, ttft FROM version_outcomes
-    WHERE change = $1 AND bucket > now() - $2 * interval '1 second'
+    SELECT o.change, o.version, o.requests, o.errors, o.ttft
+    FROM unnest($1::bigint[], $2::integer[]) AS asked (change, window_s) JOIN version_outcomes o USING (change)
+    WHERE o.bucket > now() - asked.window_s * interval '1 second'
+), totals AS (
+    SELECT change, version, sum(requests)::integer AS requests, sum(errors)::integer AS errors
+    FROM seen GROUP BY change, version
+), steps AS (
+    SELECT change, version, step, sum(count)::integer AS count
+    FROM seen CROSS JOIN unnest(ttft) WITH ORDINALITY AS t (count, step) GROUP BY change, version, step
+), histograms AS (
+    SELECT change, version, array_agg(count ORDER BY step) AS ttft FROM steps GROUP BY change, version
 )
-SELECT version, sum(requests)::integer AS requests, sum(errors)::integer AS errors,
-       ARRAY(SELECT sum(count)::integer
-             FROM seen s CROSS JOIN unnest(s.ttft) WITH ORDINALITY AS t (count, step)
-             WHERE s.version = seen.version GROUP BY step ORDER BY step) AS ttft
-FROM seen GROUP BY version;
+SELECT change, version, requests, errors, coalesce(ttft, '{}') AS ttft
+FROM totals LEFT JOIN histograms USING (change, version);
 
 -- name: outcomes_prune
 DELETE FROM version_outcomes WHERE bucket < now() - interval '25 hours';

@@ -12,10 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from admin import aliases
+from admin.database import EVERYTHING, Database
 from admin.queries import sql
 from admin.records import Alias, CanaryPolicy
-from gateway.canary import judge
-from gateway.outcomes import NUM_STEPS, Tally, median_ms, ttft_step
+from gateway.canary import CanaryJudge, judge
+from gateway.catalog import Catalog
+from gateway.outcomes import NUM_STEPS, Outcomes, Tally, median_ms, ttft_step
+from gateway.source import PostgresSource
 from tests.gateway.live import Live, Served, answer, eventually
 from tests.stub_worker import Reply
 from workers.protocol import ErrorCode, Generate
@@ -190,6 +193,57 @@ async def test_a_window_has_few_buckets(live: Live, window_s: int, bucket_s: int
         bucket = (await connection.fetchval("SELECT bucket FROM version_outcomes")).timestamp()
     assert bucket % bucket_s == 0
     assert before - bucket_s < bucket <= time.time()
+
+
+async def test_all_sets_are_judged_by_one_query(live: Live, dsn: str) -> None:
+    """Each by its own outcomes in its own window; and each gateway asks every other second."""
+    await live.make_ready("a", "b")
+    weights, named = {1: 50, 2: 50}, [f"set-{i}" for i in range(20)]
+    async with live.database.transaction() as connection:
+        for i, name in enumerate(named):
+            window_s = 60 if i % 2 else 600
+            policy = CanaryPolicy(window_s=window_s, min_requests=10, max_error_rate=0.1)
+            await aliases.set_alias(connection, live.tenant_id, "bot", name, 1)
+            await aliases.set_canary(connection, live.tenant_id, "bot", name, weights, policy)
+        made = await aliases.list_aliases(connection, live.tenant_id, "bot")
+        outcomes = [
+            {
+                "change": alias.change,
+                "version": version,
+                "requests": 10,
+                "errors": 10 if version == 2 and alias.alias in named[:4] else 0,
+                "ttft": histogram(*[250 if version == 2 and alias.alias == "set-9" else 100] * 10),
+            }
+            for alias in made
+            if alias.canary
+            for version in weights
+        ]
+        await connection.execute(sql["outcomes_add"], "gateway-1", outcomes)
+        # Of the sets that do worse, those that look back for a minute find nothing in it.
+        await connection.execute(
+            "UPDATE version_outcomes SET bucket = bucket - interval '5 minutes' WHERE errors > 0 OR"
+            " change IN (SELECT change FROM version_outcomes WHERE errors > 0)"
+        )
+    asked: list[str] = []
+    database = await Database.connect(dsn, sees=EVERYTHING, max_size=1)
+    catalog = Catalog(PostgresSource(database, poll_interval_s=3600))
+    loading = asyncio.create_task(catalog.run())
+    await eventually(lambda: catalog.view is not None)
+    async with database.acquire() as connection:
+        noting: Any = connection
+        noting.add_query_logger(lambda record: asked.append(record.query))
+    judging = asyncio.create_task(CanaryJudge(database, "gateway-2", catalog, Outcomes()).run())
+
+    async def have_gone_back() -> bool:
+        rows = await live.fetch("SELECT alias FROM alias_history WHERE reason = 'auto_rollback'")
+        return [row["alias"] for row in rows] == ["set-0", "set-2", "set-9"]
+
+    await eventually(have_gone_back)
+    assert sum("ttft" in query for query in asked) < 5
+    for task in (judging, loading):
+        task.cancel()
+    await asyncio.gather(judging, loading, return_exceptions=True)
+    await database.close()
 
 
 async def test_what_was_before_the_last_move_does_not_count(live: Live) -> None:
