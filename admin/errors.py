@@ -101,6 +101,18 @@ class TooLarge(AdminError):
     code = "request_too_large"
 
 
+class TooMany(AdminError):
+    """The caller has as many under way as it may."""
+
+    code = "too_many"
+
+
+class Overloaded(AdminError):
+    """Too much is under way, of whomever."""
+
+    code = "overloaded"
+
+
 class Stalled(AdminError):
     """The rest of the request does not come."""
 

@@ -61,7 +61,8 @@ ERRORS = {
     412: "It has another ETag by now.",
     413: "More bytes than allowed.",
     422: "The Idempotency-Key came before with another request.",
-    503: "The database or the store does not answer.",
+    429: "The tenant has as many uploads under way as it may.",
+    503: "The database or the store does not answer, or too many uploads are under way.",
     507: "The server's disk is full.",
 }
 UPLOADING = (404, 408, 409, 413, 507)
@@ -127,7 +128,7 @@ OFFSET = {
 }
 OPERATIONS = {
     "create_version": Operation(
-        statuses=UPLOADING,
+        statuses=(*UPLOADING, 429),
         body={"multipart/form-data": FORM, JSON: VersionCreate},
         answers={201: VersionView, 200: VersionView},
     ),

@@ -28,7 +28,7 @@ from admin.reaper import Reaper
 from admin.records import AdapterState, BaseModel, Tenant
 from admin.resumable import ResumableUploads
 from admin.retirement import Retirement, retirement_progress
-from admin.upload import OVERHEAD_BYTES
+from admin.upload import OVERHEAD_BYTES, Forms
 from admin.usage import keep_days
 from admin.validation import Validation
 from admin.versions import NewVersion, VersionDetails
@@ -49,6 +49,7 @@ class AdminPlane:
         self.reaper = Reaper(database, store)
         self.key_lookup = KeyLookup(database)
         self.key_uses = KeyUses()
+        self.forms = Forms()
         self.uploads = ResumableUploads(
             store, config.max_upload_bytes + OVERHEAD_BYTES, config.upload_idle_s
         )

@@ -50,18 +50,22 @@ PROBLEMS: dict[type[errors.AdminError], Problem] = {
     errors.PreconditionFailed: Problem(412, INVALID),
     errors.Stalled: Problem(408, INVALID),
     errors.TooLarge: Problem(413, INVALID),
+    errors.TooMany: Problem(429, "rate_limit_error"),
+    errors.Overloaded: Problem(503, "server_error"),
 }
 CODES = {404: "route_not_found", 405: "method_not_allowed", 413: "request_too_large"}
 """Of what the framework refuses."""
 HEADER_NAMES = {"if_match": "If-Match", "idempotency_key": "Idempotency-Key"}
 """The framework names them as handlers do."""
+SOON = {"retry-after": "1", "retry-after-ms": "1000"}
 HEADERS = {
     401: {"www-authenticate": "Bearer"},
     # Else the official clients repeat what cannot succeed.
     409: {"x-should-retry": "false"},
     412: {"x-should-retry": "false"},
     422: {"x-should-retry": "false"},
-    503: {"retry-after": "1", "retry-after-ms": "1000"},
+    429: SOON,
+    503: SOON,
 }
 
 

@@ -9,7 +9,9 @@ Nothing is named by the uploader: a part decides only which of the known files i
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Generator
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, cast
 
@@ -22,7 +24,7 @@ from multipart import (
 )
 
 from adapters.validator import WEIGHTS_NAME
-from admin.errors import Invalid, TooLarge
+from admin.errors import Invalid, Overloaded, TooLarge, TooMany
 from admin.file_sink import FileSink
 from admin.sandbox import KNOWN_FILES
 
@@ -40,6 +42,9 @@ ARCHIVE_SUFFIXES = (".tar", ".zip")
 MULTIPART = "multipart/form-data"
 OVERHEAD_BYTES = 1 << 20
 """What an archive may add to the files."""
+MAX_FORMS = 64
+MAX_FORMS_OF_TENANT = 8
+"""Under way at a time, in one process: no quota counts what is not complete."""
 
 
 class Segment(Protocol):
@@ -65,6 +70,28 @@ class VersionFields(msgspec.Struct, kw_only=True):
 def media_type(content_type: str) -> tuple[str, dict[str, str]]:
     """(type, its parameters) of a Content-Type header."""
     return cast("tuple[str, dict[str, str]]", parse_options_header(content_type))
+
+
+class Forms:
+    """Those under way, from their heads to their answers."""
+
+    def __init__(self) -> None:
+        self._num_open: Counter[str | None] = Counter()
+
+    @contextlib.contextmanager
+    def taking(self, tenant_id: str | None) -> Generator[None]:
+        """None: an admin's. Raises TooMany, or Overloaded if those of all are too many."""
+        if tenant_id is not None and self._num_open[tenant_id] >= MAX_FORMS_OF_TENANT:
+            raise TooMany(
+                f"this tenant has {MAX_FORMS_OF_TENANT} uploads under way", "too_many_uploads"
+            )
+        if self._num_open.total() >= MAX_FORMS:
+            raise Overloaded(f"{MAX_FORMS} uploads are under way", "too_many_uploads")
+        self._num_open[tenant_id] += 1
+        try:
+            yield
+        finally:
+            self._num_open[tenant_id] -= 1
 
 
 async def receive_form(

@@ -52,15 +52,16 @@ class UploadController(Controller):
                 ) as upload:
                     return await _make(request, given.fields(), staged, upload.data)
             if kind == MULTIPART and options.get("boundary"):
-                plane.store.check_room(_content_length(request))
-                fields, archive = await receive_form(
-                    options["boundary"],
-                    _body(request),
-                    staged,
-                    plane.config.max_upload_bytes,
-                    plane.store.check_room,
-                )
-                return await _make(request, fields, staged, archive)
+                with plane.forms.taking(request.user.tenant_id):
+                    plane.store.check_room(_content_length(request))
+                    fields, archive = await receive_form(
+                        options["boundary"],
+                        _body(request),
+                        staged,
+                        plane.config.max_upload_bytes,
+                        plane.store.check_room,
+                    )
+                    return await _make(request, fields, staged, archive)
         raise Invalid(f"send {MULTIPART}, or {JSON} with an upload", "content_type")
 
     @post("/uploads", guards=OWN)

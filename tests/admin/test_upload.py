@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from adapters.validator import CONFIG_NAME, WEIGHTS_NAME, AdapterFiles, content_digest
+from admin.upload import MAX_FORMS, MAX_FORMS_OF_TENANT
 from tests.adapters.files import write_adapter
 from tests.admin.conftest import MAX_UPLOAD_BYTES, Plane, write_model
 from tests.admin.lifecycle import prove_all
@@ -243,6 +244,49 @@ async def test_an_upload_that_is_cut_leaves_nothing(plane: Plane, base: str, fol
     assert problem(cut, 400)["code"] == "multipart"
     assert plane.files() == set()
     assert (await acme.get("adapters")).json()["data"] == []
+
+
+async def test_so_many_forms_are_under_way_at_once(plane: Plane, base: str, folder: Path):
+    """Of one tenant, and of all: the next is refused before its bytes are read."""
+    acme, globex = await plane.tenant("acme"), await plane.tenant("globex")
+    request = acme.build_request("POST", "adapters", data={"name": "bot"}, files=parts(folder))
+    body, headers = await request.aread(), {"content-type": request.headers["content-type"]}
+    go_on = asyncio.Event()
+    sent: list[asyncio.Task[httpx.Response]] = []
+
+    async def slowly():
+        yield body[: len(body) // 2]
+        await go_on.wait()
+        yield body[len(body) // 2 :]
+
+    async def begin(client: httpx.AsyncClient, num_forms: int) -> None:
+        for _ in range(num_forms):
+            posting = client.post("adapters", content=slowly(), headers=headers)
+            sent.append(asyncio.create_task(posting))
+        async with asyncio.timeout(20):
+            while len(list((plane.store / "incoming").glob(f"*/{WEIGHTS_NAME}"))) < len(sent):
+                await asyncio.sleep(0.02)
+
+    await begin(acme, MAX_FORMS_OF_TENANT)
+    refused = await push(acme, folder, name="bot")
+    assert problem(refused, 429)["code"] == "too_many_uploads"
+    assert refused.headers["retry-after"] == "1"
+    assert (await push(globex, folder, name="bot")).status_code == 201
+
+    # An admin's are nobody's own, and count among all.
+    await begin(plane.client, MAX_FORMS - MAX_FORMS_OF_TENANT)
+    refused = await push(globex, folder, name="bot")
+    assert problem(refused, 503)["code"] == "too_many_uploads"
+    assert refused.headers["retry-after"] == "1"
+    assert len(list((plane.store / "incoming").iterdir())) == MAX_FORMS
+
+    go_on.set()
+    statuses = [answer.status_code for answer in await asyncio.gather(*sent)]
+    assert sorted(statuses[:MAX_FORMS_OF_TENANT]) == [200] * (MAX_FORMS_OF_TENANT - 1) + [201]
+    # An admin must say whose.
+    assert set(statuses[MAX_FORMS_OF_TENANT:]) == {400}
+    assert (await push(acme, folder, name="bot")).status_code == 200
+    assert len(plane.files()) == 1
 
 
 def damaged_archives(folder: Path) -> dict[str, bytes]:
