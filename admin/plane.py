@@ -19,7 +19,7 @@ from admin import contents, versions
 from admin.audit import Actor, changing
 from admin.config import AdminConfig
 from admin.database import Database
-from admin.errors import AdminError, Conflict, DatabaseUnavailable, Invalid
+from admin.errors import AdminError, DatabaseUnavailable, Invalid
 from admin.idempotency import forget_for_ever
 from admin.key_lookup import KeyLookup
 from admin.key_uses import WRITE_INTERVAL_S, KeyUses
@@ -109,12 +109,11 @@ class AdminPlane:
         self, new: NewVersion, staged: Path, actor: Actor
     ) -> tuple[VersionDetails, bool]:
         digest = new.manifest.digest
-        async with contents.held(self.database, digest):
+        async with contents.held(self.database, digest) as holder:
             await asyncio.to_thread(self.store.put, "adapters", digest, staged)
             async with changing(self.database, actor) as connection:
                 version, is_new = await versions.add_version(connection, new)
-                if not await asyncio.to_thread(self.store.exists, "adapters", digest):
-                    raise Conflict("the store lost the files meanwhile; upload them again")
+                await contents.check_held(connection, digest, holder)
                 template = new.serving.template_digest
                 if template is not None and actor.key.tenant_id is None:
                     await versions.approve_template(connection, template, actor.key.id)

@@ -1,6 +1,20 @@
 -- name: content_hold
-INSERT INTO loose_contents (digest, holder, due) VALUES ($1, $2, now() + interval '45 seconds')
-ON CONFLICT (digest, holder) DO UPDATE SET due = excluded.due;
+-- Null if it is being removed, by a holder whose name begins with '-'.
+INSERT INTO loose_contents (digest, holder, due)
+SELECT $1::text, $2, now() + interval '45 seconds'
+WHERE NOT EXISTS (SELECT FROM loose_contents WHERE digest = $1::text AND starts_with(holder, '-') AND due > now())
+RETURNING true;
+
+-- name: content_renew
+-- One that ran out is not there any more if somebody may have removed the content since.
+UPDATE loose_contents SET due = now() + interval '45 seconds' WHERE digest = $1 AND holder = $2 RETURNING true;
+
+-- name: content_is_held
+SELECT EXISTS (SELECT FROM loose_contents WHERE digest = $1 AND holder = $2);
+
+-- name: content_let_go
+-- What is to be removed is due again.
+UPDATE loose_contents SET due = now() WHERE digest = $1 AND holder = $2;
 
 -- name: content_release
 DELETE FROM loose_contents WHERE digest = $1 AND holder = $2;
@@ -20,8 +34,9 @@ SELECT digest FROM loose_contents GROUP BY digest HAVING max(due) <= now() ORDER
 SELECT content_is_free($1);
 
 -- name: content_forget
-WITH proofs AS (DELETE FROM adapter_proofs WHERE digest = $1)
-DELETE FROM loose_contents WHERE digest = $1 AND due <= now();
+-- $2: who removed it. Nothing if that took so long that others may have put it there again.
+WITH removed AS (DELETE FROM loose_contents WHERE digest = $1 AND holder = $2 RETURNING digest)
+DELETE FROM adapter_proofs WHERE digest IN (SELECT digest FROM removed);
 
 -- name: content_settle
 DELETE FROM loose_contents WHERE digest = $1 AND due <= now();

@@ -1,21 +1,27 @@
 """Retirement: what has it keeps it, nothing new gets it, and then nothing of it is left."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import httpx
 import pytest
 
-from adapters.store import LocalStore
+from adapters.store import Kind, LocalStore, StoreUnavailable
 from admin import contents, retirement
+from admin.app import create_app
+from admin.config import AdminConfig
 from admin.database import Database
 from admin.errors import Conflict, NotFound
+from admin.keys import create_key
 from admin.queries import catalog_generation, load_catalog
 from admin.reaper import Reaper
-from tests.adapters.files import write_adapter
-from tests.admin.conftest import Plane
-from tests.admin.lifecycle import make_ready, make_tenant, prove_all, report
+from tests.adapters.files import BASE, write_adapter
+from tests.admin.conftest import PEPPER, Plane, write_model
+from tests.admin.lifecycle import add, make_ready, make_tenant, prove_all, report
 from tests.admin.test_routes import problem
+from tests.admin.test_upload import parts
+from tests.serving import serving
 
 
 @pytest.fixture
@@ -163,6 +169,135 @@ async def test_a_content_stays_while_anybody_names_or_holds_it(
             await contents.leave(connection, "c" * 64)
     await reaper.reap()
     assert store.digests("adapters") == ["a" * 64]
+
+
+class SlowStore(LocalStore):
+    """Answers when it is let."""
+
+    def __init__(self, root: Path, *slow: str) -> None:
+        super().__init__(root)
+        self.is_asked, self.go_on = threading.Event(), threading.Event()
+        self._slow = slow
+
+    def _wait(self, what: str) -> None:
+        if what in self._slow:
+            self.is_asked.set()
+            assert self.go_on.wait(30)
+
+    def put(self, kind: Kind, digest: str, staged: Path) -> None:
+        super().put(kind, digest, staged)
+        self._wait("put")
+
+    def exists(self, kind: Kind, digest: str) -> bool:
+        self._wait("exists")
+        return super().exists(kind, digest)
+
+    def delete(self, kind: Kind, digest: str) -> None:
+        self._wait("delete")
+        super().delete(kind, digest)
+
+
+async def test_nobody_waits_for_a_store_that_removes_slowly(
+    database: Database, tmp_path: Path, tenant_id: str
+):
+    """But who brings that content again, and it is there afterwards."""
+    store = SlowStore(tmp_path / "store", "delete")
+
+    def put() -> None:
+        (staged := store.stage()).joinpath("x").write_text("")
+        store.put("adapters", "c" * 64, staged)
+
+    async def put_again() -> None:
+        async with contents.held(database, "c" * 64):
+            assert store.digests("adapters") == []
+            put()
+            async with database.transaction() as connection:
+                await add(connection, tenant_id, "c")
+
+    put()
+    async with database.transaction() as connection:
+        await contents.leave(connection, "c" * 64)
+    removing = asyncio.create_task(Reaper(database, store).reap())
+    await asyncio.to_thread(store.is_asked.wait, 30)
+    async with asyncio.timeout(3):
+        await retire(database, tenant_id, 2)
+        # Nor does another reaper begin with what is being removed.
+        await Reaper(database, LocalStore(tmp_path / "store")).reap()
+    putting = asyncio.create_task(put_again())
+    await asyncio.sleep(0.3)
+    assert not putting.done() and store.digests("adapters") == ["c" * 64]
+    store.go_on.set()
+    await asyncio.gather(removing, putting)
+    await Reaper(database, store).reap()
+    assert store.digests("adapters") == ["c" * 64]
+    async with database.acquire() as connection:
+        assert await connection.fetch("SELECT FROM loose_contents") == []
+
+
+async def test_what_a_store_would_not_remove_is_due_at_once(database: Database, tmp_path: Path):
+    store = LocalStore(tmp_path / "store")
+    (staged := store.stage()).joinpath("x").write_text("")
+    store.put("adapters", "c" * 64, staged)
+    async with database.transaction() as connection:
+        await contents.leave(connection, "c" * 64)
+
+    async def fail(_: str) -> None:
+        raise StoreUnavailable("away")
+
+    with pytest.raises(StoreUnavailable):
+        await contents.remove_due(database, fail)
+    async with asyncio.timeout(3), contents.held(database, "c" * 64):
+        pass
+    await Reaper(database, store).reap()
+    assert store.digests("adapters") == []
+
+
+async def upload(dsn: str, database: Database, store: LocalStore, folder: Path) -> httpx.Response:
+    write_model(folder / "store", BASE.digest)
+    write_adapter(folder / "adapter")
+    own = await Database.connect(dsn)
+    app = create_app(AdminConfig(pepper=PEPPER), database=own, store=store)
+    async with database.transaction() as connection:
+        _, key = await create_key(connection, PEPPER, None)
+    headers = {"authorization": f"Bearer {key}"}
+    async with serving(app) as url, httpx.AsyncClient(headers=headers, timeout=30) as client:
+        answer = await client.post(
+            f"{url}/admin/v1/adapters",
+            data={"name": "new", "tenant": "acme"},
+            files=parts(folder / "adapter"),
+        )
+    await own.close()
+    return answer
+
+
+async def test_an_upload_keeps_nobody_waiting_for_the_store(
+    dsn: str, database: Database, tenant_id: str, tmp_path: Path
+):
+    store = SlowStore(tmp_path / "store", "exists")
+    uploading = asyncio.create_task(upload(dsn, database, store, tmp_path))
+    await asyncio.wait([uploading], timeout=3)
+    async with asyncio.timeout(3):
+        await retire(database, tenant_id, 2)
+    store.go_on.set()
+    assert (await uploading).status_code == 201
+
+
+async def test_an_upload_whose_hold_ran_out_makes_no_version(
+    dsn: str, database: Database, tenant_id: str, tmp_path: Path
+):
+    """It was stopped for so long that its content has been removed meanwhile."""
+    store = SlowStore(tmp_path / "store", "put")
+    uploading = asyncio.create_task(upload(dsn, database, store, tmp_path))
+    await asyncio.to_thread(store.is_asked.wait, 30)
+    async with database.acquire() as connection:
+        await connection.execute("UPDATE loose_contents SET due = now()")
+    await Reaper(database, store).reap()
+    assert store.digests("adapters") == []
+    store.go_on.set()
+    answer = await uploading
+    problem(answer, 409)
+    assert answer.headers["x-should-retry"] == "true"
+    assert {name for name, _, _ in await versions_left(database)} == {"bot"}
 
 
 async def test_an_uploader_that_died_leaves_nothing(database: Database, store: LocalStore):
