@@ -6,22 +6,28 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from admin.database import Database, Invalid
 from admin.queries import sql
 from gateway.periodic import repeat
-from gateway.segment import read_frames
+from gateway.segment import frame, read_frames
 from gateway.spool import Spool
 from gateway.usage import UsageRecord
 
 log = logging.getLogger(__name__)
 
 SHIP_INTERVAL_S = 1.0
-RECORDS_AT_ONCE = 1000
+AT_ONCE = 1000
 
 _DECODER = msgspec.msgpack.Decoder(UsageRecord)
+
+
+class _Record(NamedTuple):
+    frame: bytes
+    usage: UsageRecord
 
 
 class Shipper:
@@ -42,21 +48,36 @@ class Shipper:
 
     async def ship(self) -> None:
         """All that has been recorded so far. Raises AdminError; the rest stays for another time."""
+        refused: dict[Path, bytes] = {}
         for segment in await self._spool.seal():
-            try:
-                for records in await asyncio.to_thread(_read, segment):
-                    await self._load(records)
-            except (msgspec.DecodeError, Invalid) as error:
-                # It would keep all the others from being loaded, for ever.
-                log.error("%s cannot be loaded and is set aside: %s", segment, error)
-                await self._spool.set_aside(segment)
+            loads, aside = await asyncio.to_thread(_read, segment)
+            for records in loads:
+                aside += await self._load(records)
+            if aside:
+                refused[segment] = b"".join(aside)
             else:
                 await self._spool.remove(segment)
+        for segment, data in refused.items():
+            # On a full disk there is room now, if ever.
+            log.error("%d bytes of %s are set aside", len(data), segment)
+            await self._spool.set_aside(segment, data)
         for owner in await self._spool.emptied():
             await self._release([owner])
             await self._spool.drop(owner)
 
-    async def _load(self, records: list[UsageRecord]) -> None:
+    async def _load(self, records: Sequence[_Record]) -> list[bytes]:
+        """The frames of those that the database refuses. One must not keep the others from it."""
+        try:
+            await self._store([record.usage for record in records])
+        except Invalid as error:
+            if len(records) > 1:
+                half = len(records) // 2
+                return await self._load(records[:half]) + await self._load(records[half:])
+            log.error("the usage of request %s is refused: %s", records[0].usage.request_id, error)
+            return [records[0].frame]
+        return []
+
+    async def _store(self, records: list[UsageRecord]) -> None:
         # Encoded once for all that take them: the loop stands still meanwhile.
         rows = msgspec.Raw(msgspec.json.encode([msgspec.structs.asdict(each) for each in records]))
         async with self._database.transaction() as connection:
@@ -67,11 +88,20 @@ class Shipper:
             log.error("%d requests of days that are not kept any more are not counted", num_late)
 
 
-def _read(segment: Path) -> list[list[UsageRecord]]:
-    """In loads of some. Raises msgspec.DecodeError for what another version may have written."""
+def _read(segment: Path) -> tuple[list[list[_Record]], list[bytes]]:
+    """Its records in loads of some, and what is none: of another version, or spoilt."""
     data = segment.read_bytes()
     frames, num_read = read_frames(data)
-    if num_read < len(data):
-        log.warning("%s ends torn: %d bytes are no record", segment, len(data) - num_read)
-    records = [_DECODER.decode(each) for each in frames]
-    return [records[i : i + RECORDS_AT_ONCE] for i in range(0, len(records), RECORDS_AT_ONCE)]
+    records: list[_Record] = []
+    aside: list[bytes] = []
+    for each in frames:
+        try:
+            records.append(_Record(frame(each), _DECODER.decode(each)))
+        except msgspec.DecodeError as error:
+            log.error("%s has a record that cannot be read: %s", segment, error)
+            aside.append(frame(each))
+    if rest := data[num_read:].strip(b"\0"):
+        # What a writer left that died was promised to nobody; what a disk spoilt was.
+        log.error("%s ends torn: %d bytes are no record", segment, len(rest))
+        aside.append(data[num_read:])
+    return [records[i : i + AT_ONCE] for i in range(0, len(records), AT_ONCE)], aside

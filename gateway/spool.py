@@ -90,9 +90,10 @@ class Spool:
         """Forgets one of them."""
         await self._run(lambda: self._files.drop(owner))
 
-    async def set_aside(self, segment: Path) -> None:
-        """It cannot be loaded, and its bytes do not count any more."""
-        await self._run(lambda: self._files.set_aside(segment))
+    async def set_aside(self, segment: Path, data: bytes) -> None:
+        """All but these bytes of it is loaded; they stay, and do not count any more. Raises
+        OSError."""
+        await self._run(lambda: self._files.set_aside(segment, data))
 
     async def close(self) -> None:
         """When all is written, or cannot be. What is not loaded stays for who comes next."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import shutil
 from collections.abc import Generator
@@ -78,10 +79,18 @@ class SpoolFiles:
         segment.unlink(missing_ok=True)
         self._forget(segment)
 
-    def set_aside(self, segment: Path) -> None:
-        """Keeps one that nobody can load, for people to look at."""
-        segment.rename(self._root / f"{segment.parent.name}-{segment.name}.{SET_ASIDE}")
-        self._forget(segment)
+    def set_aside(self, segment: Path, data: bytes) -> None:
+        """Keeps of one that is loaded what cannot be, for people to look at. After an OSError it is
+        there whole."""
+        # Segments are numbered anew when all were loaded.
+        name = f"{segment.parent.name}-{segment.name}-{hashlib.sha256(data).hexdigest()[:16]}"
+        path = self._root / f"{name}.{SET_ASIDE}"
+        with path.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        _sync_folder(self._root)
+        self.remove(segment)
 
     def adopt(self) -> None:
         """Takes over what others left when they died."""

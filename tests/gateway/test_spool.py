@@ -111,6 +111,18 @@ async def test_what_was_acknowledged_outlives_a_kill(spool: Spool, tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["gateway-1"]
 
 
+async def test_what_was_set_aside_stays_when_segments_are_numbered_anew(tmp_path: Path) -> None:
+    for record in (b"first", b"second"):
+        spool = Spool(tmp_path, "gateway-1")
+        await spool.open()
+        await spool.append(record).synced()
+        for segment in await spool.seal():
+            await spool.set_aside(segment, segment.read_bytes())
+        assert spool.num_bytes == 0
+        await spool.close()
+    assert sorted(records(list(tmp_path.glob("*.set-aside")))) == [b"first", b"second"]
+
+
 async def test_a_name_has_one_owner_and_its_leftovers_go_on(tmp_path: Path) -> None:
     first = Spool(tmp_path, "one")
     await first.open()

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from admin.queries import sql
+from gateway.segment import frame, read_frames
 from gateway.usage import UsageRecord
 from tests.gateway.live import Live, Served, eventually
 from tests.stub_worker import Reply
@@ -35,6 +36,13 @@ async def rows(live: Live, count: int) -> list[Any]:
 
 def request_id(answer: Any) -> str:
     return answer.headers["x-request-id"].removeprefix("req_")
+
+
+def encoded(row: Any, **changes: Any) -> bytes:
+    """The record of a row, as a gateway writes it."""
+    fields: dict[str, Any] = {n: row[n] for n in UsageRecord.__struct_fields__ if n in row}
+    fields |= {"admitted_at": row["admitted_at"].timestamp(), **changes}
+    return msgspec.msgpack.encode(UsageRecord(**fields))
 
 
 def endless(_: Generate) -> Reply:
@@ -292,20 +300,56 @@ async def test_what_comes_too_late_to_be_counted_is_told(
     async with live.worker, live.gateway() as served:
         await served.complete("tiny")
         (row,) = await rows(live, 1)
-        fields = {name: row[name] for name in UsageRecord.__struct_fields__ if name in row}
         late = (datetime.now(UTC) - timedelta(days=10)).timestamp()
-        record = UsageRecord(**fields | {"admitted_at": late, "request_id": "late"})
-        served.gateway.spool.append(msgspec.msgpack.encode(record))
+        served.gateway.spool.append(encoded(row, request_id="late", admitted_at=late))
         await eventually(lambda: "1 requests of days that are not kept" in caplog.text)
         await eventually(lambda: served.gateway.spool.num_bytes == 0)
         await rows(live, 1)
 
 
-async def test_what_cannot_be_loaded_is_set_aside(live: Live) -> None:
-    """The rest of the ledger does not wait for it."""
+async def test_what_cannot_be_loaded_is_set_aside(
+    live: Live, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It alone: the rest of its segment is in the ledger, and the next segments too."""
     async with live.worker, live.gateway() as served:
-        served.gateway.spool.append(b"\xc1 no record of ours")
-        await eventually(lambda: list(live.spool.glob("*.set-aside")))
+        spool = served.gateway.spool
         await served.complete("tiny")
-        await rows(live, 1)
-        await eventually(lambda: served.gateway.spool.num_bytes == 0)
+        (row,) = await rows(live, 1)
+        bad = [
+            encoded(row, request_id="more-cached", cached_tokens=row["prompt_tokens"] + 1),
+            b"\xc1 no record of ours",
+            encoded(row, request_id="nul", trace_id="\0"),
+        ]
+        good = [encoded(row, request_id=str(i)) for i in range(4)]
+        given = [good[0], bad[0], good[1], bad[1], good[2], bad[2], good[3]]
+        # Gathered in one batch, so that they are in one segment.
+        for each in given:
+            spool.append(each)
+        await rows(live, 5)
+        await eventually(lambda: spool.num_bytes == 0)
+        (kept,) = live.spool.glob("*.set-aside")
+        assert sorted(read_frames(kept.read_bytes())[0]) == sorted(bad)
+        for refused in ("more-cached", "nul"):
+            assert f"the usage of request {refused} is refused" in caplog.text
+        await served.complete("tiny")
+        await rows(live, 6)
+        assert [kept] == list(live.spool.glob("*.set-aside"))
+
+
+async def test_what_a_disk_spoilt_is_set_aside(live: Live) -> None:
+    """Whoever wrote the records behind it was told that they are kept."""
+    async with live.worker, live.gateway() as served:
+        await served.complete("tiny")
+        (row,) = await rows(live, 1)
+    frames = [frame(encoded(row, request_id=str(i))) for i in range(3)]
+    frames[1] = frames[1][:-1] + b"!"
+    folder = live.spool / "gateway-0"
+    folder.mkdir()
+    (folder / "0000000001").write_bytes(b"".join(frames))
+    # A file system may have left zeros behind the last that was synced.
+    (folder / "0000000002").write_bytes(bytes(100))
+    async with live.worker, live.gateway():
+        await rows(live, 2)
+        await eventually(lambda: not folder.exists())
+    (kept,) = live.spool.glob("*.set-aside")
+    assert kept.read_bytes() == frames[1] + frames[2]
