@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
-from typing import Any
+from decimal import Decimal
+from typing import Any, get_args
 
 import msgspec
+from msgspec.structs import fields
 
 from admin.errors import Invalid, Stalled, TooLarge
 
 _PLACE = re.compile(r"^(?P<reason>.*) - at (?:`key` in )?`\$(?P<path>[^`]*)`$", re.DOTALL)
+_DECIMAL = re.compile(rb"""null|"?[0-9.eE+-]+"?""")
 _FIELD = re.compile(r"field `(?P<name>[^`]*)`$", re.DOTALL)
 
 
@@ -41,11 +44,23 @@ async def read_all(chunks: AsyncIterator[bytes], max_bytes: int) -> bytes:
 def decode_json(body: bytes, kind: Any) -> Any:
     """Raises Invalid, which names the field."""
     try:
-        return msgspec.json.decode(body, type=kind)
+        decoded = msgspec.json.decode(body, type=kind)
+        if isinstance(decoded, msgspec.Struct):
+            _check_decimals(body, type(decoded))
+        return decoded
     except msgspec.ValidationError as error:
         raise _explain(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Invalid(f"the body is not valid JSON: {error}", "invalid_json") from None
+
+
+def _check_decimals(body: bytes, kind: type[msgspec.Struct]) -> None:
+    """Python would take more for a number: 1_0, spaces around it, digits of any script."""
+    names = {f.encode_name for f in fields(kind) if Decimal in (f.type, *get_args(f.type))}
+    if names:
+        for name, text in msgspec.json.decode(body, type=dict[str, msgspec.Raw]).items():
+            if name in names and not _DECIMAL.fullmatch(text):
+                raise Invalid(f"{name}: a number such as 12.50 is expected", param=name)
 
 
 def _explain(message: str) -> Invalid:

@@ -75,6 +75,7 @@ async def test_a_model_that_is_not_there_has_no_price(plane: Plane, base: str):
         ({"input": "1000000.000001"}, "input"),
         ({"output": "0.0000001"}, "output"),
         ({"output": "Infinity"}, "output"),
+        ({"output": "1_0"}, "output"),
         ({"output": [1]}, "output"),
         ({"cached_input": "2.000001"}, "cached_input"),
         ({"cached_input": "1e-7"}, "cached_input"),
