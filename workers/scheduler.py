@@ -524,7 +524,7 @@ class Scheduler:
         num_tokens = self._num_next(sequence, budget)
         if not sequence.block_table.grow(sequence.num_computed + num_tokens):
             raise AssertionError("pages counted as obtainable were not")
-        if not sequence.is_begun:
+        if not sequence.num_charged:  # or else it would find what was computed for it
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
             self.num_queried_tokens += len(sequence.tokens)
             self.num_hit_tokens += sequence.num_computed

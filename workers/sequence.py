@@ -44,8 +44,9 @@ class Sequence:
     What a step in flight computes counts as computed, and the token that it draws counts in
     `length`: the next step is made of these before anybody has seen the token.
 
-    A preempted sequence goes back to `num_computed = 0` and keeps its generated tokens. A resumed
-    one begins like that, with tokens that another worker generated.
+    A preempted sequence goes back to `num_computed = 0` and keeps its generated tokens, and its
+    `num_cached`: what it finds later may have been computed for it. A resumed one begins like that,
+    with tokens that another worker generated.
 
     An activated LoRA acts on positions from `request.activation` on. The lease is held from the
     start all the same: a sequence once admitted never waits for its adapter in mid-prefill.

@@ -98,6 +98,25 @@ def test_a_shared_prefix_is_computed_once() -> None:
     assert sorted(simulation.cached.values()) == [0, 64, 64, 64, 64, 64]
 
 
+def test_what_a_prompt_finds_of_itself_after_a_preemption_was_not_cached() -> None:
+    """It was computed for it, and is paid for as such; what it found at first stays found."""
+    rng = random.Random(2)
+    simulation = Simulation(num_pages=128, max_batched_tokens=64)
+    prefix = prompt_of(rng, 32)
+    simulation.submit(generate(0, prefix + prompt_of(rng, 5), 1))
+    simulation.run()
+    queried, hit = simulation.scheduler.num_queried_tokens, simulation.scheduler.num_hit_tokens
+    simulation.submit(generate(1, prefix + prompt_of(rng, 200), 4))
+    for _ in range(2):
+        simulation.step()
+    simulation.suspend()
+    simulation.run()
+    assert simulation.scheduler.num_preemptions == 1
+    assert simulation.cached[1] == 32
+    assert simulation.scheduler.num_queried_tokens - queried == 232
+    assert simulation.scheduler.num_hit_tokens - hit == 32
+
+
 def test_prefixes_are_not_shared_across_adapters_domains_or_salts() -> None:
     prompt = prompt_of(random.Random(3), 48)
     simulation = Simulation(num_pages=128)
