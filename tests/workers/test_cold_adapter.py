@@ -171,3 +171,13 @@ def test_one_that_must_wait_for_a_row_pushes_nothing_off_the_device(tmp_path: Pa
     box.during(5, box.executor.drain, lambda: box.loop.post(0, Abort(COLD)))
     box.run()
     assert box.house.tier(0) == "host"
+
+
+def test_nor_does_one_behind_another_that_takes_the_last_row(tmp_path: Path) -> None:
+    box = Box(tmp_path, max_num_seqs=2)
+    box.bring(0, "host")
+    box.during(3, lambda: box.ask(2, num_tokens=NUM_STEPS), lambda: box.ask(COLD, 0))
+    box.during(4, box.executor.drain)
+    box.during(5, box.executor.drain, lambda: box.loop.post(0, Abort(COLD)))
+    box.run()
+    assert box.first_tokens[2] == 4 and box.house.tier(0) == "host"

@@ -324,6 +324,31 @@ def test_what_can_never_run_is_refused(request_: Generate, code: ErrorCode) -> N
     assert not simulation.engine.has_work
 
 
+def test_one_that_needs_all_the_memory_runs() -> None:
+    simulation = Simulation(num_pages=8)
+    refused = simulation.submit(generate(0, [1] * 100, 29))
+    assert refused is not None and refused.code is ErrorCode.PROMPT_TOO_LONG
+    assert "9 KV pages" in refused.message and "has 8" in refused.message
+    greedy = SamplingParams(max_tokens=28, seed=0, temperature=0.0, ignore_eos=True)
+    simulation.submit(msgspec.structs.replace(generate(1, [1] * 100), params=greedy))
+    simulation.run()
+    assert simulation.finished[1] is FinishReason.LENGTH and len(simulation.outputs[1]) == 28
+
+
+def test_waiting_tokens_are_those_of_prompts_that_are_not_computed() -> None:
+    """Of prompts that have begun too: whoever comes waits for these as well."""
+    rng = random.Random(10)
+    simulation = Simulation(max_batched_tokens=64, max_num_seqs=1)
+    seen: list[int] = []
+    for number, length in enumerate([150, 20]):
+        simulation.submit(generate(number, prompt_of(rng, length), 40))
+        seen.append(simulation.engine.status().num_waiting_tokens)
+    for _ in range(3):
+        simulation.step()
+        seen.append(simulation.engine.status().num_waiting_tokens)
+    assert seen == [150, 170, 106, 42, 20]
+
+
 def test_a_biased_token_outside_the_vocabulary_is_refused() -> None:
     simulation = Simulation()
     params = SamplingParams(4, 0, logit_bias={VOCAB: 1.0})
