@@ -239,10 +239,12 @@ class ObjectStore:
         """Drops the adapters used longest ago until the cache keeps its bound, but none that
         somebody is about to have."""
         with self._brought:
-            found = [
-                (folder.stat().st_mtime, sum(f.stat().st_size for f in folder.iterdir()), folder)
-                for folder in self._cache_root.iterdir()
-            ]
+            found: list[tuple[float, int, Path]] = []
+            for folder in self._cache_root.iterdir():
+                # Gone meanwhile: other processes of this machine trim the same cache.
+                with contextlib.suppress(FileNotFoundError):
+                    num_bytes = sum(file.stat().st_size for file in folder.iterdir())
+                    found.append((folder.stat().st_mtime, num_bytes, folder))
             total = sum(num_bytes for _, num_bytes, _ in found)
             for _, num_bytes, folder in sorted(found):
                 if total <= self._cache_bytes:

@@ -406,6 +406,29 @@ def test_what_is_asked_for_is_not_trimmed(
         assert len(content(asked.result(timeout=60))) == 2
 
 
+def test_what_another_process_has_trimmed_meanwhile_harms_nobody(
+    bucket: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of one machine have one cache: one is gone when it was listed, and not yet looked
+    at."""
+    digests = [f"{i:064x}" for i in range(3)]
+    for digest in digests[:2]:
+        bucket.put("adapters", digest, stage(bucket, bytes(1000)))
+    other = LocalStore(tmp_path / "cache")
+    listed = Path.iterdir
+
+    def iterdir(folder: Path) -> Iterator[Path]:
+        found = list(listed(folder))
+        if folder == tmp_path / "cache" / "adapters":
+            other.delete("adapters", digests[0])
+        return iter(found)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", iterdir)
+        bucket.put("adapters", digests[2], stage(bucket, bytes(1000)))
+    assert other.digests("adapters") == digests[1:]
+
+
 def test_two_threads_bring_it_once(bucket: ObjectStore, tmp_path: Path) -> None:
     bucket.put("models", DIGEST, stage(bucket, bytes(100_000)))
     other = open_store(f"s3://{BUCKET}/{tmp_path.name}", tmp_path / "other")
