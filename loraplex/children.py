@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from loraplex.death import die_with_parent
-from loraplex.errors import ChildFailed
+from loraplex.errors import BadSettings, ChildFailed
 from loraplex.settings import SECRETS
 
 FIRST_BACKOFF_S = 0.5
@@ -43,6 +43,8 @@ class Child:
         self._process: asyncio.subprocess.Process | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._is_stopping = False
+        self._was_ready = False
+        self._is_refused = False
 
     @property
     def pid(self) -> int | None:
@@ -54,12 +56,16 @@ class Child:
         self._keeper = asyncio.create_task(self._keep())
 
     async def wait_ready(self, is_ready: Callable[[], bool], timeout_s: float) -> None:
-        """Raises ChildFailed if it crashes or is not ready in time."""
+        """Raises ChildFailed if it crashes or is not ready in time, BadSettings if it refuses its
+        settings."""
         deadline = time.monotonic() + timeout_s
         while not await asyncio.to_thread(is_ready):
+            if self._is_refused:
+                raise BadSettings(f"the {self.name} does not start with these settings")
             if self.num_starts > 1 or time.monotonic() > deadline:
                 raise ChildFailed(f"the {self.name} does not come up")
             await asyncio.sleep(0.05)
+        self._was_ready = True
 
     async def stop(self, timeout_s: float) -> None:
         """SIGTERM, which drains; after the time SIGKILL."""
@@ -103,6 +109,9 @@ class Child:
             started = time.monotonic()
             code = await self._read_to_end()
             if self._is_stopping:
+                return
+            if code == BadSettings.exit_code and not self._was_ready:
+                self._is_refused = True
                 return
             if time.monotonic() - started > STABLE_S:
                 backoff_s = FIRST_BACKOFF_S

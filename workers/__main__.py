@@ -1,5 +1,7 @@
 """`python -m workers CONFIG.json [ID]`: one worker process, from its config to its last drained
-sequence. Without an id it names itself."""
+sequence. Without an id it names itself.
+
+Exit codes: 0 drained, 1 failed, 2 its config cannot be served."""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from workers.health import HealthServer
 from workers.logs import set_up_logging
 from workers.server import Server
 from workers.telemetry import render_metrics
-from workers.worker import Worker
+from workers.worker import CannotServe, Worker
 
 
 def main() -> None:
@@ -37,6 +39,9 @@ def main() -> None:
         except NotInStore as error:
             logging.error("the store %s has no %s", config.store, error)
             sys.exit(1)
+        except CannotServe as error:
+            logging.error("%s", error)
+            sys.exit(2)
         except CannotListen as error:
             logging.error("%s", error)
             sys.exit(1)

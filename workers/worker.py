@@ -61,12 +61,16 @@ MAX_EXTENTS = 1024
 """More of them only make every trade of memory slower."""
 
 
+class CannotServe(ValueError):
+    """What the config asks for can never run here; the message says why."""
+
+
 class Worker:
     """Everything one worker process owns, built and warmed up."""
 
     def __init__(self, config: WorkerConfig, *, instance_id: str, progress: Progress) -> None:
         """Brings models to the device in the order of the config, as far as there is room. Raises
-        ValueError if one can never be served, and what `Decoder.load` raises."""
+        CannotServe, and what `Decoder.load` raises."""
         self.config = config
         self.instance_id = instance_id
         self.ring = StepRing()
@@ -193,11 +197,11 @@ class Worker:
         )
 
     def _build(self, name: str, plan: ModelPlan) -> Hosted:
-        """All that the model needs but its weights. Raises ValueError if it can never run here."""
+        """All that the model needs but its weights. Raises CannotServe."""
         config, digest = self.config, plan.digest
         head_dim, known = plan.spec.head_dim, self.ops.head_dims
         if head_dim not in known:
-            raise ValueError(
+            raise CannotServe(
                 f"model {name}: head_dim is {head_dim}, op backend {self.ops.name!r} computes "
                 f"multiples of {known.step} up to {known[-1]}"
             )
@@ -205,7 +209,7 @@ class Worker:
         num_extents = -(-weight_bytes // self.arena.extent_bytes)
         most = min(self._kv_extents, self.arena.num_kv_extents - num_extents)
         if most < 1:
-            raise ValueError(
+            raise CannotServe(
                 f"model {name}: {weight_bytes >> 20} MiB of weights and its KV do not fit into "
                 f"{self.arena.num_bytes >> 20} MiB of device memory"
             )
@@ -301,29 +305,61 @@ class Footprint(NamedTuple):
     weight_bytes: int
 
 
+class Cut(NamedTuple):
+    """How memory falls into extents."""
+
+    extent_bytes: int
+    weight_extents: list[int]
+    least_bytes: int
+    """Of the setting: adapters have their floor, and each model KV when the others have left."""
+
+
 def _make_arena(
     config: WorkerConfig, models: list[Footprint], granularity: int
 ) -> tuple[Arena, int]:
     """The arena, and how many of its extents are KV's at most. granularity: of an extent's bytes.
 
-    Without `device_memory` there is room for `memory` beside the weights of all models.
+    Without `device_memory` there is room for `memory` beside the weights of all models. Raises
+    CannotServe.
     """
-    total = config.device_memory or config.memory + sum(model.weight_bytes for model in models)
+    given = config.device_memory or config.memory
+    cut = _cut(given, config, models, granularity)
+    if given < cut.least_bytes:
+        least = cut.least_bytes
+        while least < (cut := _cut(least, config, models, granularity)).least_bytes:
+            least = cut.least_bytes
+        name = "memory" if config.device_memory is None else "device_memory"
+        raise CannotServe(
+            f"{name}: {given} bytes are too few for what this worker serves; the least is {least}"
+        )
+    extent_bytes = cut.extent_bytes
+    if config.device_memory is None:
+        num_shared = config.memory // extent_bytes
+        num_extents = num_shared + sum(cut.weight_extents)
+    else:
+        num_extents = config.device_memory // extent_bytes
+        num_shared = num_extents - min(cut.weight_extents, default=0)
+    ceiling = config.adapter_memory_max
+    try:
+        arena = Arena(
+            num_extents * extent_bytes,
+            extent_bytes,
+            adapter_floor_bytes=config.adapter_memory_min,
+            adapter_ceiling_bytes=num_shared * extent_bytes if ceiling is None else ceiling,
+        )
+    except ValueError as error:
+        raise CannotServe(f"adapter_memory: {error}") from error
+    return arena, num_shared - arena.adapter_floor
+
+
+def _cut(given: int, config: WorkerConfig, models: list[Footprint], granularity: int) -> Cut:
+    """given: of `device_memory`, or else of `memory`."""
+    is_all = config.device_memory is not None
+    total = given if is_all else given + sum(model.weight_bytes for model in models)
     page_bytes = max((model.page_bytes for model in models), default=DEFAULT_PAGE_BYTES)
     wanted = max(PAGES_PER_EXTENT * page_bytes, total // MAX_EXTENTS)
     extent_bytes = -(-wanted // granularity) * granularity
     weight_extents = [-(-model.weight_bytes // extent_bytes) for model in models]
-    if config.device_memory is None:
-        num_shared = config.memory // extent_bytes
-        num_extents = num_shared + sum(weight_extents)
-    else:
-        num_extents = config.device_memory // extent_bytes
-        num_shared = max(num_extents - min(weight_extents, default=0), 0)
-    ceiling = config.adapter_memory_max
-    arena = Arena(
-        num_extents * extent_bytes,
-        extent_bytes,
-        adapter_floor_bytes=config.adapter_memory_min,
-        adapter_ceiling_bytes=num_shared * extent_bytes if ceiling is None else ceiling,
-    )
-    return arena, num_shared - arena.adapter_floor
+    floor = -(-config.adapter_memory_min // extent_bytes)
+    num_needed = floor + 1 + (max(weight_extents, default=0) if is_all else 0)
+    return Cut(extent_bytes, weight_extents, num_needed * extent_bytes)

@@ -146,6 +146,23 @@ def test_a_taken_port_is_told_before_anything_starts(stack: Stack, tmp_path: Pat
     assert "Postgres" not in done.stderr
 
 
+def test_too_little_memory_is_told_once_with_what_would_do(model: Path, tmp_path: Path):
+    with fresh_database(migrated=False) as dsn:
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "loraplex", "serve", "--model", f"tiny={model}"),
+                *("--port", "0", "--memory", "1"),
+            ],
+            env=os.environ | {"LORAPLEX_DATA_DIR": str(tmp_path), "LORAPLEX_DATABASE_URL": dsn},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    words = "memory: 1 bytes are too few for what this worker serves; the least is 65536"
+    assert (done.returncode, done.stderr.count(words)) == (2, 1), done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_the_gateway_is_told_what_stands_in_a_file(model: Path, tmp_path: Path):
     """A worker over TCP is found, which the gateway refuses unless it is told otherwise."""
     file, port = tmp_path / "loraplex.toml", free_port()

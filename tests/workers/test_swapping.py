@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from time import sleep
+from typing import Any
 
 import pytest
 import torch
@@ -38,6 +39,7 @@ from workers.protocol import (
     WorkerStatus,
 )
 from workers.telemetry import render_metrics
+from workers.worker import CannotServe
 
 FAMILIES = {"one": "llama", "two": "qwen2", "three": "gemma3_text"}
 KV_EXTENTS = 6
@@ -381,9 +383,36 @@ def test_the_catalog_registers_pins_and_unloads(house: House) -> None:
         assert driver.ended[4] is FinishReason.LENGTH
 
 
-def test_a_model_that_can_never_fit_is_refused_at_the_start(house: House) -> None:
-    with pytest.raises(ValueError, match="do not fit"):
-        Driver(house.config("one", "three", device_memory=8 * UNIT_BYTES))
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"device_memory": 8 * UNIT_BYTES},
+        {"memory": 1},
+        {"memory": UNIT_BYTES, "adapter_memory_min": 3 * UNIT_BYTES + 1},
+        {"device_memory": 1, "adapter_memory_min": 5 * UNIT_BYTES},
+    ],
+)
+def test_too_little_memory_is_refused_at_the_start_with_the_least_that_does(
+    house: House, sizes: dict[str, int]
+) -> None:
+    name, given = next(iter(sizes.items()))
+
+    def build(num_bytes: int) -> None:
+        settings: dict[str, Any] = {"device_memory": None} | sizes | {name: num_bytes}
+        with Driver(house.config("one", "three", **settings)):
+            pass
+
+    with pytest.raises(CannotServe, match=f"^{name}: {given} bytes are too few") as refused:
+        build(given)
+    least = int(str(refused.value).rpartition(" ")[2])
+    build(least)
+    with pytest.raises(CannotServe, match=f"the least is {least}$"):
+        build(least - 1)
+
+
+def test_adapters_that_may_have_no_whole_extent_are_refused(house: House) -> None:
+    with pytest.raises(CannotServe, match="adapter_memory: adapters need 1 bytes"):
+        Driver(house.config("one", adapter_memory_min=1, adapter_memory_max=1))
 
 
 def test_adapters_on_the_host_have_one_bound_for_all_models(house: House) -> None:
