@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 from admin import workers
 from admin.database import EVERYTHING, Database
-from admin.errors import AdminError
+from admin.errors import AdminError, DatabaseMisconfigured, DatabaseUnavailable
 from loraplex.children import environment_of_child
 from loraplex.death import die_with_parent
 from loraplex.output import tell
@@ -29,7 +29,7 @@ async def run_registered(
     """Runs the worker until it ends, and returns its exit status; signals are passed on to it.
 
     It is registered all the while. If this process is killed, the worker is too, and the lease runs
-    out.
+    out. Raises AdminError, with the worker ended, if no waiting mends why it cannot be registered.
     """
     # That the database is away is told below, once.
     logging.getLogger("asyncpg.pool").setLevel(logging.ERROR)
@@ -42,8 +42,14 @@ async def run_registered(
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, _pass_on, process, number)
-    async with _registered(url, worker_id, address, lease_s):
-        code = await process.wait()
+    async with _registered(url, worker_id, address, lease_s) as registering:
+        ending = asyncio.create_task(process.wait())
+        await asyncio.wait({ending, registering}, return_when=asyncio.FIRST_COMPLETED)
+        if not ending.done():
+            _pass_on(process, signal.SIGTERM)
+        code = await ending
+        if registering.done():
+            registering.result()
     return code if code >= 0 else 128 - code
 
 
@@ -55,17 +61,18 @@ def _pass_on(process: Process, number: int) -> None:
 @asynccontextmanager
 async def _registered(
     url: str, worker_id: str, address: str, lease_s: float
-) -> AsyncGenerator[None]:
+) -> AsyncGenerator[asyncio.Task[None]]:
     renewing = asyncio.create_task(_renew(url, worker_id, address, lease_s))
     try:
-        yield
+        yield renewing
     finally:
         renewing.cancel()
         await asyncio.wait([renewing])
 
 
 async def _renew(url: str, worker_id: str, address: str, lease_s: float) -> None:
-    """Until cancelled; with the database away the worker goes on."""
+    """Until cancelled; with the database away the worker goes on. Raises AdminError if it was never
+    reached and waiting does not help."""
     database = await _connect(url, lease_s / RENEWALS)
     is_said = False
     try:
@@ -86,11 +93,16 @@ async def _renew(url: str, worker_id: str, address: str, lease_s: float) -> None
 
 
 async def _connect(url: str, interval_s: float) -> Database:
+    said = ""
     while True:
         try:
             return await Database.connect(
                 url, sees=EVERYTHING, max_size=1, application_name="loraplex-worker"
             )
-        except AdminError as error:
-            tell(f"the worker is not registered: {error}")
+        except DatabaseMisconfigured:
+            raise
+        except DatabaseUnavailable as error:
+            if str(error) != said:
+                tell(f"the worker is not registered: {error}")
+            said = str(error)
             await asyncio.sleep(interval_s)

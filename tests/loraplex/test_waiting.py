@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from admin.database import Database
 from tests.doubles import make_model
 from tests.gateway.live import eventually
 from tests.proxy import PostgresProxy, Way, everything
@@ -136,23 +137,74 @@ async def test_serve_brings_the_database_up_to_date_when_it_is_there(
             await role.kill()
 
 
-async def test_what_waiting_does_not_mend_ends_it(dsn: str, empty_dsn: str, tmp_path: Path) -> None:
+def unusable(dsn: str) -> dict[str, str]:
+    """URLs by what is wrong with them."""
     head, _, tail = dsn.partition("@")
     name = tail.split("/")[1].split("?")[0]
-    wrong = {
+    return {
         "password authentication failed": f"{head}not@{tail}",
         '"nowhere" does not exist': dsn.replace(name, "nowhere"),
         "the database URL cannot be read": "postgresql://u:s3cret[@/x",
-        "run `loraplex migrate`": empty_dsn,
     }
-    roles = {
-        reason: Role(tmp_path / str(number), url, "gateway")
-        for number, (reason, url) in enumerate(wrong.items())
-    }
+
+
+async def end_with(roles: dict[str, Role]) -> None:
+    """Each by its reason."""
     for role in roles.values():
         await role.launch()
     for reason, role in roles.items():
-        async with asyncio.timeout(60):
-            assert await role.wait() == 1
+        try:
+            async with asyncio.timeout(60):
+                assert await role.wait() == 1
+        finally:
+            await role.kill()
         assert reason in role.told and "Traceback" not in role.told, role.told
         assert "s3cret" not in role.told
+
+
+async def test_what_waiting_does_not_mend_ends_it(dsn: str, empty_dsn: str, tmp_path: Path) -> None:
+    wrong = unusable(dsn) | {"run `loraplex migrate`": empty_dsn}
+    await end_with(
+        {
+            reason: Role(tmp_path / str(number), url, "gateway")
+            for number, (reason, url) in enumerate(wrong.items())
+        }
+    )
+
+
+def worker(folder: Path, dsn: str) -> Role:
+    """One that registers."""
+    address = f"unix:{folder / 'w'}"
+    options = ("--listen", address, "--advertise", address, "--health", "127.0.0.1:0")
+    return Role(folder, dsn, "worker", *options)
+
+
+async def test_what_waiting_does_not_mend_ends_a_worker_that_is_to_register(
+    dsn: str, tmp_path: Path
+) -> None:
+    await end_with(
+        {
+            reason: worker(tmp_path / str(number), url)
+            for number, (reason, url) in enumerate(unusable(dsn).items())
+        }
+    )
+
+
+async def test_a_worker_registers_when_the_database_is_there(
+    database: Database, proxy: PostgresProxy, tmp_path: Path
+) -> None:
+    async def is_registered() -> bool:
+        async with database.acquire() as connection:
+            return await connection.fetchval("SELECT count(*) FROM workers") == 1
+
+    role = worker(tmp_path, proxy.dsn)
+    try:
+        async with proxy.closed():
+            await role.launch()
+            await eventually(lambda: "serving on" in role.told, 60)
+            assert role.told.count("the worker is not registered") == 1, "once for each reason"
+        await eventually(is_registered, 60)
+        assert await role.end() == 0
+        assert not await is_registered()
+    finally:
+        await role.kill()
