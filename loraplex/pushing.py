@@ -11,7 +11,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from adapters.validator import CONFIG_NAME, WEIGHTS_NAME, AdapterFiles, content_digest
+from admin.database import FORMS
+from admin.schemas import EntityName
 from loraplex.api import Api
 from loraplex.errors import ApiFailure, NoAnswer, Refused
 from loraplex.output import Progress
@@ -31,12 +35,14 @@ Version = dict[str, Any]
 def push(api: Api, folder: Path, fields: dict[str, Any], report: Progress) -> Version:
     """The version that the server made of it, ready or not; `fields` are those of the route.
 
-    `report` hears of bytes sent. Raises ApiFailure.
+    What can be refused without the files is refused before they are sent. `report` hears of bytes
+    sent. Raises ApiFailure.
     """
     files = [folder / CONFIG_NAME, folder / WEIGHTS_NAME]
     for file in files:
         if not file.is_file():
             raise ApiFailure(f"{folder} has no {file.name}")
+    _check(api, fields)
     if sum(file.stat().st_size for file in files) > IN_PIECES_ABOVE:
         return push_in_pieces(api, folder, fields, report)
     return _push_at_once(api, files, fields, report)
@@ -57,6 +63,17 @@ def wait_ready(
     if version["state"] == "rejected":
         raise Refused(version["error"])
     return version
+
+
+def _check(api: Api, fields: dict[str, Any]) -> None:
+    """That names can be names, the key may push, and the tenant and the model are there."""
+    try:
+        msgspec.convert([fields.get("name", ""), fields.get("model", "any")], list[EntityName])
+    except msgspec.ValidationError:
+        raise ApiFailure(FORMS["entity_name_form"]) from None
+    api.get("/admin/v1/adapters", tenant=fields.get("tenant"), limit=1)
+    if "model" in fields:
+        api.get(f"/admin/v1/models/{fields['model']}")
 
 
 def _push_at_once(api: Api, files: list[Path], fields: dict[str, Any], report: Progress) -> Version:

@@ -158,6 +158,32 @@ async def test_a_refused_adapter_is_explained(plane: Plane, base: str, tmp_path:
     assert "has no adapter_model.safetensors" in await run(plane, *push, code=1)
 
 
+async def test_what_is_wrong_without_the_files_is_told_before_they_are_sent(
+    plane: Plane, base: str, tmp_path: Path
+):
+    await run(plane, "tenant", "create", "acme")
+    write_adapter(tmp_path)
+    scope = ("key", "create", "--tenant", "acme", "--scope", "usage:read")
+    reader = (await run(plane, *scope)).strip()
+
+    async def push(*arguments: str, name: str = "bot", **environment: str) -> str:
+        command = ("adapter", "push", str(tmp_path), "--name", name, *arguments)
+        return await run(plane, *command, code=1, **environment)
+
+    acme = ("--tenant", "acme")
+    for told, words in (
+        (await push(), "an admin key must say whose: give 'tenant'"),
+        (await push("--tenant", "globex"), "no tenant 'globex'"),
+        (await push(*acme, "--model", "other"), "no base model 'other'"),
+        (await push(*acme, "--model", "a/b"), "a name is 1 to 128 letters"),
+        (await push(*acme, name="bot/2"), "a name is 1 to 128 letters"),
+        (await push(LORAPLEX_KEY=reader), "lacks the scope admin or adapters:write"),
+        (await push(LORAPLEX_KEY="lpx_x"), "Give an API key"),
+        (await push(*acme, name=""), "a name is 1 to 128 letters"),
+    ):
+        assert words in told and "uploading" not in told, told
+
+
 async def test_a_version_proved_wrong_is_explained(plane: Plane, base: str, tmp_path: Path):
     await run(plane, "tenant", "create", "acme")
     write_adapter(tmp_path)
