@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import socket
@@ -21,7 +22,7 @@ from loraplex.commands.options import (
     settings_options,
 )
 from loraplex.private import path_digest
-from loraplex.settings import Settings, check_address
+from loraplex.settings import SECRETS, Settings, check_address
 
 
 @click.command("serve")
@@ -142,12 +143,33 @@ def migrate_command(**flags: Any) -> None:
 @click.option("--json", "as_json", is_flag=True)
 @settings_options(SERVING, TRANSPORT, WORKING, UPLOADS)
 def config_command(as_json: bool, **flags: Any) -> None:
-    """Print the effective settings, secrets hidden."""
+    """Print the effective settings as a file of settings has them, secrets hidden."""
     from loraplex.output import show
 
     shown = settings_of(flags).shown()
-    rows = [{"setting": name, "value": value} for name, value in shown.items()]
-    show([shown] if as_json else rows, ("setting", "value"), as_json)
+    if as_json:
+        show([shown], (), as_json)
+    else:
+        click.echo("\n".join(_in_toml(name, value) for name, value in shown.items()))
+
+
+def _in_toml(name: str, value: Any) -> str:
+    """A line of the file; what has no value, or a secret one, is a comment."""
+    match value:
+        case None:
+            return f"# {name} ="
+        case str() if name in SECRETS:
+            return f"# {name} = {value}"
+        case dict():
+            pairs = (f"{_literal(key)} = {_literal(item)}" for key, item in value.items())
+            return f"{name} = {{{', '.join(pairs)}}}"
+        case _:
+            return f"{name} = {_literal(value)}"
+
+
+def _literal(value: Any) -> str:
+    """TOML writes texts, numbers and lists of them as JSON does."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _split(pair: str) -> tuple[str, str]:

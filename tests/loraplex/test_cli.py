@@ -12,6 +12,7 @@ import pytest
 
 from admin.queries import sql
 from admin.tenants import create_tenant
+from loraplex.settings import load_settings
 from tests.adapters.files import write_adapter
 from tests.admin.conftest import Plane
 from tests.admin.lifecycle import claim, prove_all
@@ -436,6 +437,28 @@ def test_config_prints_what_is_effective(tmp_path: Path):
     shown = json.loads(done.stdout)[0]
     assert (shown["port"], shown["host"], shown["key"]) == (1, "::1", "(set)")
     assert shown["data_dir"] == str(tmp_path / ".loraplex")
+
+
+def test_config_is_written_as_a_file_of_settings_is(tmp_path: Path):
+    """And is read back as the same."""
+    given = {
+        "LORAPLEX_DATA_DIR": str(tmp_path / 'a "quoted" ü'),
+        "LORAPLEX_MODELS": "my.base=/x,b=/y z",
+        "LORAPLEX_WORKERS": "unix:/run/w1,unix:/run/w2",
+        "LORAPLEX_TRUSTED_PROXIES": "10.0.0.0/8",
+        "LORAPLEX_INSECURE_TRANSPORT": "true",
+        "LORAPLEX_ADAPTER_MEMORY": "1K:2M",
+        "LORAPLEX_THREADS": "3",
+        "LORAPLEX_KEY": "hunter2",
+    }
+    file = tmp_path / "shown.toml"
+    with file.open("w") as out:
+        subprocess.run([sys.executable, "-m", "loraplex", "config"], env=given, stdout=out)
+    lines = file.read_text().splitlines()
+    assert 'workers = ["unix:/run/w1", "unix:/run/w2"]' in lines
+    assert "# key = (set)" in lines and "# url =" in lines
+    read = load_settings({}, {"LORAPLEX_KEY": "hunter2"}, file)
+    assert read.shown() == load_settings({}, given).shown()
 
 
 async def test_migrate(empty_dsn: str):
