@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -34,6 +35,13 @@ SIZES = (
 PREFIX = "LORAPLEX_"
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+OTHERS = re.compile(
+    r"LORAPLEX_(TEST_\w+|(\w+_)?SERVICE_(HOST|PORT)\w*|(\w+_)?PORT(_\d+_(TCP|UDP|SCTP)\w*)?)",
+    re.ASCII,
+)
+"""Variables that are no settings: those of the test suite, which our processes inherit, and what
+Kubernetes says of services whose names begin like ours."""
 
 _ADDRESS = re.compile(r"unix:/.+|tcp://.+:(\d{1,5})", re.ASCII)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
@@ -181,7 +189,7 @@ def load_settings(
     for layer, source in layers:
         for name, value in layer.items():
             if name not in Settings.__struct_fields__:
-                raise BadSettings(f"{source}: there is no setting {name!r}")
+                raise _no_setting(source, name, Settings.__struct_fields__)
             values[name], sources[name] = _read(name, value, source), source
     try:
         return msgspec.convert(values, Settings, strict=False, dec_hook=_decode)
@@ -218,17 +226,27 @@ def _from_file(file: Path | None) -> dict[str, Any]:
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name in Settings.__struct_fields__:
-        variable = PREFIX + name.upper()
-        if environ.get(variable):
-            found[name] = environ[variable]
-        elif name in SECRETS and (path := environ.get(f"{variable}_FILE")):
+    variables = {PREFIX + name.upper(): name for name in Settings.__struct_fields__}
+    files = {f"{PREFIX}{name.upper()}_FILE": name for name in SECRETS}
+    given = {name: text for name, text in environ.items() if text and name.startswith(PREFIX)}
+    for variable in given:
+        if variable not in variables and variable not in files and not OTHERS.fullmatch(variable):
+            raise _no_setting("the environment", variable, (*variables, *files))
+    found = {name: given[variable] for variable, name in variables.items() if variable in given}
+    for variable, name in files.items():
+        if variable in given and name not in found:
             try:
-                found[name] = Path(path).read_text().strip()
+                found[name] = Path(given[variable]).read_text().strip()
             except OSError as error:
-                raise BadSettings(f"{variable}_FILE: {error}") from error
+                raise BadSettings(f"{variable}: {error}") from error
     return found
+
+
+def _no_setting(source: str, name: str, known: Iterable[str]) -> BadSettings:
+    by_end = {each.removeprefix(PREFIX): each for each in known}
+    near = get_close_matches(name.removeprefix(PREFIX), by_end, 1, cutoff=0.7)
+    hint = f"; perhaps {by_end[near[0]]}?" if near else ""
+    return BadSettings(f"{source}: there is no setting {name!r}{hint}")
 
 
 def _read(name: str, value: Any, source: str) -> Any:

@@ -1,7 +1,7 @@
 """Workers, gateways, Postgres and the network fail at random under traffic; afterwards the log of
 all that clients were told, the ledger and the limits are checked against what always holds.
 
-LORAPLEX_CHAOS_SEED and LORAPLEX_CHAOS_S give the seed and the seconds of a run.
+LORAPLEX_TEST_CHAOS_SEED and LORAPLEX_TEST_CHAOS_S give the seed and the seconds of a run.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from tests.proxy import Proxy
 from tests.scale import scaled
 from tests.worker_state import IN_USE, metrics_at
 
-SEED = int(os.environ.get("LORAPLEX_CHAOS_SEED", time.time_ns() % 10**6))
-CHAOS_S = float(os.environ.get("LORAPLEX_CHAOS_S", scaled(10, 1200)))
+SEED = int(os.environ.get("LORAPLEX_TEST_CHAOS_SEED", time.time_ns() % 10**6))
+CHAOS_S = float(os.environ.get("LORAPLEX_TEST_CHAOS_S", scaled(10, 1200)))
 NUM_CLIENTS = 10
 NUM_REQUESTS = 24
 """Different ones; each is asked many times."""

@@ -48,7 +48,8 @@ def test_a_secret_may_lie_in_a_file_and_is_not_shown(tmp_path: Path):
     settings = load_settings({}, environ)
     assert settings.database_url == "postgresql://u:hunter2@h/d"
     assert "hunter2" not in str(settings.shown())
-    assert load_settings({}, {"LORAPLEX_PORT_FILE": str(secret)}).port == 8000
+    environ |= {"LORAPLEX_DATABASE_URL": "postgresql://other"}
+    assert load_settings({}, environ).database_url == "postgresql://other"
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,13 @@ def test_a_secret_may_lie_in_a_file_and_is_not_shown(tmp_path: Path):
         ({}, {"LORAPLEX_PORT": "x"}, "", "the environment.*port"),
         ({}, {}, "port = 'x'", "toml.*port"),
         ({}, {}, "colour = 1", "no setting 'colour'"),
+        ({}, {}, "prot = 1", "no setting 'prot'; perhaps port"),
         ({}, {}, "colour = ", "toml"),
+        ({}, {"LORAPLEX_COLOUR": "1"}, "", "the environment: .*no setting 'LORAPLEX_COLOUR'$"),
+        ({}, {"LORAPLEX_MAX_NUM_SEQ": "8"}, "", "perhaps LORAPLEX_MAX_NUM_SEQS"),
+        ({}, {"LORAPLEX_KEYFILE": "/x"}, "", "perhaps LORAPLEX_KEY_FILE"),
+        ({}, {"LORAPLEX_PORT_FILE": "/x"}, "", "no setting 'LORAPLEX_PORT_FILE'"),
+        ({}, {"LORAPLEX_": "x"}, "", "no setting 'LORAPLEX_'"),
         ({"memory": "much"}, {}, "", "memory: 'much' is not a size"),
         ({"adapter_memory": "5"}, {}, "", "not MIN:MAX"),
         ({"models": ("x",)}, {}, "", "not NAME=PATH"),
@@ -85,6 +92,20 @@ def test_nonsense_is_named_with_its_source(
     file.write_text(text)
     with pytest.raises(BadSettings, match=words):
         load_settings(flags, environ, file)
+
+
+def test_variables_that_others_set_are_no_settings():
+    environ = {
+        "LORAPLEX_TEST_SCALE": "full",
+        "LORAPLEX_SERVICE_HOST": "10.0.0.1",
+        "LORAPLEX_SERVICE_PORT_HTTP": "80",
+        "LORAPLEX_PORT_8000_TCP_ADDR": "10.0.0.1",
+        "LORAPLEX_ADMIN_SERVICE_PORT": "80",
+        "LORAPLEX_ADMIN_PORT": "tcp://10.0.0.1:80",
+        "LORAPLEX_COLOUR": "",
+        "LORAPLEXITY": "x",
+    }
+    assert load_settings({}, environ) == load_settings({}, {})
 
 
 @pytest.mark.parametrize(
