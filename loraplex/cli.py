@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or settings.
 from __future__ import annotations
 
 import logging
+import os
 import resource
 import sys
 
@@ -28,7 +29,8 @@ from loraplex.commands.roles import (
 from loraplex.commands.tenants import key_group, tenant_group
 from loraplex.commands.usage import usage_command
 from loraplex.commands.workers import workers_group
-from loraplex.errors import LoraplexError
+from loraplex.errors import LoraplexError, OutputLost
+from loraplex.output import watch_output
 
 log = logging.getLogger(__name__)
 
@@ -51,11 +53,19 @@ for command in (
 def main() -> None:
     # For our children too: a core would hold keys, and what was said.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    watch_output()
     try:
         code = cli(standalone_mode=False)
+        sys.stdout.flush()
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
+    except OutputLost as lost:
+        # Or else what is still in its buffer would be tried once more at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if str(lost):
+            click.echo(f"loraplex: {lost}", err=True)
+        sys.exit(lost.exit_code)
     except (LoraplexError, AdminError) as error:
         if logging.root.handlers:
             log.error("%s", error)

@@ -18,6 +18,10 @@ class BadSettings(LoraplexError):
     exit_code = 2
 
 
+class OutputLost(LoraplexError):
+    """Standard output cannot be written. No message: its reader has enough."""
+
+
 class ApiFailure(LoraplexError):
     """The server refused, or is not there."""
 

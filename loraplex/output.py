@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+from loraplex.errors import OutputLost
 
 log = logging.getLogger("loraplex")
 
@@ -15,6 +19,32 @@ Progress = Callable[[int, int], None]
 """Called with what is done and how much it is in all; bytes if nothing else is said."""
 UNBROKEN = 10_000
 """Columns of a table that goes into a file or a pipe."""
+
+
+class _Output(io.FileIO):
+    """Standard output, whose failure is told from that of any other file."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError as error:
+            raise OutputLost from error
+        except OSError as error:
+            raise OutputLost(f"the output cannot be written: {error.strerror}") from error
+
+
+def watch_output() -> None:
+    """From now on print and its like raise OutputLost; what is closed takes everything."""
+    given = sys.stdout
+    if given is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the end
+        return
+    sys.stdout = io.TextIOWrapper(
+        io.BufferedWriter(_Output(given.fileno(), "w", closefd=False)),
+        encoding=given.encoding,
+        errors=given.errors,
+        line_buffering=given.isatty(),
+    )
 
 
 def show(

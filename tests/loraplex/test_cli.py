@@ -461,6 +461,56 @@ def test_config_is_written_as_a_file_of_settings_is(tmp_path: Path):
     assert read.shown() == load_settings({}, given).shown()
 
 
+OUTPUTS = (["config"], ["config", "--json"], ["--help"])
+
+
+@pytest.mark.parametrize("arguments", OUTPUTS)
+def test_output_that_cannot_be_written_is_told(arguments: list[str], tmp_path: Path):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "loraplex", *arguments],
+            env={"HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    told = "loraplex: the output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, told)
+
+
+@pytest.mark.parametrize("arguments", OUTPUTS)
+def test_a_reader_that_has_enough_is_told_nothing(arguments: list[str], tmp_path: Path):
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "loraplex", *arguments],
+        env={"HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+async def test_tables_too_need_somewhere_to_go(plane: Plane):
+    await run(plane, "tenant", "create", "acme")
+    for arguments in ((), ("--json",)):
+        shell = f"{sys.executable} -m loraplex tenant list {' '.join(arguments)} > /dev/full"
+        process = await asyncio.create_subprocess_shell(
+            shell,
+            env=os.environ
+            | {
+                "LORAPLEX_URL": plane.url.removesuffix("/admin/v1"),
+                "LORAPLEX_KEY": plane.client.headers["authorization"].removeprefix("Bearer "),
+            },
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, told = await process.communicate()
+        assert process.returncode == 1
+        assert told == b"loraplex: the output cannot be written: No space left on device\n"
+
+
 async def test_migrate(empty_dsn: str):
     environment = os.environ | {"LORAPLEX_DATABASE_URL": empty_dsn}
     for expected in ("0001_pre_catalog.sql", "nothing to do"):
