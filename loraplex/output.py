@@ -36,14 +36,14 @@ class _Output(io.FileIO):
 def watch_output() -> None:
     """From now on print and its like raise OutputLost; what is closed takes everything."""
     given = sys.stdout
-    if given is None:
+    if not isinstance(given, io.TextIOWrapper):
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the end
         return
     sys.stdout = io.TextIOWrapper(
         io.BufferedWriter(_Output(given.fileno(), "w", closefd=False)),
         encoding=given.encoding,
         errors=given.errors,
-        line_buffering=given.isatty(),
+        line_buffering=given.line_buffering or given.write_through,
     )
 
 
