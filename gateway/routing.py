@@ -356,7 +356,7 @@ def _homes(digest: str, workers: Workers[W], is_able: Callable[[W], bool]) -> Se
 
 
 def _deepest(cached: Mapping[W, int], is_able: Callable[[W], bool]) -> list[W]:
-    able = {worker: num for worker, num in cached.items() if num and is_able(worker)}
+    able = {worker: num for worker, num in cached.items() if is_able(worker)}
     most = max(able.values(), default=0)
     return [worker for worker, num in able.items() if num == most]
 

@@ -42,6 +42,7 @@ def worker(
     at: float = 0.0,
     others: list[ModelStatus] | None = None,
     name: str = "w",
+    leases: int = 0,
     **model: object,
 ) -> Standing:
     """adapters: (digest, tier), of 8 MiB. Its map says that half of 400 MiB is free."""
@@ -49,7 +50,7 @@ def worker(
         name,
         False,
         [msgspec.structs.replace(IDLE, **model), *(others or [])],
-        [AdapterStatus(digest, tier, 8 * MB, 0, False) for digest, tier in adapters],
+        [AdapterStatus(digest, tier, 8 * MB, leases, False) for digest, tier in adapters],
         *(400 * MB, "k.", {}, 0, 0.0),
     )
     return Standing(Report.of(status, {}), at)
@@ -100,8 +101,10 @@ def test_the_terms() -> None:
     assert near(seconds(lora, worker()), 0.1 + copy_s + 1e-3 + ADAPTER_BYTES / 4e8)
     crowd_s = answer_s * ADAPTER_BYTES / IDLE.num_bytes
     assert near(seconds(lora, worker(("a", "device"), num_running=1)), 0.1 + crowd_s)
+    assert near(seconds(lora, worker(("a", "device"), num_running=1, leases=1)), 0.1)
     assert near(seconds(work(), worker(tier="loading")), 0.1 + 1.0)
     assert near(seconds(work(), worker(tier="host")), 0.1 + 2.0)
+    assert near(seconds(work(), worker(tier="draining")), 0.1 + 2 * 2.0)
     full = worker(tier="host", num_bytes=300 * MB, others=[OTHER])
     assert near(seconds(work(), full), 0.1 + 2 * 2.0)
     running = [msgspec.structs.replace(OTHER, num_running=1)]
@@ -119,6 +122,26 @@ def test_the_soonest_is_picked() -> None:
     assert chosen(lora, [worker(), worker(("a", "host")), worker(("a", "device"))]) == {2}
     assert chosen(work(), [worker(tier="cold"), worker(num_waiting_tokens=1500)]) == {1}
     assert chosen(work(), [worker(tier="cold"), worker(num_waiting_tokens=2500)]) == {0}
+
+
+def test_who_has_the_prompt_is_left_only_for_much_less() -> None:
+    def beside_idle(num_waiting_tokens: int) -> set[int]:
+        busy = worker(num_waiting_tokens=num_waiting_tokens)
+        return chosen(work(), [busy, worker()], cached={0: 96})
+
+    assert beside_idle(116) == {0} and beside_idle(166) == {1}
+
+
+def test_who_has_most_of_the_prompt_is_found_among_those_who_have_some() -> None:
+    crowd = dict.fromkeys(range(1, 200), 16)
+    assert chosen(work(), [worker()] * 200, cached={0: 96, **crowd}) == {0}
+
+
+def test_who_could_not_load_an_adapter_is_not_near_it() -> None:
+    failed = AdapterStatus("a", "store", 0, 0, False, error="adapter.load.failed")
+    status = WorkerStatus("w", False, [IDLE], [failed], 0, "", {}, 0, 0.0)
+    where = Standing(Report.of(status, {}), 0.0)
+    assert not where.near and where.tier("a") == ""
 
 
 def test_a_worker_that_has_measured_nothing_is_believed_to_be_as_fast() -> None:
@@ -181,6 +204,10 @@ def test_what_was_sent_counts_and_fades() -> None:
     for _ in range(6):
         where.send(work(1), 0, 10.0)
     assert near(seconds(work(), where, now=99.0), 0.1 + ANSWER_TOKENS * STEP_S / 8)
+    two = work(1)
+    two.num_sequences = 2
+    where.send(two, 0, 98.0)
+    assert near(seconds(work(), where, now=99.0), 0.1 + 3 * ANSWER_TOKENS * STEP_S / 8)
     where.num_more = 0
     assert near(seconds(work(), where, now=99.0), 0.1)
     assert where.tier("a") == ""
@@ -302,3 +329,5 @@ def test_who_holds_what_is_known(changes: list[tuple[int, Standing | str | None]
     for model in ("m", "unheard of"):
         ready = [n for n, each in there.items() if not each.model(model).wait_s]
         assert sorted(workers.resident(model)) == sorted(ready)
+    pools = (workers._holders, workers._near, workers._resident)
+    assert all(len(list(pool)) for known in pools for pool in known.values())
