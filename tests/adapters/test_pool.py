@@ -13,12 +13,14 @@ from adapters.failures import MAX_FAULTS
 from adapters.image import AdapterImage
 from adapters.lora import ImageTables
 from adapters.residency import AdapterLease
+from memory.accounts import Tenant
 from memory.runs import UNIT_BYTES
 from tests.adapters.files import BASE
 from tests.adapters.pools import House, Ref
 
 ONE_UNIT, TWO_UNITS, FIVE_UNITS = 4, 16, 40
 """Ranks whose images take that many units."""
+ACME, GLOBEX, INITECH = Tenant("acme", 1), Tenant("globex", 1), Tenant("initech", 1)
 
 
 def test_a_step_never_waits_for_a_load(tmp_path: Path) -> None:
@@ -69,6 +71,53 @@ def test_a_copy_that_nobody_waits_for_is_dropped(tmp_path: Path) -> None:
     assert (house.tier(0), house.runs.num_runs) == ("host", 0)
     house.settle()
     assert house.serves(house.load(0).slot, 0)
+
+
+def test_one_that_is_given_up_while_it_is_fetched_stays_on_the_host(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT])
+    fetch = house.pool._loader.fetch
+    house.pool._loader.fetch = lambda *a, **k: (house.pool.cancel(house.refs[0]), fetch(*a, **k))[1]
+    house.pool.expect(house.refs[0])
+    house.settle()
+    assert (house.tier(0), house.runs.num_runs) == ("host", 0)
+
+
+def test_who_gives_up_waiting_does_not_delay_a_pin(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT])
+    house.pool.pin(house.refs[0])
+    house.pool.poll()
+    house.pool.cancel(house.refs[0])
+    assert house.tier(0) == "loading"
+
+
+def test_a_load_is_charged_to_one_lease_alone(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT])
+    first, second = house.load(0), house.load(0)
+    assert first.num_loaded_bytes > 0 and second.num_loaded_bytes == 0
+
+
+@pytest.mark.parametrize("call", ["prefetch", "expect", "acquire"])
+def test_it_is_charged_to_whoever_asks_first_in_whichever_way(tmp_path: Path, call: str) -> None:
+    """A probe that follows is nobody's."""
+    house = House(tmp_path, [ONE_UNIT])
+    getattr(house.pool, call)(house.refs[0], ACME)
+    house.settle()
+    house.load(0)
+    assert house.runs.held_bytes() == {"acme": UNIT_BYTES}
+    house.check()
+
+
+def test_one_on_its_way_is_not_short_of_room(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT] * 2, num_units=1)
+    kept, other = house.refs
+    house.pool.expect(kept)
+    assert not house.pool.is_short(kept)
+    lease = house.load(0)
+    assert not house.pool.is_short(kept) and house.pool.num_lacking(kept) == 0
+    house.pool.expect(other)
+    house.settle()
+    assert house.pool.is_short(other)
+    assert house.pool.num_lacking(other) == lease.num_loaded_bytes
 
 
 def test_leases_share_a_slot_and_keep_it(tmp_path: Path) -> None:
@@ -125,7 +174,7 @@ def test_a_pinned_adapter_stays(tmp_path: Path) -> None:
     assert house.on_device() == {0}
     for index in (1, 2, 1, 2):
         house.load(index).release()
-    assert 0 in house.on_device()
+    assert 0 in house.on_device() and house.pool.num_evictions == 3
     house.pool.unpin(house.refs[0].digest)
     house.now += 3600
     for index in (1, 2):
@@ -142,9 +191,92 @@ def test_slots_bound_what_is_resident(tmp_path: Path) -> None:
     house.check()
 
 
-def test_one_that_waits_is_not_evicted_before_its_lease(tmp_path: Path) -> None:
+def use(house: House, index: int, tenant: Tenant, times: int = 1) -> None:
+    for _ in range(times):
+        house.now += 1.0
+        house.pool.prefetch(house.refs[index], tenant)
+        house.settle()
+    lease = None
+    while lease is None:
+        lease = house.pool.acquire(house.refs[index], tenant)
+        house.settle_step()
+    lease.release()
+
+
+def test_a_slot_is_given_up_by_who_holds_most_of_them(tmp_path: Path) -> None:
+    """However much it is worth to him."""
+    house = House(tmp_path, [ONE_UNIT] * 5, num_units=16, num_slots=4)
+    for index in (0, 1, 2):
+        use(house, index, ACME, times=9 - index)
+    use(house, 3, GLOBEX)
+    use(house, 4, INITECH)
+    assert house.on_device() == {0, 1, 3, 4}
+    house.check()
+
+
+def test_a_slot_is_not_taken_from_who_holds_no_more(tmp_path: Path) -> None:
+    """Whose idle adapter is worth less."""
+    house = House(tmp_path, [ONE_UNIT] * 5, num_units=16, num_slots=4)
+    for index in (0, 1):
+        use(house, index, GLOBEX)
+    for index in (2, 3):
+        use(house, index, ACME, times=9 - index)
+    use(house, 4, ACME)
+    assert house.on_device() == {0, 1, 2, 4}
+    house.check()
+
+
+@pytest.mark.parametrize("bounds", [{"num_slots": 4}, {"num_units": 4}])
+@pytest.mark.parametrize("is_leased", [True, False])
+def test_who_has_most_takes_nothing_from_others(
+    tmp_path: Path, bounds: dict[str, int], is_leased: bool
+) -> None:
+    """His own are in use, or are about to be."""
+    house = House(tmp_path, [ONE_UNIT] * 5, **{"num_units": 16, **bounds})  # pyright: ignore
+    use(house, 0, GLOBEX)
+    for index in (1, 2, 3):
+        use(house, index, ACME)
+    mine = house.refs[1:4]
+    leases = [house.pool.acquire(ref, ACME) for ref in mine if is_leased]
+    house.pool.prefetch(house.refs[4], ACME)
+    house.settle()
+    for ref in mine if not is_leased else ():
+        house.pool.expect(ref, ACME)
+    house.pool.expect(house.refs[4], ACME)
+    assert house.on_device() == {0, 1, 2, 3}
+    for lease in leases:
+        assert lease is not None
+        lease.release()
+    house.settle()
+    house.pool.expect(house.refs[4], ACME)
+    house.settle()
+    assert 0 in house.on_device() and 4 in house.on_device()
+    house.check()
+
+
+@pytest.mark.parametrize("num_slots", [2, 3])
+def test_whose_adapter_one_that_starves_may_have(tmp_path: Path, num_slots: int) -> None:
+    """Of an account that holds more, in bytes and where slots are short in those too; for its first
+    one of any."""
+    house = House(tmp_path, [TWO_UNITS, ONE_UNIT, ONE_UNIT, FIVE_UNITS], num_slots=num_slots)
+    theirs, _, more, first = house.refs
+    for index, tenant in ((0, GLOBEX), (1, ACME)):
+        house.pool.expect(house.refs[index], tenant)
+        house.settle()
+        assert house.pool.acquire(house.refs[index], tenant) is not None
+    for ref, tenant in ((more, ACME), (first, INITECH)):
+        house.pool.prefetch(ref, tenant)
+    house.settle()
+    assert house.pool.may_displace(more, theirs.digest) == (num_slots == 3)
+    assert house.pool.may_displace(first, theirs.digest)
+
+
+@pytest.mark.parametrize("bounds", [{"num_units": 1}, {"num_slots": 1}])
+def test_one_that_waits_is_not_evicted_before_its_lease(
+    tmp_path: Path, bounds: dict[str, int]
+) -> None:
     """Two that ask in every step for room of one: each gets its turn."""
-    house = House(tmp_path, [ONE_UNIT] * 2, num_units=1)
+    house = House(tmp_path, [ONE_UNIT] * 2, **bounds)  # pyright: ignore[reportArgumentType]
     turns: list[int] = []
     for _ in range(20):
         house.pool.poll()
@@ -215,6 +347,8 @@ def test_a_failed_load_is_told_and_tried_again_later(tmp_path: Path) -> None:
         with pytest.raises(AdapterUnavailable) as caught:
             house.pool.acquire(missing)
         assert caught.value.code == "adapter.store.missing"
+    house.pool.prefetch(missing)
+    assert not house.pool.is_loading, "it would fail again"
     house.now += 60
     assert house.pool.acquire(missing) is None
     house.settle()

@@ -16,7 +16,6 @@ def test_they_stay_on_the_host_and_come_back_as_they_were(tmp_path: Path) -> Non
     house.check()
     assert "a" not in house.map.map() and house.tier(0) == house.tier(1) == "host"
     assert house.pool.acquire(house.refs[0]) is None
-    house.settle()
     assert house.tier(0) == "host", "nobody comes before the model does"
     house.pool.is_on_device = True
     lease = house.load(0)
@@ -29,7 +28,7 @@ def test_one_that_is_fetched_meanwhile_waits_on_the_host(tmp_path: Path) -> None
     house = House(tmp_path, [4])
     house.pool.leave_device()
     house.pool.expect(house.refs[0])
-    house.settle()
+    house.executor.step()
     assert house.tier(0) == "host"
     house.check()
 
@@ -42,6 +41,16 @@ def test_a_copy_in_progress_ends_on_the_host(tmp_path: Path) -> None:
     house.pool._loader.copy = lambda *a, **k: (house.pool.leave_device(), work(*a, **k))[1]
     assert house.pool.acquire(house.refs[0]) is None
     house.settle()
+    assert house.tier(0) == "host" and "a" not in house.map.map()
+    house.check()
+
+
+def test_a_copy_that_has_not_begun_is_dropped(tmp_path: Path) -> None:
+    house = House(tmp_path, [4])
+    house.pool.prefetch(house.refs[0])
+    house.settle()
+    house.pool.expect(house.refs[0])
+    house.pool.leave_device()
     assert house.tier(0) == "host" and "a" not in house.map.map()
     house.check()
 

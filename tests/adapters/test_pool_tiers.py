@@ -144,6 +144,9 @@ def test_the_host_image_of_what_is_on_the_device_goes_first(tmp_path: Path) -> N
     house.pool.prefetch(house.refs[2])
     house.settle()
     assert [house.tier(i) for i in range(3)] == ["device", "host", "host"]
+    for _ in range(50):
+        house.pool.prefetch(house.refs[0])
+    assert not house.pool.is_loading, "nobody needs it there"
     house.check()
 
 
@@ -158,6 +161,9 @@ def test_many_prefetches_do_not_push_out_the_warm(tmp_path: Path) -> None:
         house.settle()
         house.check()
     assert house.tier(0) == "host"
+    assert [status.tier for status in house.pool.status()] == ["host"] * 2
+    house.pool.prefetch(house.refs[0])
+    assert not house.pool.is_loading
 
 
 def test_one_that_waits_is_served_though_the_host_is_full_of_better(tmp_path: Path) -> None:
@@ -165,6 +171,9 @@ def test_one_that_waits_is_served_though_the_host_is_full_of_better(tmp_path: Pa
     for _ in range(50):
         house.pool.prefetch(house.refs[0])
         house.settle()
+    house.pool.prefetch(house.refs[1])
+    house.settle()
+    assert [status.tier for status in house.pool.status()] == ["host"], "one is not remembered"
     assert house.serves(house.load(1).slot, 1)
     house.check()
 
@@ -236,6 +245,19 @@ def test_pins_have_half_of_the_slots(tmp_path: Path) -> None:
         house.load(index).release()
     assert house.on_device() == {0, 1, 3, 4}
     house.check()
+
+
+def test_pins_of_two_base_models_have_half_together(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT] * 2, num_units=4)
+    pools = [house.pool, house.make_pool(house.executor)]
+    for pool in pools:
+        for ref in house.refs:
+            pool.pin(ref)
+    for _ in range(8):
+        house.executor.drain()
+        for pool in pools:
+            pool.poll()
+    assert [sum(status.pinned for status in pool.status()) for pool in pools] == [1, 1]
 
 
 def test_a_pin_that_is_not_kept_is_not_read_again_and_again(tmp_path: Path) -> None:
