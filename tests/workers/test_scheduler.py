@@ -117,6 +117,23 @@ def test_what_a_prompt_finds_of_itself_after_a_preemption_was_not_cached() -> No
     assert simulation.scheduler.num_hit_tokens - hit == 32
 
 
+def test_what_a_preemption_loses_is_computed_again_at_no_charge() -> None:
+    """One with `prompt_logprobs` finds nothing of itself in the cache."""
+    charged: list[float] = []
+    for is_preempted in (False, True):
+        simulation = Simulation(num_pages=128)
+        params = SamplingParams(max_tokens=1, seed=0, temperature=0.0, prompt_logprobs=0)
+        simulation.submit(msgspec.structs.replace(generate(0, [1] * 200), params=params))
+        for _ in range(2):
+            simulation.step()
+        account = simulation.scheduler.running[0].account
+        if is_preempted:
+            simulation.suspend()
+        simulation.run()
+        charged.append(account.counter)
+    assert charged == [200.0, 200.0]
+
+
 def test_prefixes_are_not_shared_across_adapters_domains_or_salts() -> None:
     prompt = prompt_of(random.Random(3), 48)
     simulation = Simulation(num_pages=128)
