@@ -108,6 +108,16 @@ def test_another_models_prefixes_give_way_too() -> None:
     assert house.kv.make_room(2 * PAGES) and house.arena.map() == ".."
 
 
+def test_of_what_one_has_in_two_models_no_more_is_taken_than_is_fair() -> None:
+    """An extent goes as a whole, and after that who has them holds less than the other asks for."""
+    house = House(2)
+    for kv in (house.kv, house.other):
+        compute(kv, keys_of(1, 2, 3, 4), Tenant("globex", 1)).free()
+    assert not house.kv.make_room(6, Tenant("acme", 1))
+    assert house.arena.ledger.held == {"globex": PAGES * house.kv.pool.page_bytes}
+    house.kv.check_integrity(held=())
+
+
 def test_a_run_clears_the_cheapest_place_and_no_more() -> None:
     """Scattered cheap adapters do not help one that needs its bytes in one piece."""
     house = House(6)

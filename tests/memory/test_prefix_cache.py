@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from memory.accounts import NOBODY, Tenant
 from memory.arena import Arena
 from memory.block_table import BlockTable
 from memory.errors import IntegrityError
@@ -23,9 +24,9 @@ def keys_of(*words: int) -> list[bytes]:
     return page_keys(HASHER, [word for word in words for _ in range(PAGE_TOKENS)])
 
 
-def compute(kv: KVCache, keys: list[bytes]) -> BlockTable:
+def compute(kv: KVCache, keys: list[bytes], tenant: Tenant = NOBODY) -> BlockTable:
     """A sequence that has all these pages computed and shared."""
-    table = BlockTable(kv)
+    table = BlockTable(kv, tenant)
     table.match_prefix(keys, len(keys) * PAGE_TOKENS)
     assert table.grow(len(keys) * PAGE_TOKENS)
     table.commit(keys)
@@ -164,6 +165,24 @@ def test_draining_an_extent_costs_the_pages_after_it_too() -> None:
     assert kv.lost_with([0, 1]).cost_s == pytest.approx(6 * 16 * chance, rel=1e-3)
     kv.drain(0)
     assert kv.num_cached == 0 and kv.drainable() == {}
+
+
+def test_an_extent_costs_what_is_idle_in_it_and_is_of_those_alone() -> None:
+    """A page that was found counts as often, one that never was by the chance that it will be."""
+    kv = make_kv()
+    kv.note_prefill(10**9, 1e9)
+    acme, globex = Tenant("acme", 1), Tenant("globex", 1)
+    compute(kv, keys_of(1), globex).free()
+    for _ in range(4):
+        compute(kv, keys_of(2), acme).free()
+    chance = (1 + 1) / (2 + 2)
+    lost = kv.drainable()[0]
+    assert set(lost.accounts) == {"acme", "globex"}
+    assert lost.cost_s == pytest.approx((3 + chance) * 16, rel=1e-3)
+    assert kv.evict(1) == 1
+    lost = kv.drainable()[0]
+    assert set(lost.accounts) == {"acme"}
+    assert lost.cost_s == pytest.approx(3 * 16, rel=1e-3)
 
 
 def test_the_reference_count_of_a_forgotten_page_does_not_add_up() -> None:
