@@ -118,9 +118,13 @@ class ImageCache:
         self.max_bytes = max_bytes
         self._expected_reuse = expected_reuse
         root.mkdir(parents=True, exist_ok=True)
+        # Other workers of this machine may have the same cache: what is listed may be gone.
         for leftover in root.glob("*/*.tmp"):
-            leftover.unlink()
-        files = [(path.stat(), path) for path in root.glob("*/*.img")]
+            leftover.unlink(missing_ok=True)
+        files: list[tuple[os.stat_result, Path]] = []
+        for path in root.glob("*/*.img"):
+            with suppress(FileNotFoundError):
+                files.append((path.stat(), path))
         files.sort(key=lambda item: item[0].st_mtime)
         self._sizes = OrderedDict(
             ((path.parent.name, path.stem), status.st_size) for status, path in files

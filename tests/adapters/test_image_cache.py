@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -195,3 +196,23 @@ def test_the_cache_keeps_its_bound(store: LocalStore, tmp_path: Path) -> None:
         loader.fetch(digest)
     files = {path.stem for path in (tmp_path / "cache").rglob("*.img")}
     assert files == {d for d in digests if loader.is_cached(d)} == {digests[0], digests[2]}
+
+
+@pytest.mark.parametrize("name", ["a.tmp", "a.img"])
+def test_one_begins_beside_another_of_the_same_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Which writes and drops files meanwhile: one is gone when it was listed."""
+    file = tmp_path / "layout" / name
+    file.parent.mkdir()
+    file.write_bytes(b"x")
+    listed = Path.glob
+
+    def glob(folder: Path, pattern: str) -> Iterator[Path]:
+        found = list(listed(folder, pattern))
+        for path in found:
+            path.unlink()
+        return iter(found)
+
+    monkeypatch.setattr(Path, "glob", glob)
+    assert not ImageCache(tmp_path, 1 << 30).has("layout", "a")
