@@ -301,6 +301,19 @@ def test_time_in_which_the_model_was_away_says_nothing_of_the_queue() -> None:
     assert not market.failed
 
 
+def test_time_in_which_nobody_waited_says_nothing_of_the_queue() -> None:
+    """All rows were taken all the while."""
+    market = Market(max_num_seqs=1, bounds=QueueBounds(max_wait_s=0.1))
+    rng = random.Random(15)
+    market.offer(ask(rng, "a", 10, 200))
+    while market.clock.now < 2 * MIN_MEASURED_S:
+        market.step()
+    newcomers = [ask(rng, "a", 10, 4) for _ in range(2)]
+    for request in newcomers:
+        market.offer(request)
+    assert market.engine.has_work and not market.failed
+
+
 def test_a_cold_adapter_that_is_long_in_coming_keeps_nobody_else_out() -> None:
     rng = random.Random(6)
     market = Market(pool=StubPool(num_slots=4, delay_steps=1 << 30))
