@@ -196,7 +196,9 @@ class Server:
                 connection.send(self.status)
             for pages in self._prefixes.whole():
                 connection.send(pages)
-            while number in self._gateways and (message := await connection.receive()) is not None:
+            while (message := await connection.receive()) is not None:
+                if number not in self._gateways:
+                    break  # cut while this was on its way
                 self._receive(number, message)
         except TransportError as error:
             log.warning("gateway connection %d is closed: %s", number, error)

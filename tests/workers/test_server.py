@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -39,7 +41,7 @@ from workers.protocol import (
     WorkerStatus,
 )
 from workers.server import Command, Delivery, Disconnected, Server
-from workers.transport.base import GatewayConnection
+from workers.transport.base import GatewayConnection, TransportError
 from workers.transport.registry import connect, exchange_hello
 
 STATUS = WorkerStatus("w", False, [], [], 0, "..", {}, 0, 0.0)
@@ -167,6 +169,22 @@ async def test_a_gateway_that_does_not_read_is_cut_and_others_go_on(engine: Engi
             assert await quick.receive() == StepOutput([output(2)])
         assert (lazy, Disconnected()) in engine.posted
         assert (eager, Disconnected()) not in engine.posted and engine.server.num_open == 1
+
+
+async def test_what_arrives_as_a_gateway_is_cut_is_dropped(engine: Engine) -> None:
+    """A request that was read already, and not looked at."""
+    loop, unhandled = asyncio.get_running_loop(), list[dict[str, Any]]()
+    loop.set_exception_handler(lambda _, context: unhandled.append(context))
+    async with gateway(engine) as gate:
+        number = await submit(engine, gate, 1)
+        gate.connection.send(request(2))
+        # Timers that are due are run behind what was read from sockets, before who waits for it.
+        loop.call_at(loop.time(), engine.server._drop, number)
+        with contextlib.suppress(TransportError):
+            assert await gate.connection.receive() is None
+    await until(lambda: engine.posted[-1] == (number, Disconnected()))
+    gc.collect()
+    assert not unhandled and engine.server.num_open == 0
 
 
 async def test_status_goes_to_all_and_first_to_a_newcomer(engine: Engine) -> None:
