@@ -114,8 +114,6 @@ class SpoolFiles:
         os.close(self._file)
         if self._size:
             self._sealed[self._path] = self._size
-        else:
-            self._path.unlink(missing_ok=True)
         with self._settled():
             for folder in list(self._locks):
                 self._drop_if_empty(folder)
