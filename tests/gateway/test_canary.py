@@ -51,6 +51,18 @@ def test_a_time_is_in_the_step_that_the_table_says(seconds: float) -> None:
         assert seconds * 1000 > 0.25 * 2 ** (step / 4) * 0.999999
 
 
+def test_tallies_are_added_step_by_step() -> None:
+    sum_ = Tally()
+    for each in (
+        Tally(1, 0, [0, 1]),
+        Tally(1, 1, [1]),
+        Tally(1, 0, [0, 0, 1]),
+        Tally(1, 0, [0, 2]),
+    ):
+        sum_.add(each)
+    assert sum_ == Tally(4, 1, [1, 3, 1])
+
+
 @pytest.mark.parametrize(
     ("stable", "canary", "verdict"),
     [

@@ -88,6 +88,45 @@ async def test_a_disk_that_fails_is_told_and_tried_again(
     assert records(await spool.seal()) == [b"before", b"amid", b"after"]
 
 
+async def test_a_disk_that_takes_little_at_a_time_gets_all(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda file, data, at: write(file, data[:7], at))
+    given = [b"record %d" % i for i in range(5)]
+    for record in given:
+        await spool.append(record).synced()
+    assert records(await spool.seal()) == given
+
+
+async def test_a_full_disk_keeps_nothing_from_being_loaded(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No segment can be begun: what is in the last one waits, the others do not."""
+    await spool.append(b"x" * 1000).synced()
+    await spool.append(b"last").synced()
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", full)
+        assert records(await spool.seal()) == [b"x" * 1000]
+        await spool.append(b"more").synced()
+    assert records(await spool.seal()) == [b"x" * 1000, b"last", b"more"]
+
+
+async def test_what_the_dead_left_counts_from_the_start(spool: Spool, tmp_path: Path) -> None:
+    other = Spool(tmp_path, "gateway-2")
+    await other.open()
+    await other.append(b"left").synced()
+    await other.close()
+    later = Spool(tmp_path, "gateway-3")
+    await later.open()
+    assert later.num_bytes > 0
+    await later.close()
+
+
 async def test_what_was_acknowledged_outlives_a_kill(spool: Spool, tmp_path: Path) -> None:
     """And only once its writer is dead is it taken over."""
     writer = subprocess.Popen(
@@ -104,6 +143,7 @@ async def test_what_was_acknowledged_outlives_a_kill(spool: Spool, tmp_path: Pat
     found = [int(record) for record in records(segments)]
     assert found == list(range(len(found))) and len(found) >= len(told)
     assert len(segments) > 1
+    assert await spool.emptied() == []
     for segment in segments:
         await spool.remove(segment)
     assert await spool.emptied() == ["dying"]
