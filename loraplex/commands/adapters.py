@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
-from loraplex.commands.options import api, json_option, pairs, route, tenant_option
+from loraplex.commands.options import api, from_json, json_option, pairs, route, tenant_option
 from loraplex.commands.push import push_command
 from loraplex.output import show
 
@@ -109,10 +108,11 @@ def canary(
     tenant: str | None,
 ) -> None:
     """Give some of an alias's requests to another version."""
-    if stop == (weight is not None):
+    name, at, _ = version.partition("@")
+    if stop == (weight is not None) or (stop and (at or policy)):
         raise click.UsageError("give --weight and NAME@VERSION, or --stop and NAME")
+    chosen = _policy(policy)
     with api() as server:
-        name = version.partition("@")[0]
         path = _alias_path(name, alias)
         found, etag = server.get_tagged(path, tenant=tenant)
         stable = found["version"]
@@ -122,7 +122,7 @@ def canary(
             number = _parse_version(version)[1]
             if number == stable:
                 raise click.UsageError(f"{name}@{alias} is version {stable} already")
-            body = {"canary": {stable: 100 - weight, number: weight}} | _policy(policy)
+            body = {"canary": {stable: 100 - weight, number: weight}} | chosen
         _tell(server.put(path, body, if_match=etag, tenant=tenant))
 
 
@@ -205,7 +205,7 @@ def _policy(given: tuple[str, ...]) -> dict[str, Any]:
     if given == ("none",):
         return {"policy": None}
     try:
-        return {"policy": {key: json.loads(value) for key, value in pairs(given).items()}}
+        return {"policy": {key: from_json(value) for key, value in pairs(given).items()}}
     except ValueError as error:
         raise click.UsageError(f"--policy takes numbers: {error}") from error
 

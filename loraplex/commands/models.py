@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,8 @@ def chat_command(
     """Talk to MODEL: an adapter, adapter@alias, adapter@version or a base model."""
     from loraplex.api import connect_tenant
 
+    if temperature is not None and not isfinite(temperature):
+        raise click.UsageError(f"--temperature: {temperature} is no number")
     messages = [{"role": "system", "content": system}] if system else []
     options: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature}
     with connect_tenant(load_settings({}), tenant) as server:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -86,6 +87,13 @@ def pairs(given: tuple[str, ...]) -> dict[str, str]:
             raise click.UsageError(f"{text!r} is not KEY=VALUE")
         found[key] = value
     return found
+
+
+def from_json(text: str) -> Any:
+    """Of JSON that can be sent: without NaN and infinity. Raises ValueError."""
+    value = json.loads(text)
+    json.dumps(value, allow_nan=False)
+    return value
 
 
 def route(*names: str) -> str:

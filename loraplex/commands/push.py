@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
-from loraplex.commands.options import api, json_option, pairs, tenant_option
+from loraplex.commands.options import api, from_json, json_option, pairs, tenant_option
 from loraplex.output import progress, show, tell, waiting
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -63,7 +62,7 @@ def _serving(
 ) -> dict[str, Any]:
     """The file's object with what the flags say."""
     try:
-        serving = json.loads(file.read_text()) if file else {}
+        serving = from_json(file.read_text()) if file else {}
     except ValueError as error:
         raise click.UsageError(f"{file} is not JSON: {error}") from error
     if not isinstance(serving, dict):

@@ -238,12 +238,27 @@ async def test_pages_are_followed(plane: Plane):
         (["serve", "--demo", "--data-dir", "/dev/null"], 2, "data_dir: File exists: /dev/null"),
         (["gateway", "--host", "192.0.2.1"], 2, "192.0.2.1:8000: Cannot assign"),
         (["workers", "show"], 2, "ID"),
+        (
+            ["adapter", "canary", "bot@2", "--weight", "5", "--policy", "window_s=NaN"],
+            2,
+            "--policy",
+        ),
+        (["adapter", "canary", "bot@2", "--stop"], 2, "--stop and NAME"),
+        (["adapter", "canary", "bot", "--stop", "--policy", "none"], 2, "--stop and NAME"),
+        (["adapter", "push", ".", "--name", "bot", "--serving", "nan.json"], 2, "is not JSON"),
+        (["chat", "bot", "--temperature", "nan"], 2, "--temperature"),
     ],
 )
 def test_exit_codes(arguments: list[str], code: int, words: str, tmp_path: Path):
+    (tmp_path / "nan.json").write_text('{"defaults": {"temperature": NaN}}')
     done = subprocess.run(
         [sys.executable, "-m", "loraplex", *arguments],
-        env={"PATH": os.environ["PATH"], "LORAPLEX_DATA_DIR": str(tmp_path / "none")},
+        env={
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(ROOT),
+            "LORAPLEX_DATA_DIR": str(tmp_path / "none"),
+        },
+        cwd=tmp_path,
         capture_output=True,
         text=True,
     )
