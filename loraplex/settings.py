@@ -107,7 +107,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Packed adapters on the worker's disk, each of which the store could give again."""
     max_num_seqs: Positive = 64
     max_batched_tokens: Positive = 512
-    max_model_len: Positive | None = None
+    max_model_len: Annotated[int, msgspec.Meta(ge=5)] | None = None
+    """At least what a worker warms up with."""
     max_queued: Positive = 1024
     max_queued_tokens: Positive = 1 << 20
     max_queue_wait: Annotated[float, msgspec.Meta(gt=0)] = 15.0

@@ -85,9 +85,14 @@ class Worker:
         )
         # Behind the arena lies an extent that is nobody's: there padded rows have their page.
         sizes = (self.arena.num_extents + self._replays_steps, self.arena.extent_bytes)
-        self._device_memory: DeviceMemory = (
-            HostMemory(*sizes) if virtual is None else MappedMemory(virtual, *sizes)
-        )
+        try:
+            self._device_memory: DeviceMemory = (
+                HostMemory(*sizes) if virtual is None else MappedMemory(virtual, *sizes)
+            )
+        except (OSError, OverflowError) as error:
+            raise CannotServe(
+                f"{_setting(config)}: this machine gives no {self.arena.num_bytes} bytes: {error}"
+            ) from error
         self.arena.backing = self._device_memory
         self.memory = self._device_memory.tensor
         self.runs = AdapterRuns(self.arena)
@@ -274,8 +279,8 @@ class Worker:
 
 
 def warm_up(engine: Engine) -> None:
-    """One short sequence through the whole engine: kernels are built, caches and threads are
-    warm."""
+    """One short sequence through the whole engine: kernels are built, caches and threads are warm.
+    It has 5 tokens, the least that `max_model_len` may be."""
     params = SamplingParams(max_tokens=2, seed=0, temperature=0.0, ignore_eos=True)
     request = Generate(0, "warm-up", engine.info.digest, [0, 1, 2], params, cache_domain="")
     failed = engine.submit(-1, request)
@@ -305,6 +310,11 @@ class Footprint(NamedTuple):
     weight_bytes: int
 
 
+def _setting(config: WorkerConfig) -> str:
+    """Of the two that size the memory, the one that does."""
+    return "memory" if config.device_memory is None else "device_memory"
+
+
 class Cut(NamedTuple):
     """How memory falls into extents."""
 
@@ -328,9 +338,9 @@ def _make_arena(
         least = cut.least_bytes
         while least < (cut := _cut(least, config, models, granularity)).least_bytes:
             least = cut.least_bytes
-        name = "memory" if config.device_memory is None else "device_memory"
         raise CannotServe(
-            f"{name}: {given} bytes are too few for what this worker serves; the least is {least}"
+            f"{_setting(config)}: {given} bytes are too few for what this worker serves;"
+            f" the least is {least}"
         )
     extent_bytes = cut.extent_bytes
     if config.device_memory is None:

@@ -75,6 +75,7 @@ def test_a_secret_may_lie_in_a_file_and_is_not_shown(tmp_path: Path):
         ({"memory": "0"}, {}, "", "the flags.*memory"),
         ({"threads": 0}, {}, "", "the flags.*threads"),
         ({"max_num_seqs": 0}, {}, "", "the flags.*max_num_seqs"),
+        ({"max_model_len": 4}, {}, "", "the flags.*>= 5.*max_model_len"),
         ({"max_batched_tokens": -1}, {}, "", "the flags.*max_batched_tokens"),
         ({"adapter_memory": "2G:1G"}, {}, "", "adapter_memory.*not MIN:MAX"),
         ({}, {"LORAPLEX_WORKERS": "unix:/a, w.sock"}, "", "workers: 'w.sock' is not"),

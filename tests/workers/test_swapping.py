@@ -410,6 +410,14 @@ def test_too_little_memory_is_refused_at_the_start_with_the_least_that_does(
         build(least - 1)
 
 
+@pytest.mark.parametrize("name", ["memory", "device_memory"])
+@pytest.mark.parametrize("num_bytes", [1 << 58, 1 << 70])
+def test_more_memory_than_can_be_is_refused(house: House, name: str, num_bytes: int) -> None:
+    sizes: dict[str, Any] = {"device_memory": None, name: num_bytes}
+    with pytest.raises(CannotServe, match=f"^{name}: this machine gives no {num_bytes} bytes"):
+        Driver(house.config(**sizes))
+
+
 def test_adapters_that_may_have_no_whole_extent_are_refused(house: House) -> None:
     with pytest.raises(CannotServe, match="adapter_memory: adapters need 1 bytes"):
         Driver(house.config("one", adapter_memory_min=1, adapter_memory_max=1))

@@ -14,6 +14,7 @@ import pytest
 
 from adapters.manifest import BaseModelShape
 from adapters.store import LocalStore
+from loraplex.settings import load_settings
 from tests.doubles import make_adapter, make_model
 from tests.oracle import Oracle, Verdict
 from tests.workers.driver import Driver, store_adapter
@@ -135,6 +136,11 @@ def test_a_head_size_that_the_backend_does_not_compute_is_refused(
     )
     with pytest.raises(ValueError, match=f"model tiny: head_dim is {head_dim}"):
         Worker(config, instance_id="w", progress=lambda *_: None)
+
+
+def test_the_shortest_max_model_len_is_enough_to_warm_up(llama: Setup) -> None:
+    config = llama.config(max_model_len=load_settings({"max_model_len": 5}, {}).max_model_len)
+    Worker(config, instance_id="w", progress=lambda *_: None)
 
 
 def test_adapters_make_a_difference(llama: Setup) -> None:
