@@ -67,14 +67,24 @@ def main() -> None:
             click.echo(f"loraplex: {lost}", err=True)
         sys.exit(lost.exit_code)
     except (LoraplexError, AdminError) as error:
-        if logging.root.handlers:
-            log.error("%s", error)
-        else:
-            click.echo(f"loraplex: {error}", err=True)
+        _tell(str(error))
         sys.exit(getattr(error, "exit_code", 1))
+    except OSError as error:
+        # Of a file that is named nothing more is to be known; all else is ours.
+        if error.filename is None:
+            raise
+        _tell(f"{error.strerror}: {error.filename}")
+        sys.exit(1)
     except UnicodeError as error:
         click.echo(f"loraplex: what was given is not UTF-8: {error}", err=True)
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
     sys.exit(code or 0)
+
+
+def _tell(failure: str) -> None:
+    if logging.root.handlers:
+        log.error("%s", failure)
+    else:
+        click.echo(f"loraplex: {failure}", err=True)

@@ -12,6 +12,7 @@ import pytest
 
 from admin.queries import sql
 from admin.tenants import create_tenant
+from loraplex.private import path_digest
 from loraplex.settings import load_settings
 from tests.adapters.files import write_adapter
 from tests.admin.conftest import Plane
@@ -429,6 +430,28 @@ def test_what_is_no_server_and_no_key_is_told(
     )
     assert (done.returncode, words in done.stderr) == (2, True), done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["tenant", "list"], "keys.json"),
+        (["model", "add", "x=data"], "imports.json"),
+        (["worker", "--listen", "unix:/x"], "worker-{digest}.json"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(arguments: list[str], name: str, tmp_path: Path):
+    file = tmp_path / "data" / name.format(digest=path_digest(Path("unix:/x")))
+    file.mkdir(parents=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "loraplex", *arguments],
+        env={"PYTHONPATH": str(ROOT), "LORAPLEX_DATA_DIR": str(tmp_path / "data")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    told = done.stderr.splitlines()[-1]
+    assert (done.returncode, told) == (1, f"loraplex: Is a directory: {file}"), done.stderr
 
 
 def test_nobody_there_is_told_so(tmp_path: Path):
