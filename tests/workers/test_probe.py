@@ -116,6 +116,10 @@ def scale_by_the_root_of_the_rank(
         factor_b(tables, payload, layout, (layer, projection)).mul_(8**0.5)
 
 
+def lose_a_number(tables: ImageTables, payload: Tensor, layout: ImageLayout) -> None:
+    factor_b(tables, payload, layout, (0, GATE))[0] = float("nan")
+
+
 def lose_a_layer(tables: ImageTables, payload: Tensor, layout: ImageLayout) -> None:
     tables.rank[1] = 0
 
@@ -125,6 +129,7 @@ SPOILS: dict[str, tuple[Spoil, str]] = {
     "two projections are swapped": (swap_two_projections, "model.layers.0.mlp."),
     "the scale is wrong": (scale_by_the_root_of_the_rank, "model.layers."),
     "a layer is missing": (lose_a_layer, "model.layers.1."),
+    "an entry is no number": (lose_a_number, "model.layers.0.mlp.gate_proj is off by inf"),
 }
 
 
