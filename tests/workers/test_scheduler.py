@@ -25,6 +25,7 @@ from tests.workers.simulation import (
 from tests.workers.simulator import VOCAB
 from workers.deadlines import MIN_KEPT
 from workers.engine import MAX_FAILED_STEPS, EngineFailed
+from workers.fairness import CACHED_COST, PREFILL_COST
 from workers.loop import INTEGRITY_PERIOD_S, WorkerLoop
 from workers.probe import Prober
 from workers.protocol import (
@@ -86,6 +87,22 @@ def test_preemption_happens_and_changes_nothing() -> None:
     simulation.assert_at_rest()
 
 
+def test_nobody_takes_the_pages_that_one_before_him_waits_for() -> None:
+    rng = random.Random(12)
+    simulation = Simulation(num_pages=12, max_batched_tokens=256)
+    endless = SamplingParams(max_tokens=60, seed=0, temperature=0.0, ignore_eos=True)
+    simulation.submit(msgspec.structs.replace(generate(0, prompt_of(rng, 90)), params=endless))
+    simulation.step()
+    large, small = generate(1, prompt_of(rng, 100), 4), generate(2, prompt_of(rng, 10), 4)
+    simulation.submit(large)
+    simulation.submit(small)
+    for _ in range(20):
+        simulation.step()
+    assert not simulation.outputs[1] and not simulation.outputs[2]
+    simulation.run()
+    assert_equals_alone(simulation, [large, small])
+
+
 def test_a_shared_prefix_is_computed_once() -> None:
     rng = random.Random(2)
     simulation = Simulation(num_pages=128, max_batched_tokens=512)
@@ -115,6 +132,19 @@ def test_what_a_prompt_finds_of_itself_after_a_preemption_was_not_cached() -> No
     assert simulation.cached[1] == 32
     assert simulation.scheduler.num_queried_tokens - queried == 232
     assert simulation.scheduler.num_hit_tokens - hit == 32
+
+
+def test_what_is_found_in_the_cache_is_charged_as_such() -> None:
+    rng = random.Random(11)
+    simulation = Simulation(num_pages=128)
+    prefix = prompt_of(rng, 64)
+    simulation.submit(generate(0, prefix, 1))
+    simulation.run()
+    simulation.submit(generate(1, prefix + prompt_of(rng, 16), 1))
+    account = simulation.scheduler.waiting[0].account
+    before = account.counter
+    simulation.run()
+    assert account.counter - before == pytest.approx(64 * CACHED_COST + 16 * PREFILL_COST)
 
 
 def test_what_a_preemption_loses_is_computed_again_at_no_charge() -> None:
