@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+import random
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -24,7 +25,7 @@ from loraplex.tar import Tar
 IN_PIECES_ABOVE = 64 << 20
 PIECE_BYTES = 8 << 20
 PATIENCE_S = 120.0
-"""How long the server may be away in the middle of an upload."""
+"""How long the server may be away in the middle of an upload, or busy with others."""
 LOOK_S = 0.2
 TRY_AGAIN = ("upload_offset", "upload_busy")
 """What a lost connection leads to while the server has not noticed that it is lost."""
@@ -35,17 +36,25 @@ Version = dict[str, Any]
 def push(api: Api, folder: Path, fields: dict[str, Any], report: Progress) -> Version:
     """The version that the server made of it, ready or not; `fields` are those of the route.
 
-    What can be refused without the files is refused before they are sent. `report` hears of bytes
-    sent. Raises ApiFailure.
+    What can be refused without the files is refused before they are sent; while as many uploads are
+    under way as may be, this waits. `report` hears of bytes sent. Raises ApiFailure.
     """
     files = [folder / CONFIG_NAME, folder / WEIGHTS_NAME]
     for file in files:
         if not file.is_file():
             raise ApiFailure(f"{folder} has no {file.name}")
     _check(api, fields)
-    if sum(file.stat().st_size for file in files) > IN_PIECES_ABOVE:
-        return push_in_pieces(api, folder, fields, report)
-    return _push_at_once(api, files, fields, report)
+    is_large = sum(file.stat().st_size for file in files) > IN_PIECES_ABOVE
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            if is_large:
+                return push_in_pieces(api, folder, fields, report)
+            return _push_at_once(api, files, fields, report)
+        except Refused as error:
+            if error.code != "too_many_uploads" or time.monotonic() > deadline:
+                raise
+        time.sleep(random.uniform(0.5, 1.5))
 
 
 def wait_ready(

@@ -92,7 +92,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     device: Literal["auto", "cpu"] = "auto"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     ops: Literal["cpu", "reference"] = "cpu"
-    threads: Positive | None = None
+    threads: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
     memory: Positive | None = None
     """KV and adapters, beside all weights; default min(1 GiB, a quarter of the RAM)."""
     device_memory: Positive | None = None

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from adapters.validator import CONFIG_NAME, WEIGHTS_NAME
+from admin.upload import MAX_FORMS_OF_TENANT as MAX_OF_TENANT
 from admin.versions import add_rejected
 from loraplex.api import Api
 from loraplex.errors import NoAnswer, Refused
-from loraplex.pushing import push_in_pieces
+from loraplex.pushing import push, push_in_pieces
 from loraplex.tar import Tar
 from tests.adapters.files import write_adapter
 from tests.admin.conftest import Plane
@@ -150,3 +151,37 @@ async def test_what_is_refused_is_not_sent_again(plane: Plane, base: str, tmp_pa
         await asyncio.to_thread(push)
     assert (tmp_path / WEIGHTS_NAME).exists()
     assert plane.files() == set()
+
+
+async def test_a_push_waits_while_as_many_as_may_be_are_under_way(
+    plane: Plane, base: str, tmp_path: Path
+):
+    acme = await plane.tenant("acme")
+    write_adapter(tmp_path / "a")
+    files = {name: (tmp_path / "a" / name).read_bytes() for name in (CONFIG_NAME, WEIGHTS_NAME)}
+    request = acme.build_request("POST", "adapters", data={"name": "other"}, files=files)
+    body, headers = await request.aread(), {"content-type": request.headers["content-type"]}
+    go_on = asyncio.Event()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield body[: len(body) // 2]
+        await go_on.wait()
+        yield body[len(body) // 2 :]
+
+    posts = [acme.post("adapters", content=slowly(), headers=headers) for _ in range(MAX_OF_TENANT)]
+    others = [asyncio.create_task(post) for post in posts]
+    async with asyncio.timeout(20):
+        while len(list((plane.store / "incoming").glob(f"*/{WEIGHTS_NAME}"))) < len(others):
+            await asyncio.sleep(0.02)
+    key = acme.headers["authorization"].removeprefix("Bearer ")
+
+    def push_bot() -> dict[str, Any]:
+        with Api(plane.url.removesuffix("/admin/v1"), key) as api:
+            return push(api, tmp_path / "a", {"name": "bot"}, lambda _done, _total: None)
+
+    pushing = asyncio.create_task(asyncio.to_thread(push_bot))
+    done, _ = await asyncio.wait({pushing}, timeout=1.0)
+    assert not done
+    go_on.set()
+    assert (await pushing)["version"] == 1
+    assert {answer.status_code for answer in await asyncio.gather(*others)} == {200, 201}
