@@ -266,6 +266,7 @@ async def upload(dsn: str, database: Database, store: LocalStore, folder: Path) 
             data={"name": "new", "tenant": "acme"},
             files=parts(folder / "adapter"),
         )
+    await app.state.admin.validation.close()
     await own.close()
     return answer
 
