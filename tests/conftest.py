@@ -48,3 +48,10 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
     if item.stash.get(HAS_FAILED, False):
         del item.stash[HAS_FAILED]
         item.session._setupstate.teardown_exact(None)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Why a test was run again: if it passes then, nothing else tells."""
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.write_sep("_", f"run again: {report.nodeid}")
+        terminalreporter.write_line(report.longreprtext)
