@@ -26,7 +26,8 @@ _DECODER = msgspec.msgpack.Decoder(UsageRecord)
 
 
 class _Record(NamedTuple):
-    frame: bytes
+    payload: bytes
+    """As it was written."""
     usage: UsageRecord
 
 
@@ -74,7 +75,7 @@ class Shipper:
                 half = len(records) // 2
                 return await self._load(records[:half]) + await self._load(records[half:])
             log.error("the usage of request %s is refused: %s", records[0].usage.request_id, error)
-            return [records[0].frame]
+            return [frame(records[0].payload)]
         return []
 
     async def _store(self, records: list[UsageRecord]) -> None:
@@ -96,7 +97,7 @@ def _read(segment: Path) -> tuple[list[list[_Record]], list[bytes]]:
     aside: list[bytes] = []
     for each in frames:
         try:
-            records.append(_Record(frame(each), _DECODER.decode(each)))
+            records.append(_Record(each, _DECODER.decode(each)))
         except msgspec.DecodeError as error:
             log.error("%s has a record that cannot be read: %s", segment, error)
             aside.append(frame(each))

@@ -12,10 +12,11 @@ from contextlib import asynccontextmanager
 
 from admin import workers
 from admin.database import EVERYTHING, Database
-from admin.errors import AdminError, DatabaseMisconfigured, DatabaseUnavailable
+from admin.errors import AdminError
 from loraplex.children import environment_of_child
 from loraplex.death import die_with_parent
 from loraplex.output import tell
+from loraplex.retrying import retry
 
 LEASE_S = 15.0
 RENEWALS = 4
@@ -73,7 +74,7 @@ async def _registered(
 async def _renew(url: str, worker_id: str, address: str, lease_s: float) -> None:
     """Until cancelled; with the database away the worker goes on. Raises AdminError if it was never
     reached and waiting does not help."""
-    database = await _connect(url, lease_s / RENEWALS)
+    database = await _connect(url)
     is_said = False
     try:
         while True:
@@ -92,17 +93,10 @@ async def _renew(url: str, worker_id: str, address: str, lease_s: float) -> None
         await database.close()
 
 
-async def _connect(url: str, interval_s: float) -> Database:
-    said = ""
-    while True:
-        try:
-            return await Database.connect(
-                url, sees=EVERYTHING, max_size=1, application_name="loraplex-worker"
-            )
-        except DatabaseMisconfigured:
-            raise
-        except DatabaseUnavailable as error:
-            if str(error) != said:
-                tell(f"the worker is not registered: {error}")
-            said = str(error)
-            await asyncio.sleep(interval_s)
+async def _connect(url: str) -> Database:
+    return await retry(
+        lambda: Database.connect(
+            url, sees=EVERYTHING, max_size=1, application_name="loraplex-worker"
+        ),
+        lambda reason: tell(f"the worker is not registered: {reason}"),
+    )

@@ -14,17 +14,16 @@ from litestar import Litestar, Request, Response, get
 from litestar.types import Message, Scope
 
 from admin import problems
-from admin.errors import DatabaseMisconfigured, DatabaseUnavailable
+from admin.errors import DatabaseUnavailable
 from gateway.auth import public
 from gateway.routes.health import get_version, livez
 from gateway.server import make_config
+from loraplex.retrying import retry
 
 T = TypeVar("T")
 
 PATIENCE_S = 1.0
 """Callers wait in the queue of the listener for so long, and are refused after that."""
-FIRST_BACKOFF_S = 0.1
-LAST_BACKOFF_S = 5.0
 
 
 async def until_there(
@@ -35,7 +34,9 @@ async def until_there(
     Meanwhile whoever comes to the listener is told 503, and `report` hears why. What waiting does
     not mend is raised: DatabaseMisconfigured, and whatever else it raises.
     """
-    trying = asyncio.create_task(_retry(attempt, report))
+    trying = asyncio.create_task(
+        retry(attempt, lambda reason: report(f"waiting for the database: {reason}"))
+    )
     try:
         await asyncio.wait({trying}, timeout=PATIENCE_S)
         if trying.done():
@@ -44,22 +45,6 @@ async def until_there(
             return await trying
     finally:
         trying.cancel()
-
-
-async def _retry(attempt: Callable[[], Awaitable[T]], report: Callable[[str], None]) -> T:
-    backoff_s = FIRST_BACKOFF_S
-    said = ""
-    while True:
-        try:
-            return await attempt()
-        except DatabaseMisconfigured:
-            raise
-        except DatabaseUnavailable as error:
-            if str(error) != said:
-                report(f"waiting for the database: {error}")
-            said = str(error)
-        await asyncio.sleep(backoff_s)
-        backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
 
 
 @get(["/readyz", "/health"], guards=[public])

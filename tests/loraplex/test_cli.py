@@ -502,33 +502,32 @@ def test_config_is_written_as_a_file_of_settings_is(tmp_path: Path):
 OUTPUTS = (["config"], ["config", "--json"], ["--help"])
 
 
+def print_to(stdout: int, arguments: list[str], home: Path) -> tuple[int, str]:
+    """Status and standard error."""
+    done = subprocess.run(
+        [sys.executable, "-m", "loraplex", *arguments],
+        env={"HOME": str(home), "PYTHONPATH": str(ROOT)},
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    return done.returncode, done.stderr
+
+
 @pytest.mark.parametrize("arguments", OUTPUTS)
 def test_output_that_cannot_be_written_is_told(arguments: list[str], tmp_path: Path):
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "loraplex", *arguments],
-            env={"HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-    told = "loraplex: the output cannot be written: No space left on device\n"
-    assert (done.returncode, done.stderr) == (1, told)
+        code, told = print_to(full.fileno(), arguments, tmp_path)
+    assert told == "loraplex: the output cannot be written: No space left on device\n"
+    assert code == 1
 
 
 @pytest.mark.parametrize("arguments", OUTPUTS)
 def test_a_reader_that_has_enough_is_told_nothing(arguments: list[str], tmp_path: Path):
     reading, writing = os.pipe()
     os.close(reading)
-    done = subprocess.run(
-        [sys.executable, "-m", "loraplex", *arguments],
-        env={"HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
-        stdout=writing,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    assert print_to(writing, arguments, tmp_path) == (1, "")
     os.close(writing)
-    assert (done.returncode, done.stderr) == (1, "")
 
 
 async def test_tables_too_need_somewhere_to_go(plane: Plane):

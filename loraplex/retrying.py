@@ -1,0 +1,32 @@
+"""A database that is away is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from admin.errors import DatabaseMisconfigured, DatabaseUnavailable
+
+T = TypeVar("T")
+
+FIRST_BACKOFF_S = 0.1
+LAST_BACKOFF_S = 5.0
+
+
+async def retry(attempt: Callable[[], Awaitable[T]], report: Callable[[str], None]) -> T:
+    """What `attempt` returns, tried again for as long as it raises DatabaseUnavailable; `report`
+    hears each reason once. What waiting does not mend is raised."""
+    backoff_s = FIRST_BACKOFF_S
+    said = ""
+    while True:
+        try:
+            return await attempt()
+        except DatabaseMisconfigured:
+            raise
+        except DatabaseUnavailable as error:
+            if str(error) != said:
+                report(str(error))
+            said = str(error)
+        await asyncio.sleep(backoff_s)
+        backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
