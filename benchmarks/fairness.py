@@ -1,9 +1,10 @@
 """`python -m benchmarks.fairness`: what scheduling costs, and what it is worth.
 
 Four parts: the scheduler's own time, and how soon answers begin beside a heavy tenant, both on a
-simulated device; the whole product with a tiny model at 0.5 to 5 times its capacity; three ordinary
-tenants beside one that asks for ten times as much, with 50 adapters and giant prompts. `--small`
-only shows that everything works.
+simulated device and clock; the whole product at 0.5 to 5 times its capacity; three ordinary tenants
+beside one that asks for ten times as much, with 50 adapters and giant prompts. The whole product
+computes a tiny model, and its steps take as long as on a large GPU (tests/e2e/paced_worker.py).
+`--small` only shows that everything works.
 """
 
 from __future__ import annotations
@@ -21,21 +22,20 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import describe
-from tests.doubles import write_adapter
 from tests.e2e.open_loop import p99
 from tests.e2e.shares import (
     GIANT,
-    NUM_LAYERS,
+    HEAVY,
     NUM_OUTPUT,
     NUM_PROMPT,
+    ORDINARY,
     Beside,
-    capacity,
     heavy_tenant,
     load,
+    measure_capacity,
     ordinary,
+    paced,
 )
-from tests.e2e.tiny import NAME, Tiny
-from tests.stack import running
 from tests.workers.counting import Market
 from tests.workers.simulation import StubPool
 from tests.workers.test_fairness import ask, service_gap
@@ -77,7 +77,6 @@ def scheduling_cost(*, is_blocked: bool) -> float:
     return 1e3 * median(seconds)
 
 
-ORDINARY = ("one", "two", "three")
 ROW_S, PER_S = 1e-4, 2.5
 """Of the simulated device: its steps take 10 ms and this for each row. Requests of an ordinary
 tenant a second, about a sixteenth of what it can do."""
@@ -142,7 +141,7 @@ def simulate_first_tokens(seconds: float) -> None:
 
 
 async def overload(url: str, key: str, seconds: float) -> None:
-    per_s = await capacity(url, key, seconds)
+    per_s = await measure_capacity(url, key, seconds)
     table = Table(title=f"open loop, capacity {per_s:.1f} requests/s", title_justify="left")
     for name in ("load", "served/s", "p99 TTFT ms", "refused", "p99 refusal ms", "all told when"):
         table.add_column(name, justify="right")
@@ -159,8 +158,11 @@ async def overload(url: str, key: str, seconds: float) -> None:
     console.print(table)
 
 
-def shares(alone: list[Beside], beside: list[Beside]) -> Table:
-    table = Table(title="ordinary tenants beside a heavy one", title_justify="left")
+def shares(alone: list[Beside], beside: list[Beside], part: int) -> Table:
+    """The heavy tenant comes last and was never alone."""
+    *beside, heavy = beside
+    title = f"ordinary tenants, 1/{part} of the capacity each, beside a heavy one"
+    table = Table(title=title, title_justify="left")
     for name in ("tenant", "asked", "served", "share", "p99 TTFT ms", "alone", "ratio"):
         table.add_column(name, justify="right")
     for before, after in zip(alone, beside, strict=True):
@@ -173,31 +175,25 @@ def shares(alone: list[Beside], beside: list[Beside]) -> Table:
             f"{1e3 * before.p99_ttft_s:.0f}",
             f"{after.p99_ttft_s / before.p99_ttft_s:.2f}",
         )
+    ms = f"{1e3 * heavy.p99_ttft_s:.0f}"
+    table.add_row(heavy.who, str(heavy.num_asked), str(heavy.num_served), "", ms, "", "")
     return table
 
 
-def run_overload(tiny: Tiny, seconds: float) -> None:
-    with running(tiny.stack(max_num_seqs=2, max_queue_wait=0.05, memory=64 << 20)) as stack:
-        asyncio.run(overload(stack.url, stack.create_tenant("acme"), seconds))
+async def run_overload(folder: Path, seconds: float) -> None:
+    async with paced(folder, max_queue_wait=0.05) as (cluster, url):
+        await overload(url, cluster.keys[ORDINARY[0]], seconds)
 
 
-def run_shares(tiny: Tiny, seconds: float, num_adapters: int) -> None:
-    settings = {"max_num_seqs": 32, "memory": 48 << 20, "max_loaded_adapters": 8}
-    with running(tiny.stack(**settings)) as stack:
-        keys = {who: stack.create_tenant(who) for who in ("one", "two", "three")}
-        heavy = stack.create_tenant("heavy")
-        models = [f"a{number}" for number in range(num_adapters)]
-        for seed, name in enumerate(models):
-            folder = write_adapter(tiny.shape, tiny.folder / name, rank=8, seed=seed)
-            stack.push(folder, name, "heavy", model=NAME)
-
-        async def measure() -> None:
-            per_s = await capacity(stack.url, keys["one"], seconds) / 8
-            alone = await ordinary(stack.url, keys, per_s, seconds)
-            heavy_ask = heavy_tenant(heavy, models)
-            console.print(shares(alone, await ordinary(stack.url, keys, per_s, seconds, heavy_ask)))
-
-        asyncio.run(measure())
+async def run_shares(folder: Path, seconds: float, num_adapters: int) -> None:
+    async with paced(folder, num_adapters=num_adapters, max_loaded_adapters=8) as (cluster, url):
+        keys = cluster.keys
+        per_s = await measure_capacity(url, keys[ORDINARY[0]], seconds)
+        for part in (16, 8):
+            alone = await ordinary(url, keys, per_s / part, 2 * seconds, None)
+            heavy = heavy_tenant(keys[HEAVY], list(cluster.house.digests))
+            beside = await ordinary(url, keys, per_s / part, 2 * seconds, heavy)
+            console.print(shares(alone, beside, part))
 
 
 def main() -> None:
@@ -216,9 +212,8 @@ def main() -> None:
     console.print(f"gap of service between backlogged tenants: {gap:.0f} tokens, bound {bound:.0f}")
     simulate_first_tokens(10.0 if is_small else 200.0)
     with tempfile.TemporaryDirectory() as folder:
-        run_overload(Tiny(Path(folder) / "overload"), seconds)
-        shared = Tiny(Path(folder) / "shares", num_layers=NUM_LAYERS)
-        run_shares(shared, seconds, 6 if is_small else 50)
+        asyncio.run(run_overload(Path(folder) / "overload", seconds))
+        asyncio.run(run_shares(Path(folder) / "shares", seconds, 6 if is_small else 50))
 
 
 if __name__ == "__main__":

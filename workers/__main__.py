@@ -28,13 +28,13 @@ from workers.telemetry import render_metrics
 from workers.worker import CannotServe, Worker
 
 
-def main() -> None:
+def main(worker: type[Worker] = Worker) -> None:
     config = WorkerConfig.read(Path(sys.argv[1]))
     set_up_logging(config.log_format)
     instance_id = sys.argv[2] if len(sys.argv) > 2 else f"worker-{uuid.uuid4().hex[:12]}"
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine") as engine:
         try:
-            building = engine.submit(Worker, config, instance_id=instance_id, progress=_report)
+            building = engine.submit(worker, config, instance_id=instance_id, progress=_report)
             asyncio.run(_serve(building.result(), engine))
         except NotInStore as error:
             logging.error("the store %s has no %s", config.store, error)

@@ -57,6 +57,10 @@ class DrainRate:
             self._tokens = memory * self._tokens + num_tokens
         self._backlogged_at_s = now if is_backlogged else None
 
+    @property
+    def is_backlogged(self) -> bool:
+        return self._backlogged_at_s is not None
+
     def seconds_for(self, num_requests: float, num_tokens: float) -> float:
         """For so many to leave; 0 before it was measured. As if the next one left right now: while
         those that run answer for long none may leave, yet the queue does not stand for ever."""
@@ -76,13 +80,13 @@ class Overload:
         self._bounds = bounds
         self.rate = DrainRate()
 
-    def refuse_for(self, newcomer: Sequence, now: float) -> list[Refusal]:
+    def refuse_for(self, newcomer: Sequence, now: float, num_free_rows: int) -> list[Refusal]:
         """Who is refused so that the newcomer may wait: nobody, others, or the newcomer alone."""
         request = newcomer.request
         if request.num_resumed:
             return []
         account = self._queue.account(request.service_class, request.tenant, request.weight)
-        wait_s, bounds = self._wait_s(account, newcomer), self._bounds
+        wait_s, bounds = self._wait_s(account, newcomer, num_free_rows), self._bounds
         max_wait_s = bounds.max_wait_s * account.line.terms.ttft_s / _INTERACTIVE.ttft_s
         if wait_s > min(max_wait_s, newcomer.expires_s - newcomer.arrival_s):
             message = f"a first token would take about {wait_s:.0f} s"
@@ -131,13 +135,16 @@ class Overload:
         tokens = (account.num_waiting_tokens + num_tokens) / self._bounds.max_tokens
         return max(requests, tokens) / self._share(account)
 
-    def _wait_s(self, account: Account, newcomer: Sequence) -> float:
-        """Of the newcomer behind its tenant's other requests, at the tenant's share of the rate."""
+    def _wait_s(self, account: Account, newcomer: Sequence, num_free_rows: int) -> float:
+        """Of the newcomer behind its tenant's other requests, at the tenant's share of the rate.
+        Rows that nobody was waiting for are taken at once."""
         share = self._share(account)
-        num_tokens = account.num_waiting_tokens + len(newcomer.tokens)
-        if self._queue.num_waiting == 0:
+        num_requests = (account.num_waiting + 1) / share
+        num_tokens = (account.num_waiting_tokens + len(newcomer.tokens)) / share
+        num_behind = num_requests if self.rate.is_backlogged else num_requests - num_free_rows
+        if self._queue.num_waiting == 0 or num_behind <= 0:
             return 0.0
-        return self.rate.seconds_for((account.num_waiting + 1) / share, num_tokens / share)
+        return self.rate.seconds_for(num_behind, num_tokens * num_behind / num_requests)
 
     def _refusal(
         self, sequence: Sequence, account: Account, message: str, now: float, is_full: bool = True

@@ -173,7 +173,7 @@ class Scheduler:
 
     def refuse_for(self, newcomer: Sequence, now: float) -> list[Refusal]:
         """Who must not wait so that the newcomer may: nobody, others, or the newcomer itself."""
-        return self._overload.refuse_for(newcomer, now)
+        return self._overload.refuse_for(newcomer, now, self._num_free_rows)
 
     def expect(self, sequence: Sequence) -> None:
         """It will be added: the load of its adapter need not wait for the step's end."""

@@ -68,6 +68,8 @@ class CannotServe(ValueError):
 class Worker:
     """Everything one worker process owns, built and warmed up."""
 
+    runner: type[ModelRunner] = ModelRunner
+
     def __init__(self, config: WorkerConfig, *, instance_id: str, progress: Progress) -> None:
         """Brings models to the device in the order of the config, as far as there is room. Raises
         CannotServe, and what `Decoder.load` raises."""
@@ -266,7 +268,7 @@ class Worker:
 
         def make_runner(model: Decoder) -> ModelRunner:
             tables = pool.tables
-            return ModelRunner(
+            return self.runner(
                 *(model, self.ops, self.memory, kv, buffer, tables), scratch_page=scratch_page
             )
 

@@ -20,8 +20,8 @@ from admin import keys, models, tenants, versions
 from admin.database import EVERYTHING, Database
 from admin.records import TENANT_SCOPES
 from admin.versions import NewVersion
-from tests.e2e.fleet import MAX_MODEL_LEN, House, WorkerProcess
-from tests.e2e.tiny import NAME
+from tests.e2e.fleet import House, WorkerProcess
+from tests.e2e.tiny import MAX_MODEL_LEN, NAME
 from tests.gateway.live import eventually
 from tests.gateway.pepper import PEPPER
 from tests.postgres import fresh_database
@@ -114,12 +114,15 @@ class ProductGateway(ServerProcess):
 
 
 class Cluster:
-    """The base model `tiny`, and adapters a000, a001, ... of both tenants."""
+    """The base model `tiny`, and adapters a000, a001, ... of each tenant."""
 
-    def __init__(self, house: House, dsn: str, database: Database) -> None:
+    def __init__(
+        self, house: House, dsn: str, database: Database, tenants: Sequence[str] = TENANTS
+    ) -> None:
         self.house = house
         self.dsn = dsn
         self.database = database
+        self.tenants = tenants
         self.workers: dict[str, WorkerProcess] = {}
         self.gateways: dict[str, ProductGateway] = {}
         self.keys: dict[str, str] = {}
@@ -130,9 +133,9 @@ class Cluster:
     def processes(self) -> dict[str, ServerProcess]:
         return {**self.workers, **self.gateways}
 
-    def add_worker(self, name: str, **settings: Any) -> WorkerProcess:
-        """Not started yet."""
-        self.workers[name] = self.house.worker(name, **settings)
+    def add_worker(self, name: str, module: str = "workers", **settings: Any) -> WorkerProcess:
+        """Not started yet. module: has its command."""
+        self.workers[name] = self.house.worker(name, module, **settings)
         return self.workers[name]
 
     def add_gateway(
@@ -172,7 +175,7 @@ class Cluster:
         house, shape = self.house, self.house.tiny.shape
         async with self.database.transaction() as connection:
             await models.register_model(connection, NAME, shape, MAX_MODEL_LEN)
-            for name in TENANTS:
+            for name in self.tenants:
                 tenant = await tenants.create_tenant(connection, name)
                 scopes = TENANT_SCOPES
                 _, self.keys[name] = await keys.create_key(connection, PEPPER, tenant.id, scopes)
@@ -191,7 +194,7 @@ class Cluster:
         """Every gateway that runs."""
         for gateway in self.gateways.values():
             if gateway.is_running:
-                for tenant in TENANTS:
+                for tenant in self.tenants:
                     listed = await self.client(gateway.name, tenant).models.list()
                     if not self.house.digests.keys() <= {model.id for model in listed.data}:
                         return False
@@ -237,21 +240,23 @@ async def running_cluster(
     num_workers: int,
     num_gateways: int,
     num_adapters: int = 2,
+    tenants: Sequence[str] = TENANTS,
+    worker: str = "workers",
     reached_at: Callable[[str], str] = str,
     **settings: Any,
 ) -> AsyncIterator[Cluster]:
     """worker-0, worker-1, ... and gateway-0, ..., all ready, each gateway with all workers and the
-    adapters served. reached_at: where gateways are to find a worker that listens at an address.
-    settings: of the workers."""
+    adapters served. worker: the module that has their command. reached_at: where gateways are to
+    find one that listens at an address. settings: of the workers."""
     async with AsyncExitStack() as stack:
         dsn = stack.enter_context(fresh_database())
         database = await Database.connect(dsn, sees=EVERYTHING)
         stack.push_async_callback(database.close)
-        cluster = Cluster(House(folder, num_adapters), dsn, database)
+        cluster = Cluster(House(folder, num_adapters), dsn, database, tenants)
         stack.push_async_callback(cluster.close)
         await cluster.prepare()
         for number in range(num_workers):
-            cluster.add_worker(f"worker-{number}", **settings)
+            cluster.add_worker(f"worker-{number}", worker, **settings)
         addresses = [reached_at(worker.address) for worker in cluster.workers.values()]
         for number in range(num_gateways):
             cluster.add_gateway(f"gateway-{number}", addresses)

@@ -22,7 +22,7 @@ from gateway.config import GatewayConfig
 from gateway.fleet import Fleet
 from gateway.routing import Work
 from tests.doubles import make_model, write_adapter
-from tests.e2e.tiny import NAME, Tiny
+from tests.e2e.tiny import MAX_MODEL_LEN, NAME, Tiny
 from tests.gateway.live import eventually
 from tests.gateway.pepper import PEPPER
 from tests.gateway.service import THEN, FedSource, Keys
@@ -35,17 +35,15 @@ from workers.config import WorkerConfig
 from workers.importer import import_model
 from workers.protocol import WorkerStatus
 
-MAX_MODEL_LEN = 512
-
 
 class WorkerProcess(ServerProcess):
-    def __init__(self, name: str, config: WorkerConfig, folder: Path) -> None:
-        """folder: of its config and log."""
+    def __init__(self, name: str, config: WorkerConfig, folder: Path, module: str) -> None:
+        """folder: of its config and log. module: whose command it is."""
         self.name = name
         self.address = config.listen
         config.write(folder / "worker.json")
         super().__init__(
-            (sys.executable, "-m", "workers", str(folder / "worker.json"), name),
+            (sys.executable, "-m", module, str(folder / "worker.json"), name),
             health=config.health,
             log=folder / "log",
         )
@@ -95,8 +93,8 @@ class House:
             await eventually(lambda: len(served.statuses) == num_workers)
             yield served
 
-    def worker(self, name: str, **settings: Any) -> WorkerProcess:
-        """Of all models, with one kernel thread; not started yet."""
+    def worker(self, name: str, module: str = "workers", **settings: Any) -> WorkerProcess:
+        """Of all models, with one kernel thread; not started yet. module: whose command it is."""
         folder = self.folder / name
         folder.mkdir()
         config = WorkerConfig(
@@ -114,7 +112,7 @@ class House:
                 **settings,
             },
         )
-        return WorkerProcess(name, config, folder)
+        return WorkerProcess(name, config, folder, module)
 
     def _catalog(self, keys: Keys) -> CatalogSnapshot:
         return CatalogSnapshot(

@@ -5,19 +5,22 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
+from typing import Any
 
+from tests.e2e.cluster import Cluster, running_cluster
 from tests.e2e.open_loop import Ask, Outcome, open_loop, p99, send, send_until_served
 from tests.e2e.tiny import NAME
 
 VOCAB = 256
 NUM_PROMPT, NUM_OUTPUT = 32, 48
 GIANT = 1000
-NUM_LAYERS = 8
-"""Of the model that tenants share: with two its rows make more tokens than a gateway relays, and it
-is not the device that is short."""
+NUM_ROWS = 32
+ORDINARY, HEAVY = ("one", "two", "three"), "heavy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,24 @@ class Load:
     all_whole: bool
 
 
+@asynccontextmanager
+async def paced(
+    folder: Path, num_workers: int = 1, num_adapters: int = 0, **settings: Any
+) -> AsyncIterator[tuple[Cluster, str]]:
+    """Workers whose devices take nothing from the gateway that is measured, and its URL; all
+    tenants of this module. settings: of the workers."""
+    async with running_cluster(
+        folder,
+        num_workers=num_workers,
+        num_gateways=1,
+        num_adapters=num_adapters,
+        tenants=(*ORDINARY, HEAVY),
+        worker="tests.e2e.paced_worker",
+        **{"runs_ahead": True, "max_num_seqs": NUM_ROWS, "memory": 64 << 20, **settings},
+    ) as cluster:
+        yield cluster, cluster.gateways["gateway-0"].url
+
+
 def make(rng: random.Random, who: str, key: str) -> Callable[[], Ask]:
     """An ordinary request; no two prompts are alike."""
 
@@ -44,10 +65,8 @@ def make(rng: random.Random, who: str, key: str) -> Callable[[], Ask]:
     return ask
 
 
-async def capacity(url: str, key: str, seconds: float) -> float:
-    """Requests a second of a closed loop that always has some waiting."""
-    rng = random.Random(0)
-    ask = make(rng, "warm", key)
+async def capacity(url: str, ask: Callable[[], Ask], num_clients: int, seconds: float) -> float:
+    """Requests a second of a closed loop, after its first second."""
     loop = asyncio.get_running_loop()
     counts: list[float] = []
     end = loop.time() + seconds + 1.0
@@ -60,8 +79,14 @@ async def capacity(url: str, key: str, seconds: float) -> float:
             else:
                 await asyncio.sleep(0.05)
 
-    await asyncio.gather(*(client() for _ in range(12)))
+    await asyncio.gather(*(client() for _ in range(num_clients)))
     return sum(end - seconds <= at < end for at in counts) / seconds
+
+
+async def measure_capacity(url: str, key: str, seconds: float) -> float:
+    """Of one worker: half as many clients again as it has rows."""
+    ask = make(random.Random(0), "warm", key)
+    return await capacity(url, ask, NUM_ROWS + NUM_ROWS // 2, seconds)
 
 
 async def load(url: str, key: str, times: float, per_s: float, seconds: float) -> Load:
@@ -91,7 +116,7 @@ async def obedient(url: str, key: str, count: int) -> list[list[Outcome]]:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """An ordinary tenant: its answers in time, of those asked for, and its slow first tokens."""
+    """A tenant: its answers, of those asked for, and its slow first tokens."""
 
     who: str
     num_asked: int
@@ -100,20 +125,16 @@ class Beside:
 
 
 async def ordinary(
-    url: str,
-    keys: dict[str, str],
-    per_s: float,
-    seconds: float,
-    heavy: Callable[[], Ask] | None = None,
+    url: str, keys: dict[str, str], per_s: float, seconds: float, heavy: Callable[[], Ask] | None
 ) -> list[Beside]:
-    """Each of the tenants asks `per_s` times a second, and a heavy one, if any, ten times as
-    often."""
-    streams = [(per_s, make(random.Random(who), who, key)) for who, key in keys.items()]
+    """Each ordinary tenant asks `per_s` times a second, and a heavy one, if any, ten times as
+    often: it comes last."""
+    streams = [(per_s, make(random.Random(who), who, keys[who])) for who in ORDINARY]
     if heavy is not None:
         streams.append((10 * per_s, heavy))
     outcomes = await open_loop(url, streams, seconds, seed=2)
     found: list[Beside] = []
-    for who in keys:
+    for who in (*ORDINARY, HEAVY) if heavy else ORDINARY:
         own = [o for o in outcomes if o.who == who]
         served = [o for o in own if o.status == 200 and o.is_whole]
         found.append(Beside(who, len(own), len(served), p99([o.ttft_s for o in served])))
@@ -127,6 +148,6 @@ def heavy_tenant(key: str, models: list[str]) -> Callable[[], Ask]:
     def ask() -> Ask:
         length = GIANT if rng.random() < 0.25 else NUM_PROMPT
         prompt = [rng.randrange(VOCAB) for _ in range(length)]
-        return Ask("heavy", key, rng.choice(models), prompt, NUM_OUTPUT)
+        return Ask(HEAVY, key, rng.choice(models), prompt, NUM_OUTPUT)
 
     return ask

@@ -4,17 +4,23 @@ figures."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
-from tests.doubles import write_adapter
-from tests.e2e.shares import NUM_LAYERS, capacity, heavy_tenant, load, obedient, ordinary
-from tests.e2e.tiny import NAME, Tiny
+from tests.e2e.shares import (
+    HEAVY,
+    ORDINARY,
+    heavy_tenant,
+    load,
+    measure_capacity,
+    obedient,
+    ordinary,
+    paced,
+)
 from tests.scale import IS_FULL, scaled
-from tests.stack import Stack, running
 
 SECONDS = scaled(4, 30)
 NUM_ADAPTERS = scaled(6, 50)
@@ -26,69 +32,58 @@ SHARED_S = 0.0 if IS_FULL else 0.1
 pytestmark = pytest.mark.soak
 
 
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Few rows, so that the device is full before the gateway is, and a short queue."""
-    tiny = Tiny(tmp_path_factory.mktemp("tiny"))
-    settings = {"max_num_seqs": 2, "max_queue_wait": 0.05, "memory": 64 << 20}
-    with running(tiny.stack(**settings)) as stack:
-        yield stack
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def short_queue(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[str, str]]:
+    """A URL where nobody waits long, and the key of one who asks."""
+    async with paced(tmp_path_factory.mktemp("short"), max_queue_wait=0.05) as (cluster, url):
+        yield url, cluster.keys[ORDINARY[0]]
 
 
 @pytest.mark.timeout(900)
-def test_five_times_too_much_costs_no_goodput_and_is_refused_at_once(stack: Stack) -> None:
-    key = stack.create_tenant("acme")
-
-    async def measure() -> None:
-        per_s = await capacity(stack.url, key, SECONDS)
-        times = (0.5, 0.8, 1.0, 2.0, 5.0) if IS_FULL else (0.8, 5.0)
-        loads = {t: await load(stack.url, key, t, per_s, SECONDS) for t in times}
-        peak = max(each.served_per_s for each in loads.values())
-        worst = loads[5.0]
-        assert worst.num_refused > 0
-        assert worst.served_per_s >= (0.9 if IS_FULL else 0.5) * peak, loads
-        before = max(loads[0.8].p99_ttft_s, SHARED_S)
-        assert worst.p99_ttft_s <= 2.0 * LENIENCE * before, loads
-        for each in loads.values():
-            assert each.all_whole and each.all_told_when, each
-            refusal_s = each.p99_refusal_s if IS_FULL else each.p50_refusal_s
-            assert refusal_s <= 0.020 * LENIENCE, each
-
-    asyncio.run(measure())
+@pytest.mark.asyncio(loop_scope="module")
+async def test_five_times_too_much_costs_no_goodput_and_is_refused_at_once(
+    short_queue: tuple[str, str],
+) -> None:
+    url, key = short_queue
+    per_s = await measure_capacity(url, key, SECONDS)
+    times = (0.5, 0.8, 1.0, 2.0, 5.0) if IS_FULL else (0.8, 5.0)
+    loads = {t: await load(url, key, t, per_s, SECONDS) for t in times}
+    peak = max(each.served_per_s for each in loads.values())
+    worst = loads[5.0]
+    assert worst.num_refused > 0
+    assert worst.served_per_s >= (0.9 if IS_FULL else 0.5) * peak, loads
+    before = max(loads[0.8].p99_ttft_s, SHARED_S)
+    assert worst.p99_ttft_s <= 2.0 * LENIENCE * before, loads
+    for each in loads.values():
+        assert each.all_whole and each.all_told_when, each
+        refusal_s = each.p99_refusal_s if IS_FULL else each.p50_refusal_s
+        assert refusal_s <= 0.020 * LENIENCE, each
 
 
 @pytest.mark.timeout(900)
-def test_who_comes_again_when_told_to_is_served(stack: Stack) -> None:
-    key = stack.create_tenant("globex")
+@pytest.mark.asyncio(loop_scope="module")
+async def test_who_comes_again_when_told_to_is_served(short_queue: tuple[str, str]) -> None:
+    url, key = short_queue
     # Nobody is refused of a queue that was not seen to go down yet.
-    asyncio.run(capacity(stack.url, key, 2.0))
-    clients = asyncio.run(obedient(stack.url, key, scaled(60, 400)))
+    await measure_capacity(url, key, 2.0)
+    clients = await obedient(url, key, scaled(100, 600))
     assert all(attempts[-1].status == 200 and attempts[-1].is_whole for attempts in clients)
     assert any(len(attempts) > 1 for attempts in clients), "nobody was refused"
 
 
 @pytest.mark.timeout(900)
-def test_ordinary_tenants_beside_a_heavy_one(tmp_path: Path) -> None:
+async def test_ordinary_tenants_beside_a_heavy_one(tmp_path: Path) -> None:
     """Ten times the load of each of the others, an adapter of its own for almost every request, and
     giant prompts."""
-    tiny = Tiny(tmp_path, num_layers=scaled(2, NUM_LAYERS))
-    settings = {"max_num_seqs": 32, "memory": 48 << 20, "max_loaded_adapters": 8}
-    with running(tiny.stack(**settings)) as stack:
-        keys = {who: stack.create_tenant(who) for who in ("one", "two", "three")}
-        heavy = stack.create_tenant("heavy")
-        for number in range(NUM_ADAPTERS):
-            folder = tmp_path / f"a{number}"
-            write_adapter(tiny.shape, folder, rank=8, seed=number)
-            stack.push(folder, f"a{number}", "heavy", model=NAME)
-
-        async def measure() -> None:
-            per_s = await capacity(stack.url, keys["one"], SECONDS) / 8
-            alone = await ordinary(stack.url, keys, per_s, SECONDS)
-            models = [f"a{number}" for number in range(NUM_ADAPTERS)]
-            beside = await ordinary(stack.url, keys, per_s, SECONDS, heavy_tenant(heavy, models))
-            for each in beside:
-                assert each.num_served >= 0.95 * each.num_asked, beside
-            worst, before = (max(each.p99_ttft_s for each in found) for found in (beside, alone))
-            assert worst <= 1.5 * LENIENCE * max(before, SHARED_S), (alone, beside)
-
-        asyncio.run(measure())
+    room = {"max_loaded_adapters": 8}
+    async with paced(tmp_path, num_adapters=NUM_ADAPTERS, **room) as (cluster, url):
+        keys = cluster.keys
+        per_s = await measure_capacity(url, keys[ORDINARY[0]], SECONDS) / 8
+        heavy = heavy_tenant(keys[HEAVY], list(cluster.house.digests))
+        alone = await ordinary(url, keys, per_s, 2 * SECONDS, None)
+        *beside, greedy = await ordinary(url, keys, per_s, 2 * SECONDS, heavy)
+    assert greedy.num_served == greedy.num_asked, greedy
+    for each in beside:
+        assert each.num_served >= 0.95 * each.num_asked, beside
+    worst, before = (max(each.p99_ttft_s for each in found) for found in (beside, alone))
+    assert worst <= 1.5 * LENIENCE * max(before, SHARED_S), (alone, beside)

@@ -14,6 +14,7 @@ from tests.stack import Stack
 from workers.importer import import_model
 
 NAME = "tiny"
+MAX_MODEL_LEN = 2048
 
 
 class Tiny:
@@ -21,7 +22,8 @@ class Tiny:
 
     def __init__(self, folder: Path, *, num_layers: int = 2, **changes: object) -> None:
         """changes: of the model's config."""
-        source = make_model(folder / "source", "llama", num_hidden_layers=num_layers, **changes)
+        changes |= {"num_hidden_layers": num_layers, "max_position_embeddings": MAX_MODEL_LEN}
+        source = make_model(folder / "source", "llama", **changes)
         digest = import_model(source, LocalStore(folder / "store"))
         self.folder = folder
         self.model = folder / "store" / "models" / digest

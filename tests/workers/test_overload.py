@@ -12,7 +12,7 @@ from tests.workers.counting import Market
 from tests.workers.simulation import StubPool
 from tests.workers.test_fairness import ask
 from workers.overload import MIN_MEASURED_S, DrainRate, QueueBounds
-from workers.protocol import MAX_RETRY_S, ErrorCode, ServiceClass
+from workers.protocol import MAX_RETRY_S, ErrorCode, Generate, ServiceClass
 
 
 def waiting(market: Market) -> dict[str, int]:
@@ -156,6 +156,29 @@ def test_what_would_wait_too_long_is_refused_and_who_obeys_is_served() -> None:
     assert max(waits) < 2 * max_wait_s
     assert 0 < num_refused < 1200
     assert all(1.0 <= seconds <= MAX_RETRY_S for seconds in told_s)
+
+
+def test_those_who_find_free_rows_are_not_refused_for_how_slowly_a_full_device_goes_on() -> None:
+    """Answers of 400 tokens are long in leaving eight rows; then all of them are free."""
+    rng = random.Random(6)
+
+    def long_answer() -> Generate:
+        return ask(rng, "t", 10, 400, service_class=ServiceClass.INTERACTIVE)
+
+    market = Market(
+        num_pages=400, max_num_seqs=8, max_batched_tokens=128, bounds=QueueBounds(max_wait_s=2.0)
+    )
+    for _ in range(24):
+        market.offer(long_answer())
+    while market.engine.has_work:
+        market.step()
+    assert not market.failed
+    burst = [long_answer() for _ in range(24)]
+    for request in burst:
+        market.offer(request)
+    # Eight begin at once, and as many more wait as one to whom the wait may be two seconds.
+    assert market.failed
+    assert not {request.id for request in burst[:8]} & market.failed.keys()
 
 
 def test_what_cannot_be_in_time_is_refused_at_once() -> None:
