@@ -24,11 +24,13 @@ from rich.table import Table
 from benchmarks.machine import describe
 from tests.e2e.open_loop import p99
 from tests.e2e.shares import (
+    FEW_ROWS,
     GIANT,
     HEAVY,
-    NUM_OUTPUT,
     NUM_PROMPT,
+    NUM_ROWS,
     ORDINARY,
+    SHORT_QUEUE,
     Beside,
     heavy_tenant,
     load,
@@ -77,6 +79,7 @@ def scheduling_cost(*, is_blocked: bool) -> float:
     return 1e3 * median(seconds)
 
 
+NUM_OUTPUT = 48
 ROW_S, PER_S = 1e-4, 2.5
 """Of the simulated device: its steps take 10 ms and this for each row. Requests of an ordinary
 tenant a second, about a sixteenth of what it can do."""
@@ -141,7 +144,7 @@ def simulate_first_tokens(seconds: float) -> None:
 
 
 async def overload(url: str, key: str, seconds: float) -> None:
-    per_s = await measure_capacity(url, key, seconds)
+    per_s = await measure_capacity(url, key, FEW_ROWS, seconds)
     table = Table(title=f"open loop, capacity {per_s:.1f} requests/s", title_justify="left")
     for name in ("load", "served/s", "p99 TTFT ms", "refused", "p99 refusal ms", "all told when"):
         table.add_column(name, justify="right")
@@ -181,14 +184,14 @@ def shares(alone: list[Beside], beside: list[Beside], part: int) -> Table:
 
 
 async def run_overload(folder: Path, seconds: float) -> None:
-    async with paced(folder, max_queue_wait=0.05) as (cluster, url):
+    async with paced(folder, **SHORT_QUEUE) as (cluster, url):
         await overload(url, cluster.keys[ORDINARY[0]], seconds)
 
 
 async def run_shares(folder: Path, seconds: float, num_adapters: int) -> None:
     async with paced(folder, num_adapters=num_adapters, max_loaded_adapters=8) as (cluster, url):
         keys = cluster.keys
-        per_s = await measure_capacity(url, keys[ORDINARY[0]], seconds)
+        per_s = await measure_capacity(url, keys[ORDINARY[0]], NUM_ROWS, seconds)
         for part in (16, 8):
             alone = await ordinary(url, keys, per_s / part, 2 * seconds, None)
             heavy = heavy_tenant(keys[HEAVY], list(cluster.house.digests))

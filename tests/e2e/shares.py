@@ -17,9 +17,14 @@ from tests.e2e.open_loop import Ask, Outcome, open_loop, p99, send, send_until_s
 from tests.e2e.tiny import NAME
 
 VOCAB = 256
-NUM_PROMPT, NUM_OUTPUT = 32, 48
+NUM_PROMPT = 32
+NUM_OUTPUT = range(16, 81)
+"""If all answers were as long, rows would come free all at once, and then none for long."""
 GIANT = 1000
 NUM_ROWS = 32
+FEW_ROWS = 8
+SHORT_QUEUE = {"max_num_seqs": FEW_ROWS, "max_queue_wait": 0.02}
+"""Settings of a worker in whose queue nobody waits much longer than some do at any load."""
 ORDINARY, HEAVY = ("one", "two", "three"), "heavy"
 
 
@@ -60,7 +65,7 @@ def make(rng: random.Random, who: str, key: str) -> Callable[[], Ask]:
 
     def ask() -> Ask:
         prompt = [rng.randrange(VOCAB) for _ in range(NUM_PROMPT)]
-        return Ask(who, key, NAME, prompt, NUM_OUTPUT)
+        return Ask(who, key, NAME, prompt, rng.choice(NUM_OUTPUT))
 
     return ask
 
@@ -83,10 +88,10 @@ async def capacity(url: str, ask: Callable[[], Ask], num_clients: int, seconds: 
     return sum(end - seconds <= at < end for at in counts) / seconds
 
 
-async def measure_capacity(url: str, key: str, seconds: float) -> float:
+async def measure_capacity(url: str, key: str, num_rows: int, seconds: float) -> float:
     """Of one worker: half as many clients again as it has rows."""
     ask = make(random.Random(0), "warm", key)
-    return await capacity(url, ask, NUM_ROWS + NUM_ROWS // 2, seconds)
+    return await capacity(url, ask, num_rows + num_rows // 2, seconds)
 
 
 async def load(url: str, key: str, times: float, per_s: float, seconds: float) -> Load:
@@ -148,6 +153,6 @@ def heavy_tenant(key: str, models: list[str]) -> Callable[[], Ask]:
     def ask() -> Ask:
         length = GIANT if rng.random() < 0.25 else NUM_PROMPT
         prompt = [rng.randrange(VOCAB) for _ in range(length)]
-        return Ask(HEAVY, key, rng.choice(models), prompt, NUM_OUTPUT)
+        return Ask(HEAVY, key, rng.choice(models), prompt, rng.choice(NUM_OUTPUT))
 
     return ask

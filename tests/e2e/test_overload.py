@@ -11,8 +11,11 @@ import pytest
 import pytest_asyncio
 
 from tests.e2e.shares import (
+    FEW_ROWS,
     HEAVY,
+    NUM_ROWS,
     ORDINARY,
+    SHORT_QUEUE,
     heavy_tenant,
     load,
     measure_capacity,
@@ -35,7 +38,7 @@ pytestmark = pytest.mark.soak
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def short_queue(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[str, str]]:
     """A URL where nobody waits long, and the key of one who asks."""
-    async with paced(tmp_path_factory.mktemp("short"), max_queue_wait=0.05) as (cluster, url):
+    async with paced(tmp_path_factory.mktemp("short"), **SHORT_QUEUE) as (cluster, url):
         yield url, cluster.keys[ORDINARY[0]]
 
 
@@ -45,7 +48,7 @@ async def test_five_times_too_much_costs_no_goodput_and_is_refused_at_once(
     short_queue: tuple[str, str],
 ) -> None:
     url, key = short_queue
-    per_s = await measure_capacity(url, key, SECONDS)
+    per_s = await measure_capacity(url, key, FEW_ROWS, SECONDS)
     times = (0.5, 0.8, 1.0, 2.0, 5.0) if IS_FULL else (0.8, 5.0)
     loads = {t: await load(url, key, t, per_s, SECONDS) for t in times}
     peak = max(each.served_per_s for each in loads.values())
@@ -65,8 +68,8 @@ async def test_five_times_too_much_costs_no_goodput_and_is_refused_at_once(
 async def test_who_comes_again_when_told_to_is_served(short_queue: tuple[str, str]) -> None:
     url, key = short_queue
     # Nobody is refused of a queue that was not seen to go down yet.
-    await measure_capacity(url, key, 2.0)
-    clients = await obedient(url, key, scaled(100, 600))
+    await measure_capacity(url, key, FEW_ROWS, 2.0)
+    clients = await obedient(url, key, scaled(40, 400))
     assert all(attempts[-1].status == 200 and attempts[-1].is_whole for attempts in clients)
     assert any(len(attempts) > 1 for attempts in clients), "nobody was refused"
 
@@ -78,7 +81,7 @@ async def test_ordinary_tenants_beside_a_heavy_one(tmp_path: Path) -> None:
     room = {"max_loaded_adapters": 8}
     async with paced(tmp_path, num_adapters=NUM_ADAPTERS, **room) as (cluster, url):
         keys = cluster.keys
-        per_s = await measure_capacity(url, keys[ORDINARY[0]], SECONDS) / 8
+        per_s = await measure_capacity(url, keys[ORDINARY[0]], NUM_ROWS, SECONDS) / 8
         heavy = heavy_tenant(keys[HEAVY], list(cluster.house.digests))
         alone = await ordinary(url, keys, per_s, 2 * SECONDS, None)
         *beside, greedy = await ordinary(url, keys, per_s, 2 * SECONDS, heavy)

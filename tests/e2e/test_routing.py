@@ -6,14 +6,17 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from gateway.fleet import Fleet
 from tests.e2e.fleet import Answer, House, RoundRobin, Served
-from tests.scale import scaled
+from tests.e2e.open_loop import Ask
+from tests.e2e.shares import FEW_ROWS, ORDINARY, capacity, make, paced
+from tests.scale import IS_FULL, scaled
 
 NUM_WORKERS = 4
 NUM_ADAPTERS = 200
@@ -119,6 +122,31 @@ async def test_a_hot_adapter_spreads(served: Served) -> None:
     finally:
         traffic.cancel()
         await asyncio.wait([traffic])
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(scaled(300, 1800))
+async def test_four_workers_serve_a_hot_adapter_three_times_as_fast_as_one(tmp_path: Path) -> None:
+    one = await hot_requests_per_s(tmp_path / "one", 1)
+    four = await hot_requests_per_s(tmp_path / "four", NUM_WORKERS)
+    print(f"\none {one:.1f} requests/s, {NUM_WORKERS} {four:.1f}")
+    assert four >= (3.0 if IS_FULL else 1.5) * one
+
+
+async def hot_requests_per_s(folder: Path, num_workers: int) -> float:
+    """Of a closed loop, nine tenths of whose requests are one adapter's, when it has spread."""
+    rng = random.Random(3)
+    room = {"num_adapters": 8, "max_num_seqs": FEW_ROWS}
+    async with paced(folder, num_workers, **room) as (cluster, url):
+        hot, *others = cluster.house.digests
+        plain = make(rng, ORDINARY[0], cluster.keys[ORDINARY[0]])
+
+        def ask() -> Ask:
+            return replace(plain(), model=hot if rng.random() < 0.9 else rng.choice(others))
+
+        num_clients = 2 * num_workers * FEW_ROWS
+        await capacity(url, ask, num_clients, scaled(2, 10))
+        return await capacity(url, ask, num_clients, scaled(4, 30))
 
 
 @pytest.mark.soak
