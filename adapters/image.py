@@ -7,9 +7,11 @@ longest part of a load, is taken once, when an image is packed, and says which i
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
+import secrets
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
@@ -120,7 +122,7 @@ class ImageCache:
         root.mkdir(parents=True, exist_ok=True)
         # Other workers of this machine may have the same cache: what is listed may be gone.
         for leftover in root.glob("*/*.tmp"):
-            leftover.unlink(missing_ok=True)
+            _remove_unless_written(leftover)
         files: list[tuple[os.stat_result, Path]] = []
         for path in root.glob("*/*.img"):
             with suppress(FileNotFoundError):
@@ -202,16 +204,27 @@ class ImageCache:
 
 def _write(path: Path, head: bytes, image: AdapterImage) -> None:
     path.parent.mkdir(exist_ok=True)
-    temporary = path.with_suffix(".tmp")
+    temporary = path.with_suffix(f".{secrets.token_hex(8)}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
+            with suppress(OSError):  # a file system without locks, where none is removed either
+                fcntl.flock(file, fcntl.LOCK_EX)
             file.write(head)
             file.write(image.payload.data)
-        temporary.replace(path)
+            file.flush()
+            temporary.replace(path)
     except OSError:
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+def _remove_unless_written(temporary: Path) -> None:
+    """If its writer died: who writes holds it, and from before the first byte."""
+    with suppress(OSError), temporary.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(file.fileno()).st_size:
+            temporary.unlink()
 
 
 def _encode_head(image: AdapterImage, layout: str) -> bytes:

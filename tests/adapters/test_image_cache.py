@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import logging
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -216,3 +219,48 @@ def test_one_begins_beside_another_of_the_same_machine(
 
     monkeypatch.setattr(Path, "glob", glob)
     assert not ImageCache(tmp_path, 1 << 30).has("layout", "a")
+
+
+def test_those_of_one_machine_do_not_disturb_each_other(
+    store: LocalStore, tmp_path: Path, digest: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two write the same image, others read it and begin: nobody meets half of one or loses his."""
+    image = make_loader(store, tmp_path).fetch(digest)
+    large = AdapterImage.of(digest, image.tables, torch.zeros(2 << 20, dtype=torch.uint8))
+    root = tmp_path / "shared"
+
+    def write() -> None:
+        cache = ImageCache(root, 1 << 30)
+        for _ in range(200):
+            cache.save("layout", large)
+
+    def read() -> None:
+        while writing:
+            loaded = ImageCache(root, 1 << 30).load("layout", digest)
+            assert loaded is None or loaded.checksum == large.checksum
+
+    writing = True
+    with caplog.at_level(logging.WARNING), ThreadPoolExecutor() as threads:
+        writers = [threads.submit(write) for _ in range(2)]
+        reader = threads.submit(read)
+        try:
+            for writer in writers:
+                writer.result(timeout=60)
+        finally:
+            writing = False
+        reader.result(timeout=60)
+    assert [record.getMessage() for record in caplog.records] == []
+    assert [path.name for path in (root / "layout").iterdir()] == [f"{digest}.img"]
+
+
+def test_what_a_dead_writer_left_is_removed(tmp_path: Path) -> None:
+    dead, written = tmp_path / "layout" / "a.1.tmp", tmp_path / "layout" / "a.2.tmp"
+    dead.parent.mkdir()
+    dead.write_bytes(b"x")
+    written.write_bytes(b"x")
+    with written.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        ImageCache(tmp_path, 1 << 30)
+        assert (dead.exists(), written.exists()) == (False, True)
+    ImageCache(tmp_path, 1 << 30)
+    assert not written.exists()
