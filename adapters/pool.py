@@ -87,7 +87,6 @@ class AdapterPool:
         self._arena = arena
         self._runs = runs
         self._broker = broker
-        broker.add_holder(self)
         self._clock = clock
         self._requests = requests
         self._ops = ops
@@ -115,6 +114,7 @@ class AdapterPool:
         self._num_polls = 0
         self._refused: dict[str, int] = {}
         """So many bytes found no room on the device, by account: not asked again until `poll`."""
+        broker.add_holder(self)
 
     @property
     def layout(self) -> ImageLayout:

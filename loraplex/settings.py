@@ -35,6 +35,8 @@ SIZES = (
 PREFIX = "LORAPLEX_"
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
+Rows = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
+"""Of tables and steps, which take memory of their own."""
 
 OTHERS = re.compile(
     r"LORAPLEX_(TEST_\w+|(\w+_)?SERVICE_(HOST|PORT)\w*|(\w+_)?PORT(_\d+_(TCP|UDP|SCTP)\w*)?)",
@@ -105,8 +107,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     host_adapter_memory: int = 1 << 30
     adapter_cache: int = 16 << 30
     """Packed adapters on the worker's disk, each of which the store could give again."""
-    max_num_seqs: Positive = 64
-    max_batched_tokens: Positive = 512
+    max_num_seqs: Rows = 64
+    max_batched_tokens: Rows = 512
     max_model_len: Annotated[int, msgspec.Meta(ge=5)] | None = None
     """At least what a worker warms up with."""
     max_queued: Positive = 1024
@@ -115,7 +117,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Requests and prompt tokens that wait for a model, and seconds that an interactive one may
     wait; beyond, requests are refused until there is room."""
     max_lora_rank: Positive = 256
-    max_loaded_adapters: Positive = 128
+    max_loaded_adapters: Rows = 128
     """Adapter slots of the device tables: entries, not memory."""
     max_upload: int = 1 << 30
     max_usage_spool: int = 256 << 20

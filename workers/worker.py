@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from functools import partial
 from heapq import nlargest
 from operator import itemgetter
@@ -220,23 +221,25 @@ class Worker:
                 f"model {name}: {weight_bytes >> 20} MiB of weights and its KV do not fit into "
                 f"{self.arena.num_bytes >> 20} MiB of device memory"
             )
-        kv = KVCache(self.arena, digest, plan.kv_layout.page_bytes, broker=self.broker)
-        pool = AdapterPool(
-            self.memory,
-            self.runs,
-            self.broker,
-            store=self.store,
-            ops=self.ops,
-            shape=plan.shape,
-            dtype=plan.dtype,
-            num_slots=config.max_loaded_adapters,
-            host=self._host_tier,
-            cache=self._image_cache,
-            requests=self._adapter_requests,
-            clock=time.monotonic,
-        )
+        with _sized_by("max_num_seqs", config.max_num_seqs):
+            buffer = TokenBuffer(config.max_num_seqs, plan.max_model_len, self.ops.device)
+        with _sized_by("max_loaded_adapters", config.max_loaded_adapters):
+            pool = AdapterPool(
+                self.memory,
+                self.runs,
+                self.broker,
+                store=self.store,
+                ops=self.ops,
+                shape=plan.shape,
+                dtype=plan.dtype,
+                num_slots=config.max_loaded_adapters,
+                host=self._host_tier,
+                cache=self._image_cache,
+                requests=self._adapter_requests,
+                clock=time.monotonic,
+            )
         pool.is_on_device = False
-        buffer = TokenBuffer(config.max_num_seqs, plan.max_model_len, self.ops.device)
+        kv = KVCache(self.arena, digest, plan.kv_layout.page_bytes, broker=self.broker)
         scheduler = Scheduler(
             kv,
             pool,
@@ -310,6 +313,15 @@ def _select_ops(config: WorkerConfig) -> Ops:
 class Footprint(NamedTuple):
     page_bytes: int
     weight_bytes: int
+
+
+@contextmanager
+def _sized_by(setting: str, value: int) -> Generator[None]:
+    """Raises CannotServe where torch has no memory for what is made."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise CannotServe(f"{setting}: this machine has no memory for {value}") from error
 
 
 def _setting(config: WorkerConfig) -> str:

@@ -418,6 +418,14 @@ def test_more_memory_than_can_be_is_refused(house: House, name: str, num_bytes: 
         Driver(house.config(**sizes))
 
 
+@pytest.mark.parametrize("name", ["max_num_seqs", "max_loaded_adapters"])
+@pytest.mark.parametrize("value", [1 << 45, 1 << 60])
+def test_more_rows_than_there_can_be_are_refused(house: House, name: str, value: int) -> None:
+    settings: dict[str, Any] = {name: value}
+    with pytest.raises(CannotServe, match=rf"^{name}: this machine has no memory for {value}$"):
+        Driver(house.config("one", **settings))
+
+
 def test_adapters_that_may_have_no_whole_extent_are_refused(house: House) -> None:
     with pytest.raises(CannotServe, match="adapter_memory: adapters need 1 bytes"):
         Driver(house.config("one", adapter_memory_min=1, adapter_memory_max=1))
