@@ -162,6 +162,7 @@ PROBLEMS: Mapping[type[Exception] | ErrorCode | int, Problem] = {
     ErrorCode.EXPIRED: Problem(504, SERVER, "deadline_exceeded", is_final=True),
     ErrorCode.DRAINING: Problem(503, SERVER, "draining", retry_after_s=1),
     ErrorCode.WORKER_LOST: Problem(503, SERVER, "worker_lost", retry_after_s=1),
+    ErrorCode.LOGITS_NAN: Problem(500, SERVER, "logits_nan", is_final=True),
     ErrorCode.INTERNAL: Problem(500, SERVER, "internal_error"),
     400: Problem(400, INVALID),
     404: Problem(404, "not_found_error", "route_not_found"),

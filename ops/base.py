@@ -391,7 +391,8 @@ class Ops(Protocol):
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
         """Semantics: bias, then penalties, then temperature, top-k, top-p, min-p (in that order,
         each on what the one before left), then argmax(logit / temperature + Gumbel noise), the
-        noise a pure function of (seed, position, choice, token id). Ties: the smallest id.
+        noise a pure function of (seed, position, choice, token id). Ties: the smallest id. -1 for a
+        row with a logit that is NaN.
         Shape: logits float32 [N, V], may be changed -> int32 [N].
         """
         ...

@@ -193,6 +193,8 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _sample_row(logits: Tensor, batch: SamplingBatch, row: int) -> int:
+    if logits.isnan().any():
+        return -1
     if batch.has_bias:
         span = slice(int(batch.bias_start[row]), int(batch.bias_start[row + 1]))
         logits.index_add_(0, batch.bias_ids[span].long(), batch.bias_values[span])

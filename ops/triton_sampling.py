@@ -161,11 +161,13 @@ def _draw(
     vocab,
     BLOCK: tl.constexpr,
 ):
-    """The best score of a span of the vocabulary and its smallest token."""
+    """The best score of a span of the vocabulary and its smallest token; where a logit is NaN,
+    infinity and -1."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = chunk * BLOCK + tl.arange(0, BLOCK)
     known = token < vocab
     score = tl.load(logits + row * vocab + token, mask=known, other=float("-inf"))
+    is_broken = tl.max((score != score).to(tl.int32), axis=0) > 0
     temperature = tl.load(temperatures + row)
     if temperature > 0:
         score = tl.div_rn(score, temperature)
@@ -175,8 +177,9 @@ def _draw(
         score = tl.where(score >= tl.load(lowest + row), score + noise, float("-inf"))
     best = tl.max(score, axis=0)
     at = row * tl.num_programs(1) + chunk
-    tl.store(scores + at, best)
-    tl.store(ids + at, tl.min(tl.where(known & (score == best), token, NO_TOKEN), axis=0))
+    winner = tl.min(tl.where(known & (score == best), token, NO_TOKEN), axis=0)
+    tl.store(scores + at, tl.where(is_broken, float("inf"), best))
+    tl.store(ids + at, tl.where(is_broken, -1, winner))
 
 
 @triton.jit
@@ -187,6 +190,4 @@ def _pick(scores, ids, tokens, chunks, vocab, BLOCK: tl.constexpr):
     score = tl.load(scores + row * chunks + chunk, mask=known, other=float("-inf"))
     token = tl.load(ids + row * chunks + chunk, mask=known, other=NO_TOKEN)
     best = tl.max(score, axis=0)
-    winner = tl.min(tl.where(known & (score == best), token, NO_TOKEN), axis=0)
-    # Logits that are NaN equal nothing: even then the token must be one of the vocabulary.
-    tl.store(tokens + row, tl.minimum(winner, vocab - 1))
+    tl.store(tokens + row, tl.min(tl.where(known & (score == best), token, NO_TOKEN), axis=0))

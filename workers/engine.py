@@ -455,7 +455,11 @@ class Engine:
         drawn = zip(schedule.sampled, result.tokens, result.logprobs, strict=True)
         events: list[Event] = []
         for item, token, logprobs in drawn:
-            if not item.sequence.is_finished:
+            if item.sequence.is_finished:
+                continue
+            if token < 0:
+                events.append(self._fail_drawing(item.sequence))
+            else:
                 events += self._append(item.sequence, token, logprobs)
         return events + [
             self._finish_prompt(item.sequence)
@@ -473,6 +477,12 @@ class Engine:
         if output.finish_reason is not None:
             self._forget(sequence)
         return [(sequence.connection, output)]
+
+    def _fail_drawing(self, sequence: Sequence) -> Event:
+        adapter = "none" if sequence.adapter is None else sequence.adapter.digest
+        log.error("NaN among the logits of %s, adapter %s", self.info.name, adapter)
+        self.scheduler.remove(sequence)
+        return self._fail(sequence, ErrorCode.LOGITS_NAN, "the model's logits are not numbers")
 
     def _finish_prompt(self, sequence: Sequence) -> Event:
         self._forget(sequence)

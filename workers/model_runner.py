@@ -160,10 +160,12 @@ class ModelRunner:
         params = [item.sequence.params for item in items]
         wanted = [p.logprobs for p in params if p.logprobs is not None]
         raw = logits.clone() if wanted else logits
-        tokens = self._ops.sample(logits, sampling)
+        drawn = self._ops.sample(logits, sampling)
+        # The next step may be launched before the host sees which row has none.
+        tokens = drawn.clamp_min(0)
         self._buffer.scatter(sampling.buffer_row, sampling.position, tokens)
         scores = self._score(raw, tokens, max(wanted)) if wanted else None
-        return _to_host(tokens), scores
+        return _to_host(drawn), scores
 
     def _score_prompts(
         self, schedule: Schedule, hidden: Tensor

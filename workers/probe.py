@@ -31,6 +31,7 @@ from workers.engine import Engine, Event
 from workers.model_runner import ModelRunner
 from workers.protocol import (
     AdapterRef,
+    ErrorCode,
     Failed,
     Fingerprint,
     Generate,
@@ -278,9 +279,10 @@ def _refuse(probe: Probe, code: str, message: str) -> ProbeResult:
 
 
 def _not_scored(failed: Failed) -> NotProved:
-    return NotProved(
-        "adapter.probe.failed", f"the probe prompt: {failed.code}: {failed.message}", is_final=False
-    )
+    message = f"the probe prompt: {failed.code}: {failed.message}"
+    if failed.code is ErrorCode.LOGITS_NAN:
+        return NotProved("adapter.effect.logits", message, is_final=True)
+    return NotProved("adapter.probe.failed", message, is_final=False)
 
 
 def _leave_the_cores() -> None:

@@ -31,6 +31,7 @@ class ErrorCode(StrEnum):
     EXPIRED = "expired"
     DRAINING = "draining"
     WORKER_LOST = "worker_lost"
+    LOGITS_NAN = "logits_nan"
     INTERNAL = "internal"
 
 

@@ -77,8 +77,8 @@ class Schedule:
 
 @dataclass(slots=True)
 class StepResult:
-    """tokens[i] is the token drawn for `schedule.sampled[i]`, logprobs[i] its log-probability if
-    asked for."""
+    """tokens[i] is the token drawn for `schedule.sampled[i]`, -1 if its logits are not numbers;
+    logprobs[i] its log-probability if asked for."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)

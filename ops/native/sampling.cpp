@@ -72,12 +72,16 @@ struct Best {
     }
 };
 
+// -1 where a logit is NaN.
 int32_t argmax(const float* logits, int64_t vocab) {
     Best best[4];
+    I broken = I{};
     const I lanes = lane_ids();
     each_vector(logits, vocab, [&](F values, int32_t token) {
         best[token / LANES % 4].take(values, lanes + token);
+        broken |= values != values;
     });
+    if (any(broken)) return -1;
     for (int i = 1; i < 4; i++)
         for (int lane = 0; lane < LANES; lane++)
             if (best[i].value[lane] > best[0].value[lane] ||
@@ -179,6 +183,7 @@ float survival_threshold(const float* scaled, int64_t vocab, int64_t top_k, floa
 int32_t draw(const float* scaled, int64_t vocab, float threshold, const Key& key) {
     const I lanes = lane_ids();
     const int32_t top = argmax(scaled, vocab);
+    if (top < 0) return top;
     float reach = scaled[top] + key.noise(splat((uint32_t)top))[0] - MAX_NOISE;
     reach = std::max(reach, threshold);
     Best best;
@@ -268,13 +273,13 @@ void top_tokens(const float* logits, int64_t vocab, int64_t count, int32_t* ids,
 
 }  // namespace
 
-// Shape: logits float32 [rows, vocab], changed; out int32 [rows].
+// Shape: logits float32 [rows, vocab], changed; out int32 [rows], -1 where a logit is NaN.
 EXPORT void sample(float* logits, int64_t rows, int64_t vocab, const Sampling* batch, int32_t* out) {
 #pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (rows > 1)
     for (int64_t r = 0; r < rows; r++) out[r] = sample_row(logits + r * vocab, vocab, *batch, r);
 }
 
-// Shape: logits float32 [rows, vocab] -> out int32 [rows], the smallest token of the largest logit.
+// Shape: logits float32 [rows, vocab] -> out int32 [rows], the smallest token of the largest logit, or -1.
 EXPORT void greedy(const float* logits, int64_t rows, int64_t vocab, int32_t* out) {
 #pragma omp parallel for schedule(static) num_threads(num_threads) if (rows > 1)
     for (int64_t r = 0; r < rows; r++) out[r] = argmax(logits + r * vocab, vocab);

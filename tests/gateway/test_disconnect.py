@@ -211,6 +211,7 @@ def test_after_an_error_event_there_is_no_done(service: Service, worker: Scripte
         (ErrorCode.MODEL_UNKNOWN, 503),
         (ErrorCode.PROMPT_TOO_LONG, 400),
         (ErrorCode.INVALID, 400),
+        (ErrorCode.LOGITS_NAN, 500),
         (ErrorCode.INTERNAL, 500),
     ],
 )

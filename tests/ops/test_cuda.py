@@ -24,7 +24,6 @@ from tests.ops.interpreter import IS_INTERPRETED
 from tests.ops.test_attention import LAYER as KV_LAYER
 from tests.ops.test_attention import LONG, Case, make_batch, make_cache, run
 from tests.ops.test_lora import LAYER, make_lora
-from tests.ops.test_sampling import make_batch as make_sampling_batch
 
 BFLOAT16 = torch.bfloat16
 DEVICE = torch.device("cpu" if IS_INTERPRETED else "cuda")
@@ -192,15 +191,6 @@ def test_attention_is_the_same_in_any_number_of_parts(
         fresh.to(DEVICE), there, view, KV_LAYER, 3, 0.3, window, None, blocks
     )
     torch.testing.assert_close(out.cpu(), expected, rtol=2e-5, atol=2e-5)
-
-
-@pytest.mark.filterwarnings("ignore:All-NaN slice")
-def test_logits_that_are_no_numbers_still_give_a_token_of_the_vocabulary(triton_ops: Ops):
-    logits = torch.full((2, 40), float("nan"))
-    for temperature in (0.0, 1.0):
-        batch = make_sampling_batch(2, temperature=temperature, top_k=3)
-        tokens = triton_ops.sample(logits.clone(), batch)
-        assert all(0 <= token < 40 for token in tokens.tolist())
 
 
 def test_the_backend_is_refused_where_there_is_no_gpu():

@@ -164,6 +164,24 @@ def test_bias_bans_and_forces(ops: Ops):
     assert ops.sample(logits, make_batch(3, top_p=0.5, **banned)).tolist() == [17] * 3
 
 
+@pytest.mark.filterwarnings("ignore:All-NaN slice", "ignore:invalid value")
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("top_k", [0, 3])
+def test_a_row_with_logits_that_are_no_numbers_gets_no_token(ops: Ops, temperature, top_k):
+    """One of them is enough, wherever it is; the rows beside it get theirs."""
+    vocab = 2500
+    torch.manual_seed(0)
+    logits = torch.randn(6, vocab)
+    batch = make_batch(6, temperature=temperature, top_k=top_k)
+    expected = ops.sample(logits.clone(), batch)
+    for row, broken in enumerate([[0], [vocab - 1], [2047], range(vocab)], start=1):
+        logits[row, list(broken)] = math.nan
+        expected[row] = -1
+    logits[5, 7] = math.inf
+    expected[5] = 7
+    assert torch.equal(ops.sample(logits, batch), expected)
+
+
 def test_penalties_count_the_rows_tokens(ops: Ops):
     buffer = torch.tensor([[0] * 6, [3, 3, 4, 5, 5, 9], [7, 7, 7, 7, 7, 7]], dtype=torch.int32)
     lengths = {

@@ -189,6 +189,39 @@ def test_a_step_that_fails_in_flight_fails_its_sequences_and_no_others() -> None
     simulation.assert_at_rest()
 
 
+class NoNumbers(SimulatedRunner):
+    """In one step, of the first sequence."""
+
+    breaks_at: int = 0
+
+    def launch(self, schedule: Schedule) -> PendingStep:
+        step = super().launch(schedule)
+        is_broken = self.num_steps == self.breaks_at
+
+        def result():
+            computed = step.result()
+            if is_broken:
+                computed.tokens[0] = -1
+            return computed
+
+        return Late(result)
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_logits_that_are_no_numbers_end_their_sequence_alone(runs_ahead: bool) -> None:
+    simulation = Simulation(runner=NoNumbers, runs_ahead=runs_ahead)
+    assert isinstance(simulation.runner, NoNumbers)
+    simulation.runner.breaks_at = 4
+    broken, stranger = generate(0, [1, 2, 3], 40), generate(1, [4, 5, 6], 8)
+    simulation.submit(broken)
+    simulation.submit(stranger)
+    simulation.run()
+    assert simulation.finished[0] is ErrorCode.LOGITS_NAN
+    assert simulation.outputs[0] == alone(broken)[:3]
+    assert simulation.outputs[1] == alone(stranger)
+    simulation.assert_at_rest()
+
+
 def test_what_is_in_flight_counts_when_its_model_has_to_leave() -> None:
     simulation = Simulation(runs_ahead=True)
     requests = (generate(0, [token] * 2 * PAGE_TOKENS, 30) for token in range(VOCAB))

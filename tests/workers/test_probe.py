@@ -24,7 +24,8 @@ from adapters.validator import AdapterFiles, content_digest
 from tests.doubles import write_adapter
 from tests.oracle import Oracle
 from tests.workers.driver import Driver, store_adapter
-from tests.workers.test_worker import ADAPTERS, Setup
+from tests.workers.test_worker import ADAPTERS, Setup, import_broken_model
+from workers.config import WorkerConfig
 from workers.effect import NotProved
 from workers.probe import MAX_QUEUED
 from workers.protocol import AdapterRef, Drain, ErrorCode, FinishReason, Probe
@@ -228,6 +229,27 @@ def test_no_effect_and_another_effect_are_told_apart(llama: Setup) -> None:
         assert caught.value.code == code and caught.value.is_final
     noop = replace(expected, deltas=[[torch.zeros(1, 1)]], scores=base)
     assert examiner.check_scores(noop, base, base) == 0
+
+
+def test_logits_that_are_no_numbers_prove_nothing(tmp_path: Path) -> None:
+    """A model that is broken for one token of its vocabulary."""
+    digest = import_broken_model(tmp_path, "lm_head.weight")
+    store = LocalStore(tmp_path / "store")
+    shape = BaseModelShape.from_config(
+        json.loads((store.model_folder(digest) / "config.json").read_text()), digest
+    )
+    ref = add(store, shape, tmp_path / "adapter")
+    config = WorkerConfig(
+        models={"tiny": digest},
+        store=str(tmp_path / "store"),
+        cache_dir=tmp_path / "cache",
+        listen="",
+        memory=16 << 20,
+    )
+    with Driver(config) as driver:
+        refused = driver.probe(0, digest, ref)
+    assert (refused.error, refused.is_final) == ("adapter.effect.logits", True)
+    assert "the probe prompt: logits_nan" in refused.message
 
 
 def test_zero_factors_are_proved_and_factors_without_effect_are_not(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from adapters.manifest import BaseModelShape
 from adapters.store import LocalStore
@@ -170,6 +171,46 @@ def test_an_unknown_adapter_fails_by_name_and_alone(llama: Setup) -> None:
         0: ErrorCode.ADAPTER_UNAVAILABLE,
         1: FinishReason.LENGTH,
     }
+
+
+def import_broken_model(folder: Path, table: str) -> str:
+    """Digest of a model with NaN for token 7 in one of its two tables, in the folder's store."""
+    source = make_model(folder / "source", "llama", tie_word_embeddings=False)
+    weights = load_file(source / "model.safetensors")
+    weights[table][7] = float("nan")
+    save_file(weights, source / "model.safetensors", {"format": "pt"})
+    return import_model(source, LocalStore(folder / "store"))
+
+
+@pytest.mark.parametrize(
+    ("backend", "runs_ahead"),
+    [("reference", False), ("cpu", False), ("cpu", True)],
+    ids=["reference", "cpu", "cpu-ahead"],
+)
+def test_what_makes_no_numbers_fails_alone(tmp_path: Path, backend: str, runs_ahead: bool) -> None:
+    """A model that is broken for one token."""
+    digest = import_broken_model(tmp_path, "model.embed_tokens.weight")
+    config = WorkerConfig(
+        models={"tiny": digest},
+        store=str(tmp_path / "store"),
+        cache_dir=tmp_path / "cache",
+        listen="",
+        ops=backend,
+        runs_ahead=runs_ahead,
+        memory=16 << 20,
+    )
+    prompts = [[1, 2, 7], [7], [1, 2, 3], [1, 2, 3]]
+    never = {7: -100.0}
+    with Driver(config) as driver:
+        for number, prompt in enumerate(prompts):
+            params = SamplingParams(
+                8, 0, temperature=number % 2, logprobs=2, logit_bias=never, ignore_eos=True
+            )
+            driver.submit(Generate(number, "", digest, prompt, params, cache_domain=""))
+        driver.wait()
+    failed, whole = ErrorCode.LOGITS_NAN, FinishReason.LENGTH
+    assert driver.ended == {0: failed, 1: failed, 2: whole, 3: whole}
+    assert [len(driver.answers[number]) for number in range(4)] == [0, 0, 8, 8]
 
 
 def test_prompt_logprobs_equal_the_oracle(llama: Setup) -> None:
