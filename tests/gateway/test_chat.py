@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+
 import openai
 import pytest
 
 from tests.gateway.scripted import ScriptedWorker
-from tests.gateway.scripts import repeat_prompt, say, spelled
+from tests.gateway.scripts import endless, ids, repeat_prompt, say, spelled
 from tests.gateway.service import Service
+from workers.protocol import Generate, SequenceOutput
 
 HELLO = [{"role": "user", "content": "Hi"}]
 RENDERED = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
@@ -189,6 +193,40 @@ def test_stop_across_tokens(
     assert tokens == len("one STILL two STOP")
     if per_step < 100:
         Service.wait_for(lambda: worker.requests[-1] in worker.aborted)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_ends_its_own_sequence_while_others_go_on(
+    client: openai.OpenAI, worker: ScriptedWorker, stream: bool
+) -> None:
+    """The second choice begins when the first is aborted, or never."""
+
+    async def script(request: Generate) -> AsyncIterator[SequenceOutput]:
+        if request.params.choice == 0:
+            source = endless()
+            yield SequenceOutput(id=request.id, tokens=ids("oneSTOP"))
+        else:
+            async with asyncio.timeout(10):
+                while not any(r.params.choice == 0 for r in worker.aborted[before:]):
+                    await asyncio.sleep(0.01)
+            source = say("two")
+        async for output in source(request):
+            yield output
+
+    worker.script = script
+    before = len(worker.aborted)
+    texts = ["", ""]
+    if stream:
+        for chunk in client.chat.completions.create(
+            model="tiny", messages=HELLO, n=2, stop="STOP", stream=True
+        ):
+            for choice in chunk.choices:
+                texts[choice.index] += choice.delta.content or ""
+    else:
+        answer = client.chat.completions.create(model="tiny", messages=HELLO, n=2, stop="STOP")
+        texts = [choice.message.content or "" for choice in answer.choices]
+    assert texts == ["one", "two"]
+    assert [r.params.choice for r in worker.aborted[before:]] == [0]
 
 
 @pytest.mark.parametrize("stream", [False, True])

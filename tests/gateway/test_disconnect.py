@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import httpx
 import openai
 import pytest
 
+from gateway.generation import Generation
 from gateway.streaming import Client
 from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import endless, ids, say, silence
@@ -90,6 +93,25 @@ def test_closing_before_the_first_token_aborts(service: Service, worker: Scripte
     service.wait_for(lambda: len(worker.requests) == before + 1)
     connection.close()
     assert_all_freed(service, worker, before)
+
+
+def test_nothing_is_kept_of_who_left_before_the_first_token(
+    service: Service, worker: ScriptedWorker
+) -> None:
+    """Or a flood of them would fill the memory until their deadlines."""
+
+    def num_kept() -> int:
+        gc.collect()
+        return sum(type(each) is Generation for each in gc.get_objects())
+
+    worker.script = silence
+    before, kept = len(worker.requests), num_kept()
+    connection = raw_request(service, {"stream": True})
+    service.wait_for(lambda: len(worker.requests) == before + 1)
+    assert num_kept() == kept + 1
+    connection.close()
+    assert_all_freed(service, worker, before)
+    service.wait_for(lambda: num_kept() <= kept)
 
 
 async def test_a_client_that_leaves_in_two_ways_ends_its_answer_once() -> None:
@@ -276,6 +298,21 @@ def test_silence_is_filled_with_pings(impatient: Service) -> None:
         while b"[DONE]" not in received:
             received += connection.recv(65536)
     assert received.count(b"\r\n8\r\n: ping\n\n\r\n") >= 2
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.7])
+def test_nobody_watches_a_stream_that_has_ended(
+    impatient: Service, pause_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether it was pinged before or not."""
+    impatient.worker.script = say("a", pause_s=pause_s)
+    tasks = impatient.call(lambda: len(asyncio.all_tasks()))
+    with impatient.client() as client:
+        for _ in range(3):
+            list(client.chat.completions.create(model="tiny", messages=HELLO, stream=True))
+    time.sleep(0.5)
+    impatient.wait_for(lambda: impatient.call(lambda: len(asyncio.all_tasks())) <= tasks)
+    assert [each for each in caplog.records if each.levelname == "ERROR"] == []
 
 
 def test_an_error_after_a_ping_is_an_event(impatient: Service) -> None:

@@ -225,6 +225,76 @@ def test_an_overloaded_worker_s_request_tries_one_other_and_is_told_when_to_come
     assert trio.num_sent == [0, 1, 1]
 
 
+def second_choice_is_refused(
+    code: ErrorCode, until: threading.Event, retry_after_s: float = 0.0
+) -> tuple[Script, list[float]]:
+    """The first choice goes on until the second has its text. When the second was asked for."""
+    asked_at: list[float] = []
+
+    async def script(request: Generate) -> AsyncIterator[SequenceOutput]:
+        if request.params.choice == 0:
+            yield SequenceOutput(id=request.id, tokens=ids("a"))
+            while not until.is_set():
+                await asyncio.sleep(0.02)
+            async for output in say("b")(request):
+                yield output
+            return
+        asked_at.append(time.monotonic())
+        await asyncio.sleep(0.1)
+        if not until.is_set():
+            raise WorkerFailed(code, "as the script says", retry_after_s)
+        async for output in say("here")(request):
+            yield output
+
+    return script, asked_at
+
+
+@pytest.mark.parametrize("code", [ErrorCode.OVERLOADED, ErrorCode.MODEL_UNAVAILABLE])
+def test_a_choice_without_room_waits_while_another_of_its_request_has_begun(
+    trio: Trio, background: ThreadPoolExecutor, code: ErrorCode
+) -> None:
+    """And comes back to each worker when it has been told to, not before."""
+    has_room = threading.Event()
+    script, asked_at = second_choice_is_refused(code, has_room, retry_after_s=2.0)
+    trio.script(script)
+    answer = asked(trio, background, n=2)
+    trio.wait_for(lambda: len(asked_at) == 3)
+    time.sleep(1.2)
+    assert len(asked_at) == 3, "each of the three has refused it until then"
+    trio.wait_for(lambda: len(asked_at) == 4)
+    assert asked_at[3] - asked_at[0] >= 2.0
+    has_room.set()
+    assert [c["text"] for c in answer.result().json()["choices"]] == ["ab", "here"]
+
+
+def test_a_worker_that_refused_is_asked_again_after_a_second(
+    trio: Trio, background: ThreadPoolExecutor
+) -> None:
+    has_room = threading.Event()
+    script, asked_at = second_choice_is_refused(ErrorCode.DRAINING, has_room)
+    trio.script(script)
+    answer = asked(trio, background, n=2)
+    trio.wait_for(lambda: len(asked_at) == 4)
+    has_room.set()
+    assert [c["text"] for c in answer.result().json()["choices"]] == ["ab", "here"]
+    assert asked_at[3] - asked_at[0] >= 1.0
+
+
+def test_who_waits_for_a_worker_in_vain_ends_with_what_failed_it(store: Path) -> None:
+    service = Service(store, num_workers=1, failover_wait_s=1.0)
+    service.start()
+    try:
+        service.worker.script = refuse(ErrorCode.DRAINING)
+        headers = {"authorization": f"Bearer {service.keys.acme}"}
+        body = {"model": "tiny", "prompt": "Hi"}
+        began = time.monotonic()
+        answer = httpx.post(f"{service.url}/v1/completions", json=body, headers=headers, timeout=60)
+        assert answer.status_code == 503 and answer.json()["error"]["code"] == "draining"
+        assert time.monotonic() - began >= 1.0
+    finally:
+        service.stop()
+
+
 def test_workers_that_just_refused_for_want_of_room_are_not_asked_again_at_once(
     trio: Trio,
 ) -> None:
