@@ -280,17 +280,21 @@ def test_a_worker_that_refused_is_asked_again_after_a_second(
     assert asked_at[3] - asked_at[0] >= 1.0
 
 
-def test_who_waits_for_a_worker_in_vain_ends_with_what_failed_it(store: Path) -> None:
-    service = Service(store, num_workers=1, failover_wait_s=1.0)
+@pytest.mark.parametrize(("code", "waits"), [("draining", True), ("overloaded", False)])
+def test_who_waits_for_a_worker_in_vain_ends_with_what_failed_it(
+    store: Path, code: str, waits: bool
+) -> None:
+    """A full queue is nothing to wait for."""
+    service = Service(store, num_workers=1, failover_wait_s=2.0)
     service.start()
     try:
-        service.worker.script = refuse(ErrorCode.DRAINING)
+        service.worker.script = refuse(ErrorCode(code))
         headers = {"authorization": f"Bearer {service.keys.acme}"}
         body = {"model": "tiny", "prompt": "Hi"}
         began = time.monotonic()
         answer = httpx.post(f"{service.url}/v1/completions", json=body, headers=headers, timeout=60)
-        assert answer.status_code == 503 and answer.json()["error"]["code"] == "draining"
-        assert time.monotonic() - began >= 1.0
+        assert answer.status_code == 503 and answer.json()["error"]["code"] == code
+        assert (time.monotonic() - began >= 2.0) == (len(service.worker.requests) > 1) == waits
     finally:
         service.stop()
 
@@ -384,6 +388,31 @@ def test_who_has_got_on_may_wait_for_as_long_again(trio: Trio) -> None:
     for worker in losing(trio, 2):
         time.sleep(0.6 * wait_s)
         trio.await_in_loop(worker.start)
+
+
+def test_who_was_refused_for_want_of_room_waits_when_the_next_worker_is_lost(trio: Trio) -> None:
+    def script(worker: ScriptedWorker) -> Script:
+        async def run(request: Generate) -> AsyncIterator[SequenceOutput]:
+            asked_of.append(worker)
+            if len(asked_of) == 1:
+                raise WorkerFailed(ErrorCode.OVERLOADED, "full")
+            if len(asked_of) == 2:
+                stopping.append(asyncio.create_task(worker.stop()))
+                await asyncio.sleep(60)
+            async for output in say("here")(request):
+                yield output
+
+        return run
+
+    asked_of: list[ScriptedWorker] = []
+    stopping: list[asyncio.Task[None]] = []
+    trio.stop_worker(trio.workers[2])
+    trio.wait_for(lambda: sum(client.is_ready for client in trio.gateway.fleet.clients) == 2)
+    for worker in trio.workers:
+        worker.script = script(worker)
+    assert trio.ask().json()["choices"][0]["text"] == "here"
+    first, second, last = asked_of
+    assert first is last is not second
 
 
 def test_retries_end_with_their_budget(trio: Trio, background: ThreadPoolExecutor) -> None:
