@@ -16,6 +16,7 @@ from adapters.errors import AdapterUnavailable
 from adapters.image import AdapterImage, ImageCache
 from adapters.load_queue import Load, LoadQueue
 from adapters.lora import ImageTables
+from memory.accounts import Tenant
 from memory.runs import UNIT_BYTES
 from tests.adapters.pools import House, SteppedExecutor
 
@@ -269,6 +270,32 @@ def test_a_pin_that_is_not_kept_is_not_read_again_and_again(tmp_path: Path) -> N
     for _ in range(5):
         house.pool.poll()
         assert not house.pool.is_loading
+    house.pool.unpin(house.refs[1].digest)
+    assert house.refs[1].digest not in {status.digest for status in house.pool.status()}
+
+
+def on_host(house: House) -> set[int]:
+    return {index for index in range(len(house.refs)) if house.tier(index) == "host"}
+
+
+def test_the_image_of_a_pin_waits_on_the_host_for_room_on_the_device(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT] * 4, num_units=2, host_bytes=UNIT_IMAGE)
+    leases = [house.load(index) for index in range(2)]
+    house.pool.pin(house.refs[2])
+    house.settle()
+    assert on_host(house) == {2}
+    for _ in range(5):
+        house.pool.prefetch(house.refs[3], Tenant("acme", 1))
+        house.settle()
+    assert on_host(house) == {2}
+    for lease in leases:
+        lease.release()
+    house.settle()
+    assert 2 in house.on_device()
+    house.pool.prefetch(house.refs[3], Tenant("acme", 1))
+    house.settle()
+    assert on_host(house) == {3}, "on the device it needs no image on the host"
+    house.check()
 
 
 @pytest.fixture

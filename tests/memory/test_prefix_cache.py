@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memory.accounts import NOBODY, Tenant
+from memory.accounts import NOBODY, Ask, Tenant
 from memory.arena import Arena
 from memory.block_table import BlockTable
 from memory.errors import IntegrityError
@@ -93,6 +93,24 @@ def test_eviction_takes_leaves_of_the_least_recently_used_prefix_first() -> None
     assert kv.evict(2) == 2
     assert num_matched(kv, old) == 1 and num_matched(kv, new) == 2
     assert kv.evict(9) == 2 and num_matched(kv, new) == 0
+
+
+def test_who_has_only_pages_before_those_of_another_gives_way_after_it() -> None:
+    """Of one sharing group: the page after acme's is of globex."""
+    kv = make_kv()
+    compute(kv, keys_of(1), Tenant("acme", 1)).free()
+    compute(kv, keys_of(1, 2), Tenant("globex", 1)).free()
+    assert kv.evict(2) == 2 and kv.num_cached == 0
+
+
+def test_what_is_worth_as_much_as_the_limit_goes_and_what_is_worth_more_does_not() -> None:
+    arena = Arena(UNIT_BYTES, UNIT_BYTES)
+    kv = KVCache(arena, "m", UNIT_BYTES // 4, clock=lambda: 0.0)
+    compute(kv, keys_of(1)).free()
+    ask = Ask(arena.ledger, NOBODY.name, 0, is_first=True)
+    turn, chance = ask.turn(NOBODY.name), 1 / (1 + 2)
+    assert kv.prefix_cache.evict(1, ask, (turn, 0.99 * chance)) == 0
+    assert kv.prefix_cache.evict(1, ask, (turn, chance)) == 1
 
 
 def test_allocation_evicts_what_is_idle_and_never_what_is_used() -> None:
