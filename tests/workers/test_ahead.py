@@ -16,7 +16,14 @@ from tests.workers.driver import Driver
 from tests.workers.simulation import Simulation, StubPool, generate, prompt_of
 from tests.workers.simulator import END, VOCAB, Late, SimulatedRunner, alone
 from tests.workers.test_worker import Setup
-from workers.protocol import ErrorCode, FinishReason, Generate, SamplingParams, TokenLogprobs
+from workers.protocol import (
+    ErrorCode,
+    FinishReason,
+    Generate,
+    SamplingParams,
+    ServiceClass,
+    TokenLogprobs,
+)
 from workers.step import PendingStep, Schedule
 
 
@@ -220,6 +227,55 @@ def test_logits_that_are_no_numbers_end_their_sequence_alone(runs_ahead: bool) -
     assert simulation.outputs[0] == alone(broken)[:3]
     assert simulation.outputs[1] == alone(stranger)
     simulation.assert_at_rest()
+
+
+@dataclass
+class Device(SimulatedRunner):
+    """Computes beside the host: a step takes its time when it is waited for, and no two at once."""
+
+    free_s: float = 0.0
+
+    def launch(self, schedule: Schedule) -> PendingStep:
+        now = self.clock.now
+        step = super().launch(schedule)
+        self.clock.now = now
+        self.free_s = max(self.free_s, now) + step_s(schedule.num_tokens)
+        end_s = self.free_s
+
+        def result():
+            self.clock.now = max(self.clock.now, end_s)
+            return step.result()
+
+        return Late(result)
+
+
+def step_s(num_rows: int) -> float:
+    return 0.02 + 0.0005 * num_rows
+
+
+def test_a_prompt_fills_the_steps_that_a_stream_leaves_and_makes_no_token_late() -> None:
+    """A step begins when those in flight have ended, and its token is due after theirs."""
+    simulation = Simulation(num_pages=400, max_batched_tokens=2000, runner=Device, runs_ahead=True)
+    for num_rows in range(1, 200):
+        simulation.scheduler.step_time.note(num_rows, 0, step_s(num_rows))
+    requests = (
+        generate(0, [token], 60, service_class=ServiceClass.INTERACTIVE) for token in range(VOCAB)
+    )
+    stream = next(request for request in requests if len(alone(request)) == 60)
+    simulation.submit(stream)
+    while len(simulation.outputs[0]) < 3:
+        simulation.step()
+    simulation.submit(
+        generate(1, prompt_of(random.Random(1), 4000), 1, service_class=ServiceClass.INTERACTIVE)
+    )
+    late_s: list[float] = []
+    while not simulation.outputs[1]:
+        simulation.step()
+        # The first is due after a second, each later one a tenth after the one before.
+        late_s.append(simulation.clock.now - 0.9 - 0.1 * len(simulation.outputs[0]))
+    assert max(late_s) < 1e-4
+    assert late_s[2:-1] == pytest.approx([0.0] * len(late_s[2:-1]), abs=1e-3), "nothing is left"
+    assert len(late_s) > 10
 
 
 def test_what_is_in_flight_counts_when_its_model_has_to_leave() -> None:
