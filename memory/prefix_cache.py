@@ -291,8 +291,8 @@ class PrefixCache:
             heapify(heap)
 
     def _is_idle_leaf(self, _: float, order: int, node: _Node) -> bool:
-        is_idle = self._idle.get(node.page) is node
-        return is_idle and node.idle_order == order and not node.children
+        """Who gets a child is in use, and goes idle anew afterwards."""
+        return self._idle.get(node.page) is node and node.idle_order == order
 
     def _least_leaf(self, account: str, now: float) -> _Node | None:
         """None: all its idle pages lie before those of others of its sharing group."""

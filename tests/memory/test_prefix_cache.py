@@ -152,6 +152,17 @@ def test_a_page_that_is_computed_anew_was_asked_for_again() -> None:
     assert num_matched(kv, keys_of(1)) == 1
 
 
+def test_a_page_that_is_computed_anew_is_as_popular_as_it_was() -> None:
+    kv = make_kv()
+    for _ in range(4):
+        compute(kv, keys_of(1)).free()
+    compute(kv, keys_of(2)).free()
+    assert kv.evict(2) == 2
+    for word in (1, 2):
+        compute(kv, keys_of(word)).free()
+    assert kv.evict(1) == 1 and num_matched(kv, keys_of(1)) == 1
+
+
 def test_a_match_that_is_given_back_at_once_is_no_use() -> None:
     """A sequence that waits for room looks for its prefix in every step."""
     kv = make_kv()
