@@ -152,6 +152,13 @@ def test_a_page_that_is_computed_anew_was_asked_for_again() -> None:
     assert num_matched(kv, keys_of(1)) == 1
 
 
+def test_of_pages_that_were_found_the_one_found_least_goes_first() -> None:
+    kv = make_kv()
+    for word in (1, 1, 1, 1, 2, 2):
+        compute(kv, keys_of(word)).free()
+    assert kv.evict(1) == 1 and num_matched(kv, keys_of(1)) == 1
+
+
 def test_a_page_that_is_computed_anew_is_as_popular_as_it_was() -> None:
     kv = make_kv()
     for _ in range(4):
