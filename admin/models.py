@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from adapters.manifest import BaseModelShape
 from admin.database import Connection, Row
-from admin.errors import Conflict, NotFound
+from admin.errors import AlreadyExists, Conflict, NotFound
 from admin.queries import from_row, sql
 from admin.records import BaseModel, Residency
 
@@ -60,6 +60,12 @@ async def delete_model(connection: Connection, name: str) -> None:
 async def find_model(connection: Connection, name: str) -> BaseModel:
     """Raises NotFound."""
     return _found(name, await connection.fetchrow(sql["model_find"], name))
+
+
+async def check_not_a_model(connection: Connection, name: str) -> None:
+    """Raises AlreadyExists: an adapter cannot have the name of a base model."""
+    if await connection.fetchrow(sql["model_find"], name) is not None:
+        raise AlreadyExists(f"a base model is named {name}", param="name")
 
 
 def _found(name: str, row: Row | None) -> BaseModel:

@@ -27,6 +27,7 @@ def page(found: list[T], limit: int) -> Page[T]:
 
 
 EntityName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
+AliasName = Annotated[str, msgspec.Meta(pattern=r"^(?![0-9]+\Z)[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 
 
 class TenantCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jinja2
 import msgspec
 from jinja2 import nodes
@@ -9,8 +11,10 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from admin.database import FORMS
 from admin.errors import Invalid
 from admin.records import GenerationDefaults, ServingData
+from admin.schemas import AliasName, EntityName
 
 
 class _GivenDefaults(
@@ -34,6 +38,20 @@ class _Generation(Extension):
 
 
 _SYNTAX = ImmutableSandboxedEnvironment(extensions=[loopcontrols, _Generation])
+
+
+def check_names(name: str | None, model: str | None, alias: str | None) -> None:
+    """That those given can be names. Raises Invalid."""
+    checks: list[tuple[str, str | None, Any, str]] = [
+        ("name", name, EntityName, "entity_name_form"),
+        ("model", model, EntityName, "entity_name_form"),
+        ("alias", alias, AliasName, "alias_name_form"),
+    ]
+    for field, given, kind, form in checks:
+        try:
+            msgspec.convert(given, kind | None)
+        except msgspec.ValidationError:
+            raise Invalid(FORMS[form], param=field) from None
 
 
 def parse_serving(text: str | None) -> ServingData:

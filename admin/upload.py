@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, cast
 
@@ -100,12 +100,14 @@ async def receive_form(
     staged: Path,
     max_bytes: int,
     check_room: Callable[[int], None],
+    check_fields: Callable[[VersionFields], Awaitable[None]],
 ) -> tuple[VersionFields, Path | None]:
     """Reads a multipart/form-data body to its end: the fields, and where an archive lies.
 
-    Raises Invalid, TooLarge, OSError.
+    `check_fields` is asked before the first file, with the fields that came before it. Raises
+    Invalid, TooLarge, OSError, and what that raises.
     """
-    form = _Form(staged, max_bytes + OVERHEAD_BYTES, check_room)
+    form = _Form(staged, max_bytes + OVERHEAD_BYTES, check_room, check_fields)
     try:
         with _parser(boundary) as parser:
             async for chunk in chunks:
@@ -127,11 +129,18 @@ def _parser(boundary: str) -> Any:
 class _Form:
     """Takes the parser's events: a segment, its bytes, then None."""
 
-    def __init__(self, staged: Path, max_bytes: int, check_room: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        staged: Path,
+        max_bytes: int,
+        check_room: Callable[[int], None],
+        check_fields: Callable[[VersionFields], Awaitable[None]],
+    ) -> None:
         self._fields = VersionFields()
         self._staged = staged
         self._bytes_left = max_bytes
         self._check_room = check_room
+        self._check_fields = check_fields
         self._seen: set[str] = set()
         self._digests: dict[str, str] = {}
         self._part = ""
@@ -142,6 +151,8 @@ class _Form:
         if event is None:
             await self._end()
         elif not isinstance(event, bytes | bytearray):
+            if event.filename is not None and not self._digests:
+                await self._check_fields(self._fields)
             self._begin(event)
         elif self._file is not None:
             await self._file.write(event)

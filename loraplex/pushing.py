@@ -12,11 +12,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from adapters.validator import CONFIG_NAME, WEIGHTS_NAME, AdapterFiles, content_digest
-from admin.database import FORMS
-from admin.schemas import EntityName
+from admin.errors import Invalid
+from admin.serving_data import check_names, parse_serving
 from loraplex.api import Api
 from loraplex.errors import ApiFailure, NoAnswer, Refused
 from loraplex.output import Progress
@@ -75,14 +73,24 @@ def wait_ready(
 
 
 def _check(api: Api, fields: dict[str, Any]) -> None:
-    """That names can be names, the key may push, and the tenant and the model are there."""
+    """That names can be names and are not taken, the key may push, and the tenant and the model are
+    there."""
+    name, model = fields.get("name", ""), fields.get("model")
     try:
-        msgspec.convert([fields.get("name", ""), fields.get("model", "any")], list[EntityName])
-    except msgspec.ValidationError:
-        raise ApiFailure(FORMS["entity_name_form"]) from None
+        check_names(name, model, fields.get("alias"))
+        parse_serving(json.dumps(fields.get("serving", {})))
+    except Invalid as error:
+        raise ApiFailure(str(error)) from None
     api.get("/admin/v1/adapters", tenant=fields.get("tenant"), limit=1)
-    if "model" in fields:
-        api.get(f"/admin/v1/models/{fields['model']}")
+    if model is not None:
+        api.get(f"/admin/v1/models/{model}")
+    try:
+        api.get(f"/admin/v1/models/{name}")
+    except Refused as error:
+        if error.code != "model_not_found":
+            raise
+    else:
+        raise ApiFailure(f"a base model is named {name}")
 
 
 def _push_at_once(api: Api, files: list[Path], fields: dict[str, Any], report: Progress) -> Version:

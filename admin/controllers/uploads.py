@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 from litestar import Controller, Response, delete, get, patch, post
@@ -17,11 +18,11 @@ from admin.database import Connection
 from admin.describe import describe_version
 from admin.errors import Invalid
 from admin.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
-from admin.records import BaseModel
+from admin.records import BaseModel, ServingData, Tenant
 from admin.request import AdminRequest
 from admin.resumable import PartialUpload
 from admin.schemas import Deleted
-from admin.serving_data import parse_serving
+from admin.serving_data import check_names, parse_serving
 from admin.upload import MULTIPART, VersionFields, media_type, receive_form
 from admin.upload_views import UploadCreate, UploadView, VersionCreate
 from admin.versions import NewVersion
@@ -60,6 +61,7 @@ class UploadController(Controller):
                         staged,
                         plane.config.max_upload_bytes,
                         plane.store.check_room,
+                        partial(_check_first, request),
                     )
                     return await _make(request, fields, staged, archive)
         raise Invalid(f"send {MULTIPART}, or {JSON} with an upload", "content_type")
@@ -100,21 +102,16 @@ async def _make(
     request: AdminRequest, given: VersionFields, staged: Path, archive: Path | None
 ) -> Response[VersionView]:
     plane = request.plane
-    if not given.name:
-        raise Invalid("the field name is missing", "name_missing", "name")
-    serving = await asyncio.to_thread(parse_serving, given.serving)
-    async with request.reading() as connection:
-        tenant = await tenant_for(connection, request.user, given.tenant)
-        bases = await _bases(connection, given.model)
+    name, tenant, bases, serving = await _check(request, given)
     try:
         manifest = await plane.validate(tenant, bases, staged, archive)
     except AdapterRejected as rejected:
-        await plane.reject(tenant, given.name, rejected, request.actor)
+        await plane.reject(tenant, name, rejected, request.actor)
         raise
     base = next(base for base in bases if base.digest == manifest.base_digest)
     new = NewVersion(
         tenant_id=tenant.id,
-        name=given.name,
+        name=name,
         base_name=base.name,
         manifest=manifest,
         serving=serving,
@@ -123,8 +120,33 @@ async def _make(
     )
     version, is_new = await plane.publish(new, staged, request.actor)
     async with request.reading() as connection:
-        shown = await describe_version(connection, tenant, given.name, version.version)
+        shown = await describe_version(connection, tenant, name, version.version)
     return Response(shown, status_code=201 if is_new else 200)
+
+
+async def _check_first(request: AdminRequest, given: VersionFields) -> None:
+    """Before the files come. Fields may come behind them: what is missing may be among those."""
+    try:
+        await _check(request, given)
+    except Invalid as error:
+        if error.code not in ("name_missing", "tenant_missing"):
+            raise
+
+
+async def _check(
+    request: AdminRequest, given: VersionFields
+) -> tuple[str, Tenant, list[BaseModel], ServingData]:
+    """What can be refused without the files. Its name, whose it is, what it may be made for, and
+    how it is served."""
+    if not given.name:
+        raise Invalid("the field name is missing", "name_missing", "name")
+    check_names(given.name, given.model, given.alias)
+    serving = await asyncio.to_thread(parse_serving, given.serving)
+    async with request.reading() as connection:
+        tenant = await tenant_for(connection, request.user, given.tenant)
+        await models.check_not_a_model(connection, given.name)
+        bases = await _bases(connection, given.model)
+    return given.name, tenant, bases, serving
 
 
 async def _bases(connection: Connection, name: str | None) -> list[BaseModel]:

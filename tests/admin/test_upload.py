@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import io
+import json
 import tarfile
 import zipfile
 from pathlib import Path
@@ -146,6 +147,44 @@ async def test_names_that_cannot_be(plane: Plane, base: str, folder: Path):
     assert refused["message"].startswith("an alias is 1 to 64 letters, digits")
     assert (await acme.get("adapters")).json()["data"] == []
     assert plane.files() == set()
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"name": "bot", "alias": "7"}, 400, "alias"),
+        ({"name": "a/b"}, 400, "name"),
+        ({"name": "tiny"}, 409, "name"),
+        ({"name": "bot", "model": "none"}, 404, "model"),
+        ({"name": "bot", "tenant": "globex"}, 404, "tenant"),
+        ({"name": "bot", "serving": "{]"}, 400, "serving"),
+    ],
+)
+async def test_what_the_fields_say_is_refused_before_the_files_come(
+    plane: Plane, base: str, folder: Path, fields: dict[str, str], status: int, param: str
+):
+    acme = await plane.tenant("acme")
+    request = acme.build_request("POST", "adapters", data=fields, files=parts(folder))
+    body = await request.aread()
+    head = b"POST /admin/v1/adapters HTTP/1.1\r\n"
+    for name, value in (*request.headers.raw, (b"connection", b"close")):
+        head += b"%s: %s\r\n" % (name, value)
+    reader, writer = await asyncio.open_connection(request.url.host, request.url.port)
+    writer.write(head + b"\r\n" + body[: len(body) // 2])
+    async with asyncio.timeout(10):
+        answer = await reader.read()
+    writer.close()
+    refused, _, error = answer.partition(b"\r\n\r\n")
+    assert refused.startswith(b"HTTP/1.1 %d " % status)
+    assert json.loads(error)["error"]["param"] == param
+    assert plane.files() == set()
+
+
+async def test_fields_may_come_behind_the_files(plane: Plane, base: str, folder: Path):
+    await plane.tenant("acme")
+    fields = {name: (None, value) for name, value in {"name": "bot", "tenant": "acme"}.items()}
+    answer = await plane.client.post("adapters", files={**parts(folder), **fields})
+    assert answer.status_code == 201, answer.text
 
 
 async def test_two_bases_of_one_shape_are_ambiguous(plane: Plane, base: str, folder: Path):

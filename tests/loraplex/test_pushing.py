@@ -15,7 +15,7 @@ from adapters.validator import CONFIG_NAME, WEIGHTS_NAME
 from admin.upload import MAX_FORMS_OF_TENANT as MAX_OF_TENANT
 from admin.versions import add_rejected
 from loraplex.api import Api
-from loraplex.errors import NoAnswer, Refused
+from loraplex.errors import ApiFailure, NoAnswer, Refused
 from loraplex.pushing import push, push_in_pieces
 from loraplex.tar import Tar
 from tests.adapters.files import write_adapter
@@ -151,6 +151,32 @@ async def test_what_is_refused_is_not_sent_again(plane: Plane, base: str, tmp_pa
         await asyncio.to_thread(push)
     assert (tmp_path / WEIGHTS_NAME).exists()
     assert plane.files() == set()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"alias": "7"}, "an alias is 1 to 64 letters"),
+        ({"name": "tiny"}, "a base model is named tiny"),
+        ({"serving": {"stop": 7}}, "serving: Expected"),
+        ({"model": "none"}, "no base model 'none'"),
+    ],
+)
+async def test_what_the_fields_say_is_refused_before_anything_is_sent(
+    plane: Plane, base: str, tmp_path: Path, fields: dict[str, Any], message: str
+):
+    acme = await plane.tenant("acme")
+    write_adapter(tmp_path)
+    key = acme.headers["authorization"].removeprefix("Bearer ")
+    sent: list[int] = []
+
+    def push_bot() -> None:
+        with Api(plane.url.removesuffix("/admin/v1"), key) as api:
+            push(api, tmp_path, {"name": "bot", **fields}, lambda done, _total: sent.append(done))
+
+    with pytest.raises(ApiFailure, match=message):
+        await asyncio.to_thread(push_bot)
+    assert sent == []
 
 
 async def test_a_push_waits_while_as_many_as_may_be_are_under_way(
