@@ -10,9 +10,9 @@ import msgspec
 from admin.adapters import AdapterSummary
 from admin.aliases import AliasMove
 from admin.records import AdapterState, Alias, CanaryPolicy, GenerationDefaults
-from admin.versions import Fault, Proof, VersionDetails
+from admin.versions import MAX_VERSION, Fault, Proof, VersionDetails
 
-VersionNumber = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+VersionNumber = Annotated[int, msgspec.Meta(ge=1, le=MAX_VERSION)]
 Weight = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
+from typing import Annotated
 
 import msgspec
 
@@ -66,7 +67,7 @@ class UsageSum(msgspec.Struct, frozen=True):
         return self.cost - self.input_cost - self.cached_input_cost - self.output_cost
 
 
-Mark = tuple[datetime, str, str, str, int, str]
+Mark = tuple[datetime, str, str, str, Annotated[int, msgspec.Meta(ge=0, lt=2**31)], str]
 """A sum's place in a report: its start and what tells it apart."""
 
 

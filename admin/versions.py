@@ -19,6 +19,9 @@ from admin.errors import NotFound
 from admin.queries import from_row, sql
 from admin.records import AdapterState, AdapterVersion, ServingData
 
+MAX_VERSION = 2**31 - 1
+"""What the database can hold."""
+
 
 class NewVersion(msgspec.Struct, frozen=True, kw_only=True):
     """What an upload makes a version of."""
@@ -144,7 +147,9 @@ async def find_version(
     connection: Connection, tenant_id: str, name: str, version: int
 ) -> VersionDetails:
     """Raises NotFound."""
-    row = await connection.fetchrow(sql["version_find"], tenant_id, name, version)
+    row = None
+    if 0 < version <= MAX_VERSION:
+        row = await connection.fetchrow(sql["version_find"], tenant_id, name, version)
     if row is None:
         raise NotFound(f"no version {version} of adapter {name[:128]!r}", "version_not_found")
     return from_row(VersionDetails, row)

@@ -60,7 +60,7 @@ class AdapterController(Controller):
         request: AdminRequest,
         name: FromPath[str],
         tenant: FromQuery[str | None] = None,
-        after: Annotated[int, QueryParameter(ge=0, le=2**31 - 1)] = 0,
+        after: Annotated[int, QueryParameter(ge=0, le=versions.MAX_VERSION)] = 0,
         limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
     ) -> Page[VersionView]:
         """By number, rejected ones too, with the reason."""

@@ -174,6 +174,8 @@ def _read_cursor(text: str) -> Mark | None:
     if not text:
         return None
     try:
-        return msgspec.json.decode(base64.urlsafe_b64decode(text), type=Mark)
+        mark = msgspec.json.decode(base64.urlsafe_b64decode(text), type=Mark)
     except (ValueError, msgspec.DecodeError) as error:
         raise Invalid("after is not what a page before said", "invalid", "after") from error
+    _aware(mark[0], "after")
+    return mark

@@ -193,6 +193,19 @@ async def test_models_are_registered_by_a_digest_of_the_store(plane: Plane, base
     assert len((await plane.client.get("models")).json()["data"]) == 1
 
 
+@pytest.mark.parametrize("version", [0, -(2**31) - 1, 2**31 - 1, 2**31, 2**63, 10**100])
+async def test_a_version_that_cannot_be_is_as_absent_as_none(plane: Plane, version: int):
+    acme = await plane.tenant("acme")
+    path = f"adapters/bot/versions/{version}"
+    for answer in (
+        await acme.get(path),
+        await acme.delete(path),
+        await plane.client.post(f"{path}/template/approve", params={"tenant": "acme"}),
+    ):
+        found = problem(answer, 404)
+        assert found["message"] == f"no version {version} of adapter 'bot'"
+
+
 async def test_bad_bodies_name_what_is_wrong(plane: Plane):
     answer = await plane.client.post("tenants", json={"name": "a", "color": 1})
     assert "color" in str(problem(answer, 400)["message"])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import csv
 import io
 import itertools
+import json
 import random
 from collections import Counter
 from datetime import UTC, date, datetime, timedelta
@@ -270,6 +272,11 @@ def _csv_row(view: dict[str, Any]) -> dict[str, Any]:
     return {"start": view["start"], "adapter": view["adapter"], "key": view["key"], **numbers}
 
 
+def cursor(start: str, adapter_version: int) -> str:
+    mark = json.dumps([start, "", "", "", adapter_version, ""])
+    return base64.urlsafe_b64encode(mark.encode()).decode()
+
+
 @pytest.mark.parametrize(
     ("query", "param"),
     [
@@ -282,6 +289,9 @@ def _csv_row(view: dict[str, Any]) -> dict[str, Any]:
         ({"start": "0001-01-01T00:00:00+14:00"}, "start"),
         ({"after": "nonsense"}, "after"),
         ({"after": "WzFd"}, "after"),
+        ({"after": cursor("2026-03-05T00:00:00Z", 2**31)}, "after"),
+        ({"after": cursor("2026-03-05T00:00:00Z", -1)}, "after"),
+        ({"after": cursor("0001-01-01T00:00:00+14:00", 0)}, "after"),
         ({"bucket": "1w"}, "bucket"),
         ({"limit": "0"}, "limit"),
         ({"tenant": ""}, "tenant"),
