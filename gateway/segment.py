@@ -22,13 +22,29 @@ def read_frames(data: bytes) -> tuple[list[bytes], int]:
     """The records up to the first that is torn or spoilt, and the bytes that they take."""
     records: list[bytes] = []
     at = 0
-    while at + _HEAD.size <= len(data):
-        length, crc = _HEAD.unpack_from(data, at)
-        record = data[at + _HEAD.size : at + _HEAD.size + length]
-        # Zeros, as a file system may leave at the end, would be an empty record with its CRC.
-        is_whole = 0 < length <= MAX_RECORD_BYTES and len(record) == length
-        if not is_whole or zlib.crc32(record) != crc:
-            break
+    while record := _record_at(data, at):
         records.append(record)
-        at += _HEAD.size + length
+        at += _HEAD.size + len(record)
     return records, at
+
+
+def is_torn(rest: bytes) -> bool:
+    """Whether what follows the last record that was read is but the beginning of another."""
+    if len(rest) >= _HEAD.size:
+        length, _ = _HEAD.unpack_from(rest)
+        if not len(rest) - _HEAD.size < length <= MAX_RECORD_BYTES:
+            return False
+    # Behind a length that was spoilt there may be more.
+    return not any(_record_at(rest, at) for at in range(1, len(rest)))
+
+
+def _record_at(data: bytes, at: int) -> bytes:
+    """The record that begins there; nothing if it is torn or spoilt."""
+    if at + _HEAD.size > len(data):
+        return b""
+    length, crc = _HEAD.unpack_from(data, at)
+    # Zeros, as a file system may leave at the end, would be an empty record with its CRC.
+    if not 0 < length <= min(MAX_RECORD_BYTES, len(data) - at - _HEAD.size):
+        return b""
+    record = data[at + _HEAD.size : at + _HEAD.size + length]
+    return record if zlib.crc32(record) == crc else b""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +14,7 @@ import msgspec
 from admin.database import Database, Invalid
 from admin.queries import sql
 from gateway.periodic import repeat
-from gateway.segment import frame, read_frames
+from gateway.segment import frame, is_torn, read_frames
 from gateway.spool import Spool
 from gateway.usage import UsageRecord
 
@@ -21,6 +22,9 @@ log = logging.getLogger(__name__)
 
 SHIP_INTERVAL_S = 1.0
 AT_ONCE = 1000
+FIRST_PAUSE_S = 1.0
+LAST_PAUSE_S = 60.0
+"""Before what could not be set aside is read again."""
 
 _DECODER = msgspec.msgpack.Decoder(UsageRecord)
 
@@ -42,6 +46,11 @@ class Shipper:
         self._database = database
         self._spool = spool
         self._release = release
+        self._waiting: set[Path] = set()
+        """Segments that are loaded but for what could not be set aside."""
+        self._pause_s = 0.0
+        """How long they wait."""
+        self._again_at = 0.0
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -50,7 +59,10 @@ class Shipper:
     async def ship(self) -> None:
         """All that has been recorded so far. Raises AdminError; the rest stays for another time."""
         refused: dict[Path, bytes] = {}
+        is_due = time.monotonic() >= self._again_at
         for segment in await self._spool.seal():
+            if segment in self._waiting and not is_due:
+                continue
             loads, aside = await asyncio.to_thread(_read, segment)
             for records in loads:
                 aside += await self._load(records)
@@ -58,13 +70,32 @@ class Shipper:
                 refused[segment] = b"".join(aside)
             else:
                 await self._spool.remove(segment)
-        for segment, data in refused.items():
-            # On a full disk there is room now, if ever.
-            log.error("%d bytes of %s are set aside", len(data), segment)
-            await self._spool.set_aside(segment, data)
+        # On a full disk there is room now, if ever.
+        await self._set_aside(refused)
         for owner in await self._spool.emptied():
             await self._release([owner])
             await self._spool.drop(owner)
+
+    async def _set_aside(self, refused: dict[Path, bytes]) -> None:
+        failure: OSError | None = None
+        for segment, data in refused.items():
+            try:
+                await self._spool.set_aside(segment, data)
+            except OSError as error:
+                failure = error
+                self._waiting.add(segment)
+            else:
+                log.error("%d bytes of %s are set aside", len(data), segment)
+                self._waiting.discard(segment)
+        if failure is not None:
+            self._pause_s = min(max(FIRST_PAUSE_S, 2 * self._pause_s), LAST_PAUSE_S)
+            self._again_at = time.monotonic() + self._pause_s
+            log.error(
+                "%d segments are read again in %g s: what cannot be loaded cannot be set aside: %s",
+                *(len(self._waiting), self._pause_s, failure),
+            )
+        elif not self._waiting:
+            self._pause_s = 0.0
 
     async def _load(self, records: Sequence[_Record]) -> list[bytes]:
         """The frames of those that the database refuses. One must not keep the others from it."""
@@ -101,8 +132,11 @@ def _read(segment: Path) -> tuple[list[list[_Record]], list[bytes]]:
         except msgspec.DecodeError as error:
             log.error("%s has a record that cannot be read: %s", segment, error)
             aside.append(frame(each))
-    if rest := data[num_read:].strip(b"\0"):
-        # What a writer left that died was promised to nobody; what a disk spoilt was.
-        log.error("%s ends torn: %d bytes are no record", segment, len(rest))
-        aside.append(data[num_read:])
+    rest = data[num_read:]
+    # What a writer left that died was promised to nobody; what a disk spoilt was.
+    if rest.strip(b"\0") and is_torn(rest):
+        log.warning("%s ends in %d bytes of a record that a crash cut off", segment, len(rest))
+    elif rest.strip(b"\0"):
+        log.error("%s is spoilt: its last %d bytes cannot be read", segment, len(rest))
+        aside.append(rest)
     return [records[i : i + AT_ONCE] for i in range(0, len(records), AT_ONCE)], aside

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import threading
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,6 +15,8 @@ import pytest
 
 from admin.queries import sql
 from gateway.segment import frame, read_frames
+from gateway.shipper import FIRST_PAUSE_S, Shipper
+from gateway.spool import Spool
 from gateway.usage import UsageRecord
 from tests.gateway.live import Live, Served, eventually
 from tests.stub_worker import Reply
@@ -346,10 +350,71 @@ async def test_what_a_disk_spoilt_is_set_aside(live: Live) -> None:
     folder = live.spool / "gateway-0"
     folder.mkdir()
     (folder / "0000000001").write_bytes(b"".join(frames))
-    # A file system may have left zeros behind the last that was synced.
-    (folder / "0000000002").write_bytes(bytes(100))
     async with live.worker, live.gateway():
         await rows(live, 2)
         await eventually(lambda: not folder.exists())
     (kept,) = live.spool.glob("*.set-aside")
     assert kept.read_bytes() == frames[1] + frames[2]
+
+
+async def test_what_a_crash_cut_off_is_dropped(
+    live: Live, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody was told that it is kept."""
+    async with live.worker, live.gateway() as served:
+        await served.complete("tiny")
+        (row,) = await rows(live, 1)
+    frames = [frame(encoded(row, request_id=str(i))) for i in range(2)]
+    folder = live.spool / "gateway-0"
+    folder.mkdir()
+    (folder / "0000000001").write_bytes(frames[0] + frames[1][:-1])
+    # A file system may have left zeros behind the last that was synced.
+    (folder / "0000000002").write_bytes(bytes(100))
+    async with live.worker, live.gateway():
+        await rows(live, 2)
+        await eventually(lambda: not folder.exists())
+    assert list(live.spool.glob("*.set-aside")) == []
+    assert [r.levelname for r in caplog.records if "of a record" in r.getMessage()] == ["WARNING"]
+
+
+async def test_what_cannot_be_set_aside_waits_and_keeps_nothing_else(
+    live: Live, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A disk that stays full: it is read again after a pause, and then after a longer one."""
+    async with live.worker, live.gateway() as served:
+        await served.complete("tiny")
+        (row,) = await rows(live, 1)
+    bad = frame(encoded(row, request_id="nul", trace_id="\0"))
+    folder = live.spool / "gateway-0"
+    folder.mkdir()
+    (folder / "0000000001").write_bytes(bad)
+    (folder / "0000000002").write_bytes(frame(encoded(row, request_id="good")))
+    name = f"gateway-0-0000000001-{hashlib.sha256(bad).hexdigest()[:16]}.set-aside"
+    (live.spool / name).symlink_to("/dev/full")
+    spool = Spool(live.spool, "gateway-1")
+    await spool.open()
+    released: list[str] = []
+
+    async def release(owners: Sequence[str]) -> None:
+        released.extend(owners)
+
+    shipper = Shipper(live.database, spool, release)
+
+    async def num_told() -> int:
+        for _ in range(3):
+            await shipper.ship()
+        return caplog.text.count("the usage of request nul is refused")
+
+    assert await num_told() == 1
+    await rows(live, 2)
+    assert released == []
+    await asyncio.sleep(FIRST_PAUSE_S)
+    assert await num_told() == 2
+    await asyncio.sleep(FIRST_PAUSE_S)
+    assert await num_told() == 2
+    (live.spool / name).unlink()
+    await asyncio.sleep(FIRST_PAUSE_S)
+    assert await num_told() == 3
+    assert (live.spool / name).read_bytes() == bad
+    assert (spool.num_bytes, released) == (0, ["gateway-0"])
+    await spool.close()
