@@ -236,6 +236,11 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         if variable not in variables and variable not in files and not OTHERS.fullmatch(variable):
             raise _no_setting("the environment", variable, (*variables, *files))
     found = {name: given[variable] for variable, name in variables.items() if variable in given}
+    if "://" in found.get("port", ""):
+        raise BadSettings(
+            f"the environment: LORAPLEX_PORT={found['port']} is what Kubernetes tells each pod of a"
+            " service named loraplex: set `enableServiceLinks: false` in the pod's spec"
+        )
     for variable, name in files.items():
         if variable in given and name not in found:
             try:

@@ -57,6 +57,7 @@ def test_a_secret_may_lie_in_a_file_and_is_not_shown(tmp_path: Path):
     [
         ({"port": "x"}, {}, "", "the flags.*port"),
         ({}, {"LORAPLEX_PORT": "x"}, "", "the environment.*port"),
+        ({}, {"LORAPLEX_PORT": "tcp://10.0.0.1:80"}, "", "Kubernetes.*enableServiceLinks"),
         ({}, {}, "port = 'x'", "toml.*port"),
         ({}, {}, "colour = 1", "no setting 'colour'"),
         ({}, {}, "prot = 1", "no setting 'prot'; perhaps port"),
