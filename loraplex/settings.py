@@ -10,6 +10,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from fractions import Fraction
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -208,7 +209,7 @@ def parse_size(text: str) -> int:
     if found is None or (found[3] and not found[2]):
         raise ValueError(f"{text!r} is not a size such as 512MiB")
     unit = 1000 if found[2] and not found[3] and text.strip().upper().endswith("B") else 1024
-    return int(float(found[1]) * unit ** " KMGT".index(found[2].upper() or " "))
+    return int(Fraction(found[1]) * unit ** " KMGT".index(found[2].upper() or " "))
 
 
 def check_address(address: str, *, lowest_port: int = 1) -> str:

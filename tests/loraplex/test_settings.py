@@ -124,6 +124,7 @@ def test_variables_that_others_set_are_no_settings():
         ("2GB", 2 * 10**9),
         ("3TiB", 3 << 40),
         ("10B", 10),
+        ("9007199254740993", (1 << 53) + 1),
     ],
 )
 def test_sizes(text: str, size: int):
