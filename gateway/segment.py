@@ -35,16 +35,16 @@ def is_torn(rest: bytes) -> bool:
         if not len(rest) - _HEAD.size < length <= MAX_RECORD_BYTES:
             return False
     # Behind a length that was spoilt there may be more.
-    return not any(_record_at(rest, at) for at in range(1, len(rest)))
+    return not any(_record_at(rest, at) for at in range(_HEAD.size + 1, len(rest)))
 
 
 def _record_at(data: bytes, at: int) -> bytes:
-    """The record that begins there; nothing if it is torn or spoilt."""
+    """The record that begins there; nothing if it is torn or spoilt, or of zeros, as a file system
+    may leave at the end."""
     if at + _HEAD.size > len(data):
         return b""
     length, crc = _HEAD.unpack_from(data, at)
-    # Zeros, as a file system may leave at the end, would be an empty record with its CRC.
-    if not 0 < length <= min(MAX_RECORD_BYTES, len(data) - at - _HEAD.size):
+    if length > len(data) - at - _HEAD.size:
         return b""
     record = data[at + _HEAD.size : at + _HEAD.size + length]
     return record if zlib.crc32(record) == crc else b""

@@ -7,7 +7,6 @@ The first after a pause waits for its own alone, the others for two and that mom
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -97,10 +96,8 @@ class Spool:
 
     async def close(self) -> None:
         """When all is written, or cannot be. What is not loaded stays for who comes next."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                while self._committing is not None:
-                    await asyncio.wait([self._committing])
+        if self._committing is not None:
+            await asyncio.wait([self._committing], timeout=CLOSE_TIMEOUT_S)
         if self._committing is not None:
             self._committing.cancel()
             log.error("records that the disk did not take are lost: %s", self.failure)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import struct
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.segment import frame, is_torn, read_frames
+from gateway.segment import MAX_RECORD_BYTES, frame, is_torn, read_frames
 
 RECORDS = st.lists(st.binary(min_size=1, max_size=60), max_size=20)
 
@@ -47,5 +50,16 @@ def test_a_flipped_bit_never_makes_another_record(
     whole[at // 8] ^= 1 << at % 8
     found, num_bytes = read_frames(bytes(whole))
     assert found == records[: len(found)] and len(found) < len(records)
-    # Of the last record it may look like a cut.
-    assert len(found) == len(records) - 1 or not is_torn(bytes(whole[num_bytes:]))
+    # In the length of the last record it may look like a cut.
+    is_of_last_length = len(found) == len(records) - 1 and at // 8 - num_bytes < 4
+    assert is_of_last_length or not is_torn(bytes(whole[num_bytes:]))
+
+
+@pytest.mark.parametrize("payload", [b"", b"abc"])
+def test_a_length_that_no_record_has_is_no_cut(payload: bytes) -> None:
+    for length, is_cut in ((MAX_RECORD_BYTES, True), (MAX_RECORD_BYTES + 1, False)):
+        assert is_torn(struct.pack("<II", length, 7) + payload) is is_cut
+
+
+def test_a_length_with_records_behind_it_is_no_cut() -> None:
+    assert not is_torn(struct.pack("<II", 200, 7) + b"x" + frame(b"next"))

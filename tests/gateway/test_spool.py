@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gateway.segment import read_frames
-from gateway.spool import Spool
+from gateway.spool import RETRY_S, Spool
 from gateway.spool_files import SpoolTaken
 
 WRITER = """
@@ -73,17 +73,27 @@ async def test_a_disk_that_fails_is_told_and_tried_again(
 ) -> None:
     """The record counts once more when the disk takes it, and nothing that was there is lost."""
     await spool.append(b"before").synced()
+    num_tries = 0
 
     def full(*_: object) -> int:
+        nonlocal num_tries
+        num_tries += 1
+        time.sleep(0.05)
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as broken:
         broken.setattr(os, "pwrite", full)
+        amid = spool.append(b"amid")
+        while not num_tries:
+            await asyncio.sleep(0)
+        after = spool.append(b"after")
         with pytest.raises(OSError, match="No space"):
-            await spool.append(b"amid").synced()
+            await amid.synced()
         assert spool.failure is not None
+        await asyncio.sleep(RETRY_S / 2)
+        assert num_tries == 1
     async with asyncio.timeout(20):
-        await spool.append(b"after").synced()
+        await after.synced()
     assert spool.failure is None
     assert records(await spool.seal()) == [b"before", b"amid", b"after"]
 
