@@ -38,12 +38,14 @@ class Clock:
 class FaultyWire(Wire):
     cut_off = ""
     """The only gateway that the database does not answer."""
+    delay_s = 0.0
     is_deaf = False
     """The database does what it is asked, and its answer is lost."""
 
     async def exchange(self, holder: str, number: int, asks: list[Ask]) -> list[Answer] | None:
         if holder == self.cut_off:
             raise DatabaseUnavailable("it does not answer this one")
+        await asyncio.sleep(self.delay_s)
         answers = await super().exchange(holder, number, asks)
         if self.is_deaf:
             raise DatabaseUnavailable("its answer is lost")
@@ -101,11 +103,11 @@ def bench() -> Bench:
 async def test_most_requests_wait_for_nobody(bench: Bench) -> None:
     async with bench.gateway() as leases:
         await bench.take(leases)
-        for _ in range(20):
+        for _ in range(60):
             taking = asyncio.ensure_future(bench.take(leases))
             await asyncio.sleep(0)
             assert taking.done()
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.005)
     assert bench.wire.num_exchanges < 15
 
 
@@ -259,6 +261,17 @@ async def test_others_give_back_what_they_do_not_need(bench: Bench) -> None:
         assert refused.value.is_worth_a_retry
         one.settle(held[0], 0)
         await bench.take(two, AT_ONCE)
+
+
+async def test_what_comes_back_goes_at_once_to_who_waits(bench: Bench) -> None:
+    async with bench.gateway() as leases:
+        (held,) = await bench.take(leases, AT_ONCE, 10)
+        bench.wire.delay_s = 0.9
+        waiting = asyncio.create_task(bench.take(leases, AT_ONCE))
+        await asyncio.sleep(0.1)
+        leases.settle(held, 0)
+        async with asyncio.timeout(0.3):
+            await waiting
 
 
 async def test_who_has_nothing_to_give_back_says_so(bench: Bench) -> None:

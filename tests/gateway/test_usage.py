@@ -15,7 +15,7 @@ import pytest
 
 from admin.queries import sql
 from gateway.segment import frame, read_frames
-from gateway.shipper import FIRST_PAUSE_S, Shipper
+from gateway.shipper import AT_ONCE, FIRST_PAUSE_S, Shipper
 from gateway.spool import Spool
 from gateway.usage import UsageRecord
 from tests.gateway.live import Live, Served, eventually
@@ -78,9 +78,20 @@ async def test_a_row_says_all_but_what_was_said(live: Live) -> None:
 
 async def test_the_base_alone_has_no_adapter(live: Live) -> None:
     async with live.worker, live.gateway() as served:
+        served.client.headers["traceparent"] = f"00-{TRACE}-00f067aa0ba902b7-01-no-trace"
         await served.complete("tiny")
         (row,) = await rows(live, 1)
     assert (row["model"], row["adapter"], row["adapter_version"]) == ("tiny", None, None)
+    assert row["trace_id"] is None
+
+
+async def test_a_segment_may_have_more_than_one_load(live: Live) -> None:
+    async with live.worker, live.gateway() as served:
+        await served.complete("tiny")
+        (row,) = await rows(live, 1)
+        for i in range(AT_ONCE + 2):
+            served.gateway.spool.append(encoded(row, request_id=str(i)))
+        await rows(live, AT_ONCE + 3)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -110,6 +121,7 @@ async def test_a_client_that_leaves_pays_for_what_was_generated(live: Live) -> N
         (row,) = await rows(live, 1)
     assert (row["status"], row["finish_reasons"]) == ("cancelled", [None])
     assert 5 <= row["completion_tokens"] < 500
+    assert row["ttft_ms"] + 30 < row["duration_ms"]
 
 
 @pytest.mark.parametrize(("stream", "num_tokens"), [(False, 0), (True, 0), (False, 2), (True, 2)])
@@ -283,6 +295,9 @@ async def test_without_postgres_the_spool_grows_and_then_refuses(live: Live) -> 
             assert answer.headers["retry-after"]
             assert taken > 5
             assert served.gateway.spool.num_bytes >= 2000
+            # Twice in one load would be charged twice.
+            kept = [read_frames(path.read_bytes())[0] for path in live.spool.rglob("0*")]
+            assert sum(map(len, kept)) == taken
         await eventually(lambda: served.gateway.spool.num_bytes == 0)
         await rows(live, taken)
         assert await served.serves("tiny")
