@@ -432,4 +432,12 @@ async def test_what_cannot_be_set_aside_waits_and_keeps_nothing_else(
     assert await num_told() == 3
     assert (live.spool / name).read_bytes() == bad
     assert (spool.num_bytes, released) == (0, ["gateway-0"])
+    # Full again: the pause is the first one.
+    (live.spool / name).unlink()
+    (live.spool / name).symlink_to("/dev/full")
+    folder.mkdir()
+    (folder / "0000000001").write_bytes(bad)
+    assert await num_told() == 4
+    await asyncio.sleep(FIRST_PAUSE_S)
+    assert await num_told() == 5
     await spool.close()
