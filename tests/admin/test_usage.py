@@ -152,6 +152,32 @@ async def test_days_past_are_dropped_and_stay_counted(database: Database) -> Non
     assert partitions == [(_partition(today.date() + timedelta(days=n)),) for n in range(-2, 3)]
 
 
+async def test_the_first_day_that_is_kept_counts_and_the_one_before_is_late(
+    database: Database,
+) -> None:
+    today = datetime.now(UTC)
+    rows = [row(number, today - timedelta(days=number)) for number in (2, 3)]
+    async with database.transaction() as connection:
+        await connection.execute(sql["usage_upkeep"], 3)
+    await load(database, rows)
+    assert await fetch(database, "SELECT request_id FROM usage") == [(rows[0]["request_id"],)]
+    async with database.acquire() as connection:
+        assert await connection.fetchval(sql["usage_late"], rows) == 1
+
+
+@pytest.mark.parametrize("width", Width)
+async def test_a_report_ends_before_the_bucket_that_begins_at_its_end(
+    database: Database, width: Width
+) -> None:
+    start = width.floor(NOON)
+    end = start + width.value
+    await load(database, [row(0, start), row(1, end - timedelta(microseconds=1)), row(2, end)])
+    asked = UsageQuestion(start=start, end=end, width=width)
+    async with database.transaction() as connection:
+        found = await report(connection, asked)
+    assert [(each.start, each.requests) for each in found] == [(start, 2)]
+
+
 def _partition(day: date) -> str:
     return f"usage_{day:%Y%m%d}"
 
