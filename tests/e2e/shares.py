@@ -127,6 +127,7 @@ class Beside:
     num_asked: int
     num_served: int
     p99_ttft_s: float
+    statuses: frozenset[int]
 
 
 async def ordinary(
@@ -142,7 +143,9 @@ async def ordinary(
     for who in (*ORDINARY, HEAVY) if heavy else ORDINARY:
         own = [o for o in outcomes if o.who == who]
         served = [o for o in own if o.status == 200 and o.is_whole]
-        found.append(Beside(who, len(own), len(served), p99([o.ttft_s for o in served])))
+        slow_s = p99([o.ttft_s for o in served])
+        statuses = frozenset(o.status for o in own)
+        found.append(Beside(who, len(own), len(served), slow_s, statuses))
     return found
 
 

@@ -85,7 +85,7 @@ async def test_ordinary_tenants_beside_a_heavy_one(tmp_path: Path) -> None:
         heavy = heavy_tenant(keys[HEAVY], list(cluster.house.digests))
         alone = await ordinary(url, keys, per_s, 2 * SECONDS, None)
         *beside, greedy = await ordinary(url, keys, per_s, 2 * SECONDS, heavy)
-    assert greedy.num_served == greedy.num_asked, greedy
+    assert greedy.statuses <= {200, 503}, greedy
     for each in beside:
         assert each.num_served >= 0.95 * each.num_asked, beside
     worst, before = (max(each.p99_ttft_s for each in found) for found in (beside, alone))
