@@ -28,7 +28,7 @@ from workers.protocol import ErrorCode
 from workers.row_shares import RowShares
 from workers.sequence import Sequence, SequenceStatus
 from workers.step import Schedule, ScheduledSequence
-from workers.step_budget import StepBudget
+from workers.step_budget import Load, StepBudget
 from workers.step_time import StepTime
 
 if TYPE_CHECKING:
@@ -226,14 +226,15 @@ class Scheduler:
         self._is_spent = False
         for sequence in self.expire(now):
             schedule.failed.append((sequence, ErrorCode.EXPIRED, EXPIRED))
-        due_s, num_attended = self._decode(schedule)
+        due_s = self._decode(schedule)
         if self._queue.has_pending:
-            num_decoding = len(schedule.items)
             budget = StepBudget(
                 self.step_time,
-                num_rows=self._max_batched_tokens - num_decoding,
-                num_decoding=num_decoding,
-                num_attended=num_attended,
+                num_rows=self._max_batched_tokens - len(schedule.items),
+                decoding=_load(schedule.items),
+                without_guests=_load(
+                    [i for i in schedule.items if not self._queue.is_guest(i.sequence.account)]
+                ),
                 seconds=due_s - schedule.begin_s,
             )
             self._prefill(budget, now, schedule)
@@ -288,17 +289,15 @@ class Scheduler:
         seconds = self.step_time.predict(schedule.num_tokens, schedule.num_attended)
         return schedule.begin_s + seconds
 
-    def _decode(self, schedule: Schedule) -> tuple[float, int]:
-        """A row for each sequence that generates. Returns when the first of their tokens is due,
-        and the positions that they attend to."""
-        due_s, num_attended = math.inf, 0
+    def _decode(self, schedule: Schedule) -> float:
+        """A row for each sequence that generates. Returns when the first of their tokens is due."""
+        due_s = math.inf
         for sequence in list(self.running):
             is_on = sequence.status is SequenceStatus.RUNNING and sequence.is_generating
             if is_on and self._grow(sequence, 1, schedule):
                 schedule.items.append(ScheduledSequence(sequence, 1))
                 due_s = min(due_s, sequence.due_s + sequence.num_drawn * sequence.terms.tpot_s)
-                num_attended += sequence.num_computed
-        return due_s, num_attended
+        return due_s
 
     def _prefill(self, budget: StepBudget, now: float, schedule: Schedule) -> None:
         """Gives prompts their rows, in turn. Passed over: those whose adapter is not there, and
@@ -565,3 +564,7 @@ def _num_pages(num_tokens: int) -> int:
 def _num_missing(sequence: Sequence) -> int:
     """Pages for its tokens; it may have one more, for the token that a step in flight draws."""
     return max(_num_pages(len(sequence.tokens)) - len(sequence.block_table.pages), 0)
+
+
+def _load(items: list[ScheduledSequence]) -> Load:
+    return Load(sum(i.num_tokens for i in items), sum(i.num_tokens * i.start for i in items))

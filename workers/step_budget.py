@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from workers.step_time import StepTime
 
 MIN_ROWS = 64
 """Of prompts in every step, whoever is late: or else they would never be computed under load."""
 GUEST_PART = 0.5
-"""Of the time that a step takes without prompts: those of guests add no more."""
+"""Of the time that a step would take without prompts and guests: with their rows in it, prompts of
+guests add no more."""
+
+
+class Load(NamedTuple):
+    """Rows, and the positions that they attend to."""
+
+    num_rows: int
+    num_attended: int
 
 
 class StepBudget:
-    """num_rows: of prompts, at most; num_decoding, num_attended: rows of the step already, and the
-    positions that they attend to; seconds: that the step may take, so that no token is late."""
+    """num_rows: of prompts, at most; decoding: what is in the step already; without_guests: and
+    is no guest's; seconds: that the step may take, so that no token is late."""
 
     def __init__(
         self,
         step_time: StepTime,
         *,
         num_rows: int,
-        num_decoding: int,
-        num_attended: int,
+        decoding: Load,
+        without_guests: Load,
         seconds: float,
     ) -> None:
         self.num_rows = num_rows
         self._step_time = step_time
-        decode_s = step_time.predict(num_decoding, num_attended)
+        decode_s = step_time.predict(*decoding)
         self._seconds = seconds - decode_s
-        self._guest_s = GUEST_PART * decode_s if num_decoding else math.inf
+        limit_s = (1 + GUEST_PART) * step_time.predict(*without_guests)
+        self._guest_s = limit_s - decode_s if decoding.num_rows else math.inf
         self._floor = MIN_ROWS
 
     def is_spent(self, *, is_guest: bool) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,13 +121,22 @@ async def obedient(url: str, key: str, count: int) -> list[list[Outcome]]:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A tenant: its answers, of those asked for, and its slow first tokens."""
+    """A tenant: how often it asked, and what it got."""
 
     who: str
     num_asked: int
-    num_served: int
-    p99_ttft_s: float
     statuses: frozenset[int]
+    ttfts_s: tuple[float, ...]
+    """Of whole answers."""
+
+    @property
+    def num_served(self) -> int:
+        return len(self.ttfts_s)
+
+
+def p99_ttft(tenants: Sequence[Beside]) -> float:
+    """Seconds, over the answers of them all."""
+    return p99([seconds for tenant in tenants for seconds in tenant.ttfts_s])
 
 
 async def ordinary(
@@ -143,9 +152,8 @@ async def ordinary(
     for who in (*ORDINARY, HEAVY) if heavy else ORDINARY:
         own = [o for o in outcomes if o.who == who]
         served = [o for o in own if o.status == 200 and o.is_whole]
-        slow_s = p99([o.ttft_s for o in served])
         statuses = frozenset(o.status for o in own)
-        found.append(Beside(who, len(own), len(served), slow_s, statuses))
+        found.append(Beside(who, len(own), statuses, tuple(o.ttft_s for o in served)))
     return found
 
 

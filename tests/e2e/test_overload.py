@@ -21,6 +21,7 @@ from tests.e2e.shares import (
     measure_capacity,
     obedient,
     ordinary,
+    p99_ttft,
     paced,
 )
 from tests.scale import IS_FULL, scaled
@@ -85,8 +86,9 @@ async def test_ordinary_tenants_beside_a_heavy_one(tmp_path: Path) -> None:
         heavy = heavy_tenant(keys[HEAVY], list(cluster.house.digests))
         alone = await ordinary(url, keys, per_s, 2 * SECONDS, None)
         *beside, greedy = await ordinary(url, keys, per_s, 2 * SECONDS, heavy)
-    assert greedy.statuses <= {200, 503}, greedy
+    assert greedy.statuses <= {200, 503}
     for each in beside:
-        assert each.num_served >= 0.95 * each.num_asked, beside
-    worst, before = (max(each.p99_ttft_s for each in found) for found in (beside, alone))
-    assert worst <= 1.5 * LENIENCE * max(before, SHARED_S), (alone, beside)
+        assert each.num_served >= 0.95 * each.num_asked, each
+    after_s, before_s = p99_ttft(beside), p99_ttft(alone)
+    print(f"\np99 of a first token {1e3 * after_s:.1f} ms, alone {1e3 * before_s:.1f}")
+    assert after_s <= 1.5 * LENIENCE * max(before_s, SHARED_S)

@@ -6,16 +6,22 @@ import math
 
 import pytest
 
-from workers.step_budget import MIN_ROWS, StepBudget
+from workers.step_budget import MIN_ROWS, Load, StepBudget
 from workers.step_time import StepTime
 
 
-def budget(*, num_decoding: int, seconds: float, num_rows: int = 512) -> StepBudget:
+def budget(
+    *, num_decoding: int, seconds: float, num_rows: int = 512, num_of_guests: int = 0
+) -> StepBudget:
     learned = StepTime()
     for rows in range(10, 200, 10):
         learned.note(rows, rows, 0.01 + 0.001 * rows)
     return StepBudget(
-        learned, num_rows=num_rows, num_decoding=num_decoding, num_attended=0, seconds=seconds
+        learned,
+        num_rows=num_rows,
+        decoding=Load(num_decoding, 0),
+        without_guests=Load(num_decoding - num_of_guests, 0),
+        seconds=seconds,
     )
 
 
@@ -54,6 +60,17 @@ def test_guests_add_half_of_what_a_step_takes_without_them() -> None:
     step.take(41, 0)
     assert step.is_spent(is_guest=True) and not step.is_spent(is_guest=False)
     assert step.room(0, is_guest=False) == pytest.approx(199, abs=2)
+
+
+def test_rows_of_guests_that_generate_are_in_their_half() -> None:
+    """190 rows take 0.2 s; without 20 of guests 0.18, of which half as much again is 0.27."""
+    step = budget(num_decoding=190, seconds=0.5, num_of_guests=20)
+    assert step.room(0, is_guest=True) == pytest.approx(70, abs=1)
+    assert step.room(0, is_guest=False) == pytest.approx(300, abs=1)
+    full = budget(num_decoding=190, seconds=0.5, num_of_guests=190)
+    assert full.room(0, is_guest=True) == MIN_ROWS
+    full.take(MIN_ROWS, 0)
+    assert full.is_spent(is_guest=True) and not full.is_spent(is_guest=False)
 
 
 def test_guests_are_bounded_by_what_is_late_too() -> None:
