@@ -9,7 +9,7 @@ from workers.step_time import StepTime
 
 MIN_ROWS = 64
 """Of prompts in every step, whoever is late: or else they would never be computed under load."""
-GUEST_PART = 0.5
+GUEST_PART = 0.4
 """Of the time that a step would take without prompts and guests: with their rows in it, prompts of
 guests add no more."""
 
