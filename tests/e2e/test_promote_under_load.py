@@ -25,7 +25,7 @@ from tests.stack import Stack, running
 MOVE_EVERY_S = 0.5
 DURATION_S = scaled(8, 60)
 NUM_STREAMS = scaled(12, 50)
-NUM_READERS, READ_TOKENS = 16, 450
+NUM_READERS, READ_TOKENS = 16, 1200
 """They outlast the answer to who deletes what they read."""
 NUM_TOKENS = 16
 NUM_PROMPTS = 6
