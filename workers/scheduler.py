@@ -28,7 +28,7 @@ from workers.protocol import ErrorCode
 from workers.row_shares import RowShares
 from workers.sequence import Sequence, SequenceStatus
 from workers.step import Schedule, ScheduledSequence
-from workers.step_budget import Load, StepBudget
+from workers.step_budget import StepBudget
 from workers.step_time import StepTime
 
 if TYPE_CHECKING:
@@ -228,15 +228,16 @@ class Scheduler:
             schedule.failed.append((sequence, ErrorCode.EXPIRED, EXPIRED))
         due_s = self._decode(schedule)
         if self._queue.has_pending:
+            guests = set(filter(self._queue.is_guest, {s.account for s in self.running}))
+            others = [item for item in schedule.items if item.sequence.account not in guests]
             budget = StepBudget(
                 self.step_time,
                 num_rows=self._max_batched_tokens - len(schedule.items),
-                decoding=_load(schedule.items),
-                without_guests=_load(
-                    [i for i in schedule.items if not self._queue.is_guest(i.sequence.account)]
-                ),
+                decode_s=self._step_s(schedule),
+                without_guests_s=self._step_s(Schedule(others)) if schedule.items else math.inf,
                 seconds=due_s - schedule.begin_s,
             )
+            self._has_guests = bool(guests)
             self._prefill(budget, now, schedule)
         schedule.items.sort(key=lambda item: (item.slot < 0, item.slot))
         self._overload.rate.note(
@@ -286,8 +287,11 @@ class Scheduler:
 
     def _end_s(self, schedule: Schedule) -> float:
         """When it should have ended."""
-        seconds = self.step_time.predict(schedule.num_tokens, schedule.num_attended)
-        return schedule.begin_s + seconds
+        return schedule.begin_s + self._step_s(schedule)
+
+    def _step_s(self, schedule: Schedule) -> float:
+        """As predicted."""
+        return self.step_time.predict(schedule.num_tokens, schedule.num_attended)
 
     def _decode(self, schedule: Schedule) -> float:
         """A row for each sequence that generates. Returns when the first of their tokens is due."""
@@ -306,7 +310,6 @@ class Scheduler:
         more time for, nobody at all: they would be given more than is their due."""
         self._asked.clear()
         begun = [sequence for sequence in self.running if sequence.is_pending]
-        self._has_guests = any(map(self._queue.is_guest, {s.account for s in self.running}))
         if self._is_closed_to_all and not begun:
             return
         in_use = [*self.running, *self.leaving]
@@ -564,7 +567,3 @@ def _num_pages(num_tokens: int) -> int:
 def _num_missing(sequence: Sequence) -> int:
     """Pages for its tokens; it may have one more, for the token that a step in flight draws."""
     return max(_num_pages(len(sequence.tokens)) - len(sequence.block_table.pages), 0)
-
-
-def _load(items: list[ScheduledSequence]) -> Load:
-    return Load(sum(i.num_tokens for i in items), sum(i.num_tokens * i.start for i in items))

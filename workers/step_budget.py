@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple
-
 from workers.step_time import StepTime
 
 MIN_ROWS = 64
@@ -14,32 +11,23 @@ GUEST_PART = 0.4
 guests add no more."""
 
 
-class Load(NamedTuple):
-    """Rows, and the positions that they attend to."""
-
-    num_rows: int
-    num_attended: int
-
-
 class StepBudget:
-    """num_rows: of prompts, at most; decoding: what is in the step already; without_guests: and
-    is no guest's; seconds: that the step may take, so that no token is late."""
+    """num_rows: of prompts, at most; decode_s: what the step takes already, and without the guests'
+    rows, infinity where nobody generates; seconds: that it may take, so that no token is late."""
 
     def __init__(
         self,
         step_time: StepTime,
         *,
         num_rows: int,
-        decoding: Load,
-        without_guests: Load,
+        decode_s: float,
+        without_guests_s: float,
         seconds: float,
     ) -> None:
         self.num_rows = num_rows
         self._step_time = step_time
-        decode_s = step_time.predict(*decoding)
         self._seconds = seconds - decode_s
-        limit_s = (1 + GUEST_PART) * step_time.predict(*without_guests)
-        self._guest_s = limit_s - decode_s if decoding.num_rows else math.inf
+        self._guest_s = (1 + GUEST_PART) * without_guests_s - decode_s
         self._floor = MIN_ROWS
 
     def is_spent(self, *, is_guest: bool) -> bool:

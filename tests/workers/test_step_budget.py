@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from workers.step_budget import MIN_ROWS, Load, StepBudget
+from workers.step_budget import MIN_ROWS, StepBudget
 from workers.step_time import StepTime
 
 
@@ -19,8 +19,10 @@ def budget(
     return StepBudget(
         learned,
         num_rows=num_rows,
-        decoding=Load(num_decoding, 0),
-        without_guests=Load(num_decoding - num_of_guests, 0),
+        decode_s=learned.predict(num_decoding, 0),
+        without_guests_s=(
+            learned.predict(num_decoding - num_of_guests, 0) if num_decoding else math.inf
+        ),
         seconds=seconds,
     )
 
