@@ -24,7 +24,7 @@ from workers.protocol import (
     ServiceClass,
     TokenLogprobs,
 )
-from workers.step import PendingStep, Schedule
+from workers.step import PendingStep, Schedule, StepResult
 
 
 def asked(
@@ -174,10 +174,13 @@ class Broken(SimulatedRunner):
         def result():
             computed = step.result()
             if is_broken:
-                raise RuntimeError("kernel")
+                self.spoil(computed)
             return computed
 
         return Late(result)
+
+    def spoil(self, computed: StepResult) -> None:
+        raise RuntimeError("kernel")
 
 
 def test_a_step_that_fails_in_flight_fails_its_sequences_and_no_others() -> None:
@@ -196,22 +199,11 @@ def test_a_step_that_fails_in_flight_fails_its_sequences_and_no_others() -> None
     simulation.assert_at_rest()
 
 
-class NoNumbers(SimulatedRunner):
+class NoNumbers(Broken):
     """In one step, of the first sequence."""
 
-    breaks_at: int = 0
-
-    def launch(self, schedule: Schedule) -> PendingStep:
-        step = super().launch(schedule)
-        is_broken = self.num_steps == self.breaks_at
-
-        def result():
-            computed = step.result()
-            if is_broken:
-                computed.tokens[0] = -1
-            return computed
-
-        return Late(result)
+    def spoil(self, computed: StepResult) -> None:
+        computed.tokens[0] = -1
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
