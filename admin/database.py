@@ -153,7 +153,7 @@ class Database:
         if row["sees"] != sees or self._role not in (None, row["role"]):
             raise DatabaseMisconfigured(
                 f"the connection works as {row['role']}, not as {self._role}:"
-                " a proxy drops its settings; see docs/postgres.md"
+                " a proxy drops its settings; see docs/operate/postgres.md"
             )
 
     @asynccontextmanager
