@@ -90,6 +90,10 @@ class ObjectStore:
     def incoming(self) -> Path:
         return self._cache.incoming
 
+    @property
+    def min_free_bytes(self) -> int:
+        return self._cache.min_free_bytes
+
     def check_room(self, num_bytes: int = 0) -> None:
         self._cache.check_room(num_bytes)
 

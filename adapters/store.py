@@ -40,6 +40,11 @@ class Store(Protocol):
         """A folder of this machine, of which each folder is something being written."""
         ...
 
+    @property
+    def min_free_bytes(self) -> int:
+        """The reserve on the disk of `incoming` that nothing is written into."""
+        ...
+
     def check_room(self, num_bytes: int = 0) -> None:
         """Raises OSError (ENOSPC) unless the disk of `incoming` can take so much and keep its
         reserve."""
@@ -90,13 +95,12 @@ class LocalStore:
     def incoming(self) -> Path:
         return self._root / "incoming"
 
+    @property
+    def min_free_bytes(self) -> int:
+        return self._min_free_bytes
+
     def check_room(self, num_bytes: int = 0) -> None:
-        free = shutil.disk_usage(self.incoming).free
-        if free < num_bytes + self._min_free_bytes:
-            raise OSError(
-                errno.ENOSPC,
-                f"{free} bytes are free, {num_bytes} are needed and {self._min_free_bytes} kept",
-            )
+        check_free_space(self.incoming, self._min_free_bytes, num_bytes)
 
     def stage(self) -> Path:
         return Path(tempfile.mkdtemp(dir=self.incoming))
@@ -154,6 +158,16 @@ class LocalStore:
     def _locate(self, kind: Kind, digest: str) -> Path:
         check_address(kind, digest)
         return self._root / kind / digest
+
+
+def check_free_space(folder: Path, min_free_bytes: int, num_bytes: int) -> None:
+    """Raises OSError (ENOSPC) unless the disk has room for the bytes beside the reserve."""
+    free = shutil.disk_usage(folder).free
+    if free < num_bytes + min_free_bytes:
+        raise OSError(
+            errno.ENOSPC,
+            f"{free} bytes are free, {num_bytes} are needed and {min_free_bytes} kept",
+        )
 
 
 def check_address(kind: Kind, digest: str) -> None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
+PICKLE_NAMES = ("adapter_model.bin", "adapter_model.pt")
+"""What older versions of peft wrote: refused by name."""
 CHUNK_BYTES = 4 << 20
 DIGEST_TAG = b"loraplex adapter 1\0"
 
@@ -136,7 +138,7 @@ def _open(path: Path, max_bytes: int) -> Generator[tuple[BinaryIO, int]]:
 
 
 def _explain_absence(path: Path, error: OSError) -> AdapterRejected:
-    pickles = [n for n in ("adapter_model.bin", "adapter_model.pt") if (path.parent / n).exists()]
+    pickles = [n for n in PICKLE_NAMES if (path.parent / n).exists()]
     if path.name == WEIGHTS_NAME and pickles:
         return AdapterRejected(
             "adapter.unsupported.pickle",

@@ -53,7 +53,9 @@ class AdminPlane:
         self.uploads = ResumableUploads(
             store, config.max_upload_bytes + OVERHEAD_BYTES, config.upload_idle_s
         )
-        self.validation = Validation(config.max_lora_rank, config.max_upload_bytes)
+        self.validation = Validation(
+            config.max_lora_rank, config.max_upload_bytes, min_free_bytes=store.min_free_bytes
+        )
 
     def describe_model(self, digest: str) -> tuple[BaseModelShape, int]:
         """Shape and longest sequence of a model in the store. Raises Invalid if it is not there."""

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -21,19 +22,11 @@ import msgspec
 
 from adapters.errors import AdapterRejected
 from adapters.manifest import AdapterManifest, BaseModelShape
-from adapters.validator import (
-    CONFIG_NAME,
-    WEIGHTS_NAME,
-    AdapterFiles,
-    Limits,
-    validate,
-)
-from admin.archive import extract
+from adapters.store import check_free_space
+from adapters.validator import AdapterFiles, Limits, validate
+from admin.archive import Target, extract
 from admin.errors import Invalid, TooLarge
 
-PICKLES = ("adapter_model.bin", "adapter_model.pt")
-"""Taken from an archive only to be refused by name."""
-KNOWN_FILES = (CONFIG_NAME, WEIGHTS_NAME, *PICKLES)
 MAX_OUTCOME_BYTES = 1 << 20
 MAX_OPEN_FILES = 16
 NICENESS = 10
@@ -55,7 +48,10 @@ class Task(msgspec.Struct, frozen=True):
     archive: str | None
     bases: list[BaseModelShape]
     max_rank: int
-    max_file_bytes: int
+    max_bytes: int
+    """Of the unpacked files together."""
+    min_free_bytes: int
+    """The disk's reserve, which unpacking leaves free."""
     bounds: Bounds
 
 
@@ -158,7 +154,7 @@ def _limit(task: Task) -> None:
         in_use = pages * resource.getpagesize()
         _set(resource.RLIMIT_AS, in_use + task.bounds.memory_bytes)
     _set(resource.RLIMIT_CPU, task.bounds.cpu_s)
-    _set(resource.RLIMIT_FSIZE, task.max_file_bytes if task.archive else 0)
+    _set(resource.RLIMIT_FSIZE, task.max_bytes if task.archive else 0)
     _set(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)
     _set(resource.RLIMIT_CORE, 0)
 
@@ -174,8 +170,9 @@ def _validate(task: Task) -> Outcome:
     folder = Path(task.folder)
     try:
         if task.archive is not None:
-            extract(Path(task.archive), folder, KNOWN_FILES, task.max_file_bytes)
-        limits = Limits(task.max_rank, task.max_file_bytes)
+            check_room = partial(check_free_space, folder, task.min_free_bytes)
+            extract(Path(task.archive), Target(folder, task.max_bytes, check_room))
+        limits = Limits(task.max_rank, task.max_bytes)
         return Validated(validate(AdapterFiles.in_folder(folder), task.bases, limits))
     except AdapterRejected as rejected:
         return Rejected(**rejected.to_dict())

@@ -24,9 +24,9 @@ from multipart import (
 )
 
 from adapters.validator import WEIGHTS_NAME
+from admin.archive import KNOWN_FILES, max_file_bytes
 from admin.errors import Invalid, Overloaded, TooLarge, TooMany
 from admin.file_sink import FileSink
-from admin.sandbox import KNOWN_FILES
 
 FIELDS = {
     "name": 1024,
@@ -185,7 +185,8 @@ class _Form:
         self._seen.add(part)
         self._part, self._text = part, b""
         if is_file:
-            self._file = FileSink(self._staged / part, self._bytes_left, self._check_room)
+            limit = max_file_bytes(part, self._bytes_left)
+            self._file = FileSink(self._staged / part, limit, self._check_room)
 
     async def _end(self) -> None:
         if self._file is None:

@@ -44,9 +44,19 @@ HINTS = {
 class Validation:
     """Sandboxes start with the first uploads, live on, and are replaced when they die."""
 
-    def __init__(self, max_rank: int, max_file_bytes: int, bounds: Bounds | None = None) -> None:
+    def __init__(
+        self,
+        max_rank: int,
+        max_bytes: int,
+        bounds: Bounds | None = None,
+        *,
+        min_free_bytes: int = 0,
+    ) -> None:
+        """`max_bytes`: of an adapter's files together; `min_free_bytes`: what unpacking leaves free
+        on the disk."""
         self._max_rank = max_rank
-        self._max_file_bytes = max_file_bytes
+        self._max_bytes = max_bytes
+        self._min_free_bytes = min_free_bytes
         self._bounds = bounds or Bounds()
         self._idle: list[_Sandbox] = []
         self._slots = asyncio.Semaphore(MAX_VALIDATIONS)
@@ -69,7 +79,8 @@ class Validation:
             archive=None if archive is None else str(archive),
             bases=bases,
             max_rank=self._max_rank,
-            max_file_bytes=self._max_file_bytes,
+            max_bytes=self._max_bytes,
+            min_free_bytes=self._min_free_bytes,
             bounds=self._bounds,
         )
         turn = self._tenants.setdefault(tenant_id, asyncio.Lock())
