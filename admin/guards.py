@@ -14,6 +14,7 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
 from admin import tenants
+from admin.client_address import client_address
 from admin.database import Connection
 from admin.errors import Forbidden, Invalid, NotFound, Unauthenticated
 from admin.key_lookup import KeyLookup
@@ -36,7 +37,7 @@ def requires(*scopes: str) -> Guard:
         plane = connection.app.state.admin
         header = connection.headers.get("authorization")
         key = await authenticate(plane.key_lookup, plane.config.pepper, header)
-        if not key.may_come_from(connection.client.host if connection.client else None):
+        if not key.may_come_from(client_address(connection.scope)):
             raise Forbidden("This API key may not be used from this address.", "ip_not_allowed")
         if key.scopes.isdisjoint(scopes):
             raise Forbidden(f"This API key lacks the scope {' or '.join(scopes)}.")

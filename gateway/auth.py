@@ -10,6 +10,7 @@ import msgspec
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
+from admin.client_address import client_address
 from admin.records import ApiKey, Tenant, hash_key, parse_key
 from gateway.errors import Forbidden, Overloaded, Unauthenticated
 from gateway.headers import find_header
@@ -71,10 +72,9 @@ def _bearer(authorization: str | None) -> str:
     return text
 
 
-def check_address(key: ApiKey, host: str | None) -> None:
-    """Forbidden unless the key may be used from there. `host` is the peer of the connection, or
-    who a trusted proxy says it speaks for: gateway/server.py decides."""
-    if not key.may_come_from(host):
+def check_address(key: ApiKey, address: str | None) -> None:
+    """Raises Forbidden unless the key may be used from the client's address."""
+    if not key.may_come_from(address):
         raise Forbidden("This API key may not be used from this address.", code="ip_not_allowed")
 
 
@@ -103,7 +103,7 @@ def requires(scope: str) -> Guard:
             if gateway.catalog.unconfirmed_s == 0 or not may_be_newer(view, header):
                 raise
             raise Overloaded(UNCONFIRMED, code="key_unconfirmed") from error
-        check_address(key, connection.client.host if connection.client else None)
+        check_address(key, client_address(connection.scope))
         connection.scope["user"] = authorize(view, key, scope)
         gateway.key_uses.note(key.id)
 

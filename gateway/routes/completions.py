@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from admin.client_address import client_address
 from gateway.admission import Reservation, Usage
 from gateway.auth import INFERENCE, Principal, requires
 from gateway.catalog import Target
@@ -213,6 +214,7 @@ def _log(request: GatewayRequest, call: Call, generation: Generation) -> None:
             "request_id": f"req_{call.request_id}",
             "tenant": call.caller.tenant.id,
             "key_id": call.caller.key.id,
+            "address": client_address(request.scope),
             "model": call.asked.model,
             "adapter_version": version.version if version else None,
             "worker": generation.worker_id,
