@@ -303,7 +303,7 @@ class Generation:
                 case.shun(worker)
                 continue
             self._failover.note_move(run.request)
-            log.info("req_%s goes on at worker %s", run.request.request_id, run.worker_id)
+            log.info("%s goes on at worker %s", run.request.request_id, run.worker_id)
             return True
         if case.gives_up():
             raise case.failure

@@ -34,7 +34,7 @@ class GatewayRequest(Request[Principal, Any, State]):
         """Of the body, once it is read."""
         state = scope["state"]
         if "request_id" not in state:
-            state["request_id"] = os.urandom(16).hex()
+            state["request_id"] = f"req_{os.urandom(16).hex()}"
             state["started_at"] = time.perf_counter()
 
     async def body(self) -> bytes:
@@ -94,7 +94,7 @@ async def add_request_headers(message: Message, scope: Scope) -> None:
     if message["type"] != "http.response.start":
         return
     state: dict[str, Any] = scope["state"]
-    headers = [*message["headers"], (b"x-request-id", b"req_%s" % state["request_id"].encode())]
+    headers = [*message["headers"], (b"x-request-id", state["request_id"].encode())]
     message["headers"] = [*headers, (b"openai-processing-ms", b"%d" % _elapsed_ms(scope))]
 
 

@@ -33,6 +33,7 @@ class UsageRecord(msgspec.Struct, frozen=True, array_like=True):
     """
 
     request_id: str
+    """The answer's header `x-request-id`. Older rows lack its `req_`."""
     admitted_at: float
     """Seconds since 1970."""
     tenant_id: str

@@ -86,7 +86,7 @@ class _Reading:
     async def read(self, answer: httpx.Response) -> None:
         self.outcome.status = answer.status_code
         self.outcome.head_s = time.monotonic() - self._began_at
-        self.outcome.request_id = answer.headers["x-request-id"].removeprefix("req_")
+        self.outcome.request_id = answer.headers["x-request-id"]
         if answer.headers["content-type"].startswith("text/event-stream"):
             async for line in answer.aiter_lines():
                 if line.startswith("data: "):

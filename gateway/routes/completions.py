@@ -211,7 +211,7 @@ def _log(request: GatewayRequest, call: Call, generation: Generation) -> None:
     log.info(
         "answered",
         extra={
-            "request_id": f"req_{call.request_id}",
+            "request_id": call.request_id,
             "tenant": call.caller.tenant.id,
             "key_id": call.caller.key.id,
             "address": client_address(request.scope),

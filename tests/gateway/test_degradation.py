@@ -81,7 +81,7 @@ class Load:
     def _note(self, answer: httpx.Response, status: int | str) -> None:
         self.statuses[status] += 1
         if status == 200:
-            self.request_ids.append(answer.headers["x-request-id"].removeprefix("req_"))
+            self.request_ids.append(answer.headers["x-request-id"])
 
 
 BODY = {"model": "tiny", "prompt": "Hi", "max_tokens": 3}

@@ -38,10 +38,6 @@ async def rows(live: Live, count: int) -> list[Any]:
     return found
 
 
-def request_id(answer: Any) -> str:
-    return answer.headers["x-request-id"].removeprefix("req_")
-
-
 def encoded(row: Any, **changes: Any) -> bytes:
     """The record of a row, as a gateway writes it."""
     fields: dict[str, Any] = {n: row[n] for n in UsageRecord.__struct_fields__ if n in row}
@@ -61,7 +57,8 @@ async def test_a_row_says_all_but_what_was_said(live: Live) -> None:
         answer = await served.complete(prompt=SECRET, max_tokens=8, user=SECRET)
         (row,) = await rows(live, 1)
     usage = answer.json()["usage"]
-    assert row["request_id"] == request_id(answer)
+    assert row["request_id"] == answer.headers["x-request-id"]
+    assert answer.json()["id"] == f"cmpl-{row['request_id']}"
     assert (row["tenant_id"], row["key_id"]) == (live.tenant_id, live.key[4:16])
     assert (row["model"], row["adapter"], row["adapter_version"]) == ("tiny", "bot", 1)
     assert row["prompt_tokens"] == usage["prompt_tokens"] > 2

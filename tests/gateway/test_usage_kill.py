@@ -84,7 +84,7 @@ class Box:
         if usage is None:
             self.num_broken += 1
             return
-        request_id = answer.headers["x-request-id"].removeprefix("req_")
+        request_id = answer.headers["x-request-id"]
         self.seen[request_id] = usage["prompt_tokens"], usage["completion_tokens"]
 
     async def rows(self) -> list[Any]:
