@@ -14,7 +14,7 @@ from gateway.catalog import CatalogView
 from gateway.errors import ApiError, ContextLengthExceeded, QuotaUnavailable
 from gateway.leases import Leases
 from gateway.quota import Cost, Kind, Limit, Tariff, leased_bits
-from gateway.ratelimit import rate_limit_headers
+from gateway.ratelimit import is_shown
 
 AT_ONCE = 1024
 """Completion tokens that a choice reserves at a time."""
@@ -26,6 +26,40 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+
+
+NOT_SERVED = (429, 503)
+"""Statuses of answers that give back the request they had taken."""
+
+
+class RequestCharge:
+    """The one request that a call of a metered route takes from the request limits of its tenant
+    and key, before anything of its body is read."""
+
+    def __init__(self, leases: Leases, limits: Sequence[Limit]) -> None:
+        """`limits`: all of the tenant and the key."""
+        self._leases = leases
+        self._counted = [limit for limit in limits if limit.kind is Kind.REQUESTS_PER_MINUTE]
+        self._shown = [limit for limit in limits if is_shown(limit.kind)]
+        self._holds: Sequence[Hold] = ()
+
+    async def take(self) -> None:
+        """Raises QuotaExceeded or QuotaUnavailable; then nothing is taken."""
+        if self._counted:
+            self._holds = await self._leases.take(
+                [(each, 1) for each in self._counted], time.time()
+            )
+
+    def settle(self, status: int | None = None) -> None:
+        """Keeps the request, or gives it back if the answer's `status` says that it was not served.
+        None: the client left before there was an answer. Only the first call counts."""
+        holds, self._holds = self._holds, ()
+        for hold in holds:
+            self._leases.settle(hold, 0 if status in NOT_SERVED else 1)
+
+    def headers(self) -> dict[str, str]:
+        """`x-ratelimit-*` headers that tell what is left of the limits now."""
+        return self._leases.headers(self._shown)
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -95,10 +129,6 @@ class Reservation:
     def cost(self, usage: Usage) -> Cost:
         return self._tariff.cost(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
 
-    def headers(self) -> dict[str, str]:
-        """What is left of the limits, now that this is reserved."""
-        return rate_limit_headers(self._parts[0].holds, time.time()) if self._parts else {}
-
     def settle(self, usage: Usage) -> None:
         """Exactly once."""
         if self._extending is not None:
@@ -153,8 +183,6 @@ def _used(hold: Hold, metered: int, cost: int) -> int:
     kind = hold.account.kind
     if kind is Kind.CONCURRENT_REQUESTS:
         return 0
-    if kind is Kind.REQUESTS_PER_MINUTE:
-        return 1
     return cost if kind.counts_money else metered
 
 
@@ -165,11 +193,16 @@ class Admission:
         """Reservations not settled yet."""
         self._leases = leases
 
-    async def check(self, view: CatalogView, caller: Principal) -> None:
-        """Before anything long is read of a request: raises QuotaExceeded or QuotaUnavailable if
-        there is no room for any now. Takes nothing."""
+    def charge(self, view: CatalogView, caller: Principal) -> RequestCharge | None:
+        """The caller's charge for one request, nothing of it taken yet; None without limits.
+        Raises QuotaUnavailable."""
         limits = self._limits_of(view, caller)
-        wanted = [(limit, 1) for limit in limits if limit.kind.counts_requests]
+        return RequestCharge(self._leases, limits) if self._leases and limits else None
+
+    async def check(self, view: CatalogView, caller: Principal) -> None:
+        """Refuses a caller with any limit of which nothing is left, before a long text of its
+        request is tokenised. Takes nothing. Raises QuotaExceeded or QuotaUnavailable."""
+        wanted = [(limit, 1) for limit in self._reserved(view, caller)]
         if self._leases is not None and wanted:
             for hold in await self._leases.take(wanted, time.time()):
                 self._leases.settle(hold, 0)
@@ -186,11 +219,12 @@ class Admission:
         num_choices: int,
         max_model_len: int,
     ) -> Reservation:
-        """Raises ContextLengthExceeded if a prompt with its answer cannot fit, QuotaExceeded,
-        QuotaUnavailable; then nothing is taken."""
+        """Reserves tokens, money and one of the concurrent requests. Raises ContextLengthExceeded
+        if a prompt with its answer cannot fit, QuotaExceeded, QuotaUnavailable; then nothing is
+        taken."""
         reservation = Reservation(
             self._leases,
-            self._limits_of(view, caller),
+            self._reserved(view, caller),
             view.tariff(model, caller.tenant.id),
             tenant_id=caller.tenant.id,
             prompt_tokens=sum(prompt_lengths),
@@ -203,6 +237,11 @@ class Admission:
         await reservation.begin()
         self.num_open += 1
         return reservation
+
+    def _reserved(self, view: CatalogView, caller: Principal) -> Sequence[Limit]:
+        """The limits that a request reserves from, beside its charge."""
+        limits = self._limits_of(view, caller)
+        return [limit for limit in limits if limit.kind is not Kind.REQUESTS_PER_MINUTE]
 
     def _limits_of(self, view: CatalogView, caller: Principal) -> Sequence[Limit]:
         limits = view.limits_of(caller.tenant.id, caller.key.quota_subject)

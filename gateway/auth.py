@@ -24,6 +24,8 @@ Guard = Callable[[Connection, BaseRouteHandler], Awaitable[None]]
 
 INFERENCE = "inference"
 INCORRECT = "Incorrect API key provided."
+CHARGE = "request_charge"
+"""Key of a request's state: its RequestCharge, where its tenant or key has limits."""
 UNCONFIRMED = "This API key is not known yet, and the gateway cannot reach its database to look."
 
 
@@ -91,7 +93,8 @@ async def public(_connection: Connection, _handler: BaseRouteHandler) -> None:
 
 
 def requires(scope: str) -> Guard:
-    """Lets tenant keys with the scope pass and leaves their Principal as `request.user`."""
+    """Lets tenant keys with the scope pass, for one of the requests that their limits allow, and
+    leaves their Principal as `request.user`."""
 
     async def guard(connection: Connection, _handler: BaseRouteHandler) -> None:
         gateway: Gateway = connection.app.state["gateway"]
@@ -104,7 +107,12 @@ def requires(scope: str) -> Guard:
                 raise
             raise Overloaded(UNCONFIRMED, code="key_unconfirmed") from error
         check_address(key, client_address(connection.scope))
-        connection.scope["user"] = authorize(view, key, scope)
+        principal = connection.scope["user"] = authorize(view, key, scope)
         gateway.key_uses.note(key.id)
+        charge = gateway.admission.charge(view, principal)
+        if charge is not None:
+            # Known before it is taken: a refusal, too, tells what is left.
+            connection.scope["state"][CHARGE] = charge
+            await charge.take()
 
     return guard

@@ -106,13 +106,11 @@ class QuotaExceeded(ApiError):
         code: str,
         frees_in_s: float | None,
         is_worth_a_retry: bool,
-        headers: Mapping[str, str],
     ) -> None:
         """frees_in_s None: never, for a request like this."""
         super().__init__(message, param=param, code=code)
         self.frees_in_s = frees_in_s
         self.is_worth_a_retry = is_worth_a_retry
-        self.headers = headers
 
 
 class QuotaUnavailable(Overloaded):
@@ -219,7 +217,7 @@ def retry_headers(problem: Problem, error: Exception) -> dict[str, str]:
         headers = _retry_after(error.frees_in_s)
         if not error.is_worth_a_retry:
             headers["x-should-retry"] = "false"
-        return {**error.headers, **headers}
+        return headers
     if problem.is_final:
         return {"x-should-retry": "false"}
     if isinstance(error, WorkerFailed) and error.retry_after_s > 0:

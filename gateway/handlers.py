@@ -10,7 +10,7 @@ from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp, Message, Middleware, Receive, Scope, Send
 
 from gateway.errors import ErrorAnswer, forget_frames
-from gateway.request import GatewayRequest, add_request_headers
+from gateway.request import GatewayRequest, add_request_headers, keep_charge
 
 
 class HotRoute(HTTPRouteHandler):
@@ -61,6 +61,12 @@ class DataPlane(Litestar):
         }
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await self._answer(scope, receive, send)
+        finally:
+            keep_charge(scope)
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         answer = self._hot.get((scope.get("method"), scope.get("path")))
         if answer is None:
             return await super().__call__(scope, receive, send)

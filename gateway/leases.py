@@ -16,7 +16,7 @@ from admin.queries import sql
 from gateway.accounts import Answer, Ask, Call, Hold, LeaseBook, Waiter
 from gateway.errors import QuotaUnavailable
 from gateway.quota import BUDGETS, Limit
-from gateway.ratelimit import exceeded
+from gateway.ratelimit import exceeded, rate_limit_headers
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class Leases:
             ]
             for hold in holds:
                 if hold.amount > hold.account.limit:
-                    raise exceeded(hold, holds, self._clock())
+                    raise exceeded(hold, self._clock())
             if self._book.take(holds):
                 if self._book.is_due:
                     self._wake.set()
@@ -139,12 +139,17 @@ class Leases:
             if waiter.is_served:
                 return holds
             if waiter.refused is not None:
-                raise exceeded(waiter.refused, holds, self._clock())
+                raise exceeded(waiter.refused, self._clock())
 
     def settle(self, hold: Hold, used: int) -> None:
         self._book.settle(hold, used)
         if hold.account.num_waiting:
             self._end(self._book.serve(self._clock()))
+
+    def headers(self, limits: Sequence[Limit]) -> dict[str, str]:
+        """`x-ratelimit-*` headers that tell what is left of these limits now."""
+        now = self._clock()
+        return rate_limit_headers([self._book.account(limit, now, now) for limit in limits], now)
 
     def believe_catalog(self) -> None:
         """A newer catalog says which limits there are."""
@@ -246,7 +251,7 @@ class Leases:
             unfollowed = next((hold for hold in waiter.holds if hold.account.call), None)
             self._book.leave(waiter)
             if unfollowed is not None:
-                raise exceeded(unfollowed, waiter.holds, self._clock())
+                raise exceeded(unfollowed, self._clock())
             raise QuotaUnavailable("Limits cannot be checked at the moment.")
 
     def _at(self, limit: Limit, admitted_at: float, now: float) -> float:

@@ -125,9 +125,11 @@ def complete(schema: dict[str, Any]) -> dict[str, Any]:
         for operation in methods.values():
             responses = operation["responses"]
             responses["200"]["headers"] = dict(ALWAYS)
+            if path not in PUBLIC:
+                responses["200"]["headers"] |= LIMITS
             if path in COMPLETIONS:
                 operation["parameters"] = [TIMEOUT]
-                responses["200"]["headers"] |= SERVED | LIMITS
+                responses["200"]["headers"] |= SERVED
                 responses["200"]["content"] = {
                     "application/json": {"schema": answer},
                     "text/event-stream": {"schema": {"type": "string"}},
@@ -151,11 +153,11 @@ def complete(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _statuses(path: str) -> list[int]:
     """Of refusals."""
-    found = [401, 403, 503]
+    found = [401, 403, 429, 503]
     if path in BODIES:
         found += [400, 404, 409, 413]
     if path in COMPLETIONS:
-        found += [429, 500, 504]
+        found += [500, 504]
     if path.endswith("{model}"):
         found.append(404)
     return sorted(found)

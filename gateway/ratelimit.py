@@ -18,11 +18,16 @@ DOLLAR = 10**12
 _NAMES = {Kind.REQUESTS_PER_MINUTE: "requests", Kind.TOKENS_PER_MINUTE: "tokens"}
 
 
-def rate_limit_headers(holds: Sequence[Hold], now: float) -> dict[str, str]:
+def is_shown(kind: Kind) -> bool:
+    """Whether `x-ratelimit-*` headers tell of limits of this kind."""
+    return kind in _NAMES
+
+
+def rate_limit_headers(accounts: Sequence[Account], now: float) -> dict[str, str]:
     """`x-ratelimit-*` as OpenAI names them. Where the tenant and the key both have a limit, of the
     one that leaves less. What other gateways hold counts as taken."""
     tightest: dict[str, Account] = {}
-    for account in (hold.account for hold in holds):
+    for account in accounts:
         name = _NAMES.get(account.kind)
         if name and (name not in tightest or account.left < tightest[name].left):
             tightest[name] = account
@@ -34,8 +39,8 @@ def rate_limit_headers(holds: Sequence[Hold], now: float) -> dict[str, str]:
     return headers
 
 
-def exceeded(hold: Hold, holds: Sequence[Hold], now: float) -> QuotaExceeded:
-    """`hold`, of the request's `holds`, is refused."""
+def exceeded(hold: Hold, now: float) -> QuotaExceeded:
+    """The refusal of a request whose `hold` does not fit."""
     account = hold.account
     is_budget = account.kind.span in (Span.DAY, Span.MONTH)
     frees_in_s = SLOT_FREES_S
@@ -60,7 +65,6 @@ def exceeded(hold: Hold, holds: Sequence[Hold], now: float) -> QuotaExceeded:
         code="insufficient_quota" if is_budget else "rate_limit_exceeded",
         frees_in_s=frees_in_s if is_possible else None,
         is_worth_a_retry=is_possible and not is_budget,
-        headers=rate_limit_headers(holds, now),
     )
 
 

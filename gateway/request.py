@@ -12,12 +12,13 @@ from litestar.datastructures import State
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.types import Message, Scope
 
-from gateway.auth import Principal
+from gateway.auth import CHARGE, Principal
 from gateway.errors import InvalidRequest
 from gateway.headers import find_header
 from gateway.schemas import MAX_BODY_BYTES
 
 if TYPE_CHECKING:
+    from gateway.admission import RequestCharge
     from gateway.app import Gateway
 
 MAX_TIMEOUT_S = 86_400
@@ -90,12 +91,28 @@ class GatewayRequest(Request[Principal, Any, State]):
 
 
 async def add_request_headers(message: Message, scope: Scope) -> None:
-    """Hook before each send: every answer, refusals included, says its id and how long it took."""
+    """Hook before each send: every answer, refusals included, says its id, how long it took and
+    what is left of the caller's limits."""
     if message["type"] != "http.response.start":
         return
     state: dict[str, Any] = scope["state"]
-    headers = [*message["headers"], (b"x-request-id", state["request_id"].encode())]
-    message["headers"] = [*headers, (b"openai-processing-ms", b"%d" % _elapsed_ms(scope))]
+    headers = [
+        *message["headers"],
+        (b"x-request-id", state["request_id"].encode()),
+        (b"openai-processing-ms", b"%d" % _elapsed_ms(scope)),
+    ]
+    charge: RequestCharge | None = state.get(CHARGE)
+    if charge is not None:
+        charge.settle(message["status"])
+        headers += [(name.encode(), text.encode()) for name, text in charge.headers().items()]
+    message["headers"] = headers
+
+
+def keep_charge(scope: Any) -> None:
+    """Settles the charge of a request that has got no answer because its client left."""
+    charge: RequestCharge | None = scope.get("state", {}).get(CHARGE)
+    if charge is not None:
+        charge.settle()
 
 
 def _elapsed_ms(scope: Any) -> int:

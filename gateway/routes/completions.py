@@ -182,7 +182,7 @@ def respond(
         flight.end(failure, generation.first_output_at)
         _log(request, call, generation)
 
-    headers = _headers(call, generation, reservation)
+    headers = _headers(call, generation)
     if not asked.stream:
         return WholeResponse(generation, format, headers=headers, usage=usage, settle=settle)
     return StreamResponse(
@@ -197,9 +197,8 @@ def respond(
     )
 
 
-def _headers(call: Call, generation: Generation, reservation: Reservation) -> Headers:
+def _headers(call: Call, generation: Generation) -> Headers:
     headers = [(b"loraplex-worker", generation.worker_id.encode())]
-    headers += [(name.encode(), text.encode()) for name, text in reservation.headers().items()]
     if call.target.version is not None:
         headers.append((b"loraplex-adapter-version", b"%d" % call.target.version.version))
     return headers

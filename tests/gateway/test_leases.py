@@ -325,6 +325,5 @@ async def test_of_a_limit_below_what_is_taken_nothing_is_left(bench: Bench) -> N
         for _ in range(8):
             await bench.take(leases)
         bench.set(lower)
-        with pytest.raises(QuotaExceeded, match="is 5; 0 of it is left") as refused:
+        with pytest.raises(QuotaExceeded, match="is 5; 0 of it is left"):
             await bench.take(leases, lower)
-        assert refused.value.headers["x-ratelimit-remaining-requests"] == "0"

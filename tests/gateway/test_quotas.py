@@ -222,23 +222,26 @@ async def test_who_is_refused_has_no_adapters_fetched_ahead(live: Live) -> None:
     """Or a tenant beyond its limit could move the adapters of others about for nothing."""
     await live.make_ready(*"123456")
     async with live.worker, live.gateway() as served:
-        await limited(live, served, requests_per_minute=1)
+        await limited(live, served, tokens_per_minute=PROMPT_TOKENS + 3)
         codes = [(await served.complete(f"bot@{number}")).status_code for number in range(1, 7)]
-        await live.limit(requests_per_minute=100)
+        await live.limit(tokens_per_minute=100)
         await eventually(lambda: served.serves("bot@6"))
         assert await served.serves("bot@5")
     assert codes == [200] + [429] * 5
     assert live.worker.prefetched == [str(number) * 64 for number in (1, 2, 5)]
 
 
-async def test_a_long_prompt_is_not_read_of_who_has_no_request_left(live: Live) -> None:
-    """Or he would be told that no context holds it."""
+@pytest.mark.parametrize("limit", ["requests_per_minute", "tokens_per_minute"])
+async def test_a_long_prompt_is_not_read_of_a_tenant_that_has_nothing_left(
+    live: Live, limit: str
+) -> None:
+    """It is told so, and not that no context holds its prompt."""
     async with live.worker, live.gateway() as served:
-        await limited(live, served, requests_per_minute=1)
-        answers = [await served.complete("tiny", prompt="a" * (1 << 18)) for _ in range(2)]
-        answers += [await served.complete("tiny", prompt=p) for p in ("Hi", "a" * (1 << 18))]
+        await limited(live, served, **{limit: 1 if limit.startswith("req") else PROMPT_TOKENS + 3})
+        assert (await served.complete("tiny")).status_code == 200
+        answer = await served.complete("tiny", prompt="a" * (1 << 18))
         assert served.gateway.admission.num_open == 0
-    assert [answer.status_code for answer in answers] == [400, 400, 200, 429]
+    assert error_of(answer, 429)["param"] == limit
 
 
 async def test_who_is_refused_makes_no_worker_look_busy(live: Live) -> None:
