@@ -53,9 +53,7 @@ class AdminPlane:
         self.uploads = ResumableUploads(
             store, config.max_upload_bytes + OVERHEAD_BYTES, config.upload_idle_s
         )
-        self.validation = Validation(
-            config.max_lora_rank, config.max_upload_bytes, min_free_bytes=store.min_free_bytes
-        )
+        self.validation = Validation(config.max_lora_rank, config.max_upload_bytes)
 
     def describe_model(self, digest: str) -> tuple[BaseModelShape, int]:
         """Shape and longest sequence of a model in the store. Raises Invalid if it is not there."""
@@ -84,7 +82,9 @@ class AdminPlane:
         shapes = list({base.digest: base.shape for base in bases}.values())
         if archive is not None:
             self.store.check_room(archive.stat().st_size)
-        manifest = await self.validation.validate(tenant.id, staged, shapes, archive)
+        manifest = await self.validation.validate(
+            tenant.id, staged, shapes, archive, self.store.min_free_bytes
+        )
         self.store.check_room()
         return manifest
 

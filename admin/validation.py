@@ -44,19 +44,10 @@ HINTS = {
 class Validation:
     """Sandboxes start with the first uploads, live on, and are replaced when they die."""
 
-    def __init__(
-        self,
-        max_rank: int,
-        max_bytes: int,
-        bounds: Bounds | None = None,
-        *,
-        min_free_bytes: int = 0,
-    ) -> None:
-        """`max_bytes`: of an adapter's files together; `min_free_bytes`: what unpacking leaves free
-        on the disk."""
+    def __init__(self, max_rank: int, max_bytes: int, bounds: Bounds | None = None) -> None:
+        """`max_bytes`: of an adapter's files together."""
         self._max_rank = max_rank
         self._max_bytes = max_bytes
-        self._min_free_bytes = min_free_bytes
         self._bounds = bounds or Bounds()
         self._idle: list[_Sandbox] = []
         self._slots = asyncio.Semaphore(MAX_VALIDATIONS)
@@ -68,8 +59,10 @@ class Validation:
         folder: Path,
         bases: list[BaseModelShape],
         archive: Path | None = None,
+        min_free_bytes: int = 0,
     ) -> AdapterManifest:
-        """Of the files in `folder`, unpacked from `archive` first if there is one.
+        """Of the files in `folder`, unpacked from `archive` first if there is one; that leaves
+        `min_free_bytes` of the disk free.
 
         Raises AdapterRejected (adapter.validation.{memory,timeout,crashed} if it hit a bound),
         Invalid or TooLarge for an archive that cannot be read, OSError of the disk.
@@ -80,7 +73,7 @@ class Validation:
             bases=bases,
             max_rank=self._max_rank,
             max_bytes=self._max_bytes,
-            min_free_bytes=self._min_free_bytes,
+            min_free_bytes=min_free_bytes,
             bounds=self._bounds,
         )
         turn = self._tenants.setdefault(tenant_id, asyncio.Lock())

@@ -116,10 +116,11 @@ def test_the_disk_is_asked_before_each_chunk(tmp_path: Path, pack) -> None:
 async def test_unpacking_leaves_the_disks_reserve(tmp_path: Path) -> None:
     (tmp_path / "a.zip").write_bytes(zipped(**{WEIGHTS_NAME: bytes(MAX_BYTES)}))
     (tmp_path / "target").mkdir()
-    validation = Validation(256, MAX_BYTES, min_free_bytes=1 << 60)
+    validation = Validation(256, MAX_BYTES)
     try:
         with pytest.raises(OSError, match="bytes are free"):
-            await validation.validate("t", tmp_path / "target", [BASE], tmp_path / "a.zip")
+            archive = tmp_path / "a.zip"
+            await validation.validate("t", tmp_path / "target", [BASE], archive, 1 << 60)
     finally:
         await validation.close()
     assert num_bytes_in(tmp_path / "target") == 0
