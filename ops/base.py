@@ -295,18 +295,16 @@ class HostOps:
         return self.pack_linear(table)
 
 
-class Ops(Protocol):
-    """A backend. It holds no state but scratch and keeps no reference to its arguments."""
+class Compute(Protocol):
+    """The arithmetic of a decoder layer on a backend."""
 
-    name: str
-    device: torch.device
     b_rank_major: bool
     """Layout of B in the adapter image: True = [rank, N] (CPU), False = [N, rank] (GPU)."""
     shares_tables: bool
     """Whether an embedding table is multiplied with as it lies, so that a model whose head is tied
     to it needs it once."""
     head_dims: range
-    """Head sizes that it computes."""
+    """Head sizes that the backend computes."""
 
     def activation_dtype(self, weights: torch.dtype) -> torch.dtype: ...
 
@@ -388,6 +386,10 @@ class Ops(Protocol):
         """
         ...
 
+
+class Sampling(Protocol):
+    """From logits to tokens and log-probabilities on a backend."""
+
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
         """Semantics: bias, then penalties, then temperature, top-k, top-p, min-p (in that order,
         each on what the one before left), then argmax(logit / temperature + Gumbel noise), the
@@ -405,6 +407,12 @@ class Ops(Protocol):
         [N, num_top], top values float32 [N, num_top], descending.
         """
         ...
+
+
+class Device(Protocol):
+    """Memory, events and captured work of a backend's device."""
+
+    device: torch.device
 
     def copy_pages(self, arena: Tensor, source: Tensor, target: Tensor, num_bytes: int) -> None:
         """Semantics: copies num_bytes from each byte offset source[i] to target[i], no overlap.
@@ -434,6 +442,12 @@ class Ops(Protocol):
     def mark(self) -> Mark:
         """A point in the work submitted so far. Does not wait for it."""
         ...
+
+
+class Ops(Compute, Sampling, Device, Protocol):
+    """A backend. It holds no state but scratch and keeps no reference to its arguments."""
+
+    name: str
 
 
 class LayerStack(Protocol):

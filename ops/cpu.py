@@ -31,6 +31,7 @@ from ops.base import (
 from ops.block_hash import HASH_BLOCK, hash_keys
 from ops.cpu_layers import NativeLayers, NativeStep
 from ops.panel_linear import PanelLinear
+from ops.weight_format import WeightFormat
 
 SAMPLING_POINTERS = (
     *("temperature", "top_k", "top_p", "min_p", "seed", "position", "choice"),
@@ -110,7 +111,7 @@ class CpuOps(HostOps):
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
         packed = PanelLinear(weight, bias)
         weight = weight.contiguous()
-        self._lib.pack_linear(weight.data_ptr(), packed.is_bf16, *weight.shape, packed.panels_ptr)
+        self._lib.pack_linear(weight.data_ptr(), packed.format, *weight.shape, packed.panels_ptr)
         return packed
 
     def linear(self, x: Tensor, weight: PackedLinear) -> Tensor:
@@ -119,7 +120,7 @@ class CpuOps(HostOps):
         assert depth == weight.in_features and _is_float(x)
         y = torch.empty(rows, weight.out_features)
         self._lib.linear(
-            *(x.data_ptr(), rows, depth, weight.panels_ptr, weight.is_bf16, weight.bias_ptr),
+            *(x.data_ptr(), rows, depth, weight.panels_ptr, weight.format, weight.bias_ptr),
             *(weight.out_features, y.data_ptr()),
         )
         return y
@@ -129,7 +130,7 @@ class CpuOps(HostOps):
         rows, width = len(ids), table.shape[1]
         y = torch.empty(rows, width)
         self._lib.embed(
-            *(ids.data_ptr(), rows, table.data_ptr(), _is_bf16(table.dtype), width, scale),
+            *(ids.data_ptr(), rows, table.data_ptr(), WeightFormat.of(table.dtype), width, scale),
             y.data_ptr(),
         )
         return y
@@ -168,7 +169,7 @@ class CpuOps(HostOps):
             *(qkv.data_ptr(), rows, num_heads, num_kv, dim, rope.data_ptr(), *norm),
             *(batch.row_seq.data_ptr(), batch.positions.data_ptr()),
             *(tables.data_ptr(), tables.stride(0), kv.arena.data_ptr()),
-            *(layer * layout.layer_bytes, _is_bf16(layout.dtype)),
+            *(layer * layout.layer_bytes, WeightFormat.of(layout.dtype)),
         )
 
     def paged_attention(
@@ -191,7 +192,7 @@ class CpuOps(HostOps):
         self._lib.paged_attention(
             *(qkv.data_ptr(), len(batch.context_lens), batch.query_start.data_ptr()),
             *(batch.positions.data_ptr(), batch.max_context, tables.data_ptr(), tables.stride(0)),
-            *(kv.arena.data_ptr(), layer * layout.layer_bytes, _is_bf16(layout.dtype)),
+            *(kv.arena.data_ptr(), layer * layout.layer_bytes, WeightFormat.of(layout.dtype)),
             *(num_heads, num_kv, dim, scale, window or 0, softcap or 0.0, out.data_ptr()),
         )
         return out
@@ -214,7 +215,7 @@ class CpuOps(HostOps):
             *(layer, tables.rank.shape[1]),
             *(lora.segment_start.data_ptr(), lora.segment_slot.data_ptr()),
             *(len(lora.segment_slot), tables.a_offset.data_ptr(), tables.b_offset.data_ptr()),
-            *(tables.rank.data_ptr(), lora.arena.data_ptr(), _is_bf16(lora.dtype)),
+            *(tables.rank.data_ptr(), lora.arena.data_ptr(), WeightFormat.of(lora.dtype)),
         )
 
     def bind_layers(self, layers: list[LayerWeights]) -> LayerStack:
@@ -273,11 +274,6 @@ class CpuOps(HostOps):
 
 def _is_float(x: Tensor) -> bool:
     return x.dtype is torch.float32 and x.is_contiguous()
-
-
-def _is_bf16(dtype: torch.dtype) -> bool:
-    assert dtype in (torch.bfloat16, torch.float32)
-    return dtype is torch.bfloat16
 
 
 def _sampling(batch: SamplingBatch) -> Sampling:

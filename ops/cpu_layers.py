@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ops.base import AdaptedLinear, AttentionBatch, KVCacheView, LayerWeights, LoRABatch, Norm
 from ops.panel_linear import PanelLinear
+from ops.weight_format import WeightFormat
 
 
 class NativeLinear(Structure):
@@ -21,7 +22,7 @@ class NativeLinear(Structure):
         ("num_projections", c_int64),
         ("in_features", c_int64),
         ("out_features", c_int64),
-        ("is_bf16", c_int64),
+        ("format", c_int64),
     )
 
 
@@ -46,13 +47,13 @@ class NativeStep(Structure):
         *((name, c_int64) for name in ("rows", "num_seqs", "max_context", "table_stride")),
         *((name, c_void_p) for name in ("query_start", "row_seq", "positions", "block_tables")),
         ("arena", c_void_p),
-        *((name, c_int64) for name in ("layer_bytes", "num_kv", "dim", "kv_is_bf16")),
+        *((name, c_int64) for name in ("layer_bytes", "num_kv", "dim", "kv_format")),
         ("num_segments", c_int64),
         ("segment_start", c_void_p),
         ("segment_slot", c_void_p),
         ("num_layers", c_int64),
         *((name, c_void_p) for name in ("a_offset", "b_offset", "rank", "lora_arena")),
-        ("lora_is_bf16", c_int64),
+        ("lora_format", c_int64),
     )
 
 
@@ -117,7 +118,7 @@ def _linear(linear: AdaptedLinear) -> NativeLinear:
         num_projections=len(site.widths),
         in_features=weight.in_features,
         out_features=weight.out_features,
-        is_bf16=weight.is_bf16,
+        format=weight.format,
     )
 
 
@@ -144,7 +145,7 @@ def _step(rows: int, batch: AttentionBatch, kv: KVCacheView, lora: LoRABatch | N
         layer_bytes=layout.layer_bytes,
         num_kv=layout.num_kv_heads,
         dim=layout.head_dim,
-        kv_is_bf16=layout.dtype is torch.bfloat16,
+        kv_format=WeightFormat.of(layout.dtype),
         num_segments=0,
     )
     if lora is not None:
@@ -156,5 +157,5 @@ def _step(rows: int, batch: AttentionBatch, kv: KVCacheView, lora: LoRABatch | N
         step.b_offset = lora.tables.b_offset.data_ptr()
         step.rank = lora.tables.rank.data_ptr()
         step.lora_arena = lora.arena.data_ptr()
-        step.lora_is_bf16 = lora.dtype is torch.bfloat16
+        step.lora_format = WeightFormat.of(lora.dtype)
     return step

@@ -8,6 +8,8 @@ from copy import copy
 import torch
 from torch import Tensor
 
+from ops.weight_format import WeightFormat
+
 PANEL = 48
 """Output columns that a packed weight keeps together; see native/linear.cpp."""
 
@@ -16,11 +18,11 @@ class PanelLinear:
     """A weight in panels, and its bias float32, padded to whole panels."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        assert weight.dtype in (torch.bfloat16, torch.float32)
-        self.is_bf16 = weight.dtype is torch.bfloat16
+        self.format = WeightFormat.of(weight.dtype)
         self.out_features, self.in_features = weight.shape
         rows = -(-self.out_features // PANEL) * PANEL
-        depth = self.in_features + (self.in_features % 2 if self.is_bf16 else 0)
+        multiple = self.format.depth_multiple
+        depth = -(-self.in_features // multiple) * multiple
         self.panels = torch.empty(rows * depth, dtype=weight.dtype)
         self.bias = None
         if bias is not None:

@@ -327,7 +327,7 @@ void run(const Call& call, const std::vector<Item>& items, State* partials, int 
 EXPORT void paged_attention(const float* qkv, int64_t num_seqs, const int32_t* query_start,
                             const int32_t* positions, int64_t max_context,
                             const int64_t* block_tables, int64_t table_stride, const char* arena,
-                            int64_t layer, int is_bf16, int64_t num_heads, int64_t num_kv,
+                            int64_t layer, int format, int64_t num_heads, int64_t num_kv,
                             int64_t dim, float scale, int64_t window, float softcap, float* out) {
     static thread_local std::vector<Item> items, parts;
     static thread_local std::vector<State> partials;
@@ -338,7 +338,7 @@ EXPORT void paged_attention(const float* qkv, int64_t num_seqs, const int32_t* q
     if (apart) partials.resize(std::max<int64_t>(split(items, parts), partials.size()));
     const int threads = team(query_start[num_seqs] * num_heads * dim * max_context);
     const auto& work = apart ? parts : items;
-    is_bf16 ? run<bf16>(call, work, partials.data(), threads)
+    format == BF16 ? run<bf16>(call, work, partials.data(), threads)
             : run<float>(call, work, partials.data(), threads);
     const State* state = partials.data();
     if (apart)

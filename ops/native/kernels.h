@@ -5,7 +5,7 @@
 
 extern "C" {
 
-void linear(const float* x, int64_t rows, int64_t depth, const void* weight, int is_bf16,
+void linear(const float* x, int64_t rows, int64_t depth, const void* weight, int format,
             const float* bias, int64_t columns, float* y);
 
 void rms_norm(const float* x, float* residual, const float* weight, int64_t rows, int64_t width,
@@ -16,11 +16,11 @@ void gated_activation(const float* gate_up, int64_t rows, int64_t width, int sil
 void rope_write_kv(float* qkv, int64_t rows, int64_t num_heads, int64_t num_kv, int64_t dim,
                    const float* rope, const float* q_weight, const float* k_weight, float eps,
                    const int32_t* row_seq, const int32_t* positions, const int64_t* block_tables,
-                   int64_t table_stride, char* arena, int64_t layer, int is_bf16);
+                   int64_t table_stride, char* arena, int64_t layer, int format);
 
 void paged_attention(const float* qkv, int64_t num_seqs, const int32_t* query_start,
                      const int32_t* positions, int64_t max_context, const int64_t* block_tables,
-                     int64_t table_stride, const char* arena, int64_t layer, int is_bf16,
+                     int64_t table_stride, const char* arena, int64_t layer, int format,
                      int64_t num_heads, int64_t num_kv, int64_t dim, float scale, int64_t window,
                      float softcap, float* out);
 
@@ -28,5 +28,5 @@ void add_lora(float* y, const float* x, int64_t depth, const int32_t* projection
               const int32_t* widths, int64_t num_projections, int64_t layer, int64_t num_layers,
               const int32_t* segment_start, const int32_t* segment_slot, int64_t num_segments,
               const int64_t* a_offset, const int64_t* b_offset, const int32_t* rank,
-              const char* arena, int is_bf16);
+              const char* arena, int format);
 }

@@ -12,7 +12,7 @@ struct Linear {
     const void* weight;
     const float* bias;
     const int32_t *projections, *widths;
-    int64_t num_projections, in_features, out_features, is_bf16;
+    int64_t num_projections, in_features, out_features, format;
 };
 
 struct Norm {
@@ -33,14 +33,14 @@ struct Step {
     const int32_t *query_start, *row_seq, *positions;
     const int64_t* block_tables;
     char* arena;
-    int64_t layer_bytes, num_kv, dim, kv_is_bf16;
+    int64_t layer_bytes, num_kv, dim, kv_format;
     int64_t num_segments;  // 0 = no adapters, and the rest is undefined
     const int32_t *segment_start, *segment_slot;
     int64_t num_layers;
     const int64_t *a_offset, *b_offset;
     const int32_t* rank;
     const char* lora_arena;
-    int64_t lora_is_bf16;
+    int64_t lora_format;
 };
 
 struct Scratch {
@@ -53,11 +53,11 @@ float* sized(std::vector<float>& buffer, int64_t size) {
 }
 
 void project(const Linear& w, const Step& step, int64_t layer, const float* x, float* y) {
-    linear(x, step.rows, w.in_features, w.weight, w.is_bf16, w.bias, w.out_features, y);
+    linear(x, step.rows, w.in_features, w.weight, w.format, w.bias, w.out_features, y);
     if (step.num_segments > 0)
         add_lora(y, x, w.in_features, w.projections, w.widths, w.num_projections, layer,
                  step.num_layers, step.segment_start, step.segment_slot, step.num_segments,
-                 step.a_offset, step.b_offset, step.rank, step.lora_arena, step.lora_is_bf16);
+                 step.a_offset, step.b_offset, step.rank, step.lora_arena, step.lora_format);
 }
 
 // x is the layer's input and, in the end, the next one's.
@@ -74,9 +74,9 @@ void run_layer(const Layer& layer, const Step& step, Scratch& scratch, float* x,
     project(layer.qkv, step, index, x, qkv);
     rope_write_kv(qkv, rows, heads, step.num_kv, step.dim, layer.rope, layer.q.weight,
                   layer.k.weight, layer.q.eps, step.row_seq, step.positions, step.block_tables,
-                  step.table_stride, step.arena, offset, step.kv_is_bf16);
+                  step.table_stride, step.arena, offset, step.kv_format);
     paged_attention(qkv, step.num_seqs, step.query_start, step.positions, step.max_context,
-                    step.block_tables, step.table_stride, step.arena, offset, step.kv_is_bf16,
+                    step.block_tables, step.table_stride, step.arena, offset, step.kv_format,
                     heads, step.num_kv, step.dim, layer.scale, layer.window, layer.softcap, mixed);
     project(layer.output, step, index, mixed, x);
     norm(layer.post_attention, nullptr);

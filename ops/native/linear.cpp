@@ -314,14 +314,14 @@ EXPORT int rounds_input() {
 
 // Semantics: packs weight [columns, depth], bfloat16 or float32, for linear().
 // Shape: out has ceil(columns / 48) panels of 48 * depth elements, depth rounded up to even for bfloat16.
-EXPORT void pack_linear(const void* weight, int is_bf16, int64_t columns, int64_t depth, void* out) {
-    const int64_t padded = is_bf16 ? ceil_div(depth, 2) * 2 : depth;
+EXPORT void pack_linear(const void* weight, int format, int64_t columns, int64_t depth, void* out) {
+    const int64_t padded = format == BF16 ? ceil_div(depth, 2) * 2 : depth;
 #ifdef MADV_HUGEPAGE
-    const int64_t bytes = ceil_div(columns, PANEL) * PANEL * padded * (is_bf16 ? 2 : 4);
+    const int64_t bytes = ceil_div(columns, PANEL) * PANEL * padded * (format == BF16 ? 2 : 4);
     const uintptr_t from = ((uintptr_t)out + 4095) & ~(uintptr_t)4095;
     if (bytes > 1 << 21) madvise((void*)from, (uintptr_t)out + bytes - from, MADV_HUGEPAGE);
 #endif
-    if (is_bf16)
+    if (format == BF16)
         pack((const uint16_t*)weight, columns, depth, (uint32_t*)out);
     else
         pack((const uint32_t*)weight, columns, depth, (uint32_t*)out);
@@ -330,10 +330,10 @@ EXPORT void pack_linear(const void* weight, int is_bf16, int64_t columns, int64_
 // Semantics: y = x W^T + bias.
 // Shape: x float32 [rows, depth], weight from pack_linear, bias float32 [columns rounded up to 48] or
 // null, y float32 [rows, columns].
-EXPORT void linear(const float* x, int64_t rows, int64_t depth, const void* weight, int is_bf16,
+EXPORT void linear(const float* x, int64_t rows, int64_t depth, const void* weight, int format,
                    const float* bias, int64_t columns, float* y) {
     if (rows == 0) return;
-    if (!is_bf16)
+    if (format == FP32)
         return linear(x, depth, rows, depth, (const float*)weight, bias, columns, y);
     const int64_t half = ceil_div(depth, 2);
 #ifdef PAIR_DOT

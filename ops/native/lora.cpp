@@ -252,7 +252,7 @@ EXPORT void add_lora(float* y, const float* x, int64_t depth, const int32_t* pro
                      const int32_t* widths, int64_t num_projections, int64_t layer,
                      int64_t num_layers, const int32_t* segment_start, const int32_t* segment_slot,
                      int64_t num_segments, const int64_t* a_offset, const int64_t* b_offset,
-                     const int32_t* rank, const char* arena, int is_bf16) {
+                     const int32_t* rank, const char* arena, int format) {
     static thread_local std::vector<Part> parts;
     static thread_local std::vector<Item> shrinks, expands;
     static thread_local std::vector<float> hidden;
@@ -278,6 +278,6 @@ EXPORT void add_lora(float* y, const float* x, int64_t depth, const int32_t* pro
         free_hidden += part.rows * part.rank;
     }
     const int threads = team(size * depth);
-    is_bf16 ? run<bf16>(parts, shrinks, expands, x, depth, y, stride, threads)
+    format == BF16 ? run<bf16>(parts, shrinks, expands, x, depth, y, stride, threads)
             : run<float>(parts, shrinks, expands, x, depth, y, stride, threads);
 }

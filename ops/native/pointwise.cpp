@@ -127,9 +127,9 @@ uint64_t hash_block(const uint32_t* words, const uint32_t* keys) {
 }  // namespace
 
 // Shape: ids int32 [rows], table [*, width] bfloat16 or float32, y float32 [rows, width].
-EXPORT void embed(const int32_t* ids, int64_t rows, const void* table, int is_bf16, int64_t width,
+EXPORT void embed(const int32_t* ids, int64_t rows, const void* table, int format, int64_t width,
                   float scale, float* y) {
-    if (is_bf16)
+    if (format == BF16)
         embed_rows(ids, rows, (const bf16*)table, width, scale, y);
     else
         embed_rows(ids, rows, (const float*)table, width, scale, y);
@@ -166,7 +166,7 @@ EXPORT void rope_write_kv(float* qkv, int64_t rows, int64_t num_heads, int64_t n
                           const float* rope, const float* q_weight, const float* k_weight,
                           float eps, const int32_t* row_seq, const int32_t* positions,
                           const int64_t* block_tables, int64_t table_stride, char* arena,
-                          int64_t layer, int is_bf16) {
+                          int64_t layer, int format) {
     const Heads heads{num_heads, num_kv, dim};
     const int64_t width = (num_heads + 2 * num_kv) * dim, half = num_kv * dim * PAGE;
 #pragma omp parallel for schedule(static) num_threads(team(4 * rows * width)) if (rows > 1)
@@ -175,7 +175,7 @@ EXPORT void rope_write_kv(float* qkv, int64_t rows, int64_t num_heads, int64_t n
         char* page = arena + block_tables[row_seq[r] * table_stride + position / PAGE] + layer;
         const float* angles = rope + position * dim;
         float* row = qkv + r * width;
-        if (is_bf16)
+        if (format == BF16)
             rope_row(row, angles, heads, q_weight, k_weight, eps, (bf16*)page, (bf16*)page + half,
                      slot);
         else

@@ -23,6 +23,9 @@ constexpr int LANES = 4;
 #define PAIR_DOT 1
 #endif
 
+/* How stored numbers are encoded; the same numbers as ops/weight_format.py. */
+enum WeightFormat { FP32 = 0, BF16 = 1 };
+
 struct bf16 {
     uint16_t bits;
 };
