@@ -127,12 +127,13 @@ class VersionView(msgspec.Struct, frozen=True, kw_only=True):
             proofs=[
                 ProofView(p.layout, p.checksum, p.worker, p.proved_at, p.fingerprint)
                 for p in proofs
-                if (p.digest, p.base_digest) == (version.digest, base_digest)
+                if (p.version, p.base_digest) == (version.version, base_digest)
             ],
             faults=[
                 FaultView(f.worker, f.code, f.message, f.since)
                 for f in faults
-                if f.digest == version.digest
+                # What came before this upload was reported of another tenant's.
+                if f.digest == version.digest and f.since >= version.created_at
             ],
         )
 

@@ -53,9 +53,13 @@ async def describe_alias(
 async def _views(
     connection: Connection, found: list[VersionDetails], pointing: list[Alias]
 ) -> list[VersionView]:
+    """Of versions of one adapter."""
+    if not found:
+        return []
     contents = {version.digest for version in found if version.digest}
+    numbers = [version.version for version in found]
     templates = {digest for v in found if (digest := v.serving.template_digest)}
-    proofs = await versions.list_proofs(connection, contents)
+    proofs = await versions.list_proofs(connection, found[0].tenant_id, found[0].name, numbers)
     faults = await versions.list_faults(connection, contents)
     approved = await versions.approved_templates(connection, templates)
     return [VersionView.of(version, pointing, proofs, faults, approved) for version in found]

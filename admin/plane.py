@@ -124,7 +124,8 @@ class AdminPlane:
     async def reject(
         self, tenant: Tenant, name: str, rejected: AdapterRejected, actor: Actor
     ) -> None:
-        async with changing(self.database, actor) as connection:
+        """Keeps the reason: nothing of the catalog changes."""
+        async with self.database.transaction(actor.sees) as connection:
             error = rejected.to_dict()
             await versions.add_rejected(connection, tenant.id, name, error, actor.key.id)
 

@@ -8,7 +8,7 @@ import asyncio
 import logging
 
 from adapters.store import Store
-from admin import contents, workers
+from admin import contents, versions, workers
 from admin.adapters import lock_catalog
 from admin.database import EVERYTHING, Database
 from admin.errors import AdminError
@@ -68,3 +68,4 @@ class Reaper:
     async def _prune(self) -> None:
         async with self._database.transaction(EVERYTHING) as connection:
             await connection.execute(sql["faults_prune"])
+            await versions.prune_rejected(connection)

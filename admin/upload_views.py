@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
 from admin.errors import Invalid
 from admin.upload import VersionFields
+from admin.versions import RejectedUpload
 
 
 class UploadCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -26,6 +27,19 @@ class UploadView(msgspec.Struct, frozen=True):
     expires_at: datetime
     """Unless more comes."""
     object: str = "upload"
+
+
+class RejectedUploadView(msgspec.Struct, frozen=True):
+    name: str
+    error: dict[str, Any]
+    uploaded_by: str | None
+    """Id of the key."""
+    rejected_at: datetime
+    object: str = "upload.rejected"
+
+    @classmethod
+    def of(cls, rejected: RejectedUpload) -> RejectedUploadView:
+        return cls(rejected.name, rejected.error, rejected.uploaded_by, rejected.rejected_at)
 
 
 class VersionCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -21,6 +21,11 @@ from admin.records import AdapterState, AdapterVersion, ServingData
 
 MAX_VERSION = 2**31 - 1
 """What the database can hold."""
+MAX_REJECTED = 20
+"""Refused uploads kept of a tenant, and as many versions that were proved wrong: enough to see what
+happened, too few to fill a disk."""
+REJECTED_DAYS = 7
+"""How long they are kept, in days."""
 
 
 class NewVersion(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,8 +55,21 @@ class VersionDetails(AdapterVersion, frozen=True, kw_only=True):
     """Why it is not proved yet."""
 
 
+class RejectedUpload(msgspec.Struct, frozen=True):
+    """An upload that was refused before it became a version."""
+
+    name: str
+    error: dict[str, Any]
+    """{code, field, got, allowed, hint}"""
+    uploaded_by: str | None
+    """Id of the key."""
+    rejected_at: datetime
+
+
 class Proof(msgspec.Struct, frozen=True):
-    digest: str
+    """What a worker found of one version. Another version of the same content has its own."""
+
+    version: int
     base_digest: str
     layout: str
     checksum: str
@@ -73,9 +91,10 @@ class Fault(msgspec.Struct, frozen=True):
 async def add_version(connection: Connection, new: NewVersion) -> tuple[VersionDetails, bool]:
     """A version with this content and serving data, and whether it is new.
 
-    It is ready at once if the content was proved before, else it waits for a gateway to have it
-    proved. Raises AlreadyExists if a base model bears the name, Conflict for the alias or if the
-    tenant's quota has no room for it.
+    A new version waits for a gateway to have it proved, also if the content was proved for another
+    one: what a tenant sees of its upload never depends on other tenants' uploads. Raises
+    AlreadyExists if a base model bears the name, Conflict for the alias or if the tenant's quota
+    has no room for it.
     """
     await lock_catalog(connection)
     await connection.execute(sql["adapter_ensure"], new.tenant_id, new.name)
@@ -97,9 +116,6 @@ async def add_version(connection: Connection, new: NewVersion) -> tuple[VersionD
         *(new.serving, new.alias, new.key_id),
     )
     await connection.execute(sql["version_prove"], *key, new.base_name)
-    base_digest = new.manifest.base_digest
-    if await connection.fetchval(sql["version_is_proved"], digest, base_digest):
-        await connection.fetchval(sql["version_ready"], *key)
     return await find_version(connection, *key), True
 
 
@@ -124,15 +140,28 @@ async def add_rejected(
     error: dict[str, Any],
     key_id: str | None = None,
 ) -> None:
-    """All that stays of a refused upload. Raises AlreadyExists as `add_version`."""
-    await lock_catalog(connection)
-    await connection.execute(sql["adapter_ensure"], tenant_id, name)
-    number = await connection.fetchval(sql["version_next"], tenant_id, name)
+    """Keeps the reason of a refused upload, and of the tenant's earlier ones the newest."""
     await connection.execute(
-        sql["version_insert"],
-        *(tenant_id, name, number, AdapterState.REJECTED, None, None, None, error),
-        *(ServingData(), None, key_id),
+        sql["rejected_upload_add"], tenant_id, name, error, key_id, MAX_REJECTED
     )
+
+
+async def list_rejected(connection: Connection, tenant_id: str) -> list[RejectedUpload]:
+    """Newest first."""
+    rows = await connection.fetch(sql["rejected_upload_list"], tenant_id)
+    return [from_row(RejectedUpload, row) for row in rows]
+
+
+async def prune_rejected(connection: Connection) -> None:
+    """Forgets refused uploads, and versions that were proved wrong, that are old or too many.
+
+    Changes the catalog only if there are such versions.
+    """
+    await connection.execute(sql["rejected_uploads_prune"], REJECTED_DAYS)
+    rows = await connection.fetch(sql["rejected_versions_to_prune"], REJECTED_DAYS, MAX_REJECTED)
+    for row in rows:
+        key = (row["tenant_id"], row["name"], row["version"])
+        await connection.execute(sql["version_delete"], *key)
 
 
 async def list_versions(
@@ -155,8 +184,10 @@ async def find_version(
     return from_row(VersionDetails, row)
 
 
-async def list_proofs(connection: Connection, digests: set[str]) -> list[Proof]:
-    rows = await connection.fetch(sql["version_proofs"], sorted(digests))
+async def list_proofs(
+    connection: Connection, tenant_id: str, name: str, numbers: list[int]
+) -> list[Proof]:
+    rows = await connection.fetch(sql["version_proofs"], tenant_id, name, numbers)
     return [from_row(Proof, row) for row in rows]
 
 

@@ -29,11 +29,11 @@ POLL_INTERVAL_S = 2.0
 PROBE_TIMEOUT_S = 50.0
 """Less than a claim lasts."""
 RETRY_S = 60.0
-"""After a content that is ready could not be proved for a further layout."""
+"""Seconds between two attempts to prove a ready version for a further layout."""
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """A version that this gateway is to have proved."""
+    """A version to have proved."""
 
     tenant_id: str
     name: str
@@ -44,6 +44,11 @@ class Claim(msgspec.Struct, frozen=True):
     @property
     def key(self) -> tuple[str, str, int]:
         return self.tenant_id, self.name, self.version
+
+    @property
+    def path(self) -> str:
+        """The key as one text."""
+        return f"{self.tenant_id}/{self.name}/{self.version}"
 
 
 class Prover:
@@ -58,9 +63,10 @@ class Prover:
         self._wake = asyncio.Event()
         self._probing: set[asyncio.Task[None]] = set()
         self._not_before: dict[str, float] = {}
-        """Contents that failed to be proved for a further layout, and when to try again."""
+        """Versions (<tenant id>/<name>/<version>) that a proof for a further layout was begun for,
+        and when to try again."""
         self._complete: object = None
-        """The catalog, layouts and contents with which no proof was missing: there is none until
+        """The catalog, layouts and versions with which no proof was missing: there is none until
         one of them changes."""
         catalog.watch(lambda _: self._wake.set())
 
@@ -132,23 +138,23 @@ class Prover:
                     sql["proofs_missing"], layout, base, list(self._not_before), 1
                 )
                 if row is not None:
-                    self._start(self._prove_ready(clients, base, row["digest"]))
+                    self._start(self._prove_ready(clients, from_row(Claim, row)))
                     return
         self._complete = looked_at
 
-    async def _prove_ready(self, able: list[WorkerClient], base: str, digest: str) -> None:
+    async def _prove_ready(self, able: list[WorkerClient], claim: Claim) -> None:
         """The version stays ready whatever comes out: another layout has proved it."""
-        self._not_before[digest] = asyncio.get_running_loop().time() + RETRY_S
-        worker, result = await self._probe(able, base, AdapterRef(digest))
+        self._not_before[claim.path] = asyncio.get_running_loop().time() + RETRY_S
+        worker, result = await self._probe(able, claim.base_digest, AdapterRef(claim.digest))
         if result.error:
-            log.warning("adapter %s on %s: %s", digest[:12], worker, result.message)
+            log.warning("%s on %s: %s", claim.path, worker, result.message)
             return
         proof = (result.layout, result.checksum, result.fingerprint, worker)
         try:
             async with self._database.acquire() as connection:
-                await connection.execute(sql["proof_insert"], digest, base, *proof)
+                await connection.execute(sql["proof_insert"], *claim.key, claim.base_digest, *proof)
         except AdminError as error:
-            log.warning("adapter %s: %s", digest[:12], error)
+            log.warning("%s: %s", claim.path, error)
 
     async def _probe(
         self, able: list[WorkerClient], base: str, adapter: AdapterRef

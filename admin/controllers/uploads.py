@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 
 from litestar import Controller, Response, delete, get, patch, post
-from litestar.params import FromPath, JSONBody
+from litestar.params import FromPath, FromQuery, JSONBody
 
 from adapters.errors import AdapterRejected
-from admin import models
+from admin import models, versions
 from admin.adapter_views import VersionView
 from admin.body import decode_json, keep_coming, read_all
 from admin.database import Connection
@@ -21,10 +21,10 @@ from admin.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
 from admin.records import BaseModel, ServingData, Tenant
 from admin.request import AdminRequest
 from admin.resumable import PartialUpload
-from admin.schemas import Deleted
+from admin.schemas import Deleted, Page, page
 from admin.serving_data import check_names, parse_serving
 from admin.upload import MULTIPART, VersionFields, media_type, receive_form
-from admin.upload_views import UploadCreate, UploadView, VersionCreate
+from admin.upload_views import RejectedUploadView, UploadCreate, UploadView, VersionCreate
 from admin.versions import NewVersion
 
 OWN = [requires(ADMIN, ADAPTERS_WRITE)]
@@ -73,6 +73,17 @@ class UploadController(Controller):
         """Announces an archive that will come in pieces."""
         made = await request.plane.uploads.create(request.user, data.bytes, data.filename)
         return _view(request, made)
+
+    @get("/uploads/rejected", guards=OWN)
+    async def list_rejected(
+        self, request: AdminRequest, tenant: FromQuery[str | None] = None
+    ) -> Page[RejectedUploadView]:
+        """Uploads whose files were refused, newest first, with the reason: the last 20, for 7
+        days."""
+        async with request.reading() as connection:
+            owner = await tenant_for(connection, request.user, tenant)
+            found = await versions.list_rejected(connection, owner.id)
+        return page([RejectedUploadView.of(rejected) for rejected in found], versions.MAX_REJECTED)
 
     @get("/uploads/{upload_id:str}", guards=OWN)
     async def show_upload(self, request: AdminRequest, upload_id: FromPath[str]) -> UploadView:

@@ -33,17 +33,26 @@ SELECT version_proved($1, $2, $3, $4, $5, $6, $7);
 SELECT version_rejected($1, $2, $3, $4);
 
 -- name: proofs_missing
--- $1: layout; $2: digest of the base; $3: contents to leave out; $4: how many at most.
-SELECT v.digest, min(v.base_name) AS base_name
+-- $1: layout; $2: digest of the base; $3: versions to leave out, as <tenant id>/<name>/<version>; $4: how many at most.
+SELECT v.tenant_id, v.name, v.version, v.digest, b.digest AS base_digest
 FROM adapter_versions v JOIN base_models b ON b.name = v.base_name
-WHERE v.state = 'ready' AND b.digest = $2 AND NOT v.digest = ANY ($3::text[])
-    AND NOT EXISTS (SELECT FROM adapter_proofs p WHERE (p.digest, p.base_digest, p.layout) = (v.digest, $2, $1))
-GROUP BY v.digest ORDER BY v.digest LIMIT $4;
+WHERE v.state = 'ready' AND b.digest = $2 AND NOT v.tenant_id || '/' || v.name || '/' || v.version = ANY ($3::text[])
+    AND NOT EXISTS (SELECT FROM version_proofs p
+                    WHERE (p.tenant_id, p.name, p.version, p.base_digest, p.layout)
+                        = (v.tenant_id, v.name, v.version, $2, $1))
+ORDER BY v.tenant_id, v.name, v.version LIMIT $4;
 
 -- name: proof_insert
--- $1: content; $2: digest of the base; $3: layout; $4: checksum; $5: fingerprint; $6: worker id.
-INSERT INTO adapter_proofs (digest, base_digest, layout, checksum, fingerprint, worker)
-VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING;
+-- $1-$3: a version that is ready; $4: digest of the base; $5: layout; $6: checksum; $7: fingerprint; $8: worker id.
+WITH proved AS (
+    SELECT tenant_id, name, version, digest FROM adapter_versions
+    WHERE (tenant_id, name, version) = ($1, $2, $3) AND state = 'ready'
+), image AS (
+    INSERT INTO adapter_proofs (digest, base_digest, layout, checksum, fingerprint, worker)
+    SELECT digest, $4, $5, $6, $7, $8 FROM proved ON CONFLICT DO NOTHING
+)
+INSERT INTO version_proofs (tenant_id, name, version, base_digest, layout, checksum, fingerprint, worker)
+SELECT tenant_id, name, version, $4, $5, $6, $7, $8 FROM proved ON CONFLICT DO NOTHING;
 
 -- name: proving_unserved
 -- $1: digests of the base models that are served. Says of the others' versions why nobody proves them.

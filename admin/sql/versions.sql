@@ -11,12 +11,6 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11);
 INSERT INTO version_proving (tenant_id, name, version, detail)
 VALUES ($1, $2, $3, 'waiting for a worker that serves ' || $4::text);
 
--- name: version_is_proved
-SELECT EXISTS (SELECT FROM adapter_proofs WHERE digest = $1 AND base_digest = $2);
-
--- name: version_ready
-SELECT version_ready($1, $2, $3);
-
 -- name: version_want_alias
 UPDATE adapter_versions SET wanted_alias = $4, uploaded_by = $5
 WHERE tenant_id = $1 AND name = $2 AND version = $3;
@@ -48,11 +42,35 @@ WHERE v.tenant_id = $1 AND v.name = $2 AND v.version = $3;
 SELECT version, state FROM adapter_versions WHERE tenant_id = $1 AND name = $2 AND version = ANY ($3::integer[]);
 
 -- name: version_proofs
-SELECT digest, base_digest, layout, checksum, fingerprint, worker, proved_at FROM adapter_proofs
-WHERE digest = ANY ($1::text[]) ORDER BY layout;
+SELECT version, base_digest, layout, checksum, fingerprint, worker, proved_at FROM version_proofs
+WHERE tenant_id = $1 AND name = $2 AND version = ANY ($3::integer[]) ORDER BY version, layout;
 
 -- name: version_faults
 SELECT digest, worker, code, message, since FROM adapter_faults WHERE digest = ANY ($1::text[]) ORDER BY worker;
+
+-- name: rejected_upload_add
+-- $5: how many of a tenant are kept, this one included.
+WITH gone AS (
+    DELETE FROM rejected_uploads WHERE tenant_id = $1 AND id NOT IN (
+        SELECT id FROM rejected_uploads WHERE tenant_id = $1 ORDER BY id DESC LIMIT $5::integer - 1)
+)
+INSERT INTO rejected_uploads (tenant_id, name, error, uploaded_by) VALUES ($1, $2, $3, $4);
+
+-- name: rejected_upload_list
+SELECT name, error, uploaded_by, rejected_at FROM rejected_uploads WHERE tenant_id = $1 ORDER BY id DESC;
+
+-- name: rejected_uploads_prune
+-- $1: days that they are kept.
+DELETE FROM rejected_uploads WHERE rejected_at < now() - make_interval(days => $1);
+
+-- name: rejected_versions_to_prune
+-- $1: days that they are kept; $2: how many of a tenant.
+SELECT tenant_id, name, version FROM (
+    SELECT tenant_id, name, version, created_at,
+           row_number() OVER (PARTITION BY tenant_id ORDER BY created_at DESC, name, version DESC) AS place
+    FROM adapter_versions WHERE state = 'rejected'
+) r
+WHERE place > $2 OR created_at < now() - make_interval(days => $1);
 
 -- name: template_approve
 INSERT INTO approved_templates (digest, approved_by) VALUES ($1, $2) ON CONFLICT DO NOTHING;

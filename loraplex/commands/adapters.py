@@ -21,6 +21,7 @@ VERSIONS = (
     "created_at",
     "detail",
 )
+REJECTED = ("name", "code", "field", "got", "hint", "rejected_at")
 MOVES = ("changed_at", "reason", "version", "canary", "changed_by", "detail")
 PERCENT = click.IntRange(1, 99)
 
@@ -61,6 +62,17 @@ def show_adapter(name: str, tenant: str | None, as_json: bool) -> None:
     else:
         rows = [{"field": field, "value": value} for field, value in found.items()]
         show(rows, ("field", "value"), as_json, title=name)
+
+
+@adapter_group.command("rejected")
+@tenant_option
+@json_option
+def list_rejected(tenant: str | None, as_json: bool) -> None:
+    """List uploads that were refused, newest first, and why."""
+    with api() as server:
+        found = server.get(route("uploads", "rejected"), tenant=tenant)["data"]
+    rows = found if as_json else [rejected | rejected["error"] for rejected in found]
+    show(rows, REJECTED, as_json)
 
 
 @adapter_group.command("history")

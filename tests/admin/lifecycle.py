@@ -76,19 +76,19 @@ async def claim(connection: Connection, gateway: str = "gw-1", limit: int = 100)
     return [from_row(Claim, row) for row in rows]
 
 
-async def prove(connection: Connection, found: Claim) -> bool:
+async def prove(connection: Connection, found: Claim, worker: str = "worker-1") -> bool:
     key = (found.tenant_id, found.name, found.version)
-    proof = (LAYOUT, "e" * 64, FINGERPRINT, "worker-1")
+    proof = (LAYOUT, "e" * 64, FINGERPRINT, worker)
     return await connection.fetchval(sql["proving_ready"], *key, *proof)
 
 
-async def prove_all(database: Database) -> int:
+async def prove_all(database: Database, worker: str = "worker-1") -> int:
     """What a gateway does whose worker finds every adapter right; how many it claimed."""
     async with database.transaction() as connection:
         claimed = await claim(connection)
     for found in claimed:
         async with database.transaction() as connection:
-            await prove(connection, found)
+            await prove(connection, found, worker)
     return len(claimed)
 
 

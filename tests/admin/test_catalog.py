@@ -22,7 +22,7 @@ async def test_the_snapshot_holds_what_was_written(database: Database):
         key, text = await keys.create_key(connection, b"p", tenant_id, TENANT_SCOPES, "ci")
         gone, _ = await keys.create_key(connection, b"p", tenant_id, TENANT_SCOPES)
         await keys.revoke_key(connection, gone.id)
-        await versions.add_rejected(connection, tenant_id, "bot", {"code": "x"})
+        await versions.add_rejected(connection, tenant_id, "refused", {"code": "x"})
         await add(connection, tenant_id, "b")
     async with database.acquire() as connection:
         snapshot = await load_catalog(connection)

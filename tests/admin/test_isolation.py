@@ -63,6 +63,7 @@ async def fill(connection: Connection, name: str, digit: str) -> str:
     tenant_id = await make_tenant(connection, name)
     key, _ = await keys.create_key(connection, PEPPER, tenant_id, frozenset({"inference"}))
     await make_ready(connection, tenant_id, digit, chr(ord(digit) + 1))
+    await versions.add_rejected(connection, tenant_id, "bot", {"code": "x"})
     alias = (tenant_id, "bot", "prod")
     canary = (1, {"1": 9, "2": 1}, None, "somebody", "canary", None, None)
     move = await connection.fetchval(sql["alias_point"], *alias, *canary)
@@ -338,14 +339,14 @@ async def test_tenants_write_one_chain_of_which_each_sees_its_own(two: Two, data
 
 
 async def test_a_tenants_work_is_done_in_its_own_scope(two: Two):
-    """A proved content uploaded again is ready at once, and a version is retired."""
+    """What another tenant had proved is uploaded, waits for its own proof, and is retired."""
     acme, _ = two.tenants
     async with two.database.transaction(acme) as connection:
         number = await add(connection, acme, "c")  # proved by the other tenant
         made = await versions.find_version(connection, acme, "bot", number)
         await report(connection, "gw-1", 1, {})
         await retire_version(connection, acme, "bot", number)
-    assert made.state == "ready"
+    assert made.state == "proving"
 
 
 async def test_what_a_connection_says_ends_with_its_transaction(dsn: str, two: Two):

@@ -236,8 +236,9 @@ async def test_what_is_wrong_with_the_upload_ends_it_and_nothing_else_does(
     refused = problem(await complete(acme, upload, name="other"), 400)
     assert refused["field"] and refused["allowed"]
     problem(await acme.get(f"uploads/{upload}"), 404)
-    versions = (await acme.get("adapters/other/versions")).json()["data"]
-    assert [v["state"] for v in versions] == ["rejected"]
+    problem(await acme.get("adapters/other"), 404)
+    rejected = (await acme.get("uploads/rejected")).json()["data"]
+    assert [each["name"] for each in rejected] == ["other"]
     assert len(plane.files()) == 1
 
 

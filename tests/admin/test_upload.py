@@ -14,6 +14,7 @@ import pytest
 
 from adapters.validator import CONFIG_NAME, WEIGHTS_NAME, AdapterFiles, content_digest
 from admin.upload import MAX_FORMS, MAX_FORMS_OF_TENANT
+from admin.versions import MAX_REJECTED
 from tests.adapters.files import write_adapter
 from tests.admin.conftest import MAX_UPLOAD_BYTES, Plane, write_model
 from tests.admin.lifecycle import prove_all
@@ -82,6 +83,54 @@ async def test_the_first_version_is_prod_and_the_next_is_not(
     assert [v["version"] for v in shown["versions"]] == [1, 2]
 
 
+async def test_anothers_bytes_go_through_states_of_their_own(plane: Plane, base: str, folder: Path):
+    """No field of an upload tells that another tenant has uploaded the same."""
+    acme, globex = await plane.tenant("acme"), await plane.tenant("globex")
+    await push(acme, folder, name="bot")
+    await prove_all(plane.database, worker="worker-of-acme")
+    digest = (await acme.get("adapters/bot/versions/1")).json()["digest"]
+    async with plane.database.transaction() as connection:
+        await connection.execute(
+            "INSERT INTO adapter_faults (digest, worker, code, message, since)"
+            " VALUES ($1, 'worker-of-acme', 'x', 'x', now() - interval '1 hour')",
+            digest,
+        )
+    first = await push(globex, folder, name="bot")
+    write_adapter(folder, seed=1)
+    fresh = await push(globex, folder, name="fresh")
+    assert (first.status_code, fresh.status_code) == (201, 201)
+    differs = {"name", "digest", "created_at"}
+    told = [{k: v for k, v in a.json().items() if k not in differs} for a in (first, fresh)]
+    assert told[0] == told[1]
+    assert (told[0]["state"], told[0]["proofs"], told[0]["faults"]) == ("proving", [], [])
+    await prove_all(plane.database, worker="worker-of-globex")
+    shown = (await globex.get("adapters/bot/versions/1")).json()
+    assert (shown["state"], shown["faults"]) == ("ready", [])
+    (proof,) = shown["proofs"]
+    assert proof["worker"] == "worker-of-globex" and proof["proved_at"] > shown["created_at"]
+    (proof,) = (await acme.get("adapters/bot/versions/1")).json()["proofs"]
+    assert proof["worker"] == "worker-of-acme"
+
+
+async def test_refused_uploads_leave_no_adapter_beside_the_quota(
+    plane: Plane, base: str, folder: Path
+):
+    acme = await plane.tenant("acme")
+    await plane.client.put("tenants/acme/quota", json={"adapters": 1})
+    good = parts(folder)
+    (folder / CONFIG_NAME).write_text('{"peft_type": "IA3"}')
+    for number in range(MAX_REJECTED + 2):
+        problem(await push(acme, folder, name=f"bot{number}"), 400)
+    assert (await acme.get("adapters")).json()["data"] == []
+    kept = (await acme.get("uploads/rejected")).json()["data"]
+    assert len(kept) == MAX_REJECTED and kept[0]["name"] == f"bot{MAX_REJECTED + 1}"
+    async with plane.database.transaction() as connection:
+        for table in ("adapters", "adapter_versions"):
+            assert await connection.fetchval(f"SELECT count(*) FROM {table}") == 0
+    made = await acme.post("adapters", data={"name": "bot0"}, files=good)
+    assert (made.status_code, made.json()["version"]) == (201, 1)
+
+
 async def test_the_same_content_again_is_the_same_version(plane: Plane, base: str, folder: Path):
     acme = await plane.tenant("acme")
     first = await push(acme, folder, name="bot")
@@ -111,12 +160,14 @@ async def test_a_rejected_upload_leaves_a_row_and_nothing_else(
     refused = problem(await push(acme, folder, name="bot"), 400)
     assert {"code", "field", "got", "allowed", "hint"} <= refused.keys()
     assert plane.files() == set()
-    versions = (await acme.get("adapters/bot/versions")).json()["data"]
-    assert [(v["version"], v["state"], v["digest"]) for v in versions] == [(1, "rejected", None)]
-    assert versions[0]["error"]["code"] == refused["code"]
-    assert (await acme.get("adapters/bot")).json()["aliases"] == {}
-    promote = await acme.put("adapters/bot/aliases/prod", json={"version": 1})
-    assert problem(promote, 409)["code"] == "version_not_ready"
+    (rejected,) = (await acme.get("uploads/rejected")).json()["data"]
+    assert (rejected["name"], rejected["error"]["code"]) == ("bot", refused["code"])
+    problem(await acme.get("adapters/bot"), 404)
+    assert (await acme.get("adapters")).json()["data"] == []
+    globex = await plane.tenant("globex")
+    assert (await globex.get("uploads/rejected")).json()["data"] == []
+    write_adapter(folder)
+    assert (await push(acme, folder, name="bot")).json()["version"] == 1
 
 
 async def test_a_pickle_is_refused_by_name(plane: Plane, base: str, folder: Path):

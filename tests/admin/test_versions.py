@@ -44,7 +44,7 @@ async def test_an_upload_is_not_served_before_it_is_proved(database: Database):
     assert await prove_all(database) == 1
     async with database.acquire() as connection:
         snapshot = await load_catalog(connection)
-        proofs = await versions.list_proofs(connection, {"a" * 64})
+        proofs = await versions.list_proofs(connection, tenant_id, "bot", [1])
     assert [(v.name, v.version) for v in snapshot.versions] == [("bot", 1)]
     assert [(a.alias, a.version) for a in snapshot.aliases] == [("prod", 1)]
     assert [(p.digest, p.layout, p.checksum) for p in snapshot.proofs] == [
@@ -85,30 +85,63 @@ async def test_a_version_is_served_when_every_live_gateway_knows_it(database: Da
     assert await is_served(1)
 
 
-async def test_what_was_proved_once_is_ready_at_once(database: Database):
+async def test_a_proof_is_of_one_version_alone(database: Database):
+    """Another tenant with the same bytes sees nothing of it, nor does the same tenant's next."""
     async with database.transaction() as connection:
         acme = await make_tenant(connection)
         globex = await make_tenant(connection, "globex")
         await make_ready(connection, acme, "a")
         await add(connection, globex, "a", name="other")
         await add(connection, acme, "a", serving=ServingData(stop=("\n",)))
-        assert await claim(connection) == []
+    assert await state_of(database, globex, 1, "other") == "proving"
+    assert await state_of(database, acme, 2) == "proving"
+    async with database.transaction() as connection:
+        assert await versions.list_proofs(connection, globex, "other", [1]) == []
+        found = {(c.tenant_id, c.name, c.version): c for c in await claim(connection)}
+        assert found.keys() == {(globex, "other", 1), (acme, "bot", 2)}
+        own = (LAYOUT, "e" * 64, FINGERPRINT, "worker-2")
+        assert await connection.fetchval(sql["proving_ready"], globex, "other", 1, *own)
+        (proof,) = await versions.list_proofs(connection, globex, "other", [1])
+        assert proof.worker == "worker-2"
     assert await state_of(database, globex, 1, "other") == "ready"
-    assert await state_of(database, acme, 2) == "ready"
+    assert await state_of(database, acme, 2) == "proving"
 
 
-async def test_one_proof_makes_every_version_of_the_content_ready(database: Database):
+async def test_refused_uploads_are_few_and_none_is_a_version(database: Database, owner: Database):
     async with database.transaction() as connection:
         acme = await make_tenant(connection)
         globex = await make_tenant(connection, "globex")
-        await add(connection, acme, "a")
-        await add(connection, globex, "a")
-        await add(connection, globex, "b")
-        first = (await claim(connection, limit=1))[0]
-        assert await prove(connection, first)
-    assert await state_of(database, acme, 1) == "ready"
-    assert await state_of(database, globex, 1) == "ready"
-    assert await state_of(database, globex, 2) == "proving"
+        before = await catalog_generation(connection)
+        await versions.add_rejected(connection, globex, "bot", REFUSAL)
+        for number in range(3 * versions.MAX_REJECTED):
+            await versions.add_rejected(connection, acme, f"bot{number}", REFUSAL)
+        kept = await versions.list_rejected(connection, acme)
+        newest = range(3 * versions.MAX_REJECTED - 1, 2 * versions.MAX_REJECTED - 1, -1)
+        assert [each.name for each in kept] == [f"bot{number}" for number in newest]
+        assert len(await versions.list_rejected(connection, globex)) == 1
+        assert await connection.fetchval("SELECT count(*) FROM adapters") == 0
+        assert await catalog_generation(connection) == before
+        assert await add(connection, acme, "a") == 1
+    async with owner.acquire() as connection:
+        await connection.execute(
+            "UPDATE rejected_uploads SET rejected_at = now() - '8 days'::interval"
+        )
+    async with database.transaction() as connection:
+        await versions.prune_rejected(connection)
+        assert await versions.list_rejected(connection, acme) == []
+
+
+async def test_versions_proved_wrong_are_few_and_not_kept_for_long(database: Database):
+    async with database.transaction() as connection:
+        tenant_id = await make_tenant(connection)
+        for _ in range(versions.MAX_REJECTED + 2):
+            number = await add(connection, tenant_id, "a")
+            await connection.fetchval(sql["proving_rejected"], tenant_id, "bot", number, REFUSAL)
+    async with database.transaction() as connection:
+        await versions.prune_rejected(connection)
+        found = await versions.list_versions(connection, tenant_id, "bot")
+        assert len(found) == versions.MAX_REJECTED
+        assert found[-1].version == versions.MAX_REJECTED + 2
 
 
 async def test_content_and_serving_data_make_the_version(database: Database):
@@ -204,7 +237,7 @@ async def test_a_proof_that_comes_too_late_changes_nothing(database: Database):
         found = (await claim(connection))[0]
         await connection.execute(sql["version_retire"], tenant_id, "bot", [1])
         assert not await prove(connection, found)
-        assert await versions.list_proofs(connection, {"a" * 64}) == []
+        assert await versions.list_proofs(connection, tenant_id, "bot", [1]) == []
     assert await state_of(database, tenant_id, 1) == "retired"
 
 
@@ -221,9 +254,9 @@ async def test_proofs_are_wanted_for_every_layout(database: Database):
 
         assert await missing(LAYOUT) == []
         assert await missing("cuda/bfloat16/1") == ["a", "b"]
-        assert await missing("cuda/bfloat16/1", "a" * 64) == ["b"]
-        proof = ("b" * 64, BASE.digest, "cuda/bfloat16/1", "f" * 64, FINGERPRINT, "gpu-1")
-        await connection.execute(sql["proof_insert"], *proof)
+        assert await missing("cuda/bfloat16/1", f"{tenant_id}/bot/1") == ["b"]
+        proof = (BASE.digest, "cuda/bfloat16/1", "f" * 64, FINGERPRINT, "gpu-1")
+        await connection.execute(sql["proof_insert"], tenant_id, "bot", 2, *proof)
         assert await missing("cuda/bfloat16/1") == ["a"]
 
 
@@ -273,7 +306,8 @@ async def test_an_upload_that_is_ready_late_does_not_undo_what_came_after(databa
 async def test_a_rejected_version_never_becomes_anything_else(database: Database):
     async with database.transaction() as connection:
         tenant_id = await make_tenant(connection)
-        await versions.add_rejected(connection, tenant_id, "bot", REFUSAL)
+        await add(connection, tenant_id, "a")
+        assert await connection.fetchval(sql["proving_rejected"], tenant_id, "bot", 1, REFUSAL)
     with pytest.raises(Invalid, match="immutable"):
         async with database.transaction() as connection:
             await connection.execute("UPDATE adapter_versions SET state = 'ready'")

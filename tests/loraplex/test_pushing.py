@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 
 from adapters.validator import CONFIG_NAME, WEIGHTS_NAME
+from admin.records import ServingData
 from admin.upload import MAX_FORMS_OF_TENANT as MAX_OF_TENANT
-from admin.versions import add_rejected
 from loraplex.api import Api
 from loraplex.errors import ApiFailure, NoAnswer, Refused
 from loraplex.pushing import push, push_in_pieces
 from loraplex.tar import Tar
 from tests.adapters.files import write_adapter
 from tests.admin.conftest import Plane
+from tests.admin.lifecycle import add
 
 
 def test_any_part_of_the_archive_can_be_read(tmp_path: Path):
@@ -116,8 +117,8 @@ async def test_an_answer_that_was_lost_is_found_behind_a_hundred_versions(
     digest = write_adapter(tmp_path / "a")
     async with plane.database.transaction() as connection:
         tenant_id = await connection.fetchval("SELECT id FROM tenants")
-        for _ in range(100):
-            await add_rejected(connection, tenant_id, "bot", {"code": "x"})
+        for number in range(100):
+            await add(connection, tenant_id, "f", serving=ServingData(metadata={"n": str(number)}))
     key = plane.client.headers["authorization"].removeprefix("Bearer ")
 
     class Losing(Api):
