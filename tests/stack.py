@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,9 +39,19 @@ def free_port() -> int:
 class Stack:
     """One data directory and the processes that serve it; `start` and `stop` as often as wanted."""
 
-    def __init__(self, data_dir: Path, *arguments: str, **settings: object) -> None:
-        """settings: LORAPLEX_* variables, without the prefix and in lower case."""
+    def __init__(
+        self,
+        data_dir: Path,
+        *arguments: str,
+        command: Sequence[str] = (sys.executable, "-m", "loraplex"),
+        cwd: Path = ROOT,
+        **settings: object,
+    ) -> None:
+        """command: of the installation to test; cwd: where it is started. settings: LORAPLEX_*
+        variables, without the prefix and in lower case."""
         self.data_dir = data_dir
+        self._command = command
+        self._cwd = cwd
         self.url = f"http://127.0.0.1:{free_port()}"
         self._arguments = arguments
         self._environment = {
@@ -64,8 +74,8 @@ class Stack:
         self.data_dir.mkdir(parents=True, exist_ok=True)
         with (self.data_dir / "serve.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "loraplex", "serve", *self._arguments],
-                cwd=ROOT,
+                [*self._command, "serve", *self._arguments],
+                cwd=self._cwd,
                 env=self._environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -99,8 +109,8 @@ class Stack:
     def cli(self, *arguments: str, key: str | None = None, stdin: str = "") -> str:
         """The command's standard output; its key is the admin's unless given."""
         done = subprocess.run(
-            [sys.executable, "-m", "loraplex", *arguments],
-            cwd=ROOT,
+            [*self._command, *arguments],
+            cwd=self._cwd,
             env={**self._environment, "LORAPLEX_KEY": key or self.keys["admin"]},
             input=stdin,
             capture_output=True,

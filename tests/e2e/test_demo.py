@@ -11,11 +11,16 @@ import openai
 import pytest
 
 from tests.stack import Stack, running
+from tests.wheel import install_wheel
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running(Stack(tmp_path_factory.mktemp("demo"), "--demo", memory="512MiB")) as stack:
+    """Served by an installed wheel, started outside the checkout."""
+    folder = tmp_path_factory.mktemp("demo")
+    command = [str(install_wheel(folder))]
+    stack = Stack(folder / "data", "--demo", command=command, cwd=folder, memory="512MiB")
+    with running(stack):
         yield stack
 
 
