@@ -10,8 +10,9 @@ import msgspec
 
 from gateway.accounts import Hold
 from gateway.auth import Principal
+from gateway.bounds import completion_tokens
 from gateway.catalog import CatalogView
-from gateway.errors import ApiError, ContextLengthExceeded, QuotaUnavailable
+from gateway.errors import ApiError, QuotaUnavailable
 from gateway.leases import Leases
 from gateway.quota import Cost, Kind, Limit, Tariff, leased_bits
 from gateway.ratelimit import is_shown
@@ -229,7 +230,7 @@ class Admission:
             tenant_id=caller.tenant.id,
             prompt_tokens=sum(prompt_lengths),
             max_tokens=[
-                _fit(length, asked_tokens, default_tokens, max_model_len)
+                completion_tokens(length, asked_tokens, default_tokens, max_model_len)
                 for length in prompt_lengths
             ],
             num_choices=num_choices,
@@ -253,15 +254,3 @@ class Admission:
         """Exactly once for each reservation."""
         self.num_open -= 1
         reservation.settle(usage)
-
-
-def _fit(prompt: int, asked: int | None, default: int, max_model_len: int) -> int:
-    room = max_model_len - prompt
-    wanted = min(default, max(room, 1)) if asked is None else asked
-    if wanted > room:
-        raise ContextLengthExceeded(
-            f"This model's maximum context length is {max_model_len} tokens. However, you "
-            f"requested {prompt + wanted} tokens "
-            f"({prompt} in the prompt, {wanted} in the completion)."
-        )
-    return wanted

@@ -11,7 +11,9 @@ from typing import TypeVar
 from weakref import WeakValueDictionary
 
 LONG = 16 << 10
-"""More characters or ids would hold up the loop."""
+"""More characters would hold up the loop."""
+TOKEN_CHARS = 4
+"""An id takes as long to decode as so many characters to encode."""
 MIN_THREADS = 2
 
 A = TypeVar("A")
@@ -24,6 +26,10 @@ class LongTexts:
         num_threads = max(MIN_THREADS, os.cpu_count() or 1)
         self._threads = ThreadPoolExecutor(num_threads, "long-texts")
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def do(self, domain: str, size: int, work: Callable[[], A]) -> A:
+        """Work on a text of `size` characters: at once if it is short, else as `run` does it."""
+        return work() if size <= LONG else await self.run(domain, work)
 
     async def run(self, domain: str, work: Callable[[], A]) -> A:
         """`domain`: of the tenant, or of the group that it shares its cache with. A caller that

@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
-from gateway.long_texts import LONG, LongTexts
+from gateway.errors import ContextLengthExceeded
+from gateway.long_texts import LongTexts
 
 MAX_CHARS = 8 << 20
 """Of the pieces that are remembered, with what each takes beside its text. A character takes two to
@@ -72,11 +73,14 @@ class PromptEncoder:
         """That are remembered."""
         return self._num_chars
 
-    async def encode(self, text: str, domain: str) -> list[int]:
+    async def encode(self, text: str, domain: str, max_tokens: int | None = None) -> list[int]:
         """As the tokenizer itself. What was encoded for another domain is encoded anew: the time
-        that takes tells nobody what others ask."""
+        that takes tells nobody what others ask. Raises ContextLengthExceeded."""
         if not self._ids or self._has_many_pieces(text):
-            return (await self.encode_each([text], domain, add_special_tokens=False))[0]
+            (tokens,) = await self.encode_each(
+                [text], domain, add_special_tokens=False, max_tokens=max_tokens
+            )
+            return tokens
         pieces = self._parts.split(text)
         found: dict[str, Iterable[int]] = {}
         missing: list[str] = []
@@ -88,7 +92,9 @@ class PromptEncoder:
             elif piece:
                 missing.append(piece)
         if missing:
-            encoded = await self.encode_each(missing, domain, add_special_tokens=False)
+            encoded = await self.encode_each(
+                missing, domain, add_special_tokens=False, max_tokens=max_tokens
+            )
             for piece, ids in zip(missing, encoded, strict=True):
                 found[piece] = ids
                 self._remember((domain, piece), ids)
@@ -105,20 +111,30 @@ class PromptEncoder:
         return len(text) > MAX_PIECES and sum(map(text.count, self._ids)) > MAX_PIECES
 
     async def encode_each(
-        self, texts: list[str], domain: str, *, add_special_tokens: bool
+        self,
+        texts: list[str],
+        domain: str,
+        *,
+        add_special_tokens: bool,
+        max_tokens: int | None = None,
     ) -> list[list[int]]:
-        """Anew; those that are long while others of the domain wait."""
+        """Anew; those that are long while others of the domain wait. Raises ContextLengthExceeded,
+        before it makes a list of the ids, if one text has more than `max_tokens`."""
 
         def encode() -> list[list[int]]:
             # Fast: without the place of each token in its text, which nobody asks for.
             encoded = self._tokenizer.encode_batch_fast(
                 texts, add_special_tokens=add_special_tokens
             )
+            longest = max(map(len, encoded), default=0)
+            if max_tokens is not None and longest > max_tokens:
+                raise ContextLengthExceeded(
+                    f"This model's maximum context length is {max_tokens} tokens. However, your "
+                    f"text has {longest} tokens."
+                )
             return [each.ids for each in encoded]
 
-        if sum(map(len, texts)) <= LONG:
-            return encode()
-        return await self._long_texts.run(domain, encode)
+        return await self._long_texts.do(domain, sum(map(len, texts)), encode)
 
     def _remember(self, key: tuple[str, str], ids: list[int]) -> None:
         num_chars = len(key[1]) + PIECE_CHARS

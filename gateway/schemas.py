@@ -107,6 +107,11 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     function_call: None = None
     tool_calls: None = None
 
+    @property
+    def num_chars(self) -> int:
+        content = self.content or ""
+        return len(content) if isinstance(content, str) else sum([len(p.text) for p in content])
+
     def for_template(self) -> dict[str, Any]:
         """As chat templates expect it: text content, `developer` under its older name."""
         content = self.content or ""
@@ -174,7 +179,7 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
         """One entry a prompt, each text or token ids."""
         if isinstance(self.prompt, str):
             return [self.prompt]
-        kinds = {type(item) for item in self.prompt}
+        kinds = set(map(type, self.prompt))
         if kinds == {int}:
             return [self.prompt]  # pyright: ignore[reportReturnType]
         if len(kinds) > 1:

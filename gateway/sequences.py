@@ -8,14 +8,13 @@ import time
 import msgspec
 
 from admin.records import GenerationDefaults, ServedVersion
-from gateway.activation import find_activation
 from gateway.admission import Reservation
 from gateway.auth import Principal
 from gateway.catalog import Target
 from gateway.choice import Choice
-from gateway.errors import InvalidRequest
 from gateway.failover import Failover
 from gateway.generation import Generation
+from gateway.prompts import Prompt
 from gateway.quota import ORDINARY, Service
 from gateway.routing import Work
 from gateway.schemas import ChatCompletionRequest, CompletionRequest
@@ -29,12 +28,6 @@ Asked = ChatCompletionRequest | CompletionRequest
 WHOLE_INTERVAL = 32
 """Tokens that are told at a time to who waits for the whole answer: what a lost worker has not told
 is generated again."""
-
-
-class Prompt(msgspec.Struct, frozen=True):
-    tokens: list[int]
-    echo: str = ""
-    """What is shown of it before the answer."""
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -59,51 +52,6 @@ class Call(msgspec.Struct, frozen=True):
         return [*self.asked.stops, *self.target.serving.stop]
 
 
-async def chat_prompts(
-    tokenizer: ModelTokenizer, target: Target, asked: ChatCompletionRequest, caller: Principal
-) -> list[Prompt]:
-    """Raises TemplateNotApproved."""
-    tokens = await tokenizer.encode_chat(
-        asked.messages,
-        domain=caller.cache_domain,
-        template=target.chat_template(),
-        max_tokens=target.base.max_model_len,
-    )
-    return [Prompt(tokens)]
-
-
-async def completion_prompts(
-    tokenizer: ModelTokenizer, target: Target, asked: CompletionRequest, caller: Principal
-) -> list[Prompt]:
-    given, domain = asked.prompts, caller.cache_domain
-    texts = [text for text in given if isinstance(text, str)]
-    max_tokens = target.base.max_model_len
-    encoded = iter(await tokenizer.encode_many(texts, domain=domain, max_tokens=max_tokens))
-    prompts: list[Prompt] = []
-    for prompt in given:
-        if isinstance(prompt, str):
-            prompts.append(Prompt(next(encoded), prompt if asked.echo else ""))
-        else:
-            echo = await tokenizer.decode(prompt, domain=domain) if asked.echo else ""
-            prompts.append(Prompt(prompt, echo))
-    return prompts
-
-
-def check_tokens(call: Call) -> None:
-    """InvalidRequest if a prompt is empty or an id is not of the model's vocabulary."""
-    size = call.target.base.shape.vocab_size
-    asked = call.asked
-    for prompt in call.prompts:
-        if not prompt.tokens:
-            raise InvalidRequest("The prompt is empty.", param="prompt")
-        if max(prompt.tokens) >= size:
-            raise InvalidRequest(f"Token ids must be below {size}.", param="prompt")
-    if asked.logit_bias and max(asked.logit_bias) >= size:
-        raise InvalidRequest(f"Token ids must be below {size}.", param="logit_bias")
-    if asked.stop_token_ids and max(asked.stop_token_ids) >= size:
-        raise InvalidRequest(f"Token ids must be below {size}.", param="stop_token_ids")
-
-
 def work_of(call: Call) -> Work:
     """What the request asks of a worker, to choose one by."""
     version = call.target.version
@@ -114,13 +62,12 @@ def work_of(call: Call) -> Work:
 
 def _prefix(call: Call, prompt: Prompt, version: ServedVersion | None) -> Prefix:
     """As `_generate` has it."""
-    activation = find_activation(prompt.tokens, version.invocation_tokens if version else ())
     return Prefix(
         prompt.tokens,
         model=call.target.base.digest,
         domain=call.caller.cache_domain,
-        adapter=version.digest if version and activation is not None else None,
-        activation=activation or 0,
+        adapter=version.digest if version and prompt.activation is not None else None,
+        activation=prompt.activation or 0,
         salt=call.asked.cache_salt or "",
     )
 
@@ -195,8 +142,6 @@ def _first(*values: float | None) -> float:
 
 def _generate(call: Call, prompt: Prompt, layout: str, params: SamplingParams) -> Generate:
     """The client numbers it."""
-    version = call.target.version
-    activation = find_activation(prompt.tokens, version.invocation_tokens if version else ())
     # Where a stop string may end it, each token is looked at before the next is generated.
     is_heard = call.asked.stream or call.stops
     return Generate(
@@ -206,8 +151,8 @@ def _generate(call: Call, prompt: Prompt, layout: str, params: SamplingParams) -
         tokens=prompt.tokens,
         params=params,
         cache_domain=call.caller.cache_domain,
-        adapter=None if activation is None else call.target.adapter_for(layout),
-        activation=activation or 0,
+        adapter=None if prompt.activation is None else call.target.adapter_for(layout),
+        activation=prompt.activation or 0,
         cache_salt=call.asked.cache_salt or "",
         tenant=call.caller.tenant.id,
         weight=call.service.weight,

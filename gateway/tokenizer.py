@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from tokenizers import Tokenizer
@@ -14,12 +14,14 @@ from tokenizers import Tokenizer
 from gateway.chat_template import ChatTemplate, CompiledTemplates
 from gateway.detokenizer import Spelling
 from gateway.errors import ContextLengthExceeded, InvalidRequest
-from gateway.long_texts import LONG, LongTexts
+from gateway.long_texts import TOKEN_CHARS, LongTexts
 from gateway.prompt_encoder import PromptEncoder
 from gateway.schemas import Message
 
 # A short prompt takes less time than handing it to the library's threads.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+A = TypeVar("A")
 
 SPECIAL_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
@@ -70,10 +72,12 @@ class ModelTokenizer:
         add_special_tokens: bool = True,
         max_tokens: int | None = None,
     ) -> list[list[int]]:
-        """Long texts of a `domain` wait for each other. Raises ContextLengthExceeded, before it
-        reads any, if one must have more than `max_tokens`."""
-        self._check_length(texts, max_tokens)
-        return await self._prompts.encode_each(texts, domain, add_special_tokens=add_special_tokens)
+        """Long texts of a `domain` wait for each other. Raises ContextLengthExceeded if one has
+        more than `max_tokens`, before it reads any if that shows."""
+        self.check_chars(max(map(len, texts), default=0), max_tokens)
+        return await self._prompts.encode_each(
+            texts, domain, add_special_tokens=add_special_tokens, max_tokens=max_tokens
+        )
 
     async def encode_chat(
         self,
@@ -90,8 +94,8 @@ class ModelTokenizer:
         text = await self.render(
             messages, template=template, add_generation_prompt=add_generation_prompt
         )
-        self._check_length([text], max_tokens)
-        return await self._prompts.encode(text, domain)
+        self.check_chars(len(text), max_tokens)
+        return await self._prompts.encode(text, domain, max_tokens=max_tokens)
 
     async def render(
         self,
@@ -108,22 +112,54 @@ class ModelTokenizer:
         return chosen.render(messages, add_generation_prompt=add_generation_prompt)
 
     async def decode(
-        self, tokens: list[int], *, domain: str, skip_special_tokens: bool = False
+        self,
+        tokens: list[int],
+        *,
+        domain: str,
+        skip_special_tokens: bool = False,
+        max_bytes: int | None = None,
     ) -> str:
-        """Long ones of a `domain` wait for each other."""
+        """Long ones of a `domain` wait for each other. Raises InvalidRequest if the tokens spell
+        more than `max_bytes`."""
 
         def decode() -> str:
-            return self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
+            if max_bytes is not None:
+                self._check_bytes(tokens, max_bytes)
+            return self.text(tokens, skip_special_tokens=skip_special_tokens)
 
-        return decode() if len(tokens) <= LONG else await self._long_texts.run(domain, decode)
+        return await self.work_on([tokens], domain, decode)
 
-    def _check_length(self, texts: list[str], max_tokens: int | None) -> None:
-        """What a normalizer would take away counts."""
-        num_chars = max(map(len, texts), default=0)
-        if max_tokens is not None and num_chars > max_tokens * self._longest:
+    def text(self, tokens: list[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of token ids, at once."""
+        return self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
+
+    async def work_on(self, prompts: Sequence[list[int]], domain: str, work: Callable[[], A]) -> A:
+        """Does work that takes time for each token of the prompts: beside the loop where they are
+        long, one after the other within a `domain`."""
+        size = sum([len(prompt) for prompt in prompts]) * TOKEN_CHARS
+        return await self._long_texts.do(domain, size, work)
+
+    def fewest_tokens(self, num_chars: int) -> int:
+        """Tokens that a text of so many characters has at least."""
+        return -(-num_chars // self._longest)
+
+    def check_chars(self, num_chars: int, max_tokens: int | None) -> None:
+        """Raises ContextLengthExceeded if a text of so many characters must have more tokens. What
+        a normalizer would take away counts."""
+        if max_tokens is not None and self.fewest_tokens(num_chars) > max_tokens:
             raise ContextLengthExceeded(
                 f"At most {max_tokens} tokens are read for this model; your text has {num_chars} "
                 "characters, which are more tokens than that. Shorten it."
+            )
+
+    def _check_bytes(self, tokens: list[int], max_bytes: int) -> None:
+        num_bytes = sum(map(len, map(self.spelling.all.__getitem__, tokens)))
+        if num_bytes > max_bytes:
+            raise InvalidRequest(
+                f"These tokens spell {num_bytes} bytes; at most {max_bytes} are answered at a "
+                "time. Send fewer.",
+                param="tokens",
+                code="answer_too_large",
             )
 
 

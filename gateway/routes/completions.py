@@ -19,18 +19,11 @@ from gateway.full_queues import Place
 from gateway.generation import Generation
 from gateway.handlers import HotRoute
 from gateway.long_texts import LONG
+from gateway.prompts import Prompt, chat_prompts, completion_prompts
 from gateway.quota import Service
 from gateway.request import GatewayRequest
 from gateway.schemas import ChatCompletionRequest, CompletionRequest, decode_request
-from gateway.sequences import (
-    Call,
-    Prompt,
-    chat_prompts,
-    check_tokens,
-    completion_prompts,
-    plan,
-    work_of,
-)
+from gateway.sequences import Call, plan, work_of
 from gateway.streaming import GenerationResponse, Headers, StreamResponse, WholeResponse
 from gateway.tokenizer import ModelTokenizer
 from workers.client import WorkerClient
@@ -107,10 +100,10 @@ async def answer(
 async def prepare(
     request: GatewayRequest, asked: A, target: Target, service: Service, encode: Encode[A]
 ) -> Call:
-    """Tokenises."""
+    """Checks the request's size, then tokenises."""
     deadline = request.deadline
     tokenizer = await request.gateway.tokenizers.get(target.base.digest)
-    call = Call(
+    return Call(
         request_id=request.request_id,
         caller=request.user,
         asked=asked,
@@ -122,8 +115,6 @@ async def prepare(
         traceparent=request.traceparent,
         service=service,
     )
-    check_tokens(call)
-    return call
 
 
 class Admitted(NamedTuple):

@@ -7,7 +7,7 @@ from litestar import post
 
 from gateway.auth import INFERENCE, requires
 from gateway.catalog import Target
-from gateway.errors import InvalidRequest
+from gateway.errors import ContextLengthExceeded, InvalidRequest
 from gateway.request import GatewayRequest
 from gateway.schemas import (
     DetokenizeRequest,
@@ -19,7 +19,9 @@ from gateway.schemas import (
 from gateway.tokenizer import ModelTokenizer
 
 MIN_COUNTED = 1 << 15
-"""Tokens that may be counted though the context has fewer; far more would take gigabytes."""
+"""Tokens that both routes take though the context has fewer; far more would take gigabytes."""
+MAX_TEXT_BYTES = 2 << 20
+"""Of the text of an answer: far more would wait in memory for a client that does not read it."""
 
 TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
 DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
@@ -37,7 +39,7 @@ async def tokenize(request: GatewayRequest) -> TokenizeResponse:
             domain=request.user.cache_domain,
             template=target.chat_template(),
             add_generation_prompt=with_prompt,
-            max_tokens=max(target.base.max_model_len, MIN_COUNTED),
+            max_tokens=_most(target),
         )
     else:
         with_specials = asked.add_special_tokens is not False
@@ -45,7 +47,7 @@ async def tokenize(request: GatewayRequest) -> TokenizeResponse:
             [asked.prompt or ""],
             domain=request.user.cache_domain,
             add_special_tokens=with_specials,
-            max_tokens=max(target.base.max_model_len, MIN_COUNTED),
+            max_tokens=_most(target),
         )
     return TokenizeResponse(
         count=len(tokens), max_model_len=target.base.max_model_len, tokens=tokens
@@ -57,11 +59,22 @@ async def detokenize(request: GatewayRequest) -> DetokenizeResponse:
     """The text of token ids, special tokens included."""
     asked = decode_request(DETOKENIZE, await request.body())
     target, tokenizer = await _tokenizer(request, asked.model)
-    size = target.base.shape.vocab_size
+    size, most = target.base.shape.vocab_size, _most(target)
+    if len(asked.tokens) > most:
+        raise ContextLengthExceeded(
+            f"At most {most} tokens are taken for this model; you sent {len(asked.tokens)}.",
+            param="tokens",
+        )
     if asked.tokens and max(asked.tokens) >= size:
         raise InvalidRequest(f"Token ids must be below {size}.", param="tokens")
-    prompt = await tokenizer.decode(asked.tokens, domain=request.user.cache_domain)
+    prompt = await tokenizer.decode(
+        asked.tokens, domain=request.user.cache_domain, max_bytes=MAX_TEXT_BYTES
+    )
     return DetokenizeResponse(prompt=prompt)
+
+
+def _most(target: Target) -> int:
+    return max(target.base.max_model_len, MIN_COUNTED)
 
 
 async def _tokenizer(request: GatewayRequest, model: str) -> tuple[Target, ModelTokenizer]:

@@ -13,8 +13,9 @@ from typing import Any, cast
 from admin.records import Alias, ApiKey, BaseModel, CatalogSnapshot, ServedVersion, Tenant
 from gateway.auth import Principal
 from gateway.catalog import CatalogView
+from gateway.prompts import make_prompt
 from gateway.schemas import CompletionRequest
-from gateway.sequences import Call, Prompt, _generate, work_of
+from gateway.sequences import Call, _generate, work_of
 from memory.page_key import PAGE_TOKENS
 from tests.adapters.files import BASE
 from workers.prefix_index import KEY_BYTES
@@ -92,7 +93,7 @@ def page_keys(
 ) -> list[bytes]:
     """As a worker computes them from what the gateway sends."""
     call = make_call(view, tenant, model, salt, tokens)
-    request = _generate(call, Prompt(tokens), "layout", PARAMS)
+    request = _generate(call, call.prompts[0], "layout", PARAMS)
     sequence = Sequence(
         0,
         request,
@@ -109,7 +110,7 @@ def make_call(
 ) -> Call:
     asked = CompletionRequest(model=model, prompt=[*tokens], cache_salt=salt)
     target = view.resolve(tenant, model)
-    prompts = [Prompt(tokens)]
+    prompts = [make_prompt(target, tokens)]
     return Call("r", Principal(tenant, KEY), asked, target, cast("Any", None), prompts, 0.0, 0)
 
 
