@@ -1,6 +1,7 @@
 """The bytes of a spool's files: records one after the other, each behind its length and CRC-32.
 
-A writer that dies leaves at most one torn record, at the end, and nobody was told of that one.
+A writer that dies leaves at most one torn batch of records, at the end, none of whose requests was
+answered. A file that was cut later ends in the same way, so no fragment is dropped.
 """
 
 from __future__ import annotations
@@ -28,14 +29,27 @@ def read_frames(data: bytes) -> tuple[list[bytes], int]:
     return records, at
 
 
-def is_torn(rest: bytes) -> bool:
-    """Whether what follows the last record that was read is but the beginning of another."""
-    if len(rest) >= _HEAD.size:
-        length, _ = _HEAD.unpack_from(rest)
-        if not len(rest) - _HEAD.size < length <= MAX_RECORD_BYTES:
-            return False
-    # Behind a length that was spoilt there may be more.
-    return not any(_record_at(rest, at) for at in range(_HEAD.size + 1, len(rest)))
+def split_damaged(data: bytes) -> tuple[list[bytes], list[bytes]]:
+    """The whole records of a file, and the fragments between and behind them that are none.
+
+    Behind a spoilt record the search goes on byte by byte for the next whole one. Zeros, as a file
+    system may leave at the end, are no fragment.
+    """
+    records, at = read_frames(data)
+    fragments: list[bytes] = []
+    start = at
+    num_bytes = len(data.rstrip(b"\0"))
+    while at < num_bytes:
+        record = _record_at(data, at)
+        if not record:
+            at += 1
+            continue
+        fragments.append(data[start:at])
+        more, num_read = read_frames(data[at:])
+        records += more
+        start = at = at + num_read
+    fragments.append(data[start:])
+    return records, [fragment for fragment in fragments if fragment.strip(b"\0")]
 
 
 def _record_at(data: bytes, at: int) -> bytes:
@@ -44,7 +58,7 @@ def _record_at(data: bytes, at: int) -> bytes:
     if at + _HEAD.size > len(data):
         return b""
     length, crc = _HEAD.unpack_from(data, at)
-    if length > len(data) - at - _HEAD.size:
+    if length > min(len(data) - at - _HEAD.size, MAX_RECORD_BYTES):
         return b""
     record = data[at + _HEAD.size : at + _HEAD.size + length]
     return record if zlib.crc32(record) == crc else b""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ import msgspec
 from admin.database import Database, Invalid
 from admin.queries import sql
 from gateway.periodic import repeat
-from gateway.segment import frame, is_torn, read_frames
+from gateway.segment import frame, split_damaged
 from gateway.spool import Spool
 from gateway.usage import UsageRecord
 
@@ -26,7 +27,12 @@ FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 60.0
 """Before what could not be set aside is read again."""
 
+MAX_NAMED = 100
+"""Request ids named in one log line."""
+
 _DECODER = msgspec.msgpack.Decoder(UsageRecord)
+_REQUEST_ID = re.compile(rb"\xdc\x00[\x10-\x40](?:([\xa1-\xbf])|\xd9(.))([!-~]+)", re.DOTALL)
+"""How a usage record begins: a msgpack array of 16 to 64 fields, then a printable text."""
 
 
 class _Record(NamedTuple):
@@ -63,7 +69,9 @@ class Shipper:
         for segment in await self._spool.seal():
             if segment in self._waiting and not is_due:
                 continue
-            loads, aside = await asyncio.to_thread(_read, segment)
+            loads, aside = await asyncio.to_thread(
+                _read, segment, self._spool.num_bytes_of(segment)
+            )
             for records in loads:
                 aside += await self._load(records)
             if aside:
@@ -120,23 +128,35 @@ class Shipper:
             log.error("%d requests of days that are not kept any more are not counted", num_late)
 
 
-def _read(segment: Path) -> tuple[list[list[_Record]], list[bytes]]:
-    """Its records in loads of some, and what is none: of another version, or spoilt."""
+def _read(segment: Path, num_synced: int) -> tuple[list[list[_Record]], list[bytes]]:
+    """Its records in loads of some, and what is none: cut off, spoilt, or of another version.
+
+    `num_synced`: bytes that the segment had when it was written, or found.
+    """
     data = segment.read_bytes()
-    frames, num_read = read_frames(data)
+    if len(data) < num_synced:
+        log.error("%s has lost its last %d bytes", segment, num_synced - len(data))
+    frames, aside = split_damaged(data)
+    for fragment in aside:
+        log.error(
+            "%s has %d bytes of usage records that a crash cut off or a disk spoilt; requests: %s",
+            *(segment, len(fragment), ", ".join(_request_ids(fragment)) or "none can be read"),
+        )
     records: list[_Record] = []
-    aside: list[bytes] = []
     for each in frames:
         try:
             records.append(_Record(each, _DECODER.decode(each)))
         except msgspec.DecodeError as error:
             log.error("%s has a record that cannot be read: %s", segment, error)
             aside.append(frame(each))
-    rest = data[num_read:]
-    # What a writer left that died was promised to nobody; what a disk spoilt was.
-    if rest.strip(b"\0") and is_torn(rest):
-        log.warning("%s ends in %d bytes of a record that a crash cut off", segment, len(rest))
-    elif rest.strip(b"\0"):
-        log.error("%s is spoilt: its last %d bytes cannot be read", segment, len(rest))
-        aside.append(rest)
     return [records[i : i + AT_ONCE] for i in range(0, len(records), AT_ONCE)], aside
+
+
+def _request_ids(fragment: bytes) -> list[str]:
+    """Ids of the requests whose records begin in the fragment, as far as they are whole."""
+    found: list[str] = []
+    for match in _REQUEST_ID.finditer(fragment):
+        length = match[1][0] & 0x1F if match[1] else match[2][0]
+        if len(match[3]) >= length:
+            found.append(match[3][:length].decode("ascii"))
+    return found[:MAX_NAMED]

@@ -77,6 +77,10 @@ class Spool:
         """Segments to load, oldest first; nothing is added to them any more."""
         return await self._run(self._files.seal)
 
+    def num_bytes_of(self, segment: Path) -> int:
+        """Bytes of a sealed segment when it was written, or when it was taken over."""
+        return self._files.num_bytes_of(segment)
+
     async def remove(self, segment: Path) -> None:
         """It is loaded."""
         await self._run(lambda: self._files.remove(segment))

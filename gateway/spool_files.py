@@ -74,6 +74,10 @@ class SpoolFiles:
                 self._roll()
         return list(self._sealed)
 
+    def num_bytes_of(self, segment: Path) -> int:
+        """Bytes of a sealed segment when it was written, or when it was taken over."""
+        return self._sealed.get(segment, 0)
+
     def remove(self, segment: Path) -> None:
         """It is loaded."""
         segment.unlink(missing_ok=True)

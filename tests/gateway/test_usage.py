@@ -352,41 +352,66 @@ async def test_what_cannot_be_loaded_is_set_aside(
         assert [kept] == list(live.spool.glob("*.set-aside"))
 
 
-async def test_what_a_disk_spoilt_is_set_aside(live: Live) -> None:
-    """Whoever wrote the records behind it was told that they are kept."""
+async def test_what_a_disk_spoilt_is_set_aside_and_named(
+    live: Live, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The records before and behind it are loaded: their requests were answered."""
     async with live.worker, live.gateway() as served:
         await served.complete("tiny")
         (row,) = await rows(live, 1)
-    frames = [frame(encoded(row, request_id=str(i))) for i in range(3)]
+    frames = [frame(encoded(row, request_id=f"request-{i}")) for i in range(3)]
     frames[1] = frames[1][:-1] + b"!"
     folder = live.spool / "gateway-0"
     folder.mkdir()
     (folder / "0000000001").write_bytes(b"".join(frames))
     async with live.worker, live.gateway():
-        await rows(live, 2)
+        await rows(live, 3)
         await eventually(lambda: not folder.exists())
     (kept,) = live.spool.glob("*.set-aside")
-    assert kept.read_bytes() == frames[1] + frames[2]
+    assert kept.read_bytes() == frames[1]
+    assert "requests: request-1\n" in caplog.text
 
 
-async def test_what_a_crash_cut_off_is_dropped(
+async def test_what_was_cut_off_is_set_aside_and_named(
     live: Live, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody was told that it is kept."""
+    """By a crash in the midst of a write, or from records whose requests were answered: the file
+    does not tell which."""
     async with live.worker, live.gateway() as served:
         await served.complete("tiny")
         (row,) = await rows(live, 1)
-    frames = [frame(encoded(row, request_id=str(i))) for i in range(2)]
+    ids = ["req_" + "0" * 32, "a" * 200, "c"]
+    frames = [frame(encoded(row, request_id=each)) for each in ids]
     folder = live.spool / "gateway-0"
     folder.mkdir()
-    (folder / "0000000001").write_bytes(frames[0] + frames[1][:-1])
+    cut = [frames[1][:-1], frames[2][:9]]
+    (folder / "0000000001").write_bytes(frames[0] + cut[0])
+    (folder / "0000000002").write_bytes(cut[1])
     # A file system may have left zeros behind the last that was synced.
-    (folder / "0000000002").write_bytes(bytes(100))
+    (folder / "0000000003").write_bytes(bytes(100))
     async with live.worker, live.gateway():
         await rows(live, 2)
         await eventually(lambda: not folder.exists())
-    assert list(live.spool.glob("*.set-aside")) == []
-    assert [r.levelname for r in caplog.records if "of a record" in r.getMessage()] == ["WARNING"]
+    assert sorted(kept.read_bytes() for kept in live.spool.glob("*.set-aside")) == sorted(cut)
+    told = [r.getMessage() for r in caplog.records if "cut off" in r.getMessage()]
+    assert [line.rpartition("requests: ")[2] for line in told] == ["a" * 200, "none can be read"]
+
+
+async def test_a_segment_that_lost_whole_records_says_so(
+    live: Live, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing of them is left to be read; how many bytes they were is known."""
+    spool = Spool(live.spool, "gateway-1")
+    await spool.open()
+    await spool.append(b"x" * 100).synced()
+    (segment,) = await spool.seal()
+    segment.write_bytes(b"")
+
+    async def release(_: Sequence[str]) -> None: ...
+
+    await Shipper(live.database, spool, release).ship()
+    assert f"{segment} has lost its last 108 bytes" in caplog.text
+    await spool.close()
 
 
 async def test_what_cannot_be_set_aside_waits_and_keeps_nothing_else(
