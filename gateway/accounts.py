@@ -323,6 +323,16 @@ class LeaseBook:
         for account in self._held.values():
             self._give_up(account)
 
+    def give_back(self, now: float) -> list[Ask]:
+        """The last exchange of a gateway that leaves; `apply` need not follow. Of a minute what it
+        did not use goes back, for what it holds then stays counted until the minute is over."""
+        asks: list[Ask] = []
+        for account in self._held.values():
+            if account.kind.span is Span.MINUTE and not account.is_past(now):
+                self._give_up(account)
+                asks.append(Ask(*account.key, account.taken, account.returning))
+        return [ask for ask in asks if not ask.is_empty]
+
     def lose(self) -> None:
         """All slices are gone. What is under way goes on, and is not held any more."""
         for waiter in list(self.waiters):

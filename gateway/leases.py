@@ -46,7 +46,8 @@ class Exchange(Protocol):
     async def upkeep(self) -> None: ...
 
     async def release(self, holders: Sequence[str]) -> None:
-        """Of gateways that are gone, all of whose usage is loaded."""
+        """Of gateways that are gone, all of whose usage is loaded. What they held of a minute stays
+        counted until it is over."""
         ...
 
 
@@ -111,6 +112,8 @@ class Leases:
         self._valid_until = time.monotonic() + lifetime_s
         self._wake = asyncio.Event()
         self._ends: dict[Waiter, asyncio.Future[None]] = {}
+        self._delivery: asyncio.Task[None] | None = None
+        """The exchange under way. It outlives `run`: what its answer grants must be known."""
 
     async def take(self, wanted: Wanted, admitted_at: float) -> list[Hold]:
         """Reserves so much of each limit, all or nothing: of budgets in the windows in which the
@@ -166,7 +169,9 @@ class Leases:
                 if time.monotonic() >= next_sweep:
                     self._book.sweep(self._clock())
                     next_sweep = time.monotonic() + SWEEP_INTERVAL_S
-                await self._deliver(self._book.gather(self._clock()))
+                asks = self._book.gather(self._clock())
+                self._delivery = asyncio.create_task(self._deliver(asks))
+                await asyncio.shield(self._delivery)
                 self._end(self._book.serve(self._clock()))
                 await asyncio.sleep(PACE_S)
                 if not self._book.is_due:
@@ -179,7 +184,17 @@ class Leases:
         await self._exchange.release(gateways)
 
     async def leave(self) -> None:
-        """When nothing is in flight and all usage is loaded. Raises AdminError."""
+        """When `run` has ended, nothing is in flight and all usage is loaded. Gives back what was
+        not used. Raises AdminError; cancelled, what was held of a minute stays counted."""
+        try:
+            if self._delivery is not None:
+                await self._delivery
+            asks = self._book.give_back(self._clock())
+            for i in range(0, len(asks), ASKS_AT_ONCE):
+                await self._answered(asks[i : i + ASKS_AT_ONCE])
+        finally:
+            if self._delivery is not None:
+                self._delivery.cancel()
         await self._exchange.release([self._gateway_id])
 
     async def _deliver(self, asks: list[Ask]) -> None:

@@ -7,6 +7,10 @@ from collections.abc import Callable, Sequence
 
 from admin.errors import DatabaseUnavailable
 from gateway.accounts import Answer, Ask, Call, Key
+from gateway.quota import Kind, Span
+
+GONE = ""
+"""Holder of what gateways that are gone held of minutes."""
 
 
 class ModelExchange:
@@ -36,7 +40,9 @@ class ModelExchange:
     def drop(self, holder: str) -> None:
         self._holders.pop(holder, None)
         for place in [place for place in self.leases if place[1] == holder]:
-            del self.leases[place]
+            key, amount = place[0], self.leases.pop(place)
+            if Kind(key[1]).span is Span.MINUTE:
+                self.leases[key, GONE] = self.leases.get((key, GONE), 0) + amount
             self._answered.pop(place, None)
 
     def answer(self, holder: str, number: int, asks: Sequence[Ask]) -> list[Answer] | None:
@@ -70,7 +76,10 @@ class ModelExchange:
                 self._calls += 1
                 call = self._calls
             missing = sum(
-                of == key and other != holder and amount > 0 and self._answered[of, other] < call
+                of == key
+                and other not in (holder, GONE)
+                and amount > 0
+                and self._answered[of, other] < call
                 for (of, other), amount in self.leases.items()
             )
             if missing:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
+from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ NUM_GATEWAYS = 3
 NUM_STREAMS = 200
 NUM_ROUNDS = scaled(2, 100)
 NUM_KILLS = scaled(3, 50)
+NUM_RESTARTS = scaled(3, 60)
+"""Of all gateways together."""
 PROMPT_TOKENS = 2
 MAX_TOKENS = 30
 EACH = PROMPT_TOKENS + MAX_TOKENS
@@ -44,9 +48,9 @@ class Town:
         self.clients: list[httpx.AsyncClient] = []
         self.random = random.Random(14)
 
-    async def limit(self, **limits: int) -> None:
+    async def limit(self, *, key: bool = False, **limits: int) -> None:
         """All gateways know of it when this returns."""
-        await self.live.limit(**limits)
+        await self.live.limit(key=key, **limits)
         (row,) = await self.live.fetch("SELECT generation FROM catalog_generation")
 
         async def all_know() -> bool:
@@ -167,5 +171,36 @@ async def test_the_dead_hold_nothing(town: Town) -> None:
         town.live.tenant_id,
     )
     assert row["n"] == used
-    (row,) = await town.live.fetch("SELECT count(*) AS n FROM quota_holders")
+    (row,) = await town.live.fetch("SELECT count(*) AS n FROM quota_holders WHERE gateway_id <> ''")
     assert row["n"] == NUM_GATEWAYS
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(1800)
+async def test_restarts_give_out_a_minute_once(town: Town) -> None:
+    """One gateway after the other is restarted under load, by SIGTERM and by kill -9 in turn. In no
+    minute more is admitted than the limits of the tenant and of its key."""
+    town.live.worker.script = lambda _: Reply([65])
+    await town.limit(key=True, tokens_per_minute=40 * (PROMPT_TOKENS + 1))
+    await town.limit(requests_per_minute=60)
+    admitted = Counter[int]()
+    is_over = False
+
+    async def keep_asking(which: int) -> None:
+        while not is_over:
+            with suppress(httpx.TransportError):
+                if (await town.complete(which, max_tokens=1)).status_code == 200:
+                    admitted[which] += 1
+            await asyncio.sleep(0.02)
+
+    began_at = time.time()
+    async with asyncio.TaskGroup() as tasks:
+        for which in range(NUM_GATEWAYS):
+            tasks.create_task(keep_asking(which))
+        for number in range(NUM_RESTARTS):
+            gateway = town.gateways[number % NUM_GATEWAYS]
+            await (gateway.kill() if number % 2 else gateway.end())
+            await gateway.start()
+        is_over = True
+    num_minutes = int(time.time() // 60 - began_at // 60) + 1
+    assert 0 < admitted.total() <= 40 * num_minutes

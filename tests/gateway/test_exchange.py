@@ -120,6 +120,41 @@ async def test_days_are_of_utc_whatever_the_servers_time_zone(
     assert left["granted"] == answer.granted - 100
 
 
+@pytest.mark.parametrize("kind", [Kind.REQUESTS_PER_MINUTE, Kind.TOKENS_PER_MINUTE])
+async def test_a_minutes_use_outlives_its_holders(live: Live, kind: Kind) -> None:
+    """One is released, one has been silent for longer than its lease, one was forgotten."""
+    await live.limit(**{kind.value: 10})
+    key = (live.tenant_id, kind.value, window(Span.MINUTE, time.time()).name)
+    exchange = PostgresExchange(live.database, 300)
+    for gateway in ("g1", "g2", "g3"):
+        assert await exchange.exchange(gateway, 1, [Ask(*key, need=2, want=2)])
+    held = await live.fetch("SELECT sum(granted)::int AS held FROM quota_leases")
+    await exchange.release(["g1"])
+    for gateway, silent_for in (("g2", "5 minutes"), ("g3", "2 hours")):
+        await live.fetch(
+            "UPDATE quota_holders SET seen_at = past, until = past"
+            " FROM (SELECT now() - $2::text::interval AS past) p WHERE gateway_id = $1 RETURNING 1",
+            *(gateway, silent_for),
+        )
+    await exchange.upkeep()
+    assert await live.fetch("SELECT sum(granted)::int AS held FROM quota_leases") == held
+    left = 10 - held[0]["held"]
+    (answer,) = await exchange.exchange("g4", 1, [Ask(*key, need=left + 1)]) or []
+    # Nobody who is gone is waited for.
+    assert (answer.granted, answer.remaining, answer.unanswered) == (0, left, 0)
+
+
+async def test_minutes_that_are_over_are_forgotten(live: Live) -> None:
+    await live.limit(requests_per_minute=10)
+    exchange = PostgresExchange(live.database, 300)
+    past = window(Span.MINUTE, time.time() - 180).name
+    ask = Ask(live.tenant_id, Kind.REQUESTS_PER_MINUTE.value, past, need=2)
+    assert await exchange.exchange("g1", 1, [ask])
+    await exchange.release(["g1"])
+    await exchange.upkeep()
+    assert await nothing_held(live)
+
+
 async def test_a_call_is_heard_by_all_who_listen(live: Live) -> None:
     await live.limit(concurrent_requests=4)
     exchange, heard = PostgresExchange(live.database, 300), list[Call]()

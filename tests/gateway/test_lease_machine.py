@@ -3,25 +3,32 @@ refused who had room, nothing left over."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.accounts import IDLE_S, Hold, LeaseBook, Waiter
-from gateway.quota import BUDGETS, Kind, Limit, window
-from tests.gateway.exchanges import ModelExchange
+from gateway.accounts import IDLE_S, Hold, Key, LeaseBook, Waiter
+from gateway.quota import Kind, Limit, Span, window
+from tests.gateway.exchanges import GONE, ModelExchange
 from tests.scale import scaled
 
 NOW = 1_790_000_000.0
 GATEWAYS = 3
-LIMITS = {Kind.TOKENS_PER_DAY: 40, Kind.CONCURRENT_REQUESTS: 6, Kind.SPEND_PER_MONTH: 100}
+LIMITS = {
+    Kind.TOKENS_PER_DAY: 40,
+    Kind.CONCURRENT_REQUESTS: 6,
+    Kind.SPEND_PER_MONTH: 100,
+    Kind.TOKENS_PER_MINUTE: 20,
+}
 amounts = st.fixed_dictionaries(
     {
         Kind.TOKENS_PER_DAY: st.integers(1, 20),
         Kind.CONCURRENT_REQUESTS: st.just(1),
         Kind.SPEND_PER_MONTH: st.integers(0, 50),
+        Kind.TOKENS_PER_MINUTE: st.integers(1, 10),
     }
 )
 
@@ -36,17 +43,20 @@ class Gateway:
         self.running: list[list[Hold]] = []
         self.unloaded: list[tuple[Hold, int]] = []
         self.waiting: list[Waiter] = []
+        self.used_in_minutes: Counter[Key] = Counter()
 
 
 class LeaseMachine(RuleBasedStateMachine):
     """Gateways exchange when a rule says so, and hear calls when another does; answers get lost and
-    are asked for again; usage is loaded late; gateways die."""
+    are asked for again; usage is loaded late; gateways leave or die."""
 
     def __init__(self) -> None:
         super().__init__()
         self.database = ModelExchange()
         self.database.limits = {("ten_a", kind.value): top for kind, top in LIMITS.items()}
         self.now = NOW
+        self.used_in_minutes: Counter[Key] = Counter()
+        """By all gateways that ever were, with what those were running that died."""
         self.count = 0
         self.gateways = [self._new() for _ in range(GATEWAYS)]
         self.heard = dict.fromkeys(self.gateways, 0)
@@ -80,6 +90,8 @@ class LeaseMachine(RuleBasedStateMachine):
             for each, amount in gateway.unloaded
             if each.account.key == key
         )
+        used += self.database.leases.get((key, GONE), 0)
+        used += sum(gateway.used_in_minutes[key] for gateway in self.gateways)
         assert used + promised + hold.amount > hold.account.limit
 
     @rule(which=st.integers(0, GATEWAYS - 1), amounts=amounts)
@@ -123,9 +135,13 @@ class LeaseMachine(RuleBasedStateMachine):
         gateway = data.draw(st.sampled_from([g for g in self.gateways if g.running]))
         holds = gateway.running.pop(data.draw(st.integers(0, len(gateway.running) - 1)))
         for hold in holds:
-            used = data.draw(st.integers(0, hold.amount)) if hold.account.kind in BUDGETS else 0
+            is_counted = hold.account.kind is not Kind.CONCURRENT_REQUESTS
+            used = data.draw(st.integers(0, hold.amount)) if is_counted else 0
             gateway.book.settle(hold, used)
-            if used:
+            if hold.account.kind is Kind.TOKENS_PER_MINUTE:
+                gateway.used_in_minutes[hold.account.key] += used
+                self.used_in_minutes[hold.account.key] += used
+            elif used:
                 gateway.unloaded.append((hold, used))
         self._finish(gateway)
 
@@ -141,6 +157,32 @@ class LeaseMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, GATEWAYS - 1))
     def die(self, which: int) -> None:
         """Another takes over its spool, loads it, and only then its slices are free."""
+        gateway = self.gateways[which]
+        for holds in gateway.running:
+            for hold in holds:
+                if hold.account.kind is Kind.TOKENS_PER_MINUTE:
+                    self.used_in_minutes[hold.account.key] += hold.amount
+        self._replace(which)
+
+    @precondition(lambda self: any(not (g.running or g.waiting) for g in self.gateways))
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        """Of the minute only what it used stays counted."""
+        idle = [i for i, g in enumerate(self.gateways) if not (g.running or g.waiting)]
+        which = data.draw(st.sampled_from(idle))
+        gateway = self.gateways[which]
+        key = ("ten_a", Kind.TOKENS_PER_MINUTE.value, window(Span.MINUTE, self.now).name)
+        left_by_others = self.database.leases.get((key, GONE), 0)
+        if gateway.asks is not None:
+            self.exchange(which, False, False)
+        gateway.asks = gateway.book.give_back(self.now)
+        gateway.number += 1
+        assert self.database.answer(gateway.name, gateway.number, gateway.asks) is not None
+        self._replace(which)
+        left = self.database.leases.get((key, GONE), 0) - left_by_others
+        assert left == gateway.used_in_minutes[key]
+
+    def _replace(self, which: int) -> None:
         gateway = self.gateways[which]
         self._load(gateway)
         self.database.drop(gateway.name)
@@ -161,10 +203,11 @@ class LeaseMachine(RuleBasedStateMachine):
                 promised += sum(n for hold, n in gateway.unloaded if hold.account.key == key)
                 for holds in gateway.running:
                     promised += sum(hold.amount for hold in holds if hold.account.key == key)
+            promised += self.used_in_minutes[key]
             assert promised <= limit
 
     def teardown(self) -> None:
-        """When all has ended, nothing is held."""
+        """When all has ended, nothing is held but what was used of the minute."""
         for gateway in self.gateways:
             for waiter in list(gateway.book.waiters):
                 gateway.book.leave(waiter)
@@ -180,7 +223,11 @@ class LeaseMachine(RuleBasedStateMachine):
                 self.exchange(which, False, True)
         for kind in LIMITS:
             key = ("ten_a", kind.value, window(kind.span, self.now).name)
-            assert self.database.held(key) == 0
+            left = 0
+            if kind.span is Span.MINUTE:
+                left = self.database.leases.get((key, GONE), 0)
+                left += sum(gateway.used_in_minutes[key] for gateway in self.gateways)
+            assert self.database.held(key) == left
 
 
 LeaseMachine.TestCase.settings = settings(

@@ -67,14 +67,22 @@ class Bench:
 
     @asynccontextmanager
     async def gateway(
-        self, name: str = "g1", lifetime_s: float = 300, wait_s: float = 1.0
+        self,
+        name: str = "g1",
+        lifetime_s: float = 300,
+        wait_s: float = 1.0,
+        *,
+        leaves: bool = False,
     ) -> AsyncIterator[Leases]:
+        """leaves: at the end, as with SIGTERM; otherwise it is killed."""
         leases = Leases(self.wire, name, lifetime_s, self.clock, wait_s)
         task = asyncio.create_task(leases.run())
         yield leases
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+        if leaves:
+            await leases.leave()
 
     async def take(self, leases: Leases, limit: Limit = REQUESTS, amount: int = 1) -> list[Hold]:
         return await leases.take([(limit, amount)], self.clock())
@@ -327,3 +335,45 @@ async def test_of_a_limit_below_what_is_taken_nothing_is_left(bench: Bench) -> N
         bench.set(lower)
         with pytest.raises(QuotaExceeded, match="is 5; 0 of it is left"):
             await bench.take(leases, lower)
+
+
+@pytest.mark.parametrize("kind", [Kind.REQUESTS_PER_MINUTE, Kind.TOKENS_PER_MINUTE])
+async def test_restarts_within_a_minute_give_out_a_limit_once(bench: Bench, kind: Kind) -> None:
+    """Each gateway leaves and gives back what it did not use; nobody is refused for its sake."""
+    limit = Limit("ten_a", kind, 12)
+    bench.set(limit)
+    for number in range(4):
+        async with bench.gateway(f"g{number}", leaves=True) as leases:
+            for _ in range(3):
+                (hold,) = await bench.take(leases, limit)
+                leases.settle(hold, 1)
+    async with bench.gateway() as leases:
+        with pytest.raises(QuotaExceeded):
+            await bench.take(leases, limit)
+
+
+async def test_the_killed_keep_what_they_held_of_a_minute(bench: Bench) -> None:
+    num_served = 0
+    for number in range(3):
+        async with bench.gateway(f"g{number}") as leases:
+            await bench.take(leases)
+            num_served += 1
+        bench.model.drop(f"g{number}")
+    async with bench.gateway() as leases:
+        num_served += await bench.take_all(leases)
+    assert num_served <= REQUESTS.amount
+
+
+async def test_who_leaves_amid_an_exchange_ends_it_first(bench: Bench) -> None:
+    """Its answer may be a grant that nobody would give back."""
+    async with bench.gateway(leaves=True) as leases:
+        await bench.take(leases)
+        bench.wire.delay_s = 0.2
+        waiting = asyncio.create_task(bench.take(leases, REQUESTS, 80))
+        before = bench.wire.num_exchanges
+        await asyncio.sleep(0.1)
+        waiting.cancel()
+        assert bench.wire.num_exchanges == before
+    async with bench.gateway("g2") as other:
+        bench.wire.delay_s = 0.0
+        assert await bench.take_all(other) >= REQUESTS.amount - 2
