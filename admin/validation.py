@@ -114,7 +114,9 @@ class _Sandbox:
         inherited = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
         return cls(
             await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "admin.sandbox"),
+                # Nothing is imported from the folder the server was started in.
+                *(sys.executable, "-P", "-m", "admin.sandbox"),
+                cwd="/",
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 env=inherited | ONE_THREAD,

@@ -16,6 +16,9 @@ from loraplex.settings import SECRETS
 
 FIRST_BACKOFF_S = 0.5
 LAST_BACKOFF_S = 5.0
+CHILD_FOLDER = "/"
+"""Where every child starts: only root can put a file there that a library would read by a relative
+name."""
 STABLE_S = 10.0
 """After living so long, a crash is the first again."""
 
@@ -96,6 +99,7 @@ class Child:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env=self._environment,
+            cwd=CHILD_FOLDER,
             pass_fds=self._pass_fds,
             # Ctrl-C is for the supervisor, which then ends its children in order.
             start_new_session=True,
@@ -141,7 +145,8 @@ async def _lines(stream: asyncio.StreamReader):
 
 
 def python(*arguments: str) -> list[str]:
-    return [sys.executable, *arguments]
+    """Command of this interpreter that imports nothing from the folder it starts in."""
+    return [sys.executable, "-P", *arguments]
 
 
 def environment_of_child() -> dict[str, str]:

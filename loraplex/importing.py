@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from adapters.store import NotInStore, Store
+from loraplex.children import CHILD_FOLDER, python
 from loraplex.death import die_with_parent
 from loraplex.errors import BadSettings, ImportFailed
 from loraplex.output import Progress
@@ -53,13 +54,14 @@ def _is_there(store: Store, digest: str) -> bool:
 
 
 def _import_apart(source: Path, settings: Settings, progress: Progress) -> str:
-    command = [sys.executable, "-m", "loraplex.importing", str(source), settings.store_location]
+    command = python("-m", "loraplex.importing", str(source), settings.store_location)
     command += [str(settings.home), str(settings.min_free_disk)]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        cwd=CHILD_FOLDER,
         preexec_fn=die_with_parent(signal.SIGKILL),
     ) as child:
         assert child.stdout is not None and child.stderr is not None

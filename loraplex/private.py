@@ -32,8 +32,13 @@ def make_private_folder(folder: Path, owner: tuple[int, int] | None = None) -> P
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replaces the file as a whole; mode 0600 from its first byte."""
-    _write_aside(path, text).rename(path)
+    """Replaces the file as a whole; mode 0600 from its first byte. Raises OSError that names it."""
+    fresh = _write_aside(path, text)
+    try:
+        fresh.rename(path)
+    except OSError as error:
+        fresh.unlink()
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def make_private(path: Path, text: str) -> None:

@@ -5,16 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
-from asyncio.subprocess import Process
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from admin import workers
 from admin.database import EVERYTHING, Database
 from admin.errors import AdminError
-from loraplex.children import environment_of_child
-from loraplex.death import die_with_parent
 from loraplex.output import tell
 from loraplex.retrying import retry
 
@@ -24,45 +20,16 @@ RENEWALS = 4
 LEAVE_S = 5.0
 
 
-async def run_registered(
-    command: Sequence[str], url: str, worker_id: str, address: str, lease_s: float = LEASE_S
-) -> int:
-    """Runs the worker until it ends, and returns its exit status; signals are passed on to it.
+@asynccontextmanager
+async def registered(
+    url: str, worker_id: str, address: str, lease_s: float = LEASE_S
+) -> AsyncGenerator[asyncio.Task[None]]:
+    """Keeps the worker registered under a lease, which runs out when this process is killed.
 
-    It is registered all the while. If this process is killed, the worker is too, and the lease runs
-    out. Raises AdminError, with the worker ended, if no waiting mends why it cannot be registered.
+    The task ends only with AdminError, if no waiting mends why it cannot be registered.
     """
     # That the database is away is told below, once.
     logging.getLogger("asyncpg.pool").setLevel(logging.ERROR)
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        env=environment_of_child(),
-        # Ctrl-C is for this process, which passes it on once.
-        start_new_session=True,
-        preexec_fn=die_with_parent(signal.SIGKILL),
-    )
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, _pass_on, process, number)
-    async with _registered(url, worker_id, address, lease_s) as registering:
-        ending = asyncio.create_task(process.wait())
-        await asyncio.wait({ending, registering}, return_when=asyncio.FIRST_COMPLETED)
-        if not ending.done():
-            _pass_on(process, signal.SIGTERM)
-        code = await ending
-        if registering.done():
-            registering.result()
-    return code if code >= 0 else 128 - code
-
-
-def _pass_on(process: Process, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(number)
-
-
-@asynccontextmanager
-async def _registered(
-    url: str, worker_id: str, address: str, lease_s: float
-) -> AsyncGenerator[asyncio.Task[None]]:
     renewing = asyncio.create_task(_renew(url, worker_id, address, lease_s))
     try:
         yield renewing

@@ -187,7 +187,7 @@ class Box:
         settings = self._settings
         config = worker_config(settings, self._digests, self._worker_address, self._worker_health)
         path = settings.home / "worker.json"
-        config.write(path)
+        write_private(path, config.to_json())
         command = python("-m", "workers", str(path))
         environment = environment_of_child()
         return Child("worker", command, environment=environment, tell=tell, relay=relay)
@@ -213,7 +213,7 @@ class Box:
             environment["LORAPLEX_INSECURE_TRANSPORT"] = "true"
         for name in ("transport_certificate", "transport_key", "transport_authority"):
             if (file := getattr(settings, name)) is not None:
-                environment[f"LORAPLEX_{name.upper()}"] = str(file)
+                environment[f"LORAPLEX_{name.upper()}"] = str(file.expanduser().absolute())
         if settings.trusted_proxies:
             environment["LORAPLEX_TRUSTED_PROXIES"] = ",".join(settings.trusted_proxies)
         command = python("-m", "loraplex", "gateway", "--admin", "--fd", str(fd))

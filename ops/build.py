@@ -45,9 +45,7 @@ def load(variant: str = "native") -> ctypes.CDLL:
 
 def compile_library(variant: str, sources: Path = SOURCES) -> Path:
     """Path of the compiled library of that variant. Raises BuildError."""
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        raise BuildError("no C++ compiler found (looked for $CXX, g++, c++)")
+    compiler = _find_compiler()
     openmp = mapped_openmp()
     library = _cache_dir() / f"ops-{variant}-{_digest(compiler, variant, openmp, sources)}.so"
     if not library.exists():
@@ -55,6 +53,17 @@ def compile_library(variant: str, sources: Path = SOURCES) -> Path:
             if not library.exists():
                 _compile(compiler, variant, openmp, sources, library)
     return library
+
+
+def _find_compiler() -> str:
+    """Absolute path of $CXX, or else of g++ or c++. Raises BuildError."""
+    asked = os.environ.get("CXX")
+    for name in [asked] if asked else ["g++", "c++"]:
+        # A relative path would name a file of whatever folder the process was started in.
+        if (found := shutil.which(name)) is not None and os.path.isabs(found):
+            return found
+    where = f"CXX={asked} names none by an absolute path" if asked else "looked for g++ and c++"
+    raise BuildError(f"no C++ compiler found ({where})")
 
 
 def mapped_openmp() -> list[str]:
@@ -135,7 +144,8 @@ def _compile(
 
 def _run(command: list[str]) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        # The compiler looks for some of its files in the current folder.
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd="/")
     except (OSError, subprocess.SubprocessError) as error:
         raise BuildError(f"{command[0]} could not be run: {error}") from error
     if done.returncode != 0:

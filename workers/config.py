@@ -68,8 +68,12 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
         """From a JSON file. Raises msgspec.ValidationError, which names the field."""
         return msgspec.json.decode(path.read_bytes(), type=cls, dec_hook=_decode)
 
+    def to_json(self) -> str:
+        """What `read` reads."""
+        return msgspec.json.encode(self, enc_hook=str).decode()
+
     def write(self, path: Path) -> None:
-        path.write_bytes(msgspec.json.encode(self, enc_hook=str))
+        path.write_text(self.to_json())
 
     def effective(self) -> dict[str, str]:
         """Every setting as text, for people; there are no secrets among them."""

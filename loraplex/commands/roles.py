@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import socket
 import sys
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from loraplex.commands.options import (
     settings_of,
     settings_options,
 )
-from loraplex.private import path_digest
+from loraplex.private import path_digest, write_private
 from loraplex.settings import SECRETS, Settings, check_address
 
 
@@ -73,7 +73,12 @@ def worker_command(
     """Run one worker alone, on models of the store; it hears of all others from the gateways.
 
     To advertise it takes LORAPLEX_DATABASE_URL."""
+    import asyncio
+
+    from loraplex.children import python
     from loraplex.worker import worker_config
+    from loraplex.worker_process import run_worker
+    from workers.logs import set_up_logging
 
     settings = settings_of(flags)
     models = dict(_split(pair) for pair in digests)
@@ -81,12 +86,14 @@ def worker_command(
     config = worker_config(settings, models, listen, health)
     settings.make_home()
     path = settings.home / f"worker-{path_digest(Path(listen))}.json"
-    config.write(path)
-    command = [sys.executable, "-m", "workers", str(path)]
+    write_private(path, config.to_json())
+    set_up_logging(settings.log_format)
+    command = python("-m", "workers", str(path))
     if advertise is None:
-        os.execv(sys.executable, command)
+        running = run_worker(command)
     else:
-        sys.exit(_run_advertised(command, settings, advertise))
+        running = _run_advertised(command, settings, advertise)
+    sys.exit(asyncio.run(running))
 
 
 def _check_addresses(settings: Settings, listen: str, health: str, advertise: str | None) -> None:
@@ -109,18 +116,16 @@ def _check_addresses(settings: Settings, listen: str, health: str, advertise: st
         )
 
 
-def _run_advertised(command: list[str], settings: Settings, address: str) -> int:
-    import asyncio
+def _run_advertised(
+    command: list[str], settings: Settings, address: str
+) -> Coroutine[Any, Any, int]:
+    from loraplex.registration import registered
+    from loraplex.worker_process import run_worker
 
-    from loraplex.registration import run_registered
-    from workers.logs import set_up_logging
-
-    set_up_logging(settings.log_format)
     if not settings.database_url:
         raise click.UsageError("to advertise a worker, set LORAPLEX_DATABASE_URL")
     worker_id = f"worker-{socket.gethostname()}-{secrets.token_hex(6)}"
-    command = [*command, worker_id]
-    return asyncio.run(run_registered(command, settings.database_url, worker_id, address))
+    return run_worker([*command, worker_id], registered(settings.database_url, worker_id, address))
 
 
 @click.command("migrate")

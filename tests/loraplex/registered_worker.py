@@ -10,7 +10,8 @@ import os
 import signal
 import sys
 
-from loraplex.registration import run_registered
+from loraplex.registration import registered
+from loraplex.worker_process import run_worker
 from tests.adapters.files import BASE
 from tests.gateway.live import answer
 from tests.stub_worker import StubWorker
@@ -20,7 +21,7 @@ async def main() -> int:
     match sys.argv[1:]:
         case [dsn, worker_id, address, lease_s]:
             worker = [sys.executable, "-m", "tests.loraplex.registered_worker", address, worker_id]
-            return await run_registered(worker, dsn, worker_id, address, float(lease_s))
+            return await run_worker(worker, registered(dsn, worker_id, address, float(lease_s)))
         case [address, worker_id]:
             assert "LORAPLEX_DATABASE_URL" not in os.environ
             ending = asyncio.Event()

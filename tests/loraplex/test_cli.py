@@ -17,6 +17,7 @@ from loraplex.settings import load_settings
 from tests.adapters.files import write_adapter
 from tests.admin.conftest import Plane
 from tests.admin.lifecycle import claim, prove_all
+from tests.planted import plant
 from tests.stack import ROOT
 
 
@@ -452,6 +453,18 @@ def test_a_file_that_cannot_be_used_is_named(arguments: list[str], name: str, tm
     )
     told = done.stderr.splitlines()[-1]
     assert (done.returncode, told) == (1, f"loraplex: Is a directory: {file}"), done.stderr
+
+
+def test_nothing_is_imported_from_the_current_folder(tmp_path: Path):
+    marks = tmp_path / "marks"
+    plant(tmp_path, marks)
+    done = subprocess.run(
+        [sys.executable, "-m", "loraplex", "config"],
+        env={"HOME": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+    )
+    assert (done.returncode, list(marks.iterdir())) == (0, []), done.stderr
 
 
 def test_nobody_there_is_told_so(tmp_path: Path):

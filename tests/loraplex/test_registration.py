@@ -35,7 +35,8 @@ async def start(dsn: str, address: str, lease_s: float) -> Process:
         *(sys.executable, "-m", "tests.loraplex.registered_worker"),
         *(dsn, "worker-1", address, str(lease_s)),
         cwd=ROOT,
-        env=os.environ | {"LORAPLEX_DATABASE_URL": dsn},
+        # Its child starts in a folder where this package is not.
+        env=os.environ | {"LORAPLEX_DATABASE_URL": dsn, "PYTHONPATH": str(ROOT)},
     )
 
 
@@ -49,6 +50,26 @@ async def test_it_is_found_while_it_runs_and_leaves_when_it_ends(dsn: str, live:
         assert await process.wait() == 7, "as the worker itself ended"
         assert await leases(live) == []
         await eventually(lambda: not served.gateway.fleet.clients)
+
+
+async def test_a_worker_that_is_killed_comes_back_and_ends_as_it_is_told(
+    dsn: str, live: Live
+) -> None:
+    async with live.gateway(workers=[]) as served:
+        process = await start(dsn, live.worker.address, lease_s=60)
+        await eventually(lambda: connected(served) == {"worker-1"}, 60)
+        (killed,) = children_of(process.pid)
+        os.kill(killed, signal.SIGKILL)
+        await eventually(lambda: children_of(process.pid) - {killed}, 60)
+        await eventually(lambda: connected(served) == {"worker-1"}, 60)
+        assert (await served.complete("tiny")).status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 7
+    assert await leases(live) == []
+
+
+def children_of(pid: int) -> set[int]:
+    return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
 async def test_a_lease_is_renewed_and_runs_out_when_its_command_is_killed(

@@ -19,6 +19,7 @@ import pytest
 from loraplex.postgres import EmbeddedPostgres
 from tests.doubles import make_adapter, make_model
 from tests.loraplex.test_postgres import is_running
+from tests.planted import plant
 from tests.postgres import fresh_database
 from tests.stack import Stack, free_port, running
 
@@ -40,7 +41,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stack(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killable]:
-    stack = Killable(tmp_path_factory.mktemp("serve"), "--model", f"tiny={model}", **SETTINGS)
+    """Started as `cd model-folder && loraplex serve --model tiny=.`, of a stranger's folder."""
+    command = [str(Path(sys.executable).with_name("loraplex"))]
+    place = tmp_path_factory.mktemp("serve")
+    stack = Killable(place, "--model", "tiny=.", command=command, cwd=model, **SETTINGS)
+    for folder in (model, stack.data_dir):
+        plant(folder, marks(stack))
     try:
         stack.start()
         yield stack
@@ -48,6 +54,10 @@ def stack(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kil
         stack.stop()
         home = EmbeddedPostgres(stack.data_dir).home
         subprocess.run(["rm", "-rf", str(home)], check=True)
+
+
+def marks(stack: Stack) -> Path:
+    return stack.data_dir.with_name("marks")
 
 
 def children(pid: int) -> dict[str, int]:
@@ -234,3 +244,9 @@ def test_kill_9_takes_all_and_the_next_start_recovers(stack: Killable, acme: str
     until(lambda: not any(is_running(pid) for pid in running))
     stack.start()
     assert say(stack, "bot", acme) == before
+
+
+def test_no_module_of_a_folder_that_something_was_started_in_was_imported(stack: Stack, acme: str):
+    """By supervisor, importer, Postgres, worker, gateway and sandbox, through all their starts."""
+    assert say(stack, "tiny", acme)
+    assert list(marks(stack).iterdir()) == []
