@@ -12,6 +12,7 @@ import httpx
 import msgspec
 
 from loraplex.errors import ApiFailure, BadSettings, NoAnswer, Refused
+from loraplex.private import read_private
 from loraplex.settings import Settings
 
 NOT_NOW = (502, 503, 504)
@@ -142,9 +143,11 @@ def _connect(settings: Settings, known_key: str | None) -> Api:
 
 
 def _written(path: Path) -> dict[str, Any]:
-    """Raises BadSettings."""
+    """Raises BadSettings, and NotPrivate for the file of another account."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any]) if path.exists() else {}
+        return msgspec.json.decode(read_private(path), type=dict[str, Any])
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadSettings(f"{path}: {error}") from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import os
 import secrets
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -20,7 +21,7 @@ from admin.errors import NotFound
 from admin.migrate import migrate
 from admin.records import TENANT_SCOPES, hash_key, parse_key
 from loraplex.errors import BadSettings
-from loraplex.private import make_private, write_private
+from loraplex.private import make_private, read_private, write_private
 from loraplex.settings import Settings
 
 
@@ -32,9 +33,11 @@ class Keys(msgspec.Struct, forbid_unknown_fields=True):
 
     @classmethod
     def read(cls, path: Path) -> Keys:
-        """Raises BadSettings."""
+        """Raises BadSettings, and NotPrivate for the file of another account."""
         try:
-            return msgspec.json.decode(path.read_bytes(), type=cls) if path.exists() else cls()
+            return msgspec.json.decode(read_private(path), type=cls)
+        except FileNotFoundError:
+            return cls()
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise BadSettings(f"{path}: {error}; without the file, keys are made anew") from None
 
@@ -56,13 +59,14 @@ async def migrate_database(
 
 
 def load_pepper(settings: Settings) -> bytes:
-    """Of the settings, else of the data directory, made there at the first start."""
+    """Of the settings, else of the data directory, made there at the first start. Raises NotPrivate
+    for the file of another account."""
     if settings.key_pepper:
         return settings.key_pepper.encode()
     path = settings.home / "pepper"
-    if not path.exists():
+    if not os.path.lexists(path):
         make_private(path, secrets.token_urlsafe(32))
-    return path.read_bytes()
+    return read_private(path)
 
 
 async def ensure_keys(

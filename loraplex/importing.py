@@ -19,7 +19,7 @@ from loraplex.children import CHILD_FOLDER, python
 from loraplex.death import die_with_parent
 from loraplex.errors import BadSettings, ImportFailed
 from loraplex.output import Progress
-from loraplex.private import write_private
+from loraplex.private import read_private, write_private
 from loraplex.settings import Settings
 
 
@@ -87,7 +87,10 @@ class _Known:
         self._path = path
 
     def _read(self) -> dict[str, str]:
-        return json.loads(self._path.read_text()) if self._path.exists() else {}
+        try:
+            return json.loads(read_private(self._path))
+        except FileNotFoundError:
+            return {}
 
     def get(self, mark: str) -> str | None:
         return self._read().get(mark)

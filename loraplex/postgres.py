@@ -37,6 +37,7 @@ from loraplex.errors import NotPrivate, PostgresError
 from loraplex.private import (
     make_private_folder,
     path_digest,
+    read_private,
     socket_folder,
     write_private,
 )
@@ -89,7 +90,8 @@ class EmbeddedPostgres:
 
     @property
     def password(self) -> str:
-        return (self.home / "password").read_text()
+        owner = self.account.pw_uid if self.account else None
+        return read_private(self.home / "password", owner).decode()
 
     def dsn(self, database: str = "postgres") -> str:
         """The connection URL, password included: not for logs."""
@@ -138,7 +140,7 @@ class EmbeddedPostgres:
     def restart(self, timeout_s: float = 120.0) -> None:
         """Starts the server process again after it ended; recovery from the log is its own."""
         deadline = time.monotonic() + timeout_s
-        with open(self.home / "running", "w") as running:
+        with _open_own(self.home / "running") as running:
             _lock_within(running, deadline)
             # The lock proves that no server runs, whatever process has a leftover pid by now.
             (self.cluster / "postmaster.pid").unlink(missing_ok=True)
@@ -174,10 +176,10 @@ class EmbeddedPostgres:
 
     def _give(self, path: Path) -> None:
         if self.account:
-            os.chown(path, self.account.pw_uid, self.account.pw_gid)
+            os.chown(path, self.account.pw_uid, self.account.pw_gid, follow_symlinks=False)
 
     def _take_lock(self) -> None:
-        self._lock = open(self.home / "lock", "w")  # noqa: SIM115 - held until stop
+        self._lock = _open_own(self.home / "lock")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -283,7 +285,8 @@ class EmbeddedPostgres:
         settings = {**self._settings, "unix_socket_directories": str(self.socket_dir)}
         for name, value in settings.items():
             command += ["-c", f"{name}={value}"]
-        log_fd = os.open(self.home / "postgres.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        log_fd = os.open(self.home / "postgres.log", flags, 0o600)
         try:
             return subprocess.Popen[bytes](
                 command,
@@ -352,6 +355,12 @@ def _home(place: Path, root_home: Path | None) -> Path:
     if root_home is None:
         return place
     return place.readlink() if place.is_symlink() else root_home / path_digest(place.parent)
+
+
+def _open_own(path: Path) -> IO[str]:
+    """An empty file to lock. Follows no link: the account of the server could plant one for root to
+    write through."""
+    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w")
 
 
 def _lock_within(file: IO[str], deadline: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import stat
@@ -29,6 +30,63 @@ def make_private_folder(folder: Path, owner: tuple[int, int] | None = None) -> P
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid or found.st_mode & 0o077:
         raise NotPrivate(f"{folder} must be a folder of user {uid} with mode 0700")
     return folder
+
+
+def check_owner(folder: Path) -> None:
+    """Raises NotPrivate if another account than root or ours owns the folder, or a link to it."""
+    for found in (folder.lstat(), folder.stat()):
+        if found.st_uid not in (0, os.geteuid()):
+            raise NotPrivate(
+                f"{folder} belongs to user {found.st_uid}, who could replace what is kept there:"
+                " give a folder that does not exist yet, which is then made with mode 0700"
+            )
+
+
+def may_be_replaced(folder: Path) -> bool:
+    """Whether other accounts could put another folder in its place, or others' files into it.
+
+    Sticky folders and those of our own groups do not count. Nor do parents of a folder of ours:
+    what is put in its place has another owner, and is refused.
+    """
+    is_ours = folder.stat().st_uid == os.geteuid()
+    return any(map(_is_open, [folder] if is_ours else [folder, *folder.parents]))
+
+
+def _is_open(folder: Path) -> bool:
+    found = folder.stat()
+    if found.st_mode & stat.S_ISVTX:
+        return False
+    is_ours = found.st_gid in (os.getegid(), *os.getgroups())
+    return bool(found.st_mode & (stat.S_IWOTH if is_ours else stat.S_IWOTH | stat.S_IWGRP))
+
+
+def read_private(path: Path, owner: int | None = None) -> bytes:
+    """Contents of a file that `owner` (default: we) or root wrote and others cannot write to.
+
+    Follows no link. Raises NotPrivate for any other file, and OSError.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise NotPrivate(f"{path} is a link, which is not followed to a secret") from None
+        raise
+    try:
+        found = os.fstat(descriptor)
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        owners = {0, os.geteuid() if owner is None else owner}
+        if os.geteuid() == 0 and owner is None:
+            # Root manages a service that runs as another account, whose folder it is.
+            owners.add(path.parent.stat().st_uid)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid not in owners:
+            raise NotPrivate(f"{path} is of user {found.st_uid}, not ours: remove it")
+        if found.st_mode & stat.S_IWOTH:
+            raise NotPrivate(f"others can write to {path}: chmod 600, if it is yours")
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
 
 
 def write_private(path: Path, text: str) -> None:

@@ -19,7 +19,8 @@ import msgspec
 
 from adapters.store import Store
 from adapters.stores import open_store
-from loraplex.errors import BadSettings
+from loraplex.errors import BadSettings, NotPrivate
+from loraplex.private import check_owner
 from workers.logs import LogFormat
 from workers.transport.base import MutualTLS, Security
 
@@ -136,11 +137,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.data_dir.expanduser().absolute()
 
     def make_home(self) -> None:
-        """Raises BadSettings."""
+        """Raises BadSettings, also if another account owns it or what we keep in it."""
         try:
             self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for folder in (self.home, *(self.home / name for name in ("store", "cache", "spool"))):
+                if folder.exists() or folder.is_symlink():
+                    check_owner(folder)
         except OSError as error:
-            raise BadSettings(f"data_dir: {error.strerror}: {self.home}") from error
+            raise BadSettings(f"data_dir: {error.strerror}: {error.filename}") from error
+        except NotPrivate as error:
+            raise BadSettings(f"data_dir: {error}") from error
 
     @property
     def store_location(self) -> str:

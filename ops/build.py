@@ -10,9 +10,10 @@ import fcntl
 import hashlib
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,6 +53,7 @@ def compile_library(variant: str, sources: Path = SOURCES) -> Path:
         with _locked(library.parent):
             if not library.exists():
                 _compile(compiler, variant, openmp, sources, library)
+    _check_ours(library, stat.S_ISREG)
     return library
 
 
@@ -83,12 +85,22 @@ def _cache_dir() -> Path:
     folder = root / "loraplex" / "ops"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
+        for each in (folder.parent, folder):
+            _check_ours(each, stat.S_ISDIR)
     except OSError:
         return Path(tempfile.mkdtemp(prefix="loraplex-ops-"))
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise BuildError(f"others may write to the cache folder {folder}: not used")
     return folder
+
+
+def _check_ours(path: Path, is_kind: Callable[[int], bool]) -> None:
+    """Raises BuildError unless `path` is no link, ours or root's, and no other account can write to
+    it: what is loaded from there runs as us."""
+    found = path.lstat()
+    is_group_ours = found.st_gid in (os.getegid(), *os.getgroups())
+    others = stat.S_IWOTH if is_group_ours else stat.S_IWOTH | stat.S_IWGRP
+    is_ours = is_kind(found.st_mode) and found.st_uid in (0, os.geteuid())
+    if not is_ours or found.st_mode & others:
+        raise BuildError(f"{path} is a link or another's, or others may write to it: not used")
 
 
 @contextmanager

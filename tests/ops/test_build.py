@@ -64,6 +64,30 @@ def test_a_cache_that_others_can_write_to_is_refused(monkeypatch, tmp_path: Path
         build.compile_library("native")
 
 
+def test_a_link_in_place_of_the_cache_or_of_a_library_is_refused(monkeypatch, tmp_path: Path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    sources = some_sources(tmp_path / "sources", "threads.cpp")
+    library = build.compile_library("scalar", sources)
+    planted = library.rename(tmp_path / "planted.so")
+    library.symlink_to(planted)
+    with pytest.raises(build.BuildError, match="is a link"):
+        build.compile_library("scalar", sources)
+    moved = (tmp_path / "cache" / "loraplex").rename(tmp_path / "elsewhere")
+    (tmp_path / "cache" / "loraplex").symlink_to(moved)
+    with pytest.raises(build.BuildError, match="is a link"):
+        build.compile_library("scalar", sources)
+
+
+def test_a_compiler_of_the_current_folder_is_not_run(monkeypatch, tmp_path: Path):
+    (tmp_path / "c++").write_text("#!/bin/sh\ntouch ran\n")
+    (tmp_path / "c++").chmod(0o700)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CXX", "./c++")
+    with pytest.raises(build.BuildError, match="absolute path"):
+        build.compile_library("native")
+    assert not (tmp_path / "ran").exists()
+
+
 def test_without_a_compiler_the_reference_serves_with_one_warning(monkeypatch, tmp_path: Path):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
