@@ -20,12 +20,15 @@ class ScoredToken(NamedTuple):
     top: list[tuple[int, float]]
 
 
+Scored = ScoredToken | TokenLogprobs
+
+
 class Delta(msgspec.Struct, frozen=True):
     """What an output added to a choice."""
 
     index: int
     text: str
-    scored: list[ScoredToken]
+    scored: list[Scored]
     finish_reason: str | None
     tokens: list[int] = []
     """Generated and shown: without the end token, up to a stop string."""
@@ -104,15 +107,11 @@ class Choice:
             return text
         return self._stops.push(text)
 
-    def _scored(self, output: SequenceOutput, num_shown: int) -> list[ScoredToken]:
-        scored: list[ScoredToken] = []
+    def _scored(self, output: SequenceOutput, num_shown: int) -> list[Scored]:
+        scored: list[Scored] = []
         if output.prompt_logprobs is not None:
             scored.append(ScoredToken(self.prompt[0], None, []))
-            scored.extend(_scored_token(entry) for entry in output.prompt_logprobs)
+            scored.extend(output.prompt_logprobs)
         if output.logprobs is not None:
-            scored.extend(_scored_token(entry) for entry in output.logprobs[:num_shown])
+            scored.extend(output.logprobs[:num_shown])
         return scored
-
-
-def _scored_token(entry: TokenLogprobs) -> ScoredToken:
-    return ScoredToken(entry.token, entry.logprob, entry.top)

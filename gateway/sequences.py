@@ -10,6 +10,7 @@ import msgspec
 from admin.records import GenerationDefaults, ServedVersion
 from gateway.admission import Reservation
 from gateway.auth import Principal
+from gateway.bounds import check_answer, completion_tokens
 from gateway.catalog import Target
 from gateway.choice import Choice
 from gateway.failover import Failover
@@ -50,6 +51,24 @@ class Call(msgspec.Struct, frozen=True):
     def stops(self) -> list[str]:
         """Stop strings, the caller's and the adapter's."""
         return [*self.asked.stops, *self.target.serving.stop]
+
+
+def check_answer_of(call: Call, default_tokens: int) -> None:
+    """Raises InvalidRequest if the answer could be larger than what is sent. Of a stream the
+    generated tokens do not count: it is sent as they come."""
+    asked, num_choices = call.asked, call.asked.n or 1
+    num_top, num_scored = asked.num_logprobs, 0
+    if num_top is not None:
+        scores_prompts = isinstance(asked, CompletionRequest) and asked.echo
+        for prompt in call.prompts:
+            length = len(prompt.tokens)
+            num_scored += length if scores_prompts else 0
+            if not asked.stream:
+                num_scored += completion_tokens(
+                    length, asked.asked_tokens, default_tokens, call.target.base.max_model_len
+                )
+    num_echoed = sum([len(prompt.echo) for prompt in call.prompts])
+    check_answer(num_scored * num_choices, num_top, num_echoed * num_choices)
 
 
 def work_of(call: Call) -> Work:

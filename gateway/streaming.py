@@ -15,8 +15,18 @@ from typing import Self
 
 from litestar.types import Receive, Scope, Send
 
+from gateway.choice import Delta
 from gateway.errors import UsageUnavailable, error_body, forget_frames
-from gateway.formats import DONE, PING, Answer, Format, event, join_chunks
+from gateway.formats import (
+    DONE,
+    PING,
+    SCORED_AT_ONCE,
+    Answer,
+    Format,
+    event,
+    join_chunks,
+    split,
+)
 from gateway.generation import Generation
 from gateway.server import connection_lost
 from gateway.usage import Entry, Status
@@ -86,7 +96,7 @@ class WholeResponse(GenerationResponse):
                 answers[delta.index] = Answer(delta.index)
             answers[delta.index].add(delta)
         in_order = [answers[index] for index in sorted(answers)]
-        body = self._format.body(in_order, self._generation.usage)
+        body = await self._format.body(in_order, self._generation.usage)
         await self._usage.keep(self._generation, Status.COMPLETED)
         headers = [
             (b"content-type", b"application/json"),
@@ -136,11 +146,13 @@ class StreamResponse(GenerationResponse):
 
     async def _stream(self, send: Send) -> None:
         try:
-            chunks = join_chunks(self._format, await self._generation.step())
+            deltas = await self._generation.step()
+            # Looked at before anything is awaited: what comes meanwhile is of another step.
             while not self._generation.is_done:
-                if chunks:
+                if chunks := await self._chunks(send, deltas):
                     await self._write(send, chunks)
-                chunks = join_chunks(self._format, await self._generation.step())
+                deltas = await self._generation.step()
+            chunks = await self._chunks(send, deltas)
             if self._include_usage:
                 chunks += self._format.usage_chunk(self._generation.usage)
             await self._usage.keep(self._generation, Status.COMPLETED)
@@ -152,6 +164,19 @@ class StreamResponse(GenerationResponse):
             await self._keep_failure()
             await self._write(send, event(error_body(error)), more=False)
             forget_frames(error)
+
+    async def _chunks(self, send: Send, deltas: list[Delta]) -> bytes:
+        """The events of these deltas. Of large ones all but the last is written, piece by piece,
+        and the loop goes on in between."""
+        if sum([len(delta.scored) for delta in deltas]) <= SCORED_AT_ONCE:
+            return join_chunks(self._format, deltas)
+        chunks = b""
+        for delta in split(deltas):
+            if chunks:
+                await self._write(send, chunks)
+                await asyncio.sleep(0)
+            chunks = self._format.chunk(delta)
+        return chunks
 
     async def _write(self, send: Send, data: bytes, *, more: bool = True) -> None:
         async with self._write_lock:

@@ -23,7 +23,7 @@ from gateway.prompts import Prompt, chat_prompts, completion_prompts
 from gateway.quota import Service
 from gateway.request import GatewayRequest
 from gateway.schemas import ChatCompletionRequest, CompletionRequest, decode_request
-from gateway.sequences import Call, plan, work_of
+from gateway.sequences import Call, check_answer_of, plan, work_of
 from gateway.streaming import GenerationResponse, Headers, StreamResponse, WholeResponse
 from gateway.tokenizer import ModelTokenizer
 from workers.client import WorkerClient
@@ -129,6 +129,8 @@ async def admit(
 ) -> Admitted:
     """Chooses a worker, but none of the `full`, and reserves what the request may take."""
     gateway, asked, target = request.gateway, call.asked, call.target
+    most = target.serving.defaults.max_tokens or default_tokens
+    check_answer_of(call, most)
     work = work_of(call)
     worker = gateway.fleet.choose(work, full)
     model = worker.models[target.base.digest]
@@ -138,7 +140,7 @@ async def admit(
         target.base.name,
         [len(prompt.tokens) for prompt in call.prompts],
         asked_tokens=asked.asked_tokens,
-        default_tokens=target.serving.defaults.max_tokens or default_tokens,
+        default_tokens=most,
         num_choices=asked.n or 1,
         max_model_len=min(target.base.max_model_len, model.max_model_len),
     )
