@@ -52,7 +52,6 @@ class Choice:
         self.prompt = prompt
         self.finish_reason: str | None = None
         self.num_tokens = 0
-        self.num_cached_tokens = 0
         self._detokenizer = tokenizer.spelling.detokenizer()
         self._stops = StopStrings(stops) if stops else None
         self._min_tokens = min_tokens
@@ -62,7 +61,6 @@ class Choice:
         """Raises WorkerFailed if the worker gave the sequence up."""
         if output.finish_reason is FinishReason.ABORT:
             raise WorkerFailed(ErrorCode.INTERNAL, "The worker gave this request up.")
-        self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
         visible = output.tokens
         if output.stop_token is not None and visible[-1:] == [output.stop_token]:
             visible = visible[:-1]

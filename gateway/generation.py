@@ -4,6 +4,7 @@ cancelled together."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -16,8 +17,17 @@ from gateway.admission import Reservation, Usage
 from gateway.choice import Choice, Delta
 from gateway.errors import DeadlineExceeded
 from gateway.failover import Case, Failover
-from workers.client import Silence, WorkerClient, WorkerFailed
-from workers.protocol import AdapterRef, ErrorCode, FinishReason, Generate, SequenceOutput
+from gateway.prompt_usage import PromptUsage
+from workers.client import SequenceEvent, Silence, WorkerClient, WorkerFailed
+from workers.protocol import (
+    AdapterRef,
+    ErrorCode,
+    FinishReason,
+    Generate,
+    PromptProgress,
+    SequenceOutput,
+    TokenLogprobs,
+)
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +35,9 @@ LOOK_S = 0.1
 """How often it is looked for a worker where there was none."""
 GRACE_S = 0.5
 """So long after the deadline a worker may say that it has not begun, which costs nothing."""
+LAST_WORD_S = 2.0
+"""How long a request that ends early waits for its workers to say how far its prompts have come. A
+worker says so after the step it is in."""
 NEVER_BEGUN = (
     *(ErrorCode.DRAINING, ErrorCode.MODEL_UNKNOWN, ErrorCode.MODEL_UNAVAILABLE),
     *(ErrorCode.ADAPTER_UNAVAILABLE, ErrorCode.PROMPT_TOO_LONG),
@@ -40,6 +53,8 @@ class Run:
     request: Generate
     """As it was sent last."""
     choice: Choice
+    prompt: PromptUsage
+    """Shared by the choices of a prompt."""
     worker: WorkerClient
     worker_id: str
     """The worker's instance when it was sent."""
@@ -49,6 +64,11 @@ class Run:
     """Generated so far, by all its workers."""
     case: Case | None = None
     """From its first failure on."""
+    followers: list[int] = field(default_factory=list[int])
+    """The other choices of a prompt that this one scores, by number, until its scores have come:
+    then they are sent, and find the prompt computed."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """Of a follower: the scores, until its first output is there to show them with."""
 
     @property
     def has_progressed(self) -> bool:
@@ -67,14 +87,16 @@ class Generation:
         reservation: Reservation,
         failover: Failover,
         *,
+        num_choices: int,
         adapter_for: Callable[[str], AdapterRef | None],
         deadline: float,
         num_bytes: int,
     ) -> None:
-        """`requests[i]` is the sequence of `choices[i]`; sent with the first `step`. What the
-        reservation does not cover is not given: the answer ends for its length. `adapter_for`
-        gives the adapter as a worker of a layout must have it. `deadline`: of the first output, of
-        time.perf_counter(). `num_bytes`: how large the request came."""
+        """`requests[i]` is the sequence of `choices[i]`; sent with the first `step`. Each prompt
+        has `num_choices`, one after the other. If the first scores its prompt, the others show its
+        scores. What the reservation does not cover is not given: the answer ends for its length.
+        `adapter_for` gives the adapter as a worker of a layout must have it. `deadline`: of the
+        first output, of time.perf_counter(). `num_bytes`: how large the request came."""
         self.worker_id = worker.instance_id
         """Of the worker that got a sequence last."""
         self.first_output_at: float | None = None
@@ -84,14 +106,15 @@ class Generation:
         self._adapter_for = adapter_for
         self._deadline = deadline
         self._num_bytes = num_bytes
+        self._prompts = [PromptUsage(len(each.prompt)) for each in choices[::num_choices]]
         self._runs = [
-            Run(request, choice, worker, worker.instance_id)
-            for request, choice in zip(requests, choices, strict=True)
+            Run(request, choice, self._prompts[i // num_choices], worker, worker.instance_id)
+            for i, (request, choice) in enumerate(zip(requests, choices, strict=True))
         ]
+        for first in range(0, len(choices), num_choices):
+            if requests[first].params.prompt_logprobs is not None:
+                self._runs[first].followers = list(range(first + 1, first + num_choices))
         self._choices = choices
-        self._firsts = list({id(each.prompt): each for each in reversed(choices)}.values())
-        """Of each prompt the first choice."""
-        self._num_prompt_tokens = sum([len(each.prompt) for each in self._firsts])
         self._num_running = len(choices)
         self._is_submitted = False
         self._is_sent = False
@@ -107,6 +130,11 @@ class Generation:
         self._news = asyncio.Event()
         self._is_patient = False
         """Only the end is news."""
+        self._is_cancelled = False
+        self._aborted: set[int] = set()
+        """Sequences whose end is awaited, by number, and how far their prompts have come."""
+        self._no_more = asyncio.Event()
+        """Their ends have come."""
 
     @property
     def is_done(self) -> bool:
@@ -123,18 +151,16 @@ class Generation:
         used."""
         failure = self._failure
         if isinstance(failure, WorkerFailed) and failure.code in NEVER_BEGUN:
-            return self.first_output_at is None
+            return not any(prompt.num_reached for prompt in self._prompts)
         return not self._is_sent
 
     @property
     def usage(self) -> Usage:
-        """So far; a prompt counts once, and what was cached of it as its first choice found it."""
-        if self.is_refused:
-            return Usage()
+        """So far, as far as workers have told."""
         return Usage(
-            prompt_tokens=self._num_prompt_tokens,
+            prompt_tokens=sum([prompt.num_reached for prompt in self._prompts]),
             completion_tokens=sum([choice.num_tokens for choice in self._choices]),
-            cached_tokens=sum([choice.num_cached_tokens for choice in self._firsts]),
+            cached_tokens=sum([prompt.num_cached for prompt in self._prompts]),
         )
 
     async def step(self) -> list[Delta]:
@@ -161,27 +187,55 @@ class Generation:
 
     def cancel(self) -> None:
         """Aborts what still runs; harmless afterwards."""
+        self._abort()
+        for number in self._aborted:
+            run = self._runs[number]
+            run.worker.cancel(run.id)
+        self._aborted.clear()
+
+    async def stop(self) -> None:
+        """As `cancel`, and returns when the workers have told how far the prompts have come, or
+        have not for `LAST_WORD_S`. Then `usage` does not change any more."""
+        self._abort()
+        if self._aborted:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_WORD_S):
+                    await self._no_more.wait()
+
+    def _abort(self) -> None:
+        if self._is_cancelled:
+            return
+        self._is_cancelled = True
         self._stop_expiry()
         if self._search is not None:
             self._search.cancel()
             self._search = None
-        for run in self._runs:
-            run.worker.cancel(run.id)
+        for number, run in enumerate(self._runs):
+            if run.prompt.is_whole:
+                run.worker.cancel(run.id)
+            elif run.worker.abort(run.id):
+                self._aborted.add(number)
 
     def _submit(self) -> None:
         self._is_submitted = True
         self._failover.budget.note_sent(len(self._runs))
         left_s = self._deadline - time.perf_counter()
         self._expiry = asyncio.get_running_loop().call_later(left_s + GRACE_S, self._expire)
-        for number, run in enumerate(self._runs):
-            try:
-                self._send(number, run.worker)
-            except WorkerFailed as failure:
-                if failure.code is not ErrorCode.WORKER_LOST:
-                    raise
-                # It was lost before it heard of this.
-                self._case(run).shun(run.worker)
-                self._place(number)
+        waiting = {number for run in self._runs for number in run.followers}
+        for number in range(len(self._runs)):
+            if number not in waiting:
+                self._begin(number)
+
+    def _begin(self, number: int) -> None:
+        run = self._runs[number]
+        try:
+            self._send(number, run.worker)
+        except WorkerFailed as failure:
+            if failure.code is not ErrorCode.WORKER_LOST:
+                raise
+            # It was lost before it heard of this.
+            self._case(run).shun(run.worker)
+            self._place(number)
 
     def _send(self, number: int, worker: WorkerClient) -> None:
         run = self._runs[number]
@@ -202,23 +256,39 @@ class Generation:
         self._failure = failure
         self._news.set()
 
-    def _take(self, number: int, output: SequenceOutput | WorkerFailed | Silence) -> None:
+    def _take(self, number: int, event: SequenceEvent) -> None:
         """As it is read, so that nobody is woken for a token that nobody waits for."""
-        if self._failure is not None:
+        run = self._runs[number]
+        if isinstance(event, PromptProgress) or (
+            isinstance(event, SequenceOutput) and event.finish_reason is not FinishReason.ABORT
+        ):
+            run.prompt.note(event)
+        if self._failure is not None or self._is_cancelled:
+            self._note_end(number, event)
             return
         try:
-            if isinstance(output, SequenceOutput):
-                self._feed(number, output)
-            elif isinstance(output, WorkerFailed):
-                run = self._runs[number]
-                self._failover.full.note(run.worker, run.request, self._num_bytes, output)
-                self._move(number, output)
-            else:
+            if isinstance(event, SequenceOutput):
+                self._feed(number, event)
+            elif isinstance(event, WorkerFailed):
+                self._failover.full.note(run.worker, run.request, self._num_bytes, event)
+                self._move(number, event)
+            elif isinstance(event, Silence):
                 self._leave(number)
+            else:
+                return
         except Exception as error:
             self._failure = error
         if not self._is_patient or self.is_done or self._failure is not None:
             self._news.set()
+
+    def _note_end(self, number: int, event: SequenceEvent) -> None:
+        """The request is over; it is the end of the sequence that may be awaited."""
+        if isinstance(event, WorkerFailed) or (
+            isinstance(event, SequenceOutput) and event.finish_reason is not None
+        ):
+            self._aborted.discard(number)
+            if self._is_cancelled and not self._aborted:
+                self._no_more.set()
 
     def _feed(self, number: int, output: SequenceOutput) -> None:
         if self.first_output_at is None:
@@ -229,14 +299,30 @@ class Generation:
         if choice.finish_reason is not None:
             return
         run.tokens += output.tokens
-        if run.request.num_resumed:
-            # What its first worker found cached was told, and is what is paid for.
-            output = msgspec.structs.replace(output, num_cached_tokens=0)
+        if run.prompt_logprobs is not None:
+            output = msgspec.structs.replace(output, prompt_logprobs=run.prompt_logprobs)
+            run.prompt_logprobs = None
         self._deltas.append(choice.feed(self._covered(output)))
         if choice.finish_reason is not None:
             self._num_running -= 1
             if output.finish_reason is None:
                 run.worker.cancel(run.id)
+        if run.followers:
+            self._begin_followers(run, output)
+
+    def _begin_followers(self, first: Run, output: SequenceOutput) -> None:
+        """The first choice has its first output, with the scores of the prompt. An answer that only
+        scores is the same for all."""
+        followers, first.followers = first.followers, []
+        for number in followers:
+            run = self._runs[number]
+            if run.request.params.max_tokens == 0:
+                self._feed(number, output)
+                continue
+            run.prompt_logprobs = output.prompt_logprobs
+            run.request = self._rewritten(run, first.worker)
+            run.worker = first.worker
+            self._begin(number)
 
     def _covered(self, output: SequenceOutput) -> SequenceOutput:
         num_covered = self._reservation.give(len(output.tokens))

@@ -99,6 +99,7 @@ def plan(
     failover: Failover,
 ) -> Generation:
     """`adapter_layout` is the worker's. It has the base model, or had it and is lost by now."""
+    num_choices = call.asked.n or 1
     requests: list[Generate] = []
     choices: list[Choice] = []
     for prompt, max_tokens in zip(call.prompts, reservation.max_tokens, strict=True):
@@ -106,9 +107,10 @@ def plan(
             call.asked, call.target.serving.defaults, call.tokenizer.defaults, max_tokens
         )
         request = _generate(call, prompt, adapter_layout, params)
-        for number in range(call.asked.n or 1):
+        for number in range(num_choices):
             if number:
-                numbered = msgspec.structs.replace(params, choice=number)
+                # The first choice scores the prompt for all.
+                numbered = msgspec.structs.replace(params, choice=number, prompt_logprobs=None)
                 request = msgspec.structs.replace(request, params=numbered)
             requests.append(request)
             choices.append(_choice(call, prompt, len(choices)))
@@ -118,6 +120,7 @@ def plan(
         choices,
         reservation,
         failover,
+        num_choices=num_choices,
         adapter_for=call.target.adapter_for,
         deadline=call.deadline,
         num_bytes=call.num_bytes,

@@ -63,6 +63,7 @@ class GenerationResponse(ABC):
         try:
             with Client(connection_lost(scope)) as client:
                 await self._answer(send, client)
+            await self._generation.stop()
         except Exception as error:
             self._failure = error
             await self._keep_failure()
@@ -80,7 +81,7 @@ class GenerationResponse(ABC):
     async def _keep_failure(self) -> None:
         """Whether it can be kept or not, the client is told what went wrong first. Who was refused
         has used nothing, and is told at once. What still runs does not wait for the disk."""
-        self._generation.cancel()
+        await self._generation.stop()
         if not self._generation.is_refused:
             with contextlib.suppress(UsageUnavailable):
                 await self._usage.keep(self._generation, Status.FAILED)

@@ -23,6 +23,7 @@ from workers.protocol import (
     Prefetch,
     Probe,
     ProbeResult,
+    PromptProgress,
     SequenceOutput,
     StepOutput,
     TokenLogprobs,
@@ -40,6 +41,10 @@ class Reply:
     finish_reason: FinishReason = FinishReason.STOP
     stop_token: int | None = None
     num_cached_tokens: int = 0
+    progress: tuple[int, int] | None = None
+    """Prompt positions reached, and how many of them were cached: told in the first step."""
+    last_progress: tuple[int, int] | None = None
+    """The same, told when it is aborted."""
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Sent with the first token; each token's own are -0.5 with itself on top, if asked for."""
     failure: ErrorCode | None = None
@@ -72,6 +77,7 @@ class _Running:
     reply: Reply
     num_sent: int = 0
     num_idle: int = 0
+    has_told: bool = False
     arrived_at: float = field(default_factory=time.monotonic)
 
     @property
@@ -150,8 +156,12 @@ class StubWorker:
                 self._running[connection, message.id] = _Running(connection, message, reply)
                 self._wake.set()
             case Abort(id=sequence_id):
-                if self._running.pop((connection, sequence_id), None):
+                if running := self._running.pop((connection, sequence_id), None):
                     self.aborted.append(sequence_id)
+                    last = running.reply.last_progress
+                    progress = [] if last is None else [PromptProgress(sequence_id, *last)]
+                    end = SequenceOutput(sequence_id, [], finish_reason=FinishReason.ABORT)
+                    self.server.deliver([(connection, StepOutput([end], progress))])
             case Disconnected():
                 lost = [key for key in self._running if key[0] == connection]
                 self.aborted += [self._running.pop(key).request.id for key in lost]
@@ -181,6 +191,10 @@ class StubWorker:
         failures: list[tuple[int, Failed]] = []
         for key, running in list(self._running.items()):
             reply = running.reply
+            if reply.progress is not None and not running.has_told:
+                running.has_told = True
+                progress = PromptProgress(running.request.id, *reply.progress)
+                self.server.deliver([(running.connection, StepOutput([], [progress]))])
             if running.num_idle < reply.idle_steps:
                 running.num_idle += 1
                 continue

@@ -30,6 +30,7 @@ from workers.protocol import (
     Prefetch,
     Probe,
     ProbeResult,
+    PromptProgress,
     Pulse,
     SequenceOutput,
     StepOutput,
@@ -81,9 +82,11 @@ class Silence(msgspec.Struct, frozen=True):
 
 
 SILENCE = Silence()
-Sink = Callable[[SequenceOutput | WorkerFailed | Silence], None]
+SequenceEvent = SequenceOutput | PromptProgress | WorkerFailed | Silence
+Sink = Callable[[SequenceEvent], None]
 """Called with each output of a sequence as it is read, the last with its finish reason, or with
-WorkerFailed in its place; before that perhaps with Silence. It must not raise."""
+WorkerFailed in its place; before that perhaps with PromptProgress and Silence. It must not
+raise."""
 
 
 class Handle:
@@ -124,8 +127,8 @@ class Handle:
     async def aclose(self) -> None:
         self.cancel()
 
-    def _put(self, output: SequenceOutput | WorkerFailed | Silence) -> None:
-        if not isinstance(output, Silence):
+    def _put(self, output: SequenceEvent) -> None:
+        if not isinstance(output, Silence | PromptProgress):
             self._outputs.put_nowait(output)
 
 
@@ -213,6 +216,13 @@ class WorkerClient:
         Harmless when it has ended."""
         if self._sinks.pop(sequence_id, None) is not None:
             self._tell(Abort(sequence_id))
+
+    def abort(self, sequence_id: int) -> bool:
+        """Gives a sequence up; its sink is called until its end has come. False if it has."""
+        if sequence_id not in self._sinks:
+            return False
+        self._tell(Abort(sequence_id))
+        return True
 
     def prefetch(self, model: str, adapter: AdapterRef) -> None:
         """Asks the worker to bring an adapter nearer. No answer, no error."""
@@ -317,7 +327,9 @@ class WorkerClient:
     def _dispatch(self, message: ToGateway) -> None:
         """Outputs of sequences already given up are dropped."""
         match message:
-            case StepOutput(sequences=outputs):
+            case StepOutput(sequences=outputs, progress=progress):
+                for each in progress:
+                    self._put(each.id, each, is_last=False)
                 for output in outputs:
                     is_last = output.finish_reason is not None
                     self.num_finished += is_last
@@ -343,9 +355,7 @@ class WorkerClient:
             case _:
                 assert_never(message)
 
-    def _put(
-        self, sequence_id: int, output: SequenceOutput | WorkerFailed | Silence, is_last: bool
-    ) -> None:
+    def _put(self, sequence_id: int, output: SequenceEvent, is_last: bool) -> None:
         sink = self._sinks.get(sequence_id)
         if sink is None:
             return

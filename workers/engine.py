@@ -26,6 +26,7 @@ from workers.protocol import (
     Generate,
     ModelInfo,
     ModelStatus,
+    PromptProgress,
     SequenceOutput,
     TokenLogprobs,
 )
@@ -44,7 +45,7 @@ log = logging.getLogger(__name__)
 MAX_FAILED_STEPS = 8
 """In a row: then it is not the requests."""
 
-Event = tuple[int, SequenceOutput | Failed]
+Event = tuple[int, SequenceOutput | PromptProgress | Failed]
 """(connection, what happened to one of its sequences)."""
 
 
@@ -170,11 +171,16 @@ class Engine:
         expired = self.scheduler.expire(self._clock())
         return [self._fail(sequence, ErrorCode.EXPIRED, EXPIRED) for sequence in expired]
 
-    def abort(self, connection: int, sequence_id: int) -> None:
-        """Frees the sequence at once; nothing more is sent for it. Unknown ids are of the past."""
+    def abort(self, connection: int, sequence_id: int) -> list[Event]:
+        """Frees the sequence at once. Returns its end, and before that how far its prompt has come
+        with the steps in flight. Nothing for an unknown id: its sequence has ended."""
         sequence = self._sequences.pop((connection, sequence_id), None)
-        if sequence is not None:
-            self.scheduler.remove(sequence)
+        if sequence is None:
+            return []
+        events = _progress(sequence, sequence.num_computed)
+        self.scheduler.remove(sequence)
+        end = SequenceOutput(id=sequence_id, tokens=[], finish_reason=FinishReason.ABORT)
+        return [*events, (connection, end)]
 
     def abort_connection(self, connection: int) -> None:
         for key in [key for key in self._sequences if key[0] == connection]:
@@ -446,14 +452,18 @@ class Engine:
     def _update(self, schedule: Schedule, result: StepResult) -> list[Event]:
         """Sequences that ended while the step was in flight have no part in it."""
         self.scheduler.update(schedule)
+        events: list[Event] = []
         for item in schedule.items:
             sequence = item.sequence
+            if sequence.is_finished:
+                continue
             scored = result.prompt_logprobs.get(sequence.key)
-            if scored is not None and not sequence.is_finished:
+            if scored is not None:
                 # NOTE: a preempted sequence is scored again from its start.
                 sequence.prompt_logprobs[item.start :] = scored
+            if item.is_prefill:
+                events += _progress(sequence, item.end)
         drawn = zip(schedule.sampled, result.tokens, result.logprobs, strict=True)
-        events: list[Event] = []
         for item, token, logprobs in drawn:
             if item.sequence.is_finished:
                 continue
@@ -526,6 +536,17 @@ def _resumption_refusal(sequence: Sequence) -> str | None:
     if sequence.params.prompt_logprobs is not None:
         return "prompt_logprobs come with the first token: a resumed sequence has none"
     return None
+
+
+def _progress(sequence: Sequence, num_computed: int) -> list[Event]:
+    """What is to be told when so many of the sequence's tokens are computed: nothing, if its prompt
+    was that far before."""
+    num_positions = min(num_computed, sequence.num_prompt)
+    if num_positions <= sequence.num_reached:
+        return []
+    sequence.num_reached = num_positions
+    progress = PromptProgress(sequence.request.id, num_positions, sequence.num_cached)
+    return [(sequence.connection, progress)]
 
 
 def _ends_unsampled(item: ScheduledSequence) -> bool:

@@ -23,7 +23,7 @@ from workers.protocol import (
     Models,
     Prefetch,
     Probe,
-    SequenceOutput,
+    PromptProgress,
     StepOutput,
     WorkerStatus,
 )
@@ -190,7 +190,7 @@ class WorkerLoop:
                 pass  # `post` has seen to it
             case Abort(id=sequence_id):
                 for engine in self.engines.values():
-                    engine.abort(connection, sequence_id)
+                    self._emit(engine.abort(connection, sequence_id))
             case Disconnected():
                 for engine in self.engines.values():
                     engine.abort_connection(connection)
@@ -262,18 +262,29 @@ class WorkerLoop:
         self._deliver([(connection, failed)])
 
     def _emit(self, events: list[Event]) -> None:
-        outputs: defaultdict[int, list[SequenceOutput]] = defaultdict(list)
-        delivery: list[tuple[int, StepOutput | Failed]] = []
+        told: list[Event] = []
         for connection, event in events:
-            if connection == CONNECTION:
-                self._prober.take((connection, event))
-            elif isinstance(event, Failed):
-                delivery.append((connection, event))
-            else:
-                outputs[connection].append(event)
-        delivery += [(connection, StepOutput(events)) for connection, events in outputs.items()]
-        self._deliver_some(delivery)
+            if connection != CONNECTION:
+                told.append((connection, event))
+            elif not isinstance(event, PromptProgress):
+                self._prober.take(event)
+        self._deliver_some(frames(told))
 
     def _deliver_some(self, delivery: Delivery) -> None:
         if delivery:
             self._deliver(delivery)
+
+
+def frames(events: list[Event]) -> list[tuple[int, StepOutput | Failed]]:
+    """One frame with all that the events have for a connection, and after these the failures: a
+    sequence that fails has told before how far its prompt has come."""
+    steps: defaultdict[int, StepOutput] = defaultdict(lambda: StepOutput([], []))
+    failures: list[tuple[int, Failed]] = []
+    for connection, event in events:
+        if isinstance(event, Failed):
+            failures.append((connection, event))
+        elif isinstance(event, PromptProgress):
+            steps[connection].progress.append(event)
+        else:
+            steps[connection].sequences.append(event)
+    return [*steps.items(), *failures]

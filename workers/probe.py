@@ -27,7 +27,7 @@ from adapters.errors import AdapterRejected, AdapterUnavailable
 from adapters.pool import AdapterPool
 from adapters.residency import AdapterLease
 from workers.effect import Examiner, NotProved
-from workers.engine import Engine, Event
+from workers.engine import Engine
 from workers.model_runner import ModelRunner
 from workers.protocol import (
     AdapterRef,
@@ -38,6 +38,7 @@ from workers.protocol import (
     Probe,
     ProbeResult,
     SamplingParams,
+    SequenceOutput,
 )
 
 log = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ class Prober:
         )
         self._queue: deque[tuple[int, Probe]] = deque()
         self._active: tuple[int, Probe, Work[ProbeResult]] | None = None
-        self._events: deque[Event] = deque()
+        self._events: deque[SequenceOutput | Failed] = deque()
         self._num_generates = 0
 
     @property
@@ -129,7 +130,7 @@ class Prober:
             self._active = None
             self._queue.appendleft((connection, probe))
 
-    def take(self, event: Event) -> None:
+    def take(self, event: SequenceOutput | Failed) -> None:
         """An event of one of the prober's own sequences."""
         self._events.append(event)
 
@@ -263,7 +264,7 @@ class Prober:
                 yield
         finally:
             target.engine.abort(CONNECTION, request.id)
-        _, output = self._events.popleft()
+        output = self._events.popleft()
         if isinstance(output, Failed):
             raise _not_scored(output)
         assert output.prompt_logprobs is not None and output.logprobs is not None

@@ -126,6 +126,9 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """Ends a sequence. Answered by its end: a `SequenceOutput` with the reason `abort`, unless
+    another end is on its way already."""
+
     id: int
 
 
@@ -227,13 +230,31 @@ class SequenceOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     num_cached_tokens: int = 0
-    """Prompt tokens taken from the prefix cache; on the first output and the last."""
+    """Prompt tokens taken from the prefix cache, as in `PromptProgress`; on the first output and
+    the last."""
 
 
-class StepOutput(msgspec.Struct, frozen=True, tag="step"):
-    """Everything one engine step has for this gateway."""
+class PromptProgress(msgspec.Struct, frozen=True, array_like=True):
+    """How far the prompt of a sequence has come that has no output yet. Sent after each step that
+    took it further, and before the end of a sequence that is aborted or fails.
+
+    A sequence that is preempted begins its prompt again. It is told of again when it gets further
+    than it was before.
+    """
+
+    id: int
+    num_positions: int
+    """Prompt positions that are computed or were found in the prefix cache."""
+    num_cached: int
+    """Of these, the first so many were found there when the sequence began, or began again and
+    found more than was told of it."""
+
+
+class StepOutput(msgspec.Struct, frozen=True, omit_defaults=True, tag="step"):
+    """Everything one engine step has for this gateway; `progress` comes before `sequences`."""
 
     sequences: list[SequenceOutput]
+    progress: list[PromptProgress] = []
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

@@ -526,8 +526,10 @@ class Scheduler:
         num_tokens = self._num_next(sequence, budget)
         if not sequence.block_table.grow(sequence.num_computed + num_tokens):
             raise AssertionError("pages counted as obtainable were not")
-        if not sequence.num_charged:  # or else it would find what was computed for it
+        if not sequence.num_reached or sequence.num_computed > sequence.num_reached:
+            # Below that it may have found what was computed for it.
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
+        if not sequence.num_charged:
             self.num_queried_tokens += len(sequence.tokens)
             self.num_hit_tokens += sequence.num_computed
         if sequence.num_computed > sequence.num_charged:

@@ -44,9 +44,10 @@ class Sequence:
     What a step in flight computes counts as computed, and the token that it draws counts in
     `length`: the next step is made of these before anybody has seen the token.
 
-    A preempted sequence goes back to `num_computed = 0` and keeps its generated tokens, and its
-    `num_cached`: what it finds later may have been computed for it. A resumed one begins like that,
-    with tokens that another worker generated.
+    A preempted sequence goes back to `num_computed = 0` and keeps its generated tokens. It keeps
+    its `num_cached` too, unless it then finds more than it had reached: what it finds up to there
+    may have been computed for it. A resumed one begins like that, with tokens that another worker
+    generated.
 
     An activated LoRA acts on positions from `request.activation` on. The lease is held from the
     start all the same: a sequence once admitted never waits for its adapter in mid-prefill.
@@ -73,6 +74,8 @@ class Sequence:
         self.num_drawn = 0
         """Tokens that steps in flight draw for it: not among `tokens` yet."""
         self.num_cached = 0
+        self.num_reached = 0
+        """Prompt positions computed or found by the steps that have ended, preempted or not."""
         self.status = SequenceStatus.WAITING
         self.block_table = block_table
         self.lease: AdapterLease | None = None

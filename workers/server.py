@@ -212,9 +212,7 @@ class Server:
             case Generate(id=sequence_id):
                 self._gateways[number].open_ids.add(sequence_id)
                 self._idle.clear()
-            case Abort(id=sequence_id):
-                self._end(number, sequence_id)
-            case Prefetch() | Probe() | Desired() | Drain():
+            case Abort() | Prefetch() | Probe() | Desired() | Drain():
                 pass
             case Hello():
                 raise ProtocolMismatch("a second Hello")
@@ -268,11 +266,13 @@ class Server:
         """A step too large for one frame goes one sequence at a time; a sequence too large
         fails."""
         match message:
-            case StepOutput(sequences=[output]):
+            case StepOutput(sequences=[output], progress=[]):
                 if self._engine is not None:
                     self._engine.post(number, Abort(output.id))
                 self._send(number, Failed(output.id, ErrorCode.INVALID, f"the answer is {error}"))
-            case StepOutput(sequences=outputs):
+            case StepOutput(sequences=outputs, progress=progress):
+                if progress:
+                    self._send(number, StepOutput([], progress))
                 for output in outputs:
                     self._send(number, StepOutput([output]))
             case _:

@@ -27,7 +27,13 @@ from tests.scale import scaled
 from tests.workers.driver import store_adapter
 from tests.workers.test_worker import Setup
 from workers.engine import Engine
-from workers.protocol import AdapterRef, FinishReason, Generate, SequenceOutput
+from workers.protocol import (
+    AdapterRef,
+    FinishReason,
+    Generate,
+    PromptProgress,
+    SequenceOutput,
+)
 from workers.worker import Worker
 
 NUM_CYCLES = scaled(150, 1000)
@@ -90,6 +96,8 @@ class Traffic:
     def step(self) -> None:
         """Each answer is whole and the one that its adapter always gives."""
         for _, event in self.engine.step():
+            if isinstance(event, PromptProgress):
+                continue
             assert isinstance(event, SequenceOutput), event
             question, tokens = self.open[event.id]
             tokens += event.tokens

@@ -22,6 +22,7 @@ from workers.protocol import (
     Desired,
     ErrorCode,
     Failed,
+    FinishReason,
     Generate,
     ModelInfo,
     Prefetch,
@@ -91,7 +92,9 @@ class ScriptedWorker:
                 task = asyncio.create_task(self._run((connection, message.id), message))
                 self._running[connection, message.id] = message, task
             case Abort(id=sequence_id):
-                self._give_up((connection, sequence_id))
+                if self._give_up((connection, sequence_id)):
+                    end = SequenceOutput(sequence_id, [], finish_reason=FinishReason.ABORT)
+                    self._emit(connection, end)
             case Disconnected():
                 for key in [key for key in self._running if key[0] == connection]:
                     self._give_up(key)
@@ -102,11 +105,14 @@ class ScriptedWorker:
             case _:
                 raise AssertionError(f"unexpected {message}")
 
-    def _give_up(self, key: Key) -> None:
+    def _give_up(self, key: Key) -> bool:
+        """Whether it ran."""
         request, task = self._running.pop(key, (None, None))
-        if request is not None and task is not None:
-            task.cancel()
-            self.aborted.append(request)
+        if request is None or task is None:
+            return False
+        task.cancel()
+        self.aborted.append(request)
+        return True
 
     async def _run(self, key: Key, request: Generate) -> None:
         connection, sequence_id = key

@@ -112,6 +112,47 @@ def test_echo_alone_needs_no_logprobs(
     assert all(choice.logprobs is None for choice in choices)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("max_tokens", [0, 3])
+def test_a_prompt_with_several_choices_is_scored_once(
+    client: openai.OpenAI, worker: ScriptedWorker, stream: bool, max_tokens: int
+) -> None:
+    """Every choice shows what it would show alone."""
+    asked = {"model": "tiny", "prompt": ["ab", "wxyz"], "echo": True, "logprobs": 1, "seed": 1}
+
+    def parts(**fields: Any) -> list[dict[str, Any]]:
+        """Of each choice all that its chunks say, joined."""
+        answer = client.completions.create(
+            **asked,
+            max_tokens=max_tokens,
+            stream=stream,
+            extra_body={"return_token_ids": True, **fields},
+        )
+        found: dict[int, dict[str, Any]] = {}
+        for chunk in answer if stream else [answer]:
+            for choice in chunk.choices:
+                said = found.setdefault(choice.index, {"text": "", "scored": [], "ids": []})
+                said["text"] += choice.text
+                said["ids"] += (choice.model_extra or {})["token_ids"]
+                said["finish_reason"] = choice.finish_reason
+                if choice.logprobs is not None:
+                    said["scored"].append(choice.logprobs.model_dump())
+        return [found[index] for index in sorted(found)]
+
+    worker.script = repeat_prompt
+    before = len(worker.requests)
+    one, other = parts()
+    assert len(worker.requests) == before + 2
+    many = parts(n=3)
+    sent = worker.requests[before + 2 :]
+    assert len([r for r in sent if r.params.prompt_logprobs is not None]) == 2
+    assert len(sent) == (2 if max_tokens == 0 else 6)
+    assert sorted(r.params.choice for r in sent if r.tokens == ids("ab")) == (
+        [0] if max_tokens == 0 else [0, 1, 2]
+    )
+    assert many == [one] * 3 + [other] * 3
+
+
 def test_logprobs_have_the_token_itself_and_its_place(
     client: openai.OpenAI, worker: ScriptedWorker
 ) -> None:

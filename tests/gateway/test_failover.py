@@ -205,6 +205,25 @@ def test_prompt_logprobs_that_have_come_are_not_asked_for_again(
     assert request.num_resumed == 1 and request.params.prompt_logprobs is None
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_scoring_choice_that_is_lost_scores_elsewhere_for_all(
+    trio: Trio, background: ThreadPoolExecutor, stream: bool
+) -> None:
+    """The others have waited for it, and follow it."""
+    trio.script(silence)
+    answer = asked(trio, background, n=3, echo=True, logprobs=0, max_tokens=3, stream=stream)
+    lost = trio.holder()
+    for other in trio.others(lost):
+        other.script = say("ab")
+    trio.stop_worker(lost)
+    assert answer.result().status_code == 200
+    assert answer.result().text.replace(" ", "").count('"token_logprobs":[null,-0.5,-0.5') == 3
+    assert len(lost.requests) == 1 and trio.num_sent == [0, 1, 3]
+    (heir,) = [worker for worker in trio.others(lost) if worker.requests]
+    assert [r.params.prompt_logprobs for r in heir.requests] == [0, None, None]
+    assert [r.params.choice for r in heir.requests] == [0, 1, 2]
+
+
 @pytest.mark.parametrize("code", [ErrorCode.DRAINING, ErrorCode.MODEL_UNKNOWN])
 def test_a_refusal_costs_no_retry(trio: Trio, code: ErrorCode) -> None:
     for worker, script in zip(trio.workers, (refuse(code), refuse(code), say("here")), strict=True):

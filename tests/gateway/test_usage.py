@@ -162,6 +162,63 @@ async def test_what_no_worker_has_begun_costs_nothing(
     assert not await live.fetch("SELECT 1 FROM usage")
 
 
+async def test_one_prompt_that_expires_does_not_make_the_others_free(live: Live) -> None:
+    """Before the first output: the others have come as far as their workers told."""
+
+    def one_expires(request: Generate) -> Reply:
+        if len(request.tokens) == 2:
+            return Reply([], failure=ErrorCode.EXPIRED)
+        return Reply([], idle_steps=1 << 30, progress=(4, 1))
+
+    live.worker.script = one_expires
+    async with live.worker, live.gateway() as served:
+        served.client.headers["x-request-timeout"] = "0.3"
+        answer = await served.complete("tiny", prompt=["Hi", "Hello"])
+        assert answer.status_code == 504
+        (row,) = await rows(live, 1)
+    assert (row["status"], row["completion_tokens"]) == ("failed", 0)
+    assert (row["prompt_tokens"], row["cached_tokens"]) == (4, 1)
+
+
+@pytest.mark.parametrize("reached", [0, 128])
+async def test_one_that_expires_is_billed_the_positions_reached(live: Live, reached: int) -> None:
+    progress = (reached, 16) if reached else None
+    live.worker.script = lambda _: Reply([], idle_steps=1 << 30, progress=progress)
+    await live.price(input=10, cached_input=1, output=100)
+    async with live.worker, live.gateway() as served:
+        served.client.headers["x-request-timeout"] = "0.1"
+        assert (await served.complete("tiny", prompt=[5] * 500)).status_code == 504
+        (row,) = await rows(live, 1)
+    assert (row["prompt_tokens"], row["status"]) == (reached, "failed")
+    assert row["cost"] == ((128 - 16) * 10 + 16 if reached else 0)
+
+
+async def test_a_client_that_leaves_early_is_billed_the_positions_reached(live: Live) -> None:
+    """Its worker has the last word, after the client has left."""
+    live.worker.script = lambda _: Reply([], idle_steps=1 << 30, last_progress=(3, 0))
+    async with live.worker, live.gateway() as served:
+        asked = asyncio.create_task(served.complete("tiny", prompt="Hello"))
+        await eventually(lambda: live.worker.num_running)
+        asked.cancel()
+        (row,) = await rows(live, 1)
+    assert (row["prompt_tokens"], row["status"]) == (3, "cancelled")
+
+
+async def test_a_second_choice_and_a_second_worker_are_not_billed_again(live: Live) -> None:
+    """What the first computed, the second may find or compute: it was billed."""
+    replies = [
+        Reply([], progress=(2, 1), failure=ErrorCode.MODEL_UNKNOWN),
+        Reply([65], progress=(5, 4)),
+        Reply([65], num_cached_tokens=5),
+    ]
+    live.worker.script = lambda _: replies.pop(0)
+    async with live.worker, live.gateway() as served:
+        answer = await served.complete("tiny", prompt="Hello", n=2, echo=True, logprobs=0)
+        assert answer.status_code == 200 and not replies
+        (row,) = await rows(live, 1)
+    assert (row["prompt_tokens"], row["cached_tokens"], row["completion_tokens"]) == (5, 3, 2)
+
+
 async def test_what_a_worker_has_begun_is_paid_for_although_it_then_does_not_fit(
     live: Live,
 ) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from tests.workers.simulation import Simulation
 from tests.workers.simulator import FakeClock, Late, Rows
 from workers.fairness import DECODE_COST, PREFILL_COST
-from workers.protocol import Failed, Generate
+from workers.protocol import Failed, Generate, SequenceOutput
 from workers.step import PendingStep, Schedule, StepResult
 
 STEP_S, ROW_S = 0.010, 0.001
@@ -75,7 +75,7 @@ class Market(Simulation):
     def _take(self, event: object) -> None:
         if isinstance(event, Failed):
             self.failed[event.id] = event
-            return
-        self.first_s.setdefault(event.id, self.clock.now)  # pyright: ignore
-        if event.finish_reason is not None:  # pyright: ignore
-            self.ended.add(event.id)  # pyright: ignore
+        elif isinstance(event, SequenceOutput):
+            self.first_s.setdefault(event.id, self.clock.now)
+            if event.finish_reason is not None:
+                self.ended.add(event.id)

@@ -20,8 +20,8 @@ from workers.protocol import (
     FinishReason,
     Generate,
     ModelInfo,
+    PromptProgress,
     SamplingParams,
-    SequenceOutput,
 )
 from workers.scheduler import Scheduler
 from workers.step_ring import StepRing
@@ -190,7 +190,8 @@ class Simulation:
             if isinstance(event, Failed):
                 self.finished[event.id] = event.code
                 continue
-            assert isinstance(event, SequenceOutput)
+            if isinstance(event, PromptProgress):
+                continue
             assert event.id not in self.finished
             self.outputs[event.id] += event.tokens
             if event.finish_reason is not None:

@@ -34,6 +34,7 @@ from workers.protocol import (
     ErrorCode,
     FinishReason,
     Generate,
+    PromptProgress,
     SamplingParams,
     SequenceOutput,
     TokenLogprobs,
@@ -259,13 +260,32 @@ def test_prompt_logprobs_after_a_preemption_have_each_token_once() -> None:
     simulation.submit(msgspec.structs.replace(generate(0, [1] * 15), params=greedy))
     simulation.submit(msgspec.structs.replace(generate(1, prompt), params=params))
     scored: list[TokenLogprobs] = []
+    reached: list[int] = []
     while simulation.engine.has_work:
         for _, event in simulation.engine.step():
-            assert isinstance(event, SequenceOutput)
-            scored += event.prompt_logprobs or []
+            if isinstance(event, PromptProgress):
+                reached += [event.num_positions] * (event.id == 1)
+            else:
+                assert isinstance(event, SequenceOutput)
+                scored += event.prompt_logprobs or []
     assert simulation.scheduler.num_preemptions > 0
+    assert reached == sorted(set(reached)) and reached[-1] == 100, "a preemption is told of again"
     assert [entry.token for entry in scored] == prompt[1:]
     assert [entry.logprob for entry in scored] == [-float(n) for n in range(1, 100)]
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_an_aborted_prompt_tells_how_far_it_has_come(runs_ahead: bool) -> None:
+    """With the step in flight; of a prompt that waits nothing."""
+    simulation = Simulation(max_batched_tokens=16, runs_ahead=runs_ahead)
+    simulation.submit(generate(0, prompt_of(random.Random(1), 100)))
+    simulation.submit(generate(1, prompt_of(random.Random(2), 100)))
+    told = [event for _ in range(2) for _, event in simulation.engine.step()]
+    at_end = [event for number in (0, 1, 0) for _, event in simulation.engine.abort(0, number)]
+    ends = [SequenceOutput(number, [], finish_reason=FinishReason.ABORT) for number in (0, 1)]
+    progress = [PromptProgress(0, 16, 0), PromptProgress(0, 32, 0)]
+    assert told == progress[: 2 - runs_ahead]
+    assert at_end == [*progress[2 - runs_ahead :], *ends]
 
 
 def test_a_sequence_waits_for_memory_that_a_lease_of_no_sequence_holds() -> None:

@@ -32,6 +32,7 @@ from workers.protocol import (
     ModelInfo,
     Probe,
     ProbeResult,
+    PromptProgress,
     Pulse,
     SamplingParams,
     SequenceOutput,
@@ -132,6 +133,10 @@ async def test_a_gateway_hears_the_models_and_each_step_in_one_frame(engine: Eng
         assert engine.server.num_open == 1
         one.connection.send(Abort(1))
         await until(lambda: engine.posted[-1] == (first, Abort(1)))
+        assert engine.server.num_open == 1, "its end is not told yet"
+        last = StepOutput([output(1, FinishReason.ABORT)], [PromptProgress(1, 1, 0)])
+        engine.step([(first, last)])
+        assert await one.receive() == last
         assert engine.server.num_open == 0
 
 

@@ -1,0 +1,192 @@
+"""A worker in the test's own loop: a real scheduler, cache and engine, stepped by the test. Its
+device draws tokens at random and counts, apart from the code that bills, what a bill may hold."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import partial
+
+from tests.gateway.scripted import DIGEST, LAYOUT
+from tests.workers.simulation import Simulation, StubPool
+from tests.workers.simulator import VOCAB, FakeClock, Late, Rows
+from workers.engine import Event
+from workers.loop import frames
+from workers.protocol import (
+    Abort,
+    Failed,
+    Generate,
+    ModelInfo,
+    SequenceOutput,
+    TokenLogprobs,
+)
+from workers.server import Command, Disconnected, Server
+from workers.step import PendingStep, Schedule, ScheduledSequence, StepResult
+
+Prompt = tuple[int, ...]
+
+
+@dataclass
+class RequestCount:
+    """What all workers did for one request."""
+
+    positions: dict[Prompt, set[int]] = field(default_factory=lambda: defaultdict(set))
+    """Of each of its prompts, those that were computed or found."""
+    num_cached: int = 0
+    """Of these, what was found before it was computed."""
+    num_tokens: int = 0
+    """Told to the gateway."""
+    num_computed: int = 0
+    """Prompt positions, each as often as it was computed."""
+    num_ends: int = 0
+    """Tokens that ended a sequence and are not shown."""
+    open: set[tuple[str, int, int]] = field(default_factory=set[tuple[str, int, int]])
+    """Its sequences that have not ended, by worker, connection and id."""
+
+    @property
+    def num_positions(self) -> int:
+        return sum(map(len, self.positions.values()))
+
+    @property
+    def is_in_prompt(self) -> bool:
+        """Something is computed, and nothing has an output."""
+        return self.num_positions > 0 and not self.num_tokens
+
+    def note(self, item: Rowed) -> None:
+        """Takes rows that were computed: they have read all positions before them."""
+        seen = self.positions[item.prompt]
+        last = len(item.prompt)
+        self.num_cached += len(set(range(min(item.start, last))) - seen)
+        seen.update(range(min(item.end, last)))
+        self.num_computed += max(min(item.end, last) - item.start, 0)
+
+
+@dataclass(frozen=True)
+class Rowed:
+    """A sequence's part of a step."""
+
+    request_id: str
+    prompt: Prompt
+    start: int
+    end: int
+
+
+Counts = dict[str, RequestCount]
+"""By request id."""
+
+
+@dataclass
+class RecordingRunner:
+    clock: FakeClock
+    rows: Rows
+    counts: Counts
+    chance: random.Random
+
+    def launch(self, schedule: Schedule) -> PendingStep:
+        self.clock.now += 0.001 * schedule.num_tokens
+        rowed = [_rowed(item) for item in schedule.items]
+        drawn = [self.chance.randrange(VOCAB) for _ in schedule.sampled]
+        scored = {item.sequence.key: _scores(item) for item in schedule.items if _scores(item)}
+
+        def compute() -> StepResult:
+            for item in rowed:
+                self.counts[item.request_id].note(item)
+            return StepResult(drawn, [None] * len(drawn), scored)
+
+        return Late(compute)
+
+
+def _rowed(item: ScheduledSequence) -> Rowed:
+    request = item.sequence.request
+    prompt = tuple(request.tokens[: len(request.tokens) - request.num_resumed])
+    return Rowed(request.request_id, prompt, item.start, item.end)
+
+
+def _scores(item: ScheduledSequence) -> list[TokenLogprobs]:
+    if item.sequence.params.prompt_logprobs is None:
+        return []
+    tokens = item.sequence.request.tokens[item.start + 1 : item.end + 1]
+    return [TokenLogprobs(token, -0.5, []) for token in tokens]
+
+
+class BilledWorker:
+    """Computes nothing but in `step`."""
+
+    is_ready = True
+    step_age_s = 0.0
+
+    def __init__(self, name: str, counts: Counts, chance: random.Random) -> None:
+        self.address = f"inprocess:{name}"
+        self.models = [ModelInfo(DIGEST, "tiny", 4096, LAYOUT)]
+        self.is_up = False
+        self.num_preemptions = 0
+        self._name = name
+        self._counts = counts
+        self._chance = chance
+        self._num_starts = 0
+
+    async def start(self) -> None:
+        self._num_starts += 1
+        self._instance_id = f"{self._name}-{self._num_starts}"
+        self._inbox: list[tuple[int, Command]] = []
+        self._requests: dict[tuple[int, int], RequestCount] = {}
+        """Of the sequences that have not ended, by connection and id."""
+        self._simulation = Simulation(
+            num_pages=self._chance.choice([36, 64]),
+            max_batched_tokens=64,
+            pool=StubPool(num_slots=2, delay_steps=1),
+            runner=partial(RecordingRunner, counts=self._counts, chance=self._chance),
+            runs_ahead=self._chance.random() < 0.5,
+        )
+        self._server = Server(self.address, instance_id=self._instance_id)
+        await self._server.start(self)
+        self.is_up = True
+
+    async def kill(self) -> None:
+        """Between two steps: what it has computed it has told."""
+        self.is_up = False
+        self.num_preemptions += self._simulation.scheduler.num_preemptions
+        with self._simulation.kv.lock:
+            self._deliver(self._simulation.engine.suspend())
+        await self._server.close()
+        for key, count in self._requests.items():
+            count.open.discard((self._instance_id, *key))
+
+    def post(self, connection: int, message: Command) -> None:
+        if isinstance(message, Generate):
+            count = self._counts[message.request_id]
+            self._requests[connection, message.id] = count
+            count.open.add((self._instance_id, connection, message.id))
+        self._inbox.append((connection, message))
+
+    def step(self) -> None:
+        inbox, self._inbox = self._inbox, []
+        engine = self._simulation.engine
+        self._simulation.clock.now += 0.001
+        for connection, message in inbox:
+            match message:
+                case Generate():
+                    self._deliver(engine.offer(connection, message))
+                case Abort(id=sequence_id):
+                    self._deliver(engine.abort(connection, sequence_id))
+                case Disconnected():
+                    engine.abort_connection(connection)
+                case _:
+                    pass
+        self._deliver(engine.expire())
+        if engine.has_work:
+            self._deliver(engine.step())
+
+    def _deliver(self, events: list[Event]) -> None:
+        for connection, event in events:
+            key = connection, event.id
+            count = self._requests[key]
+            if isinstance(event, SequenceOutput):
+                count.num_tokens += len(event.tokens)
+                count.num_ends += event.stop_token is not None
+            if isinstance(event, Failed) or getattr(event, "finish_reason", None) is not None:
+                del self._requests[key]
+                count.open.remove((self._instance_id, *key))
+        if events:
+            self._server.deliver(frames(events))
