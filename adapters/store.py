@@ -200,6 +200,11 @@ def is_disk_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
+def is_read_only(error: OSError) -> bool:
+    """Whether the store's disk, or its permissions, let nothing be written."""
+    return error.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
 @contextlib.contextmanager
 def _open(folder: Path) -> Generator[int]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

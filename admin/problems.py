@@ -11,7 +11,7 @@ from litestar import Request, Response
 from litestar.exceptions import HTTPException, ValidationException
 
 from adapters.errors import AdapterRejected
-from adapters.store import StoreUnavailable, is_disk_full
+from adapters.store import StoreUnavailable, is_disk_full, is_read_only
 from admin import errors
 
 log = logging.getLogger(__name__)
@@ -90,6 +90,12 @@ def to_response(_: Request[Any, Any, Any], error: Exception) -> Response[dict[st
             log.error("the disk is full: %s", error)
             message = f"The server's disk is full: {error.strerror}."
             return _answer(507, "server_error", message, None, "disk_full")
+        case OSError() if is_read_only(error):
+            log.error("the store cannot be written: %s", error)
+            message = f"The server's store cannot be written: {error.strerror}."
+            answer = _answer(503, "server_error", message, None, "store_read_only")
+            answer.headers["x-should-retry"] = "false"
+            return answer
         case StoreUnavailable():
             log.error("%s", error)
             message = "The server's store does not answer."

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from adapters.store import NotInStore, Store
+from adapters.store import NotInStore, Store, is_read_only
 from loraplex.children import CHILD_FOLDER, python
 from loraplex.death import die_with_parent
 from loraplex.errors import BadSettings, ImportFailed
@@ -116,6 +116,8 @@ def main() -> int:
     try:
         digest = import_here(Path(source), settings.open_store(), report)
     except (ValueError, OSError, BadSettings) as error:
+        if isinstance(error, OSError) and is_read_only(error):
+            error = ImportFailed(f"the store {store} cannot be written: {error.strerror}")
         print(str(error).replace("\n", " "), file=sys.stderr)
         return 1
     print("digest", digest, flush=True)

@@ -176,6 +176,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             )
         except ValueError as error:
             raise BadSettings(f"store: {error}") from error
+        except OSError as error:
+            raise BadSettings(
+                f"store: {self.store_location} cannot be written: {error.strerror}"
+            ) from error
 
     def shown(self) -> dict[str, Any]:
         """Effective values for people, secrets hidden."""

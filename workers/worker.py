@@ -78,7 +78,11 @@ class Worker:
         self.instance_id = instance_id
         self.ring = StepRing()
         self.ops = _select_ops(config)
-        self.store = open_store(config.store, config.cache_dir / "store")
+        try:
+            self.store = open_store(config.store, config.cache_dir / "store")
+        except OSError as error:
+            why = f"the store {config.store} cannot be opened: {error.strerror}"
+            raise CannotServe(why) from error
         names = {digest: name for name, digest in config.models.items()}
         plans = {digest: self._read_plan(digest) for digest in names}
         virtual = self._virtual_memory()

@@ -31,8 +31,10 @@ def on_small_disk(folder: Path, *command: str) -> Iterator[subprocess.Popen[str]
     folder.mkdir()
     wrapped = ["unshare", "--mount", "sh", "-c", MOUNT, str(DISK_BYTES), str(folder), *command]
     with subprocess.Popen(wrapped, cwd=ROOT, text=True, stdout=subprocess.PIPE) as process:
-        yield process
-        process.kill()
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 async def test_a_full_disk_refuses_and_keeps_what_it_has(
@@ -92,6 +94,65 @@ async def test_a_full_disk_refuses_and_keeps_what_it_has(
             await client.delete("adapters/a0", params={"tenant": "acme"})
             answer = await client.post("adapters", data=fields, files=parts(tmp_path / name))
             assert answer.status_code == 201, answer.text
+
+
+async def test_a_store_that_cannot_be_written_is_refused_by_name(
+    dsn: str, database: Database, tmp_path: Path
+) -> None:
+    """What is there stays served, and uploads go on when the disk takes them again."""
+    async with database.transaction() as connection:
+        _, key = await create_key(connection, PEPPER, None)
+    disk = tmp_path / "disk"
+    write_adapter(tmp_path / "adapter")
+    files = parts(tmp_path / "adapter")
+    fields = {"name": "bot", "tenant": "acme"}
+    command = [sys.executable, "-m", "tests.admin.serve", dsn, str(disk / "store")]
+    with on_small_disk(disk, *command) as server:
+        assert server.stdout is not None
+        url = server.stdout.readline().strip()
+        write_model(Path(f"/proc/{server.pid}/root{disk / 'store'}"), "b" * 64)
+
+        def remount(how: str) -> None:
+            mount = ("mount", "-o", f"remount,{how}", str(disk))
+            subprocess.run(["nsenter", "-t", str(server.pid), "-m", *mount], check=True)
+
+        async with client_of(url, key) as client:
+            await client.post("tenants", json={"name": "acme"})
+            await client.post("models", json={"name": "tiny", "digest": "b" * 64})
+            remount("ro")
+            for answer in (
+                await client.post("adapters", data=fields, files=files),
+                await client.post("uploads", json={"bytes": 10, "filename": "a.tar"}),
+            ):
+                refused = problem(answer, 503)
+                assert refused["code"] == "store_read_only"
+                assert "Read-only file system" in refused["message"]
+                assert str(disk) not in refused["message"]
+                assert answer.headers["x-should-retry"] == "false"
+            remount("rw")
+            answer = await client.post("adapters", data=fields, files=files)
+            assert answer.status_code == 201, answer.text
+
+
+def test_a_new_store_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    script = """
+import sys
+from pathlib import Path
+from loraplex.errors import BadSettings
+from loraplex.settings import Settings
+store, home = sys.argv[1:]
+try:
+    Settings(store=store, data_dir=Path(home)).open_store()
+except BadSettings as error:
+    print(error)
+"""
+    store = tmp_path / "store"
+    store.mkdir()
+    read_only = 'mount -t tmpfs -o ro tmpfs "$0" && exec "$@"'
+    run = [sys.executable, "-c", script, str(store), str(tmp_path / "home")]
+    command = ["unshare", "--mount", "sh", "-c", read_only, str(store), *run]
+    told = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=True).stdout
+    assert told == f"store: {store} cannot be written: Read-only file system\n"
 
 
 async def test_the_reserve_is_left_to_others(database: Database, tmp_path: Path) -> None:
