@@ -18,16 +18,26 @@ _DECIMAL = re.compile(rb"""null|"?[0-9.eE+-]+"?""")
 _FIELD = re.compile(r"field `(?P<name>[^`]*)`$", re.DOTALL)
 
 
-async def keep_coming(chunks: AsyncIterator[bytes], idle_s: float) -> AsyncIterator[bytes]:
-    """The same chunks. Raises Stalled when none comes for so long."""
+async def keep_coming(
+    chunks: AsyncIterator[bytes], idle_s: float, min_bytes: int
+) -> AsyncIterator[bytes]:
+    """The same chunks. Raises Stalled when in `idle_s` seconds of waiting for the client fewer than
+    `min_bytes` come; the time that is spent on what came is not the client's."""
+    loop = asyncio.get_running_loop()
+    waited_s, num_bytes = 0.0, 0
     while True:
+        began = loop.time()
         try:
-            async with asyncio.timeout(idle_s):
+            async with asyncio.timeout(idle_s - waited_s):
                 chunk = await anext(chunks)
         except StopAsyncIteration:
             return
         except TimeoutError:
-            raise Stalled(f"nothing came for {idle_s:g} s") from None
+            raise Stalled(f"fewer than {min_bytes} bytes came in {idle_s:g} s") from None
+        waited_s += loop.time() - began
+        num_bytes += len(chunk)
+        if num_bytes >= min_bytes:
+            waited_s, num_bytes = 0.0, 0
         yield chunk
 
 

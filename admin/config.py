@@ -13,4 +13,8 @@ class AdminConfig(msgspec.Struct, frozen=True, kw_only=True):
     usage_days: int = 90
     """How long the rows of single requests are kept, today included."""
     upload_idle_s: float = 60.0
-    """An upload of which nothing came for so long is given up, and nothing of it stays."""
+    """Seconds of waiting for the client in which an upload must bring `min_upload_rate` on average;
+    otherwise it is given up. One in pieces that is not continued for so long is removed."""
+    min_upload_rate: int = 16 << 10
+    """Bytes a second; slower, an upload would hold its place for days. A line of 1 Mbit/s brings 7
+    times as many."""

@@ -69,8 +69,15 @@ HEADERS = {
 }
 
 
-def to_response(_: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
+def to_response(request: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
     """The exception handler of the whole application. Unknown errors show nothing of theirs."""
+    answer = _to_response(error)
+    # For the log and the counters of refusals (gateway/refusals.py).
+    request.scope["state"]["refusal"] = answer.content["error"]["code"]
+    return answer
+
+
+def _to_response(error: Exception) -> Response[dict[str, Any]]:
     match error:
         case AdapterRejected():
             return _answer(400, INVALID, str(error), error.field, error.code, error.to_dict())

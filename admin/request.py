@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -13,13 +14,17 @@ from litestar.exceptions import InternalServerException
 from litestar.types import Message, Scope
 
 from admin.audit import Actor, changing
-from admin.body import decode_json
+from admin.body import decode_json, keep_coming
+from admin.body_budget import held_body
 from admin.database import Connection
-from admin.errors import Stalled
+from admin.errors import Overloaded, Stalled
 from admin.records import ApiKey
 
 if TYPE_CHECKING:
     from admin.plane import AdminPlane
+
+ADMIN = "admin"
+"""Stands for the tenant of admin keys, which have none, where bytes are counted."""
 
 
 class AdminRequest(Request[ApiKey, Any, State]):
@@ -38,9 +43,39 @@ class AdminRequest(Request[ApiKey, Any, State]):
         return Actor(self.user, self.scope["state"]["request_id"])
 
     async def stream(self) -> AsyncGenerator[bytes]:
-        """The body as it comes. Raises Stalled, which nobody reads, if the client leaves."""
+        """The body as it comes; its bytes count as held until the answer. Raises Stalled if it
+        comes too slowly, and, which nobody reads, if the client leaves; Overloaded."""
+        held, chunks, num_bytes = held_body(self.scope), self._chunks(), 0
+        began = asyncio.get_running_loop().time()
+        while True:
+            try:
+                async with asyncio.timeout_at(held.latest_end(began, num_bytes)):
+                    chunk = await anext(chunks)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                raise Stalled("the body of the request came too slowly") from None
+            num_bytes += len(chunk)
+            yield chunk
+
+    async def upload(self) -> AsyncGenerator[bytes]:
+        """The body as it comes, of any size: each chunk's bytes are given back when the next is
+        asked for. Raises Stalled if fewer come than an upload must bring; Overloaded."""
+        config, held = self.plane.config, held_body(self.scope)
+        min_bytes = round(config.min_upload_rate * config.upload_idle_s)
+        async for chunk in keep_coming(self._chunks(), config.upload_idle_s, min_bytes):
+            yield chunk
+            held.release(min(len(chunk), held.num_bytes))
+
+    async def _chunks(self) -> AsyncGenerator[bytes]:
+        held = held_body(self.scope)
+        held.charge(self.user.tenant_id or ADMIN)
         try:
             async for chunk in super().stream():
+                if held.excess is not None:
+                    raise Overloaded(
+                        "too many bytes of requests are being read", "too_many_body_bytes"
+                    )
                 yield chunk
         except InternalServerException:
             raise Stalled("the client left before its request was whole") from None

@@ -3,9 +3,11 @@
 ApiError
 ├── InvalidRequest            400
 │   └── ContextLengthExceeded 400
+├── TooManyRequests           429
 ├── Unauthenticated           401
 ├── Forbidden                 403
 ├── ModelNotFound             404
+├── BodyTimeout               408
 ├── TemplateNotApproved       409
 ├── QuotaExceeded             429
 ├── PoisonRequest             500
@@ -31,6 +33,9 @@ from litestar.types import Receive, Scope, Send
 
 from workers.client import WorkerFailed
 from workers.protocol import ErrorCode
+
+CODE = "refusal"
+"""Of a scope's state: the code of the error that is being answered."""
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +70,10 @@ class ContextLengthExceeded(InvalidRequest):
     """Prompt and answer together do not fit the model's context."""
 
 
+class TooManyRequests(ApiError):
+    """Requests without a key come too often from the client's address."""
+
+
 class Unauthenticated(ApiError):
     """No API key, or not a valid one."""
 
@@ -81,6 +90,10 @@ class ModelNotFound(ApiError):
         super().__init__(
             f"The model '{shown}' does not exist or you do not have access to it.", param="model"
         )
+
+
+class BodyTimeout(ApiError):
+    """The body of the request does not come, or too slowly."""
 
 
 class TemplateNotApproved(ApiError):
@@ -139,9 +152,11 @@ SERVER = "server_error"
 PROBLEMS: Mapping[type[Exception] | ErrorCode | int, Problem] = {
     InvalidRequest: Problem(400, INVALID),
     ContextLengthExceeded: Problem(400, INVALID, "context_length_exceeded"),
+    TooManyRequests: Problem(429, "rate_limit_error", retry_after_s=1),
     Unauthenticated: Problem(401, "authentication_error", "invalid_api_key"),
     Forbidden: Problem(403, "permission_error", "insufficient_scope"),
     ModelNotFound: Problem(404, "not_found_error", "model_not_found"),
+    BodyTimeout: Problem(408, INVALID, "request_timeout"),
     TemplateNotApproved: Problem(409, INVALID, "template_not_approved", is_final=True),
     Overloaded: Problem(503, SERVER, "overloaded", retry_after_s=1),
     QuotaExceeded: Problem(429, "rate_limit_error", "rate_limit_exceeded"),
@@ -245,7 +260,8 @@ class ErrorAnswer:
             self.headers["www-authenticate"] = "Bearer"
         self.body = _body(error, problem, message)
 
-    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        note_code(scope, self.body)
         body = msgspec.json.encode(self.body)
         headers = [
             *(
@@ -269,9 +285,15 @@ def forget_frames(error: BaseException) -> None:
         each = each.__context__
 
 
-def to_response(_: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
+def note_code(scope: Any, body: dict[str, Any]) -> None:
+    """Leaves the code of an error's body for the log and the counters of refusals."""
+    scope["state"][CODE] = body["error"]["code"]
+
+
+def to_response(request: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
     """The exception handler of the whole application."""
     answer = ErrorAnswer(error)
+    note_code(request.scope, answer.body)
     return Response(
         answer.body,
         status_code=answer.status,

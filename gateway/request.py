@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 from litestar import Request
 from litestar.datastructures import State
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.types import Message, Scope
 
+from admin.body_budget import held_body
 from gateway.auth import CHARGE, Principal
-from gateway.errors import InvalidRequest
+from gateway.errors import BodyTimeout, InvalidRequest, Overloaded
 from gateway.headers import find_header
-from gateway.schemas import MAX_BODY_BYTES
+from gateway.schemas import MAX_BODY_BYTES, decode_request
 
 if TYPE_CHECKING:
     from gateway.admission import RequestCharge
     from gateway.app import Gateway
 
+T = TypeVar("T")
+
 MAX_TIMEOUT_S = 86_400
+_EXCEEDED = {
+    "tenant": "Too many bytes of this tenant's requests are being read.",
+    "all": "Too many bytes of requests are being read.",
+}
 _SECONDS = re.compile(r"[0-9]{1,5}(\.[0-9]{1,9})?")
 
 
@@ -33,29 +42,45 @@ class GatewayRequest(Request[Principal, Any, State]):
         self.gateway: Gateway = self.app.state["gateway"]
         self.num_bytes = 0
         """Of the body, once it is read."""
-        state = scope["state"]
-        if "request_id" not in state:
-            state["request_id"] = f"req_{os.urandom(16).hex()}"
-            state["started_at"] = time.perf_counter()
+        number_request(scope)
 
     async def body(self) -> bytes:
-        """As the framework's own, which indexes all headers and goes through a generator. Raises
-        RequestEntityTooLarge, at once where the length is announced; InvalidRequest, which nobody
-        reads, if the client leaves."""
+        """As the framework's own, which indexes all headers and goes through a generator.
+
+        Raises RequestEntityTooLarge, at once where the length is announced; BodyTimeout; Overloaded
+        if too many bytes of bodies are held; InvalidRequest, which nobody reads, if the client
+        leaves."""
+        held = held_body(self.scope)
+        held.charge(self.user.tenant.id)
         announced = find_header(self.scope, b"content-length")
         if announced is not None and int(announced) > MAX_BODY_BYTES:
             raise RequestEntityTooLarge
         body, is_whole = bytearray(), False
+        began = asyncio.get_running_loop().time()
         while not is_whole:
-            message: Any = await self.receive()
+            try:
+                async with asyncio.timeout_at(held.latest_end(began, len(body))):
+                    message: Any = await self.receive()
+            except TimeoutError:
+                raise BodyTimeout("The body of the request came too slowly.") from None
             if message["type"] == "http.disconnect":
                 raise InvalidRequest("The client left before its request was whole.")
             body += message["body"]
             if len(body) > MAX_BODY_BYTES:
                 raise RequestEntityTooLarge
+            if (excess := held.excess) is not None:
+                raise Overloaded(_EXCEEDED[excess], code="too_many_body_bytes")
             is_whole = not message["more_body"]
         self.num_bytes = len(body)
         return bytes(body)
+
+    async def decode(self, decoder: msgspec.json.Decoder[T]) -> T:
+        """The body as a struct; its bytes are then given back. Raises as `body` and
+        `decode_request`."""
+        try:
+            return decode_request(decoder, await self.body())
+        finally:
+            held_body(self.scope).release()
 
     @property
     def request_id(self) -> str:
@@ -88,6 +113,14 @@ class GatewayRequest(Request[Principal, Any, State]):
     @property
     def elapsed_ms(self) -> int:
         return _elapsed_ms(self.scope)
+
+
+def number_request(scope: Any) -> None:
+    """Gives the request an id and the moment it began, unless it has them."""
+    state = scope["state"]
+    if "request_id" not in state:
+        state["request_id"] = f"req_{os.urandom(16).hex()}"
+        state["started_at"] = time.perf_counter()
 
 
 async def add_request_headers(message: Message, scope: Scope) -> None:

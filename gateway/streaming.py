@@ -28,7 +28,7 @@ from gateway.formats import (
     split,
 )
 from gateway.generation import Generation
-from gateway.server import connection_lost
+from gateway.http_protocol import connection_lost
 from gateway.usage import Entry, Status
 
 log = logging.getLogger(__name__)

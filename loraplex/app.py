@@ -18,6 +18,7 @@ from litestar import Litestar
 import admin.app
 import gateway.app
 from adapters.store import Store
+from admin.body_budget import BodyBudget
 from admin.config import AdminConfig
 from admin.database import EVERYTHING, Database
 from admin.migrate import check_schema
@@ -131,7 +132,12 @@ async def _serve_admin(settings: Settings, listener: socket.socket) -> None:
 
 async def _listen(settings: Settings, app: Any, listener: socket.socket) -> None:
     config = server.make_config(
-        app, drain_s=DRAIN_TIMEOUT_S, trusted_proxies=settings.trusted_proxies
+        app,
+        drain_s=DRAIN_TIMEOUT_S,
+        trusted_proxies=settings.trusted_proxies,
+        max_connections=settings.max_connections,
+        max_connections_per_address=settings.max_connections_per_address,
+        bodies=BodyBudget(settings.max_body_memory),
     )
     look_for_cycles_less()
     async with _beside(app):

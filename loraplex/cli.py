@@ -34,6 +34,10 @@ from loraplex.output import watch_output
 
 log = logging.getLogger(__name__)
 
+MAX_DESCRIPTORS = 65_536
+"""Four times the connections a server takes by default; far above it, programs that close
+every possible descriptor when they start become slow."""
+
 
 @click.group()
 @click.version_option(package_name="loraplex")
@@ -53,6 +57,7 @@ for command in (
 def main() -> None:
     # For our children too: a core would hold keys, and what was said.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    raise_descriptor_limit()
     watch_output()
     try:
         code = cli(standalone_mode=False)
@@ -81,6 +86,15 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
     sys.exit(code or 0)
+
+
+def raise_descriptor_limit() -> None:
+    """Lets this process and its children open as many files and sockets as the hard limit allows,
+    at most `MAX_DESCRIPTORS`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _tell(failure: str) -> None:

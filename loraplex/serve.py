@@ -206,6 +206,7 @@ class Box:
             "LORAPLEX_USAGE_DAYS": str(settings.usage_days),
             "LORAPLEX_CATALOG_STALE_S": str(settings.catalog_stale_s),
             "LORAPLEX_LOG_FORMAT": settings.log_format,
+            "LORAPLEX_MAX_BODY_MEMORY": str(settings.max_body_memory),
         }
         if settings.key_pepper:
             environment["LORAPLEX_KEY_PEPPER"] = settings.key_pepper
@@ -214,6 +215,9 @@ class Box:
         for name in ("transport_certificate", "transport_key", "transport_authority"):
             if (file := getattr(settings, name)) is not None:
                 environment[f"LORAPLEX_{name.upper()}"] = str(file.expanduser().absolute())
+        for name in ("max_connections", "max_connections_per_address"):
+            if (bound := getattr(settings, name)) is not None:
+                environment[f"LORAPLEX_{name.upper()}"] = str(bound)
         if settings.trusted_proxies:
             environment["LORAPLEX_TRUSTED_PROXIES"] = ",".join(settings.trusted_proxies)
         command = python("-m", "loraplex", "gateway", "--admin", "--fd", str(fd))

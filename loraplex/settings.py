@@ -19,6 +19,7 @@ import msgspec
 
 from adapters.store import Store
 from adapters.stores import open_store
+from admin.body_budget import ALL
 from loraplex.errors import BadSettings, NotPrivate
 from loraplex.private import check_owner
 from workers.logs import LogFormat
@@ -33,6 +34,7 @@ SIZES = (
     "max_upload",
     "min_free_disk",
     "max_usage_spool",
+    "max_body_memory",
 )
 PREFIX = "LORAPLEX_"
 
@@ -93,6 +95,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     transport_authority: Path | None = None
     trusted_proxies: tuple[str, ...] = ()
     """Addresses or networks of proxies whose X-Forwarded-For is believed; default: nobody's."""
+    max_connections: Positive | None = None
+    """Open connections of one server; default: what the limit of descriptors leaves."""
+    max_connections_per_address: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """From one address, where no proxy is trusted; default a quarter of all, 0: no bound."""
+    max_body_memory: Annotated[int, msgspec.Meta(ge=128 << 20)] = ALL
+    """Bytes of request bodies that are being read, in all; a tenant may have an eighth."""
     device: Literal["auto", "cpu"] = "auto"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     ops: Literal["cpu", "reference"] = "cpu"

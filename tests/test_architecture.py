@@ -36,6 +36,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "admin.database",
         "admin.queries",
         "admin.key_uses",
+        "admin.body_budget",
         "admin.client_address",
     ),
     "loraplex": PACKAGES,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from adapters.errors import AdapterRejected
 from admin import models, versions
 from admin.adapter_views import VersionView
-from admin.body import decode_json, keep_coming, read_all
+from admin.body import decode_json, read_all
 from admin.database import Connection
 from admin.describe import describe_version
 from admin.errors import Invalid
@@ -46,7 +45,7 @@ class UploadController(Controller):
         kind, options = media_type(request.headers.get("content-type", ""))
         async with plane.staging() as staged:
             if kind == JSON:
-                body = await read_all(_body(request), MAX_JSON_BYTES)
+                body = await read_all(request.stream(), MAX_JSON_BYTES)
                 given: VersionCreate = decode_json(body, VersionCreate)
                 async with plane.uploads.completing(
                     request.user, given.upload, given.sha256
@@ -57,7 +56,7 @@ class UploadController(Controller):
                     plane.store.check_room(_content_length(request))
                     fields, archive = await receive_form(
                         options["boundary"],
-                        _body(request),
+                        request.upload(),
                         staged,
                         plane.config.max_upload_bytes,
                         plane.store.check_room,
@@ -99,7 +98,7 @@ class UploadController(Controller):
             raise Invalid("the header upload-offset is missing", "upload_offset", "upload-offset")
         length = _content_length(request)
         appended = await request.plane.uploads.append(
-            request.user, upload_id, int(given), length, _body(request)
+            request.user, upload_id, int(given), length, request.upload()
         )
         return _view(request, appended)
 
@@ -167,10 +166,6 @@ async def _bases(connection: Connection, name: str | None) -> list[BaseModel]:
     if found := await models.list_models(connection):
         return found
     raise Invalid("no base model is registered yet", "no_base_model", "model")
-
-
-def _body(request: AdminRequest) -> AsyncIterator[bytes]:
-    return keep_coming(request.stream(), request.plane.config.upload_idle_s)
 
 
 def _content_length(request: AdminRequest) -> int:

@@ -22,7 +22,7 @@ from gateway.long_texts import LONG
 from gateway.prompts import Prompt, chat_prompts, completion_prompts
 from gateway.quota import Service
 from gateway.request import GatewayRequest
-from gateway.schemas import ChatCompletionRequest, CompletionRequest, decode_request
+from gateway.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.sequences import Call, check_answer_of, plan, work_of
 from gateway.streaming import GenerationResponse, Headers, StreamResponse, WholeResponse
 from gateway.tokenizer import ModelTokenizer
@@ -41,7 +41,7 @@ Encode = Callable[[ModelTokenizer, Target, A, Principal], Awaitable[list[Prompt]
 @HotRoute("/v1/chat/completions", http_method="POST", guards=[requires(INFERENCE)], status_code=200)
 async def create_chat_completion(request: GatewayRequest) -> GenerationResponse:
     """Answers a conversation, as one body or as a stream of server-sent events."""
-    asked = decode_request(CHAT, await request.body())
+    asked = await request.decode(CHAT)
     default_tokens = request.gateway.config.default_chat_tokens
     return await answer(request, asked, chat_prompts, default_tokens, ChatFormat, "chatcmpl")
 
@@ -49,7 +49,7 @@ async def create_chat_completion(request: GatewayRequest) -> GenerationResponse:
 @HotRoute("/v1/completions", http_method="POST", guards=[requires(INFERENCE)], status_code=200)
 async def create_completion(request: GatewayRequest) -> GenerationResponse:
     """Continues one or many prompts, as one body or as a stream of server-sent events."""
-    asked = decode_request(COMPLETION, await request.body())
+    asked = await request.decode(COMPLETION)
     default_tokens = request.gateway.config.default_completion_tokens
     return await answer(
         request, asked, completion_prompts, default_tokens, CompletionFormat, "cmpl"

@@ -14,7 +14,6 @@ from gateway.schemas import (
     DetokenizeResponse,
     TokenizeRequest,
     TokenizeResponse,
-    decode_request,
 )
 from gateway.tokenizer import ModelTokenizer
 
@@ -30,7 +29,7 @@ DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
 @post("/tokenize", guards=[requires(INFERENCE)], status_code=200)
 async def tokenize(request: GatewayRequest) -> TokenizeResponse:
     """The ids that a prompt or a conversation becomes."""
-    asked = decode_request(TOKENIZE, await request.body())
+    asked = await request.decode(TOKENIZE)
     target, tokenizer = await _tokenizer(request, asked.model)
     if asked.messages is not None:
         with_prompt = asked.add_generation_prompt is not False
@@ -57,7 +56,7 @@ async def tokenize(request: GatewayRequest) -> TokenizeResponse:
 @post("/detokenize", guards=[requires(INFERENCE)], status_code=200)
 async def detokenize(request: GatewayRequest) -> DetokenizeResponse:
     """The text of token ids, special tokens included."""
-    asked = decode_request(DETOKENIZE, await request.body())
+    asked = await request.decode(DETOKENIZE)
     target, tokenizer = await _tokenizer(request, asked.model)
     size, most = target.base.shape.vocab_size, _most(target)
     if len(asked.tokens) > most:

@@ -134,7 +134,6 @@ async def test_an_upload_is_its_tenants_and_the_admins(
     strangers = [(globex, upload), (acme, admins), (globex, "upl_" + "0" * 24), (acme, "upl_..")]
     strangers += [
         (plane.client, "upload.json"),
-        (plane.client, "%2e%2e"),
         (acme, "upl_" + "é" * 24),
     ]
     for client, target in strangers:
@@ -322,7 +321,7 @@ async def test_what_is_given_up_leaves_nothing(
             await asyncio.sleep(0.2)
 
     async with (
-        served(database, store.incoming.parent, upload_idle_s=0.35) as url,
+        served(database, store.incoming.parent, upload_idle_s=0.35, min_upload_rate=64) as url,
         client_of(url, key) as client,
     ):
         await client.post("tenants", json={"name": "acme"})

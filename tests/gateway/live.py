@@ -13,6 +13,7 @@ import asyncpg
 import httpx
 
 from admin import keys
+from admin.body_budget import BodyBudget
 from admin.database import Database
 from admin.records import TENANT_SCOPES
 from gateway.app import Gateway, create_app
@@ -72,6 +73,7 @@ class Live:
         security: Security = Security(),  # noqa: B008
         poll_interval_s: float = 3600,
         trusted_proxies: Sequence[str] = (),
+        bodies: BodyBudget | None = None,
     ) -> AsyncIterator[Served]:
         """Serves, once it has a catalog. workers: addresses of its settings; None: the one."""
         addresses = [self.worker.address] if workers is None else workers
@@ -92,7 +94,7 @@ class Live:
             database=self.database,
         )
         async with AsyncExitStack() as stack:
-            url = await stack.enter_async_context(serving(app, trusted_proxies))
+            url = await stack.enter_async_context(serving(app, trusted_proxies, bodies=bodies))
             headers = {"authorization": f"Bearer {self.key}"}
             client = httpx.AsyncClient(base_url=url, headers=headers, timeout=WAIT_S)
             await stack.enter_async_context(client)

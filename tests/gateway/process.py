@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -33,6 +34,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     catalog_stale_s: float = 300.0
     limits_wait_s: float = 1.0
     failover_wait_s: float = 30.0
+    max_descriptors: int | None = None
 
 
 class GatewayProcess(ServerProcess):
@@ -64,6 +66,8 @@ async def main() -> None:
     # It tells of each connection that it tries to make while the database is away.
     logging.getLogger("asyncpg.pool").setLevel(logging.CRITICAL)
     options = msgspec.json.decode(sys.argv[1], type=Options)
+    if options.max_descriptors is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (options.max_descriptors,) * 2)
     database = await Database.connect(options.dsn, sees=EVERYTHING)
     config = GatewayConfig(
         model_folder=Path(options.store).joinpath,

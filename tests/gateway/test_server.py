@@ -18,7 +18,8 @@ from litestar.types import ASGIApp
 
 from admin.database import translated_errors
 from admin.errors import DatabaseUnavailable
-from gateway.server import bind, connection_lost, make_server
+from gateway.http_protocol import connection_lost
+from gateway.server import bind, make_server
 from tests.serving import serving
 
 
@@ -88,7 +89,7 @@ async def test_an_idle_connection_is_not_ended_before_its_client_would() -> None
 )
 async def test_who_never_asks_to_the_end_is_let_go(asked: bytes, more: bytes) -> None:
     """As who has asked and is silent since. `more` goes on coming, and completes nothing."""
-    async with serving(_read, keep_alive_s=1) as url, asyncio.timeout(20):
+    async with serving(_read, keep_alive_s=1, head_s=1) as url, asyncio.timeout(20):
         # What crosses the end is answered with a reset.
         with suppress(ConnectionResetError):
             async with _connected(url) as (reader, writer):

@@ -1,0 +1,101 @@
+"""Bytes of request bodies in memory: counted from the socket until they are decoded, and bounded
+for each tenant and in all. The server counts what comes, the planes say whose it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+HELD_BODY = "held_body"
+"""Of an ASGI scope's state: the request's `HeldBody`."""
+ALL = 256 << 20
+"""Bytes in all by default: 25 bodies of the largest size, or thousands of usual ones."""
+TENANT_PART = 8
+"""A tenant may hold this part of all; so may what has no valid key yet, beside it."""
+GRACE_S = 30.0
+MIN_BYTES_PER_S = 32 << 10
+"""A body must have come 30 s after its head, and 1 s for each 32 KiB of it: 10 MiB take 350 s at
+most. A mobile link of 0.5 Mbit/s is twice as fast."""
+
+Excess = Literal["tenant", "all"]
+
+
+class BodyBudget:
+    def __init__(self, max_bytes: int = ALL, grace_s: float = GRACE_S) -> None:
+        """grace_s: how long a body may take beside 1 s for each `MIN_BYTES_PER_S`."""
+        self.max_bytes = max_bytes
+        self.grace_s = grace_s
+        self.max_tenant_bytes = max_bytes // TENANT_PART
+        self.num_bytes = 0
+        """Of bodies with an owner."""
+        self.num_unowned_bytes = 0
+        self._by_owner: dict[str, int] = {}
+
+    def owned_by(self, owner: str) -> int:
+        return self._by_owner.get(owner, 0)
+
+    def add(self, owner: str | None, num_bytes: int) -> None:
+        """Counts bytes, or with a negative number gives them back. owner: None before the key is
+        known."""
+        if owner is None:
+            self.num_unowned_bytes += num_bytes
+            return
+        self.num_bytes += num_bytes
+        left = self._by_owner.get(owner, 0) + num_bytes
+        if left:
+            self._by_owner[owner] = left
+        else:
+            self._by_owner.pop(owner, None)
+
+    @property
+    def is_full_of_unowned(self) -> bool:
+        return self.num_unowned_bytes > self.max_tenant_bytes
+
+
+class HeldBody:
+    """The bytes of one request's body that are in memory."""
+
+    __slots__ = ("_budget", "_owner", "num_bytes")
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self._owner: str | None = None
+        self.num_bytes = 0
+
+    def add(self, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        self._budget.add(self._owner, num_bytes)
+
+    def release(self, num_bytes: int | None = None) -> None:
+        """Gives back so many bytes; None: all."""
+        self.add(-(self.num_bytes if num_bytes is None else num_bytes))
+
+    def charge(self, owner: str) -> None:
+        """Counts the body as the owner's from now on."""
+        num_bytes = self.num_bytes
+        self.release()
+        self._owner = owner
+        self.add(num_bytes)
+
+    def latest_end(self, began: float, num_bytes: int) -> float:
+        """When the body must be whole that began then, of which so many bytes have come; on the
+        clock of `began`."""
+        return began + self._budget.grace_s + num_bytes / MIN_BYTES_PER_S
+
+    @property
+    def has_owner(self) -> bool:
+        return self._owner is not None
+
+    @property
+    def excess(self) -> Excess | None:
+        """The bound that is exceeded while this body is held; None if none is."""
+        budget, owner = self._budget, self._owner
+        if owner is not None and budget.owned_by(owner) > budget.max_tenant_bytes:
+            return "tenant"
+        return "all" if budget.num_bytes > budget.max_bytes else None
+
+
+def held_body(scope: Mapping[str, Any]) -> HeldBody:
+    """The body of an ASGI scope's request; not bounded where another server serves."""
+    held = scope["state"].get(HELD_BODY)
+    return held if held is not None else HeldBody(BodyBudget())

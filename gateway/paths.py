@@ -1,0 +1,48 @@
+"""The one spelling of a path that is served, so that path filters before us read what we read."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import unquote_to_bytes
+
+MODELS = b"/v1/models/"
+"""Below it a slash of a model's name may be encoded, as the official clients do."""
+
+_PLAIN = re.compile(rb"(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~!$&'()*+,;=:@-]+)*/?\Z")
+"""Segments as RFC 3986 has them, none empty, `.` or `..`, and nothing percent-encoded."""
+_CHARACTER = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2}")
+_NEEDLESS = re.compile(rb"%(?:[46][1-9A-Fa-f]|[57][0-9Aa]|3[0-9]|2[DdEe]|5[Ff]|7[Ee])")
+"""Encodes a letter, a digit, or one of `-._~`."""
+_CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
+
+
+def find_ambiguity(raw_path: bytes) -> str | None:
+    """Why a filter may take the path of a request for another one; None if it cannot.
+
+    raw_path: as it was sent, without the query.
+    """
+    if _PLAIN.match(raw_path):
+        return None
+    if b"\\" in raw_path:
+        return "it has a backslash"
+    if _CHARACTER.sub(b"", raw_path):
+        return "it has a character that must be percent-encoded, or half of a percent-encoded one"
+    if _NEEDLESS.search(raw_path):
+        return "it percent-encodes a letter, a digit or one of '-._~'"
+    if b"%2f" in raw_path.lower() and not raw_path.startswith(MODELS):
+        return "it percent-encodes a slash"
+    return _find_in_decoded(unquote_to_bytes(raw_path))
+
+
+def _find_in_decoded(path: bytes) -> str | None:
+    if _CONTROL.search(path) or b"\\" in path or b"%" in path:
+        return "it percent-encodes a control character, a backslash or a percent sign"
+    if not path.startswith(b"/") or b"//" in path:
+        return "it has an empty segment"
+    if {b".", b".."} & set(path.split(b"/")):
+        return "it has a segment '.' or '..'"
+    try:
+        path.decode()
+    except UnicodeDecodeError:
+        return "it is not UTF-8"
+    return None
