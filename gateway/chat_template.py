@@ -1,30 +1,35 @@
-"""Chat templates: conversations to text, sandboxed.
+"""Chat templates: conversations to text, sandboxed and within a budget.
 
-Templates run in process because an operator stands behind each: those of imported models, and those
+Templates run in process because an admin stands behind each: those of imported models, and those
 of adapter versions that an admin has approved. None ever comes from a request.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import OrderedDict
-from datetime import datetime
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
-from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.runtime import LoopContext
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gateway.errors import InvalidRequest
 from gateway.schemas import Message
+from gateway.template_budget import BudgetExceeded, limited
+from gateway.template_sandbox import MAX_ERROR_CHARS, make_environment
 
-RENDERING_ERRORS = (ArithmeticError, LookupError, TypeError, ValueError, RecursionError)
+RENDERING_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 """What a template's own expressions may raise on messages it did not expect."""
+
+
+class TemplateOverBudget(InvalidRequest):
+    """A rendering takes more work than the conversation's budget."""
 
 
 class ChatTemplate:
@@ -41,16 +46,28 @@ class ChatTemplate:
             "documents": None,
         }
 
-    def render(self, messages: list[Message], *, add_generation_prompt: bool = True) -> str:
-        """Raises InvalidRequest if the template refuses the conversation."""
+    def render(
+        self, messages: list[Message], *, steps: int, add_generation_prompt: bool = True
+    ) -> str:
+        """Raises InvalidRequest if the template refuses the conversation, TemplateOverBudget if
+        that takes more `steps` of `template_budget`."""
         try:
-            return self._template.render(
-                messages=[message.for_template() for message in messages],
-                add_generation_prompt=add_generation_prompt,
-            )
+            with limited(steps):
+                return self._template.render(
+                    messages=[message.for_template() for message in messages],
+                    add_generation_prompt=add_generation_prompt,
+                )
+        except BudgetExceeded:
+            raise TemplateOverBudget(
+                f"The model's chat template takes more than the {steps} steps that a conversation "
+                "of this size may take.",
+                param="messages",
+                code="template_budget_exceeded",
+            ) from None
         except (jinja2.TemplateError, *RENDERING_ERRORS) as error:
             raise InvalidRequest(
-                f"The model's chat template refused: {error}", param="messages"
+                f"The model's chat template refused: {str(error)[:MAX_ERROR_CHARS]}",
+                param="messages",
             ) from error
 
 
@@ -81,69 +98,4 @@ class CompiledTemplates:
             ) from error
 
 
-class _Generation(Extension):
-    """`{% generation %}`, which marks answers for training, renders as what stands inside."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _Namespace(jinja2.utils.Namespace):
-    """Takes no private names, which the sandbox guards on every other object."""
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        if name.startswith("_"):
-            raise SecurityError(f"a namespace may not have {name!r}")
-        super().__setitem__(name, value)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Jinja's own filter escapes HTML, which chat templates do not mean."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """As the sandbox has it; of `loop`, which every message's turn asks for, without its many
-        questions."""
-        if type(obj) is LoopContext:
-            return not attr.startswith("_")
-        return super().is_safe_attribute(obj, attr, value)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    """Renders as transformers' apply_chat_template does."""
-    environment: Any = _Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals.update(
-        raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_Namespace
-    )
-    return environment
-
-
-ENVIRONMENT = _environment()
+ENVIRONMENT = make_environment()

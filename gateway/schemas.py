@@ -109,6 +109,7 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def num_chars(self) -> int:
+        """Characters of its content."""
         content = self.content or ""
         return len(content) if isinstance(content, str) else sum([len(p.text) for p in content])
 

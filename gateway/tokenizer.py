@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 from tokenizers import Tokenizer
 
-from gateway.chat_template import ChatTemplate, CompiledTemplates
+from gateway.chat_template import ChatTemplate, CompiledTemplates, TemplateOverBudget
 from gateway.detokenizer import Spelling
 from gateway.errors import ContextLengthExceeded, InvalidRequest
-from gateway.long_texts import TOKEN_CHARS, LongTexts
+from gateway.long_texts import LONG, TOKEN_CHARS, LongTexts
 from gateway.prompt_encoder import PromptEncoder
 from gateway.schemas import Message
+from gateway.template_budget import steps_for
 
 # A short prompt takes less time than handing it to the library's threads.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -24,6 +27,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 A = TypeVar("A")
 
 SPECIAL_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+
+MANY_MESSAGES = 256
+STEPS_ON_LOOP = 1 << 16
+"""About 10 ms; a rendering that takes more is begun again beside the loop."""
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True):
@@ -92,7 +99,10 @@ class ModelTokenizer:
         inside one, what was encoded before need not be again. Raises ContextLengthExceeded as
         `encode_many` does."""
         text = await self.render(
-            messages, template=template, add_generation_prompt=add_generation_prompt
+            messages,
+            domain=domain,
+            template=template,
+            add_generation_prompt=add_generation_prompt,
         )
         self.check_chars(len(text), max_tokens)
         return await self._prompts.encode(text, domain, max_tokens=max_tokens)
@@ -101,15 +111,26 @@ class ModelTokenizer:
         self,
         messages: list[Message],
         *,
+        domain: str,
         template: str | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
         """By an adapter version's approved `template`, else the model's own. Raises InvalidRequest
-        if it refuses the conversation, or there is none."""
+        if it refuses the conversation, or there is none. What takes long, for the size of the
+        conversation or by the template's own fault, is rendered beside the loop."""
         chosen = self._template if template is None else await self._templates.get(template)
         if chosen is None:
             raise InvalidRequest("This model has no chat template; use completions.", param="model")
-        return chosen.render(messages, add_generation_prompt=add_generation_prompt)
+        num_chars = sum([message.num_chars for message in messages])
+
+        def render(steps: int) -> str:
+            return chosen.render(messages, steps=steps, add_generation_prompt=add_generation_prompt)
+
+        if num_chars <= LONG and len(messages) <= MANY_MESSAGES:
+            with suppress(TemplateOverBudget):
+                return render(STEPS_ON_LOOP)
+        steps = steps_for(len(messages), num_chars)
+        return await self._long_texts.run(domain, partial(render, steps))
 
     async def decode(
         self,

@@ -91,9 +91,9 @@ async def test_templates_render_as_in_transformers(
     else:
         folder = changed(tmp_path, chat_template=template)
     oracle = AutoTokenizer.from_pretrained(folder)
-    assert await ModelTokenizer(folder, LongTexts()).render(MESSAGES) == oracle.apply_chat_template(
-        CHAT, add_generation_prompt=True, tokenize=False
-    )
+    assert await ModelTokenizer(folder, LongTexts()).render(
+        MESSAGES, domain=""
+    ) == oracle.apply_chat_template(CHAT, add_generation_prompt=True, tokenize=False)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ async def test_templates_render_as_in_transformers(
 async def test_what_a_template_may_not_do(tmp_path: Path, template: str) -> None:
     tokenizer = ModelTokenizer(changed(tmp_path, chat_template=template), LongTexts())
     with pytest.raises(InvalidRequest) as refusal:
-        await tokenizer.render(MESSAGES)
+        await tokenizer.render(MESSAGES, domain="")
     assert refusal.value.param == "messages"
 
 
@@ -132,7 +132,7 @@ async def test_a_template_that_does_not_compile_is_refused(template: str) -> Non
 async def test_a_model_without_template_does_not_chat(tmp_path: Path) -> None:
     tokenizer = ModelTokenizer(changed(tmp_path, chat_template=None), LongTexts())
     with pytest.raises(InvalidRequest, match="no chat template"):
-        await tokenizer.render(MESSAGES)
+        await tokenizer.render(MESSAGES, domain="")
 
 
 async def test_a_text_that_must_have_too_many_tokens_is_refused(tmp_path: Path) -> None:
