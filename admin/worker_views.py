@@ -16,7 +16,10 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     address: str
     state: State
-    """lost: no gateway has told of it for some seconds; unreached: none ever has"""
+    """lost: no gateway has told of it for some seconds; unreached: none ever has; unsatisfiable:
+    it cannot serve any base model that it knows of"""
+    reason: str
+    """What is wrong with its base models; empty if nothing is."""
     drain_wanted: bool
     num_running: int
     num_waiting: int
@@ -73,6 +76,7 @@ def _summary(worker: Worker) -> dict[str, Any]:
         "id": worker.id,
         "address": worker.address,
         "state": worker.state,
+        "reason": worker.reason,
         "drain_wanted": bool(worker.draining),
         "num_running": sum(model.num_running for model in status.models),
         "num_waiting": sum(model.num_waiting for model in status.models),

@@ -5,6 +5,7 @@ Nobody here talks to a worker: what is wanted of one reaches it by way of the ga
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime
 from typing import Literal
 
@@ -20,7 +21,10 @@ LOST_S = 5.0
 FORGOTTEN_S = 30.0
 """And after so long, without a lease, it is no worker any more."""
 
-State = Literal["ready", "draining", "lost", "unreached"]
+UNSATISFIABLE = "unsatisfiable"
+"""The tier of a model that a worker, as it is set up, cannot serve."""
+
+State = Literal["ready", "draining", "lost", "unreached", "unsatisfiable"]
 
 
 class ModelState(msgspec.Struct, frozen=True):
@@ -28,7 +32,8 @@ class ModelState(msgspec.Struct, frozen=True):
 
     worker: str
     tier: str
-    """device; host, cold: it would have to come; loading, draining: on its way here or away"""
+    """device; host, cold: it would have to come; loading, draining: on its way here or away;
+    unsatisfiable: the worker, as it is set up, cannot serve it"""
     num_bytes: int
     """Of its weights on the device, now or when it was there last."""
     num_swaps: int
@@ -127,7 +132,17 @@ class Worker(msgspec.Struct, frozen=True):
             return "unreached"
         if self.age_s > LOST_S:
             return "lost"
-        return "draining" if self.status.draining else "ready"
+        if self.status.draining:
+            return "draining"
+        models = self.status.models
+        is_of_no_use = models and all(model.tier == UNSATISFIABLE for model in models)
+        return UNSATISFIABLE if is_of_no_use else "ready"
+
+    @property
+    def reason(self) -> str:
+        """What is wrong with its models, by name; empty if nothing is."""
+        models = self.status.models if self.status else []
+        return "; ".join(f"{m.name}: {m.tier}: {m.error}" for m in models if m.error)
 
 
 async def list_workers(connection: Connection, after: str, limit: int) -> list[Worker]:
@@ -144,10 +159,15 @@ async def find_worker(connection: Connection, worker_id: str) -> Worker:
     return from_row(Worker, row)
 
 
-async def model_states(connection: Connection, digest: str) -> list[ModelState]:
-    """By worker, of those that are heard of and that the connection sees."""
-    rows = await connection.fetch(sql["model_states"], digest, LOST_S)
-    return [from_row(ModelState, row) for row in rows]
+async def model_states(
+    connection: Connection, digests: Collection[str]
+) -> dict[str, list[ModelState]]:
+    """Of each base model by worker, of those that are heard of and that the connection sees."""
+    rows = await connection.fetch(sql["model_states"], list(digests), LOST_S)
+    states: dict[str, list[ModelState]] = {digest: [] for digest in digests}
+    for row in rows:
+        states[row["digest"]].append(from_row(ModelState, row))
+    return states
 
 
 async def set_draining(connection: Connection, worker_id: str, draining: bool) -> Worker:

@@ -109,7 +109,7 @@ class Gateway:
             return "the catalog is not loaded"
         if self.catalog.is_stale:
             return "the catalog is stale: the database does not answer"
-        return None if self.fleet.is_ready else "no worker is ready"
+        return self.fleet.why_not_serving()
 
     @asynccontextmanager
     async def running(self, _app: Litestar) -> AsyncGenerator[None, None]:

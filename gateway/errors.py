@@ -15,6 +15,7 @@ ApiError
 └── Overloaded                503
     ├── CatalogStale          503
     ├── NoWorker              503
+    │   └── ModelUnsatisfiable 503
     ├── QuotaUnavailable      503
     └── UsageUnavailable      503
 """
@@ -134,6 +135,10 @@ class NoWorker(Overloaded):
     """No ready worker has the model."""
 
 
+class ModelUnsatisfiable(NoWorker):
+    """No worker, as they are set up, can ever serve the model."""
+
+
 class PoisonRequest(ApiError):
     """The request is taken for what its workers were lost of."""
 
@@ -163,6 +168,7 @@ PROBLEMS: Mapping[type[Exception] | ErrorCode | int, Problem] = {
     QuotaUnavailable: Problem(503, SERVER, "quota_unavailable", retry_after_s=1),
     CatalogStale: Problem(503, SERVER, "catalog_stale", retry_after_s=5),
     NoWorker: Problem(503, SERVER, "no_worker", retry_after_s=2),
+    ModelUnsatisfiable: Problem(503, SERVER, "model_unsatisfiable", is_final=True),
     UsageUnavailable: Problem(503, SERVER, "usage_unavailable", retry_after_s=5),
     PoisonRequest: Problem(500, SERVER, "poison_request", is_final=True),
     DeadlineExceeded: Problem(504, SERVER, "deadline_exceeded", is_final=True),

@@ -9,10 +9,10 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 
 from gateway.catalog import CatalogView, Target
-from gateway.errors import NoWorker
+from gateway.errors import ModelUnsatisfiable, NoWorker
 from gateway.routing import Report, Standing, Work, Workers, pick
 from workers.client import WorkerClient
-from workers.protocol import Desired, ModelInfo, Pin, WorkerStatus
+from workers.protocol import UNSATISFIABLE, Desired, ModelInfo, ModelStatus, Pin, WorkerStatus
 
 GREET_INTERVAL_S = 0.25
 """How soon a worker that came back is told what is wanted."""
@@ -40,10 +40,6 @@ class Fleet:
         self._told: dict[WorkerClient, Mapping[str, ModelInfo]] = {}
         """The models of the connection that was told last."""
 
-    @property
-    def is_ready(self) -> bool:
-        return any(client.is_ready for client in self.clients)
-
     async def run(self) -> None:
         """Keeps workers told until cancelled."""
         while True:
@@ -67,13 +63,37 @@ class Fleet:
             if any(map(usable, self.clients)):
                 break
         else:
-            raise NoWorker("No worker is ready for this model. Try again shortly.")
+            raise self._why_none(work.model)
         if len(self.clients) == 1:
             return self.clients[0]
         self._look()
         now = time.monotonic()
         cached = _num_cached(work, self.clients)
         return pick(work, self._workers, cached, now, self._random, usable)
+
+    def why_not_serving(self) -> str | None:
+        """Why no worker could serve any base model of the catalog; None if one could, or if too
+        little is known yet."""
+        ready = [client for client in self.clients if client.is_ready]
+        if not ready:
+            return "no worker is ready"
+        told = [client.status.models if client.status else [] for client in ready]
+        if not all(told) or any(m.tier != UNSATISFIABLE for models in told for m in models):
+            return None
+        model = told[0][0]
+        return f"no worker can serve any base model: {model.name}: {model.tier}: {model.error}"
+
+    def _why_none(self, model: str) -> NoWorker:
+        """Waiting is said not to help only where every worker there is has told that it cannot
+        serve the model."""
+        found = [_find_model(client, model) for client in self.clients]
+        reasons = [m.error for m in found if m is not None and m.tier == UNSATISFIABLE]
+        if found and len(reasons) == len(found):
+            return ModelUnsatisfiable(
+                "No worker can serve this model, and waiting does not help: it is unsatisfiable:"
+                f" {reasons[0]}."
+            )
+        return NoWorker("No worker is ready for this model. Try again shortly.")
 
     def note_sent(self, worker: WorkerClient, work: Work) -> None:
         """The request goes there; those that come after it are to count with it."""
@@ -154,6 +174,11 @@ class Fleet:
 
 def _serves(client: WorkerClient, model: str) -> bool:
     return client.is_ready and model in client.models
+
+
+def _find_model(client: WorkerClient, model: str) -> ModelStatus | None:
+    models = client.status.models if client.status else []
+    return next((status for status in models if status.digest == model), None)
 
 
 def _num_cached(work: Work, clients: Sequence[WorkerClient]) -> dict[WorkerClient, int]:

@@ -1,21 +1,31 @@
-"""Is somebody there, and ready? One GET on a socket, without a client library."""
+"""One GET on a socket, without a client library: whether a server is there, and ready."""
 
 from __future__ import annotations
 
 import socket
 
 TIMEOUT_S = 2.0
+MAX_BYTES = 4096
 
 
 def answers_ok(address: str, path: str) -> bool:
     """Whether `GET path` answers 200 at HOST:PORT or `unix:PATH`; False for any failure."""
+    return answer_of(address, path).startswith(b"HTTP/1.1 200 ")
+
+
+def answer_of(address: str, path: str) -> bytes:
+    """The first bytes of the answer to `GET path`, head included; empty for any failure."""
+    answer = b""
     try:
         with _open(address) as connection:
             connection.settimeout(TIMEOUT_S)
-            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: probe\r\n\r\n".encode())
-            return connection.recv(64).startswith(b"HTTP/1.1 200 ")
+            head = f"GET {path} HTTP/1.1\r\nHost: probe\r\nConnection: close\r\n\r\n"
+            connection.sendall(head.encode())
+            while len(answer) < MAX_BYTES and (part := connection.recv(MAX_BYTES)):
+                answer += part
     except OSError:
-        return False
+        return b""
+    return answer
 
 
 def _open(address: str) -> socket.socket:

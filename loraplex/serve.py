@@ -31,12 +31,13 @@ from loraplex.listener import listen
 from loraplex.output import progress, relay, tell
 from loraplex.postgres import EmbeddedPostgres
 from loraplex.private import make_private_folder, socket_folder, write_private
-from loraplex.probe import answers_ok
+from loraplex.probe import answer_of, answers_ok
 from loraplex.pushing import Version
 from loraplex.settings import Settings
 from loraplex.waiting import until_there
 from loraplex.worker import worker_config
 from workers.logs import set_up_logging
+from workers.protocol import UNSATISFIABLE
 
 GATEWAY_DRAIN_S = 40.0
 WORKER_DRAIN_S = 30.0
@@ -141,15 +142,19 @@ class Box:
         await self._worker.wait_ready(
             lambda: answers_ok(self._worker_health, "/readyz"), START_TIMEOUT_S
         )
-        await self._gateway.wait_ready(
-            lambda: answers_ok(self._address, "/readyz"), START_TIMEOUT_S
-        )
+        await self._gateway.wait_ready(self._is_up, START_TIMEOUT_S)
         await asyncio.to_thread(self._wait_demo, keys, pushed)
         # Written when what they open is there, for scripts that wait for this file.
         keys.write(path)
         where = {"url": self._url, "pid": os.getpid()}
         write_private(settings.home / "serve.json", json.dumps(where) + "\n")
         return keys
+
+    def _is_up(self) -> bool:
+        """Whether the gateway is ready. One that lacks nothing but a base model that the worker can
+        serve counts too: the admin plane is where that is mended."""
+        answer = answer_of(self._address, "/readyz")
+        return answer.startswith(b"HTTP/1.1 200 ") or UNSATISFIABLE.encode() in answer
 
     async def _migrate(self) -> None:
         await migrate_database(self._dsn, report=lambda name: tell(f"migration {name}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -30,9 +31,9 @@ class Arena:
                                          `--+--'
                                floor: for adapters alone, who always find that much in one piece
 
-    Weights own extents wherever they are free, as KV does, adjacent or not. The floor counts up to
-    whole extents, the ceiling down. Sets of extents are bit masks, bit i = extent i. Used by one
-    thread.
+    Weights own extents wherever they are free, as KV does, adjacent or not. Extents beside the
+    arena (`extend`) are for weights alone and have no number. The floor counts up to whole extents,
+    the ceiling down. Sets of extents are bit masks, bit i = extent i. Used by one thread.
     """
 
     def __init__(
@@ -67,6 +68,9 @@ class Arena:
         self._adapters = 0
         self._kv: dict[int, str] = {}
         self._weights: dict[int, str] = {}
+        self.num_beside = 0
+        """Extents beside the arena."""
+        self._weights_beside: Counter[str] = Counter()
 
     @property
     def num_adapter_extents(self) -> int:
@@ -76,6 +80,15 @@ class Arena:
     def num_kv_extents(self) -> int:
         """All that are not on the adapters' floor: KV and weights may have them."""
         return self.num_extents - self.adapter_floor
+
+    @property
+    def num_beside_obtainable(self) -> int:
+        """Free extents beside the arena."""
+        return self.num_beside - self._weights_beside.total()
+
+    def extend(self, num_extents: int) -> None:
+        """Adds extents beside the arena. The caller has seen to the memory behind them."""
+        self.num_beside += num_extents
 
     @property
     def num_kv_obtainable(self) -> int:
@@ -99,18 +112,21 @@ class Arena:
         del self._kv[extent]
         self._free |= 1 << extent
 
-    def allocate_weights(self, owner: str, num_extents: int) -> list[int]:
-        """Up to so many free extents become the owner's, the lowest first."""
-        taken: list[int] = []
-        while len(taken) < num_extents and (extent := self._take_lowest()) is not None:
+    def allocate_weights(self, owner: str, num_extents: int) -> int:
+        """Gives the owner up to `num_extents` free extents, those beside the arena and then the
+        lowest. Returns their number."""
+        num_taken = min(num_extents, self.num_beside_obtainable)
+        self._weights_beside[owner] += num_taken
+        while num_taken < num_extents and (extent := self._take_lowest()) is not None:
             self._weights[extent] = owner
             self._lend(extent)
-            taken.append(extent)
-        return taken
+            num_taken += 1
+        return num_taken
 
     def free_weights(self, owner: str) -> None:
         """All that the owner has."""
-        for extent in self.weight_extents(owner):
+        self._weights_beside.pop(owner, None)
+        for extent in sorted(e for e, name in self._weights.items() if name == owner):
             del self._weights[extent]
             self._free |= 1 << extent
             self._restore(extent)
@@ -179,9 +195,9 @@ class Arena:
     def kv_extents(self, owner: str) -> set[int]:
         return {extent for extent, name in self._kv.items() if name == owner}
 
-    def weight_extents(self, owner: str) -> list[int]:
-        """In order."""
-        return sorted(extent for extent, name in self._weights.items() if name == owner)
+    def num_weight_extents(self, owner: str) -> int:
+        """Extents of the owner's weights, those beside the arena included."""
+        return self._weights_beside[owner] + list(self._weights.values()).count(owner)
 
     def kv_owner(self, extent: int) -> str | None:
         return self._kv.get(extent)
@@ -194,11 +210,13 @@ class Arena:
         return bool(self._adapters >> extent & 1)
 
     def map(self) -> str:
-        """One character an extent: '.' free, 'k' KV, 'a' adapters, 'w' weights."""
+        """One character an extent: '.' free, 'k' KV, 'a' adapters, 'w' weights. Those beside the
+        arena come last."""
         marks = dict.fromkeys(self._kv, "k") | dict.fromkeys(self._weights, "w")
-        return "".join(
+        inside = "".join(
             marks.get(i) or ("a" if self.is_adapter(i) else ".") for i in range(self.num_extents)
         )
+        return inside + "w" * self._weights_beside.total() + "." * self.num_beside_obtainable
 
     def check_integrity(self) -> None:
         """Raises IntegrityError unless each extent has exactly one state and floor and ceiling are
@@ -210,6 +228,7 @@ class Arena:
         union = self._free | kv | self._adapters | weights
         num_states = sum(state.bit_count() for state in states)
         require(num_states == union.bit_count(), f"extents in two states: {counts}")
+        require(self.num_beside_obtainable >= 0, f"{self._weights_beside} of {self.num_beside}")
         require(union == self._all, f"extents in no state, of {self.num_extents}: {counts}")
         require(not (kv | weights) & ~self._kv_zone, f"KV or weights on the floor: {counts}")
         num_adapters = self.num_adapter_extents

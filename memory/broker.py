@@ -127,14 +127,14 @@ class MemoryBroker:
     def allocate_weights(self, owner: str, num_extents: int) -> int:
         """Gives the owner up to so many extents more, at the cost of what is idle. Returns how
         many: what others use in the meantime may be had later."""
-        missing = num_extents - len(self._arena.allocate_weights(owner, num_extents))
+        missing = num_extents - self._arena.allocate_weights(owner, num_extents)
         if not missing:
             return num_extents
         idle = self._idle_runs(with_awaited=True)
         ask = self.at_any_cost()
         for _, extent in self._by_loss(self._extents_for_pages(None, idle, ask), ask):
             self._clear(extent, idle)
-            missing -= len(self._arena.allocate_weights(owner, missing))
+            missing -= self._arena.allocate_weights(owner, missing)
             if not missing:
                 break
         return num_extents - missing

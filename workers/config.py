@@ -30,7 +30,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: DType = "bfloat16"
     threads: int | None = None
     memory: int
-    """KV pages and resident adapters, beside the weights of all models."""
+    """KV pages and resident adapters, beside the weights of all models, whenever they come."""
     device_memory: int | None = None
     """In place of `memory`: all of it, weights included. If not all models fit they take turns."""
     max_model_wait_s: float = 30.0

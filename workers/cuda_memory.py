@@ -117,6 +117,10 @@ class CudaVirtualMemory:
         self._pieces.append(piece.value)
         return piece.value
 
+    def release(self, piece: int) -> None:
+        self._pieces.remove(piece)
+        self._driver.call("cuMemRelease", piece)
+
     def reserve(self, num_bytes: int) -> Tensor:
         address = c_uint64()
         self._driver.call("cuMemAddressReserve", byref(address), num_bytes, 0, 0, 0)
@@ -128,8 +132,7 @@ class CudaVirtualMemory:
         self.map(address.value, piece, self.granularity)
         tensor = self._view(owner)
         self.unmap(address.value, self.granularity)
-        self._pieces.remove(piece)
-        self._driver.call("cuMemRelease", piece)
+        self.release(piece)
         assert tensor.data_ptr() == address.value, "torch made a copy"
         return tensor
 

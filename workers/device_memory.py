@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -20,6 +21,11 @@ class DeviceMemory(Backing, Protocol):
 
     def reserve(self, num_extents: int) -> AddressRange | None:
         """For the weights of a model; None where they lie elsewhere."""
+        ...
+
+    def extend(self, num_extents: int) -> None:
+        """Sees to memory for so many extents of weights more, beside the arena. Raises MemoryError,
+        which says how much there is."""
         ...
 
 
@@ -44,6 +50,12 @@ class HostMemory:
     def reserve(self, num_extents: int) -> None:
         return None
 
+    def extend(self, num_extents: int) -> None:
+        """The allocator takes the memory when the weights are loaded."""
+        available = available_bytes()
+        if num_extents * self._extent_bytes > available:
+            raise MemoryError(f"this machine has {gib(available)}")
+
 
 class MappedMemory:
     """As many pieces of memory as there are extents, taken once. Each lies behind an extent, or in
@@ -65,9 +77,40 @@ class MappedMemory:
     def restore(self, extent: int) -> None:
         self._arena.back_part(extent)
 
+    def extend(self, num_extents: int) -> None:
+        pieces: list[int] = []
+        try:
+            for _ in range(num_extents):
+                pieces.append(self._virtual.create(self._extent_bytes))
+        except (MemoryError, OSError) as error:
+            for piece in pieces:
+                self._virtual.release(piece)
+            num_bytes = len(pieces) * self._extent_bytes
+            raise MemoryError(f"the device has {gib(num_bytes)}") from error
+        self._spare += pieces
+
     def reserve(self, num_extents: int) -> AddressRange:
         """Addresses for so many pieces, without memory yet."""
         return AddressRange(self._virtual, num_extents, self._extent_bytes, self._spare)
+
+
+def available_bytes() -> int:
+    """Memory of the host that can be had without swapping, within the limit of its control group
+    (cgroup v2), in bytes."""
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    available = int(fields["MemAvailable"].split()[0]) << 10
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = int((group / "memory.max").read_text())
+        return min(available, max(limit - int((group / "memory.current").read_text()), 0))
+    except (OSError, ValueError):  # no control group, or none with a limit
+        return available
+
+
+def gib(num_bytes: int) -> str:
+    """The number of bytes for people, such as `1.25 GiB`."""
+    unit, size = ("GiB", 1 << 30) if num_bytes >= 1 << 30 else ("MiB", 1 << 20)
+    return f"{num_bytes / size:.2f} {unit}"
 
 
 class AddressRange:

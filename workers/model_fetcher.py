@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from adapters.store import NotInStore
 from workers.models.plan import ModelPlan
+from workers.models.spec import UnsupportedModel
 
 log = logging.getLogger(__name__)
 
@@ -17,12 +18,14 @@ RETRY_S = 30.0
 
 @dataclass(slots=True)
 class Fetch:
-    """One model that is not here yet. error: why the last try failed, tried again at retry_s."""
+    """One model that is not here yet. error: why the last try failed, tried again at retry_s.
+    is_unsatisfiable: this worker, as it is set up, cannot serve the model."""
 
     name: str
     future: Future[ModelPlan] | None
     error: str = ""
     retry_s: float = 0.0
+    is_unsatisfiable: bool = False
 
 
 class ModelFetcher:
@@ -55,7 +58,8 @@ class ModelFetcher:
                 fetch.future.cancel()
 
     def take(self) -> list[tuple[str, ModelPlan]]:
-        """Those that have come, with their names; others are tried again when it is time."""
+        """Those that have come, with their names; others are tried again when it is time. Each is
+        then told to be `registered`, or to `fail`."""
         come: list[tuple[str, ModelPlan]] = []
         for digest, fetch in list(self.fetches.items()):
             if fetch.future is None:
@@ -64,18 +68,27 @@ class ModelFetcher:
             elif fetch.future.done():
                 try:
                     come.append((fetch.name, fetch.future.result()))
-                    del self.fetches[digest]
                 except Exception as error:
-                    self.fail(digest, fetch.name, error)
+                    is_unsupported = isinstance(error, UnsupportedModel)
                     # Or else it and the error, by way of this frame, would hold each other.
                     fetch.future = None
+                    self.fail(digest, fetch.name, error, is_unsatisfiable=is_unsupported)
         return come
 
-    def fail(self, digest: str, name: str, error: Exception) -> None:
-        """It cannot be served; perhaps later."""
+    def registered(self, digest: str) -> None:
+        """The model is served here."""
+        del self.fetches[digest]
+
+    def fail(
+        self, digest: str, name: str, error: Exception, *, is_unsatisfiable: bool = False
+    ) -> None:
+        """The model cannot be served; it is tried again, for memory may come free. A reason is
+        logged once."""
         reason = "not in the store" if isinstance(error, NotInStore) else str(error)
-        log.warning("model %s (%s): %s", name, digest[:12], reason)
-        self.fetches[digest] = Fetch(name, None, reason, self._clock() + RETRY_S)
+        if reason != self.fetches[digest].error:
+            log.warning("model %s (%s): %s", name, digest[:12], reason)
+        retry_s = self._clock() + RETRY_S
+        self.fetches[digest] = Fetch(name, None, reason, retry_s, is_unsatisfiable)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

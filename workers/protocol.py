@@ -15,6 +15,8 @@ import msgspec
 PROTOCOL_VERSION = 4
 MAX_FRAME_BYTES = 16 << 20
 PULSE_PERIOD_S = 0.5
+UNSATISFIABLE = "unsatisfiable"
+"""The `tier` of a model that the worker, as it is set up, cannot serve; its `error` says why."""
 MAX_RETRY_S = 60.0
 """Nobody who is refused is told to come again later than that."""
 
@@ -297,7 +299,8 @@ class ModelStatus(msgspec.Struct, frozen=True):
     num_integrity_failures: int = 0
     """Checks of the accounting, made when idle, that failed: a defect of ours."""
     tier: str = "device"
-    """device | loading | draining (leaves the device when what runs has ended) | host | cold"""
+    """device | loading | draining (leaves the device when what runs has ended) | host | cold |
+    unsatisfiable"""
     num_bytes: int = 0
     """Of its weights on the device, now or when it was there last; before that as planned."""
     num_swaps: int = 0

@@ -74,6 +74,8 @@ class ModelState:
     """To be on the device, whoever waits."""
     is_unloaded: bool = False
     """Not to be there."""
+    is_named: bool = True
+    """The catalog has it."""
     tier: Tier = "host"
     num_swaps: int = 0
     is_gathering: bool = False
@@ -149,6 +151,11 @@ class Residency:
     def num_free(self) -> int:
         """Extents that no weights have, or are about to have."""
         return self.capacity - sum(m.num_extents for m in self.models.values() if m.tier != "host")
+
+    @property
+    def num_wanted(self) -> int:
+        """Extents of the weights that the catalog names. Before it was heard of, all are."""
+        return sum(m.num_extents for m in self.models.values() if m.is_named)
 
     @property
     def is_settled(self) -> bool:

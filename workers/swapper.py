@@ -19,7 +19,7 @@ from workers.models.decoder import Decoder
 from workers.models.plan import ModelPlan
 from workers.models.progress import Progress
 from workers.probe import Prober, Target
-from workers.protocol import DesiredModel, ErrorCode, ModelStatus
+from workers.protocol import UNSATISFIABLE, DesiredModel, ErrorCode, ModelStatus
 from workers.residency import Demand, ModelState, Residency
 from workers.weight_image import WeightImage
 
@@ -158,16 +158,21 @@ class Swapper:
         for name, plan in self._fetcher.take():
             try:
                 targets.append(self.add(name, plan))
+                self._fetcher.registered(plan.digest)
                 log.info("model %s (%s) is registered", name, plan.digest[:12])
             except ValueError as error:
-                self._fetcher.fail(plan.digest, name, error)
+                self._fetcher.fail(plan.digest, name, error, is_unsatisfiable=True)
         return targets
 
     def status(self) -> list[ModelStatus]:
         """Registered models, then those on their way to this machine."""
         here = [self._status(hosted) for hosted in self._hosted.values()]
         return here + [
-            ModelStatus(digest, f.name, 0, 0, 0, 0, 0, 0, 0, 0, tier="cold", error=f.error)
+            ModelStatus(
+                *(digest, f.name, 0, 0, 0, 0, 0, 0, 0, 0),
+                tier=UNSATISFIABLE if f.is_unsatisfiable else "cold",
+                error=f.error,
+            )
             for digest, f in self._fetcher.fetches.items()
         ]
 
@@ -194,6 +199,7 @@ class Swapper:
     def _heed(self, hosted: Hosted) -> None:
         """What the catalog says of it."""
         desired = self._desired.get(hosted.plan.digest)
+        hosted.state.is_named = desired is not None or not self._desired
         hosted.state.is_pinned = desired is not None and desired.is_pinned
         hosted.state.is_unloaded = desired is not None and desired.is_unloaded
 
@@ -213,7 +219,7 @@ class Swapper:
     def _gather(self, hosted: Hosted) -> list[Event]:
         """What is idle now becomes the model's; when it has all, the load begins."""
         digest, num_extents = hosted.plan.digest, hosted.state.num_extents
-        missing = num_extents - len(self._arena.weight_extents(digest))
+        missing = num_extents - self._arena.num_weight_extents(digest)
         if self._broker.allocate_weights(digest, missing) < missing:
             return []
         self._residency.begun(digest)

@@ -26,6 +26,10 @@ class VirtualMemory(Protocol):
         """A piece of memory that has no address. Goes with this object."""
         ...
 
+    def release(self, piece: int) -> None:
+        """Gives back a piece that is mapped nowhere."""
+        ...
+
     def reserve(self, num_bytes: int) -> Tensor:
         """uint8 [num_bytes]: addresses with nothing behind them, where every access is a fault.
         They go with the last tensor that views them."""
@@ -58,6 +62,9 @@ class HostVirtualMemory:
         piece, self._end = self._end, self._end + num_bytes
         os.ftruncate(self._file, self._end)
         return piece
+
+    def release(self, piece: int) -> None:
+        """The file keeps the range. What was never written takes no memory."""
 
     def reserve(self, num_bytes: int) -> Tensor:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS

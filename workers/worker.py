@@ -27,7 +27,7 @@ from memory.runs import UNIT_BYTES, AdapterRuns
 from ops.base import Ops
 from workers.config import WorkerConfig
 from workers.cuda_memory import CudaVirtualMemory
-from workers.device_memory import DeviceMemory, HostMemory, MappedMemory
+from workers.device_memory import DeviceMemory, HostMemory, MappedMemory, gib
 from workers.effect import Examiner
 from workers.engine import Engine
 from workers.loop import WorkerLoop
@@ -66,6 +66,10 @@ class CannotServe(ValueError):
     """What the config asks for can never run here; the message says why."""
 
 
+class CannotServeModel(CannotServe):
+    """This worker, as it is set up, cannot serve the model; the text does not name it."""
+
+
 class Worker:
     """Everything one worker process owns, built and warmed up."""
 
@@ -87,7 +91,7 @@ class Worker:
         plans = {digest: self._read_plan(digest) for digest in names}
         virtual = self._virtual_memory()
         granularity = UNIT_BYTES if virtual is None else max(UNIT_BYTES, virtual.granularity)
-        self.arena, self._kv_extents = _make_arena(
+        self.arena, self._kv_extents, self._weight_extents = _make_arena(
             config, self._footprints(plans.values()), granularity
         )
         # Behind the arena lies an extent that is nobody's: there padded rows have their page.
@@ -131,7 +135,10 @@ class Worker:
             clock=time.monotonic,
         )
         for digest, plan in plans.items():
-            self.swapper.add(names[digest], plan)
+            try:
+                self.swapper.add(names[digest], plan)
+            except CannotServeModel as error:
+                raise CannotServe(f"model {names[digest]}: {error}") from error
         for digest, name in names.items():
             if self.swapper.load_now(digest, partial(progress, name)):
                 warm_up(self.targets[digest].engine)
@@ -182,7 +189,7 @@ class Worker:
             draining=draining,
             models=self.swapper.status(),
             adapters=[adapter for engine in engines for adapter in engine.adapter_status()],
-            arena_bytes=self.arena.num_bytes,
+            arena_bytes=self.arena.num_bytes + self.arena.num_beside * self.arena.extent_bytes,
             extents=self.arena.map(),
             settings=self.config.effective(),
             step=self.ring.num_steps,
@@ -209,22 +216,25 @@ class Worker:
         )
 
     def _build(self, name: str, plan: ModelPlan) -> Hosted:
-        """All that the model needs but its weights. Raises CannotServe."""
+        """All that the model needs but its weights. Raises CannotServeModel, or CannotServe where a
+        setting is too large."""
         config, digest = self.config, plan.digest
         head_dim, known = plan.spec.head_dim, self.ops.head_dims
         if head_dim not in known:
-            raise CannotServe(
-                f"model {name}: head_dim is {head_dim}, op backend {self.ops.name!r} computes "
+            raise CannotServeModel(
+                f"head_dim is {head_dim}, op backend {self.ops.name!r} computes "
                 f"multiples of {known.step} up to {known[-1]}"
             )
         weight_bytes = self._max_weight_bytes(plan)
-        num_extents = -(-weight_bytes // self.arena.extent_bytes)
-        most = min(self._kv_extents, self.arena.num_kv_extents - num_extents)
-        if most < 1:
-            raise CannotServe(
-                f"model {name}: {weight_bytes >> 20} MiB of weights and its KV do not fit into "
-                f"{self.arena.num_bytes >> 20} MiB of device memory"
+        extent_bytes, page_bytes = self.arena.extent_bytes, plan.kv_layout.page_bytes
+        if page_bytes > extent_bytes:
+            raise CannotServeModel(
+                f"its KV pages of {gib(page_bytes)} are larger than the worker's extents of"
+                f" {gib(extent_bytes)}, which are cut at the start"
             )
+        num_extents = -(-weight_bytes // extent_bytes)
+        most = self._max_kv_extents(num_extents)
+        self._make_room_beside(num_extents)
         with _sized_by("max_num_seqs", config.max_num_seqs):
             buffer = TokenBuffer(config.max_num_seqs, plan.max_model_len, self.ops.device)
         with _sized_by("max_loaded_adapters", config.max_loaded_adapters):
@@ -286,6 +296,38 @@ class Worker:
         image = None if addresses is None else WeightImage(addresses, self.ops)
         return Hosted(plan, target, state, make_runner, weight_bytes, image)
 
+    def _max_kv_extents(self, num_extents: int) -> int:
+        """Extents of KV that a model whose weights have `num_extents` may have. Raises CannotServe
+        where none would be left."""
+        limit = self.config.device_memory
+        if limit is None:
+            return self._kv_extents
+        most = min(self._kv_extents, self.arena.num_kv_extents - num_extents)
+        if most < 1:
+            needed = (num_extents + self.arena.adapter_floor + 1) * self.arena.extent_bytes
+            raise CannotServeModel(
+                f"needs {gib(needed)}, the worker's device_memory is {gib(limit)}"
+            )
+        return most
+
+    def _make_room_beside(self, num_extents: int) -> None:
+        """Without `device_memory` the weights of all models that the catalog names lie beside
+        `memory`, those of a model registered later too. Raises CannotServe where the machine lacks
+        the memory."""
+        if self.config.device_memory is not None:
+            return
+        wanted = self._residency.num_wanted + num_extents
+        missing = wanted - self._weight_extents - self.arena.num_beside
+        if missing <= 0:
+            return
+        try:
+            self._device_memory.extend(missing)
+        except MemoryError as error:
+            needed = gib(missing * self.arena.extent_bytes)
+            raise CannotServeModel(f"needs {needed} more beside `memory`, {error}") from error
+        self.arena.extend(missing)
+        self._residency.capacity += missing
+
 
 def warm_up(engine: Engine) -> None:
     """One short sequence through the whole engine: kernels are built, caches and threads are warm.
@@ -344,8 +386,9 @@ class Cut(NamedTuple):
 
 def _make_arena(
     config: WorkerConfig, models: list[Footprint], granularity: int
-) -> tuple[Arena, int]:
-    """The arena, and how many of its extents are KV's at most. granularity: of an extent's bytes.
+) -> tuple[Arena, int, int]:
+    """The arena, how many of its extents are KV's at most, and how many are there for the weights
+    of `models`. granularity: of an extent's bytes.
 
     Without `device_memory` there is room for `memory` beside the weights of all models. Raises
     CannotServe.
@@ -377,7 +420,7 @@ def _make_arena(
         )
     except ValueError as error:
         raise CannotServe(f"adapter_memory: {error}") from error
-    return arena, num_shared - arena.adapter_floor
+    return arena, num_shared - arena.adapter_floor, sum(cut.weight_extents)
 
 
 def _cut(given: int, config: WorkerConfig, models: list[Footprint], granularity: int) -> Cut:

@@ -54,11 +54,12 @@ class ModelController(Controller):
         request: AdminRequest,
         after: FromQuery[str] = "",
         limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
-    ) -> Page[ModelView]:
-        """By name."""
+    ) -> Page[ModelDetails]:
+        """By name, each with its tier on each worker."""
         async with request.reading() as connection:
             found = await models.list_models(connection, after, limit + 1)
-        return page([ModelView.of(model) for model in found], limit)
+            states = await workers.model_states(connection, {model.digest for model in found})
+        return page([ModelDetails.with_states(m, states[m.digest]) for m in found], limit)
 
     @get("/{name:str}", guards=[requires(ADMIN, ADAPTERS_WRITE)])
     async def show_model(
@@ -68,8 +69,9 @@ class ModelController(Controller):
         model alone."""
         async with request.reading() as connection:
             model = await models.find_model(connection, name)
-            states = await workers.model_states(connection, model.digest)
-        return tagged(ModelDetails.with_states(model, states), etag(ModelView.of(model)))
+            states = await workers.model_states(connection, [model.digest])
+        details = ModelDetails.with_states(model, states[model.digest])
+        return tagged(details, etag(ModelView.of(model)))
 
     @patch("/{name:str}", guards=[requires(ADMIN)])
     async def change_model(

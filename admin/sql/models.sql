@@ -24,11 +24,11 @@ UPDATE base_models SET residency = $2 WHERE name = $1
 RETURNING name, digest, shape, max_model_len, residency, created_at;
 
 -- name: model_states
--- $1: digest; what each worker that is heard of says of it.
+-- $1: digests; what each worker that is heard of says of them.
 SELECT id AS worker, state.*, reported_at,
        CASE WHEN idle_s > 0 THEN reported_at - make_interval(secs => idle_s) END AS idle_since
 FROM workers,
     jsonb_to_recordset(status -> 'models') AS state (
         digest text, tier text, num_bytes bigint, num_swaps integer, num_running integer, num_waiting integer,
         idle_s double precision, load_s double precision, error text)
-WHERE digest = $1 AND reported_at > now() - make_interval(secs => $2) ORDER BY id;
+WHERE digest = ANY ($1) AND reported_at > now() - make_interval(secs => $2) ORDER BY id;

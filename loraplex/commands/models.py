@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from math import isfinite
 from pathlib import Path
@@ -16,6 +17,7 @@ from loraplex.output import progress, show
 from loraplex.settings import load_settings
 
 COLUMNS = ("name", "model_type", "max_model_len", "residency", "digest", "created_at")
+LIST = (*COLUMNS, "state")
 STATES = (
     *("worker", "tier", "num_bytes", "num_swaps", "num_running", "num_waiting", "idle_since"),
     *("load_s", "error"),
@@ -54,9 +56,12 @@ def add(model: str, **flags: Any) -> None:
 @model_group.command("list")
 @json_option
 def list_models(as_json: bool) -> None:
-    """List the registered base models."""
+    """List the registered base models, each with its state on the workers."""
     with api() as server:
-        show(server.all("/admin/v1/models"), COLUMNS, as_json)
+        models = server.all("/admin/v1/models")
+    if not as_json:
+        models = [model | {"state": _state(model["workers"])} for model in models]
+    show(models, LIST, as_json)
 
 
 @model_group.command("show")
@@ -98,6 +103,14 @@ def pin(name: str) -> None:
 def unpin(name: str) -> None:
     """Leave it to its use whether it stays on a device."""
     _move(name, to="auto", unless="unloaded")
+
+
+def _state(workers: list[dict[str, Any]]) -> str:
+    """Each tier with its number of workers, and the reason where there is one."""
+    counts = Counter(
+        worker["tier"] + (f": {worker['error']}" if worker["error"] else "") for worker in workers
+    )
+    return "; ".join(f"{state} ({number})" for state, number in sorted(counts.items()))
 
 
 def _move(name: str, *, to: str, unless: str = "") -> None:

@@ -12,7 +12,7 @@ from loraplex.output import show
 
 COLUMNS = (
     *("id", "state", "address", "resident", "num_running", "num_waiting", "tokens_per_s"),
-    "reported_at",
+    *("reported_at", "reason"),
 )
 MODELS = (
     *("name", "tier", "num_bytes", "num_swaps", "num_running", "num_waiting", "pages_total"),

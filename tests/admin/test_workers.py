@@ -224,3 +224,23 @@ async def test_a_tenant_sees_no_worker(plane: Plane):
         assert await connection.fetch("SELECT * FROM workers") == []
     async with plane.database.transaction(EVERYTHING) as connection:
         assert len(await connection.fetch("SELECT * FROM workers")) == 1
+
+
+async def test_a_model_that_a_worker_can_never_serve_is_shown_with_the_reason(
+    plane: Plane, base: str
+):
+    figures = ("num_bytes", "num_swaps", "num_running", "num_waiting", "idle_s", "load_s")
+    idle: dict[str, Any] = dict.fromkeys(figures, 0) | {"error": ""}
+    never = idle | {"digest": base, "name": "tiny", "tier": "unsatisfiable"}
+    never["error"] = "needs 2.00 GiB"
+    here = idle | {"digest": "d" * 64, "name": "other", "tier": "device"}
+    await report_worker(plane.database, "w-1", models=[never])
+    await report_worker(plane.database, "w-2", models=[never, here])
+    shown = await listed(plane)
+    assert [worker["state"] for worker in shown.values()] == ["unsatisfiable", "ready"]
+    assert {w["reason"] for w in shown.values()} == {"tiny: unsatisfiable: needs 2.00 GiB"}
+    (model,) = (await plane.client.get("models")).json()["data"]
+    states = [(state["worker"], state["tier"], state["error"]) for state in model["workers"]]
+    assert states == [(w, "unsatisfiable", "needs 2.00 GiB") for w in ("w-1", "w-2")]
+    tenant = await plane.tenant("acme")
+    assert (await tenant.get("models")).json()["data"] == [model | {"workers": []}]

@@ -25,6 +25,8 @@ from workers.protocol import (
     FinishReason,
     Generate,
     ModelInfo,
+    Models,
+    ModelStatus,
     Prefetch,
     SequenceOutput,
     StepOutput,
@@ -80,10 +82,20 @@ class ScriptedWorker:
         await self.stop()
         self._folder.cleanup()
 
-    def report(self, *adapters: AdapterStatus, draining: bool = False) -> None:
+    def report(
+        self,
+        *adapters: AdapterStatus,
+        draining: bool = False,
+        models: Sequence[ModelStatus] = (),
+    ) -> None:
         """Sends a status with these."""
-        status = WorkerStatus(self.name, draining, [], list(adapters), 0, "", {}, 0, 0.0)
+        status = WorkerStatus(self.name, draining, list(models), list(adapters), 0, "", {}, 0, 0.0)
         self._server.deliver([(0, status)])
+
+    def offer(self, *models: ModelInfo) -> None:
+        """Serves these base models from now on."""
+        self.models = list(models)
+        self._server.deliver([(0, Models(self.models))])
 
     def post(self, connection: int, message: Command) -> None:
         match message:

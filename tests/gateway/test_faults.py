@@ -46,6 +46,6 @@ async def test_nothing_is_left_of_workers_that_were_replaced(live: Live) -> None
         return await faults(live) == {("stub", "c"): ("corrupt", "")}
 
     async with live.worker, live.gateway() as served:
-        await eventually(lambda: served.gateway.fleet.is_ready)
+        await eventually(lambda: served.gateway.fleet.why_not_serving() is None)
         live.worker.report()
         await eventually(only_what_is_so)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import openai
 import pytest
@@ -16,7 +17,7 @@ from gateway.routing import Work
 from tests.gateway.scripted import DIGEST, LAYOUT, ScriptedWorker
 from tests.gateway.scripts import endless
 from tests.gateway.service import Service, snapshot
-from workers.protocol import AdapterStatus, Desired
+from workers.protocol import UNSATISFIABLE, AdapterStatus, Desired, ModelStatus
 
 SEVEN, THREE = "ten_acme-support-bot-7", "ten_acme-support-bot-3"
 PROOFS = (
@@ -134,3 +135,36 @@ def test_a_request_that_finds_no_worker_is_over(service: Service, client: openai
         client.completions.create(model="elsewhere", prompt="Hi")
     with pytest.raises(NoWorker):
         service.call(lambda: service.gateway.fleet.choose(Work("e" * 64, None, [], 1)))
+
+
+def test_a_model_that_no_worker_can_ever_serve_is_refused_for_good(
+    service: Service, client: openai.OpenAI, worker: ScriptedWorker
+) -> None:
+    """The answer says why, and that waiting does not help; the gateway is not ready."""
+    models = worker.models
+    reason = "needs 1.20 GiB, the worker's device_memory is 1.00 GiB"
+    status = ModelStatus(DIGEST, "tiny", *[0] * 8, tier=UNSATISFIABLE, error=reason)
+    told = service.gateway.fleet.clients[0]
+    service.call(worker.offer)
+    service.wait_for(lambda: not told.models)
+    with pytest.raises(openai.InternalServerError) as waiting:
+        client.with_options(max_retries=0).completions.create(model="tiny", prompt="Hi")
+    assert waiting.value.response.headers["retry-after"] == "2"
+    try:
+        service.call(lambda: worker.report(models=[status]))
+        service.wait_for(lambda: told.status is not None and bool(told.status.models))
+        with pytest.raises(openai.InternalServerError, match=reason) as refused:
+            client.completions.create(model="tiny", prompt="Hi")
+        answer = refused.value.response
+        assert answer.status_code == 503 and answer.json()["error"]["code"] == "model_unsatisfiable"
+        assert answer.headers["x-should-retry"] == "false" and "retry-after" not in answer.headers
+        ready = httpx.get(f"{service.url}/readyz")
+        assert ready.status_code == 503 and reason in ready.json()["reason"]
+        other = msgspec.structs.replace(status, digest="0" * 64, tier="cold")
+        service.call(lambda: worker.report(models=[status, other]))
+        service.wait_for(lambda: told.status is not None and len(told.status.models) == 2)
+        assert httpx.get(f"{service.url}/readyz").status_code == 200, "one may come"
+    finally:
+        service.call(lambda: worker.offer(*models))
+        service.call(worker.report)
+        service.wait_for(lambda: bool(told.models) and not (told.status and told.status.models))

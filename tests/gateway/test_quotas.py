@@ -368,9 +368,9 @@ async def test_a_worker_that_is_lost_while_a_request_waits_for_its_limit(live: L
         async with live.database.transaction() as elsewhere:
             await elsewhere.execute("SELECT FROM quotas FOR UPDATE")
             async with live.worker:
-                await eventually(lambda: fleet.is_ready)
+                await eventually(lambda: fleet.why_not_serving() is None)
                 asked = asyncio.create_task(served.complete("tiny"))
                 await eventually(lambda: live.fetch("SELECT FROM pg_locks WHERE NOT granted"))
-            await eventually(lambda: not fleet.is_ready)
+            await eventually(lambda: fleet.why_not_serving() is not None)
         async with live.worker:
             assert (await asked).status_code == 200

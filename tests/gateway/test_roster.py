@@ -229,7 +229,7 @@ async def test_workers_hear_which_models_are_wanted(live: Live) -> None:
             await connection.fetchrow(sql["model_insert"], "again", *values)
         wanted = [DesiredModel(BASE.digest, "again")]
         await eventually(lambda: worker.desired[-1].models == wanted)
-        assert served.gateway.fleet.is_ready
+        assert served.gateway.fleet.why_not_serving() is None
 
 
 async def test_a_tenants_weight_and_class_go_with_its_requests(live: Live) -> None:

@@ -239,10 +239,10 @@ async def test_what_no_worker_was_sent_costs_nothing(live: Live) -> None:
         async with live.database.transaction() as elsewhere:
             await elsewhere.execute("SELECT FROM quotas FOR UPDATE")
             async with live.worker:
-                await eventually(lambda: gateway.fleet.is_ready)
+                await eventually(lambda: gateway.fleet.why_not_serving() is None)
                 asked = asyncio.create_task(served.complete("tiny"))
                 await eventually(lambda: live.fetch("SELECT FROM pg_locks WHERE NOT granted"))
-            await eventually(lambda: not gateway.fleet.is_ready)
+            await eventually(lambda: gateway.fleet.why_not_serving() is not None)
         assert (await asked).json()["error"]["code"] == "no_worker"
     assert not await live.fetch("SELECT 1 FROM usage")
 

@@ -7,7 +7,14 @@ from itertools import pairwise
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
 
 from memory.arena import Arena
 from memory.pages import PagePool
@@ -47,10 +54,18 @@ class SharedArena(RuleBasedStateMachine):
 
     @rule(owner=st.sampled_from(WEIGHTS), count=st.integers(1, 12))
     def allocate_weights(self, owner: str, count: int) -> None:
-        num_obtainable = self.arena.num_kv_obtainable
+        num_obtainable = self.arena.num_beside_obtainable + self.arena.num_kv_obtainable
         taken = self.arena.allocate_weights(owner, count)
-        assert len(taken) == min(count, num_obtainable)
-        self.weights[owner] += len(taken)
+        assert taken == min(count, num_obtainable)
+        self.weights[owner] += taken
+
+    @precondition(lambda self: self.arena.num_beside < 8)
+    @rule(count=st.integers(1, 4))
+    def extend(self, count: int) -> None:
+        """With room beside the arena, its own extents stay as they are."""
+        before = self.arena.map()
+        self.arena.extend(count)
+        assert self.arena.map() == before + "." * count
 
     @rule(owner=st.sampled_from(WEIGHTS))
     def free_weights(self, owner: str) -> None:
@@ -137,10 +152,10 @@ class SharedArena(RuleBasedStateMachine):
         self.adapter_runs.check_integrity()
         for pool in self.pools.values():
             pool.check_integrity()
-        extents = self.arena.map()
+        extents = self.arena.map()[:12]
         assert extents.count("k") + extents.count("w") <= 9 and extents.count("a") <= 8
         for owner, count in self.weights.items():
-            assert len(self.arena.weight_extents(owner)) == count
+            assert self.arena.num_weight_extents(owner) == count
         assert self.lent == {extent for extent, mark in enumerate(extents) if mark == "w"}
 
     def teardown(self) -> None:
@@ -151,7 +166,7 @@ class SharedArena(RuleBasedStateMachine):
                 self.pools[name].release(page)
         for run in self.live_runs:
             self.adapter_runs.free(run)
-        assert self.arena.map() == "." * 12
+        assert self.arena.map() == "." * (12 + self.arena.num_beside)
 
 
 TestSharedArena = SharedArena.TestCase

@@ -56,6 +56,14 @@ def test_extents_lent_are_not_resident_and_others_stay() -> None:
     assert not by_extent[~kept].any(), "whoever writes there again begins with new memory"
 
 
+@linux
+def test_more_weights_beside_the_arena_than_the_machine_has_memory_are_refused() -> None:
+    memory = HostMemory(2, EXTENT)
+    memory.extend(1)
+    with pytest.raises(MemoryError, match=r"this machine has \d+\.\d\d [MG]iB"):
+        memory.extend(1 << 30)
+
+
 class Mapped:
     """Six extents, and the ranges of two models."""
 

@@ -383,6 +383,49 @@ def test_the_catalog_registers_pins_and_unloads(house: House) -> None:
         assert driver.ended[4] is FinishReason.LENGTH
 
 
+@pytest.mark.parametrize("form", ["in-turn", "as-on-a-gpu"])
+def test_a_model_registered_later_lies_beside_the_memory(house: House, form: str) -> None:
+    """`memory` is less than its weights, and KV keeps all of it."""
+    settings: dict[str, Any] = {"device_memory": None, "memory": KV_EXTENTS * UNIT_BYTES}
+    one, two, three = (DesiredModel(house.digests[name], name) for name in FAMILIES)
+    with Driver(house.config("three", **settings, **FORMS[form])) as driver:
+        before = driver.await_status(lambda _: True)
+        driver.loop.post(1, Desired(1, [], [three, one]))
+        driver.await_status(lambda s: "one" in models(s) and models(s)["one"].tier == "host")
+        for number, name in enumerate(["one", "three", "one"]):
+            driver.submit(house.generate(number, name, [1, 2, 3], 4))
+        driver.wait()
+        assert set(driver.ended.values()) == {FinishReason.LENGTH}
+        after = driver.await_status(lambda s: models(s)["one"].tier == "device")
+        assert [model.num_swaps for model in models(after).values()] == [1, 1], "both stay"
+        assert models(after)["three"].pages_total == models(before)["three"].pages_total
+        grown = after.arena_bytes - before.arena_bytes
+        assert grown >= house.plans["one"].max_bytes(torch.float32)
+        assert len(after.extents) * driver.worker.arena.extent_bytes == after.arena_bytes
+
+        # One that the catalog has no more leaves its room to the next.
+        driver.loop.post(1, Desired(2, [], [three, two]))
+        driver.await_status(lambda s: "two" in models(s) and models(s)["two"].tier == "host")
+        driver.submit(house.generate(3, "two", [1, 2, 3], 4))
+        driver.wait()
+        assert driver.ended[3] is FinishReason.LENGTH
+        last = driver.await_status(lambda s: models(s)["two"].tier == "device")
+        assert last.arena_bytes - after.arena_bytes <= UNIT_BYTES
+        assert {models(last)[name].tier for name in ("one", "three")} == {"host", "device"}
+        driver.worker.arena.check_integrity()
+
+
+def test_a_model_that_can_never_be_served_says_so(house: House) -> None:
+    """A worker cuts its memory before it knows of the model."""
+    one = DesiredModel(house.digests["one"], "one")
+    with Driver(house.config(device_memory=8 << 20)) as driver:
+        driver.loop.post(1, Desired(1, [], [one]))
+        status = driver.await_status(lambda s: "one" in models(s) and models(s)["one"].error != "")
+    found = models(status)["one"]
+    assert found.tier == "unsatisfiable"
+    assert found.error == "needs 16.00 MiB, the worker's device_memory is 8.00 MiB"
+
+
 @pytest.mark.parametrize(
     "sizes",
     [
