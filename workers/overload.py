@@ -8,17 +8,22 @@ newest request is pushed out. A sequence whose answer has begun is never refused
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from workers.fairness import TERMS, Account, FairQueue
 from workers.protocol import MAX_RETRY_S, ServiceClass
 from workers.sequence import Sequence
+from workers.step_time import StepTime
 
 MEMORY_S = 10.0
 """Of the drain rate: what is so long ago counts 1/e."""
 MIN_MEASURED_S = 0.5
 """Of a queue that was never empty, before its drain rate is believed."""
+
+ASSUMED_OUTPUT = 32
+"""Tokens that a waiting request is taken to generate before the next one's first token. Their rows
+share steps with prompts, so few of them matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +80,29 @@ class DrainRate:
 class Overload:
     """Of one queue."""
 
-    def __init__(self, queue: FairQueue, bounds: QueueBounds) -> None:
+    def __init__(
+        self, queue: FairQueue, bounds: QueueBounds, step_time: StepTime, rows_a_step: int
+    ) -> None:
+        """step_time: predicts the work ahead, from the first burst on. rows_a_step: at most."""
         self._queue = queue
         self._bounds = bounds
+        self._step_time = step_time
+        self._rows_a_step = rows_a_step
         self.rate = DrainRate()
 
-    def refuse_for(self, newcomer: Sequence, now: float, num_free_rows: int) -> list[Refusal]:
-        """Who is refused so that the newcomer may wait: nobody, others, or the newcomer alone."""
+    def refuse_for(
+        self, newcomer: Sequence, now: float, num_free_rows: int, running: Iterable[Sequence]
+    ) -> list[Refusal]:
+        """Sequences that are refused so that the newcomer may wait: none, others, or the newcomer
+        alone."""
         request = newcomer.request
         if request.num_resumed:
             return []
         account = self._queue.account(request.service_class, request.tenant, request.weight)
-        wait_s, bounds = self._wait_s(account, newcomer, num_free_rows), self._bounds
+        bounds = self._bounds
+        wait_s = max(
+            self._wait_s(account, newcomer, num_free_rows), self._work_ahead_s(account, running)
+        )
         max_wait_s = bounds.max_wait_s * account.line.terms.ttft_s / _INTERACTIVE.ttft_s
         if wait_s > min(max_wait_s, newcomer.expires_s - newcomer.arrival_s):
             message = f"a first token would take about {wait_s:.0f} s"
@@ -146,12 +162,36 @@ class Overload:
             return 0.0
         return self.rate.seconds_for(num_behind, num_tokens * num_behind / num_requests)
 
+    def _work_ahead_s(self, account: Account, running: Iterable[Sequence]) -> float:
+        """Seconds that the tenant's accepted requests still take at its share of the device, by
+        predicted step times: what is not computed of their prompts, and some output of each. 0
+        before a step was measured."""
+        begun = [s for s in running if s.account is account and s.is_prefilling]
+        num_requests = account.num_waiting + len(begun)
+        if not num_requests:
+            return 0.0
+        num_tokens = account.num_waiting_tokens + sum(s.num_uncomputed for s in begun)
+        context = num_tokens / num_requests / 2
+        num_rows = num_tokens + ASSUMED_OUTPUT * num_requests
+        seconds = self._step_time.prompt_seconds(num_rows, context, self._rows_a_step)
+        return seconds / self._share(account)
+
+    def _pace_s(self, sequence: Sequence, account: Account) -> float:
+        """Seconds for one place to come free for the tenant: as measured, else as predicted."""
+        measured_s = self.rate.seconds_for(1 / self._share(account), 0.0)
+        if measured_s:
+            return measured_s
+        num_tokens = len(sequence.tokens)
+        rows, context = num_tokens + ASSUMED_OUTPUT, num_tokens / 2
+        predicted_s = self._step_time.prompt_seconds(rows, context, self._rows_a_step)
+        return predicted_s / self._share(account)
+
     def _refusal(
         self, sequence: Sequence, account: Account, message: str, now: float, is_full: bool = True
     ) -> Refusal:
         """Those who are refused are told to come one after the other, as fast as the queue goes
         down for their tenant. `is_full`: another of the tenant would have been refused too."""
-        pace_s = self.rate.seconds_for(1 / self._share(account), 0.0)
+        pace_s = self._pace_s(sequence, account)
         room_s = max(account.next_room_s, now) + pace_s
         account.next_room_s = min(room_s, now + MAX_RETRY_S)
         retry_s = max(account.next_room_s - now, 1.0)

@@ -75,10 +75,11 @@ class Scheduler:
         self._pool = pool
         self._rows = rows
         self.max_num_seqs = max_num_seqs
-        self._max_batched_tokens = max_batched_tokens
+        self.max_batched_tokens = max_batched_tokens
         self._queue = FairQueue()
         self._shares = RowShares(self._queue, max_num_seqs)
-        self._overload = Overload(self._queue, bounds)
+        self.step_time = StepTime()
+        self._overload = Overload(self._queue, bounds, self.step_time, max_batched_tokens)
         self._turns = AdapterTurns()
         self._deadlines = Deadlines()
         self._num_drained = self._num_drained_tokens = 0
@@ -92,7 +93,6 @@ class Scheduler:
         """It has no more time for whoever is next in turn."""
         self._has_guests = False
         """Some of them run."""
-        self.step_time = StepTime()
         self.running: list[Sequence] = []
         self.leaving: list[Sequence] = []
         """Ended, but a step in flight computes rows of them."""
@@ -173,7 +173,7 @@ class Scheduler:
 
     def refuse_for(self, newcomer: Sequence, now: float) -> list[Refusal]:
         """Who must not wait so that the newcomer may: nobody, others, or the newcomer itself."""
-        return self._overload.refuse_for(newcomer, now, self._num_free_rows)
+        return self._overload.refuse_for(newcomer, now, self._num_free_rows, self.running)
 
     def expect(self, sequence: Sequence) -> None:
         """It will be added: the load of its adapter need not wait for the step's end."""
@@ -232,7 +232,7 @@ class Scheduler:
             others = [item for item in schedule.items if item.sequence.account not in guests]
             budget = StepBudget(
                 self.step_time,
-                num_rows=self._max_batched_tokens - len(schedule.items),
+                num_rows=self.max_batched_tokens - len(schedule.items),
                 decode_s=self._step_s(schedule),
                 without_guests_s=self._step_s(Schedule(others)) if schedule.items else math.inf,
                 seconds=due_s - schedule.begin_s,

@@ -54,6 +54,12 @@ class StepTime:
         _, row, position = self._solved()
         return num_rows * (row + position * context)
 
+    def prompt_seconds(self, num_tokens: float, context: float, rows_a_step: int) -> float:
+        """Seconds to compute prompts of `num_tokens` in all, in steps of `rows_a_step` rows that
+        read `context` positions each; 0 before enough was measured."""
+        step, row, position = self._solved()
+        return num_tokens * (step / rows_a_step + row + position * context)
+
     def rows_within(self, seconds: float, context: int) -> float:
         """The rows of a prompt that add so much at most."""
         cost = self.seconds_of(1, context)

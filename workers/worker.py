@@ -22,6 +22,7 @@ from adapters.stores import open_store
 from memory.arena import Arena
 from memory.broker import MemoryBroker
 from memory.kv_cache import KVCache
+from memory.page_key import PAGE_TOKENS
 from memory.reuse import ReuseByKey
 from memory.runs import UNIT_BYTES, AdapterRuns
 from ops.base import Ops
@@ -43,6 +44,7 @@ from workers.residency import Residency
 from workers.scheduler import Scheduler
 from workers.server import Delivery
 from workers.step_ring import StepRing
+from workers.step_time import MIN_STEPS
 from workers.swapper import LOAD_BYTES_PER_S, Hosted, Swapper
 from workers.token_buffer import TokenBuffer
 from workers.virtual_memory import HostVirtualMemory, VirtualMemory
@@ -330,12 +332,24 @@ class Worker:
 
 
 def warm_up(engine: Engine) -> None:
-    """One short sequence through the whole engine: kernels are built, caches and threads are warm.
-    It has 5 tokens, the least that `max_model_len` may be."""
-    params = SamplingParams(max_tokens=2, seed=0, temperature=0.0, ignore_eos=True)
-    request = Generate(0, "warm-up", engine.info.digest, [0, 1, 2], params, cache_domain="")
-    failed = engine.submit(-1, request)
-    assert failed is None, failed
+    """Runs a short sequence through the whole engine, so that kernels are built and caches and
+    threads are warm; then a step with as many rows as it may have, so that step times can be
+    predicted before the first request. Prompts are shorter than a page: none stays cached."""
+    longest = min(engine.info.max_model_len, PAGE_TOKENS)
+    _run_alone(engine, [[0, 1, 2]], max_tokens=min(MIN_STEPS, longest - 3))
+    scheduler = engine.scheduler
+    length = longest - 1
+    fitting = min(scheduler.max_num_seqs, scheduler.num_free_pages)
+    num_prompts = min(fitting, scheduler.max_batched_tokens // length)
+    _run_alone(engine, [[0] * length] * num_prompts, max_tokens=1)
+
+
+def _run_alone(engine: Engine, prompts: list[list[int]], max_tokens: int) -> None:
+    params = SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0, ignore_eos=True)
+    for number, prompt in enumerate(prompts):
+        request = Generate(number, "warm-up", engine.info.digest, prompt, params, cache_domain="")
+        failed = engine.submit(-1, request)
+        assert failed is None, failed
     while engine.has_work:
         engine.step()
 

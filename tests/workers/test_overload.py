@@ -13,6 +13,7 @@ from tests.workers.simulation import StubPool
 from tests.workers.test_fairness import ask
 from workers.overload import MIN_MEASURED_S, DrainRate, QueueBounds
 from workers.protocol import MAX_RETRY_S, ErrorCode, Generate, ServiceClass
+from workers.worker import warm_up
 
 
 def waiting(market: Market) -> dict[str, int]:
@@ -349,3 +350,40 @@ def test_a_cold_adapter_that_is_long_in_coming_keeps_nobody_else_out() -> None:
     for _ in range(5):
         market.step()
     assert other.id in market.ended
+
+
+@pytest.mark.parametrize("num_tenants", [1, 3])
+def test_of_a_burst_on_a_fresh_worker_what_cannot_be_in_time_is_refused_at_once(
+    num_tenants: int,
+) -> None:
+    """309 long prompts before any rate is measured: about four minutes of work, and 15 s to wait.
+    What is accepted has its first token within the bound and a fifth of it, so long does its own
+    prompt and what else there is in its steps take at most."""
+    rng = random.Random(20)
+    market = Market(num_pages=12_000, max_num_seqs=64, max_batched_tokens=512)
+    warm_up(market.engine)
+    requests = [
+        ask(rng, f"t{n % num_tenants}", 600, 32, service_class=ServiceClass.INTERACTIVE)
+        for n in range(309)
+    ]
+    for request in requests:
+        market.offer(request)
+    refused = dict(market.failed)
+    assert all(failed.code is ErrorCode.OVERLOADED for failed in refused.values())
+    assert all(failed.retry_after_s >= 1.0 for failed in refused.values())
+    while market.engine.has_work:
+        market.step()
+    assert market.failed == refused, "nothing is refused later"
+    accepted = [request.id for request in requests if request.id not in refused]
+    waits = [market.first_s[number] - market.arrived_s[number] for number in accepted]
+    assert max(waits) <= 1.2 * QueueBounds().max_wait_s
+    assert max(waits) >= 0.7 * QueueBounds().max_wait_s, "no more is refused than has to be"
+
+
+def test_a_moderate_burst_on_a_fresh_worker_is_accepted_whole() -> None:
+    rng = random.Random(21)
+    market = Market(num_pages=12_000, max_num_seqs=64, max_batched_tokens=512)
+    warm_up(market.engine)
+    for _ in range(16):
+        market.offer(ask(rng, "t", 600, 32, service_class=ServiceClass.INTERACTIVE))
+    assert not market.failed
