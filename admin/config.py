@@ -12,6 +12,10 @@ class AdminConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_lora_rank: int = 256
     usage_days: int = 90
     """How long the rows of single requests are kept, today included."""
+    audit_days: int = 400
+    """How long rows of the audit log are kept."""
+    tenant_writes_per_minute: int = 60
+    """Changes that a tenant's keys may make; five minutes' worth of them at once."""
     upload_idle_s: float = 60.0
     """Seconds of waiting for the client in which an upload must bring `min_upload_rate` on average;
     otherwise it is given up. One in pieces that is not continued for so long is removed."""

@@ -107,6 +107,16 @@ class TooMany(AdminError):
     code = "too_many"
 
 
+class RateExceeded(AdminError):
+    """The tenant calls more often than it may."""
+
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class Overloaded(AdminError):
     """Too much is under way, of whomever."""
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import hmac
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
+from litestar.types import HTTPScope
 
 from admin import tenants
 from admin.client_address import client_address
@@ -28,8 +29,9 @@ USAGE_READ = "usage:read"
 _NO_HASH = bytes(32)
 
 
-def requires(*scopes: str) -> Guard:
-    """Passes keys that have one of the scopes and leaves the key as `request.user`."""
+def requires(*scopes: str, changes_rows: bool = True) -> Guard:
+    """Passes keys that have one of the scopes and leaves the key as `request.user`. Calls of a
+    tenant's keys are metered: as changes, but for GET and where `changes_rows` is false."""
 
     async def guard(
         connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler
@@ -41,6 +43,9 @@ def requires(*scopes: str) -> Guard:
             raise Forbidden("This API key may not be used from this address.", "ip_not_allowed")
         if key.scopes.isdisjoint(scopes):
             raise Forbidden(f"This API key lacks the scope {' or '.join(scopes)}.")
+        if key.tenant_id is not None:
+            is_read = cast(HTTPScope, connection.scope)["method"] in ("GET", "HEAD")
+            plane.tenant_rates.take(key.tenant_id, is_write=changes_rows and not is_read)
         plane.key_uses.note(key.id)
         connection.scope["user"] = key
 

@@ -17,6 +17,7 @@ from adapters.store import NotInStore, Store, hold
 from adapters.validator import CONFIG_NAME, WEIGHTS_NAME
 from admin import contents, versions
 from admin.audit import Actor, changing
+from admin.audit_retention import keep_audit_days
 from admin.config import AdminConfig
 from admin.database import Database
 from admin.errors import AdminError, DatabaseUnavailable, Invalid
@@ -28,6 +29,7 @@ from admin.reaper import Reaper
 from admin.records import AdapterState, BaseModel, Tenant
 from admin.resumable import ResumableUploads
 from admin.retirement import Retirement, retirement_progress
+from admin.tenant_rates import TenantRates
 from admin.upload import OVERHEAD_BYTES, Forms
 from admin.usage import keep_days
 from admin.validation import Validation
@@ -49,6 +51,7 @@ class AdminPlane:
         self.reaper = Reaper(database, store)
         self.key_lookup = KeyLookup(database)
         self.key_uses = KeyUses()
+        self.tenant_rates = TenantRates(config.tenant_writes_per_minute)
         self.forms = Forms()
         self.uploads = ResumableUploads(
             store, config.max_upload_bytes + OVERHEAD_BYTES, config.upload_idle_s
@@ -164,6 +167,9 @@ class AdminPlane:
                 tasks.create_task(self._sweep())
                 tasks.create_task(self._write_key_uses())
                 tasks.create_task(keep_days(self.database, self.config.usage_days))
+                tasks.create_task(
+                    keep_audit_days(self.database, self.config.pepper, self.config.audit_days)
+                )
                 tasks.create_task(forget_for_ever(self.database))
         finally:
             await self.validation.close()

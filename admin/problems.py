@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -87,6 +88,11 @@ def _to_response(error: Exception) -> Response[dict[str, Any]]:
         case errors.Overtaken():
             answer = _answer(409, INVALID, str(error), None, error.code)
             answer.headers["x-should-retry"] = "true"
+            return answer
+        case errors.RateExceeded():
+            answer = _answer(429, "rate_limit_error", str(error), None, error.code)
+            answer.headers["retry-after"] = str(math.ceil(error.retry_after_s))
+            answer.headers["retry-after-ms"] = str(math.ceil(error.retry_after_s * 1000))
             return answer
         case errors.AdminError() if type(error) in PROBLEMS:
             problem = PROBLEMS[type(error)]

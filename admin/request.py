@@ -16,6 +16,7 @@ from litestar.types import Message, Scope
 from admin.audit import Actor, changing
 from admin.body import decode_json, keep_coming
 from admin.body_budget import held_body
+from admin.client_address import client_address
 from admin.database import Connection
 from admin.errors import Overloaded, Stalled
 from admin.records import ApiKey
@@ -40,7 +41,8 @@ class AdminRequest(Request[ApiKey, Any, State]):
 
     @property
     def actor(self) -> Actor:
-        return Actor(self.user, self.scope["state"]["request_id"])
+        address = client_address(self.scope)
+        return Actor(self.user, self.scope["state"]["request_id"], address)
 
     async def stream(self) -> AsyncGenerator[bytes]:
         """The body as it comes; its bytes count as held until the answer. Raises Stalled if it

@@ -211,5 +211,7 @@ async def _admin_plane(
         max_upload_bytes=settings.max_upload,
         max_lora_rank=settings.max_lora_rank,
         usage_days=settings.usage_days,
+        audit_days=settings.audit_days,
+        tenant_writes_per_minute=settings.tenant_writes_per_minute,
     )
     return admin.app.create_app(config, database=database, store=store)

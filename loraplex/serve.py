@@ -209,6 +209,8 @@ class Box:
             "LORAPLEX_MAX_LORA_RANK": str(settings.max_lora_rank),
             "LORAPLEX_MAX_USAGE_SPOOL": str(settings.max_usage_spool),
             "LORAPLEX_USAGE_DAYS": str(settings.usage_days),
+            "LORAPLEX_AUDIT_DAYS": str(settings.audit_days),
+            "LORAPLEX_TENANT_WRITES_PER_MINUTE": str(settings.tenant_writes_per_minute),
             "LORAPLEX_CATALOG_STALE_S": str(settings.catalog_stale_s),
             "LORAPLEX_LOG_FORMAT": settings.log_format,
             "LORAPLEX_MAX_BODY_MEMORY": str(settings.max_body_memory),

@@ -137,6 +137,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How long known keys and models are served while the database is away; then all get 503."""
     usage_days: Annotated[int, msgspec.Meta(ge=2)] = 90
     """How long the rows of single requests are kept; their sums by the hour stay."""
+    audit_days: Annotated[int, msgspec.Meta(ge=30)] = 400
+    """How long rows of the audit log are kept; a sealed checkpoint stands for older ones."""
+    tenant_writes_per_minute: Positive = 60
+    """Changes that a tenant's keys may make in the admin plane."""
     log_format: LogFormat = "text"
     """Lines for people, or a JSON object a line."""
 

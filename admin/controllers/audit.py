@@ -30,6 +30,8 @@ class AuditView(msgspec.Struct, frozen=True):
     details: dict[str, Any]
     """What is there since, or was until then; of an update {field: [before, after]}."""
     request_id: str | None
+    address: str | None
+    """Of the client; null of what no request changed."""
     hash: str
 
     @classmethod
@@ -43,6 +45,7 @@ class AuditView(msgspec.Struct, frozen=True):
             object=entry.object,
             details=entry.details,
             request_id=entry.request_id,
+            address=entry.address,
             hash=entry.hash.hex(),
         )
 
@@ -53,6 +56,8 @@ class VerificationView(msgspec.Struct, frozen=True):
     hash: str
     """Of that row: keep the newest elsewhere, and a chain rewritten as a whole shows."""
     newest: int
+    pruned: int
+    """The row up to which all are pruned; 0: none."""
     broken: int | None
     """The first row that is not what was written, or is missing."""
     reason: str | None
@@ -86,5 +91,7 @@ class AuditController(Controller):
     ) -> VerificationView:
         """Recomputes the hashes of a part of the chain."""
         async with request.reading() as connection:
-            seen = await audit.verify(connection, after, limit)
-        return VerificationView(seen.seq, seen.hash.hex(), seen.newest, seen.broken, seen.reason)
+            seen = await audit.verify(connection, request.plane.config.pepper, after, limit)
+        return VerificationView(
+            seen.seq, seen.hash.hex(), seen.newest, seen.pruned, seen.broken, seen.reason
+        )

@@ -27,6 +27,8 @@ from admin.upload_views import RejectedUploadView, UploadCreate, UploadView, Ver
 from admin.versions import NewVersion
 
 OWN = [requires(ADMIN, ADAPTERS_WRITE)]
+PARTS = [requires(ADMIN, ADAPTERS_WRITE, changes_rows=False)]
+"""Of an upload's bytes, which are bounded themselves."""
 JSON = "application/json"
 MAX_JSON_BYTES = 1 << 20
 
@@ -88,7 +90,7 @@ class UploadController(Controller):
     async def show_upload(self, request: AdminRequest, upload_id: FromPath[str]) -> UploadView:
         return _view(request, await request.plane.uploads.find(request.user, upload_id))
 
-    @patch("/uploads/{upload_id:str}", guards=OWN, request_max_body_size=None)
+    @patch("/uploads/{upload_id:str}", guards=PARTS, request_max_body_size=None)
     async def append(self, request: AdminRequest, upload_id: FromPath[str]) -> UploadView:
         """Adds the body at the header `upload-offset`; 409 with the right one if it is another.
 

@@ -1,10 +1,11 @@
 -- name: audit_actor
--- $1: key id; $2: request id; until the transaction ends.
-SELECT set_config('loraplex.key_id', $1, true), set_config('loraplex.request_id', $2, true);
+-- $1: key id; $2: request id; $3: the client's address or null; until the transaction ends.
+SELECT set_config('loraplex.key_id', $1, true), set_config('loraplex.request_id', $2, true),
+       set_config('loraplex.address', coalesce($3, ''), true);
 
 -- name: audit_list
 -- $1: tenant id; $2: object; $3: seq to stay below; each may be null.
-SELECT seq, at, key_id, tenant_id, action, object, details, request_id, prev, hash FROM audit_log
+SELECT seq, at, key_id, tenant_id, action, object, details, request_id, address, prev, hash FROM audit_log
 WHERE ($1::text IS NULL OR tenant_id = $1) AND ($2::text IS NULL OR object = $2) AND ($3::bigint IS NULL OR seq < $3)
 ORDER BY seq DESC LIMIT $4;
 
@@ -15,5 +16,18 @@ SELECT coalesce(max(seq), 0) FROM audit_log;
 SELECT hash FROM audit_log WHERE seq = $1;
 
 -- name: audit_part
-SELECT seq, at, key_id, tenant_id, action, object, details::text, request_id, prev, hash FROM audit_log
+SELECT seq, at, key_id, tenant_id, action, object, details::text, request_id, address, prev, hash FROM audit_log
 WHERE seq > $1 ORDER BY seq LIMIT $2;
+
+-- name: audit_checkpoint
+SELECT object, details ->> 'hash' AS hash, details ->> 'seal' AS seal FROM audit_log
+WHERE action = 'audit.prune' ORDER BY seq DESC LIMIT 1;
+
+-- name: audit_oldest
+-- $1: time; $2: limit. How many of the oldest rows are from before $1, and the first of them; without one, nulls.
+SELECT min(seq) AS seq, min(at) AS at, count(*) AS num
+FROM (SELECT seq, at FROM audit_log ORDER BY seq LIMIT $2) oldest WHERE at < $1;
+
+-- name: audit_prune
+-- $1: seq of the last row to go; $2: its hash; $3: the seal of both.
+SELECT audit_prune($1, $2, $3);

@@ -12,7 +12,7 @@ from loraplex.commands.options import api, json_option, route
 from loraplex.errors import LoraplexError
 from loraplex.output import counting, show
 
-COLUMNS = ("seq", "at", "key_id", "tenant_id", "action", "object", "details")
+COLUMNS = ("seq", "at", "key_id", "address", "tenant_id", "action", "object", "details")
 ANCHOR = re.compile(r"(\d{1,18}):([0-9a-f]{64})", re.ASCII)
 
 
@@ -54,12 +54,14 @@ def verify(anchor: str | None, as_json: bool) -> None:
         raise click.UsageError(f"{anchor!r} is not SEQ:HASH")
     with api() as server:
         newest = _verify_all(server)
+        if kept and int(kept[1]) <= newest["pruned"]:
+            raise LoraplexError(f"entry {kept[1]} of the anchor is pruned: note a newer one")
         if kept:
             _check_anchor(server, int(kept[1]), kept[2])
     if as_json:
         show([newest], (), as_json)
     else:
-        click.echo(f"{newest['seq']} entries are as they were written")
+        click.echo(f"{newest['seq'] - newest['pruned']} entries are as they were written")
         click.echo(f"{newest['seq']}:{newest['hash']}")
 
 

@@ -42,7 +42,7 @@ async def verified(database: Database, part: int = 100) -> Verification:
     after = 0
     async with database.acquire() as connection:
         while True:
-            seen = await audit.verify(connection, after, part)
+            seen = await audit.verify(connection, PEPPER, after, part)
             if seen.broken is not None or seen.seq >= seen.newest or seen.seq == after:
                 return seen
             after = seen.seq
@@ -245,6 +245,7 @@ TAMPERING = {
     "UPDATE audit_log SET key_id = key_id || ' ' WHERE seq = 5": (5, "not what was written"),
     "UPDATE audit_log SET tenant_id = NULL WHERE seq = 5": (5, "not what was written"),
     "UPDATE audit_log SET at = at + interval '1 microsecond' WHERE seq = 5": (5, "not what"),
+    "UPDATE audit_log SET address = '203.0.113.9' WHERE seq = 5": (5, "not what was written"),
     "UPDATE audit_log SET hash = sha256(hash) WHERE seq = 5": (5, "not what was written"),
     "UPDATE audit_log SET prev = sha256(prev) WHERE seq = 5": (5, "does not follow"),
     "DELETE FROM audit_log WHERE seq = 5": (5, "missing"),
@@ -275,7 +276,9 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=8,
 )
-ENTRY = st.tuples(TEXT, st.none() | TEXT, TEXT, TEXT, st.dictionaries(TEXT, JSON, max_size=3), TEXT)
+ENTRY = st.tuples(
+    *(TEXT, st.none() | TEXT, TEXT, TEXT, st.dictionaries(TEXT, JSON, max_size=3), TEXT, TEXT)
+)
 
 
 @settings(
@@ -288,16 +291,16 @@ async def test_both_ways_to_hash_agree(owner: Database, written: list[tuple[Any,
     """The database's and ours, of whatever text and JSON there is."""
     async with owner.acquire() as connection:
         after: int = await connection.fetchval(sql["audit_newest"])
-    for key_id, tenant_id, action, name, details, request_id in written:
+    for key_id, tenant_id, action, name, details, request_id, address in written:
         async with owner.transaction() as connection:
-            await connection.execute(sql["audit_actor"], key_id, request_id)
+            await connection.execute(sql["audit_actor"], key_id, request_id, address)
             await connection.execute(
                 "INSERT INTO audit_log (tenant_id, action, object, details)"
                 " VALUES ($1, $2, $3, $4)",
                 *(tenant_id, action, name, details),
             )
     async with owner.acquire() as connection:
-        seen = await audit.verify(connection, after, 100)
+        seen = await audit.verify(connection, PEPPER, after, 100)
     assert (seen.broken, seen.seq) == (None, after + len(written))
 
 
@@ -306,13 +309,14 @@ def test_no_two_entries_read_the_same(one: tuple[Any, ...], other: tuple[Any, ..
     """Also where the border between two fields could be meant to lie elsewhere."""
 
     def hashed(entry: tuple[Any, ...]) -> bytes:
-        key_id, tenant_id, action, name, details, request_id = entry
+        key_id, tenant_id, action, name, details, request_id, address = entry
         row = {"seq": 1, "at": audit.EPOCH, "prev": bytes(32), "details": json.dumps(details)}
         row |= {"key_id": key_id, "tenant_id": tenant_id, "action": action, "object": name}
-        return audit.chain_hash(row | {"request_id": request_id or None})
+        row |= {"request_id": request_id or None, "address": address or None}
+        return audit.chain_hash(row)
 
-    key_id, tenant_id, action, name, details, request_id = one
-    shifted = (key_id, tenant_id, action + name[:1], name[1:], details, request_id)
+    key_id, tenant_id, action, name, details, request_id, address = one
+    shifted = (key_id, tenant_id, action + name[:1], name[1:], details, request_id, address)
     assert (hashed(one) == hashed(shifted)) == (one == shifted)
     assert (hashed(one) == hashed(other)) == (one == other)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
+from admin import audit
 from admin.database import Database
-from tests.admin.conftest import Plane
+from tests.admin.conftest import PEPPER, Plane
 from tests.admin.test_audit import unlocked
 from tests.loraplex.test_cli import run
 
@@ -42,3 +43,16 @@ async def test_the_log_is_listed_and_verified(plane: Plane, owner: Database):
     broken = await run(plane, "audit", "verify", code=1)
     assert "entry 2 of the audit log: it is not what was written" in broken
     assert "SEQ:HASH" in await run(plane, "audit", "verify", "--anchor", "3", code=2)
+
+
+async def test_an_anchor_that_is_pruned_is_too_old(plane: Plane, owner: Database):
+    await plane.client.post("tenants", json={"name": "acme"})
+    _, anchor = (await run(plane, "audit", "verify")).splitlines()
+    seq, hash = anchor.split(":")
+    async with unlocked(owner) as connection:
+        await connection.execute("UPDATE audit_log SET at = at - interval '70 days'")
+        seal = audit.seal(PEPPER, int(seq), bytes.fromhex(hash)).hex()
+        await connection.execute("SELECT audit_prune($1, $2, $3)", int(seq), hash, seal)
+    assert (await run(plane, "audit", "verify")).startswith("1 entries")
+    told = await run(plane, "audit", "verify", "--anchor", anchor, code=1)
+    assert f"entry {seq} of the anchor is pruned" in told
