@@ -24,6 +24,8 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 MAX_TOKEN_IDS = 1 << 20
 """Of one prompt: more than any context; to look at ten times as many would hold up the loop."""
+MAX_BIASES = 300
+"""Entries of `logit_bias`: each is put into every step's input anew."""
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
@@ -53,7 +55,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
     logit_bias: (
-        Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)]
+        Annotated[
+            dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_BIASES)
+        ]
         | None
     ) = None
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None

@@ -1,5 +1,5 @@
 // One token for each row of logits, and log-probabilities. Nothing sorts the vocabulary: top-k and
-// top-p become thresholds, found by partitioning the few logits near the largest.
+// top-p become thresholds, found by partitioning the few logits of one bin.
 #include <algorithm>
 #include <vector>
 
@@ -11,8 +11,6 @@ namespace {
 constexpr float INF = __builtin_inff();
 // Gumbel noise of 23-bit uniforms lies within these bounds.
 constexpr float MAX_NOISE = 16.7f;
-// Tokens this far below the largest weigh e^-25 of it: too little to matter before all else is taken.
-constexpr float NEAR = 25.0f;
 
 template <class T>
 inline T mix(T x) {
@@ -113,31 +111,7 @@ struct Candidate {
     float value, mass;
 };
 
-// All values >= low, with their weight e^(value - top).
-void collect(const float* logits, int64_t vocab, float low, float top,
-             std::vector<Candidate>& found) {
-    found.clear();
-    each_vector(logits, vocab, [&](F values, int32_t) {
-        const I near = values >= splat(low);
-        if (!any(near)) return;
-        const F mass = exp(values - top);
-        for (int lane = 0; lane < LANES; lane++)
-            if (near[lane] && values[lane] > -INF) found.push_back({values[lane], mass[lane]});
-    });
-}
-
 bool larger(const Candidate& a, const Candidate& b) { return a.value > b.value; }
-
-// The k-th largest value; keeps the candidates not below it.
-float keep_top_k(std::vector<Candidate>& found, int64_t k) {
-    if (k >= (int64_t)found.size()) return -INF;
-    std::nth_element(found.begin(), found.begin() + k - 1, found.end(), larger);
-    const float threshold = found[k - 1].value;
-    found.erase(std::partition(found.begin(), found.end(),
-                               [&](const Candidate& c) { return c.value >= threshold; }),
-                found.end());
-    return threshold;
-}
 
 // The value at which the mass of the largest candidates reaches `wanted`, halving the range in
 // question each time (quickselect by weight).
@@ -158,25 +132,79 @@ float keep_mass(std::vector<Candidate>& found, double wanted) {
     return begin->value;
 }
 
+// The logits of a row in bins by their distance from the largest, the nearest first, so that a threshold is searched
+// in one bin: whatever a caller asks for, a row takes two passes and no sort of the vocabulary.
+struct Bins {
+    static constexpr int32_t COUNT = 32 << 6;
+    float top;
+    int64_t num[COUNT] = {};
+    double mass[COUNT] = {};  // e^(value - top)
+
+    Bins(const float* logits, int64_t vocab) : top(largest(logits, vocab)) {
+        each_vector(logits, vocab, [&](F values, int32_t) {
+            const I bins = bins_of(values);
+            const F weights = exp(values - top);
+            for (int lane = 0; lane < LANES; lane++)
+                if (values[lane] > -INF) num[bins[lane]]++, mass[bins[lane]] += weights[lane];
+        });
+    }
+
+    // By the upper bits of the distance, whose order is that of the floats: 64 bins for each power of
+    // two from 2^-10 to 2^22, so that no temperature brings all logits into a few bins.
+    I bins_of(F values) const {
+        const I place = (I)(((U)(top - values) >> 17) - ((127u - 10u) << 6));
+        const I above = place > 0 ? place : I{};
+        const I last = splat((int32_t)(COUNT - 1));
+        return above < last ? above : last;
+    }
+
+    // The candidates of a bin that are not below `low`.
+    void collect(const float* logits, int64_t vocab, int32_t bin, float low,
+                 std::vector<Candidate>& found) const {
+        found.clear();
+        each_vector(logits, vocab, [&](F values, int32_t) {
+            const I inside = bins_of(values) == bin;
+            if (!any(inside)) return;
+            const F weights = exp(values - top);
+            for (int lane = 0; lane < LANES; lane++)
+                if (inside[lane] && values[lane] > -INF && values[lane] >= low)
+                    found.push_back({values[lane], weights[lane]});
+        });
+    }
+};
+
 // The smallest scaled logit that survives top-k, top-p and min-p.
 float survival_threshold(const float* scaled, int64_t vocab, int64_t top_k, float top_p,
                          float min_p) {
     static thread_local std::vector<Candidate> found;
-    const float top = largest(scaled, vocab);
-    float threshold = -INF;
-    if (min_p > 0.0f) threshold = top + __builtin_logf(min_p);
     const bool has_k = top_k > 0 && top_k < vocab, has_p = top_p < 1.0f;
+    float threshold = -INF;
+    if (min_p > 0.0f) threshold = largest(scaled, vocab) + __builtin_logf(min_p);
     if (!has_k && !has_p) return threshold;
-    collect(scaled, vocab, top - NEAR, top, found);
-    if (has_k && (int64_t)found.size() < top_k) collect(scaled, vocab, -INF, top, found);
-    if (has_k) threshold = std::max(threshold, keep_top_k(found, top_k));
+    const Bins bins(scaled, vocab);
+    double mass = 0;  // of the survivors of top-k
+    float least = -INF;
+    int32_t bin = 0;
+    for (int64_t before = 0; bin < Bins::COUNT; bin++) {
+        if (has_k && before + bins.num[bin] >= top_k) {
+            bins.collect(scaled, vocab, bin, -INF, found);
+            const auto last = found.begin() + (top_k - before - 1);
+            std::nth_element(found.begin(), last, found.end(), larger);
+            least = last->value;
+            for (const Candidate& c : found)
+                if (c.value >= least) mass += c.mass;
+            break;
+        }
+        before += bins.num[bin];
+        mass += bins.mass[bin];
+    }
+    threshold = std::max(threshold, least);
     if (!has_p) return threshold;
-    if (found.empty()) return threshold;
-    double near = 0;
-    for (const Candidate& c : found) near += c.mass;
-    const double wanted = top_p * (has_k ? near : total_mass(scaled, vocab, top));
-    if (near < wanted) collect(scaled, vocab, -INF, top, found);
-    return std::max(threshold, keep_mass(found, wanted));
+    double wanted = top_p * mass;
+    bin = 0;
+    while (bin < Bins::COUNT - 1 && bins.mass[bin] < wanted) wanted -= bins.mass[bin++];
+    bins.collect(scaled, vocab, bin, least, found);
+    return found.empty() ? threshold : std::max(threshold, keep_mass(found, wanted));
 }
 
 // argmax of scaled + noise over the survivors. The noise is computed only where it could still win.

@@ -4,6 +4,7 @@ loop."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -128,3 +129,25 @@ async def test_a_text_that_is_long_to_spell_is_refused(tokenizer: ModelTokenizer
     assert len(await tokenizer.decode(most, domain="", max_bytes=MAX_TEXT_BYTES)) == len(most)
     with pytest.raises(InvalidRequest, match=f"at most {MAX_TEXT_BYTES}"):
         await tokenizer.decode([*most, 65], domain="", max_bytes=MAX_TEXT_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("field", "most", "value"),
+    [
+        ("logit_bias", 300, lambda n: {str(token): 1.0 for token in range(n)}),
+        ("stop_token_ids", 64, lambda n: list(range(n))),
+        ("stop", 16, lambda n: ["x"] * n),
+        ("n", 128, lambda n: n),
+        ("logprobs", 20, lambda n: n),
+    ],
+)
+def test_what_makes_sampling_longer_is_bounded_by_name(
+    service: Service, field: str, most: int, value: Callable[[int], Any]
+) -> None:
+    body = {"model": "tiny", "prompt": "a", "max_tokens": 1}
+    taken, _ = post(service, "/v1/completions", {**body, field: value(most)})
+    refused, _ = post(service, "/v1/completions", {**body, field: value(most + 1)})
+    assert taken.status_code == 200
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, field)
+    assert str(most) in error["message"]
