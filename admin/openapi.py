@@ -112,7 +112,15 @@ FORM = {
         "required": ["name"],
         "properties": {
             name: {"type": "string"}
-            for name in ("name", "model", "tenant", "alias", "sha256", "serving")
+            for name in (
+                "name",
+                "model",
+                "tenant",
+                "alias",
+                "sha256",
+                "serving",
+                "approve_template",
+            )
         }
         | {
             name: {"type": "string", "format": "binary"}

@@ -95,7 +95,7 @@ class AdminPlane:
         self, new: NewVersion, staged: Path, actor: Actor
     ) -> tuple[VersionDetails, bool]:
         """Files and row of a version, and whether it is new; what is ready at once gateways go by.
-        An admin's upload lets its chat template run."""
+        With `approves_template` its chat template may run."""
         for file in staged.iterdir():
             if file.name not in (CONFIG_NAME, WEIGHTS_NAME):
                 file.unlink()
@@ -120,7 +120,7 @@ class AdminPlane:
                 version, is_new = await versions.add_version(connection, new)
                 await contents.check_held(connection, digest, holder)
                 template = new.serving.template_digest
-                if template is not None and actor.key.tenant_id is None:
+                if template is not None and new.approves_template:
                     await versions.approve_template(connection, template, actor.key.id)
         return version, is_new
 

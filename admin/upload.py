@@ -34,6 +34,7 @@ FIELDS = {
     "tenant": 1024,
     "alias": 1024,
     "sha256": 1024,
+    "approve_template": 5,
     "serving": 512 << 10,
 }
 """With the bytes each may have."""
@@ -65,6 +66,8 @@ class VersionFields(msgspec.Struct, kw_only=True):
     """Hex; of the weights file, or of the archive if one is sent."""
     serving: str | None = None
     """JSON."""
+    approve_template: str | None = None
+    """"true": lets the chat template run. Admin keys only."""
 
 
 def media_type(content_type: str) -> tuple[str, dict[str, str]]:

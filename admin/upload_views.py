@@ -52,6 +52,8 @@ class VersionCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     alias: str | None = None
     sha256: str | None = None
     """Hex, of the archive."""
+    approve_template: bool = False
+    """Lets the chat template run. Admin keys only."""
     serving: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
 
     def fields(self) -> VersionFields:
@@ -66,4 +68,5 @@ class VersionCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             tenant=self.tenant,
             alias=self.alias,
             serving=serving or None,
+            approve_template="true" if self.approve_template else None,
         )

@@ -39,6 +39,8 @@ class NewVersion(msgspec.Struct, frozen=True, kw_only=True):
     alias: str | None = None
     """To be pointed to it as soon as it is ready."""
     key_id: str | None = None
+    approves_template: bool = False
+    """The chat template may run from now on."""
 
 
 class VersionDetails(AdapterVersion, frozen=True, kw_only=True):

@@ -101,7 +101,7 @@ def _push_at_once(api: Api, files: list[Path], fields: dict[str, Any], report: P
         done += num_bytes
         report(done, total)
 
-    form = {name: json.dumps(v) if isinstance(v, dict) else v for name, v in fields.items()}
+    form = {name: json.dumps(v) if isinstance(v, dict | bool) else v for name, v in fields.items()}
     with ExitStack() as stack:
         opened = {file.name: stack.enter_context(_Counted(file, count)) for file in files}
         return api.upload("/admin/v1/adapters", form, opened)

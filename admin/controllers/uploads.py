@@ -15,7 +15,7 @@ from admin.adapter_views import VersionView
 from admin.body import decode_json, read_all
 from admin.database import Connection
 from admin.describe import describe_version
-from admin.errors import Invalid
+from admin.errors import Forbidden, Invalid
 from admin.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
 from admin.records import BaseModel, ServingData, Tenant
 from admin.request import AdminRequest
@@ -39,9 +39,9 @@ class UploadController(Controller):
         """Makes a version, of the files of a form or of an upload that came before.
 
         A form has the files peft writes, or one archive, and the fields name, model, tenant, alias,
-        sha256, serving; a JSON body has the same fields and `upload`, the id. The version is ready,
-        and `alias` points to it, when it has been proved. 201 for a new version; 200 and the
-        existing one if its content is already there.
+        sha256, serving, approve_template; a JSON body has the same fields and `upload`, the id. The
+        version is ready, and `alias` points to it, when it has been proved. 201 for a new version;
+        200 and the existing one if its content is already there.
         """
         plane = request.plane
         kind, options = media_type(request.headers.get("content-type", ""))
@@ -129,6 +129,7 @@ async def _make(
         serving=serving,
         alias=given.alias,
         key_id=request.user.id,
+        approves_template=given.approve_template == "true",
     )
     version, is_new = await plane.publish(new, staged, request.actor)
     async with request.reading() as connection:
@@ -154,6 +155,10 @@ async def _check(
         raise Invalid("the field name is missing", "name_missing", "name")
     check_names(given.name, given.model, given.alias)
     serving = await asyncio.to_thread(parse_serving, given.serving)
+    if given.approve_template not in (None, "true", "false"):
+        raise Invalid("true or false", "approve_template_invalid", "approve_template")
+    if given.approve_template == "true" and request.user.tenant_id is not None:
+        raise Forbidden("only an admin key may approve a chat template")
     async with request.reading() as connection:
         tenant = await tenant_for(connection, request.user, given.tenant)
         await models.check_not_a_model(connection, given.name)

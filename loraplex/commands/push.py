@@ -20,6 +20,9 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--alias", help="Point this alias to the version once it is ready.")
 @click.option("--serving", type=FILE, help="JSON: chat_template, stop, defaults, metadata.")
 @click.option("--chat-template", type=FILE, help="Jinja; runs when an admin has approved it.")
+@click.option(
+    "--approve-template", is_flag=True, help="Let the chat template run (admin keys only)."
+)
 @click.option("--metadata", multiple=True, metavar="KEY=VALUE")
 @click.option("--wait/--no-wait", default=True, help="Until it is proved; the default.")
 @tenant_option
@@ -31,6 +34,7 @@ def push_command(
     alias: str | None,
     serving: Path | None,
     chat_template: Path | None,
+    approve_template: bool,
     metadata: tuple[str, ...],
     wait: bool,
     tenant: str | None,
@@ -41,6 +45,7 @@ def push_command(
 
     given = {"name": name, "model": model, "alias": alias, "tenant": tenant}
     given["serving"] = _serving(serving, chat_template, pairs(metadata))
+    given["approve_template"] = approve_template
     fields = {key: value for key, value in given.items() if value}
     with api() as server:
         with progress(f"uploading {name}", "validating") as report:

@@ -26,12 +26,14 @@ TEMPLATE = (
 )
 
 
-async def push(client: httpx.AsyncClient, folder: Path, serving: object) -> httpx.Response:
+async def push(
+    client: httpx.AsyncClient, folder: Path, serving: object, **more: str
+) -> httpx.Response:
     if not folder.exists():
         write_adapter(folder)
     files = {path.name: (path.name, path.read_bytes()) for path in folder.iterdir()}
     text = serving if isinstance(serving, str) else json.dumps(serving)
-    fields = {"name": "bot", "tenant": "acme", "serving": text}
+    fields = {"name": "bot", "tenant": "acme", "serving": text, **more}
     return await client.post("adapters", data=fields, files=files)
 
 
@@ -84,10 +86,21 @@ async def test_a_template_runs_once_an_admin_says_so(plane: Plane, base: str, tm
     assert problem(none, 404)["code"] == "template_not_found"
 
 
-async def test_an_admins_own_upload_is_approved(plane: Plane, base: str, tmp_path: Path):
-    await plane.tenant("acme")
-    made = await push(plane.client, tmp_path / "a", {"chat_template": TEMPLATE})
-    assert made.json()["serving"]["template"]["approved"] is True
+async def test_an_admins_upload_approves_only_when_told_to(plane: Plane, base: str, tmp_path: Path):
+    """A template that an admin uploads for somebody else is not one that the admin has read."""
+    acme = await plane.tenant("acme")
+    serving = {"chat_template": TEMPLATE}
+    made = await push(plane.client, tmp_path / "a", serving)
+    assert made.json()["serving"]["template"]["approved"] is False
+    problem(await push(acme, tmp_path / "a", serving, approve_template="true"), 403)
+    refused = problem(
+        await push(plane.client, tmp_path / "a", serving, approve_template="maybe"), 400
+    )
+    assert refused["param"] == "approve_template"
+    shown = (await acme.get("adapters/bot")).json()["versions"][0]["serving"]["template"]
+    assert shown["approved"] is False
+    again = await push(plane.client, tmp_path / "a", serving, approve_template="true")
+    assert again.json()["serving"]["template"]["approved"] is True
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,20 @@ async def test_serving_data_goes_with_the_push(
     )
     approved = await run(plane, "adapter", "approve", "bot@1", "--tenant", "acme")
     assert shown["template"]["digest"][:12] in approved
+    command = (
+        "adapter",
+        "push",
+        str(tmp_path / "a"),
+        "--name",
+        "bot",
+        "--tenant",
+        "acme",
+        "--json",
+    )
+    for flags, is_approved in (((), False), (("--approve-template",), True)):
+        template.write_text(f"{{{{ messages[0].content }}}} {len(flags)}")
+        made = await run(plane, *command, "--chat-template", str(template), *flags)
+        assert json.loads(made)[0]["serving"]["template"]["approved"] is is_approved
     template.write_text("{% if %}")
     push = ("adapter", "push", str(tmp_path / "a"), "--name", "bot", "--tenant", "acme")
     bad = await run(plane, *push, "--chat-template", str(template), code=1)
