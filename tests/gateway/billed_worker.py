@@ -111,7 +111,7 @@ def _scores(item: ScheduledSequence) -> list[TokenLogprobs]:
 
 
 class BilledWorker:
-    """Computes nothing but in `step`."""
+    """Does nothing but in `receive` and `step`."""
 
     is_ready = True
     step_age_s = 0.0
@@ -160,7 +160,8 @@ class BilledWorker:
             count.open.add((self._instance_id, connection, message.id))
         self._inbox.append((connection, message))
 
-    def step(self) -> None:
+    def receive(self) -> None:
+        """Takes what has come and refuses what it must; what fails by it is told before a step."""
         inbox, self._inbox = self._inbox, []
         engine = self._simulation.engine
         self._simulation.clock.now += 0.001
@@ -175,8 +176,10 @@ class BilledWorker:
                 case _:
                     pass
         self._deliver(engine.expire())
-        if engine.has_work:
-            self._deliver(engine.step())
+
+    def step(self) -> None:
+        if self._simulation.engine.has_work:
+            self._deliver(self._simulation.engine.step())
 
     def _deliver(self, events: list[Event]) -> None:
         for connection, event in events:

@@ -24,7 +24,7 @@ from memory.page_key import PAGE_TOKENS
 from tests.gateway.billed_worker import BilledWorker, RequestCount
 from tests.gateway.pepper import PEPPER
 from tests.gateway.service import FedSource, Keys, snapshot
-from tests.scale import scaled
+from tests.scale import IS_FULL, scaled
 from workers.client import WorkerClient
 
 SEED = 22
@@ -123,6 +123,8 @@ class House:
                 await self._disturb()
             for worker in self.workers:
                 if worker.is_up:
+                    worker.receive()
+                    await self._settle()
                     worker.step()
                     await self._settle()
             for task in [task for task in tasks if task.done()]:
@@ -154,7 +156,7 @@ class House:
             each.is_open and each.timeout_s and self.counts[each.request_id].is_in_prompt
             for each in self.asked[-2 * NUM_AT_ONCE :]
         )
-        if is_expiring and self.events["paused"] < NUM_PAUSES and self.chance.random() < 0.1:
+        if is_expiring and self.events["paused"] < NUM_PAUSES and self.chance.random() < 0.3:
             self.events["paused"] += 1
             await asyncio.sleep(PAUSE_S)
             await self._settle()
@@ -314,4 +316,6 @@ async def test_bills_are_what_was_computed_found_and_emitted(store: Path, tmp_pa
         }
     )
     print(len(billed), sum(each.prompt_tokens for each in billed.values()), dict(seen))
-    assert all(seen.values()), seen
+    # What depends on the machine's clock is certain in the full form only.
+    rare = () if IS_FULL else ("paused", "expired", "expired midway")
+    assert all(count for name, count in seen.items() if name not in rare), seen
