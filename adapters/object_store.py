@@ -32,6 +32,7 @@ from adapters.store import (
     Kind,
     LocalStore,
     NotInStore,
+    Readable,
     StoreUnavailable,
     check_address,
 )
@@ -133,6 +134,30 @@ class ObjectStore:
     def adapter_folder(self, digest: str) -> Path:
         return self._bring("adapters", digest, self._cache, lambda _name: True)
 
+    def adapter_sizes(self, digest: str) -> dict[str, int]:
+        entry = self._entry("adapters", digest)
+        sizes: dict[str, int] = {}
+        for name in entry.files:
+            key = self._file("adapters", digest, entry, name)
+            try:
+                found = self._client.head_object(Bucket=self._bucket, Key=key)
+            except ClientError as error:
+                if error.response.get("Error", {}).get("Code") not in ("404", "NoSuchKey"):
+                    raise StoreUnavailable(f"the object store failed: {error}") from error
+            except (BotoCoreError, Boto3Error) as error:
+                raise StoreUnavailable(f"the object store failed: {error}") from error
+            else:
+                sizes[name] = found["ContentLength"]
+        return sizes
+
+    @contextlib.contextmanager
+    def open_adapter_file(self, digest: str, name: str) -> Generator[Readable]:
+        key = self._file("adapters", digest, self._entry("adapters", digest), name)
+        with _translated_errors():
+            found = self._client.get_object(Bucket=self._bucket, Key=key)
+            with contextlib.closing(found["Body"]) as body:
+                yield body
+
     def model_folder(self, digest: str, *, weights: bool = True) -> Path:
         if weights or self._cache.exists("models", digest):
             return self._bring("models", digest, self._cache, lambda _name: True)
@@ -198,9 +223,7 @@ class ObjectStore:
         """The folder in the cache, from the bucket if it is not there."""
         with self._alone((cache, kind, digest)):
             if not cache.exists(kind, digest):
-                entry = self._find(kind, digest)
-                if entry is None:
-                    raise NotInStore(f"{kind}/{digest}")
+                entry = self._entry(kind, digest)
                 self._download(kind, digest, entry, cache, is_wanted)
                 if kind == "adapters":
                     self._trim()
@@ -264,6 +287,13 @@ class ObjectStore:
                 if (self._cache, "adapters", folder.name) not in self._bringing:
                     self._cache.delete("adapters", folder.name)
                     total -= num_bytes
+
+    def _entry(self, kind: Kind, digest: str) -> Entry:
+        """Raises NotInStore."""
+        entry = self._find(kind, digest)
+        if entry is None:
+            raise NotInStore(f"{kind}/{digest}")
+        return entry
 
     def _find(self, kind: Kind, digest: str) -> Entry | None:
         key = self._index(kind, digest)

@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Generator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -26,6 +27,12 @@ class NotInStore(LookupError):
 
 class StoreUnavailable(OSError):
     """The store cannot be reached, or what it sent is not what was put there."""
+
+
+class Readable(Protocol):
+    """A stream of bytes."""
+
+    def read(self, size: int = -1, /) -> bytes: ...
 
 
 class Store(Protocol):
@@ -65,6 +72,15 @@ class Store(Protocol):
 
     def adapter_folder(self, digest: str) -> Path:
         """The two files as peft names them, to be read only. Raises NotInStore."""
+        ...
+
+    def adapter_sizes(self, digest: str) -> dict[str, int]:
+        """Name to bytes of an adapter's files, as the store itself has them now and not a cache of
+        it. Raises NotInStore."""
+        ...
+
+    def open_adapter_file(self, digest: str, name: str) -> AbstractContextManager[Readable]:
+        """One of those files. Raises NotInStore."""
         ...
 
     def model_folder(self, digest: str, *, weights: bool = True) -> Path:
@@ -129,6 +145,13 @@ class LocalStore:
 
     def adapter_folder(self, digest: str) -> Path:
         return self._existing("adapters", digest)
+
+    def adapter_sizes(self, digest: str) -> dict[str, int]:
+        folder = self._existing("adapters", digest)
+        return {file.name: file.stat().st_size for file in folder.iterdir()}
+
+    def open_adapter_file(self, digest: str, name: str) -> AbstractContextManager[Readable]:
+        return (self._existing("adapters", digest) / name).open("rb")
 
     def model_folder(self, digest: str, *, weights: bool = True) -> Path:
         return self._existing("models", digest)

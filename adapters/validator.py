@@ -20,6 +20,7 @@ from adapters.binding import BoundAdapter, bind_any
 from adapters.errors import AdapterRejected
 from adapters.lora_config import MAX_CONFIG_BYTES, parse_config
 from adapters.manifest import PROJECTIONS, AdapterManifest, BaseModelShape
+from adapters.store import Readable
 from adapters.tensor_header import ITEM_BYTES, TensorHeader, read_header
 
 if TYPE_CHECKING:
@@ -98,10 +99,15 @@ def read_adapter(
 
 def content_digest(files: AdapterFiles) -> str:
     """SHA-256 (hex) over the tagged, length-prefixed bytes of both files."""
-    digest = _start_digest(_read_config(files.config), files.weights.stat().st_size)
     with files.weights.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
+        return digest_streams(_read_config(files.config), file, files.weights.stat().st_size)
+
+
+def digest_streams(raw_config: bytes, weights: Readable, file_bytes: int) -> str:
+    """`content_digest` of a configuration and of weights that have so many bytes."""
+    digest = _start_digest(raw_config, file_bytes)
+    while chunk := weights.read(CHUNK_BYTES):
+        digest.update(chunk)
     return digest.hexdigest()
 
 

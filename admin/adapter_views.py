@@ -10,6 +10,7 @@ import msgspec
 from admin.adapters import AdapterSummary
 from admin.aliases import AliasMove
 from admin.records import AdapterState, Alias, CanaryPolicy, GenerationDefaults
+from admin.stored import StoredContent
 from admin.versions import MAX_VERSION, Fault, Proof, VersionDetails
 
 VersionNumber = Annotated[int, msgspec.Meta(ge=1, le=MAX_VERSION)]
@@ -91,6 +92,8 @@ class VersionView(msgspec.Struct, frozen=True, kw_only=True):
     proofs: list[ProofView]
     faults: list[FaultView]
     """Of workers that could not load it when they last tried."""
+    stored: StoredContent | None = None
+    """What the store has of it; looked at where one version is shown."""
     object: str = "adapter.version"
 
     @classmethod

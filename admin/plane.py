@@ -20,7 +20,7 @@ from admin.audit import Actor, changing
 from admin.audit_retention import keep_audit_days
 from admin.config import AdminConfig
 from admin.database import Database
-from admin.errors import AdminError, DatabaseUnavailable, Invalid
+from admin.errors import AdminError, DatabaseUnavailable, Invalid, Overloaded
 from admin.idempotency import forget_for_ever
 from admin.key_lookup import KeyLookup
 from admin.key_uses import WRITE_INTERVAL_S, KeyUses
@@ -29,6 +29,7 @@ from admin.reaper import Reaper
 from admin.records import AdapterState, BaseModel, Tenant
 from admin.resumable import ResumableUploads
 from admin.retirement import Retirement, retirement_progress
+from admin.stored import StoredContent, inspect
 from admin.tenant_rates import TenantRates
 from admin.upload import OVERHEAD_BYTES, Forms
 from admin.usage import keep_days
@@ -56,6 +57,7 @@ class AdminPlane:
         self.uploads = ResumableUploads(
             store, config.max_upload_bytes + OVERHEAD_BYTES, config.upload_idle_s
         )
+        self._verifying = asyncio.Lock()
         self.validation = Validation(config.max_lora_rank, config.max_upload_bytes)
 
     def describe_model(self, digest: str) -> tuple[BaseModelShape, int]:
@@ -90,6 +92,22 @@ class AdminPlane:
         )
         self.store.check_room()
         return manifest
+
+    async def inspect(
+        self, digest: str | None, file_bytes: int | None, *, every_byte: bool
+    ) -> StoredContent | None:
+        """What the store has of a version's content; None if the version has none. Raises
+        Overloaded while every byte of another is read."""
+        if digest is None or file_bytes is None:
+            return None
+        if not every_byte:
+            return await asyncio.to_thread(
+                inspect, self.store, digest, file_bytes, every_byte=False
+            )
+        if self._verifying.locked():
+            raise Overloaded("another version is being verified", "too_many_verifications")
+        async with self._verifying:
+            return await asyncio.to_thread(inspect, self.store, digest, file_bytes, every_byte=True)
 
     async def publish(
         self, new: NewVersion, staged: Path, actor: Actor

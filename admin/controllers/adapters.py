@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import msgspec
 from litestar import Controller, delete, get, post
 from litestar.params import FromPath, FromQuery, QueryParameter
 
@@ -76,10 +77,15 @@ class AdapterController(Controller):
         name: FromPath[str],
         version: FromPath[int],
         tenant: FromQuery[str | None] = None,
+        verify: FromQuery[bool] = False,
     ) -> VersionView:
+        """`stored` tells whether the store has its files, by their sizes; with `verify` by every
+        byte of them, one version at a time."""
         async with request.reading() as connection:
             owner = await tenant_for(connection, request.user, tenant)
-            return await describe_version(connection, owner, name, version)
+            shown = await describe_version(connection, owner, name, version)
+        stored = await request.plane.inspect(shown.digest, shown.file_bytes, every_byte=verify)
+        return msgspec.structs.replace(shown, stored=stored)
 
     @delete("/{name:str}/versions/{version:int}", guards=OWN, status_code=200)
     async def delete_version(

@@ -48,12 +48,15 @@ def list_adapters(tenant: str | None, as_json: bool) -> None:
 
 @adapter_group.command("show")
 @click.argument("name")
+@click.option("--verify", is_flag=True, help="Read every byte that the store has of NAME@VERSION.")
 @tenant_option
 @json_option
-def show_adapter(name: str, tenant: str | None, as_json: bool) -> None:
+def show_adapter(name: str, verify: bool, tenant: str | None, as_json: bool) -> None:
     """Show an adapter's versions, or all of one version given as NAME@VERSION."""
+    if verify and "@" not in name:
+        raise click.UsageError("--verify takes NAME@VERSION")
     with api() as server:
-        found = server.get(_path(name), tenant=tenant)
+        found = server.get(_path(name), tenant=tenant, **({"verify": True} if verify else {}))
     if as_json:
         show([found], (), as_json)
     elif "versions" in found:

@@ -111,6 +111,20 @@ def test_a_version_never_changes(store: Store, elsewhere: Store) -> None:
         assert content(reader.adapter_folder(DIGEST))["model.safetensors"] == b"first"
 
 
+def test_what_lies_in_the_store_can_be_looked_at(store: Store, elsewhere: Store) -> None:
+    """By one that has brought nothing of it to its cache."""
+    staged = stage(store, b"first")
+    expected = content(staged)
+    store.put("adapters", DIGEST, staged)
+    assert elsewhere.adapter_sizes(DIGEST) == {name: len(data) for name, data in expected.items()}
+    for name, data in expected.items():
+        with elsewhere.open_adapter_file(DIGEST, name) as file:
+            assert file.read() == data
+    store.delete("adapters", DIGEST)
+    with pytest.raises(NotInStore):
+        elsewhere.adapter_sizes(DIGEST)
+
+
 def test_delete_and_absence(store: Store) -> None:
     store.put("adapters", DIGEST, stage(store))
     store.delete("adapters", DIGEST)

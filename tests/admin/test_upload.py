@@ -131,6 +131,30 @@ async def test_refused_uploads_leave_no_adapter_beside_the_quota(
     assert (made.status_code, made.json()["version"]) == (201, 1)
 
 
+async def test_a_version_tells_what_the_store_has_of_it(plane: Plane, base: str, folder: Path):
+    acme = await plane.tenant("acme")
+    digest = (await push(acme, folder, name="bot")).json()["digest"]
+    stored = plane.store / "adapters" / digest
+    weights = stored / WEIGHTS_NAME
+    whole = weights.read_bytes()
+
+    async def shown(data: bytes | None = None, **params: bool) -> str:
+        if data is not None:
+            weights.chmod(0o600)
+            weights.write_bytes(data)
+        answer = await acme.get("adapters/bot/versions/1", params=params)
+        return answer.json()["stored"]["state"]
+
+    assert (await shown(), await shown(verify=True)) == ("present", "intact")
+    assert await shown(whole[:-1] + bytes([whole[-1] ^ 1]), verify=True) == "damaged"
+    assert await shown(whole[:-1]) == "damaged"
+    assert await shown(whole, verify=True) == "intact"
+    weights.unlink()
+    assert await shown() == "missing"
+    stored.rename(stored.with_suffix(".gone"))
+    assert (await shown(), await shown(verify=True)) == ("missing", "missing")
+
+
 async def test_the_same_content_again_is_the_same_version(plane: Plane, base: str, folder: Path):
     acme = await plane.tenant("acme")
     first = await push(acme, folder, name="bot")
