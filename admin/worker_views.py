@@ -19,7 +19,7 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     """lost: no gateway has told of it for some seconds; unreached: none ever has; unsatisfiable:
     it cannot serve any base model that it knows of"""
     reason: str
-    """What is wrong with its base models; empty if nothing is."""
+    """Why gateways do not reach it, or what is wrong with its base models; empty if nothing is."""
     drain_wanted: bool
     num_running: int
     num_waiting: int

@@ -123,6 +123,8 @@ class Worker(msgspec.Struct, frozen=True):
     reported_by: str | None
     """Id of the gateway."""
     status: WorkerStatus | None
+    failure: str
+    """Why a gateway did not reach it when it last tried; empty once one does."""
     age_s: float
     """Of the report."""
 
@@ -140,7 +142,9 @@ class Worker(msgspec.Struct, frozen=True):
 
     @property
     def reason(self) -> str:
-        """What is wrong with its models, by name; empty if nothing is."""
+        """Why it is not reached, or what is wrong with its models, by name; empty if nothing is."""
+        if self.failure and self.state in ("lost", "unreached"):
+            return self.failure
         models = self.status.models if self.status else []
         return "; ".join(f"{m.name}: {m.tier}: {m.error}" for m in models if m.error)
 

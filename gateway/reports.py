@@ -12,7 +12,8 @@ REPORT_INTERVAL_S = 1.0
 
 
 class WorkerReports:
-    """Writes the last status of each worker that has sent one since, all in one statement."""
+    """Writes the last status of each worker that has sent one since, all in one statement, and why
+    the others are not reached."""
 
     def __init__(self, database: Database, gateway_id: str, fleet: Fleet) -> None:
         self._database = database
@@ -40,4 +41,12 @@ class WorkerReports:
         if news:
             async with self._database.acquire() as connection:
                 await connection.execute(sql["workers_report"], self._id, news)
+        failures = [
+            {"address": client.address, "failure": client.failure}
+            for client in self._fleet.clients
+            if client.status is None and client.failure
+        ]
+        if failures:
+            async with self._database.acquire() as connection:
+                await connection.execute(sql["workers_not_reached"], failures)
         self._written = {worker: status for worker, (_, status) in said.items()}

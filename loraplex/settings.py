@@ -93,6 +93,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """PEM files for mutual TLS between gateways and workers; all three or none."""
     transport_key: Path | None = None
     transport_authority: Path | None = None
+    transport_gateways: tuple[str, ...] = ()
+    """Names in certificates that a worker lets in as gateways, with `*` for any characters; none:
+    no certificate is let in."""
+    transport_workers: tuple[str, ...] = ()
+    """The same of workers, for gateways, beside the check of the address."""
     trusted_proxies: tuple[str, ...] = ()
     """Addresses or networks of proxies whose X-Forwarded-For is believed; default: nobody's."""
     max_connections: Positive | None = None
@@ -176,7 +181,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for file in given:
             if not file.is_file():
                 raise BadSettings(f"{file} does not exist")
-        return Security(MutualTLS(*given) if given else None, self.insecure_transport)
+        for pattern in (*self.transport_gateways, *self.transport_workers):
+            if pattern != "*" and not pattern.startswith(("DNS:", "URI:", "IP:")):
+                raise BadSettings(f"{pattern!r} is not DNS:NAME, URI:NAME, IP:ADDRESS or *")
+        return Security(
+            MutualTLS(*given) if given else None,
+            self.insecure_transport,
+            self.transport_gateways,
+            self.transport_workers,
+        )
 
     def open_store(self) -> Store:
         """Raises BadSettings."""

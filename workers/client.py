@@ -156,6 +156,8 @@ class WorkerClient:
         """Sequences of this gateway that have come to their end there, ever."""
         self.prefixes = PrefixIndex()
         """What the worker has cached; empty while there is no connection."""
+        self.failure = ""
+        """Why there is no connection, or the last one ended; logged once."""
         self._own_hello = Hello(PROTOCOL_VERSION, instance_id)
         self._security = security
         self._connection: GatewayConnection | None = None
@@ -259,12 +261,12 @@ class WorkerClient:
             try:
                 async with self.connect() as reading:
                     log.info("connected to worker %s at %s", self.instance_id, self.address)
-                    retry_s = FIRST_RETRY_S
+                    retry_s, self.failure = FIRST_RETRY_S, ""
                     await reading
             except (TransportError, OSError) as error:
-                is_new = retry_s == FIRST_RETRY_S
-                level = logging.WARNING if is_new else logging.DEBUG
-                log.log(level, "worker at %s: %s", self.address, error)
+                if str(error) != self.failure:
+                    log.warning("worker at %s: %s", self.address, error)
+                self.failure = str(error)
             await asyncio.sleep(retry_s * random.uniform(0.5, 1.0))
             retry_s = min(2 * retry_s, LAST_RETRY_S)
 

@@ -1,11 +1,11 @@
 -- name: worker_list
 -- $1: where the page before ended. A worker without a status has only been registered.
-SELECT id, address, leased_until IS NOT NULL AS is_registered, draining, registered_at, reported_at, reported_by, status,
+SELECT id, address, leased_until IS NOT NULL AS is_registered, draining, registered_at, reported_at, reported_by, status, failure,
        coalesce(extract(epoch FROM now() - reported_at), 0)::double precision AS age_s
 FROM workers WHERE id > $1 ORDER BY id LIMIT $2;
 
 -- name: worker_find
-SELECT id, address, leased_until IS NOT NULL AS is_registered, draining, registered_at, reported_at, reported_by, status,
+SELECT id, address, leased_until IS NOT NULL AS is_registered, draining, registered_at, reported_at, reported_by, status, failure,
        coalesce(extract(epoch FROM now() - reported_at), 0)::double precision AS age_s
 FROM workers WHERE id = $1;
 
@@ -31,7 +31,7 @@ DELETE FROM workers WHERE id = $1;
 INSERT INTO workers AS w (id, address, status, reported_at, reported_by)
 SELECT id, address, status, now(), $1 FROM jsonb_to_recordset($2) AS r (id text, address text, status jsonb) ORDER BY id
 ON CONFLICT (id) DO UPDATE
-SET status = excluded.status, reported_at = excluded.reported_at, reported_by = excluded.reported_by
+SET status = excluded.status, failure = '', reported_at = excluded.reported_at, reported_by = excluded.reported_by
 WHERE w.reported_by = excluded.reported_by OR w.reported_at < now() - interval '1.5 seconds' OR w.reported_at IS NULL;
 
 -- name: workers_gone
@@ -41,3 +41,14 @@ SELECT EXISTS (
 
 -- name: workers_forget
 DELETE FROM workers WHERE greatest(leased_until, reported_at, registered_at) < now() - make_interval(secs => $1);
+
+-- name: workers_not_reached
+-- $1: [{address, failure}] of those that a gateway does not reach. One that another has just reported is reached.
+UPDATE workers AS w SET failure = left(r.failure, 512)
+FROM jsonb_to_recordset($1) AS r (address text, failure text)
+WHERE w.id IN (
+        SELECT id FROM workers
+        WHERE address IN (SELECT f.address FROM jsonb_to_recordset($1) AS f (address text))
+            AND (reported_at IS NULL OR reported_at < now() - interval '1.5 seconds')
+        ORDER BY id FOR UPDATE SKIP LOCKED)
+    AND w.address = r.address AND w.failure IS DISTINCT FROM left(r.failure, 512);

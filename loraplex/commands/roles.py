@@ -21,6 +21,7 @@ from loraplex.commands.options import (
     settings_of,
     settings_options,
 )
+from loraplex.output import tell
 from loraplex.private import path_digest, write_private
 from loraplex.settings import SECRETS, Settings, check_address
 
@@ -92,7 +93,7 @@ def worker_command(
     if advertise is None:
         running = run_worker(command)
     else:
-        running = _run_advertised(command, settings, advertise)
+        running = _run_advertised(command, settings, advertise, health)
     sys.exit(asyncio.run(running))
 
 
@@ -109,6 +110,8 @@ def _check_addresses(settings: Settings, listen: str, health: str, advertise: st
     except ValueError as error:
         raise click.UsageError(f"{health!r} is not HOST:PORT or unix:/PATH") from error
     security = settings.security
+    if listen.startswith("tcp://") and security.tls and not security.gateways:
+        tell("transport_gateways is not set: no gateway's certificate is let in")
     if listen.startswith("tcp://") and not (security.tls or security.insecure):
         raise click.UsageError(
             "tcp:// takes transport_certificate, transport_key and transport_authority,"
@@ -117,15 +120,22 @@ def _check_addresses(settings: Settings, listen: str, health: str, advertise: st
 
 
 def _run_advertised(
-    command: list[str], settings: Settings, address: str
+    command: list[str], settings: Settings, address: str, health: str
 ) -> Coroutine[Any, Any, int]:
+    from loraplex.probe import answers_ok
     from loraplex.registration import registered
     from loraplex.worker_process import run_worker
 
     if not settings.database_url:
         raise click.UsageError("to advertise a worker, set LORAPLEX_DATABASE_URL")
     worker_id = f"worker-{socket.gethostname()}-{secrets.token_hex(6)}"
-    return run_worker([*command, worker_id], registered(settings.database_url, worker_id, address))
+    if health.endswith(":0"):
+        raise click.UsageError("to advertise a worker, give --health a port")
+    registering = registered(
+        *(settings.database_url, worker_id, address),
+        is_listening=lambda: answers_ok(health, "/readyz"),
+    )
+    return run_worker([*command, worker_id], registering)
 
 
 @click.command("migrate")

@@ -244,3 +244,19 @@ async def test_a_model_that_a_worker_can_never_serve_is_shown_with_the_reason(
     assert states == [(w, "unsatisfiable", "needs 2.00 GiB") for w in ("w-1", "w-2")]
     tenant = await plane.tenant("acme")
     assert (await tenant.get("models")).json()["data"] == [model | {"workers": []}]
+
+
+async def test_a_worker_that_is_not_reached_is_shown_with_the_reason(plane: Plane):
+    """As where its certificate is not for its address; a gateway that reaches it takes it back."""
+    address, failure = "tcp://10.0.0.11:9000", "certificate is not valid for '10.0.0.11'"
+    await register_worker(plane.database, "w-1", address, 60.0)
+    told = [{"address": address, "failure": failure}]
+    async with plane.database.transaction(EVERYTHING) as connection:
+        await connection.execute(sql["workers_not_reached"], told)
+    shown = (await listed(plane))["w-1"]
+    assert (shown["state"], shown["reason"]) == ("unreached", failure)
+    await report_worker(plane.database, "w-1")
+    async with plane.database.transaction(EVERYTHING) as connection:
+        await connection.execute(sql["workers_not_reached"], told)
+    shown = (await listed(plane))["w-1"]
+    assert (shown["state"], shown["reason"]) == ("ready", "")

@@ -9,6 +9,7 @@ import asyncio
 import os
 import signal
 import sys
+from pathlib import Path
 
 from loraplex.registration import registered
 from loraplex.worker_process import run_worker
@@ -21,7 +22,13 @@ async def main() -> int:
     match sys.argv[1:]:
         case [dsn, worker_id, address, lease_s]:
             worker = [sys.executable, "-m", "tests.loraplex.registered_worker", address, worker_id]
-            return await run_worker(worker, registered(dsn, worker_id, address, float(lease_s)))
+            return await run_worker(
+                worker,
+                registered(
+                    *(dsn, worker_id, address, float(lease_s)),
+                    is_listening=Path(address.removeprefix("unix:")).is_socket,
+                ),
+            )
         case [address, worker_id]:
             assert "LORAPLEX_DATABASE_URL" not in os.environ
             ending = asyncio.Event()

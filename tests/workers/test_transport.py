@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import socket
+import ssl
 import stat
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -32,6 +33,7 @@ from workers.transport.base import (
     InsecureTransport,
     MalformedFrame,
     MutualTLS,
+    PeerRefused,
     ProtocolMismatch,
     Security,
     TransportError,
@@ -260,6 +262,20 @@ def openssl(folder: Path, *arguments: str) -> None:
     subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
 
 
+def make_certificate(folder: Path, name: str, subject: str) -> MutualTLS:
+    """Of the authority in the folder, for one subject alternative name."""
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    openssl(
+        *(folder, "req", *key, "-subj", f"/CN={name}"),
+        *("-keyout", f"{name}.key", "-out", f"{name}.csr"),
+    )
+    (folder / "ext").write_text(f"subjectAltName={subject}")
+    signed = ["-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2"]
+    paths = ["-in", f"{name}.csr", "-extfile", "ext", "-out", f"{name}.pem"]
+    openssl(folder, "x509", "-req", *signed, *paths)
+    return MutualTLS(folder / f"{name}.pem", folder / f"{name}.key", folder / "ca.pem")
+
+
 def make_authority(folder: Path) -> None:
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
     folder.mkdir()
@@ -284,7 +300,8 @@ async def test_tcp_with_mutual_tls_admits_only_those_the_authority_signed(tmp_pa
         received.put_nowait(await connection.receive())
         await connection.close()
 
-    listener = await listen("tcp://127.0.0.1:0", accept, Security(tls=ours))
+    security = Security(tls=ours, gateways=("*",))
+    listener = await listen("tcp://127.0.0.1:0", accept, security)
     connection = await connect(listener.address, Security(tls=ours))
     connection.send(Prefetch("m", AdapterRef("sha256:1")))
     assert isinstance(await received.get(), Prefetch)
@@ -296,4 +313,58 @@ async def test_tcp_with_mutual_tls_admits_only_those_the_authority_signed(tmp_pa
             assert await stranger.receive() is None
             await stranger.close()
     assert received.empty()
+    await listener.close()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
+async def test_only_certificates_with_a_gateway_s_name_are_let_in(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another worker's certificate, of the same authority, drains and generates nothing; both sides
+    know why, and the worker says it once. New files count for the next connection."""
+    folder = tmp_path / "ca"
+    make_authority(folder)
+    worker = make_certificate(folder, "worker", "IP:127.0.0.1,DNS:worker-1")
+    gateway = make_certificate(folder, "gateway", "DNS:gw-1.example")
+    received: asyncio.Queue[object] = asyncio.Queue()
+
+    async def accept(connection: WorkerConnection) -> None:
+        received.put_nowait(await connection.receive())
+        await connection.close()
+
+    security = Security(tls=worker, gateways=("DNS:gw-*.example",))
+    listener = await listen("tcp://127.0.0.1:0", accept, security)
+    for _ in range(2):
+        impostor = await connect(listener.address, Security(tls=worker))
+        with pytest.raises(PeerRefused, match="DNS:worker-1: not among transport_gateways"):
+            await exchange_hello(impostor, Hello(PROTOCOL_VERSION, "impostor"))
+        await impostor.close()
+    assert received.empty()
+    assert caplog.text.count("not among transport_gateways") == 1
+    with pytest.raises(PeerRefused, match="not among transport_workers"):
+        await connect(listener.address, Security(tls=gateway, workers=("DNS:other",)))
+
+    connection = await connect(listener.address, Security(tls=gateway, workers=("DNS:worker-*",)))
+    connection.send(Abort(1))
+    assert await received.get() == Abort(1)
+    await connection.close()
+
+    for name in ("key", "pem"):
+        (folder / f"worker.{name}").unlink()
+    make_certificate(folder, "worker", "DNS:elsewhere")
+    with pytest.raises(ssl.SSLCertVerificationError, match=r"not valid for '127\.0\.0\.1'"):
+        await connect(listener.address, Security(tls=gateway))
+    await listener.close()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
+async def test_without_names_no_certificate_is_let_in(tmp_path: Path) -> None:
+    folder = tmp_path / "ca"
+    make_authority(folder)
+    ours = MutualTLS(folder / "x.pem", folder / "x.key", folder / "ca.pem")
+    listener = await listen("tcp://127.0.0.1:0", ignore, Security(tls=ours))
+    connection = await connect(listener.address, Security(tls=ours))
+    with pytest.raises(PeerRefused, match="transport_gateways"):
+        await exchange_hello(connection, Hello(PROTOCOL_VERSION, "gateway"))
+    await connection.close()
     await listener.close()

@@ -5,6 +5,7 @@ TransportError
     FrameTooLarge       a frame over MAX_FRAME_BYTES, to be sent or announced by the other side
     MalformedFrame      bytes that are no message of the other side's language
     ProtocolMismatch    the other side's first frame is no Hello of our version
+    PeerRefused         the other side's certificate bears no name that is let in
     InsecureTransport   TCP asked for with neither mutual TLS nor leave to do without
 """
 
@@ -36,6 +37,9 @@ class MalformedFrame(TransportError): ...
 
 
 class ProtocolMismatch(TransportError): ...
+
+
+class PeerRefused(TransportError): ...
 
 
 class InsecureTransport(TransportError): ...
@@ -124,6 +128,12 @@ class Security:
 
     tls: MutualTLS | None = None
     insecure: bool = False
+    gateways: tuple[str, ...] = ()
+    """Patterns of the names in certificates that a worker lets in over TLS as gateways; none: no
+    certificate is let in."""
+    workers: tuple[str, ...] = ()
+    """The same of the workers that a gateway connects to, beside the check that the certificate is
+    for the address; none: that check alone."""
 
 
 class Transport(Protocol):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from workers.protocol import PROTOCOL_VERSION, Hello
+from workers.protocol import PROTOCOL_VERSION, Failed, Hello
 from workers.transport.base import (
     Accept,
     Connection,
     ConnectionLost,
     GatewayConnection,
     Listener,
+    PeerRefused,
     ProtocolMismatch,
     Security,
     Transport,
@@ -57,6 +58,8 @@ async def exchange_hello(connection: Connection[Hello, Any], own: Hello) -> Hell
         raise ConnectionLost(f"no Hello within {HELLO_TIMEOUT_S} s") from error
     if first is None:
         raise ConnectionLost("the other side left before its Hello")
+    if isinstance(first, Failed):
+        raise PeerRefused(f"the other side refuses this one: {first.message}")
     if not isinstance(first, Hello):
         raise ProtocolMismatch(f"the first frame is a {type(first).__name__}, not a Hello")
     if first.version != PROTOCOL_VERSION:

@@ -14,17 +14,21 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from workers.protocol import MAX_FRAME_BYTES, ToGateway, ToWorker
+from workers.protocol import MAX_FRAME_BYTES, ErrorCode, Failed, ToGateway, ToWorker
 from workers.transport.base import (
     Accept,
     ConnectionLost,
     FrameTooLarge,
     GatewayConnection,
     InsecureTransport,
+    Listener,
     MalformedFrame,
+    PeerRefused,
     Security,
+    TransportError,
     WorkerConnection,
 )
+from workers.transport.tls import TlsListener, bind, check_peer
 
 Sent = TypeVar("Sent")
 Received = TypeVar("Received")
@@ -32,6 +36,8 @@ Received = TypeVar("Received")
 LENGTH_BYTES = 4
 READ_LIMIT = 1 << 20
 """Bytes read ahead of `receive` before the other side is made to wait (twice that at most)."""
+REFUSAL_S = 5.0
+"""How long a peer that is refused has for its first frame."""
 TCP_SILENCE_S = 10
 """A TCP peer that acknowledges nothing for so long is gone."""
 
@@ -182,19 +188,45 @@ class TcpTransport:
         context = security.tls.client_context() if security.tls else None
         reader, writer = await asyncio.open_connection(host, port, ssl=context, limit=READ_LIMIT)
         _tune(writer)
+        if context is not None and security.workers:
+            try:
+                check_peer(writer, security.workers, "transport_workers")
+            except PeerRefused:
+                writer.transport.abort()
+                raise
         return gateway_end(reader, writer)
 
-    async def listen(self, address: str, accept: Accept, security: Security) -> StreamListener:
+    async def listen(self, address: str, accept: Accept, security: Security) -> Listener:
         async def serve(reader: StreamReader, writer: StreamWriter) -> None:
             _tune(writer)
-            await accept(worker_end(reader, writer))
+            connection = worker_end(reader, writer)
+            if security.tls is not None:
+                try:
+                    check_peer(writer, security.gateways, "transport_gateways")
+                except PeerRefused as error:
+                    await _say_refused(connection, error)
+                    raise
+            await accept(connection)
 
         _require_security(address, security)
         host, port = _host_and_port(address)
-        context = security.tls.server_context() if security.tls else None
-        server = await asyncio.start_server(serve, host, port, ssl=context, limit=READ_LIMIT)
+        if security.tls is not None:
+            sock = bind(host, port)
+            own = f"tcp://{host}:{sock.getsockname()[1]}"
+            return TlsListener(sock, own, security.tls, serve)
+        server = await asyncio.start_server(serve, host, port, limit=READ_LIMIT)
         port = server.sockets[0].getsockname()[1]
         return StreamListener(server, f"tcp://{host}:{port}")
+
+
+async def _say_refused(connection: WorkerConnection, error: PeerRefused) -> None:
+    """Reads the peer's first frame before it closes: what is unread would reset the connection, and
+    the reason with it."""
+    with contextlib.suppress(TransportError, TimeoutError):
+        async with asyncio.timeout(REFUSAL_S):
+            await connection.receive()
+            connection.send(Failed(0, ErrorCode.INVALID, str(error)))
+    await connection.close()
 
 
 def _tune(writer: StreamWriter) -> None:
