@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from admin.quota_views import TenantLimits
+
 
 class AdminConfig(msgspec.Struct, frozen=True, kw_only=True):
     pepper: bytes
@@ -16,6 +18,8 @@ class AdminConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How long rows of the audit log are kept."""
     tenant_writes_per_minute: int = 60
     """Changes that a tenant's keys may make; five minutes' worth of them at once."""
+    default_quota: TenantLimits | None = None
+    """Limits of a tenant that is created."""
     upload_idle_s: float = 60.0
     """Seconds of waiting for the client in which an upload must bring `min_upload_rate` on average;
     otherwise it is given up. One in pieces that is not continued for so long is removed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import Sequence
 from functools import partial
 
@@ -43,6 +44,7 @@ def make_config(
     max_connections: int | None = None,
     max_connections_per_address: int | None = None,
     bodies: BodyBudget | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> Config:
     """Streams have `drain_s` to end at shutdown.
 
@@ -73,6 +75,7 @@ def make_config(
         forwarded_allow_ips=list(trusted_proxies),
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=round(drain_s),
+        ssl_context_factory=None if tls is None else lambda _config, _default: tls,
     )
 
 
@@ -87,7 +90,8 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         protocol = partial(HttpProtocol, self.config, self.server_state, self.lifespan.state)
         for listener in (sockets or []) * (ACCEPTED_AT_ONCE - 1):
-            self.servers.append(await loop.create_server(protocol, sock=listener.dup()))
+            sock = listener.dup()
+            self.servers.append(await loop.create_server(protocol, sock=sock, ssl=self.config.ssl))
 
     async def on_tick(self, counter: int) -> bool:
         return await super().on_tick(counter) or getattr(self.lifespan, "error_occurred", False)

@@ -112,7 +112,7 @@ class Api:
 
 def connect(settings: Settings) -> Api:
     """For managing: by settings, else by what `serve` wrote into the data directory."""
-    return _connect(settings, _written(settings.home / "keys.json").get("admin"))
+    return _connect(settings, _written(settings.home / "keys.json").get("admin"), for_admin=True)
 
 
 def connect_tenant(settings: Settings, tenant: str | None) -> Api:
@@ -127,11 +127,14 @@ def connect_tenant(settings: Settings, tenant: str | None) -> Api:
     return _connect(msgspec.structs.replace(settings, key=None), known[tenant])
 
 
-def _connect(settings: Settings, known_key: str | None) -> Api:
-    own_url = _written(settings.home / "serve.json").get("url")
-    url = (settings.url or own_url or "").rstrip("/")
-    # Whoever else serves there would learn it.
-    key = settings.key or (known_key if url == own_url else None)
+def _connect(settings: Settings, known_key: str | None, *, for_admin: bool = False) -> Api:
+    written = _written(settings.home / "serve.json")
+    own_urls = {written.get("url"), written.get("admin_url")}
+    url = (settings.url or written.get("url") or "").rstrip("/")
+    # Another server there would learn it.
+    key = settings.key or (known_key if url in own_urls else None)
+    if for_admin and url == written.get("url"):
+        url = written.get("admin_url", url)
     if not url:
         raise ApiFailure(
             f"nothing serves from {settings.home}: set LORAPLEX_URL and LORAPLEX_KEY,"

@@ -10,6 +10,7 @@ import socket
 from collections.abc import AsyncGenerator, Coroutine, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import uvloop
@@ -26,34 +27,27 @@ from admin.plane import AdminPlane
 from gateway import server
 from gateway.config import GatewayConfig
 from gateway.source import PostgresSource
-from loraplex.bootstrap import load_pepper
+from loraplex.bootstrap import default_quota, load_pepper
 from loraplex.errors import BadSettings
+from loraplex.listener import address_of, serves_apart
+from loraplex.management import management_app, public_app
+from loraplex.precautions import warnings_of
 from loraplex.probes import make_probes
 from loraplex.settings import Settings
+from loraplex.telemetry import set_up_telemetry
+from loraplex.tls import follow_files, load_tls
 from loraplex.waiting import until_there
 from workers.client import WorkerClient
 from workers.collector import look_for_cycles_less
 from workers.logs import LogFormat, set_up_logging
 
 DRAIN_TIMEOUT_S = 30
+MANAGEMENT_CONNECTIONS = 256
+"""More than operators and their tools open, and little of the process's descriptors."""
 ADMIN_ACQUIRE_S = 2.0
 """Somebody waits for the answer, be it that the database is away."""
-ADMIN_PATHS = ("/admin/", "/v1/organization/")
 
 log = logging.getLogger(__name__)
-
-
-class Composed:
-    """Some paths go to the admin plane, everything else to the data plane."""
-
-    def __init__(self, data: Any, administration: Litestar) -> None:
-        self._data = data
-        self._administration = administration
-        self.plane: AdminPlane = administration.state.admin
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        is_admin = scope["type"] == "http" and scope["path"].startswith(ADMIN_PATHS)
-        await (self._administration if is_admin else self._data)(scope, receive, send)
 
 
 class Server(server.Server):
@@ -73,14 +67,20 @@ class Server(server.Server):
         self.should_exit = True
 
 
-def run_gateway(settings: Settings, *, with_admin: bool, listener: socket.socket) -> None:
+Sockets = tuple[socket.socket, socket.socket]
+"""The public one and that for management."""
+
+
+def run_gateway(
+    settings: Settings, *, with_admin: bool, sockets: Sockets, warns: bool = True
+) -> None:
     """Serves until SIGTERM or SIGINT, then finishes what runs."""
-    _run(_serve_gateway(settings, with_admin, listener), settings.log_format)
+    _run(_serve_gateway(settings, with_admin, sockets, warns), settings.log_format)
 
 
-def run_admin(settings: Settings, listener: socket.socket) -> None:
+def run_admin(settings: Settings, sockets: Sockets) -> None:
     """The admin plane alone, with probes; otherwise as `run_gateway`."""
-    _run(_serve_admin(settings, listener), settings.log_format)
+    _run(_serve_admin(settings, sockets), settings.log_format)
 
 
 def _run(serving: Coroutine[Any, Any, None], log_format: LogFormat) -> None:
@@ -104,69 +104,153 @@ async def _until_told(serving: Coroutine[Any, Any, None]) -> None:
     await serving
 
 
-async def _serve_gateway(settings: Settings, with_admin: bool, listener: socket.socket) -> None:
+async def _serve_gateway(
+    settings: Settings, with_admin: bool, sockets: Sockets, warns: bool
+) -> None:
     if not settings.database_url:
         raise BadSettings("the gateway needs LORAPLEX_DATABASE_URL")
-    settings.make_home()
+    role = Role("gateway", settings, sockets)
+    role.prepare(warns=warns)
     async with AsyncExitStack() as stack:
-        database = await _connect(
-            stack, settings, listener, application_name="loraplex-gateway", sees=EVERYTHING
-        )
+        database = await role.connect(stack, application_name="loraplex-gateway", sees=EVERYTHING)
         store = settings.open_store()
-        app: Any = _data_plane(settings, database, store)
-        if with_admin:
-            # Its own connections: what a gateway says of itself must not wait for uploads.
-            app = Composed(app, await _admin_plane(stack, settings, store, listener))
-        await _listen(settings, app, listener)
+        data = _data_plane(settings, database, store)
+        # Its own connections: what a gateway says of itself must not wait for uploads.
+        administration = await _admin_plane(stack, role, store) if with_admin else None
+        is_apart = serves_apart(sockets[0], role.tls)
+        instance_id = data.state["gateway"].config.instance_id
+        await role.serve(
+            public_app(data, None if is_apart else administration),
+            management_app(data, administration if is_apart else None),
+            plane=administration and administration.state.admin,
+            says=f"{instance_id}, {'with' if with_admin else 'without'} the admin plane"
+            + (" on the management listener" if with_admin and is_apart else ""),
+        )
 
 
-async def _serve_admin(settings: Settings, listener: socket.socket) -> None:
+async def _serve_admin(settings: Settings, sockets: Sockets) -> None:
     if not settings.database_url:
         raise BadSettings("the admin plane needs LORAPLEX_DATABASE_URL")
-    settings.make_home()
+    role = Role("admin", settings, sockets)
+    role.prepare(warns=True)
     async with AsyncExitStack() as stack:
-        administration = await _admin_plane(stack, settings, settings.open_store(), listener)
-        probes = make_probes(administration.state.admin.database)
-        await _listen(settings, Composed(probes, administration), listener)
+        administration = await _admin_plane(stack, role, settings.open_store())
+        plane: AdminPlane = administration.state.admin
+        probes = make_probes(plane.database)
+        await role.serve(
+            public_app(probes, administration),
+            management_app(probes, None),
+            plane=plane,
+            says="the admin plane",
+        )
 
 
-async def _listen(settings: Settings, app: Any, listener: socket.socket) -> None:
-    config = server.make_config(
-        app,
-        drain_s=DRAIN_TIMEOUT_S,
-        trusted_proxies=settings.trusted_proxies,
-        max_connections=settings.max_connections,
-        max_connections_per_address=settings.max_connections_per_address,
-        bodies=BodyBudget(settings.max_body_memory),
-    )
-    look_for_cycles_less()
-    async with _beside(app):
-        await Server(config).serve(sockets=[listener])
+class Role:
+    """One role of this process: its sockets, and what it serves on them."""
 
+    def __init__(self, name: str, settings: Settings, sockets: Sockets) -> None:
+        """Raises BadSettings."""
+        self.name = name
+        self.settings = settings
+        self.tls = load_tls(settings)
+        self._public, self._management = sockets
+        self._bodies = BodyBudget(settings.max_body_memory)
 
-async def _connect(
-    stack: AsyncExitStack, settings: Settings, listener: socket.socket, **options: Any
-) -> Database:
-    """When the database is there; `listener` is answered meanwhile."""
+    def prepare(self, *, warns: bool) -> None:
+        """Folders and telemetry; `warns` of what an operator should know. Raises BadSettings."""
+        self.settings.make_home()
+        set_up_telemetry(self.name)
+        if warns:
+            for warning in warnings_of(self.settings, self._public, self._management):
+                log.warning("%s", warning)
 
-    async def attempt() -> Database:
-        database = await Database.connect(settings.database_url or "", **options)
-        try:
-            await check_schema(database)
-        except BaseException:
-            await database.close()
-            raise
+    async def serve(
+        self, public: Any, management: Any, plane: AdminPlane | None, says: str
+    ) -> None:
+        """Until a signal; the management listener until the public one is drained. `says` of the
+        line that it logs at its start."""
+        settings = self.settings
+        config = server.make_config(
+            public,
+            drain_s=DRAIN_TIMEOUT_S,
+            trusted_proxies=settings.trusted_proxies,
+            max_connections=settings.max_connections,
+            max_connections_per_address=settings.max_connections_per_address,
+            bodies=self._bodies,
+            tls=self.tls,
+        )
+        look_for_cycles_less()
+        async with _beside(plane), self._managing(management), self._following():
+            log.info(
+                "loraplex %s %s serves on %s%s, management on %s: %s",
+                *(self.name, _version(), address_of(self._public)),
+                *(" with TLS" if self.tls else "", address_of(self._management), says),
+            )
+            await Server(config).serve(sockets=[self._public])
+
+    async def connect(self, stack: AsyncExitStack, **options: Any) -> Database:
+        """When the database is there; the public socket is answered meanwhile."""
+
+        async def attempt() -> Database:
+            database = await Database.connect(self.settings.database_url or "", **options)
+            try:
+                await check_schema(database)
+            except BaseException:
+                await database.close()
+                raise
+            return database
+
+        database = await until_there(attempt, self._public, log.warning, self.tls)
+        stack.push_async_callback(database.close)
         return database
 
-    database = await until_there(attempt, listener, log.warning)
-    stack.push_async_callback(database.close)
-    return database
+    @asynccontextmanager
+    async def _managing(self, app: Any) -> AsyncGenerator[None]:
+        config = server.make_config(
+            app, drain_s=1, max_connections=MANAGEMENT_CONNECTIONS, bodies=self._bodies
+        )
+        # The public server runs what the planes do at their start and end.
+        config.lifespan = "off"
+        managing = _Management(config)
+        serving = asyncio.create_task(managing.serve(sockets=[self._management]))
+        try:
+            yield
+        finally:
+            managing.should_exit = True
+            await serving
+
+    @asynccontextmanager
+    async def _following(self) -> AsyncGenerator[None]:
+        """Certificates are renewed while it serves."""
+        if self.tls is None:
+            yield
+            return
+        following = asyncio.create_task(follow_files(self.tls, self.settings))
+        try:
+            yield
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+
+class _Management(server.Server):
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """They are the public server's."""
+        yield
+
+
+def _version() -> str:
+    try:
+        return version("loraplex")
+    except PackageNotFoundError:
+        return "(not installed)"
 
 
 @asynccontextmanager
-async def _beside(app: Any) -> AsyncGenerator[None]:
+async def _beside(plane: AdminPlane | None) -> AsyncGenerator[None]:
     """What the admin plane does beside its requests."""
-    work = asyncio.create_task(app.plane.run()) if isinstance(app, Composed) else None
+    work = None if plane is None else asyncio.create_task(plane.run())
     try:
         yield
     finally:
@@ -195,16 +279,12 @@ def _data_plane(settings: Settings, database: Database, store: Store) -> Litesta
     )
 
 
-async def _admin_plane(
-    stack: AsyncExitStack, settings: Settings, store: Store, listener: socket.socket
-) -> Litestar:
+async def _admin_plane(stack: AsyncExitStack, role: Role, store: Store) -> Litestar:
     """Each of its transactions says what it may see."""
-    database = await _connect(
-        stack,
-        settings,
-        listener,
-        application_name="loraplex-admin",
-        acquire_timeout=ADMIN_ACQUIRE_S,
+    settings = role.settings
+    limits = default_quota(settings)
+    database = await role.connect(
+        stack, application_name="loraplex-admin", acquire_timeout=ADMIN_ACQUIRE_S
     )
     config = AdminConfig(
         pepper=load_pepper(settings),
@@ -213,5 +293,6 @@ async def _admin_plane(
         usage_days=settings.usage_days,
         audit_days=settings.audit_days,
         tenant_writes_per_minute=settings.tenant_writes_per_minute,
+        default_quota=limits,
     )
     return admin.app.create_app(config, database=database, store=store)

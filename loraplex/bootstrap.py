@@ -15,10 +15,11 @@ import msgspec
 from adapters.manifest import BaseModelShape
 from adapters.store import Store
 from admin import keys as api_keys
-from admin import models, tenants
+from admin import models, quotas, tenants
 from admin.database import Connection, Database
-from admin.errors import NotFound
+from admin.errors import Invalid, NotFound
 from admin.migrate import migrate
+from admin.quota_views import TenantLimits, quota_of
 from admin.records import TENANT_SCOPES, hash_key, parse_key
 from loraplex.errors import BadSettings
 from loraplex.private import make_private, read_private, write_private
@@ -69,8 +70,24 @@ def load_pepper(settings: Settings) -> bytes:
     return read_private(path)
 
 
+def default_quota(settings: Settings) -> TenantLimits | None:
+    """Limits of a tenant that is created. Raises BadSettings."""
+    if not settings.default_tenant_quota:
+        return None
+    try:
+        limits = msgspec.convert(settings.default_tenant_quota, TenantLimits, strict=False)
+        quota_of("", limits)
+    except (msgspec.ValidationError, Invalid) as error:
+        raise BadSettings(f"default_tenant_quota: {error}") from None
+    return limits
+
+
 async def ensure_keys(
-    database: Database, pepper: bytes, known: Keys, tenant_names: tuple[str, ...]
+    database: Database,
+    pepper: bytes,
+    known: Keys,
+    tenant_names: tuple[str, ...],
+    limits: TenantLimits | None = None,
 ) -> Keys:
     """An admin key and one for each of these tenants, made where the known ones do not work."""
     async with database.transaction() as connection:
@@ -79,7 +96,7 @@ async def ensure_keys(
             _, keys.admin = await api_keys.create_key(connection, pepper, None, name="serve")
         for name in tenant_names:
             if not await _works(connection, pepper, keys.tenants.get(name, "")):
-                tenant_id = await _ensure_tenant(connection, name)
+                tenant_id = await _ensure_tenant(connection, name, limits)
                 _, keys.tenants[name] = await api_keys.create_key(
                     connection, pepper, tenant_id, TENANT_SCOPES, name="serve"
                 )
@@ -96,11 +113,14 @@ async def _works(connection: Connection, pepper: bytes, text: str) -> bool:
     )
 
 
-async def _ensure_tenant(connection: Connection, name: str) -> str:
+async def _ensure_tenant(connection: Connection, name: str, limits: TenantLimits | None) -> str:
     try:
         return (await tenants.find_tenant(connection, name)).id
     except NotFound:
-        return (await tenants.create_tenant(connection, name)).id
+        made = await tenants.create_tenant(connection, name)
+        if limits is not None:
+            await quotas.set_quota(connection, made.id, None, quota_of(made.id, limits))
+        return made.id
 
 
 async def register(

@@ -23,17 +23,26 @@ from typing import Any
 from admin.database import EVERYTHING, Database
 from loraplex import demo
 from loraplex.api import Api
-from loraplex.bootstrap import Keys, ensure_keys, load_pepper, migrate_database, register
+from loraplex.bootstrap import (
+    Keys,
+    default_quota,
+    ensure_keys,
+    load_pepper,
+    migrate_database,
+    register,
+)
 from loraplex.children import Child, environment_of_child, python
 from loraplex.errors import BadSettings, PostgresError
 from loraplex.importing import import_model
-from loraplex.listener import listen
+from loraplex.listener import address_of, listen, listen_for_management, serves_apart
 from loraplex.output import progress, relay, tell
 from loraplex.postgres import EmbeddedPostgres
+from loraplex.precautions import warnings_of
 from loraplex.private import make_private_folder, socket_folder, write_private
 from loraplex.probe import answer_of, answers_ok
 from loraplex.pushing import Version
 from loraplex.settings import Settings
+from loraplex.tls import load_tls
 from loraplex.waiting import until_there
 from loraplex.worker import worker_config
 from workers.logs import set_up_logging
@@ -43,6 +52,11 @@ GATEWAY_DRAIN_S = 40.0
 WORKER_DRAIN_S = 30.0
 START_TIMEOUT_S = 600.0
 POSTGRES_LOOK_S = 0.5
+FILES = (
+    *("transport_certificate", "transport_key", "transport_authority"),
+    *("tls_certificate", "tls_key"),
+)
+"""Settings of the gateway that name files, relative to where this process was started."""
 
 
 def serve(settings: Settings, *, with_demo: bool) -> None:
@@ -58,15 +72,21 @@ def serve(settings: Settings, *, with_demo: bool) -> None:
         models.setdefault(demo.MODEL_NAME, str(demo.find_model()))
     if not models:
         raise BadSettings("nothing to serve: give --model NAME=PATH, or --demo")
+    # Before anything is started.
+    load_tls(settings)
+    default_quota(settings)
     settings.make_home()
     with (
         _alone(settings.home),
         # The port outlives a gateway that crashes.
         listen(settings) as listener,
+        listen_for_management(settings) as management,
         _database(settings) as (postgres, dsn),
     ):
+        for warning in warnings_of(settings, listener, management):
+            tell(f"warning: {warning}")
         digests = {name: _import(name, path, settings) for name, path in models.items()}
-        box = Box(settings, listener, postgres, dsn, digests, with_demo)
+        box = Box(settings, (listener, management), postgres, dsn, digests, with_demo)
         asyncio.run(box.run(started))
 
 
@@ -76,24 +96,29 @@ class Box:
     def __init__(
         self,
         settings: Settings,
-        listener: socket.socket,
+        sockets: tuple[socket.socket, socket.socket],
         postgres: EmbeddedPostgres | None,
         dsn: str,
         digests: dict[str, str],
         with_demo: bool,
     ) -> None:
         self._settings = settings
-        self._listener = listener
+        self._listener, self._management = sockets
+        self._tls = load_tls(settings)
         self._postgres = postgres
         self._dsn = dsn
         self._digests = digests
         self._with_demo = with_demo
-        sockets = make_private_folder(socket_folder(settings.home, "worker-health.sock"))
-        self._worker_address = f"unix:{sockets / 'worker.sock'}"
-        self._worker_health = f"unix:{sockets / 'worker-health.sock'}"
-        host, port = listener.getsockname()[:2]
-        self._address = f"{_reachable(host)}:{port}"
-        self._url = f"http://{self._address}"
+        folder = make_private_folder(socket_folder(settings.home, "worker-health.sock"))
+        self._worker_address = f"unix:{folder / 'worker.sock'}"
+        self._worker_health = f"unix:{folder / 'worker-health.sock'}"
+        scheme = "http" if self._tls is None else "https"
+        self._url = f"{scheme}://{address_of(self._listener)}"
+        # Spoken to by this process: it takes no TLS.
+        self._address = address_of(self._management)
+        self._management_url = f"http://{self._address}"
+        is_apart = serves_apart(self._listener, self._tls)
+        self._admin_url = self._management_url if is_apart else self._url
         self._worker = self._make_worker()
         self._gateway = self._make_gateway()
 
@@ -124,13 +149,14 @@ class Box:
         path = settings.home / "keys.json"
         # It needs no database, and of all it takes the longest.
         await self._worker.start()
-        await until_there(self._migrate, self._listener, tell)
+        await until_there(self._migrate, self._listener, tell, self._tls)
         database = await Database.connect(
             self._dsn, sees=EVERYTHING, application_name="loraplex-serve"
         )
         try:
             tenants = demo.TENANTS if self._with_demo else ()
-            keys = await ensure_keys(database, load_pepper(settings), Keys.read(path), tenants)
+            known, limits = Keys.read(path), default_quota(settings)
+            keys = await ensure_keys(database, load_pepper(settings), known, tenants, limits)
             store = settings.open_store()
             for name, digest in self._digests.items():
                 await register(database, store, name, digest, settings.max_model_len)
@@ -146,7 +172,12 @@ class Box:
         await asyncio.to_thread(self._wait_demo, keys, pushed)
         # Written when what they open is there, for scripts that wait for this file.
         keys.write(path)
-        where = {"url": self._url, "pid": os.getpid()}
+        where = {
+            "url": self._url,
+            "admin_url": self._admin_url,
+            "management_url": self._management_url,
+            "pid": os.getpid(),
+        }
         write_private(settings.home / "serve.json", json.dumps(where) + "\n")
         return keys
 
@@ -160,17 +191,18 @@ class Box:
         await migrate_database(self._dsn, report=lambda name: tell(f"migration {name}"))
 
     def _push_demo(self, keys: Keys) -> list[tuple[str, Version]]:
-        with Api(self._url, keys.admin) as api:
+        with Api(self._admin_url, keys.admin) as api:
             return demo.push_adapters(api)
 
     def _wait_demo(self, keys: Keys, pushed: list[tuple[str, Version]]) -> None:
-        with Api(self._url, keys.admin) as api:
+        with Api(self._admin_url, keys.admin) as api:
             for name in demo.wait_adapters(api, pushed):
                 tell(f"adapter {name}")
 
     async def _stop(self) -> None:
         # Ours too must go, or callers would wait in its queue for nobody.
         self._listener.close()
+        self._management.close()
         await self._gateway.stop(GATEWAY_DRAIN_S)
         await self._worker.stop(WORKER_DRAIN_S)
         (self._settings.home / "serve.json").unlink(missing_ok=True)
@@ -198,7 +230,8 @@ class Box:
         return Child("worker", command, environment=environment, tell=tell, relay=relay)
 
     def _make_gateway(self) -> Child:
-        settings, fd = self._settings, self._listener.fileno()
+        settings = self._settings
+        fds = [self._listener.fileno(), self._management.fileno()]
         environment = environment_of_child() | {
             "LORAPLEX_DATA_DIR": str(settings.home),
             "LORAPLEX_STORE": settings.store_location,
@@ -219,7 +252,7 @@ class Box:
             environment["LORAPLEX_KEY_PEPPER"] = settings.key_pepper
         if settings.insecure_transport:
             environment["LORAPLEX_INSECURE_TRANSPORT"] = "true"
-        for name in ("transport_certificate", "transport_key", "transport_authority"):
+        for name in FILES:
             if (file := getattr(settings, name)) is not None:
                 environment[f"LORAPLEX_{name.upper()}"] = str(file.expanduser().absolute())
         for name in ("max_connections", "max_connections_per_address"):
@@ -227,9 +260,12 @@ class Box:
                 environment[f"LORAPLEX_{name.upper()}"] = str(bound)
         if settings.trusted_proxies:
             environment["LORAPLEX_TRUSTED_PROXIES"] = ",".join(settings.trusted_proxies)
-        command = python("-m", "loraplex", "gateway", "--admin", "--fd", str(fd))
+        if settings.default_tenant_quota:
+            pairs = (f"{name}={value}" for name, value in settings.default_tenant_quota.items())
+            environment["LORAPLEX_DEFAULT_TENANT_QUOTA"] = ",".join(pairs)
+        command = python("-m", "loraplex", "gateway", "--admin", "--fds", *map(str, fds))
         return Child(
-            "gateway", command, environment=environment, tell=tell, relay=relay, pass_fds=[fd]
+            "gateway", command, environment=environment, tell=tell, relay=relay, pass_fds=fds
         )
 
     def _announce(self, keys: Keys, seconds: float) -> None:
@@ -299,14 +335,3 @@ def _database(settings: Settings) -> Iterator[tuple[EmbeddedPostgres | None, str
 def _import(name: str, path: str, settings: Settings) -> str:
     with progress(f"importing {name}") as report:
         return import_model(Path(path), settings, report)
-
-
-def _reachable(host: str) -> str:
-    """Where this machine finds itself when it listens on every address."""
-    match host:
-        case "0.0.0.0":
-            return "127.0.0.1"
-        case "::":
-            return "[::1]"
-        case _:
-            return f"[{host}]" if ":" in host else host

@@ -75,6 +75,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What uploads and imports leave free."""
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
+    management_host: str = "127.0.0.1"
+    management_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] | None = None
+    """Metrics, and the admin plane of a gateway that others reach; default 8002, or a free one."""
+    tls_certificate: Path | None = None
+    """PEM files for TLS on `port`; both or none."""
+    tls_key: Path | None = None
+    default_tenant_quota: dict[str, int | str] = {}
+    """Limits of tenants that are created: names and values as of a tenant's quota."""
     url: str | None = None
     """Where the command line finds the server; default: what `serve` wrote."""
     key: str | None = None
@@ -301,7 +309,9 @@ def _read(name: str, value: Any, source: str) -> Any:
         if name == "adapter_memory" and isinstance(value, str):
             return _parse_range(value)
         if name == "models" and not isinstance(value, Mapping):
-            return _parse_models(_listed(value))
+            return _parse_pairs(_listed(value), "NAME=PATH")
+        if name == "default_tenant_quota" and not isinstance(value, Mapping):
+            return _parse_pairs(_listed(value), "LIMIT=VALUE")
         if name == "workers":
             return [check_address(each) for each in _listed(value)]
         if name == "trusted_proxies":
@@ -326,12 +336,12 @@ def _listed(value: Any) -> list[str]:
     return [each.strip() for each in given]
 
 
-def _parse_models(pairs: list[str]) -> dict[str, str]:
+def _parse_pairs(pairs: list[str], form: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for text in pairs:
         name, equals, path = text.partition("=")
         if not (name and equals and path):
-            raise ValueError(f"{text!r} is not NAME=PATH")
+            raise ValueError(f"{text!r} is not {form}")
         if name in found:
             raise ValueError(f"{name!r} is given twice")
         found[name] = path

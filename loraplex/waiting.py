@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
@@ -27,7 +28,10 @@ PATIENCE_S = 1.0
 
 
 async def until_there(
-    attempt: Callable[[], Awaitable[T]], listener: socket.socket, report: Callable[[str], None]
+    attempt: Callable[[], Awaitable[T]],
+    listener: socket.socket,
+    report: Callable[[str], None],
+    tls: ssl.SSLContext | None = None,
 ) -> T:
     """What `attempt` returns, tried again for as long as it raises DatabaseUnavailable.
 
@@ -41,7 +45,7 @@ async def until_there(
         await asyncio.wait({trying}, timeout=PATIENCE_S)
         if trying.done():
             return trying.result()
-        async with _refusing(listener):
+        async with _refusing(listener, tls):
             return await trying
     finally:
         trying.cancel()
@@ -73,7 +77,7 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def _refusing(listener: socket.socket) -> AsyncGenerator[None]:
+async def _refusing(listener: socket.socket, tls: ssl.SSLContext | None) -> AsyncGenerator[None]:
     app = Litestar(
         [livez, readyz, get_version],
         exception_handlers={Exception: _refuse},
@@ -81,7 +85,7 @@ async def _refusing(listener: socket.socket) -> AsyncGenerator[None]:
         openapi_config=None,
         logging_config=None,
     )
-    server = _Server(make_config(app, drain_s=1))
+    server = _Server(make_config(app, drain_s=1, tls=tls))
     # It closes what it is given; those who are in the queue then are for who serves next.
     serving = asyncio.create_task(server.serve(sockets=[listener.dup()]))
     try:

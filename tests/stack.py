@@ -58,6 +58,7 @@ class Stack:
             **{k: v for k, v in os.environ.items() if not k.startswith("LORAPLEX_")},
             "LORAPLEX_DATA_DIR": str(data_dir),
             "LORAPLEX_PORT": self.url.rpartition(":")[2],
+            "LORAPLEX_MANAGEMENT_PORT": "0",
             "LORAPLEX_URL": self.url,
             "LORAPLEX_MAX_QUEUE_WAIT": str(MAX_QUEUE_WAIT_S),
             **{f"LORAPLEX_{name.upper()}": str(value) for name, value in settings.items()},

@@ -8,12 +8,13 @@ import msgspec
 from litestar import Controller, Response, delete, get, patch, post
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
-from admin import contents, preconditions, tenants
+from admin import contents, preconditions, quotas, tenants
 from admin.adapters import lock_catalog
 from admin.database import Connection
 from admin.guards import ADMIN, requires
 from admin.idempotency import IdempotencyKey, Once, once
 from admin.preconditions import IfMatch, etag, tagged
+from admin.quota_views import quota_of
 from admin.records import Tenant
 from admin.request import AdminRequest
 from admin.schemas import Deleted, Page, TenantChange, TenantCreate, TenantView, page
@@ -29,10 +30,13 @@ class TenantController(Controller):
         data: JSONBody[TenantCreate],
         idempotency_key: IdempotencyKey = None,
     ) -> Response[TenantView]:
-        """A name is taken once."""
+        """A name is taken once. It has the limits of `default_tenant_quota`."""
 
         async def create(now: Once) -> TenantView:
             made = await tenants.create_tenant(now.connection, data.name, data.sharing_group)
+            if (limits := request.plane.config.default_quota) is not None:
+                quota = quota_of(made.id, limits)
+                await quotas.set_quota(now.connection, made.id, None, quota)
             return TenantView.of(made)
 
         return await once(request, idempotency_key, create)

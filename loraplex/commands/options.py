@@ -24,6 +24,10 @@ PLACE: tuple[tuple[str, dict[str, Any]], ...] = (
 SERVING: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--host", {}),
     ("--port", {"type": int}),
+    ("--management-host", {"help": "of metrics, and of the admin plane where --host is public"}),
+    ("--management-port", {"type": int}),
+    ("--tls-certificate", {"type": click.Path(path_type=Path), "help": "of --port; PEM"}),
+    ("--tls-key", {"type": click.Path(path_type=Path)}),
 )
 TRANSPORT: tuple[tuple[str, dict[str, Any]], ...] = (
     (

@@ -39,16 +39,25 @@ def serve_command(demo: bool, **flags: Any) -> None:
 
 @click.command("gateway")
 @click.option("--admin", is_flag=True, help="With the admin plane on the same port.")
-@click.option("--fd", type=int, hidden=True, help="An inherited listening socket.")
+@click.option("--fds", type=(int, int), hidden=True, help="Inherited sockets: public, management.")
 @settings_options(SERVING, TRANSPORT, UPLOADS)
-def gateway_command(admin: bool, fd: int | None, **flags: Any) -> None:
+def gateway_command(admin: bool, fds: tuple[int, int] | None, **flags: Any) -> None:
     """Run the gateway alone (LORAPLEX_DATABASE_URL; workers register, or LORAPLEX_WORKERS)."""
     from loraplex.app import run_gateway
-    from loraplex.listener import listen
 
     settings = settings_of(flags)
-    listener = listen(settings) if fd is None else socket.socket(fileno=fd)
-    run_gateway(settings, with_admin=admin, listener=listener)
+    if fds is None:
+        run_gateway(settings, with_admin=admin, sockets=_listen(settings))
+    else:
+        public, management = (socket.socket(fileno=fd) for fd in fds)
+        run_gateway(settings, with_admin=admin, sockets=(public, management), warns=False)
+
+
+def _listen(settings: Settings) -> tuple[socket.socket, socket.socket]:
+    """The public socket and that for management."""
+    from loraplex.listener import listen, listen_for_management
+
+    return listen(settings), listen_for_management(settings)
 
 
 @click.command("admin")
@@ -56,10 +65,9 @@ def gateway_command(admin: bool, fd: int | None, **flags: Any) -> None:
 def admin_command(**flags: Any) -> None:
     """Run the admin plane alone (LORAPLEX_DATABASE_URL)."""
     from loraplex.app import run_admin
-    from loraplex.listener import listen
 
     settings = settings_of(flags)
-    run_admin(settings, listen(settings))
+    run_admin(settings, _listen(settings))
 
 
 @click.command("worker")

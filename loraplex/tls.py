@@ -1,0 +1,74 @@
+"""TLS of the public port, by a certificate that is read again when its file changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from pathlib import Path
+
+from loraplex.errors import BadSettings
+from loraplex.settings import Settings
+
+RELOAD_S = 10.0
+"""Seconds between two looks at the files: certificates are renewed days before they expire."""
+
+log = logging.getLogger(__name__)
+
+
+def load_tls(settings: Settings) -> ssl.SSLContext | None:
+    """None without `tls_certificate` and `tls_key`. Raises BadSettings, which names the file."""
+    files = _files(settings)
+    if files is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        _load(context, *files)
+    except OSError as error:
+        names = " and ".join(map(str, files))
+        raise BadSettings(f"tls_certificate, tls_key: {names}: {error}") from None
+    return context
+
+
+async def follow_files(
+    context: ssl.SSLContext, settings: Settings, interval_s: float = RELOAD_S
+) -> None:
+    """New connections get the certificate that the files hold by then; for ever. Files that cannot
+    be used are logged once, and the certificate stays."""
+    files = _files(settings)
+    assert files is not None
+    seen = _times(files)
+    while True:
+        await asyncio.sleep(interval_s)
+        if (now := _times(files)) == seen:
+            continue
+        seen = now
+        try:
+            # A key that is not the certificate's would leave the context with half of both.
+            _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), *files)
+            _load(context, *files)
+            log.info("%s is read again", files[0])
+        except OSError as error:
+            log.error("the TLS certificate stays as it is: %s: %s", files[0], error)
+
+
+def _files(settings: Settings) -> tuple[Path, Path] | None:
+    given = (settings.tls_certificate, settings.tls_key)
+    match given:
+        case (None, None):
+            return None
+        case (Path() as certificate, Path() as key):
+            return certificate.expanduser().absolute(), key.expanduser().absolute()
+        case _:
+            raise BadSettings("give tls_certificate and tls_key, or neither")
+
+
+def _load(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+    # Without a password an encrypted key would ask the terminal for one.
+    context.load_cert_chain(certificate, key, password=lambda: "")
+
+
+def _times(files: tuple[Path, Path]) -> list[int]:
+    """Modification times; 0 for a file that is not there at the moment."""
+    return [file.stat().st_mtime_ns if file.exists() else 0 for file in files]
