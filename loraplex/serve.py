@@ -263,7 +263,8 @@ class Box:
         if settings.default_tenant_quota:
             pairs = (f"{name}={value}" for name, value in settings.default_tenant_quota.items())
             environment["LORAPLEX_DEFAULT_TENANT_QUOTA"] = ",".join(pairs)
-        command = python("-m", "loraplex", "gateway", "--admin", "--fds", *map(str, fds))
+        command = python("-m", "loraplex", "gateway", "--admin", "--fd", str(fds[0]))
+        command += ["--management-fd", str(fds[1])]
         return Child(
             "gateway", command, environment=environment, tell=tell, relay=relay, pass_fds=fds
         )

@@ -39,25 +39,31 @@ def serve_command(demo: bool, **flags: Any) -> None:
 
 @click.command("gateway")
 @click.option("--admin", is_flag=True, help="With the admin plane on the same port.")
-@click.option("--fds", type=(int, int), hidden=True, help="Inherited sockets: public, management.")
+@click.option("--fd", type=int, hidden=True, help="An inherited listening socket.")
+@click.option("--management-fd", type=int, hidden=True, help="The same for management.")
 @settings_options(SERVING, TRANSPORT, UPLOADS)
-def gateway_command(admin: bool, fds: tuple[int, int] | None, **flags: Any) -> None:
+def gateway_command(admin: bool, fd: int | None, management_fd: int | None, **flags: Any) -> None:
     """Run the gateway alone (LORAPLEX_DATABASE_URL; workers register, or LORAPLEX_WORKERS)."""
     from loraplex.app import run_gateway
 
     settings = settings_of(flags)
-    if fds is None:
-        run_gateway(settings, with_admin=admin, sockets=_listen(settings))
-    else:
-        public, management = (socket.socket(fileno=fd) for fd in fds)
-        run_gateway(settings, with_admin=admin, sockets=(public, management), warns=False)
+    sockets = _sockets(settings, fd, management_fd)
+    # A supervisor that hands its sockets down has warned.
+    run_gateway(settings, with_admin=admin, sockets=sockets, warns=fd is None)
 
 
-def _listen(settings: Settings) -> tuple[socket.socket, socket.socket]:
-    """The public socket and that for management."""
+def _sockets(
+    settings: Settings, fd: int | None = None, management_fd: int | None = None
+) -> tuple[socket.socket, socket.socket]:
+    """The public socket and that for management: inherited, or by the settings."""
     from loraplex.listener import listen, listen_for_management
 
-    return listen(settings), listen_for_management(settings)
+    return (
+        listen(settings) if fd is None else socket.socket(fileno=fd),
+        listen_for_management(settings)
+        if management_fd is None
+        else socket.socket(fileno=management_fd),
+    )
 
 
 @click.command("admin")
@@ -67,7 +73,7 @@ def admin_command(**flags: Any) -> None:
     from loraplex.app import run_admin
 
     settings = settings_of(flags)
-    run_admin(settings, _listen(settings))
+    run_admin(settings, _sockets(settings))
 
 
 @click.command("worker")
