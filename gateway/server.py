@@ -75,8 +75,12 @@ def make_config(
         forwarded_allow_ips=list(trusted_proxies),
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=round(drain_s),
-        ssl_context_factory=None if tls is None else lambda _config, _default: tls,
+        ssl_context_factory=None if tls is None else partial(_given, tls),
     )
+
+
+def _given(tls: ssl.SSLContext, _config: uvicorn.Config, _default: object) -> ssl.SSLContext:
+    return tls
 
 
 class Server(uvicorn.Server):
