@@ -188,7 +188,14 @@ def test_the_gateway_is_told_what_stands_in_a_file(model: Path, tmp_path: Path):
             worker = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "loraplex", "worker", "--insecure-transport"),
-                    *("--listen", address, "--advertise", address, "--health", "127.0.0.1:0"),
+                    *(
+                        "--listen",
+                        address,
+                        "--advertise",
+                        address,
+                        "--health",
+                        f"127.0.0.1:{free_port()}",
+                    ),
                 ],
                 env=os.environ
                 | {

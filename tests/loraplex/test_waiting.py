@@ -175,7 +175,7 @@ async def test_what_waiting_does_not_mend_ends_it(dsn: str, empty_dsn: str, tmp_
 def worker(folder: Path, dsn: str) -> Role:
     """One that registers."""
     address = f"unix:{folder / 'w'}"
-    options = ("--listen", address, "--advertise", address, "--health", "127.0.0.1:0")
+    options = ("--listen", address, "--advertise", address, "--health", f"{address}-health")
     return Role(folder, dsn, "worker", *options)
 
 
