@@ -143,8 +143,14 @@ class BilledWorker:
         await self._server.start(self)
         self.is_up = True
 
+    @property
+    def has_mail(self) -> bool:
+        """Something has come since `receive`."""
+        return bool(self._inbox)
+
     async def kill(self) -> None:
-        """Between two steps: what it has computed it has told."""
+        """Between two steps: what has come it has taken, what it has computed it has told."""
+        self.receive()
         self.is_up = False
         self.num_preemptions += self._simulation.scheduler.num_preemptions
         with self._simulation.kv.lock:

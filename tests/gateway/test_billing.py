@@ -31,8 +31,6 @@ SEED = 22
 NUM_REQUESTS = scaled(400, 20_000)
 NUM_AT_ONCE = 24
 NUM_WORKERS = 3
-NUM_TURNS = 12
-"""Of the event loop, after which a frame that a worker has sent has come to the client."""
 PAUSE_S = 0.6
 """Longer than a gateway gives a worker to say that a request has expired."""
 NUM_PAUSES = scaled(3, 100)
@@ -123,16 +121,28 @@ class House:
                 await self._disturb()
             for worker in self.workers:
                 if worker.is_up:
-                    worker.receive()
-                    await self._settle()
+                    await self._receive(worker)
                     worker.step()
                     await self._settle()
             for task in [task for task in tasks if task.done()]:
                 tasks.remove(task)
                 task.result()
 
+    async def _receive(self, worker: BilledWorker) -> None:
+        """Until it has taken all that it was sent, and what it answered has brought no more: a
+        step computes nothing that the gateway has given up."""
+        worker.receive()
+        await self._settle()
+        while worker.has_mail:
+            worker.receive()
+            await self._settle()
+
     async def _settle(self) -> None:
-        for _ in range(NUM_TURNS):
+        """Until every frame has come and everything that follows from it is done: a turn of the
+        event loop found no bytes in any socket, and nothing to call but this."""
+        ready = asyncio.get_running_loop()._ready  # pyright: ignore
+        await asyncio.sleep(0)
+        while ready:
             await asyncio.sleep(0)
 
     async def _leave(self) -> None:
