@@ -43,15 +43,7 @@ def pytest_runtest_makereport(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """What a test that failed leaves behind is nothing to go on with: whoever runs next, be it the
-    same test again, gets fixtures of all scopes anew."""
+    """After a test that failed the next one gets fixtures of all scopes anew."""
     if item.stash.get(HAS_FAILED, False):
         del item.stash[HAS_FAILED]
         item.session._setupstate.teardown_exact(None)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Why a test was run again: if it passes then, nothing else tells."""
-    for report in terminalreporter.stats.get("rerun", []):
-        terminalreporter.write_sep("_", f"run again: {report.nodeid}")
-        terminalreporter.write_line(report.longreprtext)

@@ -33,3 +33,5 @@ def test_nothing_simpler_is_better(workload: Workload) -> None:
         assert ours.on_device > 0.95
     if workload.is_chat:
         assert ours.cached > 1.5 * found["round robin"].cached
+    if workload.models:
+        assert ours.swaps < found["round robin"].swaps / 4
