@@ -24,6 +24,11 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 MAX_TOKEN_IDS = 1 << 20
 """Of one prompt: more than any context; to look at ten times as many would hold up the loop."""
+MAX_NESTED = 1 << 16
+"""Brackets and colons of a body together: each may become an object, which takes half a microsecond
+to make. So many are in a megabyte of JSON that is sent as a text."""
+SMALL_BYTES = 1 << 16
+"""A body of fewer bytes cannot have more of anything than the bounds allow."""
 MAX_BIASES = 300
 """Entries of `logit_bias`: each is put into every step's input anew."""
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -275,13 +280,28 @@ REQUIRED = re.compile(r"missing required field `(?P<name>[^`]*)`")
 
 
 def decode_request(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """Decodes and checks a body; InvalidRequest names the wrong, missing or unknown field."""
+    """Decodes and checks a body; InvalidRequest names the wrong, missing or unknown field, or says
+    that there is more in it than may be decoded on the event loop."""
+    if len(body) > SMALL_BYTES:
+        _check_size(body)
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise _explain(str(error)) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}") from None
+
+
+def _check_size(body: bytes) -> None:
+    """Counts what a decoder would make objects of. Raises InvalidRequest."""
+    num_values = body.count(b",")
+    num_nested = body.count(b"[") + body.count(b"{") + body.count(b":")
+    if num_values > MAX_TOKEN_IDS or num_nested > MAX_NESTED:
+        raise InvalidRequest(
+            f"A body may have at most {MAX_TOKEN_IDS} commas and {MAX_NESTED} brackets and colons; "
+            f"yours has {num_values} and {num_nested}. Send fewer prompts in one request.",
+            code="request_too_large",
+        )
 
 
 def _explain(message: str) -> InvalidRequest:

@@ -19,7 +19,7 @@ from gateway.errors import InvalidRequest
 from gateway.long_texts import LongTexts
 from gateway.prompts import Prompt, completion_prompts
 from gateway.routes.tokens import MAX_TEXT_BYTES, MIN_COUNTED
-from gateway.schemas import CompletionRequest
+from gateway.schemas import MAX_BODY_BYTES, CompletionRequest, decode_request
 from gateway.tokenizer import ModelTokenizer
 from tests.doubles import make_tokenizer
 from tests.gateway.scripted import MAX_MODEL_LEN
@@ -151,3 +151,25 @@ def test_what_makes_sampling_longer_is_bounded_by_name(
     error = refused.json()["error"]
     assert (refused.status_code, error["param"]) == (400, field)
     assert str(most) in error["message"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": [7] * 2_000_000},
+        {"prompt": [[1]] * 1_000_000},
+        {"prompt": "a", "metadata": {str(number): "" for number in range(500_000)}},
+        {"prompt": "a", "logit_bias": {str(number): 1 for number in range(500_000)}},
+    ],
+    ids=["ids", "lists", "metadata", "logit_bias"],
+)
+def test_a_body_of_millions_of_values_is_refused_before_it_is_decoded(
+    fields: dict[str, Any],
+) -> None:
+    body = msgspec.json.encode({"model": "tiny", **fields})
+    assert len(body) < MAX_BODY_BYTES
+    begin = time.thread_time()
+    with pytest.raises(InvalidRequest, match="commas") as refused:
+        decode_request(msgspec.json.Decoder(CompletionRequest), body)
+    assert time.thread_time() - begin < 0.05
+    assert refused.value.code == "request_too_large"
