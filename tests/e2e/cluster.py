@@ -242,12 +242,13 @@ async def running_cluster(
     num_adapters: int = 2,
     tenants: Sequence[str] = TENANTS,
     worker: str = "workers",
+    gateway: str = "loraplex",
     reached_at: Callable[[str], str] = str,
     **settings: Any,
 ) -> AsyncIterator[Cluster]:
     """worker-0, worker-1, ... and gateway-0, ..., all ready, each gateway with all workers and the
-    adapters served. worker: the module that has their command. reached_at: where gateways are to
-    find one that listens at an address. settings: of the workers."""
+    adapters served. worker, gateway: the modules that have their commands. reached_at: where
+    gateways are to find one that listens at an address. settings: of the workers."""
     async with AsyncExitStack() as stack:
         dsn = stack.enter_context(fresh_database())
         database = await Database.connect(dsn, sees=EVERYTHING)
@@ -259,7 +260,7 @@ async def running_cluster(
             cluster.add_worker(f"worker-{number}", worker, **settings)
         addresses = [reached_at(worker.address) for worker in cluster.workers.values()]
         for number in range(num_gateways):
-            cluster.add_gateway(f"gateway-{number}", addresses)
+            cluster.add_gateway(f"gateway-{number}", addresses, gateway)
         await asyncio.gather(*(process.start() for process in cluster.processes.values()))
         await eventually(cluster.serves_adapters, START_TIMEOUT_S)
         yield cluster

@@ -1,0 +1,87 @@
+"""All attacks of a tenant and of clients without a key at once, beside an ordinary tenant."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.attacks import Attacker
+from tests.e2e.cluster import TENANTS, Asked, running_cluster
+from tests.e2e.measured_gateway import SECTIONS_FILE, read_sections
+from tests.e2e.tiny import NAME
+from tests.e2e.traffic import Traffic
+from tests.scale import scaled
+
+ATTACKED_S = scaled(8, 120)
+NUM_CLIENTS = 3
+SECTION_S = 0.050
+"""CPU time that no section of the event loop may exceed, in seconds."""
+MEMORY_BYTES = 256 << 20
+"""What bodies may hold in all, the default of `max_body_memory`."""
+ATTACKER, ORDINARY = TENANTS
+
+
+class Peak:
+    """Highest resident size of a process, above its size at the beginning, in bytes."""
+
+    def __init__(self, pid: int) -> None:
+        self._status = Path(f"/proc/{pid}/status")
+        self._clear = Path(f"/proc/{pid}/clear_refs")
+        # Resets VmHWM to the present size.
+        self._clear.write_text("5")
+        self._begin = self._read("VmRSS")
+
+    @property
+    def grown(self) -> int:
+        return self._read("VmHWM") - self._begin
+
+    def _read(self, name: str) -> int:
+        (line,) = [x for x in self._status.read_text().splitlines() if x.startswith(f"{name}:")]
+        return int(line.split()[1]) << 10
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(ATTACKED_S + 300)
+async def test_an_ordinary_tenant_does_not_notice_attacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "sections"
+    monkeypatch.setenv(SECTIONS_FILE, str(file))
+    chance = random.Random(0)
+    asked = [
+        Asked(tuple(chance.randrange(200) for _ in range(20)), 16, model, ORDINARY)
+        for model in (NAME, "a000", "a001") * 3
+    ]
+    async with running_cluster(
+        tmp_path,
+        num_workers=1,
+        num_gateways=1,
+        gateway="tests.e2e.measured_gateway",
+        memory=32 << 20,
+        max_num_seqs=32,
+    ) as cluster:
+        gateway = cluster.gateways["gateway-0"]
+        async with Traffic.of(cluster, asked, NUM_CLIENTS) as traffic:
+            await traffic.answers(len(asked))
+            file.unlink(missing_ok=True)
+            peak = Peak(gateway.pid)
+            stopping = asyncio.Event()
+            attacker = Attacker(gateway.url, cluster.keys[ATTACKER])
+            attacking = asyncio.create_task(attacker.run(stopping))
+            await asyncio.sleep(ATTACKED_S)
+            stopping.set()
+            await attacking
+            await traffic.answers(len(asked))
+        grown = peak.grown
+        for name, statuses in attacker.statuses.items():
+            print(f"{name:32} {dict(sorted(statuses.items()))}")
+    longest = read_sections(file)[:10]
+    print(f"memory grew by {grown >> 20} MiB; {len(traffic.told)} ordinary answers")
+    print(*longest, sep="\n")
+    assert not traffic.failures, traffic.failures[:5]
+    assert grown < MEMORY_BYTES
+    too_long = [section for section in longest if section.cpu_s > SECTION_S]
+    assert not too_long, too_long
