@@ -34,7 +34,8 @@ class AliasSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TemplateView(msgspec.Struct, frozen=True):
     digest: str
     approved: bool
-    """Until then chats are refused, completions served."""
+    """Until then no alias can point to the version; by its number it serves completions, not
+    chats."""
     text: str
 
 

@@ -74,7 +74,8 @@ async def set_alias(
 ) -> None:
     """Points `alias` to a ready version; a canary set of it ends.
 
-    Raises NotFound, Conflict (not ready, or pinned beyond the quota), Invalid.
+    Raises NotFound, Conflict (not ready, its chat template not approved, or pinned beyond the
+    quota), Invalid.
     """
     await lock_catalog(connection)
     target = _Target(version, "promote")
@@ -181,6 +182,13 @@ async def _point(
     for version in sorted(wanted):
         if version not in states:
             raise NotFound(f"no version {version} of adapter {name[:128]!r}", "version_not_found")
+        if states[version] == AdapterState.AWAITING_APPROVAL:
+            raise Conflict(
+                f"version {version} brings a chat template that no admin has approved: have an"
+                f" admin approve {name}@{version}, or push it without the template",
+                "template_not_approved",
+                "version",
+            )
         if states[version] != AdapterState.READY:
             raise Conflict(
                 f"version {version} is {states[version]}, not ready", "version_not_ready", "version"

@@ -135,11 +135,11 @@ class AdminPlane:
         async with contents.held(self.database, digest) as holder:
             await asyncio.to_thread(self.store.put, "adapters", digest, staged)
             async with changing(self.database, actor) as connection:
-                version, is_new = await versions.add_version(connection, new)
-                await contents.check_held(connection, digest, holder)
                 template = new.serving.template_digest
                 if template is not None and new.approves_template:
                     await versions.approve_template(connection, template, actor.key.id)
+                version, is_new = await versions.add_version(connection, new)
+                await contents.check_held(connection, digest, holder)
         return version, is_new
 
     async def reject(

@@ -75,6 +75,8 @@ class AdapterState(StrEnum):
     UPLOADING = "uploading"
     VALIDATING = "validating"
     PROVING = "proving"
+    AWAITING_APPROVAL = "awaiting_approval"
+    """Proved, and an admin has not approved the chat template that it brings."""
     READY = "ready"
     REJECTED = "rejected"
     RETIRED = "retired"

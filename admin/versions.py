@@ -199,7 +199,8 @@ async def list_faults(connection: Connection, digests: set[str]) -> list[Fault]:
 
 
 async def approve_template(connection: Connection, digest: str, key_id: str | None) -> None:
-    """Lets the chat template of this digest run, whoever uploads it."""
+    """Lets the chat template of this digest run, whichever tenant uploads it; versions that waited
+    for that are ready."""
     await connection.execute(sql["template_approve"], digest, key_id)
 
 

@@ -58,8 +58,8 @@ def push(api: Api, folder: Path, fields: dict[str, Any], report: Progress) -> Ve
 def wait_ready(
     api: Api, version: Version, tenant: str | None, tell: Callable[[str], None]
 ) -> Version:
-    """The version once requests can have it; `tell` hears what it waits for. Raises Refused if it
-    is rejected."""
+    """The version once requests can have it, or only an admin's approval of its chat template is
+    missing. `tell` hears what it waits for. Raises Refused if it is rejected."""
     path, said = f"/admin/v1/adapters/{version['name']}/versions/{version['version']}", None
     while version["state"] == "proving" or (version["state"] == "ready" and not version["served"]):
         detail = version["proving"]["detail"] if version["proving"] else "proved"

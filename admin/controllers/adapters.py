@@ -109,7 +109,8 @@ class AdapterController(Controller):
         version: FromPath[int],
         tenant: FromQuery[str | None] = None,
     ) -> VersionView:
-        """Lets this version's chat template run, and the same text of any other."""
+        """Lets this version's chat template run, and the same text of any other. Versions that are
+        proved and waited for this are ready."""
         async with request.transaction() as connection:
             owner = await tenant_for(connection, request.user, tenant)
             found = await versions.find_version(connection, owner.id, name, version)

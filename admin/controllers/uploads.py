@@ -40,8 +40,9 @@ class UploadController(Controller):
 
         A form has the files peft writes, or one archive, and the fields name, model, tenant, alias,
         sha256, serving, approve_template; a JSON body has the same fields and `upload`, the id. The
-        version is ready, and `alias` points to it, when it has been proved. 201 for a new version;
-        200 and the existing one if its content is already there.
+        version is ready, and `alias` points to it, when it has been proved and the chat template,
+        if it brings one, is approved. 201 for a new version; 200 and the existing one if its
+        content is already there.
         """
         plane = request.plane
         kind, options = media_type(request.headers.get("content-type", ""))

@@ -12,8 +12,8 @@ SELECT a.name, a.created_at, v.states, v.last_state,
 FROM adapters a
 CROSS JOIN LATERAL (
     SELECT jsonb_object_agg(state, num) AS states, (array_agg(state ORDER BY last DESC))[1] AS last_state
-    FROM (SELECT state, count(*) AS num, max(version) AS last FROM adapter_versions
-          WHERE (tenant_id, name) = (a.tenant_id, a.name) AND state <> 'retired' GROUP BY state) counted
+    FROM (SELECT version_state(state, serving) AS state, count(*) AS num, max(version) AS last FROM adapter_versions
+          WHERE (tenant_id, name) = (a.tenant_id, a.name) AND state <> 'retired' GROUP BY 1) counted
 ) v
 WHERE a.tenant_id = $1 AND a.name > $2 AND v.states IS NOT NULL
 ORDER BY a.name LIMIT $3;

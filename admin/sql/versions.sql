@@ -16,30 +16,31 @@ UPDATE adapter_versions SET wanted_alias = $4, uploaded_by = $5
 WHERE tenant_id = $1 AND name = $2 AND version = $3;
 
 -- name: version_find_content
-SELECT version, state FROM adapter_versions
+SELECT version, version_state(state, serving) AS state FROM adapter_versions
 WHERE tenant_id = $1 AND name = $2 AND base_name = $3 AND digest = $4 AND serving = $5
     AND state IN ('proving', 'ready');
 
 -- name: version_list
-SELECT v.tenant_id, v.name, v.version, v.state, v.created_at, v.digest, v.base_name, v.manifest, v.error, v.serving,
-       v.wanted_alias, v.uploaded_by, v.retired_at, p.attempts, p.detail,
-       v.state = 'ready' AND NOT EXISTS (
+SELECT v.tenant_id, v.name, v.version, version_state(v.state, v.serving) AS state, v.created_at, v.digest, v.base_name,
+       v.manifest, v.error, v.serving, v.wanted_alias, v.uploaded_by, v.retired_at, p.attempts, p.detail,
+       version_state(v.state, v.serving) = 'ready' AND NOT EXISTS (
            SELECT FROM gateways g
            WHERE g.generation < v.ready_generation AND g.seen_at > now() - interval '10 seconds') AS served
 FROM adapter_versions v LEFT JOIN version_proving p USING (tenant_id, name, version)
 WHERE v.tenant_id = $1 AND v.name = $2 AND v.version > $3 ORDER BY v.version LIMIT $4;
 
 -- name: version_find
-SELECT v.tenant_id, v.name, v.version, v.state, v.created_at, v.digest, v.base_name, v.manifest, v.error, v.serving,
-       v.wanted_alias, v.uploaded_by, v.retired_at, p.attempts, p.detail,
-       v.state = 'ready' AND NOT EXISTS (
+SELECT v.tenant_id, v.name, v.version, version_state(v.state, v.serving) AS state, v.created_at, v.digest, v.base_name,
+       v.manifest, v.error, v.serving, v.wanted_alias, v.uploaded_by, v.retired_at, p.attempts, p.detail,
+       version_state(v.state, v.serving) = 'ready' AND NOT EXISTS (
            SELECT FROM gateways g
            WHERE g.generation < v.ready_generation AND g.seen_at > now() - interval '10 seconds') AS served
 FROM adapter_versions v LEFT JOIN version_proving p USING (tenant_id, name, version)
 WHERE v.tenant_id = $1 AND v.name = $2 AND v.version = $3;
 
 -- name: version_states
-SELECT version, state FROM adapter_versions WHERE tenant_id = $1 AND name = $2 AND version = ANY ($3::integer[]);
+SELECT version, version_state(state, serving) AS state FROM adapter_versions
+WHERE tenant_id = $1 AND name = $2 AND version = ANY ($3::integer[]);
 
 -- name: version_proofs
 SELECT version, base_digest, layout, checksum, fingerprint, worker, proved_at FROM version_proofs
@@ -73,7 +74,7 @@ SELECT tenant_id, name, version FROM (
 WHERE place > $2 OR created_at < now() - make_interval(days => $1);
 
 -- name: template_approve
-INSERT INTO approved_templates (digest, approved_by) VALUES ($1, $2) ON CONFLICT DO NOTHING;
+SELECT approve_template($1, $2);
 
 -- name: templates_approved
 SELECT digest FROM approved_templates WHERE digest = ANY ($1::text[]);

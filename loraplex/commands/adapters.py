@@ -243,4 +243,6 @@ def _detail(version: dict[str, Any]) -> str:
         return version["error"]["code"]
     if version["proving"]:
         return version["proving"]["detail"]
+    if version["state"] == "awaiting_approval":
+        return "its chat template is not approved"
     return ", ".join(f"{fault['worker']}: {fault['code']}" for fault in version["faults"])

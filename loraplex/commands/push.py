@@ -58,6 +58,12 @@ def push_command(
         return
     state = ", ".join(made["aliases"]) if made["state"] == "ready" else made["state"]
     click.echo(f"{name}@{made['version']}" + (f" ({state})" if state else ""))
+    if made["state"] == "awaiting_approval":
+        tell(
+            "it is proved, and no alias points to it until an admin approves its chat template:"
+            f" loraplex adapter approve {name}@{made['version']} --tenant"
+            f" {tenant or 'TENANT'}; or push it without the template"
+        )
     if made["state"] == "ready" and made["wanted_alias"]:
         tell(f"{made['wanted_alias']} was not moved: it was moved since, or its pins would not fit")
 

@@ -84,7 +84,9 @@ async def test_every_route_that_changes_something_leaves_a_row(plane: Plane, tmp
         folder = tmp_path / f"adapter-{seed}"
         write_adapter(folder, seed=seed)
         files = {path.name: (path.name, path.read_bytes()) for path in folder.iterdir()}
-        fields = {"name": "bot", "serving": json.dumps({"chat_template": TEMPLATE})}
+        # The first is ready, and `prod`, by itself; the second when its template is approved.
+        serving = {} if seed == 1 else {"chat_template": TEMPLATE}
+        fields = {"name": "bot", "serving": json.dumps(serving)}
         actions = {"version.create"} | ({"adapter.create"} if seed == 1 else set())
         await call("POST /adapters", "adapters", *actions, by=acme, data=fields, files=files)
         await prove_all(plane.database)
@@ -115,9 +117,9 @@ async def test_every_route_that_changes_something_leaves_a_row(plane: Plane, tmp
     await push(1)
     await push(2)
     whose = {"tenant": "acme"}
-    approve = "/versions/1/template/approve"
-    actions = ("template.create",)
-    await call(f"POST /adapters/x{approve}", f"adapters/bot{approve}", *actions, params=whose)
+    route = "POST /adapters/x/versions/1/template/approve"
+    path = "adapters/bot/versions/2/template/approve"
+    await call(route, path, "template.create", params=whose)
     alias, staging = "/adapters/x/aliases/x", "adapters/bot/aliases/staging"
     for version in (1, 2):
         move = {"version": version}

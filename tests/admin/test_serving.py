@@ -13,10 +13,10 @@ from adapters.store import LocalStore
 from admin.app import create_app
 from admin.config import AdminConfig
 from admin.database import Connection, Database
-from admin.queries import load_catalog
+from admin.queries import catalog_generation, load_catalog
 from tests.adapters.files import write_adapter
 from tests.admin.conftest import PEPPER, Plane
-from tests.admin.lifecycle import FINGERPRINT, LAYOUT, add, prove_all
+from tests.admin.lifecycle import FINGERPRINT, LAYOUT, add, prove_all, report
 from tests.admin.test_routes import problem
 from tests.serving import serving as serve
 
@@ -33,7 +33,7 @@ async def push(
         write_adapter(folder)
     files = {path.name: (path.name, path.read_bytes()) for path in folder.iterdir()}
     text = serving if isinstance(serving, str) else json.dumps(serving)
-    fields = {"name": "bot", "tenant": "acme", "serving": text, **more}
+    fields = {"name": "bot", "tenant": "acme", "serving": text} | more
     return await client.post("adapters", data=fields, files=files)
 
 
@@ -84,6 +84,68 @@ async def test_a_template_runs_once_an_admin_says_so(plane: Plane, base: str, tm
         "adapters/bot/versions/2/template/approve", params={"tenant": "acme"}
     )
     assert problem(none, 404)["code"] == "template_not_found"
+
+
+async def test_a_hostile_template_is_not_promoted(plane: Plane, base: str, tmp_path: Path):
+    """A tenant uploads it and tries each way to have its alias point there."""
+    acme = await plane.tenant("acme")
+    hostile = "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}"
+    made = await push(acme, tmp_path / "a", {"chat_template": hostile}, alias="next")
+    assert made.json()["state"] == "proving"
+    await prove_all(plane.database)
+
+    async def show(number: int) -> dict[str, Any]:
+        return (await acme.get(f"adapters/bot/versions/{number}")).json()
+
+    shown = await show(1)
+    assert (shown["state"], shown["served"], shown["aliases"]) == ("awaiting_approval", False, [])
+    listed = (await acme.get("adapters")).json()["data"][0]
+    assert (listed["states"], listed["last_state"], listed["aliases"]) == (
+        {"awaiting_approval": 1},
+        "awaiting_approval",
+        {},
+    )
+    # Pushed again, now for `prod`; promoted; approved with its own key.
+    again = await push(acme, tmp_path / "a", {"chat_template": hostile}, alias="prod")
+    assert (again.status_code, again.json()["state"]) == (200, "awaiting_approval")
+    refused = problem(await acme.put("adapters/bot/aliases/prod", json={"version": 1}), 409)
+    assert refused["code"] == "template_not_approved"
+    assert "have an admin approve bot@1" in str(refused["message"])
+    problem(await acme.post("adapters/bot/versions/1/template/approve"), 403)
+    # Behind a version that is ready, as a canary.
+    await push(acme, tmp_path / "a", {})
+    await prove_all(plane.database)
+    assert (await show(2))["aliases"] == ["prod"]
+    canary = {"canary": {"2": 50, "1": 50}}
+    refused = problem(await acme.put("adapters/bot/aliases/prod", json=canary), 409)
+    assert refused["code"] == "template_not_approved"
+    async with plane.database.acquire() as connection:
+        pointing = (await load_catalog(connection)).aliases
+    assert [(alias.alias, alias.version, alias.canary) for alias in pointing] == [("prod", 2, None)]
+
+
+async def test_an_approval_makes_ready_what_waited_for_it(plane: Plane, base: str, tmp_path: Path):
+    """Of every tenant: the first version takes `prod`, and what its upload asked for follows."""
+    acme, globex = await plane.tenant("acme"), await plane.tenant("globex")
+    for client, more in ((acme, {"alias": "next"}), (globex, {"tenant": "globex"})):
+        await push(client, tmp_path / "a", {"chat_template": TEMPLATE}, **more)
+    await prove_all(plane.database)
+    async with plane.database.acquire() as connection:
+        await report(connection, "gw-1", await catalog_generation(connection), {})
+    path = "adapters/bot/versions/1"
+    approved = await plane.client.post(f"{path}/template/approve", params={"tenant": "acme"})
+    assert approved.json()["state"] == "ready"
+    # The gateway does not know yet.
+    assert not approved.json()["served"]
+    async with plane.database.acquire() as connection:
+        await report(connection, "gw-1", await catalog_generation(connection), {})
+    shown = (await acme.get(path)).json()
+    assert (shown["served"], shown["aliases"], shown["wanted_alias"]) == (
+        True,
+        ["next", "prod"],
+        None,
+    )
+    assert (await globex.get(path)).json()["aliases"] == ["prod"]
 
 
 async def test_an_admins_upload_approves_only_when_told_to(plane: Plane, base: str, tmp_path: Path):
