@@ -104,7 +104,7 @@ class Bench:
         self.model = folder / "store" / "models" / digest
         config = json.loads((self.model / "config.json").read_text())
         self.shape = BaseModelShape.from_config(config, digest)
-        settings: dict[str, object] = {"memory": memory, "dtype": "bfloat16", "max_num_seqs": 64}
+        settings: dict[str, Any] = {"memory": memory, "dtype": "bfloat16", "max_num_seqs": 64}
         if threads is not None:
             settings["threads"] = threads
         self.stack = Stack(folder / "data", "--model", f"{NAME}={self.model}", **settings)
