@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -67,10 +68,11 @@ async def find_key(connection: Connection, key_id: str) -> KeyDetails | None:
     return from_row(KeyDetails, row) if row else None
 
 
-async def find_shown_key(connection: Connection, key_id: str) -> ApiKey | None:
-    """Whatever the connection sees: to find out whose it is."""
-    row = await connection.fetchrow(sql["key_shown"], key_id)
-    return from_row(ApiKey, row) if row else None
+async def find_shown_keys(connection: Connection, ids: Sequence[str]) -> dict[str, ApiKey]:
+    """Those of the ids that exist, whatever the connection sees: to find out whose they are."""
+    rows = await connection.fetch(sql["keys_shown"], ids)
+    found = (from_row(ApiKey, row) for row in rows)
+    return {key.id: key for key in found}
 
 
 async def get_key(connection: Connection, key_id: str) -> KeyDetails:

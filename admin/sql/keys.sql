@@ -10,11 +10,11 @@ SELECT id, tenant_id, hash, scopes, name, created_at, not_before, expires_at, re
        cidrs::text[], replaces, family, last_used_at
 FROM api_keys LEFT JOIN key_uses ON key_id = id WHERE id = $1;
 
--- name: key_shown
--- Of a key that somebody shows, before it is known whose it is.
-SELECT id, tenant_id, hash, scopes, name, created_at, not_before, expires_at, revoked_at, models,
+-- name: keys_shown
+-- $1: ids of keys that requests show, before it is known whose they are.
+SELECT key.id, tenant_id, hash, scopes, name, created_at, not_before, expires_at, revoked_at, models,
        cidrs::text[], replaces, family
-FROM key_by_id($1);
+FROM unnest($1::text[]) AS shown (id), key_by_id(shown.id) AS key;
 
 -- name: key_list
 -- $1: the tenant; null: the admin keys.

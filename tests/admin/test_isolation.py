@@ -313,12 +313,12 @@ async def test_a_query_without_its_filter_shows_no_more(
 async def test_a_shown_key_is_found_and_no_other(two: Two):
     async with two.database.acquire() as connection:
         assert await connection.fetch(sql["key_list"], two.tenants[0], "", 10) == []
-        assert await keys.find_shown_key(connection, "000000000000") is None
+        assert await keys.find_shown_keys(connection, ["000000000000"]) == {}
     async with two.database.transaction(EVERYTHING) as connection:
         (known, *_) = await keys.list_keys(connection, two.tenants[1], "", 10)
     async with two.database.acquire() as connection:
-        found = await keys.find_shown_key(connection, known.id)
-    assert found is not None and found.tenant_id == two.tenants[1]
+        found = await keys.find_shown_keys(connection, [known.id, "000000000000"])
+    assert {key.tenant_id for key in found.values()} == {two.tenants[1]}
 
 
 async def test_a_content_of_somebody_else_is_not_free(two: Two):

@@ -15,6 +15,7 @@ from adapters.store import LocalStore
 from admin.app import create_app
 from admin.config import AdminConfig
 from admin.database import Database
+from admin.key_lookup import KeyLookup
 from admin.key_uses import KeyUses
 from admin.keys import create_key
 from admin.queries import sql
@@ -196,3 +197,14 @@ async def test_the_use_of_keys_is_written_while_one_of_them_goes(database: Datab
     async with database.acquire() as connection:
         written = await connection.fetch("SELECT key_id FROM key_uses")
     assert [row["key_id"] for row in written] == [made[1][1]]
+
+
+async def test_a_flood_of_made_up_keys_keeps_no_valid_one_waiting(database: Database) -> None:
+    async with database.transaction() as connection:
+        tenant = await create_tenant(connection, "acme")
+        key, _ = await create_key(connection, PEPPER, tenant.id, TENANT_SCOPES)
+    lookup = KeyLookup(database)
+    flood = [asyncio.create_task(lookup.find(f"{number:012}")) for number in range(20_000)]
+    found = await lookup.find(key.id)
+    assert found is not None and found.tenant_id == tenant.id
+    assert not any(await asyncio.gather(*flood))
