@@ -16,7 +16,7 @@ import pytest
 from gateway.anonymous import ADDRESS_BURST, ALL_BURST, ALL_PER_S, MAX_ADDRESSES, AnonymousLimit
 from gateway.paths import find_ambiguity
 from gateway.refusals import MAX_SERIES, Refusals
-from loraplex.app import Composed
+from loraplex.management import public_app
 from tests.gateway.service import Service
 from tests.serving import serving
 
@@ -99,7 +99,7 @@ class _Reached:
 
 async def test_no_spelling_passes_a_path_filter() -> None:
     data, administration = _Reached(), _Reached()
-    async with serving(Composed(data, administration)) as url:  # type: ignore[arg-type]
+    async with serving(public_app(data, administration)) as url:  # type: ignore[arg-type]
         for path in AMBIGUOUS:
             answer = await ask(url, path)
             assert answer.startswith(b"HTTP/1.1 400 "), path
