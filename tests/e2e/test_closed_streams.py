@@ -25,6 +25,8 @@ SEED = 37
 NUM_STREAMS = scaled(100, 1000)
 NUM_CLIENTS = 16
 FREE_S = scaled(10, 1)
+CENSUS_S = 30
+"""A request that ends early is settled at most 2 s later, and a query takes milliseconds."""
 MODELS = (NAME, "a000", "a001", "a002", "a003")
 
 
@@ -49,14 +51,12 @@ async def test_closed_streams_leave_nothing_behind(cluster: Cluster) -> None:
         await ask(cluster, model)
     await leave_all(cluster, chance, NUM_CLIENTS)
     await free_again(cluster)
-    before = await census(cluster)
+    before = await steady_census(cluster)
     await leave_all(cluster, chance, NUM_STREAMS)
     took_s = await free_again(cluster)
-    after = await census(cluster)
+    after = await census_without_more(cluster, before)
     print(f"{NUM_STREAMS} streams closed, all free {took_s:.2f} s later; {after}")
     assert took_s < FREE_S
-    more = {kind: n for kind, n in after.items() if n > before.get(kind, 0)}
-    assert not more, before
     await ask(cluster, NAME)
 
 
@@ -130,9 +130,33 @@ async def free_again(cluster: Cluster) -> float:
             await asyncio.sleep(0.02)
 
 
+async def steady_census(cluster: Cluster) -> dict[str, int]:
+    """The first census that a second one, half a second later, repeats. The gateway's control tasks
+    query the database every few seconds, and a census in the middle of a query counts it."""
+    async with asyncio.timeout(CENSUS_S):
+        last = await census(cluster)
+        while True:
+            await asyncio.sleep(0.5)
+            if (found := await census(cluster)) == last:
+                return found
+            last = found
+
+
+async def census_without_more(cluster: Cluster, before: dict[str, int]) -> dict[str, int]:
+    """The first census with no more of anything than `before`. What is left behind stays, in each
+    census until the deadline."""
+    deadline = time.monotonic() + CENSUS_S
+    while True:
+        found = await census(cluster)
+        more = {kind: n for kind, n in found.items() if n > before.get(kind, 0)}
+        if not more:
+            return found
+        assert time.monotonic() < deadline, f"more than before: {more}; before: {before}"
+        await asyncio.sleep(0.1)
+
+
 async def census(cluster: Cluster) -> dict[str, int]:
-    """Of the gateway's memory, once it has heard that all its clients are gone."""
-    await asyncio.sleep(1)
+    """What the gateway has in memory now."""
     gateway = cluster.gateways["gateway-0"]
     path = cluster.house.folder / gateway.name / "data" / "census.json"
     path.unlink(missing_ok=True)
