@@ -5,26 +5,26 @@ from __future__ import annotations
 from litestar import Litestar, Router
 from litestar.datastructures import State
 
-from adapters.store import Store
-from admin import problems
+from adapters.store.folder import Store
 from admin.config import AdminConfig
-from admin.controllers.adapters import AdapterController
-from admin.controllers.aliases import AliasController
-from admin.controllers.audit import AuditController
-from admin.controllers.keys import KeyController
-from admin.controllers.models import ModelController
-from admin.controllers.organization import OrganizationController
-from admin.controllers.prices import PriceController
-from admin.controllers.quotas import KeyQuotaController, TenantQuotaController
-from admin.controllers.schema import SchemaController
-from admin.controllers.tenants import TenantController
-from admin.controllers.uploads import UploadController
-from admin.controllers.usage import UsageController
-from admin.controllers.workers import WorkerController
 from admin.database import Database
-from admin.parameters import check_parameters
+from admin.http import problems
+from admin.http.controllers.adapters import AdapterController
+from admin.http.controllers.aliases import AliasController
+from admin.http.controllers.audit import AuditController
+from admin.http.controllers.keys import KeyController
+from admin.http.controllers.models import ModelController
+from admin.http.controllers.organization import OrganizationController
+from admin.http.controllers.prices import PriceController
+from admin.http.controllers.quotas import KeyQuotaController, TenantQuotaController
+from admin.http.controllers.schema import SchemaController
+from admin.http.controllers.tenants import TenantController
+from admin.http.controllers.uploads import UploadController
+from admin.http.controllers.usage import UsageController
+from admin.http.controllers.workers import WorkerController
+from admin.http.parameters import check_parameters
+from admin.http.request import AdminRequest, add_request_id
 from admin.plane import AdminPlane
-from admin.request import AdminRequest, add_request_id
 
 MAX_BODY_BYTES = 64 << 10
 """Of every request but an upload, which has its own bounds."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from admin.quota_views import TenantLimits
+from admin.quotas.schemas import TenantLimits
 
 
 class AdminConfig(msgspec.Struct, frozen=True, kw_only=True):

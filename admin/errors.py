@@ -1,4 +1,4 @@
-"""What can go wrong in the Postgres plane. Knows nothing of HTTP: admin/problems.py answers."""
+"""Errors of the Postgres plane. HTTP answers to them are in admin/http/problems.py."""
 
 from __future__ import annotations
 

@@ -12,29 +12,29 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from adapters.errors import AdapterRejected
+from adapters.format.validator import CONFIG_NAME, WEIGHTS_NAME
 from adapters.manifest import AdapterManifest, BaseModelShape
-from adapters.store import NotInStore, Store, hold
-from adapters.validator import CONFIG_NAME, WEIGHTS_NAME
-from admin import contents, versions
-from admin.audit import Actor, changing
-from admin.audit_retention import keep_audit_days
+from adapters.store.folder import NotInStore, Store, hold
+from admin.adapters import contents, versions
+from admin.adapters.retirement import Retirement, retirement_progress
+from admin.adapters.stored import StoredContent, inspect
+from admin.adapters.versions import NewVersion, VersionDetails
+from admin.audit.audit import Actor, changing
+from admin.audit.retention import keep_audit_days
 from admin.config import AdminConfig
 from admin.database import Database
 from admin.errors import AdminError, DatabaseUnavailable, Invalid, Overloaded
-from admin.idempotency import forget_for_ever
-from admin.key_lookup import KeyLookup
-from admin.key_uses import WRITE_INTERVAL_S, KeyUses
+from admin.http.idempotency import forget_for_ever
+from admin.http.tenant_rates import TenantRates
+from admin.keys.last_use import WRITE_INTERVAL_S, KeyUses
+from admin.keys.lookup import KeyLookup
 from admin.queries import catalog_generation, sql
 from admin.reaper import Reaper
 from admin.records import AdapterState, BaseModel, Tenant
-from admin.resumable import ResumableUploads
-from admin.retirement import Retirement, retirement_progress
-from admin.stored import StoredContent, inspect
-from admin.tenant_rates import TenantRates
-from admin.upload import OVERHEAD_BYTES, Forms
-from admin.usage import keep_days
-from admin.validation import Validation
-from admin.versions import NewVersion, VersionDetails
+from admin.uploads.resumable import ResumableUploads
+from admin.uploads.upload import OVERHEAD_BYTES, Forms
+from admin.uploads.validation import Validation
+from admin.usage.usage import keep_days
 
 log = logging.getLogger(__name__)
 

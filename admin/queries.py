@@ -1,4 +1,4 @@
-"""The named queries of admin/sql/*.sql, and what gateways live on: the catalog or its changes.
+"""The named queries of admin/**/*.sql, and what gateways live on: the catalog or its changes.
 
 A file holds blocks of a line `-- name: <name>` and the statement after it; no name is used twice.
 """
@@ -41,7 +41,7 @@ _HEADER = re.compile(r"^-- name: (\w+)[ \t]*$", re.MULTILINE)
 def load_queries(folder: Path) -> dict[str, str]:
     """Name to SQL text. Raises ValueError for a name used twice."""
     queries: dict[str, str] = {}
-    for file in sorted(folder.glob("*.sql")):
+    for file in sorted(folder.rglob("*.sql")):
         parts = _HEADER.split(file.read_text())
         for name, text in zip(parts[1::2], parts[2::2], strict=True):
             if name in queries:
@@ -50,7 +50,7 @@ def load_queries(folder: Path) -> dict[str, str]:
     return queries
 
 
-sql = load_queries(Path(__file__).parent / "sql")
+sql = load_queries(Path(__file__).parent)
 
 
 def from_row(kind: type[T], row: Row) -> T:

@@ -7,12 +7,13 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from adapters.store import Store
-from admin import contents, versions, workers
-from admin.adapters import lock_catalog
+from adapters.store.folder import Store
+from admin.adapters import contents, versions
+from admin.adapters.adapters import lock_catalog
 from admin.database import EVERYTHING, Database
 from admin.errors import AdminError
 from admin.queries import sql
+from admin.workers import workers
 
 log = logging.getLogger(__name__)
 

@@ -196,7 +196,8 @@ class GenerationDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class ServingData(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a version brings besides its weights; part of what makes it that version. An upload's
-    fields are all known (admin/serving_data.py); a row may be of a newer release than its reader.
+    fields are all known (admin/adapters/serving_data.py); a row may be of a newer release than its
+    reader.
     """
 
     chat_template: Annotated[str, msgspec.Meta(min_length=1, max_length=64 << 10)] | None = None

@@ -7,9 +7,9 @@ from typing import Annotated, Generic, TypeVar
 
 import msgspec
 
-from admin.keys import KeyDetails
+from admin.keys.keys import KeyDetails
 from admin.records import ApiKey, BaseModel, Residency, Tenant
-from admin.workers import ModelState
+from admin.workers.workers import ModelState
 
 T = TypeVar("T")
 

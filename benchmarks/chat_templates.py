@@ -17,11 +17,11 @@ from typing import Any
 
 from transformers.utils import chat_template_utils
 
-from gateway.chat_template import ChatTemplate
-from gateway.schemas import Message
-from gateway.template_budget import steps_for
+from gateway.dialects.schemas import Message
+from gateway.text.chat_template import ChatTemplate
+from gateway.text.template_budget import steps_for
 
-TEMPLATES = Path(__file__).parents[1] / "tests/gateway/templates"
+TEMPLATES = Path(__file__).parents[1] / "tests/gateway/text/templates"
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 ROLES = ("user", "assistant")
 

@@ -40,9 +40,9 @@ from tests.e2e.shares import (
     paced,
 )
 from tests.workers.counting import Market
+from tests.workers.scheduling.test_fairness import ask, service_gap
 from tests.workers.simulation import StubPool
-from tests.workers.test_fairness import ask, service_gap
-from workers.overload import QueueBounds
+from workers.scheduling.queue_limits import QueueBounds
 
 NUM_RUNNING, NUM_WAITING = 256, 1000
 

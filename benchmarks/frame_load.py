@@ -13,7 +13,7 @@ import msgspec
 
 from benchmarks.frame_worker import Frames, frame
 from benchmarks.http_load import Exchange, OnEnd
-from workers.protocol import (
+from workers.wire.protocol import (
     PROTOCOL_VERSION,
     Generate,
     Hello,

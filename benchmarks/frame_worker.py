@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from workers.protocol import (
+from workers.wire.protocol import (
     PROTOCOL_VERSION,
     AdapterStatus,
     Desired,
@@ -33,7 +33,7 @@ from workers.protocol import (
     ToWorker,
     WorkerStatus,
 )
-from workers.transport.stream import bind_private
+from workers.wire.transport.stream import bind_private
 
 INSTANCE_ID = "frames"
 LAYOUT = "frames/1"

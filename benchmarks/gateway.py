@@ -32,12 +32,17 @@ from rich.table import Table
 from tokenizers import Tokenizer
 
 from adapters.manifest import AdapterManifest, BaseModelShape
-from adapters.store import LocalStore
-from admin import keys, models, prices, quotas, tenants, versions
+from adapters.store.folder import LocalStore
+from admin.adapters import versions
+from admin.adapters.versions import NewVersion
 from admin.database import EVERYTHING, Database
-from admin.quotas import QuotaDetails
+from admin.keys import keys
+from admin.models import models
+from admin.prices import prices
+from admin.quotas import quotas
+from admin.quotas.quotas import QuotaDetails
 from admin.records import TENANT_SCOPES, Price
-from admin.versions import NewVersion
+from admin.tenants import tenants
 from benchmarks.frame_load import frame_streams
 from benchmarks.frame_worker import LAYOUT, FrameWorker
 from benchmarks.http_load import (
@@ -50,12 +55,12 @@ from benchmarks.http_load import (
     paced,
 )
 from benchmarks.machine import describe
-from gateway.server import bind
-from loraplex.bootstrap import migrate_database
+from gateway.http.server import bind
+from loraplex.roles.bootstrap import migrate_database
 from tests.e2e.demo import gguf
 from tests.postgres import own_server
 from workers.importer import import_model
-from workers.protocol import AdapterRef, Generate, ModelInfo, SamplingParams
+from workers.wire.protocol import AdapterRef, Generate, ModelInfo, SamplingParams
 
 MODEL = "smollm2-135m-instruct"
 ADAPTER = "support-bot"

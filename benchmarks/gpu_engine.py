@@ -13,21 +13,21 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from adapters.pool import AdapterPool
+from adapters.pool.pool import AdapterPool
 from benchmarks.gpu_ops import CONTEXT
 from benchmarks.gpu_timing import Bench
 from benchmarks.shaped_model import Batch, ShapedModel
 from memory.arena import Arena
 from memory.kv_cache import KVCache
 from ops.base import PAGE_TOKENS, AdapterTables
-from workers.batch import ForwardBatch
-from workers.engine import Engine
-from workers.model_runner import ModelRunner
+from workers.execution.engine import Engine
+from workers.execution.model_runner import ModelRunner
+from workers.execution.step_ring import StepRing
+from workers.execution.token_buffer import TokenBuffer
+from workers.layers.forward_batch import ForwardBatch
 from workers.models.decoder import Decoder
-from workers.protocol import AdapterRef, Generate, ModelInfo, SamplingParams
-from workers.scheduler import Scheduler
-from workers.step_ring import StepRing
-from workers.token_buffer import TokenBuffer
+from workers.scheduling.scheduler import Scheduler
+from workers.wire.protocol import AdapterRef, Generate, ModelInfo, SamplingParams
 
 HOST_PARTS = ("schedule_us", "build_us", "forward_us", "update_us")
 

@@ -12,7 +12,7 @@ import uvicorn
 import uvloop
 from litestar import Litestar, Request, post
 
-from gateway.server import make_config, make_server
+from gateway.http.server import make_config, make_server
 
 PATH = "/v1/chat/completions"
 HEADERS = [

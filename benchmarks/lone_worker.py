@@ -18,18 +18,18 @@ import httpx
 import numpy as np
 import torch
 
-from adapters.image import AdapterImage, ImageCache
-from adapters.loader import AdapterLoader
+from adapters.format.validator import AdapterFiles, content_digest
 from adapters.manifest import BaseModelShape
-from adapters.store import LocalStore
-from adapters.validator import AdapterFiles, content_digest
+from adapters.pool.image import AdapterImage, ImageCache
+from adapters.pool.loader import AdapterLoader
+from adapters.store.folder import LocalStore
 from ops.registry import select
 from tests.doubles import write_adapter
 from tests.e2e.demo import gguf
-from workers.client import WorkerClient
 from workers.config import WorkerConfig
 from workers.importer import import_model
-from workers.protocol import AdapterRef, Generate, SamplingParams
+from workers.wire.client import WorkerClient
+from workers.wire.protocol import AdapterRef, Generate, SamplingParams
 
 RANK = 8
 

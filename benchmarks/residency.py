@@ -22,7 +22,7 @@ from rich.console import Console
 
 from benchmarks.lone_worker import RANK, House, Stream, Worker
 from benchmarks.machine import describe
-from workers.protocol import AdapterRef
+from workers.wire.protocol import AdapterRef
 
 COLD_PER_S = 10.0
 

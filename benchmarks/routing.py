@@ -17,9 +17,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.fleet_simulator import Clock, Machine, Request, Worker
-from gateway.routing import Report, Standing, Work, Workers, pick
-from workers.prefix_index import Prefix
-from workers.protocol import WorkerStatus
+from gateway.dispatch.routing import Report, Standing, Work, Workers, pick
+from workers.wire.prefix_index import Prefix
+from workers.wire.protocol import WorkerStatus
 
 ADAPTER_SIZES = [20 << 20, 40 << 20, 80 << 20, 160 << 20]
 """Ranks 8 to 64."""
@@ -120,7 +120,7 @@ Choice = Callable[[Fleet, int, Request], int]
 
 
 def ours(fleet: Fleet, gateway: int, request: Request) -> int:
-    """gateway/routing.py."""
+    """gateway/dispatch/routing.py."""
     workers, work = fleet.gateways[gateway], _work(request)
     cached: dict[int, int] = {}
     for segment, _ in request.segments:

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from adapters.manifest import PROJECTIONS, BaseModelShape
-from adapters.store import LocalStore
+from adapters.store.folder import LocalStore
 from benchmarks.load import Job, Summary, Timing, run_load, summarise
 from benchmarks.machine import describe, read_bandwidth
 from benchmarks.peft_baseline import run_peft

@@ -23,7 +23,7 @@ from ops.base import (
     QKNorm,
     Site,
 )
-from workers.weight_image import Arrival, WeightImage
+from workers.device.weight_image import Arrival, WeightImage
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,15 +23,15 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from adapters.store import LocalStore
+from adapters.store.folder import LocalStore
 from benchmarks.machine import describe
 from tests.e2e.demo import gemma_gguf, gguf
-from workers.client import WorkerClient
 from workers.config import DType, WorkerConfig
 from workers.importer import import_model
 from workers.models.checkpoint import weight_files
 from workers.models.plan import ModelPlan
-from workers.protocol import Generate, ModelStatus, SamplingParams
+from workers.wire.client import WorkerClient
+from workers.wire.protocol import Generate, ModelStatus, SamplingParams
 
 KV_BYTES = 160 << 20
 PROMPT = list(range(100, 132))

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from adapters.store import LocalStore
+from adapters.store.folder import LocalStore
 from workers.importer import import_model
 
 BASE_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"

@@ -12,28 +12,28 @@ from litestar.datastructures import State
 from litestar.openapi import OpenAPIConfig
 
 from admin.database import Database
-from admin.key_uses import KeyUses
-from gateway import errors
-from gateway.admission import Admission
-from gateway.auth import public
-from gateway.catalog import Catalog
+from admin.keys.last_use import KeyUses
+from gateway import exceptions as errors
+from gateway.catalog.auth import public
+from gateway.catalog.catalog import Catalog
+from gateway.catalog.source import SnapshotSource
 from gateway.config import GatewayConfig
-from gateway.failover import Failover
-from gateway.fleet import Fleet
-from gateway.flights import Flights
-from gateway.handlers import DataPlane
-from gateway.leases import Leases, PostgresExchange
-from gateway.liaison import Liaison
-from gateway.openapi import Document
-from gateway.outcomes import Outcomes
-from gateway.request import GatewayRequest
-from gateway.roster import Roster
-from gateway.routes import completions, health, models, tokens
-from gateway.source import SnapshotSource
-from gateway.spool import Spool
-from gateway.tokenizer import Tokenizers
-from gateway.usage import Ledger
-from workers.client import WorkerClient
+from gateway.control.tasks import Liaison
+from gateway.dispatch.failover import Failover
+from gateway.dispatch.fleet import Fleet
+from gateway.dispatch.inflight import Flights
+from gateway.dispatch.outcomes import Outcomes
+from gateway.dispatch.worker_discovery import Roster
+from gateway.http.handlers import DataPlane
+from gateway.http.openapi import Document
+from gateway.http.request import GatewayRequest
+from gateway.http.routes import completions, health, models, tokens
+from gateway.limits.admission import Admission
+from gateway.limits.leases import Leases, PostgresExchange
+from gateway.metering.usage import Ledger
+from gateway.metering.wal import Spool
+from gateway.text.tokenizer import Tokenizers
+from workers.wire.client import WorkerClient
 
 ROUTES = [
     completions.create_chat_completion,

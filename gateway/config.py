@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from workers.transport.base import Security
+from workers.wire.transport.base import Security
 
 
 def new_instance_id() -> str:

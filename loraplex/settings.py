@@ -17,13 +17,13 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from adapters.store import Store
-from adapters.stores import open_store
+from adapters.store.folder import Store
+from adapters.store.opening import open_store
 from admin.body_budget import ALL
 from loraplex.errors import BadSettings, NotPrivate
 from loraplex.private import check_owner
 from workers.logs import LogFormat
-from workers.transport.base import MutualTLS, Security
+from workers.wire.transport.base import MutualTLS, Security
 
 SECRETS = ("database_url", "key", "key_pepper")
 SIZES = (

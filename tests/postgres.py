@@ -22,8 +22,8 @@ from pathlib import Path
 
 import asyncpg
 
-from loraplex.bootstrap import migrate_database
-from loraplex.postgres import EmbeddedPostgres
+from loraplex.box.postgres import EmbeddedPostgres
+from loraplex.roles.bootstrap import migrate_database
 
 _numbers = itertools.count()
 # Tests may lose data when the machine stops, so nothing waits for the disk.

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from gateway.http_protocol import HEAD_S, KEEP_ALIVE_S
-from gateway.server import Server, make_config
+from gateway.http.http_protocol import HEAD_S, KEEP_ALIVE_S
+from gateway.http.server import Server, make_config
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from loraplex.postgres import EmbeddedPostgres
+from loraplex.box.postgres import EmbeddedPostgres
 
 if TYPE_CHECKING:
     from openai import OpenAI

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from workers.protocol import (
+from workers.process.server import Command, Disconnected, Server
+from workers.wire.protocol import (
     Abort,
     AdapterStatus,
     Desired,
@@ -29,8 +30,7 @@ from workers.protocol import (
     TokenLogprobs,
     WorkerStatus,
 )
-from workers.server import Command, Disconnected, Server
-from workers.transport.base import Security
+from workers.wire.transport.base import Security
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 import httpx
 
 from tests.stack import Stack
-from workers.client import WorkerClient
-from workers.loop import STATUS_PERIOD_S
-from workers.protocol import WorkerStatus
+from workers.process.loop import STATUS_PERIOD_S
+from workers.wire.client import WorkerClient
+from workers.wire.protocol import WorkerStatus
 
 IN_USE = (
     *("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"),

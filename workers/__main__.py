@@ -18,14 +18,14 @@ from pathlib import Path
 
 import msgspec
 
-from adapters.store import NotInStore
+from adapters.store.folder import NotInStore
 from workers.collector import look_for_cycles_less
 from workers.config import WorkerConfig
-from workers.health import HealthServer
 from workers.logs import set_up_logging
-from workers.server import Server
+from workers.process.health import HealthServer
+from workers.process.server import Server
+from workers.process.worker import CannotServe, Worker
 from workers.telemetry import render_metrics
-from workers.worker import CannotServe, Worker
 
 
 def main(worker: type[Worker] = Worker) -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from workers.logs import LogFormat
-from workers.transport.base import Security
+from workers.wire.transport.base import Security
 
 DType = Literal["bfloat16", "float32"]
 

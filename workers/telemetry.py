@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 
-from workers.protocol import ModelStatus, WorkerStatus
+from workers.wire.protocol import ModelStatus, WorkerStatus
 
 
 def render_metrics(status: WorkerStatus | None) -> bytes:

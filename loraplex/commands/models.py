@@ -40,7 +40,7 @@ def model_group() -> None:
 def add(model: str, **flags: Any) -> None:
     """Import a Hugging Face directory or a .gguf file here and register it under NAME."""
     from loraplex.api import connect
-    from loraplex.importing import import_model
+    from loraplex.box.importing import import_model
 
     name, equals, path = model.partition("=")
     if not (name and equals and path):

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from adapters.store import DIGEST
+from adapters.store.folder import DIGEST
 from loraplex.commands.options import (
     SERVING,
     TRANSPORT,
@@ -32,7 +32,7 @@ from loraplex.settings import SECRETS, Settings, check_address
 @settings_options(SERVING, WORKING, UPLOADS)
 def serve_command(demo: bool, **flags: Any) -> None:
     """Serve everything from this machine: database, worker, gateway."""
-    from loraplex.serve import serve
+    from loraplex.box.serve import serve
 
     serve(settings_of(flags), with_demo=demo)
 
@@ -44,7 +44,7 @@ def serve_command(demo: bool, **flags: Any) -> None:
 @settings_options(SERVING, TRANSPORT, UPLOADS)
 def gateway_command(admin: bool, fd: int | None, management_fd: int | None, **flags: Any) -> None:
     """Run the gateway alone (LORAPLEX_DATABASE_URL; workers register, or LORAPLEX_WORKERS)."""
-    from loraplex.app import run_gateway
+    from loraplex.roles.planes import run_gateway
 
     settings = settings_of(flags)
     sockets = _sockets(settings, fd, management_fd)
@@ -56,7 +56,7 @@ def _sockets(
     settings: Settings, fd: int | None = None, management_fd: int | None = None
 ) -> tuple[socket.socket, socket.socket]:
     """The public socket and that for management: inherited, or by the settings."""
-    from loraplex.listener import listen, listen_for_management
+    from loraplex.roles.listener import listen, listen_for_management
 
     return (
         listen(settings) if fd is None else socket.socket(fileno=fd),
@@ -70,7 +70,7 @@ def _sockets(
 @settings_options(SERVING, UPLOADS)
 def admin_command(**flags: Any) -> None:
     """Run the admin plane alone (LORAPLEX_DATABASE_URL)."""
-    from loraplex.app import run_admin
+    from loraplex.roles.planes import run_admin
 
     settings = settings_of(flags)
     run_admin(settings, _sockets(settings))
@@ -90,9 +90,9 @@ def worker_command(
     To advertise it takes LORAPLEX_DATABASE_URL."""
     import asyncio
 
-    from loraplex.children import python
-    from loraplex.worker import worker_config
-    from loraplex.worker_process import run_worker
+    from loraplex.box.children import python
+    from loraplex.box.worker_process import run_worker
+    from loraplex.roles.worker import worker_config
     from workers.logs import set_up_logging
 
     settings = settings_of(flags)
@@ -136,9 +136,9 @@ def _check_addresses(settings: Settings, listen: str, health: str, advertise: st
 def _run_advertised(
     command: list[str], settings: Settings, address: str, health: str
 ) -> Coroutine[Any, Any, int]:
+    from loraplex.box.worker_process import run_worker
     from loraplex.probe import answers_ok
-    from loraplex.registration import registered
-    from loraplex.worker_process import run_worker
+    from loraplex.roles.registration import registered
 
     if not settings.database_url:
         raise click.UsageError("to advertise a worker, set LORAPLEX_DATABASE_URL")
@@ -158,7 +158,7 @@ def migrate_command(**flags: Any) -> None:
     """Bring the database of LORAPLEX_DATABASE_URL to this version's schema."""
     import asyncio
 
-    from loraplex.bootstrap import migrate_database
+    from loraplex.roles.bootstrap import migrate_database
 
     settings = settings_of(flags)
     if not settings.database_url:

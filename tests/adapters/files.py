@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from adapters.format.validator import AdapterFiles, content_digest
 from adapters.manifest import PROJECTIONS, BaseModelShape
-from adapters.validator import AdapterFiles, content_digest
 
 BASE = BaseModelShape(
     digest="b" * 64,

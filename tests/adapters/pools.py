@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from adapters.host_tier import HostTier
-from adapters.image import ImageCache
-from adapters.lora import ImageLayout, pack
-from adapters.pool import AdapterPool
-from adapters.segments import build_segments
-from adapters.store import LocalStore
-from adapters.validator import AdapterFiles
+from adapters.format.validator import AdapterFiles
+from adapters.pool.host_tier import HostTier
+from adapters.pool.image import ImageCache
+from adapters.pool.lora import ImageLayout, pack
+from adapters.pool.pool import AdapterPool
+from adapters.pool.segments import build_segments
+from adapters.store.folder import LocalStore
 from memory.arena import Arena
 from memory.block_table import BlockTable
 from memory.broker import MemoryBroker

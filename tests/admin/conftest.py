@@ -10,11 +10,11 @@ import httpx
 import msgspec
 import pytest
 
-from adapters.store import LocalStore
+from adapters.store.folder import LocalStore
 from admin.app import create_app
 from admin.config import AdminConfig
 from admin.database import EVERYTHING, Database
-from admin.keys import create_key
+from admin.keys.keys import create_key
 from tests.adapters.files import BASE
 from tests.postgres import fresh_database
 from tests.serving import serving

@@ -7,11 +7,13 @@ from typing import Any
 import msgspec
 
 from adapters.manifest import AdapterManifest
-from admin import models, tenants, versions
+from admin.adapters import versions
+from admin.adapters.versions import NewVersion
 from admin.database import EVERYTHING, Connection, Database
+from admin.models import models
 from admin.queries import from_row, sql
 from admin.records import ServingData
-from admin.versions import NewVersion
+from admin.tenants import tenants
 from tests.adapters.files import BASE
 
 MANIFEST = AdapterManifest(

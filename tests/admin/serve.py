@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from adapters.store import LocalStore
+from adapters.store.folder import LocalStore
 from admin.app import create_app
 from admin.config import AdminConfig
 from admin.database import Database

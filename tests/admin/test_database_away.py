@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from admin.database import Database
-from admin.keys import create_key
+from admin.keys.keys import create_key
 from admin.records import new_key
-from loraplex.app import ADMIN_ACQUIRE_S
+from loraplex.roles.planes import ADMIN_ACQUIRE_S
 from tests.admin.serve import PEPPER, served
 from tests.proxy import PostgresProxy, Way, everything
 

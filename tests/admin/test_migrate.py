@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from admin import tenants
 from admin.database import EVERYTHING, Connection, Database
 from admin.errors import AdminError, DatabaseUnavailable, MigrationError
 from admin.migrate import Migration, check_schema, load_migrations, migrate
-from loraplex.bootstrap import migrate_database
-from loraplex.postgres import find_binaries
+from admin.tenants import tenants
+from loraplex.box.postgres import find_binaries
+from loraplex.roles.bootstrap import migrate_database
 from tests.postgres import SETTINGS, fresh_database, own_server, server
 from tests.stack import ROOT
 

@@ -9,7 +9,7 @@ import itertools
 import random
 from collections.abc import Awaitable, Callable, Mapping
 
-from loraplex.postgres import EmbeddedPostgres
+from loraplex.box.postgres import EmbeddedPostgres
 from tests.e2e.chaos_log import Healed, Log, Struck, now
 from tests.e2e.cluster import Cluster
 from tests.proxy import FAULTS, TOWARDS, Proxy, Way

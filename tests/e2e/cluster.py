@@ -15,11 +15,14 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from adapters.validator import AdapterFiles, validate
-from admin import keys, models, tenants, versions
+from adapters.format.validator import AdapterFiles, validate
+from admin.adapters import versions
+from admin.adapters.versions import NewVersion
 from admin.database import EVERYTHING, Database
+from admin.keys import keys
+from admin.models import models
 from admin.records import TENANT_SCOPES
-from admin.versions import NewVersion
+from admin.tenants import tenants
 from tests.e2e.fleet import House, WorkerProcess
 from tests.e2e.tiny import MAX_MODEL_LEN, NAME
 from tests.gateway.live import eventually

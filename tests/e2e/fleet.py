@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 from openai import AsyncOpenAI
 
-from adapters.store import LocalStore
+from adapters.store.folder import LocalStore
 from admin.records import Alias, BaseModel, CatalogSnapshot, ServedVersion, Tenant
 from gateway.app import Gateway, create_app
 from gateway.config import GatewayConfig
-from gateway.fleet import Fleet
-from gateway.routing import Work
+from gateway.dispatch.fleet import Fleet
+from gateway.dispatch.routing import Work
 from tests.doubles import make_model, write_adapter
 from tests.e2e.tiny import MAX_MODEL_LEN, NAME, Tiny
 from tests.gateway.live import eventually
@@ -30,10 +30,10 @@ from tests.server_process import ServerProcess
 from tests.serving import serving
 from tests.stack import MAX_QUEUE_WAIT_S
 from tests.workers.driver import store_adapter
-from workers.client import WorkerClient
 from workers.config import WorkerConfig
 from workers.importer import import_model
-from workers.protocol import WorkerStatus
+from workers.wire.client import WorkerClient
+from workers.wire.protocol import WorkerStatus
 
 
 class WorkerProcess(ServerProcess):

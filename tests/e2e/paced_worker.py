@@ -8,9 +8,9 @@ import time
 from dataclasses import dataclass, replace
 
 from workers.__main__ import main
-from workers.model_runner import LaunchedStep, ModelRunner
-from workers.step import Schedule
-from workers.worker import Worker
+from workers.execution.model_runner import LaunchedStep, ModelRunner
+from workers.process.worker import Worker
+from workers.scheduling.schedule import Schedule
 
 STEP_S, ROW_S = 0.012, 1 / 20_000
 """Of a step, and of each row in it: an 8B model on a large GPU, as in benchmarks/routing.py."""

@@ -13,10 +13,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from adapters.store import LocalStore
-from gateway.formats import token_text
-from gateway.long_texts import LongTexts
-from gateway.tokenizer import ModelTokenizer
+from adapters.store.folder import LocalStore
+from gateway.dialects.formats import token_text
+from gateway.text.long_texts import LongTexts
+from gateway.text.tokenizer import ModelTokenizer
 from tests.e2e import demo
 from tests.oracle import Oracle, Verdict
 from tests.scale import IS_FULL, scaled

@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from admin.database import EVERYTHING, Database
-from admin.quotas import QuotaDetails, set_quota
+from admin.quotas.quotas import QuotaDetails, set_quota
 from tests.e2e.chaos_checker import RECOVERY_S, broken_promises
 from tests.e2e.chaos_faults import Faults
 from tests.e2e.chaos_log import (

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from gateway.fleet import Fleet
+from gateway.dispatch.fleet import Fleet
 from tests.e2e.fleet import Answer, House, RoundRobin, Served
 from tests.e2e.open_loop import Ask
 from tests.e2e.shares import FEW_ROWS, ORDINARY, capacity, make, paced

@@ -22,7 +22,7 @@ import httpx
 import pytest
 
 from admin.records import new_key
-from loraplex.postgres import EmbeddedPostgres
+from loraplex.box.postgres import EmbeddedPostgres
 from loraplex.private import socket_folder
 from tests.doubles import write_adapter
 from tests.e2e.tiny import NAME, Tiny
@@ -290,7 +290,7 @@ def test_secrets_stay_where_they_belong(tmp_path: Path, monkeypatch: pytest.Monk
                 assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
         # As JSON a log says all that it says as text, and more.
         told = [json.loads(line) for line in stack.log.splitlines()]
-        assert {"gateway.routes.completions", "workers.server", "loraplex"} <= {
+        assert {"gateway.http.routes.completions", "workers.process.server", "loraplex"} <= {
             each["logger"] for each in told
         }, "nothing was logged"
         assert any(each.get("request_id") for each in told)

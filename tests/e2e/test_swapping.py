@@ -12,7 +12,7 @@ import pytest
 import torch
 from openai import OpenAI
 
-from loraplex.importing import import_model
+from loraplex.box.importing import import_model
 from loraplex.settings import Settings
 from tests.doubles import make_model
 from tests.e2e.demo import gemma_gguf, gguf

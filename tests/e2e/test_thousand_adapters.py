@@ -25,7 +25,7 @@ from tests.oracle import Verdict
 from tests.scale import scaled
 from tests.stack import Stack, running
 from tests.worker_state import watched_worker, worker_metrics
-from workers.protocol import WorkerStatus
+from workers.wire.protocol import WorkerStatus
 
 NUM_ADAPTERS = scaled(40, 1000)
 NUM_REQUESTS = scaled(250, 10_000)

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 from adapters.manifest import BaseModelShape
-from adapters.store import LocalStore
-from gateway.long_texts import LongTexts
-from gateway.tokenizer import ModelTokenizer
+from adapters.store.folder import LocalStore
+from gateway.text.long_texts import LongTexts
+from gateway.text.tokenizer import ModelTokenizer
 from tests.doubles import make_model
 from tests.stack import Stack
 from workers.importer import import_model

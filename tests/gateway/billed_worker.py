@@ -11,9 +11,11 @@ from functools import partial
 from tests.gateway.scripted import DIGEST, LAYOUT
 from tests.workers.simulation import Simulation, StubPool
 from tests.workers.simulator import VOCAB, FakeClock, Late, Rows
-from workers.engine import Event
-from workers.loop import frames
-from workers.protocol import (
+from workers.execution.engine import Event
+from workers.process.loop import frames
+from workers.process.server import Command, Disconnected, Server
+from workers.scheduling.schedule import PendingStep, Schedule, ScheduledSequence, StepResult
+from workers.wire.protocol import (
     Abort,
     Failed,
     Generate,
@@ -21,8 +23,6 @@ from workers.protocol import (
     SequenceOutput,
     TokenLogprobs,
 )
-from workers.server import Command, Disconnected, Server
-from workers.step import PendingStep, Schedule, ScheduledSequence, StepResult
 
 Prompt = tuple[int, ...]
 

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from admin.errors import DatabaseUnavailable
-from gateway.accounts import Answer, Ask, Call, Key
-from gateway.quota import Kind, Span
+from gateway.limits.quota import Answer, Ask, Call, Key
+from gateway.quota_types import Kind, Span
 
 GONE = ""
 """Holder of what gateways that are gone held of minutes."""

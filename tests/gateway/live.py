@@ -12,13 +12,13 @@ from typing import Any
 import asyncpg
 import httpx
 
-from admin import keys
 from admin.body_budget import BodyBudget
 from admin.database import Database
+from admin.keys import keys
 from admin.records import TENANT_SCOPES
 from gateway.app import Gateway, create_app
+from gateway.catalog.source import PostgresSource
 from gateway.config import GatewayConfig
-from gateway.source import PostgresSource
 from tests.adapters.files import BASE
 from tests.admin.lifecycle import make_ready, make_tenant
 from tests.doubles import make_tokenizer
@@ -27,9 +27,9 @@ from tests.gateway.process import GatewayProcess, Options
 from tests.postgres import server
 from tests.serving import serving
 from tests.stub_worker import Reply, Script, StubWorker
-from workers.client import WorkerClient
-from workers.protocol import Generate
-from workers.transport.base import Security
+from workers.wire.client import WorkerClient
+from workers.wire.protocol import Generate
+from workers.wire.transport.base import Security
 
 WAIT_S = 20.0
 

@@ -14,13 +14,13 @@ import uvloop
 
 from admin.database import EVERYTHING, Database
 from gateway.app import create_app
+from gateway.catalog.source import POLL_INTERVAL_S, PostgresSource
 from gateway.config import GatewayConfig
-from gateway.server import bind, make_server
-from gateway.source import POLL_INTERVAL_S, PostgresSource
+from gateway.http.server import bind, make_server
 from tests.gateway.pepper import PEPPER
 from tests.server_process import ServerProcess
 from tests.stack import free_port
-from workers.client import WorkerClient
+from workers.wire.client import WorkerClient
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):

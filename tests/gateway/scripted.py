@@ -14,8 +14,9 @@ from pathlib import Path
 import msgspec
 
 from tests.gateway.scripts import Script, say
-from workers.client import WorkerClient, WorkerFailed
-from workers.protocol import (
+from workers.process.server import Command, Disconnected, Server
+from workers.wire.client import WorkerClient, WorkerFailed
+from workers.wire.protocol import (
     Abort,
     AdapterRef,
     AdapterStatus,
@@ -32,7 +33,6 @@ from workers.protocol import (
     StepOutput,
     WorkerStatus,
 )
-from workers.server import Command, Disconnected, Server
 
 DIGEST = "d" * 64
 MAX_MODEL_LEN = 128

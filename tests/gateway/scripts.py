@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
-from workers.protocol import FinishReason, Generate, SequenceOutput, TokenLogprobs
+from workers.wire.protocol import FinishReason, Generate, SequenceOutput, TokenLogprobs
 
 Script = Callable[[Generate], AsyncIterator[SequenceOutput]]
 

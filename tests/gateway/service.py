@@ -28,7 +28,7 @@ from admin.records import (
 )
 from gateway.app import Gateway, create_app
 from gateway.config import GatewayConfig
-from gateway.server import bind, make_server
+from gateway.http.server import bind, make_server
 from tests.doubles import SIZES, make_tokenizer
 from tests.gateway.pepper import PEPPER
 from tests.gateway.scripted import DIGEST, MAX_MODEL_LEN, ScriptedWorker

@@ -11,8 +11,8 @@ import signal
 import sys
 from pathlib import Path
 
-from loraplex.registration import registered
-from loraplex.worker_process import run_worker
+from loraplex.box.worker_process import run_worker
+from loraplex.roles.registration import registered
 from tests.adapters.files import BASE
 from tests.gateway.live import answer
 from tests.stub_worker import StubWorker

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from loraplex.api import connect
-from loraplex.bootstrap import Keys, load_pepper
 from loraplex.errors import BadSettings, NotPrivate
 from loraplex.private import (
     SOCKET_PATH_LIMIT,
@@ -17,6 +16,7 @@ from loraplex.private import (
     socket_folder,
     write_private,
 )
+from loraplex.roles.bootstrap import Keys, load_pepper
 from loraplex.settings import Settings, load_settings
 
 

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loraplex.errors import BadSettings
+from loraplex.roles.worker import worker_config
 from loraplex.settings import MemoryRange, load_settings, parse_size
-from loraplex.worker import worker_config
 from workers.config import WorkerConfig
-from workers.transport.base import MutualTLS, Security
+from workers.wire.transport.base import MutualTLS, Security
 
 
 def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path):

@@ -25,11 +25,11 @@ from ops.base import (
     StacksLayers,
 )
 from tests.ops.test_attention import make_batch
+from workers.device.weight_image import Arrival
 from workers.layers.decoder_layer import OpByOp
 from workers.layers.linear import make_site
 from workers.layers.rope_spec import RopeSpec
 from workers.layers.rotary import rope_table
-from workers.weight_image import Arrival
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, LAYERS = 80, 112, 6, 2, 16, 3
 Q, KV = HEADS * DIM, KV_HEADS * DIM

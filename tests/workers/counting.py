@@ -8,9 +8,9 @@ from functools import partial
 
 from tests.workers.simulation import Simulation
 from tests.workers.simulator import FakeClock, Late, Rows
-from workers.fairness import DECODE_COST, PREFILL_COST
-from workers.protocol import Failed, Generate, SequenceOutput
-from workers.step import PendingStep, Schedule, StepResult
+from workers.scheduling.fairness import DECODE_COST, PREFILL_COST
+from workers.scheduling.schedule import PendingStep, Schedule, StepResult
+from workers.wire.protocol import Failed, Generate, SequenceOutput
 
 STEP_S, ROW_S = 0.010, 0.001
 

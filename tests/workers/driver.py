@@ -9,12 +9,14 @@ from queue import SimpleQueue
 from threading import Thread
 from time import monotonic
 
+from adapters.format.validator import AdapterFiles, validate
 from adapters.manifest import BaseModelShape
-from adapters.store import LocalStore
-from adapters.validator import AdapterFiles, validate
+from adapters.store.folder import LocalStore
 from workers.config import WorkerConfig
-from workers.prefix_index import PrefixIndex
-from workers.protocol import (
+from workers.process.server import Answer, Delivery
+from workers.process.worker import Worker
+from workers.wire.prefix_index import PrefixIndex
+from workers.wire.protocol import (
     AdapterRef,
     CachedPages,
     ErrorCode,
@@ -27,8 +29,6 @@ from workers.protocol import (
     SequenceOutput,
     WorkerStatus,
 )
-from workers.server import Answer, Delivery
-from workers.worker import Worker
 
 
 def store_adapter(store: LocalStore, folder: Path, shape: BaseModelShape) -> AdapterRef:

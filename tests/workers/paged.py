@@ -19,7 +19,7 @@ from ops.base import (
     LoRABatch,
     Ops,
 )
-from workers.batch import ForwardBatch
+from workers.layers.forward_batch import ForwardBatch
 from workers.models.decoder import Decoder
 
 ADAPTER_BYTES = 1 << 21

@@ -11,9 +11,11 @@ from memory.accounts import NOBODY, Tenant
 from memory.arena import Arena
 from memory.kv_cache import KVCache
 from tests.workers.simulator import END, VOCAB, FakeClock, Rows, SimulatedRunner, alone
-from workers.engine import Engine, Event, Runner
-from workers.overload import QueueBounds
-from workers.protocol import (
+from workers.execution.engine import Engine, Event, Runner
+from workers.execution.step_ring import StepRing
+from workers.scheduling.queue_limits import QueueBounds
+from workers.scheduling.scheduler import Scheduler
+from workers.wire.protocol import (
     AdapterRef,
     ErrorCode,
     Failed,
@@ -23,8 +25,6 @@ from workers.protocol import (
     PromptProgress,
     SamplingParams,
 )
-from workers.scheduler import Scheduler
-from workers.step_ring import StepRing
 
 PAGE_BYTES = 1024
 

@@ -15,8 +15,8 @@ from hashlib import blake2b
 from itertools import pairwise
 
 from memory.page_key import PAGE_TOKENS
-from workers.protocol import Generate, TokenLogprobs
-from workers.step import PendingStep, Schedule, ScheduledSequence, StepResult
+from workers.scheduling.schedule import PendingStep, Schedule, ScheduledSequence, StepResult
+from workers.wire.protocol import Generate, TokenLogprobs
 
 VOCAB = 97
 END = 96

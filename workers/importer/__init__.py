@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from adapters.store import Store
+from adapters.store.folder import Store
 from workers.importer.canonical import ImportRefused, publish
 from workers.importer.gguf import write_from_gguf
 from workers.importer.huggingface import write_from_huggingface

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from adapters.store import Store, hold
+from adapters.store.folder import Store, hold
 from workers.models.spec import ModelSpec
 
 CHUNK_BYTES = 8 << 20

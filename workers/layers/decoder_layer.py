@@ -15,7 +15,7 @@ from ops.base import (
     Ops,
     StacksLayers,
 )
-from workers.weight_image import Arrival
+from workers.device.weight_image import Arrival
 
 
 def bind_layers(ops: Ops, layers: list[LayerWeights], arrival: Arrival) -> LayerStack:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from ops.base import AdaptedLinear, LayerWeights, Norm, Ops, QKNorm
-from workers.batch import ForwardBatch
+from workers.device.weight_image import Arrival, WeightImage
 from workers.layers.decoder_layer import bind_layers
 from workers.layers.embedding import Embedding, LMHead
+from workers.layers.forward_batch import ForwardBatch
 from workers.layers.linear import make_site
 from workers.layers.rope_spec import RopeSpec
 from workers.layers.rotary import rope_table
@@ -16,7 +17,6 @@ from workers.models.loader import WeightLoader
 from workers.models.plan import ModelPlan
 from workers.models.progress import Progress, ProgressMeter
 from workers.models.spec import ModelSpec
-from workers.weight_image import Arrival, WeightImage
 
 
 class Decoder:

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from ops.base import Ops, PackedLinear
+from workers.device.weight_image import WeightImage
 from workers.models.checkpoint import Checkpoint
 from workers.models.progress import ProgressMeter
-from workers.weight_image import WeightImage
 
 
 class WeightLoader:

@@ -1,0 +1,228 @@
+"""Which modules of a base an adapter touches, with what rank and scale. Torch-free.
+
+Decided from the tensors' names; the config must agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import msgspec
+
+from adapters.errors import AdapterRejected
+from adapters.format.configuration import ZERO_INITS, LoRAConfig
+from adapters.format.patterns import PatternMatcher
+from adapters.format.tensor_headers import TensorEntry
+from adapters.manifest import PROJECTIONS, BaseModelShape
+
+PREFIX = "base_model.model."
+SUFFIX_A, SUFFIX_B = ".lora_A.weight", ".lora_B.weight"
+
+UNSUPPORTED_TENSORS = (
+    ("lora_magnitude_vector", "dora"),
+    ("lora_embedding_", "embedding_lora"),
+    ("lora_B.bias", "lora_bias"),
+    ("lora_A.bias", "lora_bias"),
+    ("lora_diag", "kasa"),
+    ("trainable_tokens", "trainable_tokens"),
+    ("modules_to_save", "modules_to_save"),
+    ("lm_head.lora_", "lm_head"),
+    ("embed_tokens.", "full_embedding"),
+    ("lm_head.", "full_embedding"),
+    (".experts.", "experts"),
+    (".bias", "bias"),
+)
+"""Parts of tensor names by which features show themselves, whatever the config says."""
+
+
+class BoundModule(msgspec.Struct, frozen=True):
+    """One adapted linear.
+
+    a [rank, in] and b [out, rank] lie in the file at these entries; scale belongs to the product.
+    """
+
+    layer: int
+    projection: int
+    rank: int
+    scale: float
+    a_name: str
+    b_name: str
+    a: TensorEntry
+    b: TensorEntry
+
+
+class BoundAdapter(msgspec.Struct, frozen=True):
+    """modules: by layer, then projection. invocation_tokens: of an activated LoRA."""
+
+    base: BaseModelShape
+    modules: tuple[BoundModule, ...]
+    warnings: tuple[str, ...]
+    invocation_tokens: tuple[int, ...] = ()
+
+
+def bind(
+    config: LoRAConfig, tensors: dict[str, TensorEntry], base: BaseModelShape, max_rank: int
+) -> BoundAdapter:
+    """Every tensor finds its module and every touched module its pair, or AdapterRejected."""
+    _check_vocabulary(config.alora_invocation_tokens or (), base.vocab_size)
+    sites = _sites(base)
+    paths = _touched(tensors, sites)
+    matcher = PatternMatcher("target_modules")
+    modules = tuple(
+        _bind_module(config, path, sites[path], tensors, base, max_rank, matcher)
+        for path in sites
+        if path in paths
+    )
+    missing = [
+        path
+        for path, (layer, _) in sites.items()
+        if path not in paths and config.targets(path, layer, matcher)
+    ]
+    warnings = _explain_missing(missing, config)
+    return BoundAdapter(base, modules, warnings, config.alora_invocation_tokens or ())
+
+
+def bind_any(
+    config: LoRAConfig,
+    tensors: dict[str, TensorEntry],
+    bases: Sequence[BaseModelShape],
+    max_rank: int,
+) -> BoundAdapter:
+    """Binds to the one base that takes every tensor.
+
+    Raises AdapterRejected: adapter.base.ambiguous (several do), adapter.base.mismatch (none
+    does, each for its own reason), or the reason that all of them share.
+    """
+    bound: list[BoundAdapter] = []
+    reasons: list[AdapterRejected] = []
+    for base in {base.digest: base for base in bases}.values():
+        try:
+            bound.append(bind(config, tensors, base, max_rank))
+        except AdapterRejected as error:
+            reasons.append(error)
+    if len(bound) == 1:
+        return bound[0]
+    if bound:
+        raise AdapterRejected(
+            "adapter.base.ambiguous",
+            "model",
+            None,
+            [candidate.base.digest for candidate in bound],
+        )
+    if len({(reason.code, reason.field) for reason in reasons}) == 1:
+        raise reasons[0]
+    raise AdapterRejected(
+        "adapter.base.mismatch",
+        "model",
+        [str(reason) for reason in reasons],
+        hint="No registered base model takes every tensor: train on one that is registered.",
+    )
+
+
+@lru_cache(maxsize=16)
+def _sites(base: BaseModelShape) -> dict[str, tuple[int, int]]:
+    """Path of each linear an adapter can touch -> (layer, index in PROJECTIONS), in that order."""
+    return {
+        base.module_path(layer, name): (layer, index)
+        for layer in range(base.num_layers)
+        for index, name in enumerate(PROJECTIONS)
+    }
+
+
+def _check_vocabulary(invocation_tokens: tuple[int, ...], vocab_size: int) -> None:
+    for token in invocation_tokens:
+        if not 0 <= token < vocab_size:
+            raise AdapterRejected(
+                "adapter.config.invocation_tokens",
+                "alora_invocation_tokens",
+                token,
+                f"0 to {vocab_size - 1}",
+                "The base model has no such token.",
+            )
+
+
+def _touched(tensors: dict[str, TensorEntry], sites: dict[str, tuple[int, int]]) -> set[str]:
+    """Paths of the modules with tensors, each proved to have both."""
+    if not tensors:
+        raise AdapterRejected("adapter.tensor.none", "adapter_model.safetensors", 0, "at least one")
+    paths: set[str] = set()
+    for name in tensors:
+        path = _module_path(name)
+        if path not in sites:
+            raise AdapterRejected(
+                "adapter.tensor.unbound",
+                name,
+                path,
+                f"{PREFIX}{next(iter(sites))}{SUFFIX_A}, ... in {len(sites)} modules",
+            )
+        paths.add(path)
+    wanted = (PREFIX + path + suffix for path in sorted(paths) for suffix in (SUFFIX_A, SUFFIX_B))
+    for name in wanted:
+        if name not in tensors:
+            raise AdapterRejected("adapter.tensor.missing", name)
+    return paths
+
+
+def _module_path(name: str) -> str:
+    for part, feature in UNSUPPORTED_TENSORS:
+        if part in name:
+            raise AdapterRejected(f"adapter.unsupported.{feature}", name)
+    for suffix in (SUFFIX_A, SUFFIX_B):
+        if name.startswith(PREFIX) and name.endswith(suffix):
+            return name[len(PREFIX) : -len(suffix)]
+    raise AdapterRejected(
+        "adapter.tensor.unbound", name, None, [f"{PREFIX}...{SUFFIX_A}", f"{PREFIX}...{SUFFIX_B}"]
+    )
+
+
+def _bind_module(
+    config: LoRAConfig,
+    path: str,
+    site: tuple[int, int],
+    tensors: dict[str, TensorEntry],
+    base: BaseModelShape,
+    max_rank: int,
+    matcher: PatternMatcher,
+) -> BoundModule:
+    layer, projection = site
+    a_name, b_name = PREFIX + path + SUFFIX_A, PREFIX + path + SUFFIX_B
+    if not config.targets(path, layer, matcher):
+        raise AdapterRejected(
+            "adapter.tensor.not_targeted",
+            a_name,
+            path,
+        )
+    in_features, out_features = base.projection_shape(PROJECTIONS[projection])
+    a, b = tensors[a_name], tensors[b_name]
+    rank = config.rank(path, matcher)
+    _check_shape(a_name, a, (rank, in_features), rank_axis=0)
+    _check_shape(b_name, b, (out_features, rank), rank_axis=1)
+    if rank > max_rank:
+        raise AdapterRejected("adapter.rank.too_large", a_name, rank, max_rank)
+    scale = config.scale(path, rank, matcher)
+    return BoundModule(layer, projection, rank, scale, a_name, b_name, a, b)
+
+
+def _check_shape(name: str, entry: TensorEntry, expected: tuple[int, int], rank_axis: int) -> None:
+    if entry.shape == expected:
+        return
+    is_matrix = len(entry.shape) == 2
+    if is_matrix and entry.shape[1 - rank_axis] == expected[1 - rank_axis]:
+        raise AdapterRejected(
+            "adapter.rank.mismatch",
+            name,
+            entry.shape[rank_axis],
+            expected[rank_axis],
+        )
+    code = "adapter.base.mismatch" if is_matrix else "adapter.tensor.shape"
+    raise AdapterRejected(code, name, list(entry.shape), list(expected))
+
+
+def _explain_missing(missing: list[str], config: LoRAConfig) -> tuple[str, ...]:
+    """peft starts a targeted module without tensors from `init_lora_weights`: a no-op, or noise."""
+    if not missing:
+        return ()
+    if config.init_lora_weights not in ZERO_INITS:
+        raise AdapterRejected("adapter.tensor.missing", missing[0], None, "lora_A and lora_B")
+    return (f"{len(missing)} targeted modules have no tensors and stay as in the base",)

@@ -1,0 +1,239 @@
+"""adapter_config.json as peft 0.18 to 0.21 writes it: each key supported, harmless or refused.
+
+Semantics follow peft's tuners/lora/model.py, tuners/tuners_utils.py and utils/other.py. Torch-free.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeVar
+
+import msgspec
+
+from adapters.errors import AdapterRejected
+from adapters.format.patterns import PatternMatcher
+from adapters.format.strict_json import decode_object
+
+T = TypeVar("T")
+
+MAX_CONFIG_BYTES = 1 << 20
+MAX_PATTERNS = 4096
+MAX_SCALE = 1e6
+MAX_INVOCATION_TOKENS = 1024
+
+REFUSED = {
+    "use_dora": "dora",
+    "modules_to_save": "modules_to_save",
+    "lora_bias": "lora_bias",
+    "trainable_token_indices": "trainable_tokens",
+    "target_parameters": "target_parameters",
+    "layer_replication": "layer_replication",
+    "fan_in_fan_out": "fan_in_fan_out",
+    "megatron_config": "megatron",
+    "loftq_config": "loftq",
+    "eva_config": "eva",
+    "corda_config": "corda",
+    "lora_ga_config": "lora_ga",
+    "use_qalora": "qalora",
+    "use_bdlora": "bdlora",
+    "arrow_config": "arrow",
+    "kasa_config": "kasa",
+    "velora_config": "velora",
+    "monteclora_config": "monteclora",
+    "ensure_weight_tying": "weight_tying",
+}
+"""Keys whose features change what is computed; null, false, {} and [] turn them off."""
+
+HARMLESS = {
+    "base_model_name_or_path",
+    "revision",
+    "inference_mode",
+    "peft_version",
+    "lora_dropout",
+    "megatron_core",
+    "qalora_group_size",
+    "runtime_config",
+}
+"""Keys that say nothing about the forward pass; the base's name is for people, never opened."""
+
+ZERO_INITS = (True, "gaussian")
+"""`init_lora_weights` values under which B starts at zero: a module without tensors is a no-op."""
+
+PLAIN_INITS = (True, False, "gaussian", "orthogonal")
+"""`init_lora_weights` values that leave the base weights as they are."""
+
+
+class LoRAConfig(msgspec.Struct, frozen=True):
+    """The part of the config that decides what is computed. Names are peft's own."""
+
+    r: int
+    lora_alpha: float
+    target_modules: list[str] | str
+    use_rslora: bool = False
+    rank_pattern: dict[str, int] | None = None
+    alpha_pattern: dict[str, float] | None = None
+    exclude_modules: list[str] | str | None = None
+    layers_to_transform: list[int] | int | None = None
+    layers_pattern: list[str] | str | None = None
+    init_lora_weights: bool | str = True
+    alora_invocation_tokens: tuple[int, ...] | None = None
+
+    def rank(self, module: str, matcher: PatternMatcher) -> int:
+        return _lookup(self.rank_pattern, module, self.r, matcher)
+
+    def scale(self, module: str, rank: int, matcher: PatternMatcher) -> float:
+        """alpha / rank, or alpha / sqrt(rank) with rsLoRA, of the module's own alpha."""
+        alpha = _lookup(self.alpha_pattern, module, self.lora_alpha, matcher)
+        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+    def targets(self, module: str, layer: int, matcher: PatternMatcher) -> bool:
+        """Whether peft would put an adapter on this module, a linear of layer number `layer`."""
+        if self.exclude_modules and _is_named(self.exclude_modules, module, matcher):
+            return False
+        if isinstance(self.target_modules, str) and self.target_modules.lower() == "all-linear":
+            return True
+        if not _is_named(self.target_modules, module, matcher):
+            return False
+        return isinstance(self.target_modules, str) or self._is_layer(module, layer, matcher)
+
+    def _is_layer(self, module: str, layer: int, matcher: PatternMatcher) -> bool:
+        wanted = self.layers_to_transform
+        if wanted is None or wanted == []:
+            return True
+        patterns = self.layers_pattern or []
+        patterns = [patterns] if isinstance(patterns, str) else patterns
+        # The layer's number is the only numeric part of a module's path, so it is what \d+ finds.
+        found = not patterns or any(
+            matcher.match(rf"(?:^|.*?\.){pattern}\.(?P<idx>\d+)\.", module) for pattern in patterns
+        )
+        return found and (layer == wanted if isinstance(wanted, int) else layer in wanted)
+
+
+def parse_config(raw: bytes) -> LoRAConfig:
+    """Raises AdapterRejected: adapter.config.* (invalid) or adapter.unsupported.* (refused)."""
+    values = decode_object(raw, "adapter.config.invalid", "adapter_config.json")
+    _check_kind(values)
+    for key, value in values.items():
+        _check_key(key, value)
+    supported = {key: values[key] for key in LoRAConfig.__struct_fields__ if key in values}
+    try:
+        config = msgspec.convert(supported, LoRAConfig)
+    except msgspec.ValidationError as error:
+        raise AdapterRejected("adapter.config.invalid", *_locate(str(error))) from None
+    _check_values(config)
+    if config.alora_invocation_tokens is not None:
+        _check_invocation(config.alora_invocation_tokens, values.get("task_type"))
+    return config
+
+
+def _check_kind(values: dict[str, Any]) -> None:
+    kind = values.get("peft_type")
+    if kind != "LORA":
+        raise AdapterRejected("adapter.unsupported.peft_type", "peft_type", kind, ["LORA"])
+    task = values.get("task_type")
+    if task not in (None, "CAUSAL_LM"):
+        raise AdapterRejected("adapter.unsupported.task_type", "task_type", task, ["CAUSAL_LM"])
+    mapping = values.get("auto_mapping")
+    if mapping is not None and not _is_causal_lm(mapping):
+        raise AdapterRejected(
+            "adapter.unsupported.auto_mapping",
+            "auto_mapping",
+            mapping,
+        )
+
+
+def _is_causal_lm(mapping: Any) -> bool:
+    """What peft writes when no task type was given."""
+    if not isinstance(mapping, dict) or set(mapping) != {"base_model_class", "parent_library"}:  # pyright: ignore[reportUnknownArgumentType]
+        return False
+    library, name = str(mapping["parent_library"]), str(mapping["base_model_class"])  # pyright: ignore[reportUnknownArgumentType]
+    return library.startswith("transformers.models.") and name.endswith("ForCausalLM")
+
+
+def _check_key(key: str, value: Any) -> None:
+    is_neutral = value is None or value is False or value in ({}, [])
+    if key in REFUSED:
+        if not is_neutral:
+            raise AdapterRejected(f"adapter.unsupported.{REFUSED[key]}", key, value, [None])
+    elif key == "bias":
+        if value != "none":
+            raise AdapterRejected("adapter.unsupported.bias", key, value, ["none"])
+    elif key == "init_lora_weights":
+        _check_init(value)
+    elif key not in HARMLESS and key not in KNOWN and not is_neutral:
+        raise AdapterRejected("adapter.config.unknown_key", key, value)
+
+
+def _check_init(value: Any) -> None:
+    if isinstance(value, bool | str) and value in PLAIN_INITS:
+        return
+    name = str(value).split("_niter_")[0].lower()
+    known = name in {"pissa", "olora", "corda", "loftq", "eva", "lora_ga", "mica"}
+    raise AdapterRejected(
+        f"adapter.unsupported.{name if known else 'init_lora_weights'}",
+        "init_lora_weights",
+        value,
+        list(PLAIN_INITS),
+    )
+
+
+def _check_values(config: LoRAConfig) -> None:
+    ranks = [config.r, *(config.rank_pattern or {}).values()]
+    if min(ranks) < 1:
+        raise AdapterRejected("adapter.config.rank", "r", min(ranks), "at least 1")
+    alphas = [config.lora_alpha, *(config.alpha_pattern or {}).values()]
+    if not all(math.isfinite(alpha) and abs(alpha) <= MAX_SCALE for alpha in alphas):
+        raise AdapterRejected("adapter.config.alpha", "lora_alpha", max(alphas, key=abs), MAX_SCALE)
+    if len(ranks) + len(alphas) > MAX_PATTERNS:
+        raise AdapterRejected(
+            "adapter.config.too_many_patterns",
+            "rank_pattern",
+            len(ranks) + len(alphas),
+            MAX_PATTERNS,
+        )
+    if isinstance(config.target_modules, str) and config.layers_to_transform is not None:
+        raise AdapterRejected(
+            "adapter.config.invalid", "layers_to_transform", "with a regular expression", [None]
+        )
+
+
+def _check_invocation(tokens: tuple[int, ...], task: Any) -> None:
+    if task != "CAUSAL_LM":
+        raise AdapterRejected(
+            "adapter.unsupported.task_type",
+            "task_type",
+            task,
+            ["CAUSAL_LM"],
+            "peft activates an aLoRA in models of this task type only: set it in LoraConfig.",
+        )
+    if not 1 <= len(tokens) <= MAX_INVOCATION_TOKENS:
+        raise AdapterRejected(
+            "adapter.config.invocation_tokens",
+            "alora_invocation_tokens",
+            len(tokens),
+            f"1 to {MAX_INVOCATION_TOKENS} token ids",
+        )
+
+
+def _is_named(names: list[str] | str, module: str, matcher: PatternMatcher) -> bool:
+    """A string is a regular expression of the whole path, a list holds paths or their endings."""
+    if isinstance(names, str):
+        return matcher.fullmatch(names, module)
+    return any(module == name or module.endswith(f".{name}") for name in names)
+
+
+def _lookup(patterns: dict[str, T] | None, module: str, default: T, matcher: PatternMatcher) -> T:
+    """The first pattern to match an ending of the path wins (peft's get_pattern_key)."""
+    for key, value in (patterns or {}).items():
+        if matcher.ends_with(key, module):
+            return value
+    return default
+
+
+def _locate(message: str) -> tuple[str, str]:
+    """(field, reason) of a msgspec error such as 'Expected `int`, got `str` - at `$.r`'."""
+    reason, _, path = message.partition(" - at `$")
+    return path.strip("`.") or "adapter_config.json", reason
+
+
+KNOWN = {*LoRAConfig.__struct_fields__, "peft_type", "task_type", "auto_mapping"}

@@ -1,0 +1,207 @@
+"""Accepts what peft writes and can be served exactly; refuses the rest by name. Torch-free.
+
+Reads both files once, in bounded memory. Nothing in them is executed, imported or used as a path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+from adapters.errors import AdapterRejected
+from adapters.format.binding import BoundAdapter, bind_any
+from adapters.format.configuration import MAX_CONFIG_BYTES, parse_config
+from adapters.format.tensor_headers import ITEM_BYTES, TensorHeader, read_header
+from adapters.manifest import PROJECTIONS, AdapterManifest, BaseModelShape
+from adapters.store.folder import Readable
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from numpy.typing import NDArray
+
+CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
+PICKLE_NAMES = ("adapter_model.bin", "adapter_model.pt")
+"""What older versions of peft wrote: refused by name."""
+CHUNK_BYTES = 4 << 20
+DIGEST_TAG = b"loraplex adapter 1\0"
+
+LARGEST = 65504
+"""Largest magnitude of a factor: the largest float16. Beyond it lie the wrecks of training runs."""
+LARGEST_BITS = {
+    "F32": int(np.float32(LARGEST).view(np.uint32)),
+    "F16": int(np.float16(LARGEST).view(np.uint16)),
+    "BF16": int(np.float32(LARGEST).view(np.uint32)) >> 16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFiles:
+    """The two files of an adapter version."""
+
+    config: Path
+    weights: Path
+
+    @classmethod
+    def in_folder(cls, folder: Path) -> AdapterFiles:
+        return cls(folder / CONFIG_NAME, folder / WEIGHTS_NAME)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an upload may be at most."""
+
+    max_rank: int = 128
+    max_file_bytes: int = 1 << 30
+
+
+def validate(
+    files: AdapterFiles,
+    bases: BaseModelShape | Sequence[BaseModelShape],
+    limits: Limits | None = None,
+) -> AdapterManifest:
+    """The manifest of a servable adapter. Raises AdapterRejected for anything else.
+
+    bases: the base the adapter is for, or the candidates among which its tensors decide.
+    """
+    limits = limits or Limits()
+    candidates = [bases] if isinstance(bases, BaseModelShape) else bases
+    raw_config = _read_config(files.config)
+    config = parse_config(raw_config)
+    with _open(files.weights, limits.max_file_bytes) as (file, file_bytes):
+        header = read_header(file, file_bytes)
+        bound = bind_any(config, header.tensors, candidates, limits.max_rank)
+        digest = _start_digest(raw_config, file_bytes)
+        file.seek(0)
+        digest.update(file.read(header.data_start))
+        zeros = _scan(file, header, digest)
+    return _summarise(bound, digest.hexdigest(), len(raw_config) + file_bytes, zeros)
+
+
+def read_adapter(
+    files: AdapterFiles, base: BaseModelShape, limits: Limits | None = None
+) -> tuple[BoundAdapter, TensorHeader]:
+    """Config and header checked and bound again, the data left unread. Raises AdapterRejected."""
+    limits = limits or Limits()
+    config = parse_config(_read_config(files.config))
+    with _open(files.weights, limits.max_file_bytes) as (file, file_bytes):
+        header = read_header(file, file_bytes)
+    return bind_any(config, header.tensors, [base], limits.max_rank), header
+
+
+def content_digest(files: AdapterFiles) -> str:
+    """SHA-256 (hex) over the tagged, length-prefixed bytes of both files."""
+    with files.weights.open("rb") as file:
+        return digest_streams(_read_config(files.config), file, files.weights.stat().st_size)
+
+
+def digest_streams(raw_config: bytes, weights: Readable, file_bytes: int) -> str:
+    """`content_digest` of a configuration and of weights that have so many bytes."""
+    digest = _start_digest(raw_config, file_bytes)
+    while chunk := weights.read(CHUNK_BYTES):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _start_digest(raw_config: bytes, file_bytes: int) -> Any:
+    digest = hashlib.sha256(DIGEST_TAG)
+    digest.update(len(raw_config).to_bytes(8, "little") + raw_config)
+    digest.update(file_bytes.to_bytes(8, "little"))
+    return digest
+
+
+def _read_config(path: Path) -> bytes:
+    with _open(path, MAX_CONFIG_BYTES) as (file, file_bytes):
+        raw = file.read(MAX_CONFIG_BYTES + 1)
+    if len(raw) != file_bytes:
+        raise AdapterRejected("adapter.file.changed", path.name, len(raw), file_bytes)
+    return raw
+
+
+@contextmanager
+def _open(path: Path, max_bytes: int) -> Generator[tuple[BinaryIO, int]]:
+    """The regular file at `path` and its size. A symbolic link is not followed."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise _explain_absence(path, error) from None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise AdapterRejected("adapter.file.kind", path.name, "not a regular file")
+    with open(descriptor, "rb") as file:
+        if status.st_size > max_bytes:
+            raise AdapterRejected("adapter.file.too_large", path.name, status.st_size, max_bytes)
+        yield file, status.st_size
+
+
+def _explain_absence(path: Path, error: OSError) -> AdapterRejected:
+    pickles = [n for n in PICKLE_NAMES if (path.parent / n).exists()]
+    if path.name == WEIGHTS_NAME and pickles:
+        return AdapterRejected(
+            "adapter.unsupported.pickle",
+            pickles[0],
+            "a pickle",
+            [WEIGHTS_NAME],
+        )
+    return AdapterRejected("adapter.file.missing", path.name, os.strerror(error.errno or 0))
+
+
+def _scan(file: BinaryIO, header: TensorHeader, digest: Any) -> set[str]:
+    """Hashes and checks the data in the order it lies. Returns the names of all-zero tensors."""
+    zeros: set[str] = set()
+    for name, entry in header.tensors.items():
+        left = entry.data_offsets[1] - entry.data_offsets[0]
+        largest = 0
+        while left:
+            chunk = file.read(min(left, CHUNK_BYTES))
+            if not chunk:
+                raise AdapterRejected("adapter.file.changed", WEIGHTS_NAME, "it became shorter")
+            digest.update(chunk)
+            left -= len(chunk)
+            largest = max(largest, _largest_bits(chunk, entry.dtype))
+        if largest > LARGEST_BITS[entry.dtype]:
+            raise AdapterRejected(
+                "adapter.tensor.not_finite", name, "NaN, infinite or beyond", [-LARGEST, LARGEST]
+            )
+        if largest == 0:
+            zeros.add(name)
+    return zeros
+
+
+def _largest_bits(chunk: bytes, dtype: str) -> int:
+    """The largest bit pattern without signs: floats by magnitude, then infinity, then NaN."""
+    width = ITEM_BYTES[dtype]
+    unsigned: NDArray[np.unsignedinteger[Any]] = np.frombuffer(chunk, f"<u{width}")
+    return int((unsigned & ((1 << (8 * width - 1)) - 1)).max())
+
+
+def _summarise(
+    bound: BoundAdapter, digest: str, file_bytes: int, zeros: set[str]
+) -> AdapterManifest:
+    modules = bound.modules
+    warnings = list(bound.warnings)
+    if all(module.b_name in zeros or module.a_name in zeros for module in modules):
+        warnings.append("no-op: every lora_B (or lora_A) is zero")
+    shapes = [shape for module in modules for shape in (module.a.shape, module.b.shape)]
+    return AdapterManifest(
+        digest=digest,
+        base_digest=bound.base.digest,
+        max_rank=max(module.rank for module in modules),
+        num_parameters=sum(rows * columns for rows, columns in shapes),
+        file_bytes=file_bytes,
+        projections=tuple(
+            name for i, name in enumerate(PROJECTIONS) if any(m.projection == i for m in modules)
+        ),
+        layers=tuple(sorted({module.layer for module in modules})),
+        warnings=tuple(warnings),
+        invocation_tokens=bound.invocation_tokens,
+    )

@@ -1,0 +1,30 @@
+"""The factors of an adapter as its files have them: what a packed image is held against."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from adapters.format.validator import AdapterFiles, read_adapter
+from adapters.manifest import BaseModelShape
+from adapters.pool.lora import ANY_RANK, read_tensor
+
+
+class Factors:
+    """Reads the files anew at every call. Raises AdapterRejected if they do not fit the base."""
+
+    def __init__(self, files: AdapterFiles, base: BaseModelShape) -> None:
+        bound, header = read_adapter(files, base, ANY_RANK)
+        self._weights = files.weights
+        self._data_start = header.data_start
+        self._modules = {(module.layer, module.projection): module for module in bound.modules}
+
+    def read(self, layer: int, projection: int) -> tuple[Tensor, Tensor] | None:
+        """A [rank, in] and B [out, rank], float32, the scale multiplied into B; None if the adapter
+        leaves the projection alone. Raises OSError."""
+        module = self._modules.get((layer, projection))
+        if module is None:
+            return None
+        with self._weights.open("rb") as file:
+            a = read_tensor(file, self._data_start, module.a)
+            b = read_tensor(file, self._data_start, module.b)
+        return a, b * module.scale

@@ -1,0 +1,276 @@
+"""Packed images on local disk: checksummed files that can always be built again from the store.
+
+File: magic, u32 header length, SHA-256 of the header, header (msgpack), zeros to a multiple of 64,
+payload. What is read is compared with the header's block hashes. SHA-256, which would be the
+longest part of a load, is taken once, when an image is packed, and says which image it is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import RLock
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from adapters.manifest import PROJECTIONS
+from adapters.pool.load_cost import build_s
+from adapters.pool.lora import ALIGNMENT, ImageTables
+from ops.block_hash import hash_blocks
+
+log = logging.getLogger(__name__)
+
+MAGIC = b"lpximg02"
+PREFIX_BYTES = len(MAGIC) + 4 + 32
+MAX_HEADER_BYTES = 16 << 20
+
+HashBlocks = Callable[[Tensor], Tensor]
+"""Ops.block_hashes of any backend: all give the same."""
+
+
+class ImageCorrupt(Exception):
+    """The bytes are not those that were packed."""
+
+
+class ImageHeader(msgspec.Struct, frozen=True):
+    """sha256, block_hashes: of the payload. rank, a_offset, b_offset: the tables. All arrays are
+    little-endian."""
+
+    digest: str
+    layout: str
+    num_layers: int
+    num_bytes: int
+    sha256: bytes
+    block_hashes: bytes
+    rank: bytes
+    a_offset: bytes
+    b_offset: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterImage:
+    """An adapter on the host. payload uint8 [num_bytes], in memory: a mapped file that another
+    process cuts would take this one with it, and each mapping holds a descriptor.
+
+    sha256, and block_hashes int64 [blocks]: of the payload when it was packed.
+    """
+
+    digest: str
+    tables: ImageTables
+    payload: NDArray[np.uint8]
+    sha256: bytes
+    block_hashes: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        digest: str,
+        tables: ImageTables,
+        payload: Tensor,
+        hashes_of: HashBlocks = hash_blocks,
+    ) -> AdapterImage:
+        """A freshly packed image."""
+        raw: NDArray[np.uint8] = payload.numpy()
+        return cls(digest, tables, raw, hashlib.sha256(raw.data).digest(), hashes_of(payload))
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.payload)
+
+    @property
+    def checksum(self) -> str:
+        """SHA-256 (hex) over the tables and the payload's SHA-256: where what lies, and what."""
+        tables = self.tables
+        hasher = hashlib.sha256(self.sha256)
+        for table in (tables.rank, tables.a_offset, tables.b_offset):
+            hasher.update(table.tobytes())
+        return hasher.hexdigest()
+
+
+class ImageCache:
+    """Images of all layouts, `<root>/<layout>/<digest>.img`: max_bytes in all.
+
+    Those go first whose building costs the least seconds a byte, times their expected reuse; among
+    equals the oldest. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        max_bytes: int,
+        expected_reuse: Callable[[str], float] = lambda _: 0.0,
+        hashes_of: HashBlocks = hash_blocks,
+    ) -> None:
+        self._lock = RLock()
+        """Held while files come, go and are counted."""
+        self._hashes_of = hashes_of
+        self._root = root
+        self.max_bytes = max_bytes
+        self._expected_reuse = expected_reuse
+        root.mkdir(parents=True, exist_ok=True)
+        # Other workers of this machine may have the same cache: what is listed may be gone.
+        for leftover in root.glob("*/*.tmp"):
+            _remove_unless_written(leftover)
+        files: list[tuple[os.stat_result, Path]] = []
+        for path in root.glob("*/*.img"):
+            with suppress(FileNotFoundError):
+                files.append((path.stat(), path))
+        files.sort(key=lambda item: item[0].st_mtime)
+        self._sizes = OrderedDict(
+            ((path.parent.name, path.stem), status.st_size) for status, path in files
+        )
+        """By layout and digest."""
+        self._make_room(0)
+
+    def has(self, layout: str, digest: str) -> bool:
+        return (layout, digest) in self._sizes
+
+    def load(self, layout: str, digest: str) -> AdapterImage | None:
+        """The image, proved by its hashes, or None. A file that is damaged or cannot be read is
+        removed."""
+        path = self._path(layout, digest)
+        try:
+            image = _read(path, digest, layout, self._hashes_of)
+        except FileNotFoundError:
+            self.delete(layout, digest)
+            return None
+        except (ImageCorrupt, OSError) as error:
+            log.warning("a cached image is removed: %s", error)
+            self.delete(layout, digest)
+            return None
+        # It may be gone by now; and a disk that cannot be written any more may still be read.
+        with self._lock, suppress(OSError):
+            self._sizes[layout, digest] = path.stat().st_size
+            self._sizes.move_to_end((layout, digest))
+            os.utime(path)
+        return image
+
+    def save(self, layout: str, image: AdapterImage) -> None:
+        """Keeps the image if the disk can and the bound allows it."""
+        head = _encode_head(image, layout)
+        num_bytes = len(head) + image.num_bytes
+        with self._lock:
+            self.delete(layout, image.digest)
+            if num_bytes > self.max_bytes:
+                return
+            self._make_room(num_bytes)
+            try:
+                _write(self._path(layout, image.digest), head, image)
+            except OSError as error:
+                log.warning("the image of %s cannot be cached: %s", image.digest, error)
+                return
+            self._sizes[layout, image.digest] = num_bytes
+
+    def delete(self, layout: str, digest: str) -> None:
+        """If the disk can; the file is not asked for any more."""
+        with self._lock:
+            self._sizes.pop((layout, digest), None)
+            with suppress(OSError):
+                self._path(layout, digest).unlink()
+
+    def _path(self, layout: str, digest: str) -> Path:
+        return self._root / layout / f"{digest}.img"
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Removes files until so many bytes fit, and a few more, so that not every image pays for
+        the search."""
+        missing = sum(self._sizes.values()) + num_bytes - self.max_bytes
+        if missing <= 0:
+            return
+        missing += self.max_bytes // 128
+        for key in sorted(self._sizes, key=self._worth):
+            if missing <= 0:
+                return
+            missing -= self._sizes[key]
+            self.delete(*key)
+
+    def _worth(self, key: tuple[str, str]) -> float:
+        """Seconds that losing the file costs, a byte."""
+        size = self._sizes[key]
+        return build_s(size) / max(size, 1) * self._expected_reuse(key[1])
+
+
+def _write(path: Path, head: bytes, image: AdapterImage) -> None:
+    path.parent.mkdir(exist_ok=True)
+    temporary = path.with_suffix(f".{secrets.token_hex(8)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            with suppress(OSError):  # a file system without locks, where none is removed either
+                fcntl.flock(file, fcntl.LOCK_EX)
+            file.write(head)
+            file.write(image.payload.data)
+            file.flush()
+            temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def _remove_unless_written(temporary: Path) -> None:
+    """If its writer died: who writes holds it, and from before the first byte."""
+    with suppress(OSError), temporary.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(file.fileno()).st_size:
+            temporary.unlink()
+
+
+def _encode_head(image: AdapterImage, layout: str) -> bytes:
+    header = msgspec.msgpack.encode(
+        ImageHeader(
+            digest=image.digest,
+            layout=layout,
+            num_layers=len(image.tables.rank),
+            num_bytes=image.num_bytes,
+            sha256=image.sha256,
+            block_hashes=image.block_hashes.numpy().tobytes(),
+            rank=image.tables.rank.tobytes(),
+            a_offset=image.tables.a_offset.tobytes(),
+            b_offset=image.tables.b_offset.tobytes(),
+        )
+    )
+    head = MAGIC + len(header).to_bytes(4, "little") + hashlib.sha256(header).digest() + header
+    return head + bytes(-len(head) % ALIGNMENT)
+
+
+def _read(path: Path, digest: str, layout: str, hashes_of: HashBlocks) -> AdapterImage:
+    """Raises OSError or ImageCorrupt."""
+    with path.open("rb") as file:
+        prefix = file.read(PREFIX_BYTES)
+        size = int.from_bytes(prefix[len(MAGIC) : len(MAGIC) + 4], "little")
+        raw = file.read(min(size, MAX_HEADER_BYTES))
+        if prefix[:8] != MAGIC or prefix[-32:] != hashlib.sha256(raw).digest():
+            raise ImageCorrupt(f"{path.name}: damaged header")
+        header = msgspec.msgpack.decode(raw, type=ImageHeader)
+        start = -(-(PREFIX_BYTES + size) // ALIGNMENT) * ALIGNMENT
+        is_whole = os.fstat(file.fileno()).st_size == start + header.num_bytes
+        if (header.digest, header.layout) != (digest, layout) or not is_whole:
+            raise ImageCorrupt(f"{path.name}: another image, or cut")
+        file.seek(start)
+        payload = np.empty(header.num_bytes, np.uint8)
+        num_read = file.readinto(payload.data)
+    hashes = hashes_of(torch.from_numpy(payload))
+    if num_read != len(payload) or hashes.numpy().tobytes() != header.block_hashes:
+        raise ImageCorrupt(f"{path.name}: wrong hashes")
+    return AdapterImage(digest, _decode_tables(header), payload, header.sha256, hashes)
+
+
+def _decode_tables(header: ImageHeader) -> ImageTables:
+    size = (header.num_layers, len(PROJECTIONS))
+    return ImageTables(
+        rank=np.frombuffer(header.rank, np.int32).reshape(size),
+        a_offset=np.frombuffer(header.a_offset, np.int64).reshape(size),
+        b_offset=np.frombuffer(header.b_offset, np.int64).reshape(size),
+    )

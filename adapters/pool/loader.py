@@ -1,0 +1,96 @@
+"""Brings an adapter from the store to the host, and from the host into a run of the arena."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from adapters.errors import AdapterRejected, AdapterUnavailable
+from adapters.format.validator import AdapterFiles, content_digest
+from adapters.manifest import BaseModelShape
+from adapters.pool.image import AdapterImage, ImageCache, ImageCorrupt
+from adapters.pool.lora import ImageLayout, pack
+from adapters.store.folder import DIGEST, NotInStore, Store
+from ops.base import Ops
+
+log = logging.getLogger(__name__)
+
+
+class AdapterLoader:
+    """One thread fetches, one copies. Raises AdapterUnavailable when the store cannot help."""
+
+    def __init__(
+        self,
+        store: Store,
+        base: BaseModelShape,
+        dtype: torch.dtype,
+        ops: Ops,
+        cache: ImageCache,
+    ) -> None:
+        self._ops = ops
+        self._store = store
+        self._base = base
+        self._cache = cache
+        self.layout = ImageLayout(base.num_layers, dtype, ops.b_rank_major)
+
+    def is_cached(self, digest: str) -> bool:
+        return self._cache.has(self.layout.version, digest)
+
+    def fetch(self, digest: str, proved: str = "") -> AdapterImage:
+        """Disk to host: the cached image, or one packed from the store.
+
+        proved: the checksum that the image must have, if not empty: a cached one with another is
+        built again.
+        """
+        if not DIGEST.fullmatch(digest):
+            raise AdapterUnavailable("adapter.store.missing", "not a digest")
+        image = self._cache.load(self.layout.version, digest)
+        if image is None or proved not in ("", image.checksum):
+            image = self._build(digest, proved)
+        if self._ops.device.type != "cuda":
+            return image
+        # A device copies from there by itself.
+        return replace(image, payload=torch.from_numpy(image.payload).pin_memory().numpy())
+
+    def copy(self, image: AdapterImage, target: Tensor) -> AdapterImage:
+        """Host to device; returns the image that was copied: one gone bad meanwhile is read again.
+
+        image: as fetched. target: uint8 [image.num_bytes], a run of the arena that nobody reads
+        yet. What arrived is looked at on the device. Raises ImageCorrupt if it is wrong twice.
+        """
+        if not self._arrives(image, target):
+            log.warning("the image of %s went bad on the host and is read again", image.digest)
+            image = self.fetch(image.digest, image.checksum)
+            if not self._arrives(image, target):
+                raise ImageCorrupt(f"image of {image.digest}: other bytes arrived")
+        return image
+
+    def _arrives(self, image: AdapterImage, target: Tensor) -> bool:
+        target.copy_(torch.from_numpy(image.payload), non_blocking=True)
+        return torch.equal(self._ops.block_hashes(target).cpu(), image.block_hashes)
+
+    def _build(self, digest: str, proved: str) -> AdapterImage:
+        """From the store; what the cache has is replaced, or removed on failure."""
+        self._cache.delete(self.layout.version, digest)
+        try:
+            files = AdapterFiles.in_folder(self._store.adapter_folder(digest))
+            if content_digest(files) != digest:
+                raise AdapterUnavailable("adapter.store.corrupt", f"adapter {digest} is damaged")
+            tables, payload = pack(files, self._base, self.layout)
+        except NotInStore:
+            raise AdapterUnavailable("adapter.store.missing", f"no adapter {digest}") from None
+        except OSError as error:
+            raise AdapterUnavailable("adapter.store.unreadable", str(error)) from error
+        except AdapterRejected as error:
+            raise AdapterUnavailable(error.code, str(error)) from error
+        image = AdapterImage.of(digest, tables, payload, self._ops.block_hashes)
+        if proved not in ("", image.checksum):
+            raise AdapterUnavailable(
+                "adapter.image.mismatch",
+                f"the image of {digest} is {image.checksum}, the one proved was {proved}",
+            )
+        self._cache.save(self.layout.version, image)
+        return image

@@ -1,0 +1,106 @@
+"""A validated adapter's files become one packed image in the device's layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from adapters.format.binding import BoundModule
+from adapters.format.tensor_headers import TensorEntry
+from adapters.format.validator import AdapterFiles, Limits, read_adapter
+from adapters.manifest import PROJECTIONS, BaseModelShape
+
+ALIGNMENT = 64
+"""Bytes; a cache line, and a full vector register."""
+
+SOURCE_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+ANY_RANK = Limits(max_rank=1 << 16, max_file_bytes=1 << 40)
+"""What is in the store was admitted under the limits of its day."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLayout:
+    """What decides the bytes of an image, besides the adapter."""
+
+    num_layers: int
+    dtype: torch.dtype
+    b_rank_major: bool
+
+    @property
+    def version(self) -> str:
+        """Names the layout in file names and headers."""
+        order = "rn" if self.b_rank_major else "nr"
+        return f"1-{self.num_layers}x{len(PROJECTIONS)}-{str(self.dtype)[6:]}-{order}"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageTables:
+    """Where the factors lie in an image. rank 0 = the adapter does not touch this projection.
+
+    rank int32 [L, 7]; a_offset, b_offset int64 [L, 7], bytes from the start of the image.
+    """
+
+    rank: NDArray[np.int32]
+    a_offset: NDArray[np.int64]
+    b_offset: NDArray[np.int64]
+
+    @classmethod
+    def empty(cls, num_layers: int) -> ImageTables:
+        size = (num_layers, len(PROJECTIONS))
+        return cls(np.zeros(size, np.int32), np.zeros(size, np.int64), np.zeros(size, np.int64))
+
+
+def pack(
+    files: AdapterFiles, base: BaseModelShape, layout: ImageLayout
+) -> tuple[ImageTables, Tensor]:
+    """(tables, image uint8 [bytes]): per module A [rank, K], then B scaled, each 64-byte aligned.
+
+    B is [rank, N] or [N, rank] as the layout says; the scale is multiplied in in float32, before
+    the one rounding to the serving dtype. Raises AdapterRejected if it does not fit the base.
+    """
+    bound, header = read_adapter(files, base, ANY_RANK)
+    tables, num_bytes = _lay_out(bound.modules, layout)
+    image = torch.zeros(num_bytes, dtype=torch.uint8)
+    with files.weights.open("rb") as file:
+        for module in bound.modules:
+            at = (module.layer, module.projection)
+            a = read_tensor(file, header.data_start, module.a)
+            b = read_tensor(file, header.data_start, module.b) * module.scale
+            _place(image, int(tables.a_offset[at]), a, layout.dtype)
+            _place(image, int(tables.b_offset[at]), b.T if layout.b_rank_major else b, layout.dtype)
+    return tables, image
+
+
+def _lay_out(modules: tuple[BoundModule, ...], layout: ImageLayout) -> tuple[ImageTables, int]:
+    tables = ImageTables.empty(layout.num_layers)
+    end = 0
+    for module in modules:
+        at = (module.layer, module.projection)
+        tables.rank[at] = module.rank
+        for offsets, entry in ((tables.a_offset, module.a), (tables.b_offset, module.b)):
+            offsets[at] = end
+            end = _align(end + entry.shape[0] * entry.shape[1] * layout.dtype.itemsize)
+    return tables, end
+
+
+def read_tensor(file: BinaryIO, data_start: int, entry: TensorEntry) -> Tensor:
+    """float32, in the tensor's own shape."""
+    begin, end = entry.data_offsets
+    file.seek(data_start + begin)
+    raw = bytearray(file.read(end - begin))
+    return torch.frombuffer(raw, dtype=SOURCE_DTYPES[entry.dtype]).view(entry.shape).float()
+
+
+def _place(image: Tensor, offset: int, values: Tensor, dtype: torch.dtype) -> None:
+    size = values.numel() * dtype.itemsize
+    image[offset : offset + size].view(dtype).view(values.shape).copy_(values)
+
+
+def _align(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT

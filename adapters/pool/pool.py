@@ -1,0 +1,529 @@
+"""Which adapters are on the device, which on the host, and who may use them.
+
+    store  --fetch-->  host (packed image)  --copy-->  device (a run, a slot of the tables)
+
+Whoever holds the memory's lock may call here: the engine thread between two steps, others while it
+computes one. So a load begins when a request comes and its end is known at once, step or not; what
+a step reads is leased and stays. Two threads load, without the lock: one fetches, by a digest, and
+may wait long for the store; one copies, from an image into a run that nobody reads yet, and is soon
+done.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from adapters.errors import AdapterUnavailable
+from adapters.manifest import BaseModelShape
+from adapters.pool.failures import Failures
+from adapters.pool.host_tier import HostTier
+from adapters.pool.image import AdapterImage, ImageCache
+from adapters.pool.load_queue import Load, LoadQueue
+from adapters.pool.loader import AdapterLoader
+from adapters.pool.lora import ImageLayout
+from adapters.pool.slots import Slots
+from adapters.pool.tiers import AdapterLease, AdapterResidency, Entry, Tier
+from adapters.store.folder import Store
+from memory.accounts import NOBODY, Ask, Ledger, Tenant
+from memory.broker import MemoryBroker
+from memory.errors import require
+from memory.places import Idle
+from memory.reuse import ReuseByKey
+from memory.runs import AdapterRuns, Run
+from ops.base import AdapterTables, Ops
+
+log = logging.getLogger(__name__)
+
+
+class AdapterRef(Protocol):
+    """An immutable adapter version."""
+
+    @property
+    def digest(self) -> str: ...
+
+    @property
+    def checksum(self) -> str:
+        """Of the packed image, as proved; empty if not known."""
+        ...
+
+
+class AdapterPool:
+    """Leases on adapters of one base model over disk, host and device, each bounded in bytes.
+
+    What must go is, of the account that holds most for its weight, what costs the least seconds a
+    byte to bring back, times its expected reuse. An adapter is charged to who asked for it last.
+    One that alone is too large for a tier is refused by name.
+
+    arena: uint8 [arena bytes], which `runs` cuts up and `broker` shares out. host, cache, requests:
+    of all base models. executor: of all loads; two threads of its own unless given. All calls but
+    `close` with `broker.lock` held.
+    """
+
+    def __init__(
+        self,
+        arena: Tensor,
+        runs: AdapterRuns,
+        broker: MemoryBroker,
+        *,
+        store: Store,
+        ops: Ops,
+        shape: BaseModelShape,
+        dtype: torch.dtype,
+        num_slots: int,
+        host: HostTier,
+        cache: ImageCache,
+        requests: ReuseByKey,
+        clock: Callable[[], float],
+        retry_s: float = 5.0,
+        executor: Executor | None = None,
+    ) -> None:
+        self._arena = arena
+        self._runs = runs
+        self._broker = broker
+        self._clock = clock
+        self._requests = requests
+        self._ops = ops
+        self._loader = AdapterLoader(store, shape, dtype, ops, cache)
+        self._accounts = broker.ledger.accounts
+        self._host = host
+        self._largest = {
+            "device": runs.capacity_bytes,
+            "host": host.max_bytes,
+            "disk": cache.max_bytes,
+        }
+        """Bytes that one adapter may have, by tier."""
+        self._failures = Failures(retry_s, clock)
+        self.num_evictions = 0
+        self.is_on_device = True
+        """As its base model; while that is away adapters come to the host only."""
+        self._threads: list[Executor] = []
+        """Its own."""
+        self._fetches = LoadQueue(executor or self._thread("adapter-fetcher"), broker.lock)
+        self._copies = LoadQueue(executor or self._thread("adapter-copier"), broker.lock)
+        self._entries: dict[str, Entry] = {}
+        self._resident: dict[Run, Entry] = {}
+        self._pins: dict[str, Entry] = {}
+        self._slots = Slots(num_slots, shape.num_layers, ops)
+        self._num_polls = 0
+        self._refused: dict[str, int] = {}
+        """So many bytes found no room on the device, by account: not asked again until `poll`."""
+        broker.add_holder(self)
+
+    @property
+    def layout(self) -> ImageLayout:
+        """Of its packed images."""
+        return self._loader.layout
+
+    @property
+    def is_leased(self) -> bool:
+        """Somebody uses an adapter and will give it back."""
+        return any(entry.leases for entry in self._resident.values())
+
+    @property
+    def tables(self) -> AdapterTables:
+        return self._slots.tables
+
+    @property
+    def is_loading(self) -> bool:
+        return self._fetches.num_open + self._copies.num_open > 0
+
+    def prefetch(self, ref: AdapterRef, tenant: Tenant = NOBODY) -> None:
+        """There is a request for the adapter: it starts to come to the host, where it then waits
+        for somebody who wants it on the device."""
+        entry = self._entry(ref)
+        self._charge(entry, tenant)
+        entry.reuse.note(self._clock())
+        if entry.image is None and entry.slot is None:
+            self._fetch(entry)
+
+    def expect(self, ref: AdapterRef, tenant: Tenant = NOBODY) -> None:
+        """An `acquire` will follow with the next step: the adapter starts to come to the device."""
+        entry = self._entry(ref)
+        self._charge(entry, tenant)
+        self._want(entry)
+
+    def cancel(self, ref: AdapterRef) -> None:
+        """Nobody wants the adapter any more: a load that has not begun is dropped."""
+        entry = self._entries.get(ref.digest)
+        if entry is None or entry.digest in self._pins:
+            return
+        entry.asked_at_poll = -2
+        self._drop_load(entry)
+        self.forget(entry)
+
+    def acquire(self, ref: AdapterRef, tenant: Tenant = NOBODY) -> AdapterLease | None:
+        """A lease, or None: not on the device yet, ask again in the next step.
+
+        Raises AdapterUnavailable when it could not be loaded; after a while a call tries again.
+        """
+        entry = self._entry(ref)
+        self._charge(entry, tenant)
+        if entry.is_proved and ref.checksum not in ("", entry.proved):
+            message = f"the image of {ref.digest} is {entry.checksum}, not {ref.checksum}"
+            raise AdapterUnavailable("adapter.image.mismatch", message)
+        if entry.slot is not None and entry.is_ready and not entry.is_wrong:
+            entry.asked_at_poll = -2
+            entry.leases += 1
+            num_loaded, entry.num_unpaid_bytes = entry.num_unpaid_bytes, 0
+            return AdapterLease(entry.slot, entry.max_rank, entry.checksum, num_loaded, entry)
+        error = self._failures.recent(entry)
+        if error is not None:
+            raise AdapterUnavailable(error.code, str(error))
+        self._want(entry)
+        return None
+
+    def is_here(self, ref: AdapterRef) -> bool:
+        """`acquire` need not load it."""
+        entry = self._entries.get(ref.digest)
+        return entry is not None and entry.is_ready
+
+    def is_short(self, ref: AdapterRef) -> bool:
+        """It was asked for, and there is no room for it: it is not even on its way."""
+        entry = self._entries.get(ref.digest)
+        return entry is None or (entry.slot is None and entry.loading is None)
+
+    def num_lacking(self, ref: AdapterRef) -> int:
+        """Bytes that it found no room for on the device, where it could go from the host."""
+        entry = self._entries.get(ref.digest)
+        if entry is None or entry.image is None or entry.slot is not None:
+            return 0
+        return entry.image_bytes
+
+    def may_displace(self, ref: AdapterRef, other: str) -> bool:
+        """What the other, by its digest, has on the device would be had for this one, were it
+        idle."""
+        entry = self._entry(ref)
+        is_first = self._is_first(entry.account)
+        asks = [Ask(self._broker.ledger, entry.account, entry.image_bytes, is_first=is_first)]
+        if not self._slots.num_free:
+            asks.append(self._ask_for_slot(entry.account, is_first=is_first))
+        return all(ask.may_take(self._entries[other].account) for ask in asks)
+
+    def pin(self, ref: AdapterRef) -> None:
+        """Brings the adapter to the device and keeps it there, as soon and as long as it fits into
+        what pins may have: half of the adapters' bytes and slots."""
+        self._pins[ref.digest] = self._entry(ref)
+
+    def unpin(self, digest: str) -> None:
+        entry = self._pins.pop(digest, None)
+        if entry is not None:
+            entry.is_pinned = False
+            self.forget(entry)
+
+    def poll(self) -> None:
+        """A step begins: what has failed may be tried again by and by, pins are kept."""
+        self._num_polls += 1
+        self._refused.clear()
+        for entry in self._failures.over():
+            self.forget(entry)
+        self._keep_pins()
+
+    def idle_runs(self, *, with_awaited: bool) -> Mapping[Run, Idle]:
+        now = self._clock()
+        return {
+            run: Idle((entry.account,), entry.device_loss_s(now))
+            for run, entry in self._resident.items()
+            if self._is_idle(entry) and (with_awaited or not self._is_awaited(entry))
+        }
+
+    def evict(self, run: Run) -> None:
+        """Takes an idle adapter off the device."""
+        self.num_evictions += 1
+        self._free_device(self._resident[run])
+
+    def evict_idle(self, account: str = NOBODY.name, *, is_first: bool = True) -> bool:
+        """Takes an idle adapter off the device whose slot the account needs: of who holds most
+        slots for its weight, that of least loss per byte. False if none is idle and gives way."""
+        ask = self._ask_for_slot(account, is_first=is_first)
+        losses = {
+            run: (ask.turn(*lost.accounts), lost.cost_s / run.num_bytes, run.offset)
+            for run, lost in self.idle_runs(with_awaited=False).items()
+            if ask.may_take(*lost.accounts)
+        }
+        if losses:
+            self.evict(min(losses, key=losses.__getitem__))
+        return bool(losses)
+
+    def host_worth(self, entry: Entry) -> tuple[bool, float]:
+        """See `Holder`."""
+        is_awaited = entry.slot is None and (entry.is_pinned or self._is_awaited(entry))
+        is_cached = self._loader.is_cached(entry.digest)
+        return is_awaited, entry.host_loss_s(self._clock(), is_cached=is_cached)
+
+    def forget(self, entry: Entry) -> None:
+        """If nothing is left of it but its file. Who was forgotten may have been followed by
+        another of the digest, which stays."""
+        is_known = self._entries.get(entry.digest) is entry
+        if is_known and entry.is_empty and entry.digest not in self._pins:
+            del self._entries[entry.digest]
+
+    def lay_anew(self, ref: AdapterRef) -> bool:
+        """Takes all that is idle off the device, the adapter itself too: beside others it may lie
+        in an extent more than it does when it comes alone. False: it was alone."""
+        idle = list(self.idle_runs(with_awaited=True))
+        if all(self._resident[run].digest == ref.digest for run in idle):
+            return False
+        for run in idle:
+            self.evict(run)
+        return True
+
+    def leave_device(self) -> None:
+        """The base model does: all adapters stay on the host, as they are. No lease may be held."""
+        self.is_on_device = False
+        for entry in list(self._resident.values()):
+            require(entry.leases == 0, f"{entry.digest[:12]} is leased")
+            if entry.is_ready:
+                self._free_device(entry)
+            else:
+                self._drop_load(entry)
+
+    def status(self) -> list[AdapterResidency]:
+        """The adapters nearer than the disk, then those known for a failure. What is on disk alone
+        is not told: there may be tens of thousands."""
+        fault = self._failures.faults.get
+        near = [
+            AdapterResidency(e.digest, e.tier, e.num_bytes, e.leases, e.is_pinned, fault(e.digest))
+            for e in self._entries.values()
+        ]
+        return near + [
+            AdapterResidency(digest, self._far_tier(digest), 0, 0, False, error)
+            for digest, error in self._failures.faults.items()
+            if digest not in self._entries
+        ]
+
+    def close(self) -> None:
+        """Waits for the loads in progress, gives the device memory back. No lease is used any more;
+        the lock may not be held."""
+        with self._broker.lock:
+            self._pins.clear()
+            for entry in list(self._entries.values()):
+                entry.is_pinned, entry.asked_at_poll = False, -2
+                self._drop_load(entry)
+        for thread in self._threads:
+            thread.shutdown()
+        with self._broker.lock:
+            for entry in list(self._entries.values()):
+                self._host.drop(entry)
+                self._free_device(entry)
+            self._entries.clear()
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError unless slots, runs, tables, leases and bytes agree."""
+        entries = list(self._entries.values())
+        self._host.check_integrity(self, entries)
+        loading = [entry for entry in entries if entry.loading is not None]
+        num_copies = sum(entry.slot is not None for entry in loading)
+        require(num_copies == self._copies.num_open, f"{num_copies} copies")
+        num_fetches = len(loading) - num_copies
+        require(num_fetches == self._fetches.num_open, f"{num_fetches} fetches")
+        resident = {entry.run: entry for entry in entries if entry.run is not None}
+        require(resident == self._resident, f"{len(resident)} on the device")
+        require(
+            all(self._runs.account_of(run) == entry.account for run, entry in resident.items()),
+            "a run is charged to another than its adapter",
+        )
+        for entry in entries:
+            name = entry.digest[:12]
+            require((entry.run is None) == (entry.slot is None), f"{name}: run without slot")
+            require(entry.leases >= 0, f"{name}: {entry.leases} leases")
+            require(entry.leases == 0 or entry.is_ready, f"{name}: leased, not on the device")
+        runs = {e.slot: e.run for e in entries if e.slot is not None and e.run is not None}
+        serving = {e.slot for e in entries if e.slot is not None and e.is_ready}
+        self._slots.check_integrity(runs, serving)
+        self._runs.check_integrity()
+
+    def _entry(self, ref: AdapterRef) -> Entry:
+        """An idle image that is not the proved one is dropped; one in use serves nobody new.
+
+        Who claims another checksum is not heard while the proved image is here, or any on its way.
+        """
+        entry = self._entries.get(ref.digest)
+        if entry is None:
+            reuse = self._requests.of(ref.digest)
+            entry = self._entries[ref.digest] = Entry(ref.digest, self, reuse)
+        if ref.checksum not in ("", entry.proved) and not (entry.is_proved or entry.loading):
+            entry.proved, entry.failure = ref.checksum, None
+        if entry.is_wrong and not entry.leases and entry.loading is None:
+            self._host.drop(entry)
+            self._free_device(entry)
+            self._entries[ref.digest] = entry
+        return entry
+
+    def _charge(self, entry: Entry, tenant: Tenant) -> None:
+        """The tenant has asked for the adapter last. What nobody's request asks for stays whose it
+        is."""
+        if tenant.name == NOBODY.name:
+            return
+        self._accounts.note(tenant)
+        entry.account = tenant.name
+        if entry.run is not None:
+            self._runs.charge(entry.run, tenant.name)
+
+    def _far_tier(self, digest: str) -> Tier:
+        return "disk" if self._loader.is_cached(digest) else "store"
+
+    def _is_idle(self, entry: Entry) -> bool:
+        return entry.is_ready and not entry.leases and not entry.is_pinned
+
+    def _is_awaited(self, entry: Entry) -> bool:
+        return entry.asked_at_poll >= self._num_polls - 1
+
+    def _keep_pins(self) -> None:
+        """In the order of pinning, as far as their half reaches; those not kept stay known."""
+        num_bytes = self._runs.capacity_bytes // (2 * self._broker.num_holders)
+        num_slots = self._slots.count // 2
+        for entry in self._pins.values():
+            run_bytes = self._runs.rounded(entry.image_bytes)
+            entry.is_pinned = 0 < run_bytes <= num_bytes and num_slots > 0
+            if entry.is_pinned:
+                num_bytes, num_slots = num_bytes - run_bytes, num_slots - 1
+                self._advance(entry)
+            elif not run_bytes:
+                self._fetch(entry)
+
+    def _want(self, entry: Entry) -> None:
+        """Somebody waits for it to be on the device."""
+        entry.asked_at_poll = self._num_polls
+        if entry.loading is not None:
+            entry.loading.is_awaited = True
+        self._advance(entry)
+
+    def _advance(self, entry: Entry) -> None:
+        """The next thing that brings the adapter nearer to the device, if there is one to do."""
+        if entry.loading is not None or entry.slot is not None:
+            return
+        if entry.image is None:
+            self._fetch(entry)
+        elif self.is_on_device:
+            self._copy(entry, entry.image)
+
+    def _fetch(self, entry: Entry) -> None:
+        if entry.loading is not None or self._failures.recent(entry) is not None:
+            return
+        if entry.image_bytes and self._host.victims(entry) is None:
+            return
+        work = partial(self._loader.fetch, entry.digest, entry.proved)
+        self._submit(self._fetches, entry, work)
+
+    def _copy(self, entry: Entry, image: AdapterImage) -> None:
+        run = self._take_run(entry.account, image.num_bytes)
+        if run is None:
+            return
+        entry.run, entry.slot = run, self._slots.allocate()
+        self._resident[run] = entry
+        target = self._arena[run.offset : run.offset + image.num_bytes]
+
+        def work() -> AdapterImage:
+            with self._ops.beside():
+                return self._loader.copy(image, target)
+
+        self._submit(self._copies, entry, work)
+
+    def _is_first(self, account: str) -> bool:
+        """None of its adapters on the device is in use, or about to be."""
+        own = (entry for entry in self._resident.values() if entry.account == account)
+        return not any(e.leases or e.loading or self._is_awaited(e) for e in own)
+
+    def _ask_for_slot(self, account: str, *, is_first: bool) -> Ask:
+        slots = Ledger(self._accounts, ((e.account, 1) for e in self._resident.values()))
+        return Ask(slots, account, 1, is_first=is_first)
+
+    def _take_run(self, account: str, num_bytes: int) -> Run | None:
+        """With a slot free for it too."""
+        if num_bytes >= self._refused.get(account, num_bytes + 1):
+            return None
+        is_first = self._is_first(account)
+        if not self._slots.num_free and not self.evict_idle(account, is_first=is_first):
+            self._refused[account] = 0
+            return None
+        run = self._broker.allocate_run(num_bytes, account, is_first=is_first)
+        if run is None:
+            self._refused[account] = num_bytes
+        return run
+
+    def _submit(self, queue: LoadQueue, entry: Entry, work: Callable[[], AdapterImage]) -> None:
+        entry.loading = Load(work, partial(self._finish, entry), self._is_awaited(entry))
+        queue.submit(entry.loading)
+
+    def _drop_load(self, entry: Entry) -> None:
+        """Unless it has begun."""
+        queue = self._fetches if entry.slot is None else self._copies
+        if entry.loading is not None and queue.cancel(entry.loading):
+            entry.loading = None
+            self._free_device(entry)
+
+    def _finish(self, entry: Entry, image: AdapterImage | BaseException) -> None:
+        """A fetch or a copy of this entry has ended."""
+        entry.loading = None
+        if isinstance(image, BaseException):
+            self._fail(entry, image)
+            return
+        try:
+            self._take(entry, image)
+        except Exception as error:
+            # Or else its slot, half written, would be leased.
+            log.exception("adapter %s could not be taken", entry.digest)
+            self._fail(entry, error)
+
+    def _take(self, entry: Entry, image: AdapterImage) -> None:
+        entry.image_bytes = image.num_bytes
+        tier = min(self._largest, key=lambda tier: self._largest[tier])
+        if image.num_bytes > self._largest[tier]:
+            message = f"{image.num_bytes} bytes, the {tier} tier has {self._largest[tier]}"
+            self._fail(entry, AdapterUnavailable("adapter.too_large", message))
+            return
+        self._failures.note_success(entry)
+        entry.checksum = image.checksum
+        if entry.slot is not None and entry.run is not None:
+            self._host.put(entry, image)
+            if self.is_on_device:
+                entry.max_rank = self._slots.write(entry.slot, image.tables, entry.run)
+                entry.num_unpaid_bytes = image.num_bytes
+            else:
+                self._free_device(entry)
+        else:
+            self._arrive(entry, image)
+
+    def _arrive(self, entry: Entry, image: AdapterImage) -> None:
+        """A fetched image finds its place on the host, or is dropped: whoever waits asks again."""
+        victims = self._host.victims(entry)
+        if victims is None:
+            self.forget(entry)
+            return
+        for victim in victims:
+            self._host.drop(victim)
+            victim.holder.forget(victim)
+        self._host.put(entry, image)
+        if self._is_awaited(entry) and self.is_on_device:
+            self._copy(entry, image)
+
+    def _fail(self, entry: Entry, error: BaseException) -> None:
+        self._host.drop(entry)
+        self._failures.note(entry, error)
+        self._free_device(entry)
+
+    def _free_device(self, entry: Entry) -> None:
+        """Nobody reads the slot any more: neither a lease nor a load."""
+        if entry.slot is not None and entry.run is not None:
+            self._slots.free(entry.slot)
+            self._runs.free(entry.run)
+            del self._resident[entry.run]
+            entry.run = entry.slot = None
+        self.forget(entry)
+
+    def _thread(self, name: str) -> Executor:
+        thread = ThreadPoolExecutor(1, thread_name_prefix=name, initializer=_use_one_thread)
+        self._threads.append(thread)
+        return thread
+
+
+def _use_one_thread() -> None:
+    """A loader leaves the cores to the step: no OpenMP team of its own."""
+    torch.set_num_threads(1)

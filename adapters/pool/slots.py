@@ -1,0 +1,62 @@
+"""The device tables: where the factors of each loaded adapter lie."""
+
+from __future__ import annotations
+
+import torch
+
+from adapters.manifest import PROJECTIONS
+from adapters.pool.lora import ImageTables
+from memory.errors import require
+from memory.runs import Run
+from ops.base import AdapterTables, Ops
+
+
+class Slots:
+    """Entries of the tables, given out one by one. A slot without ranks serves nobody."""
+
+    def __init__(self, count: int, num_layers: int, ops: Ops) -> None:
+        size = (count, num_layers, len(PROJECTIONS))
+        self.tables = AdapterTables(
+            a_offset=torch.zeros(size, dtype=torch.int64, device=ops.device),
+            b_offset=torch.zeros(size, dtype=torch.int64, device=ops.device),
+            rank=torch.zeros(size, dtype=torch.int32, device=ops.device),
+        )
+        self.count = count
+        self._ops = ops
+        self._free = list(reversed(range(count)))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def allocate(self) -> int:
+        """There must be a free one."""
+        return self._free.pop()
+
+    def free(self, slot: int) -> None:
+        """Nobody reads it any more."""
+        with self._ops.beside():
+            self.tables.rank[slot].zero_()
+        self._free.append(slot)
+
+    def write(self, slot: int, image: ImageTables, run: Run) -> int:
+        """The slot begins to serve the image that lies in the run; returns its greatest rank."""
+        with self._ops.beside():
+            self.tables.a_offset[slot] = torch.from_numpy(image.a_offset + run.offset)
+            self.tables.b_offset[slot] = torch.from_numpy(image.b_offset + run.offset)
+            self.tables.rank[slot] = torch.from_numpy(image.rank.copy())
+        return int(image.rank.max())
+
+    def check_integrity(self, runs: dict[int, Run], serving: set[int]) -> None:
+        """Raises IntegrityError unless each slot is free or in `runs`, and those in `serving` alone
+        have ranks, with all factors inside their runs."""
+        slots = sorted([*runs, *self._free])
+        require(slots == list(range(self.count)), f"slots {slots}")
+        ranks = self.tables.rank.cpu()
+        with_ranks = set(torch.nonzero(ranks.flatten(1).any(dim=1)).flatten().tolist())
+        require(with_ranks == serving, f"slots {with_ranks} have ranks, {serving} serve")
+        for table in (self.tables.a_offset.cpu(), self.tables.b_offset.cpu()):
+            for slot in serving:
+                offsets = table[slot][ranks[slot] > 0] - runs[slot].offset
+                inside = bool(((offsets >= 0) & (offsets < runs[slot].num_bytes)).all())
+                require(inside, f"slot {slot}: factors outside of its run")

@@ -1,0 +1,32 @@
+"""Which store a location means: a folder, or `s3://BUCKET[/PREFIX]`. Torch-free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from adapters.store.folder import LocalStore, Store
+
+S3_SCHEME = "s3://"
+
+
+def open_store(
+    location: str, cache: Path, *, min_free_bytes: int = 0, cache_bytes: int = 4 << 30
+) -> Store:
+    """`cache`: where copies of what lies elsewhere are kept, adapters up to `cache_bytes`.
+
+    Raises ValueError for a location that is neither, or whose library is not installed.
+    """
+    if not location.startswith(S3_SCHEME):
+        if "://" in location:
+            raise ValueError(f"{location}: a store is a folder or s3://BUCKET/PREFIX")
+        return LocalStore(Path(location), min_free_bytes=min_free_bytes)
+    try:
+        from adapters.store.s3 import ObjectStore
+    except ImportError as error:
+        raise ValueError(f"{location}: install loraplex[s3] for a store in S3") from error
+    bucket, _, prefix = location.removeprefix(S3_SCHEME).partition("/")
+    if not bucket:
+        raise ValueError(f"{location} names no bucket")
+    return ObjectStore(
+        bucket, prefix, cache, min_free_bytes=min_free_bytes, cache_bytes=cache_bytes
+    )

@@ -1,0 +1,331 @@
+"""A store in an S3 bucket, with a folder of this machine as its cache. Torch-free.
+
+<prefix>/<kind>/<digest>/<put>/<file>    what one `put` wrote
+<prefix>/index/<kind>/<digest>           written last: names the put and its files; exists = there
+"""
+
+# boto3 carries no types.
+# pyright: reportMissingTypeStubs=false, reportMissingImports=false
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any
+
+import boto3
+import msgspec
+from boto3.exceptions import Boto3Error
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from adapters.store.folder import (
+    WEIGHTS_SUFFIX,
+    Kind,
+    LocalStore,
+    NotInStore,
+    Readable,
+    StoreUnavailable,
+    check_address,
+)
+
+CONFIG = Config(
+    connect_timeout=3,
+    read_timeout=10,
+    retries={"mode": "standard", "total_max_attempts": 3},
+    # What every server with this interface understands, whatever its host's name.
+    s3={"addressing_style": "path"},
+)
+UNFINISHED_S = 24 * 3600.0
+"""What belongs to no entry after so long was left by a writer that died."""
+SWEEP_S = 3600.0
+
+logging.getLogger("botocore").setLevel(logging.WARNING)
+
+FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$")]
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """An index object: the put that is this digest, and the bytes of each file."""
+
+    put: FileName
+    files: dict[FileName, int]
+
+
+Target = tuple[LocalStore, Kind, str]
+"""A folder, and the cache that it is in or comes to."""
+
+
+class ObjectStore:
+    """Credentials, region and endpoint are found by boto3's own chain (AWS_ENDPOINT_URL, ...).
+
+    A folder is brought here once and then read from the cache, adapters up to `cache_bytes`.
+    """
+
+    def __init__(
+        self, bucket: str, prefix: str, cache: Path, *, min_free_bytes: int, cache_bytes: int
+    ) -> None:
+        self._bucket = bucket
+        self._prefix = f"{prefix.strip('/')}/".lstrip("/")
+        self._cache = LocalStore(cache, min_free_bytes=min_free_bytes)
+        # Tokenizers and configs, without the weights beside them.
+        self._heads = LocalStore(cache / "heads", min_free_bytes=min_free_bytes)
+        self._cache_root = cache / "adapters"
+        self._cache_bytes = cache_bytes
+        self._client: Any = boto3.client("s3", config=CONFIG)
+        self._bringing: set[Target] = set()
+        """What somebody looks for in a cache, or brings there."""
+        self._brought = threading.Condition()
+        """Of `_bringing`; held while something leaves a cache."""
+        self._swept_at = 0.0
+
+    @property
+    def incoming(self) -> Path:
+        return self._cache.incoming
+
+    @property
+    def min_free_bytes(self) -> int:
+        return self._cache.min_free_bytes
+
+    def check_room(self, num_bytes: int = 0) -> None:
+        self._cache.check_room(num_bytes)
+
+    def stage(self) -> Path:
+        return self._cache.stage()
+
+    def put(self, kind: Kind, digest: str, staged: Path) -> None:
+        is_there = self.exists(kind, digest)
+        # An adapter is sent even then: a put that takes less time would tell a tenant that another
+        # has uploaded the same.
+        if is_there and kind == "models":
+            shutil.rmtree(staged)
+            return
+        entry = Entry(
+            put=secrets.token_hex(8),
+            files={file.name: file.stat().st_size for file in staged.iterdir()},
+        )
+        with _translated_errors():
+            keys = {name: self._file(kind, digest, entry, name) for name in entry.files}
+            for name, key in keys.items():
+                self._client.upload_file(str(staged / name), self._bucket, key)
+            if is_there:
+                for key in keys.values():
+                    self._client.delete_object(Bucket=self._bucket, Key=key)
+                shutil.rmtree(staged)
+                return
+            self._client.put_object(
+                Bucket=self._bucket,
+                Key=self._index(kind, digest),
+                Body=msgspec.json.encode(entry),
+            )
+        with self._alone((self._cache, kind, digest)):
+            self._cache.put(kind, digest, staged)
+            if kind == "adapters":
+                self._trim()
+
+    def adapter_folder(self, digest: str) -> Path:
+        return self._bring("adapters", digest, self._cache, lambda _name: True)
+
+    def adapter_sizes(self, digest: str) -> dict[str, int]:
+        entry = self._entry("adapters", digest)
+        sizes: dict[str, int] = {}
+        for name in entry.files:
+            key = self._file("adapters", digest, entry, name)
+            try:
+                found = self._client.head_object(Bucket=self._bucket, Key=key)
+            except ClientError as error:
+                if error.response.get("Error", {}).get("Code") not in ("404", "NoSuchKey"):
+                    raise StoreUnavailable(f"the object store failed: {error}") from error
+            except (BotoCoreError, Boto3Error) as error:
+                raise StoreUnavailable(f"the object store failed: {error}") from error
+            else:
+                sizes[name] = found["ContentLength"]
+        return sizes
+
+    @contextlib.contextmanager
+    def open_adapter_file(self, digest: str, name: str) -> Generator[Readable]:
+        key = self._file("adapters", digest, self._entry("adapters", digest), name)
+        with _translated_errors():
+            found = self._client.get_object(Bucket=self._bucket, Key=key)
+            with contextlib.closing(found["Body"]) as body:
+                yield body
+
+    def model_folder(self, digest: str, *, weights: bool = True) -> Path:
+        if weights or self._cache.exists("models", digest):
+            return self._bring("models", digest, self._cache, lambda _name: True)
+        return self._bring(
+            "models", digest, self._heads, lambda name: not name.endswith(WEIGHTS_SUFFIX)
+        )
+
+    def exists(self, kind: Kind, digest: str) -> bool:
+        return self._find(kind, digest) is not None
+
+    def delete(self, kind: Kind, digest: str) -> None:
+        index = self._index(kind, digest)
+        with _translated_errors():
+            self._client.delete_object(Bucket=self._bucket, Key=index)
+            for key, _ in self._list(f"{self._prefix}{kind}/{digest}/"):
+                self._client.delete_object(Bucket=self._bucket, Key=key)
+        with self._brought:
+            self._cache.delete(kind, digest)
+            self._heads.delete(kind, digest)
+
+    def digests(self, kind: Kind) -> list[str]:
+        prefix = f"{self._prefix}index/{kind}/"
+        with _translated_errors():
+            return sorted(key.removeprefix(prefix) for key, _ in self._list(prefix))
+
+    def sweep(self, max_age_s: float) -> None:
+        """In the bucket once an hour, and there what is a day old."""
+        self._cache.sweep(max_age_s)
+        self._heads.sweep(max_age_s)
+        if time.monotonic() - self._swept_at > SWEEP_S:
+            self._swept_at = time.monotonic()
+            self.sweep_bucket(UNFINISHED_S)
+
+    def sweep_bucket(self, max_age_s: float) -> None:
+        """Removes files of puts that no entry names, and parts of uploads that never ended."""
+        before = datetime.now(UTC) - timedelta(seconds=max_age_s)
+        kinds: tuple[Kind, ...] = ("adapters", "models")
+        with _translated_errors():
+            for kind in kinds:
+                self._sweep_files(kind, before)
+            uploads = self._client.list_multipart_uploads(Bucket=self._bucket, Prefix=self._prefix)
+            for upload in uploads.get("Uploads", []):
+                if upload["Initiated"] < before:
+                    self._client.abort_multipart_upload(
+                        Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"]
+                    )
+
+    def _sweep_files(self, kind: Kind, before: datetime) -> None:
+        entries: dict[str, Entry | None] = {}
+        for key, modified in self._list(f"{self._prefix}{kind}/"):
+            if modified >= before:
+                continue
+            digest, put, *_ = key.removeprefix(f"{self._prefix}{kind}/").split("/")
+            if digest not in entries:
+                entries[digest] = self._find(kind, digest)
+            entry = entries[digest]
+            if entry is None or entry.put != put:
+                self._client.delete_object(Bucket=self._bucket, Key=key)
+
+    def _bring(
+        self, kind: Kind, digest: str, cache: LocalStore, is_wanted: Callable[[str], bool]
+    ) -> Path:
+        """The folder in the cache, from the bucket if it is not there."""
+        with self._alone((cache, kind, digest)):
+            if not cache.exists(kind, digest):
+                entry = self._entry(kind, digest)
+                self._download(kind, digest, entry, cache, is_wanted)
+                if kind == "adapters":
+                    self._trim()
+            is_adapter = kind == "adapters"
+            folder = cache.adapter_folder(digest) if is_adapter else cache.model_folder(digest)
+            # The last used, before anybody may trim it. (A disk may be there to be read only.)
+            with contextlib.suppress(OSError):
+                os.utime(folder)
+            return folder
+
+    @contextlib.contextmanager
+    def _alone(self, target: Target) -> Generator[None]:
+        """Waits for whoever brings the same, and for nobody else."""
+        with self._brought:
+            self._brought.wait_for(lambda: target not in self._bringing)
+            self._bringing.add(target)
+        try:
+            yield
+        finally:
+            with self._brought:
+                self._bringing.remove(target)
+                self._brought.notify_all()
+
+    def _download(
+        self,
+        kind: Kind,
+        digest: str,
+        entry: Entry,
+        cache: LocalStore,
+        is_wanted: Callable[[str], bool],
+    ) -> None:
+        staged = cache.stage()
+        try:
+            for name, num_bytes in entry.files.items():
+                if not is_wanted(name):
+                    continue
+                cache.check_room(num_bytes)
+                key = self._file(kind, digest, entry, name)
+                with _translated_errors():
+                    self._client.download_file(self._bucket, key, str(staged / name))
+                if (got := (staged / name).stat().st_size) != num_bytes:
+                    raise StoreUnavailable(f"{key} has {got} bytes, not {num_bytes}")
+            cache.put(kind, digest, staged)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+
+    def _trim(self) -> None:
+        """Drops the adapters used longest ago until the cache keeps its bound, but none that
+        somebody is about to have."""
+        with self._brought:
+            found: list[tuple[float, int, Path]] = []
+            for folder in self._cache_root.iterdir():
+                # Gone meanwhile: other processes of this machine trim the same cache.
+                with contextlib.suppress(FileNotFoundError):
+                    num_bytes = sum(file.stat().st_size for file in folder.iterdir())
+                    found.append((folder.stat().st_mtime, num_bytes, folder))
+            total = sum(num_bytes for _, num_bytes, _ in found)
+            for _, num_bytes, folder in sorted(found):
+                if total <= self._cache_bytes:
+                    return
+                if (self._cache, "adapters", folder.name) not in self._bringing:
+                    self._cache.delete("adapters", folder.name)
+                    total -= num_bytes
+
+    def _entry(self, kind: Kind, digest: str) -> Entry:
+        """Raises NotInStore."""
+        entry = self._find(kind, digest)
+        if entry is None:
+            raise NotInStore(f"{kind}/{digest}")
+        return entry
+
+    def _find(self, kind: Kind, digest: str) -> Entry | None:
+        key = self._index(kind, digest)
+        with _translated_errors():
+            try:
+                found = self._client.get_object(Bucket=self._bucket, Key=key)
+            except self._client.exceptions.NoSuchKey:
+                return None
+            try:
+                return msgspec.json.decode(found["Body"].read(), type=Entry)
+            except msgspec.DecodeError as error:
+                raise StoreUnavailable(f"{key}: {error}") from error
+
+    def _list(self, prefix: str) -> Iterator[tuple[str, datetime]]:
+        """Key and time of every object below."""
+        pages = self._client.get_paginator("list_objects_v2")
+        for found in pages.paginate(Bucket=self._bucket, Prefix=prefix):
+            for one in found.get("Contents", []):
+                yield one["Key"], one["LastModified"]
+
+    def _index(self, kind: Kind, digest: str) -> str:
+        check_address(kind, digest)
+        return f"{self._prefix}index/{kind}/{digest}"
+
+    def _file(self, kind: Kind, digest: str, entry: Entry, name: str) -> str:
+        return f"{self._prefix}{kind}/{digest}/{entry.put}/{name}"
+
+
+@contextlib.contextmanager
+def _translated_errors() -> Generator[None]:
+    """Turns what boto3 raises into StoreUnavailable."""
+    try:
+        yield
+    except (BotoCoreError, ClientError, Boto3Error) as error:
+        raise StoreUnavailable(f"the object store failed: {error}") from error

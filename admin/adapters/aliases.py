@@ -1,0 +1,206 @@
+"""Aliases: names that point to a version, or split requests over a canary set of them.
+
+Every writing function wants a transaction of its caller's and locks the catalog in it. An alias
+moves in one step, for every request from then on, and each move is kept in its history.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import msgspec
+
+from admin.adapters.adapters import lock_catalog
+from admin.database import Connection
+from admin.errors import Conflict, Invalid, NotFound
+from admin.queries import from_row, sql
+from admin.records import AdapterState, Alias, CanaryPolicy
+
+PRODUCTION = "prod"
+"""The alias a plain name means."""
+MAX_TARGETS = 8
+
+
+class AliasMove(msgspec.Struct, frozen=True):
+    """One line of an alias's history."""
+
+    version: int
+    previous: int | None
+    """The version it pointed to before."""
+    reason: str
+    changed_by: str | None
+    """Id of the key; None: by itself."""
+    changed_at: datetime
+    canary: dict[int, int] | None = None
+    policy: CanaryPolicy | None = None
+    detail: str | None = None
+
+
+class _Target(msgspec.Struct, frozen=True):
+    version: int
+    reason: str
+    canary: dict[int, int] | None = None
+    policy: CanaryPolicy | None = None
+
+
+async def list_aliases(connection: Connection, tenant_id: str, name: str) -> list[Alias]:
+    rows = await connection.fetch(sql["alias_list"], tenant_id, name)
+    return [from_row(Alias, row) for row in rows]
+
+
+async def find_alias(connection: Connection, tenant_id: str, name: str, alias: str) -> Alias:
+    """Raises NotFound."""
+    row = await connection.fetchrow(sql["alias_find"], tenant_id, name, alias)
+    if row is None:
+        raise NotFound(f"adapter {name[:128]!r} has no alias {alias[:64]!r}", "alias_not_found")
+    return from_row(Alias, row)
+
+
+async def alias_history(
+    connection: Connection, tenant_id: str, name: str, alias: str
+) -> list[AliasMove]:
+    """The last hundred moves, newest first."""
+    rows = await connection.fetch(sql["alias_history"], tenant_id, name, alias)
+    return [from_row(AliasMove, row) for row in rows]
+
+
+async def set_alias(
+    connection: Connection,
+    tenant_id: str,
+    name: str,
+    alias: str,
+    version: int,
+    key_id: str | None = None,
+) -> None:
+    """Points `alias` to a ready version; a canary set of it ends.
+
+    Raises NotFound, Conflict (not ready, its chat template not approved, or pinned beyond the
+    quota), Invalid.
+    """
+    await lock_catalog(connection)
+    target = _Target(version, "promote")
+    await _point(connection, tenant_id, name, alias, target, key_id)
+
+
+async def set_canary(
+    connection: Connection,
+    tenant_id: str,
+    name: str,
+    alias: str,
+    weights: dict[int, int],
+    policy: CanaryPolicy | None,
+    key_id: str | None = None,
+) -> None:
+    """Splits the alias's requests over ready versions by weight.
+
+    The version it points to now must be one of them: it is the stable one, to which the set goes
+    back when a canary fails. Raises as `set_alias`.
+    """
+    await lock_catalog(connection)
+    if not 2 <= len(weights) <= MAX_TARGETS:
+        raise Invalid(f"a canary set has 2 to {MAX_TARGETS} versions", "canary_size", "canary")
+    stable = (await find_alias(connection, tenant_id, name, alias)).version
+    if stable not in weights:
+        raise Conflict(
+            f"{alias!r} points to version {stable}, which must be in the set as the one to go back"
+            " to: give it a weight, or promote another version first",
+            "canary_without_stable",
+            "canary",
+        )
+    target = _Target(stable, "canary", weights, policy)
+    await _point(connection, tenant_id, name, alias, target, key_id)
+
+
+async def roll_back(
+    connection: Connection, tenant_id: str, name: str, alias: str, key_id: str | None = None
+) -> None:
+    """Undoes the last move: what the alias pointed to before, a version or a canary set.
+
+    Twice in a row is back where it was. Raises NotFound, Conflict (never moved, or what it pointed
+    to is no longer ready).
+    """
+    await lock_catalog(connection)
+    current = await find_alias(connection, tenant_id, name, alias)
+    row = await connection.fetchrow(
+        sql["alias_before"], tenant_id, name, alias, current.change or 0
+    )
+    before = from_row(_Target, row) if row else None
+    if before is None or before.reason == "deleted":
+        raise Conflict(f"{name}@{alias} never pointed to anything else", "nothing_to_roll_back")
+    target = msgspec.structs.replace(before, reason="rollback")
+    await _point(connection, tenant_id, name, alias, target, key_id)
+
+
+async def delete_alias(
+    connection: Connection, tenant_id: str, name: str, alias: str, key_id: str | None = None
+) -> None:
+    """Its history stays. Raises NotFound, Conflict for `prod`, which only goes with the adapter."""
+    await lock_catalog(connection)
+    await find_alias(connection, tenant_id, name, alias)
+    if alias == PRODUCTION:
+        raise Conflict(
+            f"{PRODUCTION!r} is what the plain name means: promote another version, or delete the"
+            " adapter",
+            "alias_required",
+        )
+    await connection.execute(sql["alias_delete"], tenant_id, name, alias, key_id)
+
+
+async def pin_alias(
+    connection: Connection, tenant_id: str, name: str, alias: str, pinned: bool
+) -> None:
+    """Keeps what it points to on the device, or no longer. Raises NotFound, Conflict (quota)."""
+    await lock_catalog(connection)
+    await find_alias(connection, tenant_id, name, alias)
+    await connection.execute(sql["alias_pin"], tenant_id, name, alias, pinned)
+    await check_pins(connection, tenant_id)
+
+
+async def check_pins(connection: Connection, tenant_id: str) -> None:
+    """Raises Conflict if the tenant's pinned aliases point to more bytes than it may pin."""
+    row = await connection.fetchrow(sql["pinned_bytes"], tenant_id)
+    if row is not None and row["used"] > row["allowed"]:
+        raise Conflict(
+            f"the pinned aliases would point to {row['used']} bytes and this tenant may pin"
+            f" {row['allowed']}: unpin another, or have an admin raise its quota's pin_bytes",
+            "pin_quota",
+        )
+
+
+async def _point(
+    connection: Connection,
+    tenant_id: str,
+    name: str,
+    alias: str,
+    target: _Target,
+    key_id: str | None,
+) -> None:
+    """Moves it under the catalog's lock, if all it will point to is ready and its pins fit."""
+    wanted = set(target.canary or {}) | {target.version}
+    rows = await connection.fetch(sql["version_states"], tenant_id, name, sorted(wanted))
+    states = {row["version"]: row["state"] for row in rows}
+    for version in sorted(wanted):
+        if version not in states:
+            raise NotFound(f"no version {version} of adapter {name[:128]!r}", "version_not_found")
+        if states[version] == AdapterState.AWAITING_APPROVAL:
+            raise Conflict(
+                f"version {version} brings a chat template that no admin has approved: have an"
+                f" admin approve {name}@{version}, or push it without the template",
+                "template_not_approved",
+                "version",
+            )
+        if states[version] != AdapterState.READY:
+            raise Conflict(
+                f"version {version} is {states[version]}, not ready", "version_not_ready", "version"
+            )
+    await connection.fetchval(
+        sql["alias_point"],
+        *(tenant_id, name, alias, target.version, _as_keys(target.canary), target.policy),
+        *(key_id, target.reason, None, None),
+    )
+    await check_pins(connection, tenant_id)
+
+
+def _as_keys(canary: dict[int, int] | None) -> dict[str, int] | None:
+    """JSON has no numbers for keys."""
+    return None if canary is None else {str(version): w for version, w in canary.items()}

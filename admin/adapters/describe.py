@@ -1,0 +1,65 @@
+"""An adapter's versions as the routes show them, in a fixed number of queries."""
+
+from __future__ import annotations
+
+from admin.adapters import adapters, aliases, versions
+from admin.adapters.schemas import AdapterView, AliasView, VersionView
+from admin.adapters.versions import VersionDetails
+from admin.database import Connection
+from admin.records import Alias, Tenant
+
+
+async def describe_adapter(connection: Connection, tenant: Tenant, name: str) -> AdapterView:
+    """Raises NotFound."""
+    adapter = await adapters.find_adapter(connection, tenant.id, name)
+    found = await versions.list_versions(connection, tenant.id, name)
+    pointing = await aliases.list_aliases(connection, tenant.id, name)
+    return AdapterView(
+        name=adapter.name,
+        tenant=tenant.name,
+        created_at=adapter.created_at,
+        aliases={alias.alias: alias.version for alias in pointing},
+        versions=await _views(connection, found, pointing),
+    )
+
+
+async def describe_versions(
+    connection: Connection, tenant: Tenant, name: str, after: int, limit: int
+) -> list[VersionView]:
+    """Those with numbers above `after`. Raises NotFound."""
+    await adapters.find_adapter(connection, tenant.id, name)
+    found = await versions.list_versions(connection, tenant.id, name, after, limit)
+    return await _views(connection, found, await aliases.list_aliases(connection, tenant.id, name))
+
+
+async def describe_version(
+    connection: Connection, tenant: Tenant, name: str, version: int
+) -> VersionView:
+    """Raises NotFound."""
+    found = await versions.find_version(connection, tenant.id, name, version)
+    pointing = await aliases.list_aliases(connection, tenant.id, name)
+    return (await _views(connection, [found], pointing))[0]
+
+
+async def describe_alias(
+    connection: Connection, tenant: Tenant, name: str, alias: str
+) -> AliasView:
+    """With its history. Raises NotFound."""
+    current = await aliases.find_alias(connection, tenant.id, name, alias)
+    history = await aliases.alias_history(connection, tenant.id, name, alias)
+    return AliasView.of(current, history)
+
+
+async def _views(
+    connection: Connection, found: list[VersionDetails], pointing: list[Alias]
+) -> list[VersionView]:
+    """Of versions of one adapter."""
+    if not found:
+        return []
+    contents = {version.digest for version in found if version.digest}
+    numbers = [version.version for version in found]
+    templates = {digest for v in found if (digest := v.serving.template_digest)}
+    proofs = await versions.list_proofs(connection, found[0].tenant_id, found[0].name, numbers)
+    faults = await versions.list_faults(connection, contents)
+    approved = await versions.approved_templates(connection, templates)
+    return [VersionView.of(version, pointing, proofs, faults, approved) for version in found]

@@ -1,0 +1,70 @@
+"""Retirement: no new request meets a retired version, those that have it keep it.
+
+A gateway tells the generation of the catalog it serves from and what it has in flight, in one row:
+once it has seen the retirement and has none of the version's requests left, it never will again.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from admin.adapters import aliases, versions
+from admin.adapters.adapters import find_adapter, lock_catalog
+from admin.database import Connection
+from admin.errors import Conflict
+from admin.queries import sql
+
+
+class Retirement(msgspec.Struct, frozen=True):
+    generation: int
+    """A gateway at this generation starts nothing new with the versions."""
+    keys: list[str]
+    """The versions as gateways name them."""
+
+
+class Progress(msgspec.Struct, frozen=True):
+    is_known: bool
+    """To every live gateway."""
+    in_flight: int
+
+
+async def retire_version(
+    connection: Connection, tenant_id: str, name: str, version: int
+) -> Retirement:
+    """Raises NotFound, Conflict (an alias points to it). A rejected version is gone at once."""
+    await lock_catalog(connection)
+    await versions.find_version(connection, tenant_id, name, version)
+    for alias in await aliases.list_aliases(connection, tenant_id, name):
+        if version in {alias.version, *(alias.canary or ())}:
+            raise Conflict(
+                f"alias {alias.alias!r} points to version {version}: promote another one first",
+                "version_in_use",
+            )
+    return await _retire(connection, tenant_id, name, [version])
+
+
+async def retire_adapter(connection: Connection, tenant_id: str, name: str) -> Retirement:
+    """All its versions, and its aliases with their history. Raises NotFound."""
+    await lock_catalog(connection)
+    await find_adapter(connection, tenant_id, name)
+    await connection.execute(sql["aliases_clear"], tenant_id, name)
+    found = await versions.list_versions(connection, tenant_id, name)
+    return await _retire(connection, tenant_id, name, [version.version for version in found])
+
+
+async def _retire(
+    connection: Connection, tenant_id: str, name: str, numbers: list[int]
+) -> Retirement:
+    await connection.execute(sql["version_retire"], tenant_id, name, numbers)
+    await connection.execute(sql["version_forget"], tenant_id, name, numbers)
+    generation = await connection.fetchval(sql["catalog_generation"])
+    return Retirement(generation, [f"{tenant_id}/{name}/{number}" for number in numbers])
+
+
+async def retirement_progress(connection: Connection, retirement: Retirement) -> Progress:
+    """What live gateways last said."""
+    row = await connection.fetchrow(
+        sql["retirement_progress"], retirement.generation, retirement.keys
+    )
+    assert row is not None
+    return Progress(row["is_known"], row["in_flight"])

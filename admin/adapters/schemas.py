@@ -1,0 +1,226 @@
+"""What the admin plane takes and tells about adapters. Unknown fields are refused by name."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+import msgspec
+
+from admin.adapters.adapters import AdapterSummary
+from admin.adapters.aliases import AliasMove
+from admin.adapters.stored import StoredContent
+from admin.adapters.versions import MAX_VERSION, Fault, Proof, VersionDetails
+from admin.records import AdapterState, Alias, CanaryPolicy, GenerationDefaults
+
+VersionNumber = Annotated[int, msgspec.Meta(ge=1, le=MAX_VERSION)]
+Weight = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+
+
+class PolicySet(CanaryPolicy, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """When the set goes back by itself; looks at the last `window_s`."""
+
+
+class AliasSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Either a version, or a canary set."""
+
+    version: VersionNumber | None = None
+    canary: dict[VersionNumber, Weight] | None = None
+    """Version to weight; the version that the alias points to now must be among them."""
+    policy: PolicySet | msgspec.UnsetType | None = msgspec.UNSET
+    """When the set goes back by itself; null: never; left out: the default policy."""
+
+
+class TemplateView(msgspec.Struct, frozen=True):
+    digest: str
+    approved: bool
+    """Until then no alias can point to the version; by its number it serves completions, not
+    chats."""
+    text: str
+
+
+class ServingView(msgspec.Struct, frozen=True):
+    template: TemplateView | None
+    stop: list[str]
+    defaults: GenerationDefaults
+    metadata: dict[str, str]
+
+
+class ProofView(msgspec.Struct, frozen=True):
+    layout: str
+    checksum: str
+    worker: str
+    proved_at: datetime
+    fingerprint: dict[str, Any]
+
+
+class ProvingView(msgspec.Struct, frozen=True):
+    detail: str | None
+    """Why it is not proved yet."""
+    attempts: int
+
+
+class FaultView(msgspec.Struct, frozen=True):
+    worker: str
+    code: str
+    message: str
+    since: datetime
+
+
+class VersionView(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    version: int
+    state: AdapterState
+    served: bool
+    """Ready, and every live gateway knows it."""
+    model: str | None
+    digest: str | None
+    max_rank: int | None
+    num_parameters: int | None
+    file_bytes: int | None
+    warnings: list[str]
+    error: dict[str, Any] | None
+    created_at: datetime
+    aliases: list[str]
+    """Those that point to it, alone or in a canary set."""
+    wanted_alias: str | None
+    """Given with the upload, and not pointed to it: not ready, moved since, or over the quota of
+    pins."""
+    uploaded_by: str | None
+    retired_at: datetime | None
+    serving: ServingView
+    proving: ProvingView | None
+    proofs: list[ProofView]
+    faults: list[FaultView]
+    """Of workers that could not load it when they last tried."""
+    stored: StoredContent | None = None
+    """What the store has of it; looked at where one version is shown."""
+    object: str = "adapter.version"
+
+    @classmethod
+    def of(
+        cls,
+        version: VersionDetails,
+        aliases: list[Alias],
+        proofs: list[Proof],
+        faults: list[Fault],
+        approved: set[str],
+    ) -> VersionView:
+        """All but the version may tell of others too."""
+        manifest = version.manifest
+        base_digest = manifest.base_digest if manifest else None
+        return cls(
+            name=version.name,
+            version=version.version,
+            state=version.state,
+            served=version.served,
+            model=version.base_name,
+            digest=version.digest,
+            max_rank=manifest.max_rank if manifest else None,
+            num_parameters=manifest.num_parameters if manifest else None,
+            file_bytes=manifest.file_bytes if manifest else None,
+            warnings=list(manifest.warnings) if manifest else [],
+            error=version.error,
+            created_at=version.created_at,
+            aliases=[a.alias for a in aliases if version.version in {a.version, *(a.canary or ())}],
+            wanted_alias=version.wanted_alias,
+            uploaded_by=version.uploaded_by,
+            retired_at=version.retired_at,
+            serving=_serving_view(version, approved),
+            proving=_proving_view(version),
+            proofs=[
+                ProofView(p.layout, p.checksum, p.worker, p.proved_at, p.fingerprint)
+                for p in proofs
+                if (p.version, p.base_digest) == (version.version, base_digest)
+            ],
+            faults=[
+                FaultView(f.worker, f.code, f.message, f.since)
+                for f in faults
+                # What came before this upload was reported of another tenant's.
+                if f.digest == version.digest and f.since >= version.created_at
+            ],
+        )
+
+
+def _serving_view(version: VersionDetails, approved: set[str]) -> ServingView:
+    serving, digest = version.serving, version.serving.template_digest
+    template = None
+    if digest is not None:
+        template = TemplateView(digest, digest in approved, serving.chat_template or "")
+    return ServingView(template, list(serving.stop), serving.defaults, serving.metadata)
+
+
+def _proving_view(version: VersionDetails) -> ProvingView | None:
+    if version.state is not AdapterState.PROVING:
+        return None
+    return ProvingView(version.detail, version.attempts or 0)
+
+
+class AdapterView(msgspec.Struct, frozen=True):
+    name: str
+    tenant: str
+    created_at: datetime
+    aliases: dict[str, int]
+    versions: list[VersionView]
+    object: str = "adapter"
+
+
+class AdapterSummaryView(msgspec.Struct, frozen=True):
+    """A line of a listing."""
+
+    name: str
+    tenant: str
+    created_at: datetime
+    aliases: dict[str, int]
+    states: dict[str, int]
+    """Number of versions in each state."""
+    last_state: str
+    """Of the newest version."""
+    object: str = "adapter.summary"
+
+    @classmethod
+    def of(cls, adapter: AdapterSummary, tenant: str) -> AdapterSummaryView:
+        return cls(
+            name=adapter.name,
+            tenant=tenant,
+            created_at=adapter.created_at,
+            aliases=adapter.aliases,
+            states=adapter.states,
+            last_state=adapter.last_state,
+        )
+
+
+class AliasView(msgspec.Struct, frozen=True):
+    name: str
+    alias: str
+    version: int
+    """Of a canary set the stable one."""
+    canary: dict[int, int] | None
+    policy: CanaryPolicy | None
+    pinned: bool
+    change: int | None
+    """Grows with each move."""
+    history: list[AliasMove]
+    """Newest first."""
+    object: str = "adapter.alias"
+
+    @classmethod
+    def of(cls, alias: Alias, history: list[AliasMove]) -> AliasView:
+        return cls(
+            name=alias.name,
+            alias=alias.alias,
+            version=alias.version,
+            canary=alias.canary,
+            policy=alias.policy,
+            pinned=alias.pinned,
+            change=alias.change,
+            history=history,
+        )
+
+
+class Retired(msgspec.Struct, frozen=True):
+    id: str
+    in_flight: int
+    """Requests that still have it; they end as they would have."""
+    deleted: bool = True
+    object: str = "deleted"

@@ -1,0 +1,45 @@
+"""Whether an adapter's files lie in the store as they were put there."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from adapters.format.validator import CONFIG_NAME, WEIGHTS_NAME, digest_streams
+from adapters.store.folder import NotInStore, Store, StoreUnavailable
+
+FILES = {CONFIG_NAME, WEIGHTS_NAME}
+
+
+class StoredContent(msgspec.Struct, frozen=True):
+    state: Literal["present", "intact", "missing", "damaged", "unknown"]
+    """present: of the right size; intact: every byte was read and is right; unknown: the store does
+    not answer."""
+    detail: str = ""
+
+
+def inspect(store: Store, digest: str, file_bytes: int, *, every_byte: bool) -> StoredContent:
+    """What the store has of a content of `file_bytes`, by the files' sizes or by every byte."""
+    try:
+        sizes = store.adapter_sizes(digest)
+        if missing := sorted(FILES - sizes.keys()):
+            return StoredContent("missing", f"the store has no {missing[0]} of it")
+        if (found := sum(sizes[name] for name in FILES)) != file_bytes:
+            return StoredContent("damaged", f"{found} bytes are stored of {file_bytes}")
+        if not every_byte:
+            return StoredContent("present")
+        with (
+            store.open_adapter_file(digest, CONFIG_NAME) as config,
+            store.open_adapter_file(digest, WEIGHTS_NAME) as weights,
+        ):
+            read = digest_streams(config.read(), weights, sizes[WEIGHTS_NAME])
+    except (NotInStore, FileNotFoundError):
+        return StoredContent("missing", "the store does not have it")
+    except StoreUnavailable:
+        return StoredContent("unknown", "the store does not answer")
+    except OSError as error:
+        return StoredContent("damaged", f"it cannot be read: {error.strerror}")
+    if read != digest:
+        return StoredContent("damaged", f"its SHA-256 is {read}")
+    return StoredContent("intact")

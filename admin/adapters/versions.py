@@ -1,0 +1,211 @@
+"""Immutable versions of adapters: made by uploads, ready once proved.
+
+Every writing function wants a transaction of its caller's. The first write takes the catalog's
+lock, so writers follow one another.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from adapters.manifest import AdapterManifest
+from admin.adapters import aliases
+from admin.adapters.adapters import lock_catalog
+from admin.database import Connection
+from admin.errors import NotFound
+from admin.queries import from_row, sql
+from admin.quotas import quotas
+from admin.records import AdapterState, AdapterVersion, ServingData
+
+MAX_VERSION = 2**31 - 1
+"""What the database can hold."""
+MAX_REJECTED = 20
+"""Refused uploads kept of a tenant, and as many versions that were proved wrong: enough to see what
+happened, too few to fill a disk."""
+REJECTED_DAYS = 7
+"""How long they are kept, in days."""
+
+
+class NewVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """What an upload makes a version of."""
+
+    tenant_id: str
+    name: str
+    base_name: str
+    manifest: AdapterManifest
+    serving: ServingData = ServingData()
+    alias: str | None = None
+    """To be pointed to it as soon as it is ready."""
+    key_id: str | None = None
+    approves_template: bool = False
+    """The chat template may run from now on."""
+
+
+class VersionDetails(AdapterVersion, frozen=True, kw_only=True):
+    wanted_alias: str | None = None
+    """Asked for by the upload and not pointed to it, or not yet."""
+    uploaded_by: str | None = None
+    """Id of the key."""
+    served: bool = False
+    """Every live gateway knows that it is ready."""
+    retired_at: datetime | None = None
+    attempts: int | None = None
+    """How often somebody set out to prove it."""
+    detail: str | None = None
+    """Why it is not proved yet."""
+
+
+class RejectedUpload(msgspec.Struct, frozen=True):
+    """An upload that was refused before it became a version."""
+
+    name: str
+    error: dict[str, Any]
+    """{code, field, got, allowed, hint}"""
+    uploaded_by: str | None
+    """Id of the key."""
+    rejected_at: datetime
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """What a worker found of one version. Another version of the same content has its own."""
+
+    version: int
+    base_digest: str
+    layout: str
+    checksum: str
+    fingerprint: dict[str, Any]
+    worker: str
+    proved_at: datetime
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """A worker could not load the content when it last tried."""
+
+    digest: str
+    worker: str
+    code: str
+    message: str
+    since: datetime
+
+
+async def add_version(connection: Connection, new: NewVersion) -> tuple[VersionDetails, bool]:
+    """A version with this content and serving data, and whether it is new.
+
+    A new version waits for a gateway to have it proved, also if the content was proved for another
+    one: what a tenant sees of its upload never depends on other tenants' uploads. Raises
+    AlreadyExists if a base model bears the name, Conflict for the alias or if the tenant's quota
+    has no room for it.
+    """
+    await lock_catalog(connection)
+    await connection.execute(sql["adapter_ensure"], new.tenant_id, new.name)
+    digest = new.manifest.digest
+    row = await connection.fetchrow(
+        sql["version_find_content"],
+        *(new.tenant_id, new.name, new.base_name, digest, new.serving),
+    )
+    if row is not None:
+        await _want_alias(connection, new, row["version"], row["state"])
+        found = await find_version(connection, new.tenant_id, new.name, row["version"])
+        return found, False
+    await quotas.check_holdings(connection, new.tenant_id, new.name, new.manifest)
+    number = await connection.fetchval(sql["version_next"], new.tenant_id, new.name)
+    key = (new.tenant_id, new.name, number)
+    await connection.execute(
+        sql["version_insert"],
+        *(*key, AdapterState.PROVING, digest, new.base_name, new.manifest, None),
+        *(new.serving, new.alias, new.key_id),
+    )
+    await connection.execute(sql["version_prove"], *key, new.base_name)
+    return await find_version(connection, *key), True
+
+
+async def _want_alias(
+    connection: Connection, new: NewVersion, version: int, state: AdapterState
+) -> None:
+    """What an upload of what is there already changes."""
+    if new.alias is None:
+        return
+    if state == AdapterState.READY:
+        alias = (new.tenant_id, new.name, new.alias)
+        await aliases.set_alias(connection, *alias, version, new.key_id)
+    else:
+        key = (new.tenant_id, new.name, version)
+        await connection.execute(sql["version_want_alias"], *key, new.alias, new.key_id)
+
+
+async def add_rejected(
+    connection: Connection,
+    tenant_id: str,
+    name: str,
+    error: dict[str, Any],
+    key_id: str | None = None,
+) -> None:
+    """Keeps the reason of a refused upload, and of the tenant's earlier ones the newest."""
+    await connection.execute(
+        sql["rejected_upload_add"], tenant_id, name, error, key_id, MAX_REJECTED
+    )
+
+
+async def list_rejected(connection: Connection, tenant_id: str) -> list[RejectedUpload]:
+    """Newest first."""
+    rows = await connection.fetch(sql["rejected_upload_list"], tenant_id)
+    return [from_row(RejectedUpload, row) for row in rows]
+
+
+async def prune_rejected(connection: Connection) -> None:
+    """Forgets refused uploads, and versions that were proved wrong, that are old or too many.
+
+    Changes the catalog only if there are such versions.
+    """
+    await connection.execute(sql["rejected_uploads_prune"], REJECTED_DAYS)
+    rows = await connection.fetch(sql["rejected_versions_to_prune"], REJECTED_DAYS, MAX_REJECTED)
+    for row in rows:
+        key = (row["tenant_id"], row["name"], row["version"])
+        await connection.execute(sql["version_delete"], *key)
+
+
+async def list_versions(
+    connection: Connection, tenant_id: str, name: str, after: int = 0, limit: int | None = None
+) -> list[VersionDetails]:
+    """By number. `limit` None: all."""
+    rows = await connection.fetch(sql["version_list"], tenant_id, name, after, limit)
+    return [from_row(VersionDetails, row) for row in rows]
+
+
+async def find_version(
+    connection: Connection, tenant_id: str, name: str, version: int
+) -> VersionDetails:
+    """Raises NotFound."""
+    row = None
+    if 0 < version <= MAX_VERSION:
+        row = await connection.fetchrow(sql["version_find"], tenant_id, name, version)
+    if row is None:
+        raise NotFound(f"no version {version} of adapter {name[:128]!r}", "version_not_found")
+    return from_row(VersionDetails, row)
+
+
+async def list_proofs(
+    connection: Connection, tenant_id: str, name: str, numbers: list[int]
+) -> list[Proof]:
+    rows = await connection.fetch(sql["version_proofs"], tenant_id, name, numbers)
+    return [from_row(Proof, row) for row in rows]
+
+
+async def list_faults(connection: Connection, digests: set[str]) -> list[Fault]:
+    rows = await connection.fetch(sql["version_faults"], sorted(digests))
+    return [from_row(Fault, row) for row in rows]
+
+
+async def approve_template(connection: Connection, digest: str, key_id: str | None) -> None:
+    """Lets the chat template of this digest run, whichever tenant uploads it; versions that waited
+    for that are ready."""
+    await connection.execute(sql["template_approve"], digest, key_id)
+
+
+async def approved_templates(connection: Connection, digests: set[str]) -> set[str]:
+    """Those of these digests that may run."""
+    rows = await connection.fetch(sql["templates_approved"], sorted(digests))
+    return {row["digest"] for row in rows}

@@ -1,0 +1,42 @@
+"""Prunes the audit log: rows older than the setting `audit_days` go, some at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import UTC, datetime, timedelta
+
+from admin.audit.audit import prune
+from admin.database import EVERYTHING, Database
+from admin.errors import AdminError
+
+log = logging.getLogger(__name__)
+
+ROWS_AT_ONCE = 2000
+"""Rows that one transaction verifies and removes: about 20 ms of the event loop."""
+SLACK = timedelta(days=1)
+"""Time a row may stay longer: each prune writes a row, and must remove more than that."""
+INTERVAL_S = 600.0
+"""Between two looks at the oldest row."""
+PAUSE_S = 1.0
+"""Between two parts, so that changes do not wait for the chain's lock."""
+
+
+async def keep_audit_days(database: Database, pepper: bytes, days: int) -> None:
+    """Prunes for ever."""
+    while True:
+        pause_s = INTERVAL_S
+        try:
+            if await prune_old(database, pepper, days) == ROWS_AT_ONCE:
+                pause_s = PAUSE_S
+        except AdminError as error:
+            log.error("the audit log is not pruned: %s", error)
+        await asyncio.sleep(pause_s)
+
+
+async def prune_old(database: Database, pepper: bytes, days: int, limit: int = ROWS_AT_ONCE) -> int:
+    """How many rows it removed: none until one is a day older than `days`, then all older than
+    that, `limit` at a time. Raises AdminError."""
+    before = datetime.now(UTC) - timedelta(days=days)
+    async with database.transaction(EVERYTHING) as connection:
+        return await prune(connection, pepper, before, SLACK, limit)

@@ -1,0 +1,122 @@
+"""Adapters and their versions: list, show, retire. An admin key says whose with `tenant`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from litestar import Controller, delete, get, post
+from litestar.params import FromPath, FromQuery, QueryParameter
+
+from admin.adapters import adapters, retirement, versions
+from admin.adapters.describe import describe_adapter, describe_version, describe_versions
+from admin.adapters.schemas import AdapterSummaryView, AdapterView, Retired, VersionView
+from admin.audit.audit import changing
+from admin.errors import NotFound
+from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
+from admin.http.request import AdminRequest
+from admin.schemas import Page, page
+
+OWN = [requires(ADMIN, ADAPTERS_WRITE)]
+
+
+class AdapterController(Controller):
+    path = "/adapters"
+
+    @get(guards=OWN)
+    async def list_adapters(
+        self,
+        request: AdminRequest,
+        tenant: FromQuery[str | None] = None,
+        after: FromQuery[str] = "",
+        limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
+    ) -> Page[AdapterSummaryView]:
+        """By name."""
+        async with request.reading() as connection:
+            owner = await tenant_for(connection, request.user, tenant)
+            found = await adapters.list_adapters(connection, owner.id, after, limit + 1)
+        return page([AdapterSummaryView.of(adapter, owner.name) for adapter in found], limit)
+
+    @get("/{name:str}", guards=OWN)
+    async def show_adapter(
+        self, request: AdminRequest, name: FromPath[str], tenant: FromQuery[str | None] = None
+    ) -> AdapterView:
+        async with request.reading() as connection:
+            owner = await tenant_for(connection, request.user, tenant)
+            return await describe_adapter(connection, owner, name)
+
+    @delete("/{name:str}", guards=OWN, status_code=200)
+    async def delete_adapter(
+        self, request: AdminRequest, name: FromPath[str], tenant: FromQuery[str | None] = None
+    ) -> Retired:
+        """With all its versions and aliases. Requests that have one of them go on."""
+        async with changing(request.plane.database, request.actor) as connection:
+            owner = await tenant_for(connection, request.user, tenant)
+            retired = await retirement.retire_adapter(connection, owner.id, name)
+        return Retired(name, await request.plane.settle_retirement(retired))
+
+    @get("/{name:str}/versions", guards=OWN)
+    async def list_versions(
+        self,
+        request: AdminRequest,
+        name: FromPath[str],
+        tenant: FromQuery[str | None] = None,
+        after: Annotated[int, QueryParameter(ge=0, le=versions.MAX_VERSION)] = 0,
+        limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
+    ) -> Page[VersionView]:
+        """By number, rejected ones too, with the reason."""
+        async with request.reading() as connection:
+            owner = await tenant_for(connection, request.user, tenant)
+            found = await describe_versions(connection, owner, name, after, limit + 1)
+        return page(found, limit)
+
+    @get("/{name:str}/versions/{version:int}", guards=OWN)
+    async def show_version(
+        self,
+        request: AdminRequest,
+        name: FromPath[str],
+        version: FromPath[int],
+        tenant: FromQuery[str | None] = None,
+        verify: FromQuery[bool] = False,
+    ) -> VersionView:
+        """`stored` tells whether the store has its files, by their sizes; with `verify` by every
+        byte of them, one version at a time."""
+        async with request.reading() as connection:
+            owner = await tenant_for(connection, request.user, tenant)
+            shown = await describe_version(connection, owner, name, version)
+        stored = await request.plane.inspect(shown.digest, shown.file_bytes, every_byte=verify)
+        return msgspec.structs.replace(shown, stored=stored)
+
+    @delete("/{name:str}/versions/{version:int}", guards=OWN, status_code=200)
+    async def delete_version(
+        self,
+        request: AdminRequest,
+        name: FromPath[str],
+        version: FromPath[int],
+        tenant: FromQuery[str | None] = None,
+    ) -> Retired:
+        """409 while an alias points to it. Requests that have it go on."""
+        async with changing(request.plane.database, request.actor) as connection:
+            owner = await tenant_for(connection, request.user, tenant)
+            retired = await retirement.retire_version(connection, owner.id, name, version)
+        return Retired(f"{name}@{version}", await request.plane.settle_retirement(retired))
+
+    @post("/{name:str}/versions/{version:int}/template/approve", guards=[requires(ADMIN)])
+    async def approve_template(
+        self,
+        request: AdminRequest,
+        name: FromPath[str],
+        version: FromPath[int],
+        tenant: FromQuery[str | None] = None,
+    ) -> VersionView:
+        """Lets this version's chat template run, and the same text of any other. Versions that are
+        proved and waited for this are ready."""
+        async with request.transaction() as connection:
+            owner = await tenant_for(connection, request.user, tenant)
+            found = await versions.find_version(connection, owner.id, name, version)
+            if found.serving.template_digest is None:
+                raise NotFound(f"{name}@{version} has no chat template", "template_not_found")
+            await versions.approve_template(
+                connection, found.serving.template_digest, request.user.id
+            )
+            return await describe_version(connection, owner, name, version)

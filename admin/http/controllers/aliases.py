@@ -1,0 +1,152 @@
+"""Aliases: point to a version or a canary set, roll back, pin.
+
+An admin key says whose with `tenant`.
+"""
+
+from __future__ import annotations
+
+from litestar import Controller, Response, delete, get, post, put
+from litestar.params import FromPath, FromQuery, JSONBody
+
+from admin.adapters import aliases
+from admin.adapters.adapters import lock_catalog
+from admin.adapters.describe import describe_alias
+from admin.adapters.schemas import AliasSet, AliasView
+from admin.database import Connection
+from admin.errors import Invalid, NotFound
+from admin.http import preconditions
+from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
+from admin.http.preconditions import IfMatch, etag, tagged
+from admin.http.request import AdminRequest
+from admin.records import CanaryPolicy, Tenant
+from admin.schemas import Deleted
+
+OWN = [requires(ADMIN, ADAPTERS_WRITE)]
+
+
+class AliasController(Controller):
+    path = "/adapters/{name:str}/aliases/{alias:str}"
+
+    @get(guards=OWN)
+    async def show_alias(
+        self,
+        request: AdminRequest,
+        name: FromPath[str],
+        alias: FromPath[str],
+        tenant: FromQuery[str | None] = None,
+    ) -> Response[AliasView]:
+        """With its history."""
+        async with request.reading() as connection:
+            owner = await tenant_for(connection, request.user, tenant)
+            return tagged(await describe_alias(connection, owner, name, alias))
+
+    @put(guards=OWN)
+    async def set_alias(
+        self,
+        request: AdminRequest,
+        name: FromPath[str],
+        alias: FromPath[str],
+        data: JSONBody[AliasSet],
+        tenant: FromQuery[str | None] = None,
+        if_match: IfMatch = None,
+    ) -> Response[AliasView]:
+        """Promote a version or start a canary: in one step, for every request from then on."""
+        async with request.transaction() as connection:
+            owner = await tenant_for(connection, request.user, tenant)
+            await _check(connection, owner, name, alias, if_match)
+            key = (connection, owner.id, name, alias)
+            if data.version is not None and data.canary is None and not data.policy:
+                await aliases.set_alias(*key, data.version, request.user.id)
+            elif data.canary is not None and data.version is None:
+                policy = data.policy if isinstance(data.policy, CanaryPolicy | None) else _DEFAULT
+                await aliases.set_canary(*key, data.canary, policy, request.user.id)
+            else:
+                raise Invalid("give a version, or a canary set with or without a policy")
+            return tagged(await describe_alias(connection, owner, name, alias))
+
+    @delete(guards=OWN, status_code=200)
+    async def delete_alias(
+        self,
+        request: AdminRequest,
+        name: FromPath[str],
+        alias: FromPath[str],
+        tenant: FromQuery[str | None] = None,
+        if_match: IfMatch = None,
+    ) -> Deleted:
+        """409 for `prod`, which goes with the adapter."""
+        async with request.transaction() as connection:
+            owner = await tenant_for(connection, request.user, tenant)
+            await _check(connection, owner, name, alias, if_match)
+            await aliases.delete_alias(connection, owner.id, name, alias, request.user.id)
+        return Deleted(f"{name}@{alias}")
+
+    @post("/rollback", guards=OWN, status_code=200)
+    async def roll_back(
+        self,
+        request: AdminRequest,
+        name: FromPath[str],
+        alias: FromPath[str],
+        tenant: FromQuery[str | None] = None,
+        if_match: IfMatch = None,
+    ) -> Response[AliasView]:
+        """Undo the last move: back to the version or canary set before it. Twice undoes nothing:
+        who may have to repeat the request gives If-Match."""
+        async with request.transaction() as connection:
+            owner = await tenant_for(connection, request.user, tenant)
+            await _check(connection, owner, name, alias, if_match)
+            await aliases.roll_back(connection, owner.id, name, alias, request.user.id)
+            return tagged(await describe_alias(connection, owner, name, alias))
+
+    @put("/pin", guards=OWN)
+    async def pin(
+        self,
+        request: AdminRequest,
+        name: FromPath[str],
+        alias: FromPath[str],
+        tenant: FromQuery[str | None] = None,
+        if_match: IfMatch = None,
+    ) -> Response[AliasView]:
+        """Keep what it points to on the device, now and after every move; 409 beyond the quota."""
+        return await _pin(request, name, alias, tenant, if_match, pinned=True)
+
+    @delete("/pin", guards=OWN, status_code=200)
+    async def unpin(
+        self,
+        request: AdminRequest,
+        name: FromPath[str],
+        alias: FromPath[str],
+        tenant: FromQuery[str | None] = None,
+        if_match: IfMatch = None,
+    ) -> Response[AliasView]:
+        """Leave it to its use whether it stays on the device."""
+        return await _pin(request, name, alias, tenant, if_match, pinned=False)
+
+
+_DEFAULT = CanaryPolicy()
+
+
+async def _pin(
+    request: AdminRequest,
+    name: str,
+    alias: str,
+    tenant: str | None,
+    if_match: str | None,
+    *,
+    pinned: bool,
+) -> Response[AliasView]:
+    async with request.transaction() as connection:
+        owner = await tenant_for(connection, request.user, tenant)
+        await _check(connection, owner, name, alias, if_match)
+        await aliases.pin_alias(connection, owner.id, name, alias, pinned)
+        return tagged(await describe_alias(connection, owner, name, alias))
+
+
+async def _check(
+    connection: Connection, owner: Tenant, name: str, alias: str, if_match: str | None
+) -> None:
+    await lock_catalog(connection)
+    try:
+        current = etag(await describe_alias(connection, owner, name, alias))
+    except NotFound:
+        current = None
+    preconditions.check(if_match, current)

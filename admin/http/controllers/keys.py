@@ -1,0 +1,180 @@
+"""API keys: create and rotate (shown once), list, show, revoke."""
+
+from __future__ import annotations
+
+import ipaddress
+from datetime import UTC, datetime
+from typing import Annotated
+
+import msgspec
+from litestar import Controller, Response, delete, get, post
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+
+from admin.adapters.adapters import lock_catalog
+from admin.database import Connection
+from admin.errors import Invalid
+from admin.http import preconditions
+from admin.http.guards import ADMIN, requires
+from admin.http.idempotency import IdempotencyKey, Once, once
+from admin.http.preconditions import IfMatch, etag, tagged
+from admin.http.request import AdminRequest
+from admin.keys import keys
+from admin.keys.keys import KeyRights
+from admin.records import ADMIN_SCOPES, TENANT_SCOPES, new_key, plain_model
+from admin.schemas import KeyCreate, KeyCreated, KeyRotate, KeyView, Page, page
+from admin.tenants import tenants
+
+
+class KeyController(Controller):
+    path = "/"
+
+    @post("/tenants/{tenant:str}/keys", guards=[requires(ADMIN)])
+    async def create_key(
+        self,
+        request: AdminRequest,
+        tenant: FromPath[str],
+        data: JSONBody[KeyCreate],
+        idempotency_key: IdempotencyKey = None,
+    ) -> Response[KeyCreated]:
+        """A key of a tenant. Its text is in this answer and nowhere else."""
+
+        async def create(now: Once) -> KeyView:
+            rights = _rights(data, TENANT_SCOPES)
+            owner = await tenants.find_tenant(now.connection, tenant)
+            pepper = request.plane.config.pepper
+            made = await keys.issue_key(now.connection, pepper, owner.id, rights, seed=now.seed)
+            return KeyView.of(made[0])
+
+        return await once(request, idempotency_key, create, _with_text)
+
+    @get("/tenants/{tenant:str}/keys", guards=[requires(ADMIN)])
+    async def list_keys(
+        self,
+        request: AdminRequest,
+        tenant: FromPath[str],
+        after: FromQuery[str] = "",
+        limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
+    ) -> Page[KeyView]:
+        """By id, revoked and expired ones too."""
+        async with request.reading() as connection:
+            owner = await tenants.find_tenant(connection, tenant)
+            found = await keys.list_keys(connection, owner.id, after, limit + 1)
+        return page([KeyView.of(key) for key in found], limit)
+
+    @post("/keys", guards=[requires(ADMIN)])
+    async def create_admin_key(
+        self,
+        request: AdminRequest,
+        data: JSONBody[KeyCreate],
+        idempotency_key: IdempotencyKey = None,
+    ) -> Response[KeyCreated]:
+        """An admin key: it manages, it does not infer."""
+        if data.models is not None:
+            raise Invalid("an admin key infers with no model", "invalid_models", "models")
+
+        async def create(now: Once) -> KeyView:
+            rights = _rights(data, ADMIN_SCOPES)
+            pepper = request.plane.config.pepper
+            made = await keys.issue_key(now.connection, pepper, None, rights, seed=now.seed)
+            return KeyView.of(made[0])
+
+        return await once(request, idempotency_key, create, _with_text)
+
+    @get("/keys", guards=[requires(ADMIN)])
+    async def list_admin_keys(
+        self,
+        request: AdminRequest,
+        after: FromQuery[str] = "",
+        limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
+    ) -> Page[KeyView]:
+        async with request.reading() as connection:
+            found = await keys.list_keys(connection, None, after, limit + 1)
+        return page([KeyView.of(key) for key in found], limit)
+
+    @get("/keys/{key_id:str}", guards=[requires(ADMIN)])
+    async def show_key(self, request: AdminRequest, key_id: FromPath[str]) -> Response[KeyView]:
+        """A key without its text. The ETag leaves out when it was last used."""
+        async with request.reading() as connection:
+            return _tagged(KeyView.of(await keys.get_key(connection, key_id)))
+
+    @post("/keys/{key_id:str}/rotate", guards=[requires(ADMIN)])
+    async def rotate_key(
+        self,
+        request: AdminRequest,
+        key_id: FromPath[str],
+        data: JSONBody[KeyRotate],
+        idempotency_key: IdempotencyKey = None,
+        if_match: IfMatch = None,
+    ) -> Response[KeyCreated]:
+        """A new key with the same rights, shown in this answer; the old one goes on for a while."""
+
+        async def create(now: Once) -> KeyView:
+            _check_ahead(data.expires_at)
+            await _check(now.connection, key_id, if_match)
+            pepper = request.plane.config.pepper
+            made = await keys.rotate_key(
+                now.connection, pepper, key_id, data.overlap_s, data.expires_at, now.seed
+            )
+            return KeyView.of(made[0])
+
+        return await once(request, idempotency_key, create, _with_text)
+
+    @delete("/keys/{key_id:str}", guards=[requires(ADMIN)], status_code=200)
+    async def revoke_key(
+        self, request: AdminRequest, key_id: FromPath[str], if_match: IfMatch = None
+    ) -> Response[KeyView]:
+        """For good, and when this is answered, everywhere. The record stays."""
+        async with request.transaction() as connection:
+            await _check(connection, key_id, if_match)
+            revoked = KeyView.of(await keys.revoke_key(connection, key_id))
+        return _tagged(revoked)
+
+
+def _with_text(record: bytes, seed: bytes) -> bytes:
+    """The answer with the new key's text, which is kept nowhere: it follows from the seed."""
+    made = {"key": new_key(seed).text, "record": msgspec.Raw(record), "object": "api_key.created"}
+    return msgspec.json.encode(made)
+
+
+async def _check(connection: Connection, key_id: str, if_match: str | None) -> None:
+    await lock_catalog(connection)
+    preconditions.check(if_match, _tag(KeyView.of(await keys.get_key(connection, key_id))))
+
+
+def _tag(view: KeyView) -> str:
+    """A use is no change."""
+    return etag(msgspec.structs.replace(view, last_used_at=None))
+
+
+def _tagged(view: KeyView) -> Response[KeyView]:
+    return tagged(view, _tag(view))
+
+
+def _rights(data: KeyCreate, allowed: frozenset[str]) -> KeyRights:
+    """Raises Invalid, also for a scope its kind of key cannot have."""
+    scopes = allowed if data.scopes is None else data.scopes
+    if not scopes or not scopes <= allowed:
+        raise Invalid(f"scopes can be {', '.join(sorted(allowed))}", "invalid_scope", "scopes")
+    _check_ahead(data.expires_at)
+    if data.expires_at and data.not_before and data.expires_at <= data.not_before:
+        raise Invalid("expires_at is not after not_before", "invalid_expiry", "expires_at")
+    return KeyRights(
+        scopes=scopes,
+        name=data.name,
+        not_before=data.not_before,
+        expires_at=data.expires_at,
+        models=None if data.models is None else frozenset(map(plain_model, data.models)),
+        cidrs=None if data.cidrs is None else tuple(map(_network, data.cidrs)),
+    )
+
+
+def _check_ahead(expires_at: datetime | None) -> None:
+    if expires_at is not None and expires_at <= datetime.now(UTC):
+        raise Invalid("expires_at has passed", "invalid_expiry", "expires_at")
+
+
+def _network(text: str) -> str:
+    try:
+        return str(ipaddress.ip_network(text))
+    except ValueError as error:
+        raise Invalid(str(error), "invalid_cidr", "cidrs") from None

@@ -1,0 +1,130 @@
+"""Base models: register a digest of the store under a name, list, read, change, delete."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from litestar import Controller, Response, delete, get, patch, post
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+
+from adapters.manifest import BaseModelShape
+from admin.adapters.adapters import lock_catalog
+from admin.database import Connection
+from admin.errors import Invalid, Overtaken
+from admin.http import preconditions
+from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires
+from admin.http.idempotency import IdempotencyKey, Once, once
+from admin.http.preconditions import IfMatch, etag, tagged
+from admin.http.request import AdminRequest
+from admin.models import models
+from admin.records import BaseModel
+from admin.schemas import (
+    Deleted,
+    ModelChange,
+    ModelDetails,
+    ModelRegister,
+    ModelView,
+    Page,
+    page,
+)
+from admin.workers import workers
+
+
+class ModelController(Controller):
+    path = "/models"
+
+    @post(guards=[requires(ADMIN)])
+    async def register_model(
+        self,
+        request: AdminRequest,
+        data: JSONBody[ModelRegister],
+        idempotency_key: IdempotencyKey = None,
+    ) -> Response[ModelView]:
+        """The model must have been imported into the store; the same again changes nothing."""
+        shape, length = await _describe(request, data.digest, data.max_model_len)
+
+        async def create(now: Once) -> ModelView:
+            made = await models.register_model(now.connection, data.name, shape, length)
+            return ModelView.of(made)
+
+        return await once(request, idempotency_key, create)
+
+    @get(guards=[requires(ADMIN, ADAPTERS_WRITE)])
+    async def list_models(
+        self,
+        request: AdminRequest,
+        after: FromQuery[str] = "",
+        limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
+    ) -> Page[ModelDetails]:
+        """By name, each with its tier on each worker."""
+        async with request.reading() as connection:
+            found = await models.list_models(connection, after, limit + 1)
+            states = await workers.model_states(connection, {model.digest for model in found})
+        return page([ModelDetails.with_states(m, states[m.digest]) for m in found], limit)
+
+    @get("/{name:str}", guards=[requires(ADMIN, ADAPTERS_WRITE)])
+    async def show_model(
+        self, request: AdminRequest, name: FromPath[str]
+    ) -> Response[ModelDetails]:
+        """What is served under the name, and in which tier each worker has it. The ETag is of the
+        model alone."""
+        async with request.reading() as connection:
+            model = await models.find_model(connection, name)
+            states = await workers.model_states(connection, [model.digest])
+        details = ModelDetails.with_states(model, states[model.digest])
+        return tagged(details, etag(ModelView.of(model)))
+
+    @patch("/{name:str}", guards=[requires(ADMIN)])
+    async def change_model(
+        self,
+        request: AdminRequest,
+        name: FromPath[str],
+        data: JSONBody[ModelChange],
+        if_match: IfMatch = None,
+    ) -> Response[ModelView]:
+        """409 for other weights while adapters are bound to those there are. Workers load, keep or
+        unload it by its residency, when what runs in the way has ended."""
+        async with request.reading() as connection:
+            known = await models.find_model(connection, name)
+        digest = data.digest or known.digest
+        is_same = digest == known.digest
+        length = data.max_model_len or (known.max_model_len if is_same else None)
+        if data.digest is None and data.max_model_len is None:
+            shape, length = known.shape, known.max_model_len
+        else:
+            shape, length = await _describe(request, digest, length)
+        async with request.transaction() as connection:
+            if await _checked(connection, name, if_match) != known:
+                raise Overtaken
+            changed = await models.register_model(connection, name, shape, length)
+            if data.residency is not None:
+                changed = await models.set_residency(connection, name, data.residency)
+        return tagged(ModelView.of(changed))
+
+    @delete("/{name:str}", guards=[requires(ADMIN)], status_code=200)
+    async def delete_model(
+        self, request: AdminRequest, name: FromPath[str], if_match: IfMatch = None
+    ) -> Deleted:
+        """Its name and its price; 409 while adapters are bound to it. The store keeps the files."""
+        async with request.transaction() as connection:
+            await _checked(connection, name, if_match)
+            await models.delete_model(connection, name)
+        return Deleted(name)
+
+
+async def _describe(
+    request: AdminRequest, digest: str, length: int | None
+) -> tuple[BaseModelShape, int]:
+    """Shape of a model of the store, and the length to serve it with. Raises Invalid."""
+    shape, longest = await asyncio.to_thread(request.plane.describe_model, digest)
+    if (length or longest) > longest:
+        raise Invalid(f"the model was made for {longest} tokens", None, "max_model_len")
+    return shape, length or longest
+
+
+async def _checked(connection: Connection, name: str, if_match: str | None) -> BaseModel:
+    await lock_catalog(connection)
+    found = await models.find_model(connection, name)
+    preconditions.check(if_match, etag(ModelView.of(found)))
+    return found

@@ -1,0 +1,273 @@
+"""Usage and costs in OpenAI's shape, for dashboards that read theirs. A project is a tenant."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from itertools import groupby
+from typing import Generic, NamedTuple, TypeVar
+
+import msgspec
+from litestar import Controller, get
+
+from admin.errors import Invalid
+from admin.http.guards import ADMIN, requires
+from admin.http.parameters import READS_QUERY
+from admin.http.request import AdminRequest
+from admin.money import PICO
+from admin.usage.usage import UsageQuestion, UsageSum, Width, report
+
+T = TypeVar("T")
+
+
+class Widths(NamedTuple):
+    width: Width
+    default: int
+    """Buckets a page if nobody says how many."""
+    most: int
+
+
+class Parameters(NamedTuple):
+    """What a report can be asked for."""
+
+    widths: Mapping[str, Widths]
+    model: str
+    """What a base model is called here, to group by; with an s, to select by."""
+
+    @property
+    def dimensions(self) -> tuple[str, ...]:
+        return ("project_id", "api_key_id", self.model)
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        return ("group_by", "project_ids", "api_key_ids", f"{self.model}s")
+
+
+COMPLETIONS = Parameters(
+    {
+        "1m": Widths(Width.MINUTE, 60, 1440),
+        "1h": Widths(Width.HOUR, 24, 168),
+        "1d": Widths(Width.DAY, 7, 31),
+    },
+    "model",
+)
+COSTS = Parameters({"1d": Widths(Width.DAY, 7, 180)}, "line_item")
+_COMMA = re.compile(",(?! )")
+SINGLE = ("start_time", "end_time", "bucket_width", "limit", "page")
+MOST_SUMS = 20_000
+"""In a page, unless its first bucket has more: it then ends before what was asked for."""
+
+
+class UsageResult(msgspec.Struct, frozen=True):
+    input_tokens: int
+    output_tokens: int
+    input_cached_tokens: int
+    num_model_requests: int
+    project_id: str | None = None
+    user_id: None = None
+    api_key_id: str | None = None
+    model: str | None = None
+    batch: None = None
+    service_tier: None = None
+    input_audio_tokens: int = 0
+    output_audio_tokens: int = 0
+    object: str = "organization.usage.completions.result"
+
+
+class Amount(msgspec.Struct, frozen=True):
+    value: float
+    """The nearest to the exact sum, which /admin/v1/usage tells."""
+    currency: str = "usd"
+
+
+class CostResult(msgspec.Struct, frozen=True):
+    amount: Amount
+    line_item: str | None = None
+    """Such as `MODEL, cached input`: of a base model with its adapters."""
+    project_id: str | None = None
+    api_key_id: str | None = None
+    user_id: None = None
+    quantity: None = None
+    quantity_unit: None = None
+    object: str = "organization.costs.result"
+
+
+class Bucket(msgspec.Struct, Generic[T], frozen=True):
+    start_time: int
+    end_time: int
+    results: list[T]
+    object: str = "bucket"
+
+
+class Buckets(msgspec.Struct, Generic[T], frozen=True):
+    data: list[Bucket[T]]
+    has_more: bool
+    next_page: str | None
+    object: str = "page"
+
+
+class OrganizationController(Controller):
+    path = "/v1/organization"
+
+    @get("/usage/completions", guards=[requires(ADMIN)], opt={READS_QUERY: True})
+    async def show_completions(self, request: AdminRequest) -> Buckets[UsageResult]:
+        """Every bucket from `start_time` to `end_time`, those without requests too. Raises Invalid
+        for a parameter that is wrong or not supported."""
+        return await _answer(request, COMPLETIONS, _usage)
+
+    @get("/costs", guards=[requires(ADMIN)], opt={READS_QUERY: True})
+    async def show_costs(self, request: AdminRequest) -> Buckets[CostResult]:
+        """The same of what it cost."""
+        return await _answer(request, COSTS, _costs)
+
+
+async def _answer(
+    request: AdminRequest,
+    parameters: Parameters,
+    results: Callable[[Sequence[UsageSum], Given], list[T]],
+) -> Buckets[T]:
+    given = Given(request, parameters)
+    wide = given.width
+    limit = given.number("limit", wide.default)
+    if not 1 <= limit <= wide.most:
+        raise Invalid(f"limit must be from 1 to {wide.most}", "invalid", "limit")
+    since = given.moment("page") or given.moment("start_time")
+    if since is None:
+        raise Invalid("start_time is missing", "missing", "start_time")
+    start = wide.width.floor(since)
+    end = given.moment("end_time") or datetime.now(UTC)
+    if end <= start:
+        raise Invalid("end_time must be after start_time", "invalid", "end_time")
+    asked = UsageQuestion(
+        start=start,
+        end=min(end, start + limit * wide.width.value),
+        width=wide.width,
+        tenants=given.several("project_ids"),
+        models=given.models,
+        keys=given.several("api_key_ids"),
+        by_tenant="project_id" in given.group_by,
+        by_model=parameters is COSTS or parameters.model in given.group_by,
+        by_key="api_key_id" in given.group_by,
+    )
+    async with request.reading() as connection:
+        found = await report(connection, asked, limit=MOST_SUMS + 1)
+        if len(found) > MOST_SUMS:
+            # All buckets before the last, which may not be whole.
+            whole = max(found[-1].start, start + wide.width.value)
+            asked = msgspec.structs.replace(asked, end=whole)
+            found = await report(connection, asked)
+    by_start = {start: results(list(sums), given) for start, sums in groupby(found, _start)}
+    next_page = str(int(asked.end.timestamp())) if asked.end < end else None
+    return Buckets(
+        data=_buckets(asked, by_start), has_more=next_page is not None, next_page=next_page
+    )
+
+
+def _buckets(asked: UsageQuestion, by_start: Mapping[datetime, list[T]]) -> list[Bucket[T]]:
+    buckets: list[Bucket[T]] = []
+    start = asked.start
+    while start < asked.end:
+        end = start + asked.width.value
+        buckets.append(
+            Bucket(int(start.timestamp()), int(end.timestamp()), by_start.get(start, []))
+        )
+        start = end
+    return buckets
+
+
+def _start(found: UsageSum) -> datetime:
+    return found.start
+
+
+def _usage(found: Sequence[UsageSum], given: Given) -> list[UsageResult]:
+    return [
+        UsageResult(
+            input_tokens=each.prompt_tokens,
+            output_tokens=each.completion_tokens,
+            input_cached_tokens=each.cached_tokens,
+            num_model_requests=each.requests,
+            project_id=each.tenant_id if "project_id" in given.group_by else None,
+            api_key_id=each.key_id if "api_key_id" in given.group_by else None,
+            model=each.model if "model" in given.group_by else None,
+        )
+        for each in found
+    ]
+
+
+def _costs(found: Sequence[UsageSum], given: Given) -> list[CostResult]:
+    """Line items that cost nothing are left out."""
+    tells_items = "line_item" in given.group_by
+    amounts: dict[tuple[str | None, str | None, str | None], Decimal] = defaultdict(Decimal)
+    for each in found:
+        project = each.tenant_id if "project_id" in given.group_by else None
+        key = each.key_id if "api_key_id" in given.group_by else None
+        for item, cost in _line_items(each):
+            if given.wants(item) and (cost or not tells_items):
+                amounts[project, key, item if tells_items else None] += cost
+    return [
+        CostResult(Amount(float(amount.scaleb(-PICO))), item, project, key)
+        for (project, key, item), amount in amounts.items()
+    ]
+
+
+def _line_items(found: UsageSum) -> Iterator[tuple[str, Decimal]]:
+    """What was recorded without its parts is an item of the model alone."""
+    yield f"{found.model}, input", found.input_cost
+    yield f"{found.model}, cached input", found.cached_input_cost
+    yield f"{found.model}, output", found.output_cost
+    yield found.model, found.unsplit_cost
+
+
+class Given:
+    """The query's parameters; a list may also be spelled `name[]`, as OpenAI's clients do."""
+
+    def __init__(self, request: AdminRequest, parameters: Parameters) -> None:
+        self._values: dict[str, list[str]] = defaultdict(list)
+        for name, value in request.query_params.multi_items():
+            plain = name.removesuffix("[]")
+            if plain not in parameters.lists and name not in SINGLE:
+                raise Invalid(f"{name[:64]!r} is not supported", "unsupported", name[:64])
+            self._values[plain].append(value)
+        widths = parameters.widths
+        width = self._values.get("bucket_width", ["1d"])[-1]
+        if width not in widths:
+            raise Invalid(f"bucket_width can be {', '.join(widths)}", "invalid", "bucket_width")
+        self.width = widths[width]
+        self.group_by = self.several("group_by") or []
+        for name in self.group_by:
+            if name not in parameters.dimensions:
+                allowed = ", ".join(parameters.dimensions)
+                raise Invalid(f"group_by can be {allowed}", "unsupported", "group_by")
+
+        self._selected = self.several(f"{parameters.model}s")
+
+    @property
+    def models(self) -> list[str] | None:
+        """Those that are asked for, be it a line item of theirs; None: all."""
+        if self._selected is None:
+            return None
+        return [name.partition(", ")[0] for name in self._selected]
+
+    def wants(self, line_item: str) -> bool:
+        """A model selects all items of its own."""
+        selected = self._selected
+        return selected is None or line_item in selected or line_item.partition(", ")[0] in selected
+
+    def several(self, name: str) -> list[str] | None:
+        """None if it was not given; commas part values too, but for those within a line item."""
+        values = [part for value in self._values.get(name, []) for part in _COMMA.split(value)]
+        return values or None
+
+    def number(self, name: str, default: int) -> int:
+        text = self._values.get(name, [str(default)])[-1]
+        if not (text.isascii() and text.isdecimal() and len(text) <= 11):
+            raise Invalid(f"{name} must be a number", "invalid", name)
+        return int(text)
+
+    def moment(self, name: str) -> datetime | None:
+        if name not in self._values:
+            return None
+        return datetime.fromtimestamp(self.number(name, 0), UTC)

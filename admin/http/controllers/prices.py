@@ -1,0 +1,127 @@
+"""Prices of base models, their adapters' too: list, read, set, remove."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from decimal import Decimal
+from typing import Annotated
+
+import msgspec
+from litestar import Controller, Response, delete, get, put
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+
+from admin.adapters.adapters import lock_catalog
+from admin.database import Connection
+from admin.errors import Invalid, NotFound
+from admin.http import preconditions
+from admin.http.guards import ADMIN, requires
+from admin.http.preconditions import IfMatch, etag, tagged
+from admin.http.request import AdminRequest
+from admin.models import models
+from admin.money import MICRO, count_dollars, format_dollars
+from admin.prices import prices
+from admin.prices.prices import PriceDetails
+from admin.records import Price
+from admin.schemas import Deleted, Page, page
+
+MAX_DOLLARS = 1_000_000
+
+
+class PriceSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Dollars for a million tokens, such as "2.50"; up to 1,000,000 with 6 decimals."""
+
+    input: Decimal
+    output: Decimal
+    cached_input: Decimal | None = None
+    """Of prompt tokens that were found in the cache; default: as `input`, and never more."""
+
+
+class PriceView(msgspec.Struct, frozen=True):
+    """Dollars for a million tokens."""
+
+    model: str
+    input: str
+    cached_input: str
+    output: str
+    updated_at: datetime
+    object: str = "price"
+
+    @classmethod
+    def of(cls, price: PriceDetails) -> PriceView:
+        return cls(
+            model=price.model,
+            input=format_dollars(price.input, MICRO),
+            cached_input=format_dollars(price.cached_input, MICRO),
+            output=format_dollars(price.output, MICRO),
+            updated_at=price.updated_at,
+        )
+
+
+class PriceController(Controller):
+    path = "/prices"
+
+    @get(guards=[requires(ADMIN)])
+    async def list_prices(
+        self,
+        request: AdminRequest,
+        after: FromQuery[str] = "",
+        limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
+    ) -> Page[PriceView]:
+        """By model. One that is not here costs nothing."""
+        async with request.reading() as connection:
+            found = await prices.list_prices(connection, after, limit + 1)
+        return page([PriceView.of(price) for price in found], limit)
+
+    @get("/{model:str}", guards=[requires(ADMIN)])
+    async def show_price(self, request: AdminRequest, model: FromPath[str]) -> Response[PriceView]:
+        async with request.reading() as connection:
+            return tagged(PriceView.of(await prices.find_price(connection, model)))
+
+    @put("/{model:str}", guards=[requires(ADMIN)])
+    async def set_price(
+        self,
+        request: AdminRequest,
+        model: FromPath[str],
+        data: JSONBody[PriceSet],
+        if_match: IfMatch = None,
+    ) -> Response[PriceView]:
+        """For requests from now on."""
+        price = _price(model, data)
+        async with request.transaction() as connection:
+            await models.find_model(connection, model)
+            await _check(connection, model, if_match)
+            await prices.set_price(connection, price)
+            return tagged(PriceView.of(await prices.find_price(connection, model)))
+
+    @delete("/{model:str}", guards=[requires(ADMIN)], status_code=200)
+    async def remove_price(
+        self, request: AdminRequest, model: FromPath[str], if_match: IfMatch = None
+    ) -> Deleted:
+        """From now on it costs nothing."""
+        async with request.transaction() as connection:
+            await _check(connection, model, if_match)
+            await prices.find_price(connection, model)
+            await prices.remove_price(connection, model)
+        return Deleted(model)
+
+
+async def _check(connection: Connection, model: str, if_match: str | None) -> None:
+    await lock_catalog(connection)
+    try:
+        current = etag(PriceView.of(await prices.find_price(connection, model)))
+    except NotFound:
+        current = None
+    preconditions.check(if_match, current)
+
+
+def _price(model: str, data: PriceSet) -> Price:
+    """Raises Invalid."""
+
+    def micro(value: Decimal, field: str) -> int:
+        return count_dollars(value, MICRO, MAX_DOLLARS, field)
+
+    paid = micro(data.input, "input")
+    cached = paid if data.cached_input is None else micro(data.cached_input, "cached_input")
+    if cached > paid:
+        raise Invalid("cached_input is more than input", "invalid", "cached_input")
+    return Price(model, paid, cached, micro(data.output, "output"))

@@ -1,0 +1,153 @@
+"""Quotas of tenants and of their keys: read with what is used of them, replace, remove."""
+
+from __future__ import annotations
+
+from litestar import Controller, Response, delete, get, put
+from litestar.params import FromPath, JSONBody
+
+from admin.adapters.adapters import lock_catalog
+from admin.database import Connection
+from admin.errors import Invalid, NotFound
+from admin.http import preconditions
+from admin.http.guards import ADMIN, USAGE_READ, requires, tenant_for
+from admin.http.preconditions import IfMatch, etag, tagged
+from admin.http.request import AdminRequest
+from admin.keys import keys
+from admin.quotas import quotas
+from admin.quotas.schemas import (
+    KeyLimits,
+    KeyQuotaView,
+    TenantLimits,
+    TenantQuotaView,
+    UseView,
+    limits_of,
+    quota_of,
+)
+from admin.records import ApiKey, Tenant
+from admin.schemas import Deleted
+from admin.tenants import tenants
+
+OWN = [requires(ADMIN, USAGE_READ)]
+
+
+class TenantQuotaController(Controller):
+    path = "/tenants/{tenant:str}/quota"
+
+    @get(guards=OWN)
+    async def show_quota(
+        self, request: AdminRequest, tenant: FromPath[str]
+    ) -> Response[TenantQuotaView]:
+        """Its limits, and of those that are set what is used and left. The ETag is of the limits
+        alone."""
+        async with request.reading() as connection:
+            owner = await tenant_for(connection, request.user, tenant)
+            return await _show_tenants(connection, owner)
+
+    @put(guards=[requires(ADMIN)])
+    async def set_quota(
+        self,
+        request: AdminRequest,
+        tenant: FromPath[str],
+        data: JSONBody[TenantLimits],
+        if_match: IfMatch = None,
+    ) -> Response[TenantQuotaView]:
+        """All of it at once. 409 if its aliases pin more bytes already; what else is over a
+        limit stays, and nothing is added to it."""
+        async with request.transaction() as connection:
+            owner = await tenants.find_tenant(connection, tenant)
+            await _check(connection, TenantLimits, owner.id, None, if_match)
+            await quotas.set_quota(connection, owner.id, None, quota_of(owner.id, data))
+            return await _show_tenants(connection, owner)
+
+    @delete(guards=[requires(ADMIN)], status_code=200)
+    async def clear_quota(
+        self, request: AdminRequest, tenant: FromPath[str], if_match: IfMatch = None
+    ) -> Deleted:
+        """No limits any more, the weight and class of everybody, and no pins: 409 while there are
+        some."""
+        async with request.transaction() as connection:
+            owner = await tenants.find_tenant(connection, tenant)
+            await _check(connection, TenantLimits, owner.id, None, if_match)
+            await quotas.clear_quota(connection, owner.id, None)
+        return Deleted(owner.id)
+
+
+class KeyQuotaController(Controller):
+    path = "/keys/{key_id:str}/quota"
+
+    @get(guards=OWN)
+    async def show_quota(
+        self, request: AdminRequest, key_id: FromPath[str]
+    ) -> Response[KeyQuotaView]:
+        """As of a tenant. A tenant's key sees its own."""
+        async with request.reading() as connection:
+            key, owner_id = await _find_key(connection, key_id, request.user)
+            return await _show_keys(connection, key, owner_id)
+
+    @put(guards=[requires(ADMIN)])
+    async def set_quota(
+        self,
+        request: AdminRequest,
+        key_id: FromPath[str],
+        data: JSONBody[KeyLimits],
+        if_match: IfMatch = None,
+    ) -> Response[KeyQuotaView]:
+        """All its limits at once; those of its tenant hold too. They are those of the keys that it
+        was rotated from and to as well."""
+        async with request.transaction() as connection:
+            key, owner_id = await _find_key(connection, key_id, request.user)
+            subject = key.quota_subject
+            await _check(connection, KeyLimits, owner_id, subject, if_match)
+            await quotas.set_quota(connection, owner_id, subject, quota_of(subject, data))
+            return await _show_keys(connection, key, owner_id)
+
+    @delete(guards=[requires(ADMIN)], status_code=200)
+    async def clear_quota(
+        self, request: AdminRequest, key_id: FromPath[str], if_match: IfMatch = None
+    ) -> Deleted:
+        """No limits of its own any more."""
+        async with request.transaction() as connection:
+            key, owner_id = await _find_key(connection, key_id, request.user)
+            await _check(connection, KeyLimits, owner_id, key.quota_subject, if_match)
+            await quotas.clear_quota(connection, owner_id, key.quota_subject)
+        return Deleted(key.id)
+
+
+async def _find_key(connection: Connection, key_id: str, caller: ApiKey) -> tuple[ApiKey, str]:
+    """With the id of its tenant. Raises NotFound, also for one that the caller may not see,
+    Invalid for an admin key."""
+    if caller.tenant_id is not None and key_id != caller.id:
+        raise NotFound(f"no key {key_id[:128]!r}", "key_not_found")
+    key = await keys.get_key(connection, key_id)
+    if key.tenant_id is None:
+        raise Invalid("an admin key infers with no model and has no quota", "admin_key")
+    return key, key.tenant_id
+
+
+async def _check(
+    connection: Connection,
+    kind: type[KeyLimits],
+    tenant_id: str,
+    key_id: str | None,
+    if_match: str | None,
+) -> None:
+    await lock_catalog(connection)
+    quota = await quotas.find_quota(connection, tenant_id, key_id)
+    preconditions.check(if_match, etag(limits_of(kind, quota)))
+
+
+async def _show_tenants(connection: Connection, owner: Tenant) -> Response[TenantQuotaView]:
+    quota = await quotas.find_quota(connection, owner.id, None)
+    used = await quotas.limits_in_use(connection, quota)
+    used |= await quotas.holdings_in_use(connection, quota)
+    use = {name: UseView.of(name, each) for name, each in used.items()}
+    view = limits_of(TenantQuotaView, quota, use=use)
+    return tagged(view, etag(limits_of(TenantLimits, quota)))
+
+
+async def _show_keys(connection: Connection, key: ApiKey, owner_id: str) -> Response[KeyQuotaView]:
+    quota = await quotas.find_quota(connection, owner_id, key.quota_subject)
+    used = await quotas.limits_in_use(connection, quota)
+    use = {name: UseView.of(name, each) for name, each in used.items()}
+    view = limits_of(KeyQuotaView, quota, use=use)
+    return tagged(view, etag(limits_of(KeyLimits, quota)))

@@ -1,0 +1,99 @@
+"""Tenants: create, list, read, change, delete."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from litestar import Controller, Response, delete, get, patch, post
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+
+from admin.adapters import contents
+from admin.adapters.adapters import lock_catalog
+from admin.database import Connection
+from admin.http import preconditions
+from admin.http.guards import ADMIN, requires
+from admin.http.idempotency import IdempotencyKey, Once, once
+from admin.http.preconditions import IfMatch, etag, tagged
+from admin.http.request import AdminRequest
+from admin.quotas import quotas
+from admin.quotas.schemas import quota_of
+from admin.records import Tenant
+from admin.schemas import Deleted, Page, TenantChange, TenantCreate, TenantView, page
+from admin.tenants import tenants
+
+
+class TenantController(Controller):
+    path = "/tenants"
+
+    @post(guards=[requires(ADMIN)])
+    async def create_tenant(
+        self,
+        request: AdminRequest,
+        data: JSONBody[TenantCreate],
+        idempotency_key: IdempotencyKey = None,
+    ) -> Response[TenantView]:
+        """A name is taken once. It has the limits of `default_tenant_quota`."""
+
+        async def create(now: Once) -> TenantView:
+            made = await tenants.create_tenant(now.connection, data.name, data.sharing_group)
+            if (limits := request.plane.config.default_quota) is not None:
+                quota = quota_of(made.id, limits)
+                await quotas.set_quota(now.connection, made.id, None, quota)
+            return TenantView.of(made)
+
+        return await once(request, idempotency_key, create)
+
+    @get(guards=[requires(ADMIN)])
+    async def list_tenants(
+        self,
+        request: AdminRequest,
+        after: FromQuery[str] = "",
+        limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
+    ) -> Page[TenantView]:
+        """By name."""
+        async with request.reading() as connection:
+            found = await tenants.list_tenants(connection, after, limit + 1)
+        return page([TenantView.of(tenant) for tenant in found], limit)
+
+    @get("/{tenant:str}", guards=[requires(ADMIN)])
+    async def show_tenant(
+        self, request: AdminRequest, tenant: FromPath[str]
+    ) -> Response[TenantView]:
+        """By id or name."""
+        async with request.reading() as connection:
+            return tagged(TenantView.of(await tenants.find_tenant(connection, tenant)))
+
+    @patch("/{tenant:str}", guards=[requires(ADMIN)])
+    async def change_tenant(
+        self,
+        request: AdminRequest,
+        tenant: FromPath[str],
+        data: JSONBody[TenantChange],
+        if_match: IfMatch = None,
+    ) -> Response[TenantView]:
+        """For requests from now on."""
+        async with request.transaction() as connection:
+            changed = await _checked(connection, tenant, if_match)
+            if data.sharing_group is not msgspec.UNSET:
+                changed = await tenants.set_sharing_group(connection, changed, data.sharing_group)
+        return tagged(TenantView.of(changed))
+
+    @delete("/{tenant:str}", guards=[requires(ADMIN)], status_code=200)
+    async def delete_tenant(
+        self, request: AdminRequest, tenant: FromPath[str], if_match: IfMatch = None
+    ) -> Deleted:
+        """With its keys, its adapters and the files nobody else has."""
+        async with request.transaction() as connection:
+            doomed = await _checked(connection, tenant, if_match)
+            await contents.leave_tenant(connection, doomed.id)
+            await tenants.delete_tenant(connection, doomed)
+        await request.plane.reaper.reap()
+        return Deleted(doomed.id)
+
+
+async def _checked(connection: Connection, reference: str, if_match: str | None) -> Tenant:
+    await lock_catalog(connection)
+    found = await tenants.find_tenant(connection, reference)
+    preconditions.check(if_match, etag(TenantView.of(found)))
+    return found

@@ -1,0 +1,192 @@
+"""Uploads: an adapter's files in, in one piece or several, a version out."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+
+from litestar import Controller, Response, delete, get, patch, post
+from litestar.params import FromPath, FromQuery, JSONBody
+
+from adapters.errors import AdapterRejected
+from admin.adapters import versions
+from admin.adapters.describe import describe_version
+from admin.adapters.schemas import VersionView
+from admin.adapters.serving_data import check_names, parse_serving
+from admin.adapters.versions import NewVersion
+from admin.database import Connection
+from admin.errors import Forbidden, Invalid
+from admin.http.body import decode_json, read_all
+from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
+from admin.http.request import AdminRequest
+from admin.models import models
+from admin.records import BaseModel, ServingData, Tenant
+from admin.schemas import Deleted, Page, page
+from admin.uploads.resumable import PartialUpload
+from admin.uploads.schemas import RejectedUploadView, UploadCreate, UploadView, VersionCreate
+from admin.uploads.upload import MULTIPART, VersionFields, media_type, receive_form
+
+OWN = [requires(ADMIN, ADAPTERS_WRITE)]
+PARTS = [requires(ADMIN, ADAPTERS_WRITE, changes_rows=False)]
+"""Of an upload's bytes, which are bounded themselves."""
+JSON = "application/json"
+MAX_JSON_BYTES = 1 << 20
+
+
+class UploadController(Controller):
+    @post("/adapters", guards=OWN, request_max_body_size=None)
+    async def create_version(self, request: AdminRequest) -> Response[VersionView]:
+        """Makes a version, of the files of a form or of an upload that came before.
+
+        A form has the files peft writes, or one archive, and the fields name, model, tenant, alias,
+        sha256, serving, approve_template; a JSON body has the same fields and `upload`, the id. The
+        version is ready, and `alias` points to it, when it has been proved and the chat template,
+        if it brings one, is approved. 201 for a new version; 200 and the existing one if its
+        content is already there.
+        """
+        plane = request.plane
+        kind, options = media_type(request.headers.get("content-type", ""))
+        async with plane.staging() as staged:
+            if kind == JSON:
+                body = await read_all(request.stream(), MAX_JSON_BYTES)
+                given: VersionCreate = decode_json(body, VersionCreate)
+                async with plane.uploads.completing(
+                    request.user, given.upload, given.sha256
+                ) as upload:
+                    return await _make(request, given.fields(), staged, upload.data)
+            if kind == MULTIPART and options.get("boundary"):
+                with plane.forms.taking(request.user.tenant_id):
+                    plane.store.check_room(_content_length(request))
+                    fields, archive = await receive_form(
+                        options["boundary"],
+                        request.upload(),
+                        staged,
+                        plane.config.max_upload_bytes,
+                        plane.store.check_room,
+                        partial(_check_first, request),
+                    )
+                    return await _make(request, fields, staged, archive)
+        raise Invalid(f"send {MULTIPART}, or {JSON} with an upload", "content_type")
+
+    @post("/uploads", guards=OWN)
+    async def create_upload(
+        self, request: AdminRequest, data: JSONBody[UploadCreate]
+    ) -> UploadView:
+        """Announces an archive that will come in pieces."""
+        made = await request.plane.uploads.create(request.user, data.bytes, data.filename)
+        return _view(request, made)
+
+    @get("/uploads/rejected", guards=OWN)
+    async def list_rejected(
+        self, request: AdminRequest, tenant: FromQuery[str | None] = None
+    ) -> Page[RejectedUploadView]:
+        """Uploads whose files were refused, newest first, with the reason: the last 20, for 7
+        days."""
+        async with request.reading() as connection:
+            owner = await tenant_for(connection, request.user, tenant)
+            found = await versions.list_rejected(connection, owner.id)
+        return page([RejectedUploadView.of(rejected) for rejected in found], versions.MAX_REJECTED)
+
+    @get("/uploads/{upload_id:str}", guards=OWN)
+    async def show_upload(self, request: AdminRequest, upload_id: FromPath[str]) -> UploadView:
+        return _view(request, await request.plane.uploads.find(request.user, upload_id))
+
+    @patch("/uploads/{upload_id:str}", guards=PARTS, request_max_body_size=None)
+    async def append(self, request: AdminRequest, upload_id: FromPath[str]) -> UploadView:
+        """Adds the body at the header `upload-offset`; 409 with the right one if it is another.
+
+        What the answer counts is on the disk. Of a request that breaks off, what came stays."""
+        given = request.headers.get("upload-offset", "")
+        if not (given.isascii() and given.isdigit() and len(given) < 16):
+            raise Invalid("the header upload-offset is missing", "upload_offset", "upload-offset")
+        length = _content_length(request)
+        appended = await request.plane.uploads.append(
+            request.user, upload_id, int(given), length, request.upload()
+        )
+        return _view(request, appended)
+
+    @delete("/uploads/{upload_id:str}", guards=OWN, status_code=200)
+    async def delete_upload(self, request: AdminRequest, upload_id: FromPath[str]) -> Deleted:
+        await request.plane.uploads.delete(request.user, upload_id)
+        return Deleted(upload_id)
+
+
+async def _make(
+    request: AdminRequest, given: VersionFields, staged: Path, archive: Path | None
+) -> Response[VersionView]:
+    plane = request.plane
+    name, tenant, bases, serving = await _check(request, given)
+    try:
+        manifest = await plane.validate(tenant, bases, staged, archive)
+    except AdapterRejected as rejected:
+        await plane.reject(tenant, name, rejected, request.actor)
+        raise
+    base = next(base for base in bases if base.digest == manifest.base_digest)
+    new = NewVersion(
+        tenant_id=tenant.id,
+        name=name,
+        base_name=base.name,
+        manifest=manifest,
+        serving=serving,
+        alias=given.alias,
+        key_id=request.user.id,
+        approves_template=given.approve_template == "true",
+    )
+    version, is_new = await plane.publish(new, staged, request.actor)
+    async with request.reading() as connection:
+        shown = await describe_version(connection, tenant, name, version.version)
+    return Response(shown, status_code=201 if is_new else 200)
+
+
+async def _check_first(request: AdminRequest, given: VersionFields) -> None:
+    """Before the files come. Fields may come behind them: what is missing may be among those."""
+    try:
+        await _check(request, given)
+    except Invalid as error:
+        if error.code not in ("name_missing", "tenant_missing"):
+            raise
+
+
+async def _check(
+    request: AdminRequest, given: VersionFields
+) -> tuple[str, Tenant, list[BaseModel], ServingData]:
+    """What can be refused without the files. Its name, whose it is, what it may be made for, and
+    how it is served."""
+    if not given.name:
+        raise Invalid("the field name is missing", "name_missing", "name")
+    check_names(given.name, given.model, given.alias)
+    serving = await asyncio.to_thread(parse_serving, given.serving)
+    if given.approve_template not in (None, "true", "false"):
+        raise Invalid("true or false", "approve_template_invalid", "approve_template")
+    if given.approve_template == "true" and request.user.tenant_id is not None:
+        raise Forbidden("only an admin key may approve a chat template")
+    async with request.reading() as connection:
+        tenant = await tenant_for(connection, request.user, given.tenant)
+        await models.check_not_a_model(connection, given.name)
+        bases = await _bases(connection, given.model)
+    return given.name, tenant, bases, serving
+
+
+async def _bases(connection: Connection, name: str | None) -> list[BaseModel]:
+    """The one named, or all registered: then the tensors decide."""
+    if name:
+        return [await models.find_model(connection, name)]
+    if found := await models.list_models(connection):
+        return found
+    raise Invalid("no base model is registered yet", "no_base_model", "model")
+
+
+def _content_length(request: AdminRequest) -> int:
+    """0 if the body tells its end in another way."""
+    return int(request.headers.get("content-length") or 0)
+
+
+def _view(request: AdminRequest, upload: PartialUpload) -> UploadView:
+    return UploadView(
+        id=upload.id,
+        bytes=upload.record.bytes,
+        filename=upload.record.filename,
+        offset=upload.offset,
+        expires_at=request.plane.uploads.expires_at(upload),
+    )

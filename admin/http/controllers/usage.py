@@ -1,0 +1,181 @@
+"""Usage: sums by time for people and bills, as JSON or CSV."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+from collections.abc import Sequence
+from datetime import MAXYEAR, MINYEAR, UTC, datetime, timedelta
+from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
+
+import msgspec
+from litestar import Controller, Response, get
+from litestar.params import FromQuery, QueryParameter
+
+from admin.errors import Invalid
+from admin.http.guards import ADMIN, USAGE_READ, requires, tenant_for
+from admin.http.request import AdminRequest
+from admin.money import PICO, format_dollars
+from admin.usage.usage import Mark, UsageQuestion, UsageSum, Width, report
+
+DEFAULT_SPAN = timedelta(days=7)
+WIDTHS = {"1h": Width.HOUR, "1d": Width.DAY}
+DIMENSIONS = ("tenant", "model", "adapter", "adapter_version", "key")
+TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens", "metered_tokens")
+COSTS = ("cost", "input_cost", "cached_input_cost", "output_cost")
+SUMS = ("requests", *TOKENS, *COSTS)
+
+
+class UsageView(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One sum. Of tenant, model, adapter, its version and key those that were asked for are there;
+    an adapter of null: the base model alone."""
+
+    start: datetime
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    metered_tokens: int
+    """As quotas count them: cached ones by their weight."""
+    cost: str
+    """Dollars, exactly, at the prices of when the requests came."""
+    input_cost: str
+    """Of it, what prompt tokens cost that were not found in a cache. It lacks, as the next two do,
+    what was used before costs were told apart."""
+    cached_input_cost: str
+    output_cost: str
+    tenant: str | msgspec.UnsetType = msgspec.UNSET
+    """The id."""
+    model: str | msgspec.UnsetType = msgspec.UNSET
+    adapter: str | msgspec.UnsetType | None = msgspec.UNSET
+    adapter_version: int | msgspec.UnsetType | None = msgspec.UNSET
+    key: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class UsagePage(msgspec.Struct, frozen=True):
+    data: list[UsageView]
+    has_more: bool
+    after: str | None
+    """For the next page, if there is one."""
+    object: str = "list"
+
+
+class UsageController(Controller):
+    path = "/usage"
+
+    @get(guards=[requires(ADMIN, USAGE_READ)])
+    async def show_usage(
+        self,
+        request: AdminRequest,
+        start: FromQuery[datetime | None] = None,
+        end: FromQuery[datetime | None] = None,
+        bucket: FromQuery[Literal["1h", "1d"]] = "1d",
+        group_by: FromQuery[str] = "",
+        tenant: FromQuery[str | None] = None,
+        format: FromQuery[Literal["json", "csv"] | None] = None,
+        after: FromQuery[str] = "",
+        limit: Annotated[int, QueryParameter(ge=1, le=10_000)] = 1000,
+    ) -> Response[Any]:
+        """Of the buckets from the one that holds `start` (default: seven days before `end`) to the
+        last that begins before `end` (default: now). `group_by`: some of tenant, model, adapter,
+        adapter_version, key, with commas. CSV by `format` or the Accept header."""
+        told = _told_apart(group_by)
+        before = _aware(end, "end") or datetime.now(UTC)
+        since = _aware(start, "start") or before - DEFAULT_SPAN
+        if since >= before:
+            raise Invalid("start must be before end", "invalid_range", "start")
+        async with request.reading() as connection:
+            whose = None
+            if request.user.tenant_id is not None or tenant is not None:
+                whose = [(await tenant_for(connection, request.user, tenant)).id]
+            asked = UsageQuestion(
+                start=since,
+                end=before,
+                width=WIDTHS[bucket],
+                tenants=whose,
+                by_tenant="tenant" in told,
+                by_model="model" in told,
+                by_adapter="adapter" in told,
+                by_version="adapter_version" in told,
+                by_key="key" in told,
+            )
+            found = await report(connection, asked, _read_cursor(after), limit + 1)
+        more = _cursor(found[limit - 1]) if len(found) > limit else None
+        if format == "csv" or (format is None and "text/csv" in request.headers.get("accept", "")):
+            return _csv(request, found[:limit], told, more)
+        views = [
+            UsageView(start=each.start, **_sums(each), **_fields(each, told))
+            for each in found[:limit]
+        ]
+        return Response(UsagePage(data=views, has_more=more is not None, after=more))
+
+
+def _told_apart(group_by: str) -> list[str]:
+    wanted = [name.strip() for name in group_by.split(",") if name.strip()]
+    for name in wanted:
+        if name not in DIMENSIONS:
+            allowed = ", ".join(DIMENSIONS)
+            raise Invalid(f"group_by can be {allowed}, not {name[:64]!r}", "invalid", "group_by")
+    if "adapter_version" in wanted and "adapter" not in wanted:
+        raise Invalid("to group by adapter_version, group by adapter too", "invalid", "group_by")
+    return [name for name in DIMENSIONS if name in wanted]
+
+
+def _aware(moment: datetime | None, field: str) -> datetime | None:
+    if moment is not None and moment.tzinfo is None:
+        raise Invalid(f"{field} needs a time zone, such as a Z at its end", "invalid", field)
+    if moment is not None and not MINYEAR < moment.year < MAXYEAR:
+        raise Invalid(f"{field} is out of range", "invalid", field)
+    return moment
+
+
+def _fields(found: UsageSum, told: Sequence[str]) -> dict[str, Any]:
+    values = {
+        "tenant": found.tenant_id,
+        "model": found.model,
+        "adapter": found.adapter or None,
+        "adapter_version": found.adapter_version or None,
+        "key": found.key_id,
+    }
+    return {name: values[name] for name in told}
+
+
+def _sums(found: UsageSum) -> dict[str, Any]:
+    values = {name: getattr(found, name) for name in SUMS}
+    return values | {name: format_dollars(values[name], PICO) for name in COSTS}
+
+
+def _csv(
+    request: AdminRequest, found: list[UsageSum], told: Sequence[str], more: str | None
+) -> Response[str]:
+    """One table with a head; where the rest is, is in the header Link."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(("start", *told, *SUMS))
+    for each in found:
+        start = each.start.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        told_apart = [value or "" for value in _fields(each, told).values()]
+        table.writerow((start, *told_apart, *_sums(each).values()))
+    headers: dict[str, str] = {}
+    if more is not None:
+        query = [item for item in request.query_params.multi_items() if item[0] != "after"]
+        headers["link"] = f'<?{urlencode([*query, ("after", more)])}>; rel="next"'
+    return Response(text.getvalue(), media_type="text/csv", headers=headers)
+
+
+def _cursor(last: UsageSum) -> str:
+    apart = (last.tenant_id, last.model, last.adapter, last.adapter_version, last.key_id)
+    return base64.urlsafe_b64encode(msgspec.json.encode((last.start, *apart))).decode()
+
+
+def _read_cursor(text: str) -> Mark | None:
+    if not text:
+        return None
+    try:
+        mark = msgspec.json.decode(base64.urlsafe_b64decode(text), type=Mark)
+    except (ValueError, msgspec.DecodeError) as error:
+        raise Invalid("after is not what a page before said", "invalid", "after") from error
+    _aware(mark[0], "after")
+    return mark

@@ -1,0 +1,83 @@
+"""Who calls, and what each route requires of them. The key is looked up at every call.
+
+A route without a guard of this file does not exist: a test walks them all.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from litestar.connection import ASGIConnection
+from litestar.handlers import BaseRouteHandler
+from litestar.types import HTTPScope
+
+from admin.client_address import client_address
+from admin.database import Connection
+from admin.errors import Forbidden, Invalid, NotFound, Unauthenticated
+from admin.keys.lookup import KeyLookup
+from admin.records import ApiKey, Tenant, hash_key, parse_key
+from admin.tenants import tenants
+
+Guard = Callable[[ASGIConnection[Any, Any, Any, Any], BaseRouteHandler], Awaitable[None]]
+
+ADMIN = "admin"
+ADAPTERS_WRITE = "adapters:write"
+USAGE_READ = "usage:read"
+_NO_HASH = bytes(32)
+
+
+def requires(*scopes: str, changes_rows: bool = True) -> Guard:
+    """Passes keys that have one of the scopes and leaves the key as `request.user`. Calls of a
+    tenant's keys are metered: as changes, but for GET and where `changes_rows` is false."""
+
+    async def guard(
+        connection: ASGIConnection[Any, Any, Any, Any], _handler: BaseRouteHandler
+    ) -> None:
+        plane = connection.app.state.admin
+        header = connection.headers.get("authorization")
+        key = await authenticate(plane.key_lookup, plane.config.pepper, header)
+        if not key.may_come_from(client_address(connection.scope)):
+            raise Forbidden("This API key may not be used from this address.", "ip_not_allowed")
+        if key.scopes.isdisjoint(scopes):
+            raise Forbidden(f"This API key lacks the scope {' or '.join(scopes)}.")
+        if key.tenant_id is not None:
+            is_read = cast(HTTPScope, connection.scope)["method"] in ("GET", "HEAD")
+            plane.tenant_rates.take(key.tenant_id, is_write=changes_rows and not is_read)
+        plane.key_uses.note(key.id)
+        connection.scope["user"] = key
+
+    guard.__dict__["scopes"] = scopes
+    return guard
+
+
+async def authenticate(lookup: KeyLookup, pepper: bytes, authorization: str | None) -> ApiKey:
+    """The key of an Authorization header; Unauthenticated, whatever is wrong with it."""
+    scheme, _, text = (authorization or "").partition(" ")
+    key_id = parse_key(text.strip()) if scheme.lower() == "bearer" else None
+    if key_id is None:
+        raise Unauthenticated("Give an API key in the header 'Authorization: Bearer lpx_...'.")
+    key = await lookup.find(key_id)
+    # An unknown id costs what a known one does.
+    matches = hmac.compare_digest(hash_key(text.strip(), pepper), key.hash if key else _NO_HASH)
+    if key is None or not matches or not key.is_live(datetime.now(UTC)):
+        raise Unauthenticated("Incorrect API key provided.")
+    return key
+
+
+async def tenant_for(connection: Connection, key: ApiKey, reference: str | None) -> Tenant:
+    """The tenant whose things the caller means: for a tenant's key its own, whatever it asks.
+
+    Raises NotFound for another tenant as for one that does not exist, Invalid if an admin
+    key names none.
+    """
+    if key.tenant_id is None:
+        if not reference:
+            raise Invalid("an admin key must say whose: give 'tenant'", "tenant_missing", "tenant")
+        return await tenants.find_tenant(connection, reference)
+    own = await tenants.find_tenant(connection, key.tenant_id)
+    if reference and reference not in (own.id, own.name):
+        raise NotFound(f"no tenant {reference[:128]!r}", "tenant_not_found", "tenant")
+    return own

@@ -1,0 +1,131 @@
+"""API keys: make, find, rotate, revoke; functions of a connection to records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from admin.adapters.adapters import lock_catalog
+from admin.database import Connection
+from admin.errors import Conflict, NotFound
+from admin.queries import from_row, sql
+from admin.records import ADMIN_SCOPES, ApiKey, hash_key, new_key
+
+
+class KeyRights(msgspec.Struct, frozen=True):
+    """What a key is for; fields as those of ApiKey."""
+
+    scopes: frozenset[str] = ADMIN_SCOPES
+    name: str = ""
+    not_before: datetime | None = None
+    expires_at: datetime | None = None
+    models: frozenset[str] | None = None
+    cidrs: tuple[str, ...] | None = None
+
+
+class KeyDetails(ApiKey, frozen=True):
+    last_used_at: datetime | None = None
+    """To the minute."""
+
+
+async def create_key(
+    connection: Connection,
+    pepper: bytes,
+    tenant_id: str | None,
+    scopes: frozenset[str] = ADMIN_SCOPES,
+    name: str = "",
+) -> tuple[ApiKey, str]:
+    """`issue_key` for one that nothing else restricts."""
+    return await issue_key(connection, pepper, tenant_id, KeyRights(scopes, name))
+
+
+async def issue_key(
+    connection: Connection,
+    pepper: bytes,
+    tenant_id: str | None,
+    rights: KeyRights,
+    replaces: str | None = None,
+    seed: bytes | None = None,
+) -> tuple[ApiKey, str]:
+    """The record, and the key's text, which is kept nowhere. `tenant_id` None: an admin key;
+    `seed`: what the key is drawn from."""
+    key = new_key(seed)
+    row = await connection.fetchrow(
+        sql["key_insert"],
+        *(key.id, tenant_id, hash_key(key.text, pepper), sorted(rights.scopes), rights.name),
+        *(rights.not_before, rights.expires_at),
+        None if rights.models is None else sorted(rights.models),
+        *(rights.cidrs, replaces),
+    )
+    assert row is not None
+    return from_row(ApiKey, row), key.text
+
+
+async def find_key(connection: Connection, key_id: str) -> KeyDetails | None:
+    row = await connection.fetchrow(sql["key_find"], key_id)
+    return from_row(KeyDetails, row) if row else None
+
+
+async def find_shown_keys(connection: Connection, ids: Sequence[str]) -> dict[str, ApiKey]:
+    """Those of the ids that exist, whatever the connection sees: to find out whose they are."""
+    rows = await connection.fetch(sql["keys_shown"], ids)
+    found = (from_row(ApiKey, row) for row in rows)
+    return {key.id: key for key in found}
+
+
+async def get_key(connection: Connection, key_id: str) -> KeyDetails:
+    """Raises NotFound."""
+    key = await find_key(connection, key_id)
+    if key is None:
+        raise _missing(key_id)
+    return key
+
+
+async def list_keys(
+    connection: Connection, tenant_id: str | None, after: str, limit: int
+) -> list[KeyDetails]:
+    """Revoked and expired ones too. `tenant_id` None: the admin keys."""
+    rows = await connection.fetch(sql["key_list"], tenant_id, after, limit)
+    return [from_row(KeyDetails, row) for row in rows]
+
+
+async def rotate_key(
+    connection: Connection,
+    pepper: bytes,
+    key_id: str,
+    overlap_s: int,
+    expires_at: datetime | None = None,
+    seed: bytes | None = None,
+) -> tuple[ApiKey, str]:
+    """A new key with the rights of a live one, which ends in `overlap_s` seconds. Both are held to
+    the same limits, and what either uses counts.
+
+    The new one ends when the old one was to, or at `expires_at`. In a transaction of the caller's.
+    Raises NotFound, Conflict.
+    """
+    await lock_catalog(connection)
+    old, now = await get_key(connection, key_id), datetime.now(UTC)
+    if not old.is_live(now):
+        raise Conflict("only a key that is valid now can be rotated", "key_not_live")
+    rights = KeyRights(
+        scopes=old.scopes,
+        name=old.name,
+        expires_at=expires_at or old.expires_at,
+        models=old.models,
+        cidrs=old.cidrs,
+    )
+    made = await issue_key(connection, pepper, old.tenant_id, rights, old.id, seed)
+    await connection.execute(sql["key_end"], old.id, now + timedelta(seconds=overlap_s))
+    return made
+
+
+async def revoke_key(connection: Connection, key_id: str) -> KeyDetails:
+    """Once and for all; a second time changes nothing. Raises NotFound."""
+    await connection.execute(sql["key_revoke"], key_id)
+    return await get_key(connection, key_id)
+
+
+def _missing(key_id: str) -> NotFound:
+    return NotFound(f"no key {key_id[:128]!r}", "key_not_found")

@@ -1,0 +1,57 @@
+"""Finds the keys that requests show in the database, many in one query: so made-up keys cost little
+and keep no valid one waiting."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import islice
+
+from admin.database import Database
+from admin.keys import keys
+from admin.records import ApiKey
+
+LOOKUP_TIMEOUT_S = 2.0
+"""Seconds that one query may take."""
+MAX_AT_ONCE = 1000
+"""Ids of one query, some milliseconds of the database."""
+
+Found = ApiKey | Exception | None
+
+
+class KeyLookup:
+    """Asks the database for every request anew: a revoked key is refused with the next one."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._waiting: dict[str, asyncio.Future[Found]] = {}
+        """Of the next query, by key id."""
+        self._looking: asyncio.Task[None] | None = None
+
+    async def find(self, key_id: str) -> ApiKey | None:
+        """The key as it is now. Requests that come while a query is under way share the next one.
+        Raises DatabaseUnavailable."""
+        if key_id not in self._waiting:
+            self._waiting[key_id] = asyncio.get_running_loop().create_future()
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look())
+        # Others may wait for the same key when this request is given up.
+        found = await asyncio.shield(self._waiting[key_id])
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    async def _look(self) -> None:
+        while self._waiting:
+            ids = list(islice(self._waiting, MAX_AT_ONCE))
+            futures = {key_id: self._waiting.pop(key_id) for key_id in ids}
+            found = await self._find(ids)
+            for key_id, future in futures.items():
+                future.set_result(found if isinstance(found, Exception) else found.get(key_id))
+        self._looking = None
+
+    async def _find(self, ids: list[str]) -> dict[str, ApiKey] | Exception:
+        try:
+            async with self._database.acquire() as connection, asyncio.timeout(LOOKUP_TIMEOUT_S):
+                return await keys.find_shown_keys(connection, ids)
+        except Exception as error:
+            return error

@@ -1,0 +1,105 @@
+"""The bodies of quotas. What is left out is not limited, except for pins: then there are none."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from decimal import Decimal
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from admin.money import PICO, count_dollars, format_dollars
+from admin.quotas.quotas import LimitUse, QuotaDetails
+from admin.records import ServiceClassName
+
+MAX_DOLLARS = 9_000_000
+SPENDS = ("spend_per_day", "spend_per_month")
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
+
+
+class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Minutes, days and months are those of UTC. 0: nothing."""
+
+    requests_per_minute: Count | None = None
+    tokens_per_minute: Count | None = None
+    """Of prompts and answers."""
+    concurrent_requests: Count | None = None
+    tokens_per_day: Count | None = None
+    tokens_per_month: Count | None = None
+    spend_per_day: Decimal | None = None
+    """Dollars, such as "12.50"; up to 9,000,000 with 12 decimals."""
+    spend_per_month: Decimal | None = None
+
+
+class TenantLimits(KeyLimits, frozen=True, kw_only=True):
+    """Of all its keys together."""
+
+    adapters: Count | None = None
+    """Names."""
+    adapter_bytes: Count | None = None
+    """Of all versions, each content once."""
+    cached_weight: Annotated[int, msgspec.Meta(ge=0, le=100)] = 100
+    """Percent of a token that a prompt token found in the cache counts in limits on tokens, those
+    of the keys too."""
+    weight: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
+    """What part of a busy worker it gets, beside other tenants of its class."""
+    service_class: ServiceClassName = msgspec.field(default="standard", name="class")
+    """How soon its answers are wanted; each class has a share of a busy worker to itself."""
+    pin_bytes: Count = 0
+    """Of adapters that pinned aliases may keep on the device."""
+
+
+class UseView(msgspec.Struct, frozen=True):
+    """Numbers, of money dollars. What is `used` is in the usage reports; `held` is with gateways:
+    promised to requests, used by them and on its way, or ready to be given."""
+
+    limit: int | str
+    used: int | str
+    held: int | str
+    left: int | str
+    ends_at: datetime | None
+    """When the limit is whole again."""
+
+    @classmethod
+    def of(cls, name: str, use: LimitUse) -> UseView:
+        amounts = (use.limit, use.used, use.held, use.left)
+        if name in SPENDS:
+            return cls(*(format_dollars(amount, PICO) for amount in amounts), ends_at=use.ends_at)
+        return cls(*amounts, ends_at=use.ends_at)
+
+
+class KeyQuotaView(KeyLimits, frozen=True, kw_only=True):
+    use: dict[str, UseView]
+    """Of each limit that is set."""
+    updated_at: datetime | None
+    object: str = "key.quota"
+
+
+class TenantQuotaView(TenantLimits, frozen=True, kw_only=True):
+    use: dict[str, UseView]
+    """Of each limit that is set."""
+    updated_at: datetime | None
+    object: str = "tenant.quota"
+
+
+L = TypeVar("L", bound=KeyLimits)
+
+
+def limits_of(kind: type[L], quota: QuotaDetails, **more: Any) -> L:
+    """As `kind` has them; `more` are its other fields."""
+    known = QuotaDetails.__struct_fields__
+    values = {name: getattr(quota, name) for name in kind.__struct_fields__ if name in known}
+    for name in SPENDS:
+        if values[name] is not None:
+            values[name] = Decimal(format_dollars(values[name], PICO))
+    return kind(**values | more)
+
+
+def quota_of(subject: str, limits: KeyLimits) -> QuotaDetails:
+    """Raises Invalid for dollars that cannot be counted."""
+    values = msgspec.structs.asdict(limits)
+    for name in SPENDS:
+        if values[name] is not None:
+            values[name] = count_dollars(values[name], PICO, MAX_DOLLARS, name)
+    return QuotaDetails(subject=subject, **values)

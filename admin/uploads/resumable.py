@@ -1,0 +1,225 @@
+"""Uploads in pieces: each a folder in the store's incoming area, which outlives this process.
+
+What has come is the size of its data file; what is written there is on the disk before any answer
+says so. One that nobody continues is swept with all else that lies there untouched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import msgspec
+
+from adapters.errors import AdapterRejected
+from adapters.store.folder import Store, hold, last_touched
+from admin.errors import Conflict, Invalid, NotFound, TooLarge
+from admin.records import ApiKey, random_base62
+from admin.uploads.file_sink import FileSink
+from admin.uploads.upload import ARCHIVE_SUFFIXES, check_sha256
+
+ID = re.compile(r"upl_[0-9A-Za-z]{24}", re.ASCII)
+RECORD, DATA = "upload.json", "data"
+MAX_OPEN = 8
+"""Uploads of a tenant at a time: no quota counts what is not complete."""
+
+
+class Record(msgspec.Struct, frozen=True):
+    """upload.json"""
+
+    tenant_id: str | None
+    """None: an admin's."""
+    bytes: int
+    filename: str
+
+
+class PartialUpload(msgspec.Struct, frozen=True):
+    """One upload, with what has come at the moment of asking."""
+
+    id: str
+    record: Record
+    folder: Path
+    offset: int
+    touched_at: datetime
+
+    @property
+    def data(self) -> Path:
+        """The archive."""
+        return self.folder / DATA
+
+
+class ResumableUploads:
+    def __init__(self, store: Store, max_bytes: int, idle_s: float) -> None:
+        self._store = store
+        self._max_bytes = max_bytes
+        self._idle_s = idle_s
+        self._creating = asyncio.Lock()
+
+    def expires_at(self, upload: PartialUpload) -> datetime:
+        return upload.touched_at + timedelta(seconds=self._idle_s)
+
+    async def create(self, key: ApiKey, num_bytes: int, filename: str) -> PartialUpload:
+        """Raises Invalid, TooLarge, Conflict (a tenant has too many already), OSError (the disk has
+        no room for so much)."""
+        if not filename.endswith(ARCHIVE_SUFFIXES):
+            raise Invalid("an upload in pieces is a .tar or .zip", "archive_format", "filename")
+        if num_bytes > self._max_bytes:
+            raise TooLarge(f"an upload may have {self._max_bytes} bytes", param="bytes")
+        record = Record(key.tenant_id, num_bytes, filename)
+        async with self._creating:
+            return await asyncio.to_thread(self._create, record)
+
+    def _create(self, record: Record) -> PartialUpload:
+        self._store.check_room(record.bytes)
+        if record.tenant_id is not None and self._count_open(record.tenant_id) >= MAX_OPEN:
+            raise Conflict(
+                f"this tenant has {MAX_OPEN} uploads under way: complete or delete one",
+                "too_many_uploads",
+            )
+        upload_id = f"upl_{random_base62(24)}"
+        folder = self._store.incoming / upload_id
+        folder.mkdir(mode=0o700)
+        try:
+            for name, content in ((DATA, b""), (RECORD, msgspec.json.encode(record))):
+                with (folder / name).open("xb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+            for made in (folder, folder.parent):
+                _fsync_folder(made)
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return self._read(upload_id)
+
+    def _count_open(self, tenant_id: str) -> int:
+        num_open = 0
+        for folder in self._store.incoming.glob("upl_*"):
+            with contextlib.suppress(FileNotFoundError):
+                num_open += self._read(folder.name).record.tenant_id == tenant_id
+        return num_open
+
+    async def find(self, key: ApiKey, upload_id: str) -> PartialUpload:
+        """Raises NotFound, also for another tenant's."""
+        missing = NotFound("no such upload, or it has expired", "upload_not_found", "upload")
+        if not ID.fullmatch(upload_id):
+            raise missing
+        try:
+            found = await asyncio.to_thread(self._read, upload_id)
+        except FileNotFoundError:
+            raise missing from None
+        if key.tenant_id not in (None, found.record.tenant_id):
+            raise missing
+        return found
+
+    def _read(self, upload_id: str) -> PartialUpload:
+        folder = self._store.incoming / upload_id
+        return PartialUpload(
+            id=upload_id,
+            record=msgspec.json.decode((folder / RECORD).read_bytes(), type=Record),
+            folder=folder,
+            offset=(folder / DATA).stat().st_size,
+            touched_at=datetime.fromtimestamp(last_touched(folder), UTC),
+        )
+
+    async def append(
+        self,
+        key: ApiKey,
+        upload_id: str,
+        offset: int,
+        num_bytes: int,
+        body: AsyncIterator[bytes],
+    ) -> PartialUpload:
+        """Adds a piece that starts at `offset` and has so many bytes (0: unknown); what came of one
+        that broke off stays.
+
+        Raises NotFound, Conflict (another offset, or somebody else writes), TooLarge (more than was
+        declared: nothing of the excess is kept), Stalled, OSError.
+        """
+        await self.find(key, upload_id)
+        with _held(self._store.incoming / upload_id):
+            found = await self.find(key, upload_id)
+            check_offset(found, offset)
+            left = found.record.bytes - offset
+            if num_bytes > left:
+                raise TooLarge(f"{left} bytes are left of those declared", param="bytes")
+            sink = FileSink(found.data, left, self._store.check_room, mode="ab")
+            with contextlib.closing(sink):
+                try:
+                    async for chunk in body:
+                        await sink.write(chunk)
+                finally:
+                    await sink.finish(sync=True)
+            return await self.find(key, upload_id)
+
+    @contextlib.asynccontextmanager
+    async def completing(
+        self, key: ApiKey, upload_id: str, sha256: str | None
+    ) -> AsyncGenerator[PartialUpload]:
+        """The whole upload, nobody else's meanwhile. It is gone afterwards, but for errors that may
+        pass or are not its own. Raises NotFound, Conflict, Invalid (another checksum)."""
+        await self.find(key, upload_id)
+        with _held(self._store.incoming / upload_id):
+            found = await self.find(key, upload_id)
+            check_offset(found, found.record.bytes)
+            if sha256 is not None:
+                check_sha256(sha256, await asyncio.to_thread(_hash, found.data))
+            try:
+                yield found
+            except AdapterRejected:
+                await _remove(found.folder)
+                raise
+            await _remove(found.folder)
+
+    async def delete(self, key: ApiKey, upload_id: str) -> None:
+        """Raises NotFound, Conflict (somebody writes)."""
+        found = await self.find(key, upload_id)
+        with _held(found.folder):
+            await _remove(found.folder)
+
+
+def check_offset(upload: PartialUpload, offset: int) -> None:
+    """Raises Conflict with what has come."""
+    if offset != upload.offset:
+        raise Conflict(
+            f"{upload.offset} of {upload.record.bytes} bytes have come",
+            "upload_offset",
+            "upload",
+            {"offset": upload.offset},
+        )
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Generator[None]:
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(hold(folder))
+        except BlockingIOError:
+            raise Conflict("another request works on it", "upload_busy", "upload") from None
+        except FileNotFoundError:
+            raise NotFound("the upload has expired", "upload_not_found", "upload") from None
+        yield
+
+
+async def _remove(folder: Path) -> None:
+    await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fsync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

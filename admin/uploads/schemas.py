@@ -1,0 +1,72 @@
+"""The bodies of uploads."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+import msgspec
+
+from admin.adapters.versions import RejectedUpload
+from admin.errors import Invalid
+from admin.uploads.upload import VersionFields
+
+
+class UploadCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 50)]
+    filename: Annotated[str, msgspec.Meta(max_length=255)]
+    """Says by its end what it is: .tar or .zip."""
+
+
+class UploadView(msgspec.Struct, frozen=True):
+    id: str
+    bytes: int
+    filename: str
+    offset: int
+    """What has come, and where the next piece begins."""
+    expires_at: datetime
+    """Unless more comes."""
+    object: str = "upload"
+
+
+class RejectedUploadView(msgspec.Struct, frozen=True):
+    name: str
+    error: dict[str, Any]
+    uploaded_by: str | None
+    """Id of the key."""
+    rejected_at: datetime
+    object: str = "upload.rejected"
+
+    @classmethod
+    def of(cls, rejected: RejectedUpload) -> RejectedUploadView:
+        return cls(rejected.name, rejected.error, rejected.uploaded_by, rejected.rejected_at)
+
+
+class VersionCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A version of what was uploaded."""
+
+    upload: str
+    name: str
+    model: str | None = None
+    tenant: str | None = None
+    alias: str | None = None
+    sha256: str | None = None
+    """Hex, of the archive."""
+    approve_template: bool = False
+    """Lets the chat template run. Admin keys only."""
+    serving: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+
+    def fields(self) -> VersionFields:
+        """Raises Invalid."""
+        try:
+            serving = bytes(self.serving).decode()
+        except UnicodeDecodeError as error:
+            raise Invalid(f"serving: {error}", "serving_invalid", "serving") from None
+        return VersionFields(
+            name=self.name,
+            model=self.model,
+            tenant=self.tenant,
+            alias=self.alias,
+            serving=serving or None,
+            approve_template="true" if self.approve_template else None,
+        )

@@ -1,0 +1,219 @@
+"""An upload as it arrives: form fields to memory, the two files or one archive to a staged folder.
+
+Nothing is named by the uploader: a part decides only which of the known files it is.
+"""
+
+# multipart carries no types; `Segment` states what is used of its own.
+# pyright: reportMissingTypeStubs=false, reportAttributeAccessIssue=false
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol, cast
+
+import msgspec
+from multipart import (
+    MultipartError,
+    ParserLimitReached,
+    PushMultipartParser,
+    parse_options_header,
+)
+
+from adapters.format.validator import WEIGHTS_NAME
+from admin.errors import Invalid, Overloaded, TooLarge, TooMany
+from admin.uploads.archive import KNOWN_FILES, max_file_bytes
+from admin.uploads.file_sink import FileSink
+
+FIELDS = {
+    "name": 1024,
+    "model": 1024,
+    "tenant": 1024,
+    "alias": 1024,
+    "sha256": 1024,
+    "approve_template": 5,
+    "serving": 512 << 10,
+}
+"""With the bytes each may have."""
+ARCHIVE = "upload.archive"
+ARCHIVE_SUFFIXES = (".tar", ".zip")
+MULTIPART = "multipart/form-data"
+OVERHEAD_BYTES = 1 << 20
+"""What an archive may add to the files."""
+MAX_FORMS = 64
+MAX_FORMS_OF_TENANT = 8
+"""Under way at a time, in one process: no quota counts what is not complete."""
+
+
+class Segment(Protocol):
+    """The head of a part."""
+
+    name: str | None
+    filename: str | None
+
+
+class VersionFields(msgspec.Struct, kw_only=True):
+    """What is said of a version beside its files."""
+
+    name: str | None = None
+    model: str | None = None
+    tenant: str | None = None
+    alias: str | None = None
+    sha256: str | None = None
+    """Hex; of the weights file, or of the archive if one is sent."""
+    serving: str | None = None
+    """JSON."""
+    approve_template: str | None = None
+    """"true": lets the chat template run. Admin keys only."""
+
+
+def media_type(content_type: str) -> tuple[str, dict[str, str]]:
+    """(type, its parameters) of a Content-Type header."""
+    return cast("tuple[str, dict[str, str]]", parse_options_header(content_type))
+
+
+class Forms:
+    """Those under way, from their heads to their answers."""
+
+    def __init__(self) -> None:
+        self._num_open: Counter[str | None] = Counter()
+
+    @contextlib.contextmanager
+    def taking(self, tenant_id: str | None) -> Generator[None]:
+        """None: an admin's. Raises TooMany, or Overloaded if those of all are too many."""
+        if tenant_id is not None and self._num_open[tenant_id] >= MAX_FORMS_OF_TENANT:
+            raise TooMany(
+                f"this tenant has {MAX_FORMS_OF_TENANT} uploads under way", "too_many_uploads"
+            )
+        if self._num_open.total() >= MAX_FORMS:
+            raise Overloaded(f"{MAX_FORMS} uploads are under way", "too_many_uploads")
+        self._num_open[tenant_id] += 1
+        try:
+            yield
+        finally:
+            self._num_open[tenant_id] -= 1
+
+
+async def receive_form(
+    boundary: str,
+    chunks: AsyncIterator[bytes],
+    staged: Path,
+    max_bytes: int,
+    check_room: Callable[[int], None],
+    check_fields: Callable[[VersionFields], Awaitable[None]],
+) -> tuple[VersionFields, Path | None]:
+    """Reads a multipart/form-data body to its end: the fields, and where an archive lies.
+
+    `check_fields` is asked before the first file, with the fields that came before it. Raises
+    Invalid, TooLarge, OSError, and what that raises.
+    """
+    form = _Form(staged, max_bytes + OVERHEAD_BYTES, check_room, check_fields)
+    try:
+        with _parser(boundary) as parser:
+            async for chunk in chunks:
+                for event in parser.parse(chunk) if chunk else ():
+                    await form.take(event)
+    except ParserLimitReached as error:
+        raise TooLarge(f"the upload is too large: {error}") from error
+    except (MultipartError, UnicodeDecodeError) as error:
+        raise Invalid(f"not valid multipart/form-data: {error}", "multipart") from error
+    finally:
+        form.close()
+    return form.result()
+
+
+def _parser(boundary: str) -> Any:
+    return PushMultipartParser(boundary, strict=True)
+
+
+class _Form:
+    """Takes the parser's events: a segment, its bytes, then None."""
+
+    def __init__(
+        self,
+        staged: Path,
+        max_bytes: int,
+        check_room: Callable[[int], None],
+        check_fields: Callable[[VersionFields], Awaitable[None]],
+    ) -> None:
+        self._fields = VersionFields()
+        self._staged = staged
+        self._bytes_left = max_bytes
+        self._check_room = check_room
+        self._check_fields = check_fields
+        self._seen: set[str] = set()
+        self._digests: dict[str, str] = {}
+        self._part = ""
+        self._text = b""
+        self._file: FileSink | None = None
+
+    async def take(self, event: Segment | bytes | bytearray | None) -> None:
+        if event is None:
+            await self._end()
+        elif not isinstance(event, bytes | bytearray):
+            if event.filename is not None and not self._digests:
+                await self._check_fields(self._fields)
+            self._begin(event)
+        elif self._file is not None:
+            await self._file.write(event)
+        else:
+            self._text += event
+            if len(self._text) > FIELDS[self._part]:
+                raise Invalid(f"{self._part} is too long", "field_too_long", self._part)
+
+    def result(self) -> tuple[VersionFields, Path | None]:
+        if ARCHIVE in self._digests and len(self._digests) > 1:
+            raise Invalid("send the two files or one archive, not both", "unexpected_part")
+        digest = self._digests.get(ARCHIVE, self._digests.get(WEIGHTS_NAME))
+        if self._fields.sha256 is not None and digest is not None:
+            check_sha256(self._fields.sha256, digest)
+        return self._fields, self._staged / ARCHIVE if ARCHIVE in self._digests else None
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _begin(self, segment: Segment) -> None:
+        name = segment.name or ""
+        is_file = segment.filename is not None
+        part = _target(segment) if is_file else name
+        if part is None or (not is_file and name not in FIELDS):
+            raise Invalid(f"unexpected part {name[:64]!r}", "unexpected_part", name[:64])
+        if part in self._seen:
+            raise Invalid(f"{part} is there twice", "duplicate_part", part)
+        self._seen.add(part)
+        self._part, self._text = part, b""
+        if is_file:
+            limit = max_file_bytes(part, self._bytes_left)
+            self._file = FileSink(self._staged / part, limit, self._check_room)
+
+    async def _end(self) -> None:
+        if self._file is None:
+            setattr(self._fields, self._part, self._text.decode() or None)
+        else:
+            self._digests[self._part] = await self._file.finish()
+            self._bytes_left -= self._file.num_bytes
+            self.close()
+
+
+def check_sha256(given: str, found: str) -> None:
+    """Raises Invalid."""
+    if given.lower() != found:
+        raise Invalid(
+            f"what came has the SHA-256 {found}, not the given one",
+            "adapter.upload.sha256",
+            "sha256",
+        )
+
+
+def _target(segment: Segment) -> str | None:
+    """Which of the known files a part is, by its file name or the part's name."""
+    names = (PurePosixPath(segment.filename or "").name, segment.name or "")
+    for name in names:
+        if name in KNOWN_FILES:
+            return name
+    return ARCHIVE if names[0].endswith(ARCHIVE_SUFFIXES) else None

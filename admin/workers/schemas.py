@@ -1,0 +1,95 @@
+"""What the admin plane tells of workers."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from admin.workers.workers import (
+    State,
+    Worker,
+    WorkerAdapter,
+    WorkerModel,
+    WorkerStatus,
+    WorkerTenant,
+)
+
+NOTHING = WorkerStatus()
+
+
+class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    address: str
+    state: State
+    """lost: no gateway has told of it for some seconds; unreached: none ever has; unsatisfiable:
+    it cannot serve any base model that it knows of"""
+    reason: str
+    """Why gateways do not reach it, or what is wrong with its base models; empty if nothing is."""
+    drain_wanted: bool
+    num_running: int
+    num_waiting: int
+    tokens_per_s: float
+    resident: list[str]
+    """Names of the base models that are on its device."""
+    is_registered: bool
+    """Gateways find it by its registration; else it stands in their settings."""
+    registered_at: datetime
+    reported_at: datetime | None
+    object: str = "worker"
+
+    @classmethod
+    def of(cls, worker: Worker) -> WorkerView:
+        return cls(**_summary(worker))
+
+
+class WorkerDetails(WorkerView, frozen=True, kw_only=True):
+    reported_by: str | None
+    """Id of the gateway."""
+    models: list[WorkerModel]
+    adapters: dict[str, list[WorkerAdapter]]
+    """By tier: device, host, loading; elsewhere only those that could not be loaded."""
+    arena_bytes: int
+    extents: str
+    """One character an extent of the arena: '.' free, 'k' KV pages, 'a' adapters, 'w' weights."""
+    tenants: list[WorkerTenant]
+    """Whose KV pages and adapters lie in the arena; those that hold most, the most first."""
+    step: int
+    settings: dict[str, str]
+
+    @classmethod
+    def of(cls, worker: Worker) -> WorkerDetails:
+        status = worker.status or NOTHING
+        by_tier: dict[str, list[WorkerAdapter]] = {}
+        for adapter in status.adapters:
+            by_tier.setdefault(adapter.tier, []).append(adapter)
+        return cls(
+            **_summary(worker),
+            reported_by=worker.reported_by,
+            models=status.models,
+            adapters=by_tier,
+            arena_bytes=status.arena_bytes,
+            extents=status.extents,
+            tenants=status.tenants,
+            step=status.step,
+            settings=status.settings,
+        )
+
+
+def _summary(worker: Worker) -> dict[str, Any]:
+    status = worker.status or NOTHING
+    return {
+        "id": worker.id,
+        "address": worker.address,
+        "state": worker.state,
+        "reason": worker.reason,
+        "drain_wanted": bool(worker.draining),
+        "num_running": sum(model.num_running for model in status.models),
+        "num_waiting": sum(model.num_waiting for model in status.models),
+        "tokens_per_s": status.tokens_per_s,
+        "resident": [model.name for model in status.models if model.tier == "device"],
+        "is_registered": worker.is_registered,
+        "registered_at": worker.registered_at,
+        "reported_at": worker.reported_at,
+    }

@@ -1,0 +1,385 @@
+"""What may be called by which name, by whom: the gateway's view of the control plane, in memory.
+
+A `CatalogView` is immutable and replaced whole, so a request that has resolved its model keeps its
+version whatever is promoted meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import msgspec
+
+from admin.database import AdminError
+from admin.records import (
+    AdapterPlace,
+    Alias,
+    ApiKey,
+    BaseModel,
+    CatalogSnapshot,
+    Residency,
+    ServedVersion,
+    ServingData,
+    Tenant,
+)
+from gateway.catalog.auth import Principal
+from gateway.catalog.canary_split import pick_version
+from gateway.catalog.parts import AdapterPart, TenantPart, adapters_of, tenants_of
+from gateway.catalog.source import SnapshotSource
+from gateway.dialects.schemas import AdapterCard, ModelCard
+from gateway.exceptions import CatalogStale, ModelNotFound, Overloaded, TemplateNotApproved
+from gateway.quota_types import FREE, ORDINARY, Limit, Service, Tariff
+from workers.wire.protocol import AdapterRef, DesiredModel, ServiceClass
+
+DEFAULT_ALIAS = "prod"
+NOTHING = ServingData()
+NOBODY = TenantPart()
+"""Of a tenant that is not there."""
+UNKNOWN = AdapterPart()
+"""Of a name that is not there."""
+CATCH_UP_S = 1.0
+MAX_LOOKUPS = 2
+"""At a time, so that unknown names cannot keep the database from others."""
+
+
+class Target(msgspec.Struct, frozen=True):
+    """What a model name means: a base model, and an immutable adapter version on it or none."""
+
+    name: str
+    """As asked."""
+    base: BaseModel
+    version: ServedVersion | None = None
+    canary: Alias | None = None
+    """The canary set that the version was chosen from."""
+    checksums: Mapping[str, str] = {}
+    """Of the version's packed image, by worker layout, as far as it is proved."""
+    is_template_approved: bool = True
+
+    @property
+    def serving(self) -> ServingData:
+        """What the version brings besides its weights."""
+        return self.version.serving if self.version else NOTHING
+
+    @property
+    def adapter(self) -> AdapterRef | None:
+        """The version, wherever it is."""
+        return self.adapter_for("")
+
+    def adapter_for(self, layout: str) -> AdapterRef | None:
+        """The version as a worker of this layout knows it; its name is `name@version`."""
+        version = self.version
+        if version is None:
+            return None
+        name = f"{version.name}@{version.version}"
+        return AdapterRef(version.digest, name, self.checksums.get(layout, ""))
+
+    def chat_template(self) -> str | None:
+        """The version's own, None: the base model's. Raises TemplateNotApproved."""
+        template = self.serving.chat_template
+        if template is not None and not self.is_template_approved:
+            raise TemplateNotApproved(
+                f"The chat template that '{self.name}' brings may not be rendered yet: "
+                "an admin must approve it. Completions are served.",
+                param="model",
+            )
+        return template
+
+
+class CatalogView:
+    """What is served from as of one instant, indexed."""
+
+    def __init__(self, snapshot: CatalogSnapshot, before: CatalogView | None = None) -> None:
+        """before: what is as it was, where the snapshot is of what has changed only."""
+        self.generation = snapshot.generation
+        self.models: dict[str, BaseModel] = {model.name: model for model in snapshot.models}
+        self.workers = snapshot.workers
+        self._approved_templates = snapshot.approved_templates
+        self._prices = {price.model: price for price in snapshot.prices}
+        self.tenants: dict[str, Tenant] = {}
+        self.keys: dict[str, ApiKey] = {}
+        self.keys_by_hash: dict[bytes, ApiKey] = {}
+        self._tenants: dict[str | None, TenantPart] = {}
+        self._adapters: dict[str, dict[str, AdapterPart]] = {}
+        """By tenant's id, by name; those of a tenant are shared with other views."""
+        self._pinned: dict[AdapterPlace, list[Alias]] = {}
+        self._judged: dict[AdapterPlace, list[Alias]] = {}
+        tenants, adapters = tenants_of(snapshot), adapters_of(snapshot)
+        if snapshot.changed is not None and before is not None:
+            self.tenants = before.tenants.copy()
+            self.keys = before.keys.copy()
+            self.keys_by_hash = before.keys_by_hash.copy()
+            self._tenants = before._tenants.copy()
+            self._adapters = before._adapters.copy()
+            self._pinned = before._pinned.copy()
+            self._judged = before._judged.copy()
+            for tenant_id in (*snapshot.changed.tenants, None):
+                self._remove_tenant(tenant_id)
+            places = snapshot.changed.adapters | adapters.keys()
+            for tenant_id in {place[0] for place in places}:
+                self._adapters[tenant_id] = self._adapters.get(tenant_id, {}).copy()
+            for place in places:
+                self._remove_adapter(place)
+        for tenant_id, part in tenants.items():
+            self._add_tenant(tenant_id, part)
+        for place, part in adapters.items():
+            self._add_adapter(place, part)
+
+    def _add_tenant(self, tenant_id: str | None, part: TenantPart) -> None:
+        self._tenants[tenant_id] = part
+        if part.tenant is not None:
+            self.tenants[part.tenant.id] = part.tenant
+        for key in part.keys:
+            self.keys[key.id] = self.keys_by_hash[key.hash] = key
+
+    def _remove_tenant(self, tenant_id: str | None) -> None:
+        part = self._tenants.pop(tenant_id, NOBODY)
+        if part.tenant is not None:
+            del self.tenants[part.tenant.id]
+        for key in part.keys:
+            del self.keys[key.id], self.keys_by_hash[key.hash]
+
+    def _add_adapter(self, place: AdapterPlace, part: AdapterPart) -> None:
+        tenant_id, name = place
+        self._adapters.setdefault(tenant_id, {})[name] = part
+        if pinned := part.pinned:
+            self._pinned[place] = pinned
+        if judged := part.judged:
+            self._judged[place] = judged
+
+    def _remove_adapter(self, place: AdapterPlace) -> None:
+        tenant_id, name = place
+        parts = self._adapters.get(tenant_id, {})
+        parts.pop(name, None)
+        if not parts:
+            self._adapters.pop(tenant_id, None)
+        self._pinned.pop(place, None)
+        self._judged.pop(place, None)
+
+    def _tenant(self, tenant_id: str) -> TenantPart:
+        return self._tenants.get(tenant_id, NOBODY)
+
+    def _adapters_of(self, tenant: Tenant) -> Mapping[str, AdapterPart]:
+        return self._adapters.get(tenant.id, {})
+
+    def resolve(self, tenant: Tenant, name: str, subject: str = "") -> Target:
+        """`name`, `name@alias`, `name@7`, `tenant/...` of these, or a base; ModelNotFound.
+
+        `subject` is whose request it is: a canary set gives each the same version every time.
+        """
+        if base := self.models.get(name):
+            return Target(name=name, base=base)
+        adapter, selected = self._select(tenant, name)
+        if isinstance(selected, int):
+            return self._target(tenant, name, adapter, [selected])
+        choices = [pick_version(selected, subject), selected.version]
+        return self._target(
+            tenant, name, adapter, choices, selected if selected.canary is not None else None
+        )
+
+    def limits_of(self, tenant_id: str, key_subject: str) -> tuple[Limit, ...]:
+        """The tenant's own and the key's; see ApiKey.quota_subject."""
+        limits = self._tenant(tenant_id).limits
+        return limits.get(tenant_id, ()) + limits.get(key_subject, ())
+
+    def service(self, tenant_id: str) -> Service:
+        """What its requests get of a worker that others want too."""
+        quota = self._tenant(tenant_id).quotas.get(tenant_id)
+        if quota is None:
+            return ORDINARY
+        return Service(quota.weight, ServiceClass(quota.service_class))
+
+    def tariff(self, model: str, tenant_id: str) -> Tariff:
+        """model: served name of the base model."""
+        quota = self._tenant(tenant_id).quotas.get(tenant_id)
+        weight = 100 if quota is None else quota.cached_weight
+        return Tariff(self._prices.get(model, FREE), weight)
+
+    def names(self, tenant: Tenant) -> list[str]:
+        """Base models, then the tenant's adapters by each name that an alias gives them. An alias
+        may point to a version that is no longer ready, and then has no card."""
+        names = list(self.models)
+        parts = self._adapters_of(tenant)
+        for adapter in sorted(parts):
+            for alias in sorted(parts[adapter].aliases):
+                names.append(adapter if alias == DEFAULT_ALIAS else f"{adapter}@{alias}")
+        return names
+
+    def card(self, tenant: Tenant, name: str) -> ModelCard:
+        """Of a canary set its stable version, and the split. ModelNotFound as `resolve`."""
+        if base := self.models.get(name):
+            return ModelCard(
+                id=name,
+                created=int(base.created_at.timestamp()),
+                owned_by="loraplex",
+                root=base.name,
+                parent=None,
+                max_model_len=base.max_model_len,
+            )
+        adapter, selected = self._select(tenant, name)
+        number = selected if isinstance(selected, int) else selected.version
+        target = self._target(tenant, name, adapter, [number])
+        version = target.version
+        assert version is not None
+        serving = version.serving
+        return ModelCard(
+            id=name,
+            created=int(version.created_at.timestamp()),
+            owned_by=tenant.name,
+            root=f"{adapter}@{number}",
+            parent=target.base.name,
+            max_model_len=target.base.max_model_len,
+            adapter=AdapterCard(
+                version=number,
+                canary=None if isinstance(selected, int) else selected.canary,
+                has_chat_template=serving.chat_template is not None,
+                is_chat_template_approved=target.is_template_approved,
+                stop=serving.stop,
+                defaults=serving.defaults,
+                metadata=serving.metadata,
+            ),
+        )
+
+    def pinned(self) -> Iterator[Target]:
+        """What pinned aliases name, all versions of a canary set."""
+        for aliases in self._pinned.values():
+            for alias in aliases:
+                for number in alias.canary or (alias.version,):
+                    with contextlib.suppress(ModelNotFound):
+                        tenant = self.tenants[alias.tenant_id]
+                        yield self._target(tenant, alias.name, alias.name, [number])
+
+    def desired_models(self) -> list[DesiredModel]:
+        """One for each digest, whatever names it is served under."""
+        by_digest: dict[str, list[BaseModel]] = {}
+        for model in self.models.values():
+            by_digest.setdefault(model.digest, []).append(model)
+        return [
+            DesiredModel(
+                digest,
+                named[0].name,
+                is_pinned=any(model.residency == Residency.PINNED for model in named),
+                is_unloaded=all(model.residency == Residency.UNLOADED for model in named),
+            )
+            for digest, named in by_digest.items()
+        ]
+
+    def judged(self) -> Iterator[Alias]:
+        """Canary sets that may go back by themselves."""
+        for aliases in self._judged.values():
+            yield from aliases
+
+    def _select(self, tenant: Tenant, name: str) -> tuple[str, Alias | int]:
+        """The adapter's name, and the alias or version number that is meant."""
+        owner, slash, rest = name.rpartition("/")
+        if slash and owner != tenant.name:
+            raise ModelNotFound(name)
+        adapter, at, selector = rest.partition("@")
+        if selector.isascii() and selector.isdigit() and len(selector) < 10:
+            return adapter, int(selector)
+        part = self._adapters_of(tenant).get(adapter, UNKNOWN)
+        alias = part.aliases.get(selector if at else DEFAULT_ALIAS)
+        if alias is None:
+            raise ModelNotFound(name)
+        return adapter, alias
+
+    def _target(
+        self,
+        tenant: Tenant,
+        name: str,
+        adapter: str,
+        numbers: Iterable[int],
+        canary: Alias | None = None,
+    ) -> Target:
+        """The first of these versions that is ready; ModelNotFound."""
+        part = self._adapters_of(tenant).get(adapter, UNKNOWN)
+        for number in numbers:
+            version = part.versions.get(number)
+            base = self.models.get(version.base_name) if version else None
+            if version is not None and base is not None:
+                template = version.serving.template_digest
+                return Target(
+                    name=name,
+                    base=base,
+                    version=version,
+                    canary=canary,
+                    checksums=part.checksums(version, base.digest),
+                    is_template_approved=template is None or template in self._approved_templates,
+                )
+        raise ModelNotFound(name)
+
+
+class Catalog:
+    """Holds the newest view; `run` keeps it so."""
+
+    def __init__(self, source: SnapshotSource, stale_s: float = math.inf) -> None:
+        """stale_s: how long a view is served from that cannot be confirmed to be the newest."""
+        self._source = source
+        self._stale_s = stale_s
+        self._view: CatalogView | None = None
+        self._watchers: list[Callable[[CatalogView], None]] = []
+        self._next = asyncio.Event()
+        """Set by the next view, which brings a new one."""
+        self._lookups = asyncio.Semaphore(MAX_LOOKUPS)
+        self.loaded = asyncio.Event()
+
+    @property
+    def view(self) -> CatalogView | None:
+        """None until the first snapshot."""
+        return self._view
+
+    @property
+    def current(self) -> CatalogView:
+        """The newest view. Raises Overloaded until there is one, CatalogStale if it is too old."""
+        if self._view is None:
+            raise Overloaded("The gateway is starting.")
+        if self.is_stale:
+            raise CatalogStale("The gateway has been without its database for too long.")
+        return self._view
+
+    @property
+    def unconfirmed_s(self) -> float:
+        """How long it is not known whether the view is the newest; 0: it is."""
+        return self._source.unconfirmed_s
+
+    @property
+    def is_stale(self) -> bool:
+        return self._source.unconfirmed_s > self._stale_s
+
+    async def resolve(self, caller: Principal, name: str, subject: str) -> Target:
+        """In the newest view, as it is when this returns. Raises ModelNotFound, also for what the
+        key may not use, Overloaded.
+
+        Before a name is called unknown, changes on their way are waited for: its owner may just
+        have been told that it is ready.
+        """
+        if not caller.may_use(name):
+            raise ModelNotFound(name)
+        try:
+            return self.current.resolve(caller.tenant, name, subject)
+        except ModelNotFound:
+            await self._catch_up()
+        return self.current.resolve(caller.tenant, name, subject)
+
+    async def _catch_up(self) -> None:
+        with contextlib.suppress(AdminError, TimeoutError):
+            async with asyncio.timeout(CATCH_UP_S):
+                async with self._lookups:
+                    generation = await self._source.generation()
+                while self.current.generation < generation:
+                    await self._next.wait()
+
+    def watch(self, callback: Callable[[CatalogView], None]) -> None:
+        """Calls back with each new view, once it is the one that requests resolve in."""
+        self._watchers.append(callback)
+
+    async def run(self) -> None:
+        async for snapshot in self._source.snapshots():
+            self._view = view = CatalogView(snapshot, self._view)
+            self.loaded.set()
+            self._next.set()
+            self._next = asyncio.Event()
+            for callback in self._watchers:
+                callback(view)

@@ -1,0 +1,98 @@
+"""The parts of the catalog: what is one tenant's, and what is one adapter's, indexed. A view that
+follows another takes over those of which nothing has changed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from admin.records import (
+    AdapterPlace,
+    AdapterProof,
+    Alias,
+    ApiKey,
+    CatalogSnapshot,
+    Quota,
+    ServedVersion,
+    Tenant,
+)
+from gateway.quota_types import Limit, limits_of
+
+
+class TenantPart:
+    """But for its adapters. Complete once `tenants_of` returns it; not changed afterwards."""
+
+    def __init__(self) -> None:
+        self.tenant: Tenant | None = None
+        """None: of the admin keys, which are nobody's."""
+        self.keys: list[ApiKey] = []
+        self.quotas: dict[str, Quota] = {}
+        """By subject, as are the limits."""
+        self.limits: dict[str, tuple[Limit, ...]] = {}
+
+    def add_quota(self, quota: Quota) -> None:
+        self.quotas[quota.subject] = quota
+        self.limits[quota.subject] = limits_of(quota)
+
+
+class AdapterPart:
+    """Complete once `adapters_of` returns it; not changed afterwards."""
+
+    def __init__(self) -> None:
+        self.versions: dict[int, ServedVersion] = {}
+        """Those that are ready, by number."""
+        self.aliases: dict[str, Alias] = {}
+        self._checksums: dict[tuple[str, str], dict[str, str]] = {}
+
+    @property
+    def pinned(self) -> list[Alias]:
+        return [alias for alias in self.aliases.values() if alias.pinned]
+
+    @property
+    def judged(self) -> list[Alias]:
+        """Canary sets that may go back by themselves."""
+        return [
+            alias
+            for alias in self.aliases.values()
+            if alias.canary is not None and alias.policy is not None
+        ]
+
+    def checksums(self, version: ServedVersion, base_digest: str) -> Mapping[str, str]:
+        """Of the version's packed image for this base, by worker layout, as far as it is proved."""
+        return self._checksums.get((version.digest, base_digest), {})
+
+    def add_version(self, version: ServedVersion, proofs: list[AdapterProof]) -> None:
+        self.versions[version.version] = version
+        for proof in proofs:
+            by_layout = self._checksums.setdefault((proof.digest, proof.base_digest), {})
+            by_layout[proof.layout] = proof.checksum
+
+
+def tenants_of(snapshot: CatalogSnapshot) -> dict[str | None, TenantPart]:
+    """By tenant's id; None: the admin keys."""
+    parts: defaultdict[str | None, TenantPart] = defaultdict(TenantPart)
+    subjects: dict[str, TenantPart] = {}
+    for tenant in snapshot.tenants:
+        subjects[tenant.id] = parts[tenant.id]
+        parts[tenant.id].tenant = tenant
+    for key in snapshot.keys:
+        parts[key.tenant_id].keys.append(key)
+        subjects[key.quota_subject] = parts[key.tenant_id]
+    for quota in snapshot.quotas:
+        # A key that is revoked may have had one.
+        if quota.subject in subjects:
+            subjects[quota.subject].add_quota(quota)
+    return parts
+
+
+def adapters_of(snapshot: CatalogSnapshot) -> dict[AdapterPlace, AdapterPart]:
+    parts: defaultdict[AdapterPlace, AdapterPart] = defaultdict(AdapterPart)
+    proofs: dict[str, list[AdapterProof]] = {}
+    for proof in snapshot.proofs:
+        proofs.setdefault(proof.digest, []).append(proof)
+    for version in snapshot.versions:
+        part = parts[version.tenant_id, version.name]
+        part.add_version(version, proofs.get(version.digest, []))
+    for alias in snapshot.aliases:
+        parts[alias.tenant_id, alias.name].aliases[alias.alias] = alias
+    return parts

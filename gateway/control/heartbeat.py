@@ -1,0 +1,51 @@
+"""What others may know of this gateway: the catalog it serves from, and what it has in flight."""
+
+from __future__ import annotations
+
+import asyncio
+
+from admin.database import Database
+from admin.queries import sql
+from gateway.catalog.catalog import Catalog
+from gateway.dispatch.inflight import Flights
+from gateway.periodic import repeat
+
+REPORT_INTERVAL_S = 1.0
+
+
+class Presence:
+    """Keeps the gateway's row in `gateways`.
+
+    A version that is not in the catalog of the generation reported, and not in flight in the same
+    report, is never used here again: requests resolve in the newest view and are counted in the
+    same breath, and both are read in one.
+    """
+
+    def __init__(
+        self, database: Database, gateway_id: str, catalog: Catalog, flights: Flights
+    ) -> None:
+        self.has_joined = asyncio.Event()
+        """Set when the row is there for the first time; before that nothing may be served."""
+        self._database = database
+        self._id = gateway_id
+        self._catalog = catalog
+        self._flights = flights
+        self._wake = asyncio.Event()
+        catalog.watch(lambda _: self._wake.set())
+
+    async def run(self) -> None:
+        """Reports until cancelled."""
+        await repeat("the presence is not reported", self._report, REPORT_INTERVAL_S, self._wake)
+
+    async def leave(self) -> None:
+        """The last word: nothing is in flight and nothing will be."""
+        async with asyncio.timeout(REPORT_INTERVAL_S), self._database.acquire() as connection:
+            await connection.execute(sql["gateway_leave"], self._id)
+
+    async def _report(self) -> None:
+        async with self._database.acquire() as connection:
+            view = self._catalog.view
+            generation = 0 if view is None else view.generation
+            in_flight = dict(self._flights.by_version)
+            await connection.execute(sql["gateway_report"], self._id, generation, in_flight)
+        self.has_joined.set()

@@ -1,0 +1,187 @@
+"""Has workers prove adapters before anybody is served by them.
+
+A version is claimed for a minute in Postgres, so several gateways share the work and what a killed
+one had claimed is taken up by the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Coroutine
+from typing import Any
+
+import msgspec
+
+from admin.database import AdminError, Database
+from admin.queries import from_row, sql
+from gateway.catalog.catalog import Catalog
+from gateway.dispatch.fleet import Fleet
+from gateway.periodic import repeat
+from workers.wire.client import WorkerClient, WorkerFailed
+from workers.wire.protocol import AdapterRef, ErrorCode, ProbeResult
+
+log = logging.getLogger(__name__)
+
+MAX_PROBES = 4
+POLL_INTERVAL_S = 2.0
+PROBE_TIMEOUT_S = 50.0
+"""Less than a claim lasts."""
+RETRY_S = 60.0
+"""Seconds between two attempts to prove a ready version for a further layout."""
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """A version to have proved."""
+
+    tenant_id: str
+    name: str
+    version: int
+    digest: str
+    base_digest: str
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.tenant_id, self.name, self.version
+
+    @property
+    def path(self) -> str:
+        """The key as one text."""
+        return f"{self.tenant_id}/{self.name}/{self.version}"
+
+
+class Prover:
+    """Up to `MAX_PROBES` at a time; when there is nothing else, proofs that ready versions lack
+    for the layout of a connected worker, one at a time."""
+
+    def __init__(self, database: Database, gateway_id: str, catalog: Catalog, fleet: Fleet) -> None:
+        self._database = database
+        self._id = gateway_id
+        self._catalog = catalog
+        self._fleet = fleet
+        self._wake = asyncio.Event()
+        self._probing: set[asyncio.Task[None]] = set()
+        self._not_before: dict[str, float] = {}
+        """Versions (<tenant id>/<name>/<version>) that a proof for a further layout was begun for,
+        and when to try again."""
+        self._complete: object = None
+        """The catalog, layouts and versions with which no proof was missing: there is none until
+        one of them changes."""
+        catalog.watch(lambda _: self._wake.set())
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            await repeat("adapters are not proved", self._look, POLL_INTERVAL_S, self._wake)
+        finally:
+            for task in self._probing:
+                task.cancel()
+
+    async def _look(self) -> None:
+        served = {digest for c in self._fleet.clients if c.is_ready for digest in c.models}
+        num_free = MAX_PROBES - len(self._probing)
+        if num_free == 0:
+            return
+        async with self._database.acquire() as connection:
+            await connection.execute(sql["proving_unserved"], sorted(served))
+            rows = await connection.fetch(sql["proving_claim"], self._id, sorted(served), num_free)
+        for row in rows:
+            self._start(self._prove(from_row(Claim, row)))
+        if not self._probing:
+            await self._prove_further()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._probing.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._probing.discard(task)
+        self._wake.set()
+
+    async def _prove(self, claim: Claim) -> None:
+        """Ready, rejected, or released for another try; if nothing can be written the claim runs
+        out."""
+        adapter = AdapterRef(claim.digest, f"{claim.name}@{claim.version}")
+        try:
+            able = self._fleet.serving(claim.base_digest)
+            worker, result = await self._probe(able, claim.base_digest, adapter)
+            async with self._database.acquire() as connection:
+                if not result.error:
+                    proof = (result.layout, result.checksum, result.fingerprint, worker)
+                    await connection.fetchval(sql["proving_ready"], *claim.key, *proof)
+                elif result.is_final:
+                    log.warning("%s of %s: %s", adapter.name, claim.tenant_id, result.message)
+                    why = _rejection(result)
+                    await connection.fetchval(sql["proving_rejected"], *claim.key, why)
+                else:
+                    why = f"{result.error}: {result.message}"
+                    await connection.execute(sql["proving_release"], *claim.key, self._id, why)
+        except AdminError as error:
+            log.warning("%s of %s: %s", adapter.name, claim.tenant_id, error)
+
+    async def _prove_further(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._not_before = {d: at for d, at in self._not_before.items() if at > now}
+        able: dict[tuple[str, str], list[WorkerClient]] = {}
+        for client in self._fleet.clients:
+            for base, model in client.models.items() if client.is_ready else ():
+                able.setdefault((model.adapter_layout, base), []).append(client)
+        view = self._catalog.view
+        looked_at = (view and view.generation, frozenset(able), frozenset(self._not_before))
+        if looked_at == self._complete:
+            return
+        async with self._database.acquire() as connection:
+            for (layout, base), clients in able.items():
+                row = await connection.fetchrow(
+                    sql["proofs_missing"], layout, base, list(self._not_before), 1
+                )
+                if row is not None:
+                    self._start(self._prove_ready(clients, from_row(Claim, row)))
+                    return
+        self._complete = looked_at
+
+    async def _prove_ready(self, able: list[WorkerClient], claim: Claim) -> None:
+        """The version stays ready whatever comes out: another layout has proved it."""
+        self._not_before[claim.path] = asyncio.get_running_loop().time() + RETRY_S
+        worker, result = await self._probe(able, claim.base_digest, AdapterRef(claim.digest))
+        if result.error:
+            log.warning("%s on %s: %s", claim.path, worker, result.message)
+            return
+        proof = (result.layout, result.checksum, result.fingerprint, worker)
+        try:
+            async with self._database.acquire() as connection:
+                await connection.execute(sql["proof_insert"], *claim.key, claim.base_digest, *proof)
+        except AdminError as error:
+            log.warning("%s: %s", claim.path, error)
+
+    async def _probe(
+        self, able: list[WorkerClient], base: str, adapter: AdapterRef
+    ) -> tuple[str, ProbeResult]:
+        """The id of one of the workers and its answer; without one, an error that is not final."""
+        worker = ""
+        try:
+            if not able:
+                raise WorkerFailed(ErrorCode.WORKER_LOST, "no worker is ready")
+            client = random.choice(able)
+            worker = client.instance_id
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                return worker, await client.probe(base, adapter)
+        except WorkerFailed as error:
+            why = error.message
+        except TimeoutError:
+            why = f"no answer within {PROBE_TIMEOUT_S:.0f} s"
+        return worker, ProbeResult(
+            0, error="adapter.probe.unavailable", message=why, is_final=False
+        )
+
+
+def _rejection(result: ProbeResult) -> dict[str, Any]:
+    return {
+        "code": result.error,
+        "field": "adapter_model.safetensors",
+        "got": result.message,
+        "allowed": None,
+        "hint": "Check the adapter with peft on the same base model, and upload it again.",
+    }

@@ -1,0 +1,115 @@
+"""One answer in the making: a sequence's tokens become text, stopped where the caller asked."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from gateway.text.stop_strings import StopStrings
+from gateway.text.tokenizer import ModelTokenizer
+from workers.wire.client import WorkerFailed
+from workers.wire.protocol import ErrorCode, FinishReason, SequenceOutput, TokenLogprobs
+
+
+class ScoredToken(NamedTuple):
+    """A token with its log-probability (None: the first of a prompt) and the likeliest others."""
+
+    token: int
+    logprob: float | None
+    top: list[tuple[int, float]]
+
+
+Scored = ScoredToken | TokenLogprobs
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """What an output added to a choice."""
+
+    index: int
+    text: str
+    scored: list[Scored]
+    finish_reason: str | None
+    tokens: list[int] = []
+    """Generated and shown: without the end token, up to a stop string."""
+
+
+class Choice:
+    """`feed` it each output of its sequence until `finish_reason` is set."""
+
+    def __init__(
+        self,
+        index: int,
+        prompt: list[int],
+        tokenizer: ModelTokenizer,
+        *,
+        stops: list[str],
+        min_tokens: int = 0,
+        echo: str = "",
+    ) -> None:
+        """`echo` is shown before the answer and not searched for stop strings."""
+        self.index = index
+        self.prompt = prompt
+        self.finish_reason: str | None = None
+        self.num_tokens = 0
+        self._detokenizer = tokenizer.spelling.detokenizer()
+        self._stops = StopStrings(stops) if stops else None
+        self._min_tokens = min_tokens
+        self._pending = echo
+
+    def feed(self, output: SequenceOutput) -> Delta:
+        """Raises WorkerFailed if the worker gave the sequence up."""
+        if output.finish_reason is FinishReason.ABORT:
+            raise WorkerFailed(ErrorCode.INTERNAL, "The worker gave this request up.")
+        visible = output.tokens
+        if output.stop_token is not None and visible[-1:] == [output.stop_token]:
+            visible = visible[:-1]
+        before = self.num_tokens
+        text = self._pending + self._decode(visible)
+        self._pending = ""
+        if self.finish_reason is None:
+            self.num_tokens = before + len(output.tokens)
+            if output.finish_reason is not None:
+                text += self._finish(output.finish_reason)
+        num_shown = min(len(visible), self.num_tokens - before)
+        scored = self._scored(output, num_shown)
+        return Delta(self.index, text, scored, self.finish_reason, visible[:num_shown])
+
+    def _decode(self, tokens: list[int]) -> str:
+        if self._stops is None:
+            return self._detokenizer.push(tokens)
+        text = ""
+        for token in tokens:
+            self.num_tokens += 1
+            text += self._search(self._detokenizer.push((token,)))
+            if self._stops.matched is not None:
+                self.finish_reason = FinishReason.STOP.value
+                break
+        return text
+
+    def _finish(self, reason: FinishReason) -> str:
+        """The text still held back; a stop string may end in it too."""
+        self.finish_reason = reason.value
+        text = self._detokenizer.flush()
+        if self._stops is None:
+            return text
+        text = self._search(text)
+        if self._stops.matched is not None:
+            self.finish_reason = FinishReason.STOP.value
+            return text
+        return text + self._stops.flush()
+
+    def _search(self, text: str) -> str:
+        """A stop string does not count before `min_tokens`."""
+        if self._stops is None or self.num_tokens < self._min_tokens:
+            return text
+        return self._stops.push(text)
+
+    def _scored(self, output: SequenceOutput, num_shown: int) -> list[Scored]:
+        scored: list[Scored] = []
+        if output.prompt_logprobs is not None:
+            scored.append(ScoredToken(self.prompt[0], None, []))
+            scored.extend(output.prompt_logprobs)
+        if output.logprobs is not None:
+            scored.extend(output.logprobs[:num_shown])
+        return scored

@@ -1,0 +1,203 @@
+"""The workers this gateway is connected to."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Collection, Mapping, Sequence
+
+from gateway.catalog.catalog import CatalogView, Target
+from gateway.dispatch.routing import Report, Standing, Work, Workers, pick
+from gateway.exceptions import ModelUnsatisfiable, NoWorker
+from workers.wire.client import WorkerClient
+from workers.wire.protocol import UNSATISFIABLE, Desired, ModelInfo, ModelStatus, Pin, WorkerStatus
+
+GREET_INTERVAL_S = 0.25
+"""How soon a worker that came back is told what is wanted."""
+MEMORY = 0.95
+"""Of what was reported before, at each report."""
+NOT_NONE = 0.1
+"""A gateway without traffic does not take itself for one of infinitely many."""
+
+
+class Fleet:
+    """Clients, each of which keeps its connection up by itself."""
+
+    def __init__(self, clients: Sequence[WorkerClient]) -> None:
+        """clients: of the workers there are; the roster changes them in place."""
+        self.clients = clients
+        self._workers: Workers[WorkerClient] = Workers()
+        self._statuses: dict[WorkerClient, WorkerStatus | None] = {}
+        """Which of each worker's they were made of."""
+        self._rates: dict[str, float] = {}
+        """Prefill tokens/s by model, as a worker has measured them last."""
+        self._num_sequences, self._num_own = 0.0, 1.0
+        """At the workers of late, by all gateways and by this one."""
+        self._random = random.Random()
+        self._view: CatalogView | None = None
+        self._told: dict[WorkerClient, Mapping[str, ModelInfo]] = {}
+        """The models of the connection that was told last."""
+
+    async def run(self) -> None:
+        """Keeps workers told until cancelled."""
+        while True:
+            for client in self.clients:
+                if self._view is not None and self._told.get(client) is not client.models:
+                    self._tell(client, self._view)
+            self._forget()
+            await asyncio.sleep(GREET_INTERVAL_S)
+
+    def choose(self, work: Work, excluded: Collection[WorkerClient] = ()) -> WorkerClient:
+        """The worker for a request. Raises NoWorker if none is ready that has the base model, but
+        for those excluded."""
+
+        def is_able(client: WorkerClient) -> bool:
+            return _serves(client, work.model) and client not in excluded
+
+        def is_heard(client: WorkerClient) -> bool:
+            return is_able(client) and not client.is_silent
+
+        for usable in (is_heard, is_able):
+            if any(map(usable, self.clients)):
+                break
+        else:
+            raise self._why_none(work.model)
+        if len(self.clients) == 1:
+            return self.clients[0]
+        self._look()
+        now = time.monotonic()
+        cached = _num_cached(work, self.clients)
+        return pick(work, self._workers, cached, now, self._random, usable)
+
+    def why_not_serving(self) -> str | None:
+        """Why no worker could serve any base model of the catalog; None if one could, or if too
+        little is known yet."""
+        ready = [client for client in self.clients if client.is_ready]
+        if not ready:
+            return "no worker is ready"
+        told = [client.status.models if client.status else [] for client in ready]
+        if not all(told) or any(m.tier != UNSATISFIABLE for models in told for m in models):
+            return None
+        model = told[0][0]
+        return f"no worker can serve any base model: {model.name}: {model.tier}: {model.error}"
+
+    def _why_none(self, model: str) -> NoWorker:
+        """Waiting is said not to help only where every worker there is has told that it cannot
+        serve the model."""
+        found = [_find_model(client, model) for client in self.clients]
+        reasons = [m.error for m in found if m is not None and m.tier == UNSATISFIABLE]
+        if found and len(reasons) == len(found):
+            return ModelUnsatisfiable(
+                "No worker can serve this model, and waiting does not help: it is unsatisfiable:"
+                f" {reasons[0]}."
+            )
+        return NoWorker("No worker is ready for this model. Try again shortly.")
+
+    def note_sent(self, worker: WorkerClient, work: Work) -> None:
+        """The request goes there; those that come after it are to count with it."""
+        if len(self.clients) > 1 and worker in self._workers.standings:
+            num_cached = _num_cached(work, [worker]).get(worker, 0)
+            self._workers.send(worker, work, num_cached, time.monotonic())
+
+    def serving(self, model: str) -> list[WorkerClient]:
+        """Those that are ready and have the base model of this digest. One that is silent counts
+        only where all are: then requests wait for it."""
+        able = [client for client in self.clients if _serves(client, model)]
+        return [c for c in able if not c.is_silent] or able
+
+    def prefetch(self, target: Target) -> None:
+        """Has the only worker that the target's request can go to bring the adapter nearer now.
+        Among several its prompt decides, which is not read yet."""
+        if target.version is None:
+            return
+        model, digest = target.base.digest, target.version.digest
+        able = self.serving(model)
+        if len(able) != 1:
+            return
+        (worker,) = able
+        self._look()
+        if self._workers.standings[worker].tier(digest) != "device":
+            adapter = target.adapter_for(worker.models[model].adapter_layout)
+            assert adapter is not None
+            worker.prefetch(model, adapter)
+
+    def want(self, view: CatalogView) -> None:
+        """Tells every worker, now and when it comes back, what this catalog wants kept."""
+        self._view = view
+        for client in self.clients:
+            self._tell(client, view)
+
+    def _forget(self) -> None:
+        """What is known of workers that went."""
+        for client in self._told.keys() - set(self.clients):
+            del self._told[client]
+        for client in self._statuses.keys() - set(self.clients):
+            del self._statuses[client]
+            self._workers.remove(client)
+
+    def _tell(self, client: WorkerClient, view: CatalogView) -> None:
+        """Not before it is connected: what to send depends on its layouts."""
+        if client.models or client.status:
+            client.want(_desired(view, client.models))
+            self._told[client] = client.models
+
+    def _look(self) -> None:
+        """Takes up what workers have told. One that has told nothing yet is believed to be busy."""
+        statuses, standings = self._statuses, self._workers.standings
+        for client in self.clients:
+            status = client.status
+            if client not in statuses or statuses[client] is not status:
+                statuses[client] = status
+                self._workers.put(client, self._know(client, status))
+            standings[client].num_more = client.num_open - client.num_open_then
+        if len(statuses) > len(self.clients):
+            self._forget()
+
+    def _know(self, client: WorkerClient, status: WorkerStatus | None) -> Standing:
+        if status is None:
+            return Standing(Report(), -math.inf)
+        for model in status.models:
+            if model.prefill_tokens_per_s:
+                self._rates[model.digest] = model.prefill_tokens_per_s
+        report = Report.of(status, self._rates)
+        self._note_share(report, client.num_open_then)
+        num_gateways = max(self._num_sequences / self._num_own, 1.0)
+        return Standing(report, client.status_at, num_gateways)
+
+    def _note_share(self, report: Report, num_own: int) -> None:
+        num_sequences = sum(model.num_sequences for model in report.models.values())
+        self._num_sequences = MEMORY * self._num_sequences + num_sequences
+        self._num_own = MEMORY * self._num_own + num_own + NOT_NONE
+
+
+def _serves(client: WorkerClient, model: str) -> bool:
+    return client.is_ready and model in client.models
+
+
+def _find_model(client: WorkerClient, model: str) -> ModelStatus | None:
+    models = client.status.models if client.status else []
+    return next((status for status in models if status.digest == model), None)
+
+
+def _num_cached(work: Work, clients: Sequence[WorkerClient]) -> dict[WorkerClient, int]:
+    """Tokens of the prompts, at those that have any."""
+    found: dict[WorkerClient, int] = {}
+    for client in clients:
+        if (model := client.models.get(work.model)) is None:
+            continue
+        for prompt in work.prompts:
+            if num := client.prefixes.num_cached(prompt, model.cache_layout):
+                found[client] = found.get(client, 0) + num
+    return found
+
+
+def _desired(view: CatalogView, models: Mapping[str, ModelInfo]) -> Desired:
+    pins: dict[tuple[str, str], Pin] = {}
+    for target in view.pinned():
+        model = models.get(target.base.digest)
+        adapter = target.adapter_for(model.adapter_layout) if model is not None else None
+        if model is not None and adapter is not None:
+            pins[model.digest, adapter.digest] = Pin(model.digest, adapter)
+    return Desired(view.generation, list(pins.values()), view.desired_models())

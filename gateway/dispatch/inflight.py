@@ -1,0 +1,50 @@
+"""Requests under way, from the moment their model is resolved to their end, whatever that is."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+from gateway.catalog.catalog import Target
+from gateway.dispatch.outcomes import Outcomes
+
+
+class Flights:
+    """Counts them by version, and hands what became of them to `outcomes`."""
+
+    def __init__(self, outcomes: Outcomes) -> None:
+        self.outcomes = outcomes
+        self.by_version: Counter[str] = Counter()
+        """`<tenant id>/<name>/<version>` to how many; none that is zero."""
+
+    def begin(self, target: Target) -> Flight:
+        """Must follow the resolving at once: nobody would know of a request that waits between."""
+        return Flight(self, target)
+
+
+class Flight:
+    def __init__(self, flights: Flights, target: Target) -> None:
+        version = target.version
+        self.target = target
+        self.started_at = time.perf_counter()
+        self._flights = flights
+        self._key = (
+            f"{version.tenant_id}/{version.name}/{version.version}" if version is not None else None
+        )
+        self._is_over = False
+        if self._key is not None:
+            flights.by_version[self._key] += 1
+
+    def end(
+        self, failure: BaseException | None = None, first_token_at: float | None = None
+    ) -> None:
+        """Harmless twice. `first_token_at` is of time.perf_counter()."""
+        if self._is_over:
+            return
+        self._is_over = True
+        if self._key is not None:
+            self._flights.by_version[self._key] -= 1
+            if not self._flights.by_version[self._key]:
+                del self._flights.by_version[self._key]
+        ttft_s = None if first_token_at is None else first_token_at - self.started_at
+        self._flights.outcomes.add(self.target, failure, ttft_s)

@@ -1,0 +1,99 @@
+"""How the versions of canary sets fare: counted here, kept by the second in Postgres."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from admin.database import Database
+from admin.queries import sql
+from gateway.catalog.catalog import Target
+from gateway.exceptions import TemplateNotApproved, is_our_fault
+
+STEPS_PER_OCTAVE = 4
+SHORTEST_MS = 0.25
+NUM_STEPS = 24 * STEPS_PER_OCTAVE
+"""The last step of the histogram ends after more than an hour."""
+
+
+class Tally(msgspec.Struct):
+    """What became of some requests. `ttft[n]` are those whose first token came within
+    2 ^ ((n + 1) / 4) / 4 milliseconds, and not within the step before."""
+
+    requests: int = 0
+    errors: int = 0
+    ttft: list[int] = []
+
+    def add(self, other: Tally) -> None:
+        self.requests += other.requests
+        self.errors += other.errors
+        self.ttft += [0] * (len(other.ttft) - len(self.ttft))
+        for step, count in enumerate(other.ttft):
+            self.ttft[step] += count
+
+    @property
+    def error_rate(self) -> float:
+        return self.errors / self.requests if self.requests else 0.0
+
+
+def ttft_step(seconds: float) -> int:
+    """The histogram's step that a time belongs to."""
+    octaves = math.log2(max(seconds * 1000, SHORTEST_MS) / SHORTEST_MS)
+    return min(max(math.ceil(octaves * STEPS_PER_OCTAVE) - 1, 0), NUM_STEPS - 1)
+
+
+def median_ms(ttft: Sequence[int]) -> float:
+    """Of a histogram that is not empty, taken as even on the logarithmic scale within a step."""
+    half = sum(ttft) / 2
+    for step, count in enumerate(ttft):
+        if half <= count:
+            return SHORTEST_MS * 2 ** ((step + half / count) / STEPS_PER_OCTAVE)
+        half -= count
+    raise ValueError("nothing was counted")
+
+
+class Outcomes:
+    """Those not written yet, by canary set (the move that made it) and version."""
+
+    def __init__(self) -> None:
+        self._pending: dict[tuple[int, int], Tally] = {}
+
+    def add(self, target: Target, failure: BaseException | None, ttft_s: float | None) -> None:
+        """One request has ended. What the caller did wrong, or to leave, is no error."""
+        if target.canary is None or target.canary.change is None or target.version is None:
+            return
+        key = target.canary.change, target.version.version
+        tally = Tally(requests=1, errors=int(_is_error(failure)))
+        if ttft_s is not None:
+            step = ttft_step(ttft_s)
+            tally.ttft = [*[0] * step, 1]
+        self._pending.setdefault(key, Tally()).add(tally)
+
+    async def write(self, database: Database, gateway_id: str) -> None:
+        """Adds them to the database's; what does not get there stays for the next time.
+
+        Those of a canary set that has been moved since count no more.
+        """
+        if not self._pending:
+            return
+        taken, self._pending = self._pending, {}
+        rows = [
+            {"change": change, "version": version, **msgspec.structs.asdict(tally)}
+            for (change, version), tally in taken.items()
+        ]
+        try:
+            async with database.acquire() as connection:
+                await connection.execute(sql["outcomes_add"], gateway_id, rows)
+        except BaseException:
+            for key, tally in taken.items():
+                self._pending.setdefault(key, Tally()).add(tally)
+            raise
+
+
+def _is_error(failure: BaseException | None) -> bool:
+    """A template that waits for approval breaks every chat of those who get the canary."""
+    if not isinstance(failure, Exception):
+        return False
+    return isinstance(failure, TemplateNotApproved) or is_our_fault(failure)

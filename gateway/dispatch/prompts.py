@@ -1,0 +1,105 @@
+"""From a request's texts, ids and messages to prompts. What can be counted is checked before
+anything is rendered, tokenised or detokenised; what is large is worked on beside the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from gateway.catalog.auth import Principal
+from gateway.catalog.catalog import Target
+from gateway.dialects.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from gateway.dispatch.activation import find_activation
+from gateway.exceptions import InvalidRequest
+from gateway.limits.bounds import check_total, completion_tokens
+from gateway.text.tokenizer import ModelTokenizer
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    tokens: list[int]
+    echo: str = ""
+    """The text that is shown before the answer."""
+    activation: int | None = 0
+    """Position from which the adapter acts; None: nowhere in this prompt."""
+
+
+async def chat_prompts(
+    tokenizer: ModelTokenizer, target: Target, asked: ChatCompletionRequest, caller: Principal
+) -> list[Prompt]:
+    """Raises TemplateNotApproved."""
+    template, max_tokens = target.chat_template(), target.base.max_model_len
+    check_ids(asked, target)
+    tokenizer.check_chars(sum([message.num_chars for message in asked.messages]), max_tokens)
+    tokens = await tokenizer.encode_chat(
+        asked.messages, domain=caller.cache_domain, template=template, max_tokens=max_tokens
+    )
+    check_total([len(tokens)], asked.n or 1, max_tokens, param="n")
+    return await _prompts(tokenizer, target, caller, [tokens], [])
+
+
+async def completion_prompts(
+    tokenizer: ModelTokenizer, target: Target, asked: CompletionRequest, caller: Principal
+) -> list[Prompt]:
+    given, num_choices, max_tokens = asked.prompts, asked.n or 1, target.base.max_model_len
+    check_ids(asked, target)
+    fewest = [
+        tokenizer.fewest_tokens(len(each)) if isinstance(each, str) else len(each) for each in given
+    ]
+    check_total(fewest, num_choices, max_tokens, param="prompt")
+    texts = [each for each in given if isinstance(each, str)]
+    encoded = iter(
+        await tokenizer.encode_many(texts, domain=caller.cache_domain, max_tokens=max_tokens)
+    )
+    prompts = [next(encoded) if isinstance(each, str) else each for each in given]
+    lengths = [len(prompt) for prompt in prompts]
+    check_total(lengths, num_choices, max_tokens, param="prompt")
+    for length in lengths:
+        completion_tokens(length, asked.max_tokens, 1, max_tokens)
+    return await _prompts(tokenizer, target, caller, prompts, given if asked.echo else [])
+
+
+def check_ids(asked: GenerationRequest, target: Target) -> None:
+    """Raises InvalidRequest if a parameter names an id that the model does not have."""
+    size = target.base.shape.vocab_size
+    for param, ids in (("logit_bias", asked.logit_bias), ("stop_token_ids", asked.stop_token_ids)):
+        if ids and max(ids) >= size:
+            raise InvalidRequest(f"Token ids must be below {size}.", param=param)
+
+
+async def _prompts(
+    tokenizer: ModelTokenizer,
+    target: Target,
+    caller: Principal,
+    tokenised: list[list[int]],
+    echoed: Sequence[str | list[int]],
+) -> list[Prompt]:
+    """`echoed`: the prompts as they were given, if they are to be shown. Raises InvalidRequest if a
+    prompt is empty or an id is not of the model's vocabulary."""
+    size = target.base.shape.vocab_size
+    for tokens in tokenised:
+        if not tokens:
+            raise InvalidRequest("The prompt is empty.", param="prompt")
+        if max(tokens) >= size:
+            raise InvalidRequest(f"Token ids must be below {size}.", param="prompt")
+
+    def make() -> list[Prompt]:
+        echoes = [each if isinstance(each, str) else tokenizer.text(each) for each in echoed]
+        return [
+            make_prompt(target, tokens, echo)
+            for tokens, echo in zip(tokenised, echoes or [""] * len(tokenised), strict=True)
+        ]
+
+    if not echoed and not invocation_of(target):
+        return make()
+    return await tokenizer.work_on(tokenised, caller.cache_domain, make)
+
+
+def make_prompt(target: Target, tokens: list[int], echo: str = "") -> Prompt:
+    """The prompt, with the place from which the target's adapter acts on it."""
+    return Prompt(tokens, echo, find_activation(tokens, invocation_of(target)))
+
+
+def invocation_of(target: Target) -> tuple[int, ...]:
+    """The invocation tokens of the target's adapter; none of an ordinary adapter."""
+    return () if target.version is None else target.version.invocation_tokens

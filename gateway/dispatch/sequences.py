@@ -1,0 +1,197 @@
+"""From a checked request to the sequences a worker runs: one for each choice of each prompt."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+import msgspec
+
+from admin.records import GenerationDefaults, ServedVersion
+from gateway.catalog.auth import Principal
+from gateway.catalog.catalog import Target
+from gateway.dialects.schemas import ChatCompletionRequest, CompletionRequest
+from gateway.dispatch.choice import Choice
+from gateway.dispatch.failover import Failover
+from gateway.dispatch.generation import Generation
+from gateway.dispatch.prompts import Prompt
+from gateway.dispatch.routing import Work
+from gateway.limits.admission import Reservation
+from gateway.limits.bounds import check_answer, completion_tokens
+from gateway.quota_types import ORDINARY, Service
+from gateway.text.tokenizer import ModelTokenizer, SamplingDefaults
+from workers.wire.client import WorkerClient
+from workers.wire.prefix_index import Prefix
+from workers.wire.protocol import Generate, SamplingParams
+
+Asked = ChatCompletionRequest | CompletionRequest
+
+WHOLE_INTERVAL = 32
+"""Tokens that are told at a time to who waits for the whole answer: what a lost worker has not told
+is generated again."""
+
+
+class Call(msgspec.Struct, frozen=True):
+    """All that is known of a request when its sequences are made."""
+
+    request_id: str
+    caller: Principal
+    asked: Asked
+    target: Target
+    tokenizer: ModelTokenizer
+    prompts: list[Prompt]
+    deadline: float
+    """Of its first output, of time.perf_counter()."""
+    num_bytes: int
+    """Of its body."""
+    traceparent: str | None = None
+    service: Service = ORDINARY
+
+    @property
+    def stops(self) -> list[str]:
+        """Stop strings, the caller's and the adapter's."""
+        return [*self.asked.stops, *self.target.serving.stop]
+
+
+def check_answer_of(call: Call, default_tokens: int) -> None:
+    """Raises InvalidRequest if the answer could be larger than what is sent. Of a stream the
+    generated tokens do not count: it is sent as they come."""
+    asked, num_choices = call.asked, call.asked.n or 1
+    num_top, num_scored = asked.num_logprobs, 0
+    if num_top is not None:
+        scores_prompts = isinstance(asked, CompletionRequest) and asked.echo
+        for prompt in call.prompts:
+            length = len(prompt.tokens)
+            num_scored += length if scores_prompts else 0
+            if not asked.stream:
+                num_scored += completion_tokens(
+                    length, asked.asked_tokens, default_tokens, call.target.base.max_model_len
+                )
+    num_echoed = sum([len(prompt.echo) for prompt in call.prompts])
+    check_answer(num_scored * num_choices, num_top, num_echoed * num_choices)
+
+
+def work_of(call: Call) -> Work:
+    """What the request asks of a worker, to choose one by."""
+    version = call.target.version
+    prompts = [_prefix(call, prompt, version) for prompt in call.prompts]
+    num_sequences = len(prompts) * (call.asked.n or 1)
+    return Work(call.target.base.digest, version and version.digest, prompts, num_sequences)
+
+
+def _prefix(call: Call, prompt: Prompt, version: ServedVersion | None) -> Prefix:
+    """As `_generate` has it."""
+    return Prefix(
+        prompt.tokens,
+        model=call.target.base.digest,
+        domain=call.caller.cache_domain,
+        adapter=version.digest if version and prompt.activation is not None else None,
+        activation=prompt.activation or 0,
+        salt=call.asked.cache_salt or "",
+    )
+
+
+def plan(
+    call: Call,
+    reservation: Reservation,
+    worker: WorkerClient,
+    adapter_layout: str,
+    failover: Failover,
+) -> Generation:
+    """`adapter_layout` is the worker's. It has the base model, or had it and is lost by now."""
+    num_choices = call.asked.n or 1
+    requests: list[Generate] = []
+    choices: list[Choice] = []
+    for prompt, max_tokens in zip(call.prompts, reservation.max_tokens, strict=True):
+        params = sampling_params(
+            call.asked, call.target.serving.defaults, call.tokenizer.defaults, max_tokens
+        )
+        request = _generate(call, prompt, adapter_layout, params)
+        for number in range(num_choices):
+            if number:
+                # The first choice scores the prompt for all.
+                numbered = msgspec.structs.replace(params, choice=number, prompt_logprobs=None)
+                request = msgspec.structs.replace(request, params=numbered)
+            requests.append(request)
+            choices.append(_choice(call, prompt, len(choices)))
+    return Generation(
+        worker,
+        requests,
+        choices,
+        reservation,
+        failover,
+        num_choices=num_choices,
+        adapter_for=call.target.adapter_for,
+        deadline=call.deadline,
+        num_bytes=call.num_bytes,
+    )
+
+
+def sampling_params(
+    asked: Asked, own: GenerationDefaults, defaults: SamplingDefaults, max_tokens: int
+) -> SamplingParams:
+    """What the caller leaves out is as the adapter version's `own` defaults, the base model's
+    generation_config.json or OpenAI has it, in this order."""
+    is_echo = isinstance(asked, CompletionRequest) and bool(asked.echo)
+    scores_prompt = is_echo and (asked.num_logprobs is not None or max_tokens == 0)
+    top_k = _first(asked.top_k, own.top_k, defaults.top_k, 0)
+    repetition = (asked.repetition_penalty, own.repetition_penalty, defaults.repetition_penalty)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        seed=secrets.randbits(63) if asked.seed is None else asked.seed,
+        temperature=_first(asked.temperature, own.temperature, defaults.temperature, 1.0),
+        top_k=max(int(top_k), 0),
+        top_p=_first(asked.top_p, own.top_p, defaults.top_p, 1.0),
+        min_p=_first(asked.min_p, own.min_p, defaults.min_p, 0.0),
+        presence_penalty=_first(asked.presence_penalty, own.presence_penalty, 0.0),
+        frequency_penalty=_first(asked.frequency_penalty, own.frequency_penalty, 0.0),
+        repetition_penalty=_first(*repetition, 1.0),
+        logit_bias=asked.logit_bias or None,
+        stop_token_ids=tuple(asked.stop_token_ids or ()),
+        ignore_eos=bool(asked.ignore_eos),
+        min_tokens=min(asked.min_tokens or 0, max_tokens),
+        logprobs=asked.num_logprobs,
+        prompt_logprobs=(asked.num_logprobs or 0) if scores_prompt else None,
+    )
+
+
+def _first(*values: float | None) -> float:
+    for value in values:
+        if value is not None:
+            return value
+    raise ValueError("all are None")
+
+
+def _generate(call: Call, prompt: Prompt, layout: str, params: SamplingParams) -> Generate:
+    """The client numbers it."""
+    # Where a stop string may end it, each token is looked at before the next is generated.
+    is_heard = call.asked.stream or call.stops
+    return Generate(
+        id=0,
+        request_id=call.request_id,
+        model=call.target.base.digest,
+        tokens=prompt.tokens,
+        params=params,
+        cache_domain=call.caller.cache_domain,
+        adapter=None if prompt.activation is None else call.target.adapter_for(layout),
+        activation=prompt.activation or 0,
+        cache_salt=call.asked.cache_salt or "",
+        tenant=call.caller.tenant.id,
+        weight=call.service.weight,
+        service_class=call.service.service_class,
+        priority=call.asked.priority or 0,
+        timeout_s=call.deadline - time.perf_counter(),
+        stream_interval=1 if is_heard else WHOLE_INTERVAL,
+        traceparent=call.traceparent,
+    )
+
+
+def _choice(call: Call, prompt: Prompt, index: int) -> Choice:
+    return Choice(
+        index,
+        prompt.tokens,
+        call.tokenizer,
+        stops=call.stops,
+        min_tokens=call.asked.min_tokens or 0,
+        echo=prompt.echo,
+    )

@@ -1,0 +1,107 @@
+"""Queues that refused a moment ago: who would be refused there now is refused here, before anything
+of his prompt is read. So too many requests cost a worker no more than the places that it has.
+
+A worker that refuses for want of room says how long one place takes to come free for the tenant. So
+long it is not asked again for that tenant, unless an answer of ours has ended there meanwhile, or
+for what is smaller than what was refused: it may find room.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from workers.wire.client import WorkerClient, WorkerFailed
+from workers.wire.protocol import MAX_RETRY_S, ErrorCode, Generate, ServiceClass
+
+ASK_AGAIN_S = 0.25
+"""No estimate is believed for longer."""
+MANY = 64
+"""So many are remembered before it is looked for those that are over."""
+
+
+class Place(NamedTuple):
+    """Whose requests stand in one line at a worker."""
+
+    model: str
+    """Digest."""
+    tenant: str
+    """Id."""
+    service_class: ServiceClass
+
+
+@dataclass(slots=True)
+class Refused:
+    num_bytes: int
+    """Of the smallest request that was."""
+    until: float
+    num_finished: int
+    """At the worker, by then."""
+    pace_s: float
+    next_room_at: float
+    """Told to the last who was refused; the next comes after him."""
+
+    def holds(self, worker: WorkerClient, now: float, num_bytes: int) -> bool:
+        """For a request of this size."""
+        is_fresh = now < self.until and worker.num_finished == self.num_finished
+        return is_fresh and num_bytes >= self.num_bytes
+
+
+class FullQueues:
+    """Of all workers, as one gateway has heard of them."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._refused: dict[tuple[WorkerClient, Place], Refused] = {}
+        self._forget_at = MANY
+
+    def __len__(self) -> int:
+        """Refusals remembered; mostly none, and then nothing need be checked."""
+        return len(self._refused)
+
+    def note(
+        self, worker: WorkerClient, request: Generate, num_bytes: int, failure: WorkerFailed
+    ) -> None:
+        """`num_bytes`: of the body that the request came in. A failure for another reason than want
+        of room says nothing."""
+        if not failure.pace_s:
+            return
+        now = self._clock()
+        key = worker, Place(request.model, request.tenant, request.service_class)
+        next_room_at = now + failure.retry_after_s
+        if (known := self._refused.get(key)) is not None:
+            next_room_at = max(next_room_at, known.next_room_at)
+            if known.holds(worker, now, known.num_bytes):
+                num_bytes = min(num_bytes, known.num_bytes)
+        until = now + min(failure.pace_s, ASK_AGAIN_S)
+        self._refused[key] = Refused(
+            num_bytes, until, worker.num_finished, failure.pace_s, next_room_at
+        )
+        if len(self._refused) >= self._forget_at:
+            self._forget(now)
+
+    def check(
+        self, workers: Sequence[WorkerClient], place: Place, num_bytes: int
+    ) -> Sequence[WorkerClient]:
+        """Those of these workers that have just refused such a request. Raises WorkerFailed as they
+        would if all have."""
+        now = self._clock()
+        found: dict[WorkerClient, Refused] = {}
+        for worker in workers:
+            refused = self._refused.get((worker, place))
+            if refused is not None and refused.holds(worker, now, num_bytes):
+                found[worker] = refused
+        if not found or len(found) < len(workers):
+            return list(found)
+        soonest = min(found.values(), key=lambda refused: refused.next_room_at)
+        soonest.next_room_at = min(soonest.next_room_at + soonest.pace_s, now + MAX_RETRY_S)
+        retry_s = soonest.next_room_at - now
+        raise WorkerFailed(ErrorCode.OVERLOADED, "the queue was full a moment ago", retry_s)
+
+    def _forget(self, now: float) -> None:
+        """All whose last refused is to have come again by now."""
+        for key in [key for key, each in self._refused.items() if each.next_room_at <= now]:
+            del self._refused[key]
+        self._forget_at = max(MANY, 2 * len(self._refused))

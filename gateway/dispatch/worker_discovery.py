@@ -1,0 +1,77 @@
+"""The clients of all workers: of those in the settings, and of those that have registered."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+
+from gateway.catalog.catalog import CatalogView
+from workers.wire.client import WorkerClient
+
+log = logging.getLogger(__name__)
+
+LOOK_INTERVAL_S = 0.25
+
+
+class Roster:
+    """A registered worker's client comes with its registration. It goes when the worker neither is
+    registered any more nor connected: what runs there ends, and a database that was away for longer
+    than leases last costs no worker. Those of the settings stay."""
+
+    def __init__(
+        self, clients: Sequence[WorkerClient], connect: Callable[[str], WorkerClient]
+    ) -> None:
+        """clients: of the settings. connect: makes one for an address."""
+        self.clients = list(clients)
+        """Changed in place; each keeps its connection up by itself."""
+        self._connect = connect
+        self._connecting: dict[WorkerClient, asyncio.Task[None]] = {}
+        """Of those that have registered."""
+        self._registered: frozenset[str] = frozenset()
+        """Addresses."""
+        self._drains: dict[str, bool] = {}
+        """Whether a worker is to drain, by its id."""
+        self._changed = asyncio.Event()
+
+    def follow(self, view: CatalogView) -> None:
+        self._registered = frozenset(w.address for w in view.workers if w.is_registered)
+        self._drains = {w.id: w.draining for w in view.workers if w.draining is not None}
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Keeps every connection up until cancelled."""
+        async with asyncio.TaskGroup() as connections:
+            for client in self.clients:
+                connections.create_task(client.run())
+            while True:
+                self._changed.clear()
+                self._meet(connections)
+                self._part()
+                self._drain()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_INTERVAL_S):
+                        await self._changed.wait()
+
+    def _meet(self, connections: asyncio.TaskGroup) -> None:
+        for address in sorted(self._registered - {client.address for client in self.clients}):
+            log.info("a worker has registered at %s", address)
+            client = self._connect(address)
+            self.clients.append(client)
+            self._connecting[client] = connections.create_task(client.run())
+
+    def _part(self) -> None:
+        for client in list(self._connecting):
+            is_connected = client.models or client.status
+            if client.address not in self._registered and not is_connected:
+                log.info("the worker at %s is registered no more", client.address)
+                self.clients.remove(client)
+                self._connecting.pop(client).cancel()
+
+    def _drain(self) -> None:
+        """Again and again, until the worker says that it is as it should be."""
+        for client in self.clients:
+            wanted = self._drains.get(client.instance_id)
+            if wanted is not None and client.status and client.status.draining != wanted:
+                client.drain(wanted)

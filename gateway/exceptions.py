@@ -1,0 +1,308 @@
+"""The one table from our exceptions and the worker's error codes to OpenAI-shaped problems.
+
+ApiError
+├── InvalidRequest            400
+│   └── ContextLengthExceeded 400
+├── TooManyRequests           429
+├── Unauthenticated           401
+├── Forbidden                 403
+├── ModelNotFound             404
+├── BodyTimeout               408
+├── TemplateNotApproved       409
+├── QuotaExceeded             429
+├── PoisonRequest             500
+├── DeadlineExceeded          504
+└── Overloaded                503
+    ├── CatalogStale          503
+    ├── NoWorker              503
+    │   └── ModelUnsatisfiable 503
+    ├── QuotaUnavailable      503
+    └── UsageUnavailable      503
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from litestar import Request, Response
+from litestar.exceptions import HTTPException
+from litestar.types import Receive, Scope, Send
+
+from workers.wire.client import WorkerFailed
+from workers.wire.protocol import ErrorCode
+
+CODE = "refusal"
+"""Of a scope's state: the code of the error that is being answered."""
+
+log = logging.getLogger(__name__)
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """How a kind of failure looks from outside."""
+
+    status: int
+    type: str
+    code: str | None = None
+    retry_after_s: float | None = None
+    """None: waiting does not help."""
+    is_final: bool = False
+    """Clients that would repeat such a status are told not to."""
+
+
+class ApiError(Exception):
+    """A failure with an answer: its class finds the `Problem`, it adds words and the field."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+class InvalidRequest(ApiError):
+    """The request asks for something impossible or unsupported."""
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """Prompt and answer together do not fit the model's context."""
+
+
+class TooManyRequests(ApiError):
+    """Requests without a key come too often from the client's address."""
+
+
+class Unauthenticated(ApiError):
+    """No API key, or not a valid one."""
+
+
+class Forbidden(ApiError):
+    """The key is valid and may not do this."""
+
+
+class ModelNotFound(ApiError):
+    """No such model for this tenant; the same words whoever else may own it."""
+
+    def __init__(self, name: str) -> None:
+        shown = name if len(name) <= 128 else name[:128] + "..."
+        super().__init__(
+            f"The model '{shown}' does not exist or you do not have access to it.", param="model"
+        )
+
+
+class BodyTimeout(ApiError):
+    """The body of the request does not come, or too slowly."""
+
+
+class TemplateNotApproved(ApiError):
+    """The adapter version brings a chat template that no admin has approved."""
+
+
+class Overloaded(ApiError):
+    """The service cannot take this now."""
+
+
+class CatalogStale(Overloaded):
+    """What the gateway knows of keys and models may be too old to go by."""
+
+
+class QuotaExceeded(ApiError):
+    """A limit of the tenant or of the key leaves no room for the request."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str,
+        code: str,
+        frees_in_s: float | None,
+        is_worth_a_retry: bool,
+    ) -> None:
+        """frees_in_s None: never, for a request like this."""
+        super().__init__(message, param=param, code=code)
+        self.frees_in_s = frees_in_s
+        self.is_worth_a_retry = is_worth_a_retry
+
+
+class QuotaUnavailable(Overloaded):
+    """Whether a limit leaves room cannot be found out."""
+
+
+class NoWorker(Overloaded):
+    """No ready worker has the model."""
+
+
+class ModelUnsatisfiable(NoWorker):
+    """No worker, as they are set up, can ever serve the model."""
+
+
+class PoisonRequest(ApiError):
+    """The request is taken for what its workers were lost of."""
+
+
+class DeadlineExceeded(ApiError):
+    """No answer began within the time that the request had."""
+
+
+class UsageUnavailable(Overloaded):
+    """What a request uses could not be recorded."""
+
+
+INVALID = "invalid_request_error"
+SERVER = "server_error"
+
+PROBLEMS: Mapping[type[Exception] | ErrorCode | int, Problem] = {
+    InvalidRequest: Problem(400, INVALID),
+    ContextLengthExceeded: Problem(400, INVALID, "context_length_exceeded"),
+    TooManyRequests: Problem(429, "rate_limit_error", retry_after_s=1),
+    Unauthenticated: Problem(401, "authentication_error", "invalid_api_key"),
+    Forbidden: Problem(403, "permission_error", "insufficient_scope"),
+    ModelNotFound: Problem(404, "not_found_error", "model_not_found"),
+    BodyTimeout: Problem(408, INVALID, "request_timeout"),
+    TemplateNotApproved: Problem(409, INVALID, "template_not_approved", is_final=True),
+    Overloaded: Problem(503, SERVER, "overloaded", retry_after_s=1),
+    QuotaExceeded: Problem(429, "rate_limit_error", "rate_limit_exceeded"),
+    QuotaUnavailable: Problem(503, SERVER, "quota_unavailable", retry_after_s=1),
+    CatalogStale: Problem(503, SERVER, "catalog_stale", retry_after_s=5),
+    NoWorker: Problem(503, SERVER, "no_worker", retry_after_s=2),
+    ModelUnsatisfiable: Problem(503, SERVER, "model_unsatisfiable", is_final=True),
+    UsageUnavailable: Problem(503, SERVER, "usage_unavailable", retry_after_s=5),
+    PoisonRequest: Problem(500, SERVER, "poison_request", is_final=True),
+    DeadlineExceeded: Problem(504, SERVER, "deadline_exceeded", is_final=True),
+    ErrorCode.INVALID: Problem(400, INVALID),
+    ErrorCode.MODEL_UNKNOWN: Problem(503, SERVER, "no_worker", retry_after_s=2),
+    ErrorCode.MODEL_UNAVAILABLE: Problem(503, SERVER, "model_unavailable", retry_after_s=5),
+    ErrorCode.PROMPT_TOO_LONG: Problem(400, INVALID, "context_length_exceeded"),
+    ErrorCode.ADAPTER_UNAVAILABLE: Problem(503, SERVER, "adapter_unavailable", retry_after_s=2),
+    ErrorCode.OVERLOADED: Problem(503, SERVER, "overloaded", retry_after_s=1),
+    ErrorCode.EXPIRED: Problem(504, SERVER, "deadline_exceeded", is_final=True),
+    ErrorCode.DRAINING: Problem(503, SERVER, "draining", retry_after_s=1),
+    ErrorCode.WORKER_LOST: Problem(503, SERVER, "worker_lost", retry_after_s=1),
+    ErrorCode.LOGITS_NAN: Problem(500, SERVER, "logits_nan", is_final=True),
+    ErrorCode.INTERNAL: Problem(500, SERVER, "internal_error"),
+    400: Problem(400, INVALID),
+    404: Problem(404, "not_found_error", "route_not_found"),
+    405: Problem(405, INVALID, "method_not_allowed"),
+    413: Problem(413, INVALID, "request_too_large"),
+    500: Problem(500, SERVER, "internal_error"),
+}
+
+
+def problem_of(error: Exception) -> tuple[Problem, str]:
+    """The table's row for an error and the words to show; unknown errors show nothing of theirs."""
+    problem = _find_problem(error)
+    match error:
+        case WorkerFailed() | ApiError() if problem is not None:
+            return problem, error.message
+        case HTTPException() if problem is not None:
+            return problem, error.detail
+        case _:
+            log.error("unexpected failure", exc_info=error)
+            return PROBLEMS[500], "The server had an error while processing your request."
+
+
+def is_our_fault(error: Exception) -> bool:
+    """Whether the caller could not have asked better."""
+    problem = _find_problem(error)
+    return problem is None or problem.status >= 500
+
+
+def _find_problem(error: Exception) -> Problem | None:
+    """None for what nobody foresaw."""
+    if isinstance(error, WorkerFailed):
+        return PROBLEMS[error.code]
+    if isinstance(error, ApiError):
+        return next(PROBLEMS[cls] for cls in type(error).__mro__ if cls in PROBLEMS)
+    if isinstance(error, HTTPException) and error.status_code < 500:
+        return PROBLEMS.get(error.status_code) or Problem(error.status_code, INVALID)
+    return None
+
+
+def error_body(error: Exception) -> dict[str, Any]:
+    """`{"error": {message, type, param, code}}` as OpenAI shapes it."""
+    return _body(error, *problem_of(error))
+
+
+def _body(error: Exception, problem: Problem, message: str) -> dict[str, Any]:
+    param = error.param if isinstance(error, ApiError) else None
+    code = (error.code if isinstance(error, ApiError) else None) or problem.code
+    return {"error": {"message": message, "type": problem.type, "param": param, "code": code}}
+
+
+def retry_headers(problem: Problem, error: Exception) -> dict[str, str]:
+    """What the official clients read before they try again."""
+    if isinstance(error, QuotaExceeded):
+        headers = _retry_after(error.frees_in_s)
+        if not error.is_worth_a_retry:
+            headers["x-should-retry"] = "false"
+        return headers
+    if problem.is_final:
+        return {"x-should-retry": "false"}
+    if isinstance(error, WorkerFailed) and error.retry_after_s > 0:
+        return _retry_after(error.retry_after_s)
+    return _retry_after(problem.retry_after_s)
+
+
+def _retry_after(seconds: float | None) -> dict[str, str]:
+    if seconds is None:
+        return {}
+    return {
+        "retry-after": str(max(1, math.ceil(seconds))),
+        "retry-after-ms": str(max(1, math.ceil(seconds * 1000))),
+    }
+
+
+class ErrorAnswer:
+    """An error as a whole answer; an ASGI application, for whoever has nothing to add to it."""
+
+    def __init__(self, error: Exception) -> None:
+        problem, message = problem_of(error)
+        self.status = problem.status
+        self.headers = retry_headers(problem, error)
+        if problem.status == 401:
+            self.headers["www-authenticate"] = "Bearer"
+        self.body = _body(error, problem, message)
+
+    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        note_code(scope, self.body)
+        body = msgspec.json.encode(self.body)
+        headers = [
+            *(
+                (name.encode("latin-1"), text.encode("latin-1"))
+                for name, text in self.headers.items()
+            ),
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+        ]
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def forget_frames(error: BaseException) -> None:
+    """Of an error that is over, and of those that led to it. Their frames hold the request and all
+    it came with, which hold the error: a circle that stays until the collector of cycles comes,
+    and the more of them there are the longer it holds everybody up."""
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__context__
+
+
+def note_code(scope: Any, body: dict[str, Any]) -> None:
+    """Leaves the code of an error's body for the log and the counters of refusals."""
+    scope["state"][CODE] = body["error"]["code"]
+
+
+def to_response(request: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
+    """The exception handler of the whole application."""
+    answer = ErrorAnswer(error)
+    note_code(request.scope, answer.body)
+    return Response(
+        answer.body,
+        status_code=answer.status,
+        headers=answer.headers,
+        media_type="application/json",
+    )

@@ -1,0 +1,87 @@
+"""What stands before every application of a server: it reads a path in one way, bounds what is
+answered without a key, and leaves a trail of what is refused."""
+
+from __future__ import annotations
+
+import time
+
+from litestar.types import ASGIApp, Message, Receive, Scope, Send
+
+from admin.client_address import client_address
+from gateway.exceptions import ApiError, ErrorAnswer, InvalidRequest, Overloaded, TooManyRequests
+from gateway.http.anonymous import AnonymousLimit
+from gateway.http.paths import find_ambiguity
+from gateway.http.refusals import Refusals
+from gateway.http.request import add_request_headers, number_request
+
+PUBLIC = ("/schema", "/version")
+"""Routes without a key, and those below them. Probes are not among them: they cost the same each
+time and are never refused."""
+NOT_SERVED = (404, 405)
+NO_LIMIT_LEFT = "too_many_anonymous_requests"
+
+
+class Edge:
+    """An ASGI application around another."""
+
+    def __init__(self, app: ASGIApp, refusals: Refusals) -> None:
+        self._app = app
+        self._refusals = refusals
+        self._limit = AnonymousLimit()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        is_replaced = False
+
+        async def watched(message: Message) -> None:
+            """Notes a refusal, and puts one in place of an answer that no key earned."""
+            nonlocal is_replaced
+            if message["type"] == "http.response.start" and message["status"] >= 400:
+                if message["status"] in NOT_SERVED and "user" not in scope:
+                    refusal = self._take(scope)
+                    if refusal is not None:
+                        is_replaced = True
+                        await self._refuse(refusal, scope, receive, send)
+                        return
+                self._refusals.note_answer(scope, message["status"])
+            if not is_replaced:
+                await send(message)
+
+        error = _check_path(scope["raw_path"])
+        if error is None and scope["path"].startswith(PUBLIC):
+            error = self._take(scope)
+        if error is not None:
+            await self._refuse(error, scope, receive, send)
+        else:
+            await self._app(scope, receive, watched)
+
+    def _take(self, scope: Scope) -> ApiError | None:
+        """Takes one from the limits of those without a key; the refusal if one has none left."""
+        match self._limit.take(client_address(scope), time.monotonic()):
+            case "address":
+                message = "Too many requests without an API key from this address."
+                return TooManyRequests(message, code=NO_LIMIT_LEFT)
+            case "all":
+                return Overloaded("Too many requests without an API key.", code=NO_LIMIT_LEFT)
+            case _:
+                return None
+
+    async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        number_request(scope)
+
+        async def numbered(message: Message) -> None:
+            await add_request_headers(message, scope)
+            await send(message)
+
+        answer = ErrorAnswer(error)
+        await answer(scope, receive, numbered)
+        self._refusals.note_answer(scope, answer.status)
+
+
+def _check_path(raw_path: bytes) -> InvalidRequest | None:
+    reason = find_ambiguity(raw_path)
+    if reason is None:
+        return None
+    return InvalidRequest(f"The path of the request is ambiguous: {reason}.", code="ambiguous_path")

@@ -1,0 +1,66 @@
+"""The trail of what is refused: counters, and log lines that a flood does not multiply."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from admin.client_address import address_prefix, client_address
+from gateway import telemetry
+from gateway.exceptions import CODE
+
+INTERVAL_S = 10.0
+"""At most one line in this time for each reason and address prefix."""
+MAX_SERIES = 256
+"""Pairs of reason and prefix remembered at a time; beyond them a reason's addresses share one."""
+MANY = "many"
+"""Stands for the addresses that share a line."""
+LOGGED = frozenset({401, 403, 429})
+"""Statuses with a line: what an attack on keys or limits looks like. Others are counted."""
+log = logging.getLogger(__name__)
+
+
+class Refusals:
+    """Counts refusals and logs the first of each series, then their number every interval."""
+
+    def __init__(self, interval_s: float = INTERVAL_S) -> None:
+        self._interval_s = interval_s
+        self._suppressed: dict[tuple[str, str], int] = {}
+
+    def note_answer(self, scope: Mapping[str, Any], status: int) -> None:
+        """An answer to the scope's request, of status 400 or more."""
+        state = scope["state"]
+        reason = state.get(CODE) or str(status)
+        telemetry.refusals.add(1, {"reason": reason})
+        if status in LOGGED:
+            self._log("refused", reason, client_address(scope), state.get("request_id"))
+
+    def note_connection(self, reason: str, address: str | None) -> None:
+        """A connection that was closed for a bound of the server."""
+        telemetry.connections_refused.add(1, {"reason": reason})
+        self._log("connection closed", reason, address, None)
+
+    def _log(self, message: str, reason: str, address: str | None, request_id: str | None) -> None:
+        series = (reason, address_prefix(address))
+        if series not in self._suppressed and len(self._suppressed) >= MAX_SERIES:
+            series = (reason, MANY)
+        if series in self._suppressed:
+            self._suppressed[series] += 1
+            return
+        self._suppressed[series] = 0
+        about = {"reason": reason, "address": address or series[1]}
+        log.warning(message, extra=about | ({"request_id": request_id} if request_id else {}))
+        asyncio.get_running_loop().call_later(self._interval_s, self._tell, message, series)
+
+    def _tell(self, message: str, series: tuple[str, str]) -> None:
+        """Ends a series without news; otherwise logs how many came since its last line."""
+        number = self._suppressed.pop(series)
+        if number == 0:
+            return
+        self._suppressed[series] = 0
+        reason, prefix = series
+        about = {"reason": reason, "address": prefix, "number": number}
+        log.warning(f"{message} again", extra=about)
+        asyncio.get_running_loop().call_later(self._interval_s, self._tell, message, series)

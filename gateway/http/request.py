@@ -1,0 +1,152 @@
+"""A request to the data plane, with what its handlers need at hand."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from litestar import Request
+from litestar.datastructures import State
+from litestar.exceptions.http_exceptions import RequestEntityTooLarge
+from litestar.types import Message, Scope
+
+from admin.body_budget import held_body
+from gateway.catalog.auth import CHARGE, Principal
+from gateway.dialects.schemas import MAX_BODY_BYTES, decode_request
+from gateway.exceptions import BodyTimeout, InvalidRequest, Overloaded
+from gateway.headers import find_header
+
+if TYPE_CHECKING:
+    from gateway.app import Gateway
+    from gateway.limits.admission import RequestCharge
+
+T = TypeVar("T")
+
+MAX_TIMEOUT_S = 86_400
+_EXCEEDED = {
+    "tenant": "Too many bytes of this tenant's requests are being read.",
+    "all": "Too many bytes of requests are being read.",
+}
+_SECONDS = re.compile(r"[0-9]{1,5}(\.[0-9]{1,9})?")
+
+
+class GatewayRequest(Request[Principal, Any, State]):
+    """Numbered and timed from its first moment. The id is always ours: usage is counted by it."""
+
+    def __init__(self, scope: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(scope, *args, **kwargs)
+        self.gateway: Gateway = self.app.state["gateway"]
+        self.num_bytes = 0
+        """Of the body, once it is read."""
+        number_request(scope)
+
+    async def body(self) -> bytes:
+        """As the framework's own, which indexes all headers and goes through a generator.
+
+        Raises RequestEntityTooLarge, at once where the length is announced; BodyTimeout; Overloaded
+        if too many bytes of bodies are held; InvalidRequest, which nobody reads, if the client
+        leaves."""
+        held = held_body(self.scope)
+        held.charge(self.user.tenant.id)
+        announced = find_header(self.scope, b"content-length")
+        if announced is not None and int(announced) > MAX_BODY_BYTES:
+            raise RequestEntityTooLarge
+        body, is_whole = bytearray(), False
+        began = asyncio.get_running_loop().time()
+        while not is_whole:
+            try:
+                async with asyncio.timeout_at(held.latest_end(began, len(body))):
+                    message: Any = await self.receive()
+            except TimeoutError:
+                raise BodyTimeout("The body of the request came too slowly.") from None
+            if message["type"] == "http.disconnect":
+                raise InvalidRequest("The client left before its request was whole.")
+            body += message["body"]
+            if len(body) > MAX_BODY_BYTES:
+                raise RequestEntityTooLarge
+            if (excess := held.excess) is not None:
+                raise Overloaded(_EXCEEDED[excess], code="too_many_body_bytes")
+            is_whole = not message["more_body"]
+        self.num_bytes = len(body)
+        return bytes(body)
+
+    async def decode(self, decoder: msgspec.json.Decoder[T]) -> T:
+        """The body as a struct; its bytes are then given back. Raises as `body` and
+        `decode_request`."""
+        try:
+            return decode_request(decoder, await self.body())
+        finally:
+            held_body(self.scope).release()
+
+    @property
+    def request_id(self) -> str:
+        return self.scope["state"]["request_id"]
+
+    @property
+    def traceparent(self) -> str | None:
+        return find_header(self.scope, b"traceparent")
+
+    @property
+    def deadline(self) -> float:
+        """Of the first output, of time.perf_counter(): as the header `x-request-timeout` has it, in
+        seconds. Raises InvalidRequest."""
+        given = find_header(self.scope, b"x-request-timeout")
+        if given is None:
+            return self.started_at + self.gateway.config.request_timeout_s
+        if not _SECONDS.fullmatch(given) or not 0 < float(given) <= MAX_TIMEOUT_S:
+            raise InvalidRequest(
+                f"The header 'x-request-timeout' takes seconds, more than 0 and at most "
+                f"{MAX_TIMEOUT_S}.",
+                param="x-request-timeout",
+            )
+        return self.started_at + float(given)
+
+    @property
+    def started_at(self) -> float:
+        """Of time.perf_counter()."""
+        return self.scope["state"]["started_at"]
+
+    @property
+    def elapsed_ms(self) -> int:
+        return _elapsed_ms(self.scope)
+
+
+def number_request(scope: Any) -> None:
+    """Gives the request an id and the moment it began, unless it has them."""
+    state = scope["state"]
+    if "request_id" not in state:
+        state["request_id"] = f"req_{os.urandom(16).hex()}"
+        state["started_at"] = time.perf_counter()
+
+
+async def add_request_headers(message: Message, scope: Scope) -> None:
+    """Hook before each send: every answer, refusals included, says its id, how long it took and
+    what is left of the caller's limits."""
+    if message["type"] != "http.response.start":
+        return
+    state: dict[str, Any] = scope["state"]
+    headers = [
+        *message["headers"],
+        (b"x-request-id", state["request_id"].encode()),
+        (b"openai-processing-ms", b"%d" % _elapsed_ms(scope)),
+    ]
+    charge: RequestCharge | None = state.get(CHARGE)
+    if charge is not None:
+        charge.settle(message["status"])
+        headers += [(name.encode(), text.encode()) for name, text in charge.headers().items()]
+    message["headers"] = headers
+
+
+def keep_charge(scope: Any) -> None:
+    """Settles the charge of a request that has got no answer because its client left."""
+    charge: RequestCharge | None = scope.get("state", {}).get(CHARGE)
+    if charge is not None:
+        charge.settle()
+
+
+def _elapsed_ms(scope: Any) -> int:
+    return round((time.perf_counter() - scope["state"]["started_at"]) * 1000)

@@ -1,0 +1,218 @@
+"""The routes that matter: resolve, tokenise, admit, choose, submit, stream, settle."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from admin.client_address import client_address
+from gateway.catalog.auth import INFERENCE, Principal, requires
+from gateway.catalog.catalog import Target
+from gateway.dialects.formats import ChatFormat, CompletionFormat, Format, ResponseIdentity
+from gateway.dialects.schemas import ChatCompletionRequest, CompletionRequest
+from gateway.dispatch.generation import Generation
+from gateway.dispatch.inflight import Flight
+from gateway.dispatch.prompts import Prompt, chat_prompts, completion_prompts
+from gateway.dispatch.sequences import Call, check_answer_of, plan, work_of
+from gateway.dispatch.shedding import Place
+from gateway.http.handlers import HotRoute
+from gateway.http.request import GatewayRequest
+from gateway.http.streaming import GenerationResponse, Headers, StreamResponse, WholeResponse
+from gateway.limits.admission import Reservation, Usage
+from gateway.quota_types import Service
+from gateway.text.long_texts import LONG
+from gateway.text.tokenizer import ModelTokenizer
+from workers.wire.client import WorkerClient
+from workers.wire.protocol import ModelInfo
+
+log = logging.getLogger(__name__)
+
+CHAT = msgspec.json.Decoder(ChatCompletionRequest)
+COMPLETION = msgspec.json.Decoder(CompletionRequest)
+
+A = TypeVar("A", ChatCompletionRequest, CompletionRequest)
+Encode = Callable[[ModelTokenizer, Target, A, Principal], Awaitable[list[Prompt]]]
+
+
+@HotRoute("/v1/chat/completions", http_method="POST", guards=[requires(INFERENCE)], status_code=200)
+async def create_chat_completion(request: GatewayRequest) -> GenerationResponse:
+    """Answers a conversation, as one body or as a stream of server-sent events."""
+    asked = await request.decode(CHAT)
+    default_tokens = request.gateway.config.default_chat_tokens
+    return await answer(request, asked, chat_prompts, default_tokens, ChatFormat, "chatcmpl")
+
+
+@HotRoute("/v1/completions", http_method="POST", guards=[requires(INFERENCE)], status_code=200)
+async def create_completion(request: GatewayRequest) -> GenerationResponse:
+    """Continues one or many prompts, as one body or as a stream of server-sent events."""
+    asked = await request.decode(COMPLETION)
+    default_tokens = request.gateway.config.default_completion_tokens
+    return await answer(
+        request, asked, completion_prompts, default_tokens, CompletionFormat, "cmpl"
+    )
+
+
+async def answer(
+    request: GatewayRequest,
+    asked: A,
+    encode: Encode[A],
+    default_tokens: int,
+    dialect: type[Format],
+    prefix: str,
+) -> GenerationResponse:
+    """Whatever a request has taken is given back here if it never gets to its response."""
+    gateway, caller = request.gateway, request.user
+    gateway.ledger.check()
+    target = await gateway.catalog.resolve(caller, asked.model, asked.user or caller.key.id)
+    flight = gateway.flights.begin(target)
+    tenant_id = caller.tenant.id
+    try:
+        service = gateway.catalog.current.service(tenant_id)
+        full: Sequence[WorkerClient] = ()
+        if len(gateway.failover.full):
+            full = gateway.failover.full.check(
+                gateway.fleet.serving(target.base.digest),
+                Place(target.base.digest, tenant_id, service.service_class),
+                request.num_bytes,
+            )
+        if tenant_id not in gateway.turned_away:
+            gateway.fleet.prefetch(target)
+        if request.num_bytes > LONG:
+            await gateway.admission.check(gateway.catalog.current, caller)
+        call = await prepare(request, asked, target, service, encode)
+        admitted = await admit(call, request, full, default_tokens)
+        gateway.turned_away.discard(tenant_id)
+        try:
+            return respond(request, call, flight, admitted, dialect, prefix)
+        except BaseException:
+            gateway.admission.settle(admitted.reservation, Usage())
+            raise
+    except BaseException as error:
+        gateway.turned_away.add(tenant_id)
+        flight.end(error)
+        raise
+
+
+async def prepare(
+    request: GatewayRequest, asked: A, target: Target, service: Service, encode: Encode[A]
+) -> Call:
+    """Checks the request's size, then tokenises."""
+    deadline = request.deadline
+    tokenizer = await request.gateway.tokenizers.get(target.base.digest)
+    return Call(
+        request_id=request.request_id,
+        caller=request.user,
+        asked=asked,
+        target=target,
+        tokenizer=tokenizer,
+        prompts=await encode(tokenizer, target, asked, request.user),
+        deadline=deadline,
+        num_bytes=request.num_bytes,
+        traceparent=request.traceparent,
+        service=service,
+    )
+
+
+class Admitted(NamedTuple):
+    worker: WorkerClient
+    model: ModelInfo
+    """The base model, as the worker had it when it was chosen."""
+    reservation: Reservation
+
+
+async def admit(
+    call: Call, request: GatewayRequest, full: Sequence[WorkerClient], default_tokens: int
+) -> Admitted:
+    """Chooses a worker, but none of the `full`, and reserves what the request may take."""
+    gateway, asked, target = request.gateway, call.asked, call.target
+    most = target.serving.defaults.max_tokens or default_tokens
+    check_answer_of(call, most)
+    work = work_of(call)
+    worker = gateway.fleet.choose(work, full)
+    model = worker.models[target.base.digest]
+    reservation = await gateway.admission.reserve(
+        gateway.catalog.current,
+        call.caller,
+        target.base.name,
+        [len(prompt.tokens) for prompt in call.prompts],
+        asked_tokens=asked.asked_tokens,
+        default_tokens=most,
+        num_choices=asked.n or 1,
+        max_model_len=min(target.base.max_model_len, model.max_model_len),
+    )
+    gateway.fleet.note_sent(worker, work)
+    return Admitted(worker, model, reservation)
+
+
+def respond(
+    request: GatewayRequest,
+    call: Call,
+    flight: Flight,
+    admitted: Admitted,
+    dialect: type[Format],
+    prefix: str,
+) -> GenerationResponse:
+    """Hands over to the response, which submits, streams and settles."""
+    gateway, asked = request.gateway, call.asked
+    worker, model, reservation = admitted
+    include_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+    format = dialect(
+        ResponseIdentity(f"{prefix}-{call.request_id}", int(time.time()), asked.model),
+        call.tokenizer.spelling.all,
+        logprobs=asked.num_logprobs is not None,
+        include_usage=include_usage,
+        token_ids=bool(asked.return_token_ids),
+    )
+    generation = plan(call, reservation, worker, model.adapter_layout, gateway.failover)
+    usage = gateway.ledger.begin(call, reservation, request.started_at)
+
+    def settle(generation: Generation, failure: Exception | None) -> None:
+        gateway.admission.settle(reservation, generation.usage)
+        flight.end(failure, generation.first_output_at)
+        _log(request, call, generation)
+
+    headers = _headers(call, generation)
+    if not asked.stream:
+        return WholeResponse(generation, format, headers=headers, usage=usage, settle=settle)
+    return StreamResponse(
+        generation,
+        format,
+        headers=headers,
+        usage=usage,
+        settle=settle,
+        include_usage=include_usage,
+        ping_interval_s=gateway.config.ping_interval_s,
+        slow_client_s=gateway.config.slow_client_s,
+    )
+
+
+def _headers(call: Call, generation: Generation) -> Headers:
+    headers = [(b"loraplex-worker", generation.worker_id.encode())]
+    if call.target.version is not None:
+        headers.append((b"loraplex-adapter-version", b"%d" % call.target.version.version))
+    return headers
+
+
+def _log(request: GatewayRequest, call: Call, generation: Generation) -> None:
+    """One line a request; never what was said."""
+    usage, version = generation.usage, call.target.version
+    log.info(
+        "answered",
+        extra={
+            "request_id": call.request_id,
+            "tenant": call.caller.tenant.id,
+            "key_id": call.caller.key.id,
+            "address": client_address(request.scope),
+            "model": call.asked.model,
+            "adapter_version": version.version if version else None,
+            "worker": generation.worker_id,
+            "in_tok": usage.prompt_tokens,
+            "out_tok": usage.completion_tokens,
+            "finish_reasons": generation.finish_reasons,
+            "dur_ms": request.elapsed_ms,
+        },
+    )

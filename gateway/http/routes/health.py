@@ -1,0 +1,34 @@
+"""For probes and people: alive, ready, which version, which interface. No key needed."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+from litestar import Response, get
+
+from gateway.catalog.auth import public
+from gateway.http.request import GatewayRequest
+
+
+@get("/livez", guards=[public])
+async def livez() -> dict[str, str]:
+    """The process answers."""
+    return {"status": "ok"}
+
+
+@get(["/readyz", "/health"], guards=[public])
+async def readyz(request: GatewayRequest) -> Response[dict[str, str]]:
+    """Requests can be served: the catalog is loaded and not stale, a worker is ready that could
+    serve a base model, and nothing drains."""
+    reason = request.gateway.why_not_ready()
+    if reason is None:
+        return Response({"status": "ok"})
+    return Response({"status": "unavailable", "reason": reason}, status_code=503)
+
+
+@get("/version", guards=[public])
+async def get_version() -> dict[str, str]:
+    try:
+        return {"version": version("loraplex")}
+    except PackageNotFoundError:
+        return {"version": "not installed"}

@@ -1,0 +1,40 @@
+"""What the caller may name as `model`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from litestar import get
+from litestar.params import FromPath
+
+from gateway.catalog.auth import INFERENCE, requires
+from gateway.dialects.schemas import ModelCard, ModelList
+from gateway.exceptions import ModelNotFound
+from gateway.http.request import GatewayRequest
+
+CARDS_AT_ONCE = 100
+"""Others stream while thousands are made."""
+
+
+@get("/v1/models", guards=[requires(INFERENCE)])
+async def list_models(request: GatewayRequest) -> ModelList:
+    """Base models and the tenant's own adapters, as far as the key may use them."""
+    caller, view = request.user, request.gateway.catalog.current
+    cards: list[ModelCard] = []
+    names = filter(caller.may_use, view.names(caller.tenant))
+    for number, name in enumerate(names, 1):
+        with contextlib.suppress(ModelNotFound):
+            cards.append(view.card(caller.tenant, name))
+        if number % CARDS_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return ModelList(data=cards)
+
+
+@get("/v1/models/{model:path}", guards=[requires(INFERENCE)])
+async def get_model(request: GatewayRequest, model: FromPath[str]) -> ModelCard:
+    """One model, by any name that a request may use for it."""
+    caller, name = request.user, model.removeprefix("/")
+    if not caller.may_use(name):
+        raise ModelNotFound(name)
+    return request.gateway.catalog.current.card(caller.tenant, name)

@@ -1,0 +1,106 @@
+"""How every plane is served: one uvicorn with uvloop and httptools on a socket of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Sequence
+from functools import partial
+
+import uvicorn
+from litestar.types import ASGIApp
+
+from admin.body_budget import BodyBudget
+from gateway.http.connections import Connections
+from gateway.http.edge import Edge
+from gateway.http.http_protocol import KEEP_ALIVE_S, Config, HttpProtocol
+from gateway.http.refusals import Refusals
+
+BACKLOG = 2048
+ACCEPTED_AT_ONCE = 8
+"""libuv accepts one connection of a listener in a turn of its loop, and under load turns are long:
+who connects would wait for each who did before. So the same socket is listened to so many times."""
+STUCK_CLIENT_MS = 30_000
+"""The kernel drops a connection whose peer has taken nothing for this long: closing one politely
+would wait for the peer for ever."""
+
+
+def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A listening socket; port 0 finds a free one, `shared` lets several processes listen."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=shared)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STUCK_CLIENT_MS)
+    return listener
+
+
+def make_config(
+    app: ASGIApp,
+    *,
+    drain_s: float = 30.0,
+    trusted_proxies: Sequence[str] = (),
+    max_connections: int | None = None,
+    max_connections_per_address: int | None = None,
+    bodies: BodyBudget | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> Config:
+    """Streams have `drain_s` to end at shutdown.
+
+    trusted_proxies: addresses or networks whose `X-Forwarded-For` says who the client is. By
+    default nobody's does, and the client is who connects. With one, all clients may come from the
+    proxy's address, and addresses have no bound of their own.
+    max_connections, max_connections_per_address: see `Connections`.
+    bodies: what the bodies of requests may take; servers of one process may share it.
+    """
+    refusals = Refusals()
+    return Config(
+        Edge(app, refusals),
+        connections=Connections(
+            max_connections, 0 if trusted_proxies else max_connections_per_address
+        ),
+        bodies=bodies or BodyBudget(),
+        refusals=refusals,
+        http=HttpProtocol,
+        loop="uvloop",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        # What clients send wrongly is in `Refusals`, once.
+        log_level=logging.ERROR,
+        access_log=False,
+        server_header=False,
+        proxy_headers=bool(trusted_proxies),
+        forwarded_allow_ips=list(trusted_proxies),
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=round(drain_s),
+        ssl_context_factory=None if tls is None else partial(_given, tls),
+    )
+
+
+def _given(tls: ssl.SSLContext, _config: uvicorn.Config, _default: object) -> ssl.SSLContext:
+    return tls
+
+
+class Server(uvicorn.Server):
+    """Ends when what the app does beside serving has failed: it would answer from what it knew
+    then, for ever. Whoever supervises the process starts it again."""
+
+    config: Config
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        loop = asyncio.get_running_loop()
+        protocol = partial(HttpProtocol, self.config, self.server_state, self.lifespan.state)
+        for listener in (sockets or []) * (ACCEPTED_AT_ONCE - 1):
+            sock = listener.dup()
+            self.servers.append(await loop.create_server(protocol, sock=sock, ssl=self.config.ssl))
+
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or getattr(self.lifespan, "error_occurred", False)
+
+
+def make_server(app: ASGIApp, *, drain_s: float = 30.0) -> Server:
+    """Await its `serve(sockets=[bind(...)])`."""
+    return Server(make_config(app, drain_s=drain_s))

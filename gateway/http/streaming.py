@@ -1,0 +1,252 @@
+"""Answers on the wire: server-sent events or one body, ended at once when the client goes.
+
+The framework's own streaming neither closes generators nor stops for a client that has left, so
+these are plain ASGI applications that cancel their generation in a `finally` around the send.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Self
+
+from litestar.types import Receive, Scope, Send
+
+from gateway.dialects.formats import (
+    DONE,
+    PING,
+    SCORED_AT_ONCE,
+    Answer,
+    Format,
+    event,
+    join_chunks,
+    split,
+)
+from gateway.dispatch.choice import Delta
+from gateway.dispatch.generation import Generation
+from gateway.exceptions import UsageUnavailable, error_body, forget_frames
+from gateway.http.http_protocol import connection_lost
+from gateway.metering.usage import Entry, Status
+
+log = logging.getLogger(__name__)
+
+Headers = list[tuple[bytes, bytes]]
+Settle = Callable[[Generation, Exception | None], None]
+
+
+class GenerationResponse(ABC):
+    """Runs a generation for as long as the client is there to take it."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        format: Format,
+        *,
+        headers: Headers,
+        usage: Entry,
+        settle: Settle,
+    ) -> None:
+        """`usage` is recorded before the answer's end is sent, unless the request is refused.
+        `settle` is called once, when all is over, with what ended it if not the answer's end or the
+        client."""
+        self._generation = generation
+        self._format = format
+        self._headers = headers
+        self._usage = usage
+        self._settle = settle
+        self._failure: Exception | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with Client(connection_lost(scope)) as client:
+                await self._answer(send, client)
+            await self._generation.stop()
+        except Exception as error:
+            self._failure = error
+            await self._keep_failure()
+            raise
+        finally:
+            self._generation.cancel()
+            if not self._generation.is_refused:
+                self._usage.record(self._generation, Status.CANCELLED)
+            self._settle(self._generation, self._failure)
+
+    @abstractmethod
+    async def _answer(self, send: Send, client: Client) -> None:
+        """Sends everything. Raises only before anything was sent."""
+
+    async def _keep_failure(self) -> None:
+        """Whether it can be kept or not, the client is told what went wrong first. Who was refused
+        has used nothing, and is told at once. What still runs does not wait for the disk."""
+        await self._generation.stop()
+        if not self._generation.is_refused:
+            with contextlib.suppress(UsageUnavailable):
+                await self._usage.keep(self._generation, Status.FAILED)
+
+
+class WholeResponse(GenerationResponse):
+    """One JSON body when all choices have ended."""
+
+    async def _answer(self, send: Send, client: Client) -> None:
+        answers: dict[int, Answer] = {}
+        for delta in await self._generation.finish():
+            if delta.index not in answers:
+                answers[delta.index] = Answer(delta.index)
+            answers[delta.index].add(delta)
+        in_order = [answers[index] for index in sorted(answers)]
+        body = await self._format.body(in_order, self._generation.usage)
+        await self._usage.keep(self._generation, Status.COMPLETED)
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            *self._headers,
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+class StreamResponse(GenerationResponse):
+    """One write per engine step; comments while it is silent; cut if the client does not read.
+
+    The head goes out with the first event, so a failure before that is a plain HTTP error.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        format: Format,
+        *,
+        headers: Headers,
+        usage: Entry,
+        settle: Settle,
+        include_usage: bool,
+        ping_interval_s: float,
+        slow_client_s: float,
+    ) -> None:
+        super().__init__(generation, format, headers=headers, usage=usage, settle=settle)
+        self._include_usage = include_usage
+        self._ping_interval_s = ping_interval_s
+        self._slow_client_s = slow_client_s
+        self._has_started = False
+        self._write_lock = asyncio.Lock()
+        self._last_write = asyncio.get_running_loop().time()
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def _answer(self, send: Send, client: Client) -> None:
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._patience(), self._watch, send, client)
+        try:
+            await self._stream(send)
+        finally:
+            timer.cancel()
+            if self._watcher is not None:
+                self._watcher.cancel()
+
+    async def _stream(self, send: Send) -> None:
+        try:
+            deltas = await self._generation.step()
+            # Looked at before anything is awaited: what comes meanwhile is of another step.
+            while not self._generation.is_done:
+                if chunks := await self._chunks(send, deltas):
+                    await self._write(send, chunks)
+                deltas = await self._generation.step()
+            chunks = await self._chunks(send, deltas)
+            if self._include_usage:
+                chunks += self._format.usage_chunk(self._generation.usage)
+            await self._usage.keep(self._generation, Status.COMPLETED)
+            await self._write(send, chunks + DONE, more=False)
+        except Exception as error:
+            if not self._has_started:
+                raise
+            self._failure = error
+            await self._keep_failure()
+            await self._write(send, event(error_body(error)), more=False)
+            forget_frames(error)
+
+    async def _chunks(self, send: Send, deltas: list[Delta]) -> bytes:
+        """The events of these deltas. Of large ones all but the last is written, piece by piece,
+        and the loop goes on in between."""
+        if sum([len(delta.scored) for delta in deltas]) <= SCORED_AT_ONCE:
+            return join_chunks(self._format, deltas)
+        chunks = b""
+        for delta in split(deltas):
+            if chunks:
+                await self._write(send, chunks)
+                await asyncio.sleep(0)
+            chunks = self._format.chunk(delta)
+        return chunks
+
+    async def _write(self, send: Send, data: bytes, *, more: bool = True) -> None:
+        async with self._write_lock:
+            self._last_write = asyncio.get_running_loop().time()
+            if not self._has_started:
+                self._has_started = True
+                headers = [
+                    (b"content-type", b"text/event-stream; charset=utf-8"),
+                    (b"cache-control", b"no-cache"),
+                    (b"x-accel-buffering", b"no"),
+                    *self._headers,
+                ]
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+
+    def _watch(self, send: Send, client: Client) -> None:
+        """Most answers have ended before there is anything to watch for."""
+        self._watcher = asyncio.create_task(self._keep_alive(send, client))
+
+    async def _keep_alive(self, send: Send, client: Client) -> None:
+        """Pings in silence, until a write has been stuck for too long."""
+        while True:
+            await asyncio.sleep(self._patience())
+            if self._patience() > 0:
+                continue
+            if self._write_lock.locked() or not await self._ping(send):
+                log.warning("a client did not read for %s s and was cut", self._slow_client_s)
+                client.leave()
+                return
+
+    async def _ping(self, send: Send) -> bool:
+        """Whether the client took it in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._slow_client_s):
+                await self._write(send, PING)
+                return True
+        return False
+
+    def _patience(self) -> float:
+        """Seconds until the silence or the stuck write is too long."""
+        limit = self._slow_client_s if self._write_lock.locked() else self._ping_interval_s
+        return self._last_write + limit - asyncio.get_running_loop().time()
+
+
+class Client:
+    """Of a task that answers, within `with`: ended when its client leaves, and as if it were done.
+    Called back, for a task that awaits it would cost as much as all that is read of a request."""
+
+    def __init__(self, lost: asyncio.Future[None]) -> None:
+        """`lost`: its connection."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._lost = lost
+        self._has_left = False
+        self._is_over = False
+
+    def __enter__(self) -> Self:
+        self._lost.add_done_callback(self.leave)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        self._lost.remove_done_callback(self.leave)
+        self._is_over = True
+        is_ended = kind is not None and issubclass(kind, asyncio.CancelledError)
+        return is_ended and self._has_left and not self._task.uncancel()
+
+    def leave(self, _: object = None) -> None:
+        """Harmless twice, and when the answer is over."""
+        if not (self._has_left or self._is_over):
+            self._has_left = True
+            self._task.cancel()

@@ -1,0 +1,256 @@
+"""What a request may take: reserved before it runs, settled when it has ended in whatever way."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from gateway.catalog.auth import Principal
+from gateway.catalog.catalog import CatalogView
+from gateway.exceptions import ApiError, QuotaUnavailable
+from gateway.limits.bounds import completion_tokens
+from gateway.limits.leases import Leases
+from gateway.limits.quota import Hold
+from gateway.limits.rate_headers import is_shown
+from gateway.quota_types import Cost, Kind, Limit, Tariff, leased_bits
+
+AT_ONCE = 1024
+"""Completion tokens that a choice reserves at a time."""
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What a request took, in tokens. Each prompt counts once, however many choices it has."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+NOT_SERVED = (429, 503)
+"""Statuses of answers that give back the request they had taken."""
+
+
+class RequestCharge:
+    """The one request that a call of a metered route takes from the request limits of its tenant
+    and key, before anything of its body is read."""
+
+    def __init__(self, leases: Leases, limits: Sequence[Limit]) -> None:
+        """`limits`: all of the tenant and the key."""
+        self._leases = leases
+        self._counted = [limit for limit in limits if limit.kind is Kind.REQUESTS_PER_MINUTE]
+        self._shown = [limit for limit in limits if is_shown(limit.kind)]
+        self._holds: Sequence[Hold] = ()
+
+    async def take(self) -> None:
+        """Raises QuotaExceeded or QuotaUnavailable; then nothing is taken."""
+        if self._counted:
+            self._holds = await self._leases.take(
+                [(each, 1) for each in self._counted], time.time()
+            )
+
+    def settle(self, status: int | None = None) -> None:
+        """Keeps the request, or gives it back if the answer's `status` says that it was not served.
+        None: the client left before there was an answer. Only the first call counts."""
+        holds, self._holds = self._holds, ()
+        for hold in holds:
+            self._leases.settle(hold, 0 if status in NOT_SERVED else 1)
+
+    def headers(self) -> dict[str, str]:
+        """`x-ratelimit-*` headers that tell what is left of the limits now."""
+        return self._leases.headers(self._shown)
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What was reserved together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    holds: list[Hold]
+
+
+class Reservation:
+    """Of one request. Completion tokens are promised some at a time: more is reserved well before
+    they are used up, and where that is refused the answer ends."""
+
+    def __init__(
+        self,
+        leases: Leases | None,
+        limits: Sequence[Limit],
+        tariff: Tariff,
+        *,
+        tenant_id: str,
+        prompt_tokens: int,
+        max_tokens: list[int],
+        num_choices: int,
+    ) -> None:
+        """`max_tokens` has one entry a prompt, which each of its `num_choices` may take."""
+        self.max_tokens = max_tokens
+        self.admitted_at = time.time()
+        self.holder = "" if leases is None else leases.holder
+        """Whose slices it is reserved from, all of it."""
+        self.leased = leased_bits(tenant_id, limits)
+        self._leases = leases
+        self._limits = limits
+        self._tariff = tariff
+        self._prompt_tokens = prompt_tokens
+        self._most = sum(max_tokens) * num_choices
+        self._growing = [limit for limit in limits if not limit.kind.counts_requests]
+        self._step = min(self._most, AT_ONCE * num_choices * len(max_tokens))
+        self._promised = 0
+        self._given = 0
+        self._ask_below = self._step // 2
+        self._parts: list[Part] = []
+        self._extending: asyncio.Task[None] | None = None
+
+    async def begin(self) -> None:
+        """Raises QuotaExceeded or QuotaUnavailable; then nothing is taken."""
+        if self._limits:
+            await self._reserve(self._limits, self._prompt_tokens, self._step)
+
+    def give(self, num_tokens: int) -> int:
+        """How many of these completion tokens are within what is promised."""
+        if not self._growing:
+            return num_tokens
+        given = min(num_tokens, self._promised - self._given)
+        self._given += given
+        left = self._promised - self._given
+        if self._promised < self._most and left < self._ask_below and self._extending is None:
+            self._extending = asyncio.create_task(self._extend(left))
+        return given
+
+    def metered(self, usage: Usage) -> int:
+        """Tokens as quotas count them."""
+        return self._tariff.metered(
+            usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
+        )
+
+    def cost(self, usage: Usage) -> Cost:
+        return self._tariff.cost(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+
+    def settle(self, usage: Usage) -> None:
+        """Exactly once."""
+        if self._extending is not None:
+            self._extending.cancel()
+        metered, cost = self.metered(usage), sum(self.cost(usage))
+        for part in self._parts:
+            assert self._leases is not None
+            metered_here = min(metered, part.prompt_tokens + part.completion_tokens)
+            cost_here = min(
+                cost,
+                self._tariff.promise(
+                    Kind.SPEND_PER_DAY, part.prompt_tokens, part.completion_tokens
+                ),
+            )
+            metered -= metered_here
+            cost -= cost_here
+            for hold in part.holds:
+                self._leases.settle(hold, _used(hold, metered_here, cost_here))
+        self._parts.clear()
+
+    async def _extend(self, left: int) -> None:
+        """By one step."""
+        more = min(self._step, self._most - self._promised)
+        try:
+            await self._reserve(self._growing, 0, more)
+        except ApiError:
+            # Asked again when half of what is left is used, for others may have ended by then.
+            self._ask_below = left // 2
+        self._extending = None
+
+    async def _reserve(self, limits: Sequence[Limit], prompt: int, completion: int) -> None:
+        assert self._leases is not None
+        wanted = [(limit, self._amount(limit.kind, prompt, completion)) for limit in limits]
+        holds = await self._leases.take(wanted, self.admitted_at)
+        if self.holder != self._leases.holder:
+            if self._parts:
+                # What is used leaves the slices of one holder, and its own are lost.
+                for hold in holds:
+                    self._leases.settle(hold, 0)
+                raise QuotaUnavailable("The slices of limits were lost meanwhile.")
+            self.holder = self._leases.holder
+        self._parts.append(Part(prompt, completion, holds))
+        self._promised += completion
+
+    def _amount(self, kind: Kind, prompt: int, completion: int) -> int:
+        if kind.counts_requests:
+            return 1
+        return self._tariff.promise(kind, prompt, completion)
+
+
+def _used(hold: Hold, metered: int, cost: int) -> int:
+    kind = hold.account.kind
+    if kind is Kind.CONCURRENT_REQUESTS:
+        return 0
+    return cost if kind.counts_money else metered
+
+
+class Admission:
+    def __init__(self, leases: Leases | None) -> None:
+        """Without leases nothing that has a limit is admitted."""
+        self.num_open = 0
+        """Reservations not settled yet."""
+        self._leases = leases
+
+    def charge(self, view: CatalogView, caller: Principal) -> RequestCharge | None:
+        """The caller's charge for one request, nothing of it taken yet; None without limits.
+        Raises QuotaUnavailable."""
+        limits = self._limits_of(view, caller)
+        return RequestCharge(self._leases, limits) if self._leases and limits else None
+
+    async def check(self, view: CatalogView, caller: Principal) -> None:
+        """Refuses a caller with any limit of which nothing is left, before a long text of its
+        request is tokenised. Takes nothing. Raises QuotaExceeded or QuotaUnavailable."""
+        wanted = [(limit, 1) for limit in self._reserved(view, caller)]
+        if self._leases is not None and wanted:
+            for hold in await self._leases.take(wanted, time.time()):
+                self._leases.settle(hold, 0)
+
+    async def reserve(
+        self,
+        view: CatalogView,
+        caller: Principal,
+        model: str,
+        prompt_lengths: list[int],
+        *,
+        asked_tokens: int | None,
+        default_tokens: int,
+        num_choices: int,
+        max_model_len: int,
+    ) -> Reservation:
+        """Reserves tokens, money and one of the concurrent requests. Raises ContextLengthExceeded
+        if a prompt with its answer cannot fit, QuotaExceeded, QuotaUnavailable; then nothing is
+        taken."""
+        reservation = Reservation(
+            self._leases,
+            self._reserved(view, caller),
+            view.tariff(model, caller.tenant.id),
+            tenant_id=caller.tenant.id,
+            prompt_tokens=sum(prompt_lengths),
+            max_tokens=[
+                completion_tokens(length, asked_tokens, default_tokens, max_model_len)
+                for length in prompt_lengths
+            ],
+            num_choices=num_choices,
+        )
+        await reservation.begin()
+        self.num_open += 1
+        return reservation
+
+    def _reserved(self, view: CatalogView, caller: Principal) -> Sequence[Limit]:
+        """The limits that a request reserves from, beside its charge."""
+        limits = self._limits_of(view, caller)
+        return [limit for limit in limits if limit.kind is not Kind.REQUESTS_PER_MINUTE]
+
+    def _limits_of(self, view: CatalogView, caller: Principal) -> Sequence[Limit]:
+        limits = view.limits_of(caller.tenant.id, caller.key.quota_subject)
+        if limits and self._leases is None:
+            raise QuotaUnavailable("Limits cannot be checked without a database.")
+        return limits
+
+    def settle(self, reservation: Reservation, usage: Usage) -> None:
+        """Exactly once for each reservation."""
+        self.num_open -= 1
+        reservation.settle(usage)

@@ -1,0 +1,304 @@
+"""Carries the exchanges of a LeaseBook to the database, and lets requests wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from admin.database import AdminError, Database
+from admin.queries import sql
+from gateway.exceptions import QuotaUnavailable
+from gateway.limits.quota import Answer, Ask, Call, Hold, LeaseBook, Waiter
+from gateway.limits.rate_headers import exceeded, rate_limit_headers
+from gateway.quota_types import BUDGETS, Limit
+
+log = logging.getLogger(__name__)
+
+CHANNEL = "loraplex_quota"
+"""NOTIFY channel of the calls to give back."""
+SWEEP_INTERVAL_S = 1.0
+"""Between two exchanges at most: others go by it whether we live."""
+PACE_S = 0.01
+"""Between two exchanges while requests wait: what comes meanwhile is asked together."""
+EXCHANGE_TIMEOUT_S = 2.0
+ASKS_AT_ONCE = 1000
+"""The database answers some thousands a second, and other gateways wait for that."""
+RETRY_S = 0.25
+UPKEEP_INTERVAL_S = 30.0
+
+Wanted = Sequence[tuple[Limit, int]]
+
+
+class Exchange(Protocol):
+    async def exchange(self, holder: str, number: int, asks: list[Ask]) -> list[Answer] | None:
+        """The same number again gets the same answer. None: the holder has lost all that it held.
+        Raises AdminError."""
+        ...
+
+    async def listen(self, hear: Callable[[Call], None]) -> None: ...
+
+    async def upkeep(self) -> None: ...
+
+    async def release(self, holders: Sequence[str]) -> None:
+        """Of gateways that are gone, all of whose usage is loaded. What they held of a minute stays
+        counted until it is over."""
+        ...
+
+
+class PostgresExchange:
+    def __init__(self, database: Database, lifetime_s: float) -> None:
+        self._database = database
+        self._lifetime_s = lifetime_s
+
+    async def exchange(self, holder: str, number: int, asks: list[Ask]) -> list[Answer] | None:
+        given = [msgspec.structs.asdict(ask) for ask in asks]
+        async with self._database.acquire() as connection:
+            row = await connection.fetchval(
+                sql["quota_exchange"], holder, number, self._lifetime_s, given
+            )
+        return None if row is None else msgspec.convert(row, list[Answer])
+
+    async def listen(self, hear: Callable[[Call], None]) -> None:
+        def heard(payload: str) -> None:
+            # Empty: the connection is new. Who called meanwhile calls again.
+            if payload:
+                hear(msgspec.json.decode(payload, type=Call))
+
+        await self._database.listen(CHANNEL, heard)
+
+    async def upkeep(self) -> None:
+        async with self._database.acquire() as connection:
+            await connection.execute(sql["quota_upkeep"])
+
+    async def release(self, holders: Sequence[str]) -> None:
+        async with self._database.acquire() as connection:
+            await connection.execute(sql["quota_release"], list(holders))
+
+
+class Leases:
+    """`take` before a request runs, `settle` when it has ended; `run` beside them.
+
+    While the database is away the slices held go on, and of a new minute the share that was held of
+    the last, for `lifetime_s` at most: by then others may have them.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        gateway_id: str,
+        lifetime_s: float,
+        clock: Callable[[], float] = time.time,
+        wait_s: float = 1.0,
+    ) -> None:
+        """wait_s: so long a request waits for the database, or for others to give back."""
+        self.holder = gateway_id
+        """Changes when all was lost: what is settled later must not be taken from new slices."""
+        self._gateway_id = gateway_id
+        self._exchange = exchange
+        self._lifetime_s = lifetime_s
+        self._clock = clock
+        self._wait_s = wait_s
+        self._book = LeaseBook()
+        self._number = 0
+        self._num_losses = 0
+        self._is_away = False
+        """The last exchange has failed."""
+        self._valid_until = time.monotonic() + lifetime_s
+        self._wake = asyncio.Event()
+        self._ends: dict[Waiter, asyncio.Future[None]] = {}
+        self._delivery: asyncio.Task[None] | None = None
+        """The exchange under way. It outlives `run`: what its answer grants must be known."""
+
+    async def take(self, wanted: Wanted, admitted_at: float) -> list[Hold]:
+        """Reserves so much of each limit, all or nothing: of budgets in the windows in which the
+        request was admitted, of all others now. Raises QuotaExceeded, QuotaUnavailable."""
+        deadline = time.monotonic() + self._wait_s
+        while True:
+            if not time.monotonic() < min(deadline, self._valid_until):
+                raise QuotaUnavailable("Limits cannot be checked: the database is away.")
+            now = self._clock()
+            holds = [
+                Hold(self._book.account(limit, self._at(limit, admitted_at, now), now), amount)
+                for limit, amount in wanted
+            ]
+            for hold in holds:
+                if hold.amount > hold.account.limit:
+                    raise exceeded(hold, self._clock())
+            if self._book.take(holds):
+                if self._book.is_due:
+                    self._wake.set()
+                return holds
+            waiter = self._book.wait(holds)
+            if self._is_away:
+                self._book.share()
+                self._end(self._book.serve(self._clock()))
+            await self._served(waiter, deadline)
+            if waiter.is_served:
+                return holds
+            if waiter.refused is not None:
+                raise exceeded(waiter.refused, self._clock())
+
+    def settle(self, hold: Hold, used: int) -> None:
+        self._book.settle(hold, used)
+        if hold.account.num_waiting:
+            self._end(self._book.serve(self._clock()))
+
+    def headers(self, limits: Sequence[Limit]) -> dict[str, str]:
+        """`x-ratelimit-*` headers that tell what is left of these limits now."""
+        now = self._clock()
+        return rate_limit_headers([self._book.account(limit, now, now) for limit in limits], now)
+
+    def believe_catalog(self) -> None:
+        """A newer catalog says which limits there are."""
+        self._book.believe_catalog()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._listen())
+            tasks.create_task(self._keep_up())
+            next_sweep = 0.0
+            while True:
+                self._wake.clear()
+                if time.monotonic() >= next_sweep:
+                    self._book.sweep(self._clock())
+                    next_sweep = time.monotonic() + SWEEP_INTERVAL_S
+                asks = self._book.gather(self._clock())
+                self._delivery = asyncio.create_task(self._deliver(asks))
+                await asyncio.shield(self._delivery)
+                self._end(self._book.serve(self._clock()))
+                await asyncio.sleep(PACE_S)
+                if not self._book.is_due:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(next_sweep - time.monotonic()):
+                            await self._wake.wait()
+
+    async def release(self, gateways: Sequence[str]) -> None:
+        """What gateways held that are gone, and all of whose usage is loaded. Raises AdminError."""
+        await self._exchange.release(gateways)
+
+    async def leave(self) -> None:
+        """When `run` has ended, nothing is in flight and all usage is loaded. Gives back what was
+        not used. Raises AdminError; cancelled, what was held of a minute stays counted."""
+        try:
+            if self._delivery is not None:
+                await self._delivery
+            asks = self._book.give_back(self._clock())
+            for i in range(0, len(asks), ASKS_AT_ONCE):
+                await self._answered(asks[i : i + ASKS_AT_ONCE])
+        finally:
+            if self._delivery is not None:
+                self._delivery.cancel()
+        await self._exchange.release([self._gateway_id])
+
+    async def _deliver(self, asks: list[Ask]) -> None:
+        """In as many exchanges as it takes; in one if there is nothing to ask."""
+        answers: list[Answer] = []
+        is_late = False
+        for i in range(0, max(1, len(asks)), ASKS_AT_ONCE):
+            part, sent_at = await self._answered(asks[i : i + ASKS_AT_ONCE])
+            is_late = is_late or sent_at > self._valid_until
+            self._valid_until = sent_at + self._lifetime_s
+            if part is None:
+                self._lose()
+                return
+            answers += part
+        self._book.apply(answers)
+        if is_late:
+            # Others may have been given what was held of rates meanwhile.
+            self._book.give_up()
+
+    async def _answered(self, asks: list[Ask]) -> tuple[list[Answer] | None, float]:
+        """By the database, once, however often it takes; and when that was asked."""
+        self._number += 1
+        while True:
+            sent_at = time.monotonic()
+            try:
+                async with asyncio.timeout(EXCHANGE_TIMEOUT_S):
+                    answers = await self._exchange.exchange(self.holder, self._number, asks)
+                break
+            except Exception as error:
+                if not self._is_away:
+                    unforeseen = None if isinstance(error, AdminError | TimeoutError) else error
+                    reason = str(error) or "the database does not answer"
+                    log.warning(
+                        "limits go on with what is held of them: %s", reason, exc_info=unforeseen
+                    )
+                    self._book.see_nothing()
+                self._is_away = True
+                self._book.share()
+                self._end(self._book.serve(self._clock()))
+                await asyncio.sleep(RETRY_S)
+        self._is_away = False
+        return answers, sent_at
+
+    def _lose(self) -> None:
+        log.warning("the slices of limits are lost: the database was away for too long")
+        self._book.lose()
+        self._num_losses += 1
+        self.holder = f"{self._gateway_id}#{self._num_losses}"
+        self._number = 0
+        for waiter in list(self._ends):
+            self._end([waiter])
+
+    async def _served(self, waiter: Waiter, deadline: float) -> None:
+        """Returns when the waiter is done. Raises QuotaExceeded or QuotaUnavailable if that takes
+        too long."""
+        if waiter.is_done:
+            return
+        end = self._ends[waiter] = asyncio.get_running_loop().create_future()
+        self._wake.set()
+        try:
+            patience = 0.0 if self._is_away else deadline - time.monotonic()
+            await asyncio.wait([end], timeout=max(0.0, patience))
+        except asyncio.CancelledError:
+            self._abandon(waiter)
+            raise
+        finally:
+            del self._ends[waiter]
+        if not waiter.is_done:
+            unfollowed = next((hold for hold in waiter.holds if hold.account.call), None)
+            self._book.leave(waiter)
+            if unfollowed is not None:
+                raise exceeded(unfollowed, self._clock())
+            raise QuotaUnavailable("Limits cannot be checked at the moment.")
+
+    def _at(self, limit: Limit, admitted_at: float, now: float) -> float:
+        return admitted_at if limit.kind in BUDGETS else now
+
+    def _abandon(self, waiter: Waiter) -> None:
+        if not waiter.is_done:
+            self._book.leave(waiter)
+        elif waiter.is_served:
+            for hold in waiter.holds:
+                self._book.settle(hold, 0)
+
+    def _end(self, waiters: Sequence[Waiter]) -> None:
+        for waiter in waiters:
+            end = self._ends.get(waiter)
+            if end is not None and not end.done():
+                end.set_result(None)
+
+    async def _listen(self) -> None:
+        def hear(call: Call) -> None:
+            self._book.hear(call)
+            self._wake.set()
+
+        while True:
+            try:
+                return await self._exchange.listen(hear)
+            except AdminError as error:
+                log.warning("calls to give back slices go unheard: %s", error)
+                await asyncio.sleep(SWEEP_INTERVAL_S)
+
+    async def _keep_up(self) -> None:
+        while True:
+            await asyncio.sleep(UPKEEP_INTERVAL_S)
+            with contextlib.suppress(AdminError):
+                await self._exchange.upkeep()

@@ -1,0 +1,87 @@
+"""What callers are told of their limits: headers on every answer, and a refusal that says when to
+come back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from gateway.exceptions import QuotaExceeded
+from gateway.limits.quota import Account, Hold
+from gateway.quota_types import Kind, Span
+
+SLOT_FREES_S = 1.0
+"""When one of the requests under way may have ended; nobody knows."""
+DOLLAR = 10**12
+"""In pico-dollars."""
+
+_NAMES = {Kind.REQUESTS_PER_MINUTE: "requests", Kind.TOKENS_PER_MINUTE: "tokens"}
+
+
+def is_shown(kind: Kind) -> bool:
+    """Whether `x-ratelimit-*` headers tell of limits of this kind."""
+    return kind in _NAMES
+
+
+def rate_limit_headers(accounts: Sequence[Account], now: float) -> dict[str, str]:
+    """`x-ratelimit-*` as OpenAI names them. Where the tenant and the key both have a limit, of the
+    one that leaves less. What other gateways hold counts as taken."""
+    tightest: dict[str, Account] = {}
+    for account in accounts:
+        name = _NAMES.get(account.kind)
+        if name and (name not in tightest or account.left < tightest[name].left):
+            tightest[name] = account
+    headers: dict[str, str] = {}
+    for name, account in tightest.items():
+        headers[f"x-ratelimit-limit-{name}"] = str(account.limit)
+        headers[f"x-ratelimit-remaining-{name}"] = str(min(account.left, account.limit))
+        headers[f"x-ratelimit-reset-{name}"] = duration(account.window.end - now)
+    return headers
+
+
+def exceeded(hold: Hold, now: float) -> QuotaExceeded:
+    """The refusal of a request whose `hold` does not fit."""
+    account = hold.account
+    is_budget = account.kind.span in (Span.DAY, Span.MONTH)
+    frees_in_s = SLOT_FREES_S
+    if account.window.end < math.inf:
+        frees_in_s = max(0.0, account.window.end - now)
+    is_possible = hold.amount <= account.limit
+    subject = "tenant" if account.key[0].startswith("ten_") else "API key"
+    shown = [_shown(account.kind, each) for each in (account.limit, account.left, hold.amount)]
+    message = (
+        f"The limit {account.kind.value} of this {subject} is {shown[0]}; {shown[1]} of it is "
+        f"left and this request needs {shown[2]}. "
+    )
+    if not is_possible:
+        message += "It can never be served: ask for less at a time."
+    elif account.kind is Kind.CONCURRENT_REQUESTS:
+        message += "It frees when a request under way ends."
+    else:
+        message += f"It frees in {duration(frees_in_s)}."
+    return QuotaExceeded(
+        message,
+        param=account.kind.value,
+        code="insufficient_quota" if is_budget else "rate_limit_exceeded",
+        frees_in_s=frees_in_s if is_possible else None,
+        is_worth_a_retry=is_possible and not is_budget,
+    )
+
+
+def duration(seconds: float) -> str:
+    """`6m0s`, `12s`, `250ms`, as OpenAI writes them; rounded up."""
+    if seconds < 1:
+        return f"{max(0, math.ceil(seconds * 1000))}ms"
+    whole = math.ceil(seconds)
+    hours, minutes = whole // 3600, whole // 60 % 60
+    parts = [f"{hours}h"] if hours else []
+    if hours or minutes:
+        parts.append(f"{minutes}m")
+    return "".join([*parts, f"{whole % 60}s"])
+
+
+def _shown(kind: Kind, amount: int) -> str:
+    if not kind.counts_money:
+        return str(amount)
+    whole, rest = divmod(amount, DOLLAR)
+    return f"${whole}.{rest // 10**6:06}"

@@ -1,0 +1,162 @@
+"""From the spool into Postgres: each record once, however often its segment is read."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from admin.database import Database, Invalid
+from admin.queries import sql
+from gateway.metering.usage import UsageRecord
+from gateway.metering.wal import Spool
+from gateway.periodic import repeat
+from gateway.segments import frame, split_damaged
+
+log = logging.getLogger(__name__)
+
+SHIP_INTERVAL_S = 1.0
+AT_ONCE = 1000
+FIRST_PAUSE_S = 1.0
+LAST_PAUSE_S = 60.0
+"""Before what could not be set aside is read again."""
+
+MAX_NAMED = 100
+"""Request ids named in one log line."""
+
+_DECODER = msgspec.msgpack.Decoder(UsageRecord)
+_REQUEST_ID = re.compile(rb"\xdc\x00[\x10-\x40](?:([\xa1-\xbf])|\xd9(.))([!-~]+)", re.DOTALL)
+"""How a usage record begins: a msgpack array of 16 to 64 fields, then a printable text."""
+
+
+class _Record(NamedTuple):
+    payload: bytes
+    """As it was written."""
+    usage: UsageRecord
+
+
+class Shipper:
+    def __init__(
+        self,
+        database: Database,
+        spool: Spool,
+        release: Callable[[Sequence[str]], Awaitable[None]],
+    ) -> None:
+        """`release` is told of gateways that died when all of their usage is loaded."""
+        self._database = database
+        self._spool = spool
+        self._release = release
+        self._waiting: set[Path] = set()
+        """Segments that are loaded but for what could not be set aside."""
+        self._pause_s = 0.0
+        """How long they wait."""
+        self._again_at = 0.0
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await repeat("usage waits in the spool", self.ship, SHIP_INTERVAL_S)
+
+    async def ship(self) -> None:
+        """All that has been recorded so far. Raises AdminError; the rest stays for another time."""
+        refused: dict[Path, bytes] = {}
+        is_due = time.monotonic() >= self._again_at
+        for segment in await self._spool.seal():
+            if segment in self._waiting and not is_due:
+                continue
+            loads, aside = await asyncio.to_thread(
+                _read, segment, self._spool.num_bytes_of(segment)
+            )
+            for records in loads:
+                aside += await self._load(records)
+            if aside:
+                refused[segment] = b"".join(aside)
+            else:
+                await self._spool.remove(segment)
+        # On a full disk there is room now, if ever.
+        await self._set_aside(refused)
+        for owner in await self._spool.emptied():
+            await self._release([owner])
+            await self._spool.drop(owner)
+
+    async def _set_aside(self, refused: dict[Path, bytes]) -> None:
+        failure: OSError | None = None
+        for segment, data in refused.items():
+            try:
+                await self._spool.set_aside(segment, data)
+            except OSError as error:
+                failure = error
+                self._waiting.add(segment)
+            else:
+                log.error("%d bytes of %s are set aside", len(data), segment)
+                self._waiting.discard(segment)
+        if failure is not None:
+            self._pause_s = min(max(FIRST_PAUSE_S, 2 * self._pause_s), LAST_PAUSE_S)
+            self._again_at = time.monotonic() + self._pause_s
+            log.error(
+                "%d segments are read again in %g s: what cannot be loaded cannot be set aside: %s",
+                *(len(self._waiting), self._pause_s, failure),
+            )
+        elif not self._waiting:
+            self._pause_s = 0.0
+
+    async def _load(self, records: Sequence[_Record]) -> list[bytes]:
+        """The frames of those that the database refuses. One must not keep the others from it."""
+        try:
+            await self._store([record.usage for record in records])
+        except Invalid as error:
+            if len(records) > 1:
+                half = len(records) // 2
+                return await self._load(records[:half]) + await self._load(records[half:])
+            log.error("the usage of request %s is refused: %s", records[0].usage.request_id, error)
+            return [frame(records[0].payload)]
+        return []
+
+    async def _store(self, records: list[UsageRecord]) -> None:
+        # Encoded once for all that take them: the loop stands still meanwhile.
+        rows = msgspec.Raw(msgspec.json.encode([msgspec.structs.asdict(each) for each in records]))
+        async with self._database.transaction() as connection:
+            await connection.execute(sql["usage_make_room"], rows)
+            await connection.execute(sql["usage_load"], rows)
+            num_late: int = await connection.fetchval(sql["usage_late"], rows)
+        if num_late:
+            log.error("%d requests of days that are not kept any more are not counted", num_late)
+
+
+def _read(segment: Path, num_synced: int) -> tuple[list[list[_Record]], list[bytes]]:
+    """Its records in loads of some, and what is none: cut off, spoilt, or of another version.
+
+    `num_synced`: bytes that the segment had when it was written, or found.
+    """
+    data = segment.read_bytes()
+    if len(data) < num_synced:
+        log.error("%s has lost its last %d bytes", segment, num_synced - len(data))
+    frames, aside = split_damaged(data)
+    for fragment in aside:
+        log.error(
+            "%s has %d bytes of usage records that a crash cut off or a disk spoilt; requests: %s",
+            *(segment, len(fragment), ", ".join(_request_ids(fragment)) or "none can be read"),
+        )
+    records: list[_Record] = []
+    for each in frames:
+        try:
+            records.append(_Record(each, _DECODER.decode(each)))
+        except msgspec.DecodeError as error:
+            log.error("%s has a record that cannot be read: %s", segment, error)
+            aside.append(frame(each))
+    return [records[i : i + AT_ONCE] for i in range(0, len(records), AT_ONCE)], aside
+
+
+def _request_ids(fragment: bytes) -> list[str]:
+    """Ids of the requests whose records begin in the fragment, as far as they are whole."""
+    found: list[str] = []
+    for match in _REQUEST_ID.finditer(fragment):
+        length = match[1][0] & 0x1F if match[1] else match[2][0]
+        if len(match[3]) >= length:
+            found.append(match[3][:length].decode("ascii"))
+    return found[:MAX_NAMED]

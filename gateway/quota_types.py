@@ -1,0 +1,173 @@
+"""What is limited, over which stretches of time, and what a request takes of each limit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from enum import Enum, StrEnum
+from typing import NamedTuple
+
+from admin.records import Price, Quota
+from workers.wire.protocol import ServiceClass
+
+FREE = Price(model="", input=0, cached_input=0, output=0)
+
+
+class Span(Enum):
+    """Minutes, days and months are those of UTC: a limit is whole again when the next begins."""
+
+    MINUTE = "minute"
+    DAY = "day"
+    MONTH = "month"
+    ALWAYS = "always"
+
+
+class Kind(StrEnum):
+    """Limits, by their names in admin.records.Quota."""
+
+    REQUESTS_PER_MINUTE = "requests_per_minute"
+    TOKENS_PER_MINUTE = "tokens_per_minute"
+    CONCURRENT_REQUESTS = "concurrent_requests"
+    TOKENS_PER_DAY = "tokens_per_day"
+    TOKENS_PER_MONTH = "tokens_per_month"
+    SPEND_PER_DAY = "spend_per_day"
+    SPEND_PER_MONTH = "spend_per_month"
+
+    @property
+    def span(self) -> Span:
+        return _SPANS[self]
+
+    @property
+    def counts_requests(self) -> bool:
+        """Each as one, whatever it takes."""
+        return self in _REQUESTS
+
+    @property
+    def counts_money(self) -> bool:
+        return self in _MONEY
+
+
+_SPANS = {
+    Kind.REQUESTS_PER_MINUTE: Span.MINUTE,
+    Kind.TOKENS_PER_MINUTE: Span.MINUTE,
+    Kind.CONCURRENT_REQUESTS: Span.ALWAYS,
+    Kind.TOKENS_PER_DAY: Span.DAY,
+    Kind.TOKENS_PER_MONTH: Span.MONTH,
+    Kind.SPEND_PER_DAY: Span.DAY,
+    Kind.SPEND_PER_MONTH: Span.MONTH,
+}
+_REQUESTS = frozenset({Kind.REQUESTS_PER_MINUTE, Kind.CONCURRENT_REQUESTS})
+_MONEY = frozenset({Kind.SPEND_PER_DAY, Kind.SPEND_PER_MONTH})
+BUDGETS = (
+    Kind.TOKENS_PER_DAY,
+    Kind.TOKENS_PER_MONTH,
+    Kind.SPEND_PER_DAY,
+    Kind.SPEND_PER_MONTH,
+)
+"""What is counted by the usage that is loaded; in the order of the bits of UsageRecord.leased."""
+
+
+class Window(NamedTuple):
+    """From `start` until before `end`, in seconds since 1970."""
+
+    start: float
+    end: float
+
+    def holds(self, at: float) -> bool:
+        return self.start <= at < self.end
+
+    @property
+    def name(self) -> str:
+        """How the database has its start."""
+        if self.start == -math.inf:
+            return "-infinity"
+        return datetime.fromtimestamp(self.start, UTC).isoformat()
+
+
+def window(span: Span, at: float) -> Window:
+    """The one that holds `at`, in seconds since 1970."""
+    if span is Span.ALWAYS:
+        return Window(-math.inf, math.inf)
+    moment = datetime.fromtimestamp(at, UTC).replace(second=0, microsecond=0)
+    if span is Span.MINUTE:
+        end = moment + timedelta(minutes=1)
+    elif span is Span.DAY:
+        moment = moment.replace(hour=0, minute=0)
+        end = moment + timedelta(days=1)
+    else:
+        moment = moment.replace(day=1, hour=0, minute=0)
+        end = (moment + timedelta(days=31)).replace(day=1)
+    return Window(moment.timestamp(), end.timestamp())
+
+
+class Limit(NamedTuple):
+    subject: str
+    kind: Kind
+    amount: int
+
+
+def limits_of(quota: Quota) -> tuple[Limit, ...]:
+    """Those that a gateway enforces."""
+    found: list[Limit] = []
+    for kind in Kind:
+        amount: int | None = getattr(quota, kind.value)
+        if amount is not None:
+            found.append(Limit(quota.subject, kind, amount))
+    return tuple(found)
+
+
+class Service(NamedTuple):
+    """A tenant's part of a worker that is busy."""
+
+    weight: int = 1
+    service_class: ServiceClass = ServiceClass.STANDARD
+
+
+ORDINARY = Service()
+
+
+class Cost(NamedTuple):
+    """Pico-dollars by kind of token."""
+
+    input: int
+    """Of prompt tokens that were computed."""
+    cached_input: int
+    output: int
+
+
+class Tariff(NamedTuple):
+    """What tokens of one request count and cost."""
+
+    price: Price = FREE
+    cached_weight: int = 100
+    """Percent."""
+
+    def promise(self, kind: Kind, prompt_tokens: int, completion_tokens: int) -> int:
+        """At most so much of a token or money limit, whatever is found in a cache."""
+        if kind.counts_money:
+            return prompt_tokens * self.price.input + completion_tokens * self.price.output
+        return prompt_tokens + completion_tokens
+
+    def metered(self, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> int:
+        """Tokens as quotas count them."""
+        counted = -(-cached_tokens * self.cached_weight // 100)
+        return prompt_tokens - cached_tokens + counted + completion_tokens
+
+    def cost(self, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> Cost:
+        price = self.price
+        return Cost(
+            (prompt_tokens - cached_tokens) * price.input,
+            cached_tokens * price.cached_input,
+            completion_tokens * price.output,
+        )
+
+
+def leased_bits(tenant_id: str, limits: Iterable[Limit]) -> int:
+    """Bit n: the nth budget of the tenant; bit 4 + n: that of the key."""
+    bits = 0
+    for limit in limits:
+        if limit.kind in BUDGETS:
+            place = BUDGETS.index(limit.kind)
+            bits |= 1 << (place if limit.subject == tenant_id else place + len(BUDGETS))
+    return bits

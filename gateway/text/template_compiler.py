@@ -1,0 +1,177 @@
+"""Compiles chat templates to code that counts its own work.
+
+Each body that may run again begins by spending the steps of one pass; operators whose cost depends
+on their operands become calls that count first (see `template_budget`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jinja2 import nodes
+from jinja2.compiler import CodeGenerator
+from jinja2.exceptions import TemplateSyntaxError
+
+from gateway.text.template_budget import CHARS_PER_STEP, MAX_INTEGER
+
+RUNTIME = (
+    "spend, weighed, text, concat, add, multiply, power, modulo, contains, key, integer, spend_size"
+)
+"""Names of `template_budget` that compiled templates use; a template's own have a prefix."""
+
+UNSUPPORTED: dict[type[nodes.Node], str] = {
+    nodes.Include: "include",
+    nodes.Import: "import",
+    nodes.FromImport: "import",
+    nodes.Extends: "extends",
+    nodes.ScopedEvalContextModifier: "autoescape",
+}
+"""There are no other templates to load, and text is never escaped."""
+
+BOOLEANS = (nodes.Const, nodes.Compare, nodes.Not, nodes.Test)
+"""Operands that cost nothing to compare; a constant is as long as the template at most."""
+
+
+class CountingCodeGenerator(CodeGenerator):
+    """Without constant folding: what a template computes, its rendering pays for."""
+
+    def visit_Template(self, node: nodes.Template, frame: Any = None) -> None:
+        for found in node.find_all(tuple(UNSUPPORTED)):
+            raise TemplateSyntaxError(
+                f"chat templates may not use {UNSUPPORTED[type(found)]!r}", found.lineno
+            )
+        for const in node.find_all(nodes.Const):
+            if isinstance(const.value, int) and not -MAX_INTEGER < const.value < MAX_INTEGER:
+                raise TemplateSyntaxError("integers have at most 64 bits", const.lineno)
+        _count_bodies(node)
+        self.writeline(f"from gateway.text.template_budget import {RUNTIME}")
+        super().visit_Template(node, frame)
+
+    def visit_Concat(self, node: nodes.Concat, frame: Any) -> None:
+        self._call("concat", node.nodes, frame)
+
+    def visit_Add(self, node: nodes.Add, frame: Any) -> None:
+        operands: list[nodes.Expr] = [node.right]
+        left = node.left
+        while isinstance(left, nodes.Add):
+            operands.append(left.right)
+            left = left.left
+        self._call("add", [left, *reversed(operands)], frame)
+
+    def visit_Sub(self, node: nodes.Sub, frame: Any) -> None:
+        self.write("integer(")
+        self.visit(node.left, frame)
+        self.write(" - ")
+        self.visit(node.right, frame)
+        self.write(")")
+
+    def visit_Mul(self, node: nodes.Mul, frame: Any) -> None:
+        self._call("multiply", [node.left, node.right], frame)
+
+    def visit_Pow(self, node: nodes.Pow, frame: Any) -> None:
+        self._call("power", [node.left, node.right], frame)
+
+    def visit_Mod(self, node: nodes.Mod, frame: Any) -> None:
+        self._call("modulo", [node.left, node.right], frame)
+
+    def visit_Compare(self, node: nodes.Compare, frame: Any) -> None:
+        operands = [node.expr, *(operand.expr for operand in node.ops)]
+        operators = [operand.op for operand in node.ops]
+        if operators in (["in"], ["notin"]):
+            self.write("(not " if operators == ["notin"] else "(")
+            self._call("contains", operands, frame)
+            self.write(")")
+            return
+        # To compare with a constant takes no longer than the constant.
+        is_short = len(operands) == 2 and any(isinstance(each, BOOLEANS) for each in operands)
+        self.write("(")
+        for number, operand in enumerate(operands):
+            if number:
+                self.write(f" {OPERATORS[operators[number - 1]]} ")
+            if is_short or isinstance(operand, BOOLEANS):
+                self.visit(operand, frame)
+            else:
+                self._call("weighed", [operand], frame)
+        self.write(")")
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Any) -> None:
+        if isinstance(node.arg, nodes.Slice):
+            self.write("spend_size(")
+            super().visit_Getitem(node, frame)
+            self.write(")")
+        else:
+            super().visit_Getitem(node, frame)
+
+    def visit_Dict(self, node: nodes.Dict, frame: Any) -> None:
+        self.write("{")
+        for item in node.items:
+            if isinstance(item.key, nodes.Const):
+                self.visit(item.key, frame)
+            else:
+                self._call("key", [item.key], frame)
+            self.write(": ")
+            self.visit(item.value, frame)
+            self.write(", ")
+        self.write("}")
+
+    def _output_child_to_const(self, node: nodes.Expr, frame: Any, finalize: Any) -> str:
+        if not isinstance(node, nodes.TemplateData | nodes.Const):
+            raise nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
+
+    def _output_child_pre(self, node: nodes.Expr, frame: Any, finalize: Any) -> None:
+        self.write("text(")
+
+    def _call(self, name: str, operands: list[nodes.Expr], frame: Any) -> None:
+        self.write(f"{name}(")
+        for operand in operands:
+            self.visit(operand, frame)
+            self.write(", ")
+        self.write(")")
+
+
+OPERATORS = {
+    "eq": "==",
+    "ne": "!=",
+    "gt": ">",
+    "gteq": ">=",
+    "lt": "<",
+    "lteq": "<=",
+    "in": "in",
+    "notin": "not in",
+}
+
+
+def _count_bodies(template: nodes.Template) -> None:
+    """Each pass of a loop and each call of a macro or a block spends the weight of its body."""
+    kinds = (nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block)
+    found = list(template.find_all(kinds))
+    weights = [1 + sum(map(_weight, node.body)) for node in found]
+    for node, weight in zip(found, weights, strict=True):
+        if isinstance(node, nodes.For) and node.test is not None:
+            # What the test leaves out was looked at too.
+            node.test = nodes.And(_spend(1 + _weight(node.test)), node.test)
+        node.body = [nodes.ExprStmt(_spend(weight), lineno=node.lineno), *node.body]
+
+
+def _spend(steps: int) -> nodes.Expr:
+    # Jinja keeps this node for names of the compiler's own; its constructor is its parser's.
+    node: Any = object.__new__(nodes.InternalName)
+    nodes.Node.__init__(node, f"spend({steps})", lineno=1)
+    return node
+
+
+def _weight(node: nodes.Node) -> int:
+    """Steps of one evaluation, without the bodies that spend their own."""
+    weight = 1
+    match node:
+        case nodes.TemplateData(data=str(data)) | nodes.Const(value=str(data)):
+            return 1 + len(data) // CHARS_PER_STEP
+        case nodes.Dict(items=items):
+            # Numbers can be chosen to collide for the first few probes.
+            weight += len(items) * len(items) // 16
+        case _:
+            pass
+    is_counted = isinstance(node, nodes.For | nodes.Macro | nodes.CallBlock | nodes.Block)
+    skips = ("body",) if is_counted else ()
+    return weight + sum(map(_weight, node.iter_child_nodes(exclude=skips)))

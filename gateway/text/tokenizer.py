@@ -1,0 +1,227 @@
+"""Text to token ids and back, and the chat template, from a base model's canonical folder."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from tokenizers import Tokenizer
+
+from gateway.dialects.schemas import Message
+from gateway.exceptions import ContextLengthExceeded, InvalidRequest
+from gateway.text.chat_template import ChatTemplate, CompiledTemplates, TemplateOverBudget
+from gateway.text.detokenizer import Spelling
+from gateway.text.long_texts import LONG, TOKEN_CHARS, LongTexts
+from gateway.text.prompt_encoder import PromptEncoder
+from gateway.text.template_budget import steps_for
+
+# A short prompt takes less time than handing it to the library's threads.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+A = TypeVar("A")
+
+SPECIAL_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+
+MANY_MESSAGES = 256
+STEPS_ON_LOOP = 1 << 16
+"""About 10 ms; a rendering that takes more is begun again beside the loop."""
+
+
+class SamplingDefaults(msgspec.Struct, frozen=True):
+    """What the model's generation_config.json has for what a caller leaves out."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+class _TokenizerFile(msgspec.Struct):
+    decoder: dict[str, Any] | None = None
+
+
+class ModelTokenizer:
+    """Its constructor reads files and compiles the template: call it in a thread."""
+
+    def __init__(self, folder: Path, long_texts: LongTexts) -> None:
+        """Raises UnsupportedDecoder or OSError."""
+        source = (folder / "tokenizer.json").read_bytes()
+        parts = msgspec.json.decode(source, type=_TokenizerFile)
+        config: dict[str, Any] = _read_json(folder / "tokenizer_config.json")
+        self._tokenizer = Tokenizer.from_buffer(source)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        special_tokens = _special_tokens(config)
+        self.spelling = Spelling(self._tokenizer, parts.decoder)
+        self.defaults = msgspec.convert(
+            _read_json(folder / "generation_config.json"), SamplingDefaults
+        )
+        template = _template_source(folder, config)
+        self._prompts = PromptEncoder(self._tokenizer, source, template or "", long_texts)
+        self._long_texts = long_texts
+        self._longest = max(map(len, self._tokenizer.get_vocab()), default=1)
+        """Characters that one token stands for at most."""
+        self._template = None if template is None else ChatTemplate(template, special_tokens)
+        self._templates = CompiledTemplates(special_tokens)
+
+    async def encode_many(
+        self,
+        texts: list[str],
+        *,
+        domain: str,
+        add_special_tokens: bool = True,
+        max_tokens: int | None = None,
+    ) -> list[list[int]]:
+        """Long texts of a `domain` wait for each other. Raises ContextLengthExceeded if one has
+        more than `max_tokens`, before it reads any if that shows."""
+        self.check_chars(max(map(len, texts), default=0), max_tokens)
+        return await self._prompts.encode_each(
+            texts, domain, add_special_tokens=add_special_tokens, max_tokens=max_tokens
+        )
+
+    async def encode_chat(
+        self,
+        messages: list[Message],
+        *,
+        domain: str,
+        template: str | None = None,
+        add_generation_prompt: bool = True,
+        max_tokens: int | None = None,
+    ) -> list[int]:
+        """As `render`; the template writes the special tokens itself, so none are added. `domain`:
+        inside one, what was encoded before need not be again. Raises ContextLengthExceeded as
+        `encode_many` does."""
+        text = await self.render(
+            messages,
+            domain=domain,
+            template=template,
+            add_generation_prompt=add_generation_prompt,
+        )
+        self.check_chars(len(text), max_tokens)
+        return await self._prompts.encode(text, domain, max_tokens=max_tokens)
+
+    async def render(
+        self,
+        messages: list[Message],
+        *,
+        domain: str,
+        template: str | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """By an adapter version's approved `template`, else the model's own. Raises InvalidRequest
+        if it refuses the conversation, or there is none. What takes long, for the size of the
+        conversation or by the template's own fault, is rendered beside the loop."""
+        chosen = self._template if template is None else await self._templates.get(template)
+        if chosen is None:
+            raise InvalidRequest("This model has no chat template; use completions.", param="model")
+        num_chars = sum([message.num_chars for message in messages])
+
+        def render(steps: int) -> str:
+            return chosen.render(messages, steps=steps, add_generation_prompt=add_generation_prompt)
+
+        if num_chars <= LONG and len(messages) <= MANY_MESSAGES:
+            with suppress(TemplateOverBudget):
+                return render(STEPS_ON_LOOP)
+        steps = steps_for(len(messages), num_chars)
+        return await self._long_texts.run(domain, partial(render, steps))
+
+    async def decode(
+        self,
+        tokens: list[int],
+        *,
+        domain: str,
+        skip_special_tokens: bool = False,
+        max_bytes: int | None = None,
+    ) -> str:
+        """Long ones of a `domain` wait for each other. Raises InvalidRequest if the tokens spell
+        more than `max_bytes`."""
+
+        def decode() -> str:
+            if max_bytes is not None:
+                self._check_bytes(tokens, max_bytes)
+            return self.text(tokens, skip_special_tokens=skip_special_tokens)
+
+        return await self.work_on([tokens], domain, decode)
+
+    def text(self, tokens: list[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of token ids, at once."""
+        return self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
+
+    async def work_on(self, prompts: Sequence[list[int]], domain: str, work: Callable[[], A]) -> A:
+        """Does work that takes time for each token of the prompts: beside the loop where they are
+        long, one after the other within a `domain`."""
+        size = sum([len(prompt) for prompt in prompts]) * TOKEN_CHARS
+        return await self._long_texts.do(domain, size, work)
+
+    def fewest_tokens(self, num_chars: int) -> int:
+        """Tokens that a text of so many characters has at least."""
+        return -(-num_chars // self._longest)
+
+    def check_chars(self, num_chars: int, max_tokens: int | None) -> None:
+        """Raises ContextLengthExceeded if a text of so many characters must have more tokens. What
+        a normalizer would take away counts."""
+        if max_tokens is not None and self.fewest_tokens(num_chars) > max_tokens:
+            raise ContextLengthExceeded(
+                f"At most {max_tokens} tokens are read for this model; your text has {num_chars} "
+                "characters, which are more tokens than that. Shorten it."
+            )
+
+    def _check_bytes(self, tokens: list[int], max_bytes: int) -> None:
+        num_bytes = sum(map(len, map(self.spelling.all.__getitem__, tokens)))
+        if num_bytes > max_bytes:
+            raise InvalidRequest(
+                f"These tokens spell {num_bytes} bytes; at most {max_bytes} are answered at a "
+                "time. Send fewer.",
+                param="tokens",
+                code="answer_too_large",
+            )
+
+
+class Tokenizers:
+    """The tokenizer of each model digest, loaded once from the folder found in a thread."""
+
+    def __init__(self, find_folder: Callable[[str], Path]) -> None:
+        self._find_folder = find_folder
+        self._long_texts = LongTexts()
+        self._loading: dict[str, asyncio.Task[ModelTokenizer]] = {}
+
+    async def get(self, digest: str) -> ModelTokenizer:
+        task = self._loading.get(digest)
+        if task is None or (task.done() and task.exception() is not None):
+            task = asyncio.create_task(asyncio.to_thread(self._load, digest))
+            self._loading[digest] = task
+        return task.result() if task.done() else await asyncio.shield(task)
+
+    def _load(self, digest: str) -> ModelTokenizer:
+        return ModelTokenizer(self._find_folder(digest), self._long_texts)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return msgspec.json.decode(path.read_bytes()) if path.exists() else {}
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """bos_token and its like as text; older configs write them as objects."""
+    entries = {f"{name}_token": config.get(f"{name}_token") for name in SPECIAL_TOKENS}
+    return {
+        name: entry["content"] if isinstance(entry, dict) else str(entry)
+        for name, entry in entries.items()
+        if entry is not None
+    }
+
+
+def _template_source(folder: Path, config: dict[str, Any]) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        return path.read_text()
+    template: str | list[dict[str, str]] | None = config.get("chat_template")
+    if isinstance(template, list):
+        return next((t["template"] for t in template if t["name"] == "default"), None)
+    return template

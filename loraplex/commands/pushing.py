@@ -1,0 +1,160 @@
+"""Uploads an adapter folder: a small one in one request, a large one in pieces, which go on where a
+lost connection left off."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from adapters.format.validator import CONFIG_NAME, WEIGHTS_NAME, AdapterFiles, content_digest
+from admin.adapters.serving_data import check_names, parse_serving
+from admin.errors import Invalid
+from loraplex.api import Api
+from loraplex.commands.tar import Tar
+from loraplex.errors import ApiFailure, NoAnswer, Refused
+from loraplex.output import Progress
+
+IN_PIECES_ABOVE = 64 << 20
+PIECE_BYTES = 8 << 20
+PATIENCE_S = 120.0
+"""How long the server may be away in the middle of an upload, or busy with others."""
+LOOK_S = 0.2
+TRY_AGAIN = ("upload_offset", "upload_busy")
+"""What a lost connection leads to while the server has not noticed that it is lost."""
+
+Version = dict[str, Any]
+
+
+def push(api: Api, folder: Path, fields: dict[str, Any], report: Progress) -> Version:
+    """The version that the server made of it, ready or not; `fields` are those of the route.
+
+    What can be refused without the files is refused before they are sent; while as many uploads are
+    under way as may be, this waits. `report` hears of bytes sent. Raises ApiFailure.
+    """
+    files = [folder / CONFIG_NAME, folder / WEIGHTS_NAME]
+    for file in files:
+        if not file.is_file():
+            raise ApiFailure(f"{folder} has no {file.name}")
+    _check(api, fields)
+    is_large = sum(file.stat().st_size for file in files) > IN_PIECES_ABOVE
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            if is_large:
+                return push_in_pieces(api, folder, fields, report)
+            return _push_at_once(api, files, fields, report)
+        except Refused as error:
+            if error.code != "too_many_uploads" or time.monotonic() > deadline:
+                raise
+        time.sleep(random.uniform(0.5, 1.5))
+
+
+def wait_ready(
+    api: Api, version: Version, tenant: str | None, tell: Callable[[str], None]
+) -> Version:
+    """The version once requests can have it, or only an admin's approval of its chat template is
+    missing. `tell` hears what it waits for. Raises Refused if it is rejected."""
+    path, said = f"/admin/v1/adapters/{version['name']}/versions/{version['version']}", None
+    while version["state"] == "proving" or (version["state"] == "ready" and not version["served"]):
+        detail = version["proving"]["detail"] if version["proving"] else "proved"
+        if detail != said:
+            tell(said := detail)
+        time.sleep(LOOK_S)
+        version = api.get(path, tenant=tenant)
+    if version["state"] == "rejected":
+        raise Refused(version["error"])
+    return version
+
+
+def _check(api: Api, fields: dict[str, Any]) -> None:
+    """That names can be names and are not taken, the key may push, and the tenant and the model are
+    there."""
+    name, model = fields.get("name", ""), fields.get("model")
+    try:
+        check_names(name, model, fields.get("alias"))
+        parse_serving(json.dumps(fields.get("serving", {})))
+    except Invalid as error:
+        raise ApiFailure(str(error)) from None
+    api.get("/admin/v1/adapters", tenant=fields.get("tenant"), limit=1)
+    if model is not None:
+        api.get(f"/admin/v1/models/{model}")
+    try:
+        api.get(f"/admin/v1/models/{name}")
+    except Refused as error:
+        if error.code != "model_not_found":
+            raise
+    else:
+        raise ApiFailure(f"a base model is named {name}")
+
+
+def _push_at_once(api: Api, files: list[Path], fields: dict[str, Any], report: Progress) -> Version:
+    total, done = sum(file.stat().st_size for file in files), 0
+
+    def count(num_bytes: int) -> None:
+        nonlocal done
+        done += num_bytes
+        report(done, total)
+
+    form = {name: json.dumps(v) if isinstance(v, dict | bool) else v for name, v in fields.items()}
+    with ExitStack() as stack:
+        opened = {file.name: stack.enter_context(_Counted(file, count)) for file in files}
+        return api.upload("/admin/v1/adapters", form, opened)
+
+
+class _Counted(io.FileIO):
+    """A file that tells how much is read of it."""
+
+    def __init__(self, path: Path, count: Callable[[int], None]) -> None:
+        super().__init__(path)
+        self._count = count
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(-1 if size is None else size) or b""
+        self._count(len(data))
+        return data
+
+
+def push_in_pieces(
+    api: Api,
+    folder: Path,
+    fields: dict[str, Any],
+    report: Progress,
+    piece_bytes: int = PIECE_BYTES,
+) -> Version:
+    """As `push`, whatever the size."""
+    archive = Tar([folder / CONFIG_NAME, folder / WEIGHTS_NAME])
+    upload = api.post("/admin/v1/uploads", {"bytes": archive.size, "filename": "adapter.tar"})
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            offset = api.get(f"/admin/v1/uploads/{upload['id']}")["offset"]
+            while offset < archive.size:
+                piece = archive.read(offset, piece_bytes)
+                offset = api.append(f"/admin/v1/uploads/{upload['id']}", offset, piece)["offset"]
+                deadline = time.monotonic() + PATIENCE_S
+                report(offset, archive.size)
+            return api.post("/admin/v1/adapters", {"upload": upload["id"], **fields})
+        except (NoAnswer, Refused) as error:
+            if isinstance(error, Refused):
+                if error.code == "upload_not_found" and (made := _find(api, folder, fields)):
+                    # It is complete, and the answer that said so was lost.
+                    return made
+                if error.code not in TRY_AGAIN:
+                    raise
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(LOOK_S)
+
+
+def _find(api: Api, folder: Path, fields: dict[str, Any]) -> Version | None:
+    """The newest version with the content of the folder."""
+    digest = content_digest(AdapterFiles.in_folder(folder))
+    path = f"/admin/v1/adapters/{fields['name']}/versions"
+    found = api.all(path, cursor="version", tenant=fields.get("tenant"))
+    return next((version for version in reversed(found) if version["digest"] == digest), None)

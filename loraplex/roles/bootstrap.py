@@ -1,0 +1,137 @@
+"""What must be in database and data directory before anybody can ask for anything over REST."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import secrets
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from adapters.manifest import BaseModelShape
+from adapters.store.folder import Store
+from admin.database import Connection, Database
+from admin.errors import Invalid, NotFound
+from admin.keys import keys as api_keys
+from admin.migrate import migrate
+from admin.models import models
+from admin.quotas import quotas
+from admin.quotas.schemas import TenantLimits, quota_of
+from admin.records import TENANT_SCOPES, hash_key, parse_key
+from admin.tenants import tenants
+from loraplex.errors import BadSettings
+from loraplex.private import make_private, read_private, write_private
+from loraplex.settings import Settings
+
+
+class Keys(msgspec.Struct, forbid_unknown_fields=True):
+    """keys.json: what scripts and the command line find in the data directory."""
+
+    admin: str = ""
+    tenants: dict[str, str] = {}
+
+    @classmethod
+    def read(cls, path: Path) -> Keys:
+        """Raises BadSettings, and NotPrivate for the file of another account."""
+        try:
+            return msgspec.json.decode(read_private(path), type=cls)
+        except FileNotFoundError:
+            return cls()
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BadSettings(f"{path}: {error}; without the file, keys are made anew") from None
+
+    def write(self, path: Path) -> None:
+        write_private(path, msgspec.json.format(msgspec.json.encode(self)).decode() + "\n")
+
+
+async def migrate_database(
+    dsn: str, report: Callable[[str], None] = lambda name: None
+) -> list[str]:
+    """Names of the migrations applied, as the login of the URL; `report` hears each before."""
+    database = await Database.connect(
+        dsn, role=None, max_size=1, command_timeout=None, application_name="loraplex-migrate"
+    )
+    try:
+        return await migrate(database, report=report)
+    finally:
+        await database.close()
+
+
+def load_pepper(settings: Settings) -> bytes:
+    """Of the settings, else of the data directory, made there at the first start. Raises NotPrivate
+    for the file of another account."""
+    if settings.key_pepper:
+        return settings.key_pepper.encode()
+    path = settings.home / "pepper"
+    if not os.path.lexists(path):
+        make_private(path, secrets.token_urlsafe(32))
+    return read_private(path)
+
+
+def default_quota(settings: Settings) -> TenantLimits | None:
+    """Limits of a tenant that is created. Raises BadSettings."""
+    if not settings.default_tenant_quota:
+        return None
+    try:
+        limits = msgspec.convert(settings.default_tenant_quota, TenantLimits, strict=False)
+        quota_of("", limits)
+    except (msgspec.ValidationError, Invalid) as error:
+        raise BadSettings(f"default_tenant_quota: {error}") from None
+    return limits
+
+
+async def ensure_keys(
+    database: Database,
+    pepper: bytes,
+    known: Keys,
+    tenant_names: tuple[str, ...],
+    limits: TenantLimits | None = None,
+) -> Keys:
+    """An admin key and one for each of these tenants, made where the known ones do not work."""
+    async with database.transaction() as connection:
+        keys = Keys(known.admin, dict(known.tenants))
+        if not await _works(connection, pepper, keys.admin):
+            _, keys.admin = await api_keys.create_key(connection, pepper, None, name="serve")
+        for name in tenant_names:
+            if not await _works(connection, pepper, keys.tenants.get(name, "")):
+                tenant_id = await _ensure_tenant(connection, name, limits)
+                _, keys.tenants[name] = await api_keys.create_key(
+                    connection, pepper, tenant_id, TENANT_SCOPES, name="serve"
+                )
+    return keys
+
+
+async def _works(connection: Connection, pepper: bytes, text: str) -> bool:
+    key_id = parse_key(text)
+    key = await api_keys.find_key(connection, key_id) if key_id else None
+    return (
+        key is not None
+        and key.is_live(datetime.now(UTC))
+        and hmac.compare_digest(key.hash, hash_key(text, pepper))
+    )
+
+
+async def _ensure_tenant(connection: Connection, name: str, limits: TenantLimits | None) -> str:
+    try:
+        return (await tenants.find_tenant(connection, name)).id
+    except NotFound:
+        made = await tenants.create_tenant(connection, name)
+        if limits is not None:
+            await quotas.set_quota(connection, made.id, None, quota_of(made.id, limits))
+        return made.id
+
+
+async def register(
+    database: Database, store: Store, name: str, digest: str, max_model_len: int | None
+) -> None:
+    """Gives a model of the store its served name."""
+    config = json.loads((store.model_folder(digest, weights=False) / "config.json").read_text())
+    longest: int = config["max_position_embeddings"]
+    shape = BaseModelShape.from_config(config, digest)
+    async with database.transaction() as connection:
+        length = min(longest, max_model_len or longest)
+        await models.register_model(connection, name, shape, length)

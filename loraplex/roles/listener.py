@@ -1,0 +1,67 @@
+"""The ports of a role, taken before it does anything else."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+from ipaddress import ip_address
+
+from gateway.http.server import bind
+from loraplex.errors import BadSettings
+from loraplex.settings import Settings
+
+MANAGEMENT_PORT = 8002
+"""Where no setting says otherwise: beside 8000 of the gateway and 8001 of a worker's health."""
+
+
+def listen(settings: Settings) -> socket.socket:
+    """Raises BadSettings."""
+    return _bind(settings.host, settings.port)
+
+
+def listen_for_management(settings: Settings) -> socket.socket:
+    """On the port of the settings; without one on MANAGEMENT_PORT, or on a free one where another
+    process has that. Raises BadSettings."""
+    host, port = settings.management_host, settings.management_port
+    if port is not None:
+        return _bind(host, port)
+    try:
+        return bind(host, MANAGEMENT_PORT)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise BadSettings(f"management_host: {host}: {error.strerror}") from error
+        return _bind(host, 0)
+
+
+def is_loopback(listener: socket.socket) -> bool:
+    """Whether only this machine reaches it."""
+    return ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
+
+
+def serves_apart(listener: socket.socket, tls: ssl.SSLContext | None) -> bool:
+    """Whether the admin plane is on the management listener alone: others reach the public one, or
+    TLS names it by a name that this machine does not use."""
+    return tls is not None or not is_loopback(listener)
+
+
+def address_of(listener: socket.socket) -> str:
+    """HOST:PORT where this machine reaches it, also if it listens on every address."""
+    host, port = listener.getsockname()[:2]
+    match host:
+        case "0.0.0.0":
+            host = "127.0.0.1"
+        case "::":
+            host = "[::1]"
+        case _ if ":" in host:
+            host = f"[{host}]"
+        case _:
+            pass
+    return f"{host}:{port}"
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        return bind(host, port)
+    except OSError as error:
+        raise BadSettings(f"{host}:{port}: {error.strerror}") from error

@@ -1,0 +1,83 @@
+"""What is for operators: metrics, and the admin plane where the public port is not for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from litestar import Litestar, Response, get
+from litestar.exceptions import NotFoundException
+from litestar.handlers import BaseRouteHandler
+
+from admin.client_address import client_address
+from admin.http.problems import to_response
+from gateway import exceptions as errors
+from gateway.app import Gateway
+from gateway.catalog.auth import Connection, authenticate, check_address, public
+from gateway.headers import find_header
+from loraplex.telemetry import CONTENT_TYPE_LATEST, render_metrics
+
+METRICS = "/metrics"
+PROBES = ("/livez", "/readyz", "/health", "/version")
+ADMIN_PATHS = ("/admin/", "/v1/organization/")
+
+
+class Composed:
+    """Sends a request to the first application whose prefix its path has, any other to `rest`."""
+
+    def __init__(self, rest: Any, routes: Sequence[tuple[str, Any]]) -> None:
+        self._rest = rest
+        self._routes = tuple(routes)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        app = self._rest
+        if scope["type"] == "http":
+            path = scope["path"]
+            app = next((app for prefix, app in self._routes if path.startswith(prefix)), app)
+        await app(scope, receive, send)
+
+
+def public_app(data: Any, administration: Litestar | None) -> Composed:
+    """For the public port. administration: None where the management listener has it."""
+    routes: list[tuple[str, Any]] = []
+    if administration is not None:
+        routes += [(prefix, administration) for prefix in ADMIN_PATHS]
+    if isinstance(data, Litestar) and "gateway" in data.state:
+        routes.append((METRICS, _metrics_for_admins(data.state["gateway"])))
+    return Composed(data, routes)
+
+
+def management_app(data: Any, administration: Litestar | None) -> Composed:
+    """For the management listener: metrics and probes without a key, and the admin plane."""
+    routes = [(prefix, data) for prefix in PROBES]
+    if administration is not None:
+        routes += [(prefix, administration) for prefix in ADMIN_PATHS]
+    return Composed(_metrics_app(public, to_response), routes)
+
+
+def _metrics_for_admins(gateway: Gateway) -> Litestar:
+    """Without a valid key 401; for a tenant's key there is no such route."""
+
+    async def admins_only(connection: Connection, _handler: BaseRouteHandler) -> None:
+        header = find_header(connection.scope, b"authorization")
+        key = authenticate(gateway.catalog.current, gateway.config.pepper, header)
+        check_address(key, client_address(connection.scope))
+        if key.tenant_id is not None:
+            raise NotFoundException()
+
+    return _metrics_app(admins_only, errors.to_response)
+
+
+def _metrics_app(guard: Any, on_error: Any) -> Litestar:
+    @get(METRICS, guards=[guard])
+    async def metrics() -> Response[bytes]:
+        text = await asyncio.to_thread(render_metrics)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+    return Litestar(
+        [metrics],
+        exception_handlers={Exception: on_error},
+        openapi_config=None,
+        logging_config=None,
+    )

@@ -1,0 +1,298 @@
+"""The gateway and admin roles as processes: data plane, admin plane, or both on one port."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import AsyncGenerator, Coroutine, Generator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import uvloop
+from litestar import Litestar
+
+import admin.app
+import gateway.app
+from adapters.store.folder import Store
+from admin.body_budget import BodyBudget
+from admin.config import AdminConfig
+from admin.database import EVERYTHING, Database
+from admin.migrate import check_schema
+from admin.plane import AdminPlane
+from gateway.catalog.source import PostgresSource
+from gateway.config import GatewayConfig
+from gateway.http import server
+from loraplex.errors import BadSettings
+from loraplex.roles.bootstrap import default_quota, load_pepper
+from loraplex.roles.listener import address_of, serves_apart
+from loraplex.roles.management import management_app, public_app
+from loraplex.roles.precautions import warnings_of
+from loraplex.roles.probes import make_probes
+from loraplex.roles.tls import follow_files, load_tls
+from loraplex.roles.waiting import until_there
+from loraplex.settings import Settings
+from loraplex.telemetry import set_up_telemetry
+from workers.collector import look_for_cycles_less
+from workers.logs import LogFormat, set_up_logging
+from workers.wire.client import WorkerClient
+
+DRAIN_TIMEOUT_S = 30
+MANAGEMENT_CONNECTIONS = 256
+"""More than operators and their tools open, and little of the process's descriptors."""
+ADMIN_ACQUIRE_S = 2.0
+"""Somebody waits for the answer, be it that the database is away."""
+
+log = logging.getLogger(__name__)
+
+
+class Server(server.Server):
+    """Ends by signal as the other roles do, by a second one at once. uvicorn's own way raises the
+    signal once more at the end, before the database is closed."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._end)
+        yield
+
+    def _end(self) -> None:
+        if self.should_exit:
+            # What is left is as after a crash, which loses nothing either.
+            os._exit(1)
+        self.should_exit = True
+
+
+Sockets = tuple[socket.socket, socket.socket]
+"""The public one and that for management."""
+
+
+def run_gateway(
+    settings: Settings, *, with_admin: bool, sockets: Sockets, warns: bool = True
+) -> None:
+    """Serves until SIGTERM or SIGINT, then finishes what runs."""
+    _run(_serve_gateway(settings, with_admin, sockets, warns), settings.log_format)
+
+
+def run_admin(settings: Settings, sockets: Sockets) -> None:
+    """The admin plane alone, with probes; otherwise as `run_gateway`."""
+    _run(_serve_admin(settings, sockets), settings.log_format)
+
+
+def _run(serving: Coroutine[Any, Any, None], log_format: LogFormat) -> None:
+    set_up_logging(log_format)
+    # What these tell at these levels is told by us, or is each connection of a pool that retries.
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("asyncpg.pool").setLevel(logging.ERROR)
+    # So it ends when it is told to before it serves.
+    with (
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        suppress(asyncio.CancelledError),
+    ):
+        runner.run(_until_told(serving))
+
+
+async def _until_told(serving: Coroutine[Any, Any, None]) -> None:
+    """Cancelled by SIGTERM, until a server takes the signal over."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    await serving
+
+
+async def _serve_gateway(
+    settings: Settings, with_admin: bool, sockets: Sockets, warns: bool
+) -> None:
+    if not settings.database_url:
+        raise BadSettings("the gateway needs LORAPLEX_DATABASE_URL")
+    role = Role("gateway", settings, sockets)
+    role.prepare(warns=warns)
+    async with AsyncExitStack() as stack:
+        database = await role.connect(stack, application_name="loraplex-gateway", sees=EVERYTHING)
+        store = settings.open_store()
+        data = _data_plane(settings, database, store)
+        # Its own connections: what a gateway says of itself must not wait for uploads.
+        administration = await _admin_plane(stack, role, store) if with_admin else None
+        is_apart = serves_apart(sockets[0], role.tls)
+        instance_id = data.state["gateway"].config.instance_id
+        await role.serve(
+            public_app(data, None if is_apart else administration),
+            management_app(data, administration if is_apart else None),
+            plane=administration and administration.state.admin,
+            says=f"{instance_id}, {'with' if with_admin else 'without'} the admin plane"
+            + (" on the management listener" if with_admin and is_apart else ""),
+        )
+
+
+async def _serve_admin(settings: Settings, sockets: Sockets) -> None:
+    if not settings.database_url:
+        raise BadSettings("the admin plane needs LORAPLEX_DATABASE_URL")
+    role = Role("admin", settings, sockets)
+    role.prepare(warns=True)
+    async with AsyncExitStack() as stack:
+        administration = await _admin_plane(stack, role, settings.open_store())
+        plane: AdminPlane = administration.state.admin
+        probes = make_probes(plane.database)
+        await role.serve(
+            public_app(probes, administration),
+            management_app(probes, None),
+            plane=plane,
+            says="the admin plane",
+        )
+
+
+class Role:
+    """One role of this process: its sockets, and what it serves on them."""
+
+    def __init__(self, name: str, settings: Settings, sockets: Sockets) -> None:
+        """Raises BadSettings."""
+        self.name = name
+        self.settings = settings
+        self.tls = load_tls(settings)
+        self._public, self._management = sockets
+        self._bodies = BodyBudget(settings.max_body_memory)
+
+    def prepare(self, *, warns: bool) -> None:
+        """Folders and telemetry; `warns` of what an operator should know. Raises BadSettings."""
+        self.settings.make_home()
+        set_up_telemetry(self.name)
+        if warns:
+            for warning in warnings_of(self.settings, self._public, self._management):
+                log.warning("%s", warning)
+
+    async def serve(
+        self, public: Any, management: Any, plane: AdminPlane | None, says: str
+    ) -> None:
+        """Until a signal; the management listener until the public one is drained. `says` of the
+        line that it logs at its start."""
+        settings = self.settings
+        config = server.make_config(
+            public,
+            drain_s=DRAIN_TIMEOUT_S,
+            trusted_proxies=settings.trusted_proxies,
+            max_connections=settings.max_connections,
+            max_connections_per_address=settings.max_connections_per_address,
+            bodies=self._bodies,
+            tls=self.tls,
+        )
+        look_for_cycles_less()
+        async with _beside(plane), self._managing(management), self._following():
+            log.info(
+                "loraplex %s %s serves on %s%s, management on %s: %s",
+                *(self.name, _version(), address_of(self._public)),
+                *(" with TLS" if self.tls else "", address_of(self._management), says),
+            )
+            await Server(config).serve(sockets=[self._public])
+
+    async def connect(self, stack: AsyncExitStack, **options: Any) -> Database:
+        """When the database is there; the public socket is answered meanwhile."""
+
+        async def attempt() -> Database:
+            database = await Database.connect(self.settings.database_url or "", **options)
+            try:
+                await check_schema(database)
+            except BaseException:
+                await database.close()
+                raise
+            return database
+
+        database = await until_there(attempt, self._public, log.warning, self.tls)
+        stack.push_async_callback(database.close)
+        return database
+
+    @asynccontextmanager
+    async def _managing(self, app: Any) -> AsyncGenerator[None]:
+        config = server.make_config(
+            app, drain_s=1, max_connections=MANAGEMENT_CONNECTIONS, bodies=self._bodies
+        )
+        # The public server runs what the planes do at their start and end.
+        config.lifespan = "off"
+        managing = _Management(config)
+        serving = asyncio.create_task(managing.serve(sockets=[self._management]))
+        try:
+            yield
+        finally:
+            managing.should_exit = True
+            await serving
+
+    @asynccontextmanager
+    async def _following(self) -> AsyncGenerator[None]:
+        """Certificates are renewed while it serves."""
+        if self.tls is None:
+            yield
+            return
+        following = asyncio.create_task(follow_files(self.tls, self.settings))
+        try:
+            yield
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+
+class _Management(server.Server):
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """They are the public server's."""
+        yield
+
+
+def _version() -> str:
+    try:
+        return version("loraplex")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+@asynccontextmanager
+async def _beside(plane: AdminPlane | None) -> AsyncGenerator[None]:
+    """What the admin plane does beside its requests."""
+    work = None if plane is None else asyncio.create_task(plane.run())
+    try:
+        yield
+    finally:
+        if work is not None:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+
+def _data_plane(settings: Settings, database: Database, store: Store) -> Litestar:
+    own = GatewayConfig(
+        model_folder=partial(store.model_folder, weights=False),
+        security=settings.security,
+        pepper=load_pepper(settings),
+        spool=settings.home / "spool",
+        max_spool_bytes=settings.max_usage_spool,
+        catalog_stale_s=settings.catalog_stale_s,
+    )
+    return gateway.app.create_app(
+        own,
+        source=PostgresSource(database),
+        clients=[
+            WorkerClient(each, instance_id=own.instance_id, security=own.security)
+            for each in settings.workers
+        ],
+        database=database,
+    )
+
+
+async def _admin_plane(stack: AsyncExitStack, role: Role, store: Store) -> Litestar:
+    """Each of its transactions says what it may see."""
+    settings = role.settings
+    limits = default_quota(settings)
+    database = await role.connect(
+        stack, application_name="loraplex-admin", acquire_timeout=ADMIN_ACQUIRE_S
+    )
+    config = AdminConfig(
+        pepper=load_pepper(settings),
+        max_upload_bytes=settings.max_upload,
+        max_lora_rank=settings.max_lora_rank,
+        usage_days=settings.usage_days,
+        audit_days=settings.audit_days,
+        tenant_writes_per_minute=settings.tenant_writes_per_minute,
+        default_quota=limits,
+    )
+    return admin.app.create_app(config, database=database, store=store)

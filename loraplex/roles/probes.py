@@ -1,0 +1,65 @@
+"""What an orchestrator asks of the admin plane where no data plane answers beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from litestar import Litestar, Response, get
+
+from admin.database import Database
+from admin.errors import AdminError
+from admin.http.problems import to_response
+from admin.queries import catalog_generation
+from gateway.catalog.auth import public
+from gateway.http.routes.health import get_version, livez
+
+FRESH_S = 1.0
+"""Seconds that an answer of the database holds: probes have no limit, and cost it one query."""
+
+
+class Readiness:
+    """Whether the database answers, asked at most once at a time and once in `FRESH_S`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._lock = asyncio.Lock()
+        self._asked_at = -FRESH_S
+        """Of time.monotonic()."""
+        self._is_ready = False
+
+    async def check(self) -> bool:
+        async with self._lock:
+            if time.monotonic() - self._asked_at >= FRESH_S:
+                self._is_ready = await self._ask()
+                self._asked_at = time.monotonic()
+            return self._is_ready
+
+    async def _ask(self) -> bool:
+        try:
+            async with self._database.acquire() as connection:
+                await catalog_generation(connection)
+        except AdminError:
+            return False
+        return True
+
+
+def make_probes(database: Database) -> Litestar:
+    """/livez, /readyz, /health and /version. No key needed."""
+
+    readiness = Readiness(database)
+
+    @get(["/readyz", "/health"], guards=[public])
+    async def readyz() -> Response[dict[str, str]]:
+        """The database answers, or did within the last second."""
+        if not await readiness.check():
+            reason = "the database does not answer"
+            return Response({"status": "unavailable", "reason": reason}, status_code=503)
+        return Response({"status": "ok"})
+
+    return Litestar(
+        [livez, readyz, get_version],
+        exception_handlers={Exception: to_response},
+        openapi_config=None,
+        logging_config=None,
+    )

@@ -1,0 +1,81 @@
+"""A worker whose command tells the database where it is: workers never speak to it themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+from admin.database import EVERYTHING, Database
+from admin.errors import AdminError
+from admin.workers import workers
+from loraplex.output import tell
+from loraplex.roles.retrying import retry
+
+LEASE_S = 15.0
+RENEWALS = 4
+"""In the time of a lease."""
+LEAVE_S = 5.0
+LOOK_INTERVAL_S = 0.1
+"""Between two looks whether the worker listens."""
+
+
+@asynccontextmanager
+async def registered(
+    url: str,
+    worker_id: str,
+    address: str,
+    lease_s: float = LEASE_S,
+    *,
+    is_listening: Callable[[], bool],
+) -> AsyncGenerator[asyncio.Task[None]]:
+    """Keeps the worker registered under a lease, which runs out when this process is killed. The
+    lease begins when the worker first listens: `is_listening` is asked on a thread.
+
+    The task ends only with AdminError, if no waiting mends why it cannot be registered.
+    """
+    # That the database is away is told below, once.
+    logging.getLogger("asyncpg.pool").setLevel(logging.ERROR)
+    renewing = asyncio.create_task(_renew(url, worker_id, address, lease_s, is_listening))
+    try:
+        yield renewing
+    finally:
+        renewing.cancel()
+        await asyncio.wait([renewing])
+
+
+async def _renew(
+    url: str, worker_id: str, address: str, lease_s: float, is_listening: Callable[[], bool]
+) -> None:
+    """Until cancelled; with the database away the worker goes on. Raises AdminError if it was never
+    reached and waiting does not help."""
+    database = await _connect(url)
+    is_said = False
+    try:
+        while not await asyncio.to_thread(is_listening):
+            await asyncio.sleep(LOOK_INTERVAL_S)
+        while True:
+            try:
+                await workers.register_worker(database, worker_id, address, lease_s)
+                is_said = False
+            except AdminError as error:
+                if not is_said:
+                    tell(f"the worker is not registered: {error}")
+                is_said = True
+            await asyncio.sleep(lease_s / RENEWALS)
+    finally:
+        with contextlib.suppress(AdminError, TimeoutError):
+            async with asyncio.timeout(LEAVE_S):
+                await workers.leave(database, worker_id)
+        await database.close()
+
+
+async def _connect(url: str) -> Database:
+    return await retry(
+        lambda: Database.connect(
+            url, sees=EVERYTHING, max_size=1, application_name="loraplex-worker"
+        ),
+        lambda reason: tell(f"the worker is not registered: {reason}"),
+    )

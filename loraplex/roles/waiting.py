@@ -1,0 +1,95 @@
+"""A server that is started while its database is away: says so until it is there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeVar
+
+import uvicorn
+from litestar import Litestar, Request, Response, get
+from litestar.types import Message, Scope
+
+from admin.errors import DatabaseUnavailable
+from admin.http import problems
+from gateway.catalog.auth import public
+from gateway.http.routes.health import get_version, livez
+from gateway.http.server import make_config
+from loraplex.roles.retrying import retry
+
+T = TypeVar("T")
+
+PATIENCE_S = 1.0
+"""Callers wait in the queue of the listener for so long, and are refused after that."""
+
+
+async def until_there(
+    attempt: Callable[[], Awaitable[T]],
+    listener: socket.socket,
+    report: Callable[[str], None],
+    tls: ssl.SSLContext | None = None,
+) -> T:
+    """What `attempt` returns, tried again for as long as it raises DatabaseUnavailable.
+
+    Meanwhile whoever comes to the listener is told 503, and `report` hears why. What waiting does
+    not mend is raised: DatabaseMisconfigured, and whatever else it raises.
+    """
+    trying = asyncio.create_task(
+        retry(attempt, lambda reason: report(f"waiting for the database: {reason}"))
+    )
+    try:
+        await asyncio.wait({trying}, timeout=PATIENCE_S)
+        if trying.done():
+            return trying.result()
+        async with _refusing(listener, tls):
+            return await trying
+    finally:
+        trying.cancel()
+
+
+@get(["/readyz", "/health"], guards=[public])
+async def readyz() -> Response[dict[str, str]]:
+    reason = "the database does not answer"
+    return Response({"status": "unavailable", "reason": reason}, status_code=503)
+
+
+def _refuse(request: Request[Any, Any, Any], _: Exception) -> Response[dict[str, Any]]:
+    """Whatever else is asked for: none of it is here yet."""
+    return problems.to_response(request, DatabaseUnavailable("not there yet"))
+
+
+async def _number(message: Message, _: Scope) -> None:
+    """Every answer has an id, as the gateway's own have."""
+    if message["type"] == "http.response.start":
+        request_id = f"req_{os.urandom(16).hex()}".encode()
+        message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """They are for who waits."""
+        yield
+
+
+@asynccontextmanager
+async def _refusing(listener: socket.socket, tls: ssl.SSLContext | None) -> AsyncGenerator[None]:
+    app = Litestar(
+        [livez, readyz, get_version],
+        exception_handlers={Exception: _refuse},
+        before_send=[_number],
+        openapi_config=None,
+        logging_config=None,
+    )
+    server = _Server(make_config(app, drain_s=1, tls=tls))
+    # It closes what it is given; those who are in the queue then are for who serves next.
+    serving = asyncio.create_task(server.serve(sockets=[listener.dup()]))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await serving

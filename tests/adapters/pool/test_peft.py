@@ -1,0 +1,221 @@
+"""What peft writes is accepted, and the packed image is what peft computes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from adapters.errors import AdapterRejected
+from adapters.format.validator import AdapterFiles, content_digest, validate
+from adapters.manifest import PROJECTIONS, AdapterManifest, BaseModelShape
+from adapters.pool.lora import ImageLayout, pack
+from tests.adapters.files import BASE, CONFIG, encode, entries, factors, write
+from tests.doubles import make_adapter, make_model
+
+REGEX = r"model\.layers\.(0|1)\.(self_attn\.(q|o)_proj|mlp\.down_proj)"
+
+KINDS: dict[str, dict[str, Any]] = {
+    "rank 1": {"rank": 1},
+    "rank 4": {"rank": 4},
+    "rank 5": {"rank": 5},
+    "rank 12": {"rank": 12},
+    "rank 64": {"rank": 64},
+    "rsLoRA": {"rank": 8, "use_rslora": True},
+    "fractional alpha": {"alpha": 0.5},
+    "patterns": {
+        "targets": ["q_proj", "k_proj", "down_proj"],
+        "rank_pattern": {r"^.*1\.mlp\.down_proj": 7, "down_proj": 5, "q_proj": 3},
+        "alpha_pattern": {"^model.layers.0.self_attn.q_proj": 31, "k_proj": 2},
+    },
+    "rsLoRA with patterns": {
+        "use_rslora": True,
+        "targets": ["q_proj", "up_proj"],
+        "rank_pattern": {"(q|k)_proj": 9},
+        "alpha_pattern": {"up_proj": 5},
+    },
+    "regex": {"targets": REGEX},
+    "lookahead": {"targets": r"^(?!.*mlp).*(?:q_proj|v_proj)$"},
+    "layers": {"targets": ["v_proj", "gate_proj"], "layers_to_transform": [1]},
+    "layers with pattern": {
+        "targets": ["v_proj", "gate_proj"],
+        "layers_to_transform": 0,
+        "layers_pattern": "layers",
+    },
+    "excluded": {"targets": ["q_proj", "v_proj"], "exclude_modules": ["layers.0.self_attn.q_proj"]},
+    "random init": {"init_lora_weights": False},
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def saved(
+    request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    return make_adapter(model, tmp_path_factory.mktemp("adapter"), **KINDS[request.param])
+
+
+def peft_deltas(model: Path, adapter: Path) -> dict[str, torch.Tensor]:
+    """Module path -> delta weight [out, in], as peft computes it from its own files."""
+    from peft import PeftModel
+    from peft.tuners.lora import LoraLayer
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    peft_model = PeftModel.from_pretrained(base, str(adapter))
+    return {
+        name.removeprefix("base_model.model."): module.get_delta_weight("default").detach()  # type: ignore[operator]
+        for name, module in peft_model.named_modules()
+        if isinstance(module, LoraLayer)
+    }
+
+
+def image_deltas(
+    adapter: Path, base: BaseModelShape, layout: ImageLayout
+) -> dict[str, torch.Tensor]:
+    tables, image = pack(AdapterFiles.in_folder(adapter), base, layout)
+    deltas: dict[str, torch.Tensor] = {}
+    for layer, projection in np.argwhere(tables.rank > 0).tolist():
+        rank = int(tables.rank[layer, projection])
+        k, n = base.projection_shape(PROJECTIONS[projection])
+
+        def matrix(offset: int, *shape: int) -> torch.Tensor:
+            assert offset % 64 == 0
+            size = shape[0] * shape[1] * layout.dtype.itemsize
+            return image[offset : offset + size].view(layout.dtype).view(shape).float()
+
+        a = matrix(int(tables.a_offset[layer, projection]), rank, k)
+        b_shape = (rank, n) if layout.b_rank_major else (n, rank)
+        b = matrix(int(tables.b_offset[layer, projection]), *b_shape)
+        b = b.T if layout.b_rank_major else b
+        deltas[base.module_path(layer, PROJECTIONS[projection])] = b @ a
+    return deltas
+
+
+@pytest.mark.parametrize("b_rank_major", [True, False])
+def test_image_is_what_peft_computes(
+    saved: Path, model: Path, base: BaseModelShape, b_rank_major: bool
+) -> None:
+    expected = peft_deltas(model, saved)
+    layout = ImageLayout(base.num_layers, torch.float32, b_rank_major)
+    found = image_deltas(saved, base, layout)
+    assert found.keys() == expected.keys()
+    for name, delta in found.items():
+        torch.testing.assert_close(delta, expected[name], rtol=1e-5, atol=1e-6)
+
+
+def test_manifest_says_what_the_adapter_touches(
+    saved: Path, model: Path, base: BaseModelShape
+) -> None:
+    manifest = validate(AdapterFiles.in_folder(saved), base)
+    names = peft_deltas(model, saved)
+    assert {name.rsplit(".", 1)[1] for name in names} == set(manifest.projections)
+    assert {int(name.split(".")[2]) for name in names} == set(manifest.layers)
+    assert manifest.base_digest == base.digest
+    assert manifest.digest == content_digest(AdapterFiles.in_folder(saved))
+    assert manifest.warnings == ()
+
+
+def test_bfloat16_image_is_rounded_once(model: Path, base: BaseModelShape, tmp_path: Path) -> None:
+    adapter = make_adapter(model, tmp_path, rank=5, alpha=7)
+    layout = ImageLayout(base.num_layers, torch.float32, True)
+    exact_tables, exact = pack(AdapterFiles.in_folder(adapter), base, layout)
+    tables, image = pack(
+        AdapterFiles.in_folder(adapter), base, replace(layout, dtype=torch.bfloat16)
+    )
+    at = (1, PROJECTIONS.index("down_proj"))
+    k, n = base.projection_shape("down_proj")
+    for offsets, exact_offsets, width in (
+        (tables.a_offset, exact_tables.a_offset, k),
+        (tables.b_offset, exact_tables.b_offset, n),
+    ):
+        begin, exact_begin = int(offsets[at]), int(exact_offsets[at])
+        rounded = image[begin : begin + 5 * width * 2].view(torch.bfloat16)
+        source = exact[exact_begin : exact_begin + 5 * width * 4].view(torch.float32)
+        assert torch.equal(rounded, source.bfloat16())
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text"])
+def test_other_families(family: str, tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model", family)
+    adapter = make_adapter(model, tmp_path / "adapter", rank=4)
+    shape = BaseModelShape.from_config(json.loads((model / "config.json").read_text()), "c" * 64)
+    manifest = validate(AdapterFiles.in_folder(adapter), shape)
+    assert manifest.projections == PROJECTIONS
+
+
+def test_no_task_type(model: Path, base: BaseModelShape, tmp_path: Path) -> None:
+    """peft then writes the base's class into `auto_mapping`, which is read and never imported."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    lora = LoraConfig(r=2, target_modules=["q_proj"])
+    get_peft_model(AutoModelForCausalLM.from_pretrained(model), lora).save_pretrained(str(tmp_path))
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["auto_mapping"]
+    manifest = validate(AdapterFiles.in_folder(tmp_path), base)
+    assert manifest.warnings == ("no-op: every lora_B (or lora_A) is zero",)
+
+
+def good(folder: Path, **changes: Any) -> AdapterFiles:
+    return write(folder, CONFIG | changes, encode(*entries(factors())))
+
+
+def accept(files: AdapterFiles, *bases: BaseModelShape) -> AdapterManifest:
+    return validate(files, bases)
+
+
+def test_the_only_base_that_fits_is_found(tmp_path: Path) -> None:
+    wider = replace_base(digest="c" * 64, hidden_size=128)
+    assert accept(good(tmp_path), wider, BASE, BASE).base_digest == BASE.digest
+
+
+def test_two_bases_that_fit_are_ambiguous(tmp_path: Path) -> None:
+    twin = replace_base(digest="c" * 64)
+    with pytest.raises(AdapterRejected) as caught:
+        accept(good(tmp_path), BASE, twin)
+    assert caught.value.code == "adapter.base.ambiguous"
+    assert caught.value.allowed == [BASE.digest, twin.digest]
+
+
+def test_no_base_fits(tmp_path: Path) -> None:
+    shallow = replace_base(digest="d" * 64, num_layers=1)
+    wider = replace_base(digest="c" * 64, hidden_size=128)
+    for bases in [(), (shallow, wider)]:
+        with pytest.raises(AdapterRejected) as caught:
+            accept(good(tmp_path), *bases)
+        assert caught.value.code == "adapter.base.mismatch"
+
+
+def test_targets_without_tensors_are_told(tmp_path: Path) -> None:
+    manifest = accept(good(tmp_path, target_modules=["q_proj", "v_proj", "up_proj"]), BASE)
+    assert manifest.warnings == ("2 targeted modules have no tensors and stay as in the base",)
+
+
+def test_digest_covers_both_files_and_their_border(tmp_path: Path) -> None:
+    first = content_digest(write(tmp_path / "a", b"ab", b"c"))
+    assert first != content_digest(write(tmp_path / "b", b"a", b"bc"))
+    assert first == content_digest(write(tmp_path / "c", b"ab", b"c"))
+
+
+def test_validating_needs_no_torch(tmp_path: Path) -> None:
+    good(tmp_path)
+    code = (
+        "import sys, pathlib, adapters.store.folder;"
+        "from adapters.format.validator import AdapterFiles, validate;"
+        "from tests.adapters.files import BASE;"
+        f"validate(AdapterFiles.in_folder(pathlib.Path({str(tmp_path)!r})), BASE);"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
+
+
+def replace_base(**changes: Any) -> BaseModelShape:
+    import msgspec
+
+    return msgspec.structs.replace(BASE, **changes)

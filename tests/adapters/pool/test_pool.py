@@ -1,0 +1,607 @@
+from __future__ import annotations
+
+import gc
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from adapters.errors import AdapterUnavailable
+from adapters.pool.failures import MAX_FAULTS
+from adapters.pool.image import AdapterImage
+from adapters.pool.lora import ImageTables
+from adapters.pool.tiers import AdapterLease
+from memory.accounts import Tenant
+from memory.runs import UNIT_BYTES
+from tests.adapters.files import BASE
+from tests.adapters.pools import House, Ref
+
+ONE_UNIT, TWO_UNITS, FIVE_UNITS = 4, 16, 40
+"""Ranks whose images take that many units."""
+ACME, GLOBEX, INITECH = Tenant("acme", 1), Tenant("globex", 1), Tenant("initech", 1)
+
+
+def test_a_step_never_waits_for_a_load(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT])
+    assert house.pool.acquire(house.refs[0]) is None
+    assert house.tier(0) == "loading"
+    house.executor.step()
+    assert house.pool.acquire(house.refs[0]) is None
+    house.pool.poll()
+    assert house.pool.acquire(house.refs[0]) is None
+    house.check()
+    house.executor.step()
+    house.pool.poll()
+    lease = house.pool.acquire(house.refs[0])
+    assert lease is not None and lease.max_rank == ONE_UNIT
+    assert house.serves(lease.slot, 0)
+    house.check()
+
+
+def test_prefetch_stops_at_the_host(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT])
+    house.pool.prefetch(house.refs[0])
+    house.settle()
+    assert house.tier(0) == "host"
+    assert house.runs.num_runs == 0
+    house.check()
+
+
+def test_a_prefetch_that_nobody_waits_for_is_dropped(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT, ONE_UNIT])
+    for ref in house.refs:
+        house.pool.prefetch(ref)
+    house.pool.cancel(house.refs[1])
+    house.settle()
+    assert (house.tier(0), house.tier(1)) == ("host", None)
+    lease = house.load(1)
+    assert house.serves(lease.slot, 1)
+
+
+def test_a_copy_that_nobody_waits_for_is_dropped(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT])
+    house.pool.prefetch(house.refs[0])
+    house.settle()
+    assert house.pool.acquire(house.refs[0]) is None
+    assert house.runs.num_runs == 1
+    house.pool.cancel(house.refs[0])
+    house.check()
+    assert (house.tier(0), house.runs.num_runs) == ("host", 0)
+    house.settle()
+    assert house.serves(house.load(0).slot, 0)
+
+
+def test_one_that_is_given_up_while_it_is_fetched_stays_on_the_host(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT])
+    fetch = house.pool._loader.fetch
+    house.pool._loader.fetch = lambda *a, **k: (house.pool.cancel(house.refs[0]), fetch(*a, **k))[1]
+    house.pool.expect(house.refs[0])
+    house.settle()
+    assert (house.tier(0), house.runs.num_runs) == ("host", 0)
+
+
+def test_who_gives_up_waiting_does_not_delay_a_pin(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT])
+    house.pool.pin(house.refs[0])
+    house.pool.poll()
+    house.pool.cancel(house.refs[0])
+    assert house.tier(0) == "loading"
+
+
+def test_a_load_is_charged_to_one_lease_alone(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT])
+    first, second = house.load(0), house.load(0)
+    assert first.num_loaded_bytes > 0 and second.num_loaded_bytes == 0
+
+
+@pytest.mark.parametrize("call", ["prefetch", "expect", "acquire"])
+def test_it_is_charged_to_whoever_asks_first_in_whichever_way(tmp_path: Path, call: str) -> None:
+    """A probe that follows is nobody's."""
+    house = House(tmp_path, [ONE_UNIT])
+    getattr(house.pool, call)(house.refs[0], ACME)
+    house.settle()
+    house.load(0)
+    assert house.runs.held_bytes() == {"acme": UNIT_BYTES}
+    house.check()
+
+
+def test_one_on_its_way_is_not_short_of_room(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT] * 2, num_units=1)
+    kept, other = house.refs
+    house.pool.expect(kept)
+    assert not house.pool.is_short(kept)
+    lease = house.load(0)
+    assert not house.pool.is_short(kept) and house.pool.num_lacking(kept) == 0
+    house.pool.expect(other)
+    house.settle()
+    assert house.pool.is_short(other)
+    assert house.pool.num_lacking(other) == lease.num_loaded_bytes
+
+
+def test_leases_share_a_slot_and_keep_it(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT] * 3, num_units=2)
+    first, second = house.load(0), house.load(0)
+    assert first.slot == second.slot
+    other = house.load(1)
+    first.release()
+    first.release()
+    assert house.pool.acquire(house.refs[2]) is None
+    house.settle()
+    assert house.on_device() == {0, 1}
+    assert house.pool.acquire(house.refs[2]) is None
+    second.release()
+    third = house.load(2)
+    assert house.on_device() == {1, 2}
+    assert house.serves(other.slot, 1) and house.serves(third.slot, 2)
+    house.check()
+
+
+def test_the_least_used_goes_first(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT] * 4, num_units=3)
+    for index, uses in ((0, 5), (1, 1), (2, 3)):
+        for _ in range(uses):
+            house.now += 1
+            house.load(index).release()
+    house.load(3).release()
+    assert house.on_device() == {0, 2, 3}
+
+
+def test_old_uses_fade(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT] * 3, num_units=2)
+    for _ in range(20):
+        house.load(0).release()
+    house.now += 3600
+    house.load(1).release()
+    house.load(2).release()
+    assert house.on_device() == {1, 2}
+
+
+def test_equal_use_is_lru(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT] * 4, num_units=3)
+    for index in (2, 0, 1):
+        house.now += 1e-9
+        house.load(index).release()
+    house.load(3).release()
+    assert house.on_device() == {0, 1, 3}
+
+
+def test_a_pinned_adapter_stays(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT] * 3, num_units=2)
+    house.pool.pin(house.refs[0])
+    house.settle()
+    assert house.on_device() == {0}
+    for index in (1, 2, 1, 2):
+        house.load(index).release()
+    assert 0 in house.on_device() and house.pool.num_evictions == 3
+    house.pool.unpin(house.refs[0].digest)
+    house.now += 3600
+    for index in (1, 2):
+        house.load(index).release()
+    assert house.on_device() == {1, 2}
+    house.check()
+
+
+def test_slots_bound_what_is_resident(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT] * 3, num_units=8, num_slots=2)
+    for index in (0, 1, 2):
+        house.load(index).release()
+    assert len(house.on_device()) == 2
+    house.check()
+
+
+def use(house: House, index: int, tenant: Tenant, times: int = 1) -> None:
+    for _ in range(times):
+        house.now += 1.0
+        house.pool.prefetch(house.refs[index], tenant)
+        house.settle()
+    lease = None
+    while lease is None:
+        lease = house.pool.acquire(house.refs[index], tenant)
+        house.settle_step()
+    lease.release()
+
+
+def test_a_slot_is_given_up_by_who_holds_most_of_them(tmp_path: Path) -> None:
+    """However much it is worth to him."""
+    house = House(tmp_path, [ONE_UNIT] * 5, num_units=16, num_slots=4)
+    for index in (0, 1, 2):
+        use(house, index, ACME, times=9 - index)
+    use(house, 3, GLOBEX)
+    use(house, 4, INITECH)
+    assert house.on_device() == {0, 1, 3, 4}
+    house.check()
+
+
+def test_a_slot_is_not_taken_from_who_holds_no_more(tmp_path: Path) -> None:
+    """Whose idle adapter is worth less."""
+    house = House(tmp_path, [ONE_UNIT] * 5, num_units=16, num_slots=4)
+    for index in (0, 1):
+        use(house, index, GLOBEX)
+    for index in (2, 3):
+        use(house, index, ACME, times=9 - index)
+    use(house, 4, ACME)
+    assert house.on_device() == {0, 1, 2, 4}
+    house.check()
+
+
+@pytest.mark.parametrize("bounds", [{"num_slots": 4}, {"num_units": 4}])
+@pytest.mark.parametrize("is_leased", [True, False])
+def test_who_has_most_takes_nothing_from_others(
+    tmp_path: Path, bounds: dict[str, int], is_leased: bool
+) -> None:
+    """His own are in use, or are about to be."""
+    house = House(tmp_path, [ONE_UNIT] * 5, **{"num_units": 16, **bounds})  # pyright: ignore
+    use(house, 0, GLOBEX)
+    for index in (1, 2, 3):
+        use(house, index, ACME)
+    mine = house.refs[1:4]
+    leases = [house.pool.acquire(ref, ACME) for ref in mine if is_leased]
+    house.pool.prefetch(house.refs[4], ACME)
+    house.settle()
+    for ref in mine if not is_leased else ():
+        house.pool.expect(ref, ACME)
+    house.pool.expect(house.refs[4], ACME)
+    assert house.on_device() == {0, 1, 2, 3}
+    for lease in leases:
+        assert lease is not None
+        lease.release()
+    house.settle()
+    house.pool.expect(house.refs[4], ACME)
+    house.settle()
+    assert 0 in house.on_device() and 4 in house.on_device()
+    house.check()
+
+
+@pytest.mark.parametrize("num_slots", [2, 3])
+def test_whose_adapter_one_that_starves_may_have(tmp_path: Path, num_slots: int) -> None:
+    """Of an account that holds more, in bytes and where slots are short in those too; for its first
+    one of any."""
+    house = House(tmp_path, [TWO_UNITS, ONE_UNIT, ONE_UNIT, FIVE_UNITS], num_slots=num_slots)
+    theirs, _, more, first = house.refs
+    for index, tenant in ((0, GLOBEX), (1, ACME)):
+        house.pool.expect(house.refs[index], tenant)
+        house.settle()
+        assert house.pool.acquire(house.refs[index], tenant) is not None
+    for ref, tenant in ((more, ACME), (first, INITECH)):
+        house.pool.prefetch(ref, tenant)
+    house.settle()
+    assert house.pool.may_displace(more, theirs.digest) == (num_slots == 3)
+    assert house.pool.may_displace(first, theirs.digest)
+
+
+@pytest.mark.parametrize("bounds", [{"num_units": 1}, {"num_slots": 1}])
+def test_one_that_waits_is_not_evicted_before_its_lease(
+    tmp_path: Path, bounds: dict[str, int]
+) -> None:
+    """Two that ask in every step for room of one: each gets its turn."""
+    house = House(tmp_path, [ONE_UNIT] * 2, **bounds)  # pyright: ignore[reportArgumentType]
+    turns: list[int] = []
+    for _ in range(20):
+        house.pool.poll()
+        for index, ref in enumerate(house.refs):
+            lease = house.pool.acquire(ref)
+            if lease is not None:
+                turns.append(index)
+                lease.release()
+        house.executor.drain()
+        house.check()
+    assert turns.count(0) >= 4 and turns.count(1) >= 4
+
+
+def test_kv_gives_way_where_idle_adapters_do_not_suffice(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT, TWO_UNITS])
+    assert house.cache_prefix(1, 12)
+    house.load(0).release()
+    assert house.map.map() == "kkka"
+    lease = house.load(1)
+    assert house.on_device() == {1}
+    assert house.map.map() == "kkaa" and house.kv.num_cached == 8
+    assert house.serves(lease.slot, 1)
+    house.check()
+
+
+def test_nothing_is_given_up_where_it_cannot_help(tmp_path: Path) -> None:
+    house = House(tmp_path, [TWO_UNITS, TWO_UNITS, TWO_UNITS, ONE_UNIT], num_units=6)
+    leases = [house.load(0), house.load(1)]
+    assert house.cache_prefix(1, 4)
+    house.load(3).release()
+    leases.append(house.load(3))
+    assert house.map.map() == "kaaaaa"
+    assert house.pool.acquire(house.refs[2]) is None
+    house.settle()
+    assert house.pool.acquire(house.refs[2]) is None
+    assert house.kv.num_cached == 4 and house.on_device() == {0, 1, 3}
+    leases[0].release()
+    assert house.serves(house.load(2).slot, 2)
+    assert house.kv.num_cached == 4 and house.on_device() == {1, 2, 3}
+
+
+def test_one_that_can_never_fit_is_unavailable(tmp_path: Path) -> None:
+    house = House(tmp_path, [FIVE_UNITS], num_units=4)
+    with pytest.raises(AdapterUnavailable) as caught:
+        house.load(0)
+    assert caught.value.code == "adapter.too_large"
+    house.check()
+
+
+def test_the_host_keeps_its_bound(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT] * 6, host_bytes=UNIT_BYTES)
+    for ref in house.refs:
+        house.pool.prefetch(ref)
+        house.settle()
+        house.check()
+    on_host = [status for status in house.pool.status() if status.tier == "host"]
+    assert sum(status.num_bytes for status in on_host) <= UNIT_BYTES
+    assert house.tier(5) == "host" and house.tier(0) == "disk"
+    assert house.serves(house.load(0).slot, 0)
+
+
+def test_a_failed_load_is_told_and_tried_again_later(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT])
+    missing = Ref("f" * 64)
+    assert house.pool.acquire(missing) is None
+    house.settle()
+    for _ in range(2):
+        with pytest.raises(AdapterUnavailable) as caught:
+            house.pool.acquire(missing)
+        assert caught.value.code == "adapter.store.missing"
+    house.pool.prefetch(missing)
+    assert not house.pool.is_loading, "it would fail again"
+    house.now += 60
+    assert house.pool.acquire(missing) is None
+    house.settle()
+    house.check()
+    house.now += 60
+    other = Ref("e" * 64)
+    house.pool.prefetch(other)
+    house.settle()
+    told = {status.digest: status for status in house.pool.status()}
+    assert told.keys() == {missing.digest, other.digest}
+    for status in told.values():
+        assert status.fault is not None and status.fault.code == "adapter.store.missing"
+    assert told[missing.digest].tier == "store", "forgotten but for its failure"
+
+
+def test_a_fault_is_told_until_a_load_succeeds_and_few_are_remembered(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT])
+    path = house.store.adapter_folder(house.refs[0].digest) / "adapter_model.safetensors"
+    damage(path)
+    house.pool.prefetch(house.refs[0])
+    house.settle()
+
+    def fault() -> str | None:
+        told = {status.digest: status.fault for status in house.pool.status()}
+        error = told.get(house.refs[0].digest)
+        return None if error is None else error.code
+
+    house.now += 3600
+    house.pool.prefetch(Ref("e" * 64))
+    house.settle()
+    assert (fault(), house.tier(0)) == ("adapter.store.corrupt", "store")
+    damage(path)
+    assert house.serves(house.load(0).slot, 0)
+    assert fault() is None
+    for number in range(2 * MAX_FAULTS):
+        house.pool.prefetch(Ref(f"{number:064x}"))
+        house.settle()
+    faults = [status.digest for status in house.pool.status() if status.fault]
+    assert len(faults) == MAX_FAULTS and f"{2 * MAX_FAULTS - 1:064x}" in faults
+
+
+def test_the_end_of_a_failure_forgets_nobody_else(tmp_path: Path) -> None:
+    """Between two polls the adapter is asked for, given up and asked for again."""
+    house = House(tmp_path, [ONE_UNIT])
+    pool, ref = house.pool, house.refs[0]
+    folder, away = house.store.adapter_folder(ref.digest), tmp_path / "away"
+    folder.rename(away)
+    pool.prefetch(ref)
+    house.executor.drain()
+    assert pool.status()[0].fault is not None
+    away.rename(folder)
+    house.now += 6.0
+    pool.prefetch(ref)
+    pool.cancel(ref)
+    pool.expect(ref)
+    house.executor.drain()
+    assert house.tier(0) == "device"
+    pool.poll()
+    assert house.tier(0) == "device"
+    house.check()
+
+
+def test_one_that_is_given_up_before_it_loads_is_forgotten(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT] * 2)
+    house.load(1)
+    house.pool.may_displace(house.refs[0], house.refs[1].digest)
+    house.pool.cancel(house.refs[0])
+    assert [status.digest for status in house.pool.status()] == [house.refs[1].digest]
+
+
+def test_a_slot_that_could_not_be_written_is_not_leased(tmp_path: Path) -> None:
+    """Or else the base model would answer in the adapter's name. The image that is cached is whole,
+    and of more layers than the model has."""
+    house = House(tmp_path, [ONE_UNIT] * 2)
+    image = house.pool._loader.fetch(house.refs[0].digest)
+    longer = replace(image, tables=ImageTables.empty(BASE.num_layers + 1))
+    house.cache.save(house.pool.layout.version, longer)
+    with pytest.raises(AdapterUnavailable) as caught:
+        house.load(0)
+    assert caught.value.code == "adapter.load_failed"
+    assert house.on_device() == set() and house.runs.num_runs == 0
+    house.check()
+    assert house.serves(house.load(1).slot, 1)
+
+
+def test_only_what_was_proved_serves(tmp_path: Path) -> None:
+    """An image of other bytes, whole in itself, is in the cache and even on the device."""
+    house = House(tmp_path, [ONE_UNIT])
+    proved = Ref(house.refs[0].digest, house.load(0).checksum)
+    layout = house.pool.layout.version
+    image = house.cache.load(layout, proved.digest)
+    assert image is not None
+    other = House(tmp_path, [ONE_UNIT])
+    wrong = replace(image, tables=replace(image.tables, rank=image.tables.rank // 2))
+    other.cache.save(layout, wrong)
+    held = other.load(0)
+    assert held.checksum != proved.checksum and not other.serves(held.slot, 0)
+    for ref in (proved, other.refs[0]):
+        assert other.pool.acquire(ref) is None, "in use, but nobody new gets it"
+    other.settle()
+    assert other.pool.acquire(proved) is None
+    held.release()
+    assert other.pool.acquire(proved) is None
+    other.settle()
+    lease = other.pool.acquire(other.refs[0])
+    assert lease is not None and lease.checksum == proved.checksum and other.serves(lease.slot, 0)
+    other.check()
+
+
+def test_a_false_checksum_hurts_only_who_claims_it(tmp_path: Path) -> None:
+    """Both are asked for in every step, as waiting sequences do."""
+    house = House(tmp_path, [ONE_UNIT])
+    lease = house.load(0)
+    digest = house.refs[0].digest
+    true, false = Ref(digest, lease.checksum), Ref(digest, "0" * 64)
+    for order in ((true, false), (false, true)):
+        other = House(tmp_path, [ONE_UNIT])
+        waiting, got = list(order), []
+        for _ in range(8):
+            for ref in list(waiting):
+                try:
+                    if (lease := other.pool.acquire(ref)) is not None:
+                        got.append(ref)
+                        waiting.remove(ref)
+                except AdapterUnavailable as error:
+                    assert ref is false and error.code == "adapter.image.mismatch"
+                    waiting.remove(ref)
+            other.settle_step()
+        assert got == [true] and not waiting
+        other.check()
+
+
+def test_a_failure_that_is_remembered_keeps_no_image(tmp_path: Path) -> None:
+    house = House(tmp_path, [])
+    wrong = Ref(house.add(ONE_UNIT, seed=4711).digest, "0" * 64)
+    assert house.pool.acquire(wrong) is None
+    house.settle()
+    assert [one.digest for one in house.pool.status() if one.fault]
+    gc.collect()
+    images = [each for each in gc.get_objects() if type(each) is AdapterImage]
+    assert wrong.digest not in {image.digest for image in images}
+
+
+def test_a_load_under_way_is_not_taken_when_another_image_was_proved(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT])
+    proved = Ref(house.refs[0].digest, "0" * 64)
+    assert house.pool.acquire(house.refs[0]) is None
+    house.executor.step()
+    house.pool.poll()
+    assert house.runs.num_runs == 1, "the unproved image is being copied"
+    assert house.pool.acquire(proved) is None
+    house.settle()
+    assert house.on_device() == {0} and house.pool.acquire(proved) is None
+    assert house.on_device() == set()
+    house.settle()
+    with pytest.raises(AdapterUnavailable) as caught:
+        house.pool.acquire(proved)
+    assert caught.value.code == "adapter.image.mismatch"
+    assert house.on_device() == set()
+    house.check()
+
+
+def damage(path: Path) -> None:
+    path.chmod(0o600)
+    with path.open("r+b") as file:
+        file.seek(-3, os.SEEK_END)
+        byte = file.read(1)[0]
+        file.seek(-3, os.SEEK_END)
+        file.write(bytes([byte ^ 16]))
+
+
+def test_a_damaged_cache_is_mended_a_damaged_store_refused(tmp_path: Path) -> None:
+    """By a worker that starts afresh; what is on the host needs no file."""
+    house = House(tmp_path, [ONE_UNIT, ONE_UNIT])
+    for ref in house.refs:
+        house.pool.prefetch(ref)
+    house.settle()
+    for ref in house.refs:
+        damage(next((tmp_path / "cache").rglob(f"{ref.digest}.img")))
+    damage(house.store.adapter_folder(house.refs[1].digest) / "adapter_model.safetensors")
+    house.load(1).release()
+    house = House(tmp_path, [ONE_UNIT, ONE_UNIT])
+    assert house.serves(house.load(0).slot, 0)
+    with pytest.raises(AdapterUnavailable) as caught:
+        house.load(1)
+    assert caught.value.code == "adapter.store.corrupt"
+    assert house.on_device() == {0}
+    house.check()
+
+
+def test_no_residue_of_a_larger_adapter(tmp_path: Path) -> None:
+    house = House(tmp_path, [TWO_UNITS, ONE_UNIT], num_units=2)
+    house.load(0).release()
+    lease = house.load(1)
+    assert house.serves(lease.slot, 1)
+    assert lease.max_rank == ONE_UNIT
+
+
+def test_a_thousand_cycles_leak_nothing(tmp_path: Path) -> None:
+    house = House(tmp_path, [1, 4, 5, 12, TWO_UNITS], num_units=3, num_slots=2)
+    for cycle in range(1000):
+        house.now += 0.1
+        house.load(cycle * 7 % 5).release()
+        if cycle % 50 == 0:
+            house.check()
+    house.check()
+    while house.pool.evict_idle():
+        pass
+    assert house.runs.num_used_bytes == 0
+    assert house.map.map() == "..."
+    assert not house.pool.tables.rank.any()
+
+
+def test_real_threads_load_many_at_once(tmp_path: Path) -> None:
+    house = House(tmp_path, [1, 4, 5, 12, 16, 8, 4, 4], num_units=16, has_threads=True)
+    with house.broker.lock:
+        for ref in house.refs:
+            house.pool.prefetch(ref)
+    leases = {index: await_lease(house, index) for index in range(len(house.refs))}
+    assert all(house.serves(lease.slot, index) for index, lease in leases.items())
+    assert len({lease.slot for lease in leases.values()}) == len(house.refs)
+    for lease in leases.values():
+        lease.release()
+    house.pool.close()
+    assert house.runs.num_runs == 0
+
+
+def test_a_copy_does_not_wait_for_the_store(tmp_path: Path) -> None:
+    """Which is long in opening another adapter's file: nobody writes into that pipe."""
+    house = House(tmp_path, [ONE_UNIT] * 2, has_threads=True)
+    await_lease(house, 0).release()
+    weights = house.store.adapter_folder(house.refs[1].digest) / "adapter_model.safetensors"
+    weights.unlink()
+    os.mkfifo(weights)
+    with house.broker.lock:
+        assert house.pool.evict_idle()
+        house.pool.expect(house.refs[1])
+    try:
+        lease = await_lease(house, 0)
+        assert house.serves(lease.slot, 0) and house.tier(1) == "loading"
+        lease.release()
+    finally:
+        weights.open("wb").close()
+        house.pool.close()
+
+
+def await_lease(house: House, index: int) -> AdapterLease:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with house.broker.lock:
+            house.pool.poll()
+            house.check()
+            if lease := house.pool.acquire(house.refs[index]):
+                return lease
+        time.sleep(0.001)
+    raise AssertionError(f"adapter {index} does not come")

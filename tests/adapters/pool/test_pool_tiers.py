@@ -1,0 +1,400 @@
+"""What each tier keeps, in which order loads run, and that no bound is ever passed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from threading import Event, Lock, Thread
+
+import numpy as np
+import pytest
+import torch
+
+from adapters.errors import AdapterUnavailable
+from adapters.pool.image import AdapterImage, ImageCache
+from adapters.pool.load_queue import Load, LoadQueue
+from adapters.pool.lora import ImageTables
+from memory.accounts import Tenant
+from memory.runs import UNIT_BYTES
+from tests.adapters.pools import House, SteppedExecutor
+
+ONE_UNIT, TWO_UNITS = 4, 16
+"""Ranks whose images take that many units."""
+UNIT_IMAGE = 30_720
+"""Bytes of a rank 4 image."""
+
+
+def image_of(size: int, digest: str = "0" * 64) -> AdapterImage:
+    payload = np.zeros(size, np.uint8)
+    return AdapterImage(digest, ImageTables.empty(1), payload, b"", torch.empty(0).long())
+
+
+def test_the_most_urgent_load_is_chosen_when_the_thread_is_free() -> None:
+    executor = SteppedExecutor()
+    queue = LoadQueue(executor, Lock())
+    ran: list[str] = []
+    outcomes: list[AdapterImage | BaseException] = []
+
+    def load(name: str, *, is_awaited: bool) -> Load:
+        def work() -> AdapterImage:
+            ran.append(name)
+            if name == "prefetched":
+                raise OSError("no such file")
+            return image_of(len(ran))
+
+        made = Load(work, outcomes.append, is_awaited)
+        queue.submit(made)
+        return made
+
+    load("prefetched", is_awaited=False)
+    late = load("awaited since", is_awaited=False)
+    load("prefetched last", is_awaited=False)
+    load("awaited", is_awaited=True)
+    dropped = load("dropped", is_awaited=True)
+    late.is_awaited = True
+    assert queue.cancel(dropped) and queue.num_open == 4
+    executor.drain()
+    assert ran == ["awaited since", "awaited", "prefetched", "prefetched last"]
+    assert not queue.cancel(late) and queue.num_open == 0
+    assert [o.num_bytes for o in outcomes if isinstance(o, AdapterImage)] == [1, 2, 4]
+    assert isinstance(outcomes[2], OSError)
+
+
+def test_submitting_never_waits_for_the_load_in_progress() -> None:
+    begun, may_end, lock = Event(), Event(), Lock()
+    outcomes: list[AdapterImage | BaseException] = []
+
+    def slow() -> AdapterImage:
+        begun.set()
+        assert may_end.wait(20)
+        return image_of(1)
+
+    with ThreadPoolExecutor(1) as executor:
+        queue = LoadQueue(executor, lock)
+        first = Load(slow, outcomes.append, is_awaited=True)
+        with lock:
+            queue.submit(first)
+        assert begun.wait(20)
+        others = [Load(lambda: image_of(1), outcomes.append, False) for _ in range(100)]
+
+        def engine_thread() -> None:
+            with lock:
+                for other in others:
+                    queue.submit(other)
+                assert not queue.cancel(first) and queue.cancel(others[7])
+            may_end.set()
+
+        thread = Thread(target=engine_thread)
+        thread.start()
+        thread.join(20)
+        assert may_end.is_set(), "the engine thread waited"
+    assert len(outcomes) == 100 and queue.num_open == 0
+
+
+def test_what_somebody_waits_for_overtakes_prefetches(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT] * 4)
+    for ref in house.refs:
+        house.pool.prefetch(ref)
+    house.pool.poll()
+    assert house.pool.acquire(house.refs[3]) is None
+    house.executor.step()
+    house.pool.poll()
+    assert [house.tier(i) for i in range(3)] == ["loading"] * 3 and house.runs.num_runs == 1
+    house.executor.drain()
+    assert [house.tier(i) for i in range(4)] == ["host"] * 3 + ["device"]
+
+
+@pytest.mark.parametrize("was_on_device", [False, True])
+def test_an_image_that_went_bad_on_the_host_is_not_served(
+    tmp_path: Path, was_on_device: bool
+) -> None:
+    house = House(tmp_path, [ONE_UNIT])
+    if was_on_device:
+        house.load(0).release()
+        assert house.pool.evict_idle()
+    else:
+        house.pool.prefetch(house.refs[0])
+        house.settle()
+    assert house.tier(0) == "host"
+    image = house.pool._entries[house.refs[0].digest].image
+    assert image is not None
+    image.payload[3::64] ^= 64
+    assert house.serves(house.load(0).slot, 0)
+
+
+def test_the_host_keeps_what_is_asked_for_most(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT] * 4, host_bytes=3 * UNIT_IMAGE)
+    for index, requests in ((0, 3), (1, 1), (2, 2)):
+        for _ in range(requests):
+            house.now += 1.0
+            house.pool.prefetch(house.refs[index])
+            house.settle()
+    house.pool.prefetch(house.refs[3])
+    house.settle()
+    assert [house.tier(i) for i in range(4)] == ["host", "disk", "host", "host"]
+    house.check()
+
+
+def test_the_host_image_of_what_is_on_the_device_goes_first(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT] * 3, host_bytes=2 * UNIT_IMAGE)
+    for _ in range(5):
+        house.load(0).release()
+    house.pool.prefetch(house.refs[1])
+    house.pool.prefetch(house.refs[2])
+    house.settle()
+    assert [house.tier(i) for i in range(3)] == ["device", "host", "host"]
+    for _ in range(50):
+        house.pool.prefetch(house.refs[0])
+    assert not house.pool.is_loading, "nobody needs it there"
+    house.check()
+
+
+def test_many_prefetches_do_not_push_out_the_warm(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT] * 8, host_bytes=2 * UNIT_IMAGE)
+    for _ in range(4):
+        house.pool.prefetch(house.refs[0])
+        house.settle()
+    for ref in house.refs[1:]:
+        house.now += 1.0
+        house.pool.prefetch(ref)
+        house.settle()
+        house.check()
+    assert house.tier(0) == "host"
+    assert [status.tier for status in house.pool.status()] == ["host"] * 2
+    house.pool.prefetch(house.refs[0])
+    assert not house.pool.is_loading
+
+
+def test_one_that_waits_is_served_though_the_host_is_full_of_better(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT] * 2, host_bytes=UNIT_IMAGE)
+    for _ in range(50):
+        house.pool.prefetch(house.refs[0])
+        house.settle()
+    house.pool.prefetch(house.refs[1])
+    house.settle()
+    assert [status.tier for status in house.pool.status()] == ["host"], "one is not remembered"
+    assert house.serves(house.load(1).slot, 1)
+    house.check()
+
+
+def test_the_host_bound_holds_while_copies_are_on_their_way(tmp_path: Path) -> None:
+    """An image that is being copied cannot leave, so another has to wait for its room."""
+    house = House(tmp_path, [ONE_UNIT] * 3, host_bytes=UNIT_IMAGE)
+    waiting = {0, 1, 2}
+    for _ in range(40):
+        house.pool.poll()
+        house.check()
+        for index in sorted(waiting):
+            lease = house.pool.acquire(house.refs[index])
+            if lease is not None:
+                assert house.serves(lease.slot, index)
+                waiting.remove(index)
+        house.executor.step()
+    assert not waiting
+
+
+@pytest.mark.parametrize(
+    ("tier", "bounds"),
+    [
+        ("device", {"num_units": 1}),
+        ("host", {"host_bytes": 100_000}),
+        ("disk", {"cache_bytes": 100_000}),
+    ],
+)
+def test_one_too_large_for_a_tier_is_refused_by_its_name(
+    tmp_path: Path, tier: str, bounds: dict[str, int]
+) -> None:
+    house = House(tmp_path, [TWO_UNITS, ONE_UNIT], **bounds)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(AdapterUnavailable, match=f"the {tier} tier has") as caught:
+        house.load(0)
+    assert caught.value.code == "adapter.too_large"
+    assert house.serves(house.load(1).slot, 1)
+    house.check()
+
+
+def test_pins_have_half_of_the_adapters_bytes(tmp_path: Path) -> None:
+    """The rest are remembered, and kept as soon as there is room."""
+    house = House(tmp_path, [ONE_UNIT, ONE_UNIT, TWO_UNITS, ONE_UNIT], num_units=4)
+
+    def kept() -> set[int]:
+        pinned = {status.digest for status in house.pool.status() if status.pinned}
+        return {index for index, ref in enumerate(house.refs) if ref.digest in pinned}
+
+    for ref in house.refs:
+        house.pool.pin(ref)
+    house.settle()
+    assert kept() == {0, 1} and house.on_device() == {0, 1}
+    house.pool.unpin(house.refs[0].digest)
+    house.settle()
+    assert kept() == {1, 3}, "two units do not fit beside one, one does"
+    for index in (1, 3):
+        house.pool.unpin(house.refs[index].digest)
+    house.settle()
+    assert kept() == {2} and 2 in house.on_device()
+    house.check()
+
+
+def test_pins_have_half_of_the_slots(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT] * 5, num_units=16, num_slots=4)
+    for ref in house.refs[:3]:
+        house.pool.pin(ref)
+    house.settle()
+    assert house.on_device() == {0, 1}
+    for index in (3, 4):
+        house.load(index).release()
+    assert house.on_device() == {0, 1, 3, 4}
+    house.check()
+
+
+def test_pins_of_two_base_models_have_half_together(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT] * 2, num_units=4)
+    pools = [house.pool, house.make_pool(house.executor)]
+    for pool in pools:
+        for ref in house.refs:
+            pool.pin(ref)
+    for _ in range(8):
+        house.executor.drain()
+        for pool in pools:
+            pool.poll()
+    assert [sum(status.pinned for status in pool.status()) for pool in pools] == [1, 1]
+
+
+def test_a_pin_that_is_not_kept_is_not_read_again_and_again(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT, TWO_UNITS], num_units=2, host_bytes=2 * UNIT_BYTES)
+    for ref in house.refs:
+        house.pool.pin(ref)
+    house.settle()
+    assert house.on_device() == {0}
+    for _ in range(5):
+        house.pool.poll()
+        assert not house.pool.is_loading
+    house.pool.unpin(house.refs[1].digest)
+    assert house.refs[1].digest not in {status.digest for status in house.pool.status()}
+
+
+def on_host(house: House) -> set[int]:
+    return {index for index in range(len(house.refs)) if house.tier(index) == "host"}
+
+
+def test_the_image_of_a_pin_waits_on_the_host_for_room_on_the_device(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT] * 4, num_units=2, host_bytes=UNIT_IMAGE)
+    leases = [house.load(index) for index in range(2)]
+    house.pool.pin(house.refs[2])
+    house.settle()
+    assert on_host(house) == {2}
+    for _ in range(5):
+        house.pool.prefetch(house.refs[3], Tenant("acme", 1))
+        house.settle()
+    assert on_host(house) == {2}
+    for lease in leases:
+        lease.release()
+    house.settle()
+    assert 2 in house.on_device()
+    house.pool.prefetch(house.refs[3], Tenant("acme", 1))
+    house.settle()
+    assert on_host(house) == {3}, "on the device it needs no image on the host"
+    house.check()
+
+
+@pytest.fixture
+def cached(tmp_path: Path) -> Callable[..., ImageCache]:
+    def make(max_bytes: int, reuse: dict[str, float] | None = None) -> ImageCache:
+        return ImageCache(tmp_path, max_bytes, lambda digest: (reuse or {})[digest])
+
+    return make
+
+
+DIGESTS = [str(number) * 64 for number in range(6)]
+
+
+def kept_by(cache: ImageCache) -> set[str]:
+    return {digest for digest in DIGESTS if cache.has("layout", digest)}
+
+
+def test_the_disk_keeps_what_is_asked_for_most(cached: Callable[..., ImageCache]) -> None:
+    reuse = dict(zip(DIGESTS, (3.0, 0.5, 2.0, 0.1, 1.0, 1.0), strict=True))
+    cache = cached(3 * 100_000, reuse)
+    for digest in DIGESTS[:3]:
+        cache.save("layout", image_of(90_000, digest))
+    cache.save("layout", image_of(90_000, DIGESTS[3]))
+    assert kept_by(cache) == {DIGESTS[0], DIGESTS[2], DIGESTS[3]}
+    cache.save("layout", image_of(90_000, DIGESTS[4]))
+    assert kept_by(cache) == {DIGESTS[0], DIGESTS[2], DIGESTS[4]}
+
+
+def test_the_disk_bound_holds_at_every_moment(
+    cached: Callable[..., ImageCache], tmp_path: Path
+) -> None:
+    max_bytes = 250_000
+    cache = cached(max_bytes, dict.fromkeys(DIGESTS, 1.0))
+    stop = Event()
+    totals: list[int] = []
+
+    def look() -> dict[int, int]:
+        """Sizes by inode."""
+        found: dict[int, int] = {}
+        for path in tmp_path.rglob("*.*"):
+            with suppress(FileNotFoundError):
+                status = path.stat()
+                found[status.st_ino] = status.st_size
+        return found
+
+    def watch() -> None:
+        """A look that the next one confirms was true at a moment between them."""
+        before: dict[int, int] = {}
+        while not stop.is_set():
+            now = look()
+            if now == before:
+                totals.append(sum(now.values()))
+            before = now
+
+    thread = Thread(target=watch)
+    thread.start()
+    for turn in range(300):
+        cache.save("layout", image_of(80_000 + turn * 100, DIGESTS[turn % 6]))
+    cache.save("layout", image_of(max_bytes + 1, DIGESTS[0]))
+    stop.set()
+    thread.join()
+    assert 80_000 < max(totals) <= max_bytes
+    assert not cache.has("layout", DIGESTS[0]), "larger than all there is"
+
+
+def test_a_smaller_bound_holds_from_the_start(cached: Callable[..., ImageCache]) -> None:
+    cache = cached(1 << 20, dict.fromkeys(DIGESTS, 1.0))
+    for digest in DIGESTS:
+        cache.save("layout", image_of(50_000, digest))
+    assert len(kept_by(cached(150_000, dict.fromkeys(DIGESTS, 1.0)))) == 2
+
+
+def test_the_host_is_one_for_all_base_models(tmp_path: Path) -> None:
+    house = House(tmp_path, [ONE_UNIT] * 4, host_bytes=2 * UNIT_IMAGE)
+    other = house.make_pool(house.executor)
+    for pool, index, num_requests in ((house.pool, 0, 1), (other, 1, 3), (other, 2, 2)):
+        for _ in range(num_requests):
+            pool.prefetch(house.refs[index])
+            house.executor.drain()
+        house.check()
+        other.check_integrity()
+    assert [status.digest for status in house.pool.status()] == []
+    assert [status.tier for status in other.status()] == ["host", "host"]
+    house.pool.prefetch(house.refs[3])
+    house.executor.drain()
+    assert house.tier(3) == "disk"
+    other.close()
+    house.pool.prefetch(house.refs[3])
+    house.executor.drain()
+    assert house.tier(3) == "host" and 0 < house.host.num_bytes <= UNIT_IMAGE
+
+
+def test_the_disk_is_one_for_all_layouts(cached: Callable[..., ImageCache]) -> None:
+    """Those that no model has any more, too: nobody asks for what they have."""
+    max_bytes = 250_000
+    cache = cached(max_bytes, dict.fromkeys(DIGESTS, 1.0))
+    cache.save("old", image_of(90_000, DIGESTS[0]))
+    cache.save("layout", image_of(90_000, DIGESTS[1]))
+    cache = cached(max_bytes, dict(zip(DIGESTS, (0.0, 1.0, 1.0), strict=False)))
+    assert cache.has("old", DIGESTS[0])
+    cache.save("layout", image_of(90_000, DIGESTS[2]))
+    assert not cache.has("old", DIGESTS[0]) and kept_by(cache) == {DIGESTS[1], DIGESTS[2]}

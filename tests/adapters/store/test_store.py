@@ -1,0 +1,456 @@
+"""What every store keeps to: a folder, and an S3 bucket behind a real server."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import boto3
+import pytest
+import torch
+
+from adapters.errors import AdapterUnavailable
+from adapters.pool.image import ImageCache
+from adapters.pool.loader import AdapterLoader
+from adapters.store.folder import LocalStore, NotInStore, Store, StoreUnavailable, hold
+from adapters.store.opening import open_store
+from adapters.store.s3 import ObjectStore
+from ops.registry import select
+from tests.adapters.files import BASE, write_adapter
+from tests.s3 import BUCKET, s3_server
+from tests.stack import ROOT, free_port
+
+DIGEST = "0123456789abcdef" * 4
+OTHER = "f" * 64
+HOSTILE = ["", "..", "../" * 20 + "etc", "/etc/passwd", DIGEST.upper(), DIGEST + "\n", "a" * 63]
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[None]:
+    with s3_server() as environment, pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(params=["folder", "s3"])
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "folder":
+        return str(tmp_path / "store")
+    request.getfixturevalue("s3")
+    return f"s3://{BUCKET}/{tmp_path.name}"
+
+
+@pytest.fixture
+def store(location: str, tmp_path: Path) -> Store:
+    return open_store(location, tmp_path / "cache")
+
+
+@pytest.fixture
+def elsewhere(location: str, tmp_path: Path) -> Store:
+    """The same store on another machine."""
+    return open_store(location, tmp_path / "other cache")
+
+
+@pytest.fixture
+def bucket(s3: None, tmp_path: Path) -> ObjectStore:
+    store = open_store(f"s3://{BUCKET}/{tmp_path.name}", tmp_path / "cache", cache_bytes=2500)
+    assert isinstance(store, ObjectStore)
+    return store
+
+
+def stage(store: Store, content: bytes = b"x") -> Path:
+    folder = store.stage()
+    (folder / "model.safetensors").write_bytes(content)
+    (folder / "config.json").write_bytes(b"{}")
+    return folder
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_what_was_put_is_there_for_all(store: Store, elsewhere: Store) -> None:
+    folder = stage(store)
+    assert not store.exists("models", DIGEST)
+    store.put("models", DIGEST, folder)
+    assert not folder.exists()
+    for reader in (store, elsewhere):
+        assert reader.exists("models", DIGEST) and not reader.exists("adapters", DIGEST)
+        assert reader.digests("models") == [DIGEST] and reader.digests("adapters") == []
+        assert content(reader.model_folder(DIGEST)) == {
+            "model.safetensors": b"x",
+            "config.json": b"{}",
+        }
+        assert not list(reader.incoming.iterdir())
+
+
+def test_a_model_without_its_weights(store: Store, elsewhere: Store) -> None:
+    store.put("models", DIGEST, stage(store))
+    for weights in (False, True, False):
+        folder = elsewhere.model_folder(DIGEST, weights=weights)
+        assert (folder / "config.json").read_bytes() == b"{}"
+        assert not weights or (folder / "model.safetensors").read_bytes() == b"x"
+
+
+def test_a_version_never_changes(store: Store, elsewhere: Store) -> None:
+    store.put("adapters", DIGEST, stage(store, b"first"))
+    second = stage(elsewhere, b"second")
+    elsewhere.put("adapters", DIGEST, second)
+    assert not second.exists()
+    for reader in (store, elsewhere):
+        assert content(reader.adapter_folder(DIGEST))["model.safetensors"] == b"first"
+
+
+def test_what_lies_in_the_store_can_be_looked_at(store: Store, elsewhere: Store) -> None:
+    """By one that has brought nothing of it to its cache."""
+    staged = stage(store, b"first")
+    expected = content(staged)
+    store.put("adapters", DIGEST, staged)
+    assert elsewhere.adapter_sizes(DIGEST) == {name: len(data) for name, data in expected.items()}
+    for name, data in expected.items():
+        with elsewhere.open_adapter_file(DIGEST, name) as file:
+            assert file.read() == data
+    store.delete("adapters", DIGEST)
+    with pytest.raises(NotInStore):
+        elsewhere.adapter_sizes(DIGEST)
+
+
+def test_delete_and_absence(store: Store) -> None:
+    store.put("adapters", DIGEST, stage(store))
+    store.delete("adapters", DIGEST)
+    store.delete("adapters", DIGEST)
+    assert store.digests("adapters") == [] and not store.exists("adapters", DIGEST)
+    for find in (store.adapter_folder, store.model_folder):
+        with pytest.raises(NotInStore):
+            find(DIGEST)
+    store.put("adapters", DIGEST, stage(store, b"again"))
+    assert content(store.adapter_folder(DIGEST))["model.safetensors"] == b"again"
+
+
+@pytest.mark.parametrize("digest", HOSTILE)
+def test_only_digests_become_paths(store: Store, tmp_path: Path, digest: str) -> None:
+    staged = stage(store)
+    before = sorted(tmp_path.rglob("*"))
+    for call in (
+        lambda: store.adapter_folder(digest),
+        lambda: store.model_folder(digest),
+        lambda: store.model_folder(digest, weights=False),
+        lambda: store.exists("models", digest),
+        lambda: store.delete("adapters", digest),
+        lambda: store.put("adapters", digest, staged),
+    ):
+        with pytest.raises(ValueError, match="not a store address"):
+            call()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_many_at_once(store: Store, elsewhere: Store) -> None:
+    """Threads of two machines put and read the same few digests."""
+    digests = [f"{i:064x}" for i in range(4)]
+
+    def work(i: int) -> None:
+        one, digest = (store, elsewhere)[i % 2], digests[i % 4]
+        one.put("adapters", digest, stage(one, digest.encode()))
+        assert content(one.adapter_folder(digest))["model.safetensors"] == digest.encode()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(32)))
+    assert store.digests("adapters") == digests
+    assert not list(store.incoming.iterdir()) and not list(elsewhere.incoming.iterdir())
+
+
+WRITER = """
+import sys, pathlib
+from adapters.store.opening import open_store
+store = open_store(sys.argv[1], pathlib.Path(sys.argv[2]))
+for i in range(10**6):
+    staged = store.stage()
+    (staged / "a").write_bytes(b"a" * 1000)
+    (staged / "b").write_bytes(bytes([i % 251]) * 200_000)
+    store.put("adapters", f"{i:064x}", staged)
+    print(i, flush=True)
+"""
+
+
+def test_a_killed_writer_leaves_whole_folders_and_what_is_swept(
+    store: Store, elsewhere: Store, location: str, tmp_path: Path
+) -> None:
+    rng = random.Random(5)
+    known = 0
+    for attempt in range(4):
+        command = [sys.executable, "-c", WRITER, location, str(tmp_path / f"writer {attempt}")]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout is not None
+            acknowledged = [writer.stdout.readline() for _ in range(rng.randrange(1, 6))]
+            time.sleep(rng.random() * 0.02)
+            writer.send_signal(signal.SIGKILL)
+        known = max(known, int(acknowledged[-1]))
+        if isinstance(store, ObjectStore):
+            open_store(location, tmp_path / f"writer {attempt}").sweep(max_age_s=-1)
+    digests = elsewhere.digests("adapters")
+    assert digests == [f"{i:064x}" for i in range(len(digests))]
+    assert len(digests) > known
+    for i, digest in enumerate(digests):
+        assert content(elsewhere.adapter_folder(digest)) == {
+            "a": b"a" * 1000,
+            "b": bytes([i % 251]) * 200_000,
+        }
+    store.sweep(max_age_s=-1)
+    assert not list(store.incoming.iterdir())
+
+
+def test_sweep_leaves_what_is_fresh_or_held(store: Store) -> None:
+    old, fresh, held = (stage(store) for _ in range(3))
+    for folder in (old, held):
+        for path in (*folder.iterdir(), folder):
+            os.utime(path, (0, 0))
+    with hold(held):
+        store.sweep(max_age_s=60)
+        assert sorted(store.incoming.iterdir()) == sorted([fresh, held])
+        with pytest.raises(BlockingIOError), hold(held):
+            pass
+    store.sweep(max_age_s=60)
+    assert list(store.incoming.iterdir()) == [fresh]
+    (fresh / "config.json").write_bytes(b"still being written")
+    os.utime(fresh, (0, 0))
+    store.sweep(max_age_s=60)
+    assert fresh.exists()
+
+
+def test_a_hold_ends_with_its_process(store: Store) -> None:
+    folder = stage(store)
+    script = (
+        "import pathlib, sys, time; from adapters.store.folder import hold\n"
+        "with hold(pathlib.Path(sys.argv[1])): print(flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", script, str(folder)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        store.sweep(max_age_s=-1)
+        assert folder.exists()
+        holder.kill()
+    store.sweep(max_age_s=-1)
+    assert not folder.exists()
+
+
+def test_the_reserve_is_kept(location: str, tmp_path: Path) -> None:
+    greedy = open_store(location, tmp_path / "cache", min_free_bytes=1 << 60)
+    with pytest.raises(OSError) as caught:
+        greedy.check_room()
+    assert caught.value.errno == errno.ENOSPC
+    modest = open_store(location, tmp_path / "cache", min_free_bytes=1 << 10)
+    modest.check_room(1 << 10)
+    with pytest.raises(OSError):
+        modest.check_room(1 << 60)
+
+
+@pytest.mark.parametrize("location", ["http://x/y", "s3://", "s3:///prefix"])
+def test_locations_that_are_none(location: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=location):
+        open_store(location, tmp_path)
+
+
+# Of the bucket alone
+
+
+def keys(store_name: str) -> list[str]:
+    found = boto3.client("s3").list_objects_v2(Bucket=BUCKET, Prefix=f"{store_name}/")
+    return [one["Key"] for one in found.get("Contents", [])]
+
+
+def test_the_cache_keeps_its_bound_and_the_last_used(bucket: ObjectStore, tmp_path: Path) -> None:
+    digests = [f"{i:064x}" for i in range(4)]
+    for digest in digests:
+        bucket.put("adapters", digest, stage(bucket, bytes(1000)))
+        time.sleep(0.01)
+    cached = LocalStore(tmp_path / "cache")
+    assert cached.digests("adapters") == digests[2:]
+    bucket.adapter_folder(digests[2])
+    bucket.adapter_folder(digests[0])
+    assert cached.digests("adapters") == [digests[0], digests[2]]
+    assert bucket.digests("adapters") == digests
+
+
+def test_a_folder_is_fetched_once(bucket: ObjectStore, tmp_path: Path) -> None:
+    bucket.put("models", DIGEST, stage(bucket))
+    bucket.put("adapters", DIGEST, stage(bucket))
+    other = open_store(f"s3://{BUCKET}/{tmp_path.name}", tmp_path / "other")
+    head = other.model_folder(DIGEST, weights=False)
+    assert set(content(head)) == {"config.json"}
+    folders = [other.adapter_folder(DIGEST), other.model_folder(DIGEST), head]
+    client = boto3.client("s3")
+    for key in keys(tmp_path.name):
+        client.delete_object(Bucket=BUCKET, Key=key)
+    again = [
+        other.adapter_folder(DIGEST),
+        other.model_folder(DIGEST),
+        other.model_folder(DIGEST, weights=False),
+    ]
+    assert again[:2] == folders[:2] and set(content(again[2])) >= {"config.json"}
+
+
+def test_what_was_changed_in_the_bucket_is_not_taken(bucket: ObjectStore, tmp_path: Path) -> None:
+    bucket.put("adapters", DIGEST, stage(bucket))
+    client = boto3.client("s3")
+    (key,) = [key for key in keys(tmp_path.name) if key.endswith("model.safetensors")]
+    client.put_object(Bucket=BUCKET, Key=key, Body=b"longer")
+    other = open_store(f"s3://{BUCKET}/{tmp_path.name}", tmp_path / "other")
+    with pytest.raises(StoreUnavailable, match="6 bytes, not 1"):
+        other.adapter_folder(DIGEST)
+    client.delete_object(Bucket=BUCKET, Key=key)
+    with pytest.raises(StoreUnavailable):
+        other.adapter_folder(DIGEST)
+    index = f"{tmp_path.name}/index/adapters/{DIGEST}"
+    for damage in (b"", b"{}", b'{"put": "../..", "files": {"a": 1}}'):
+        client.put_object(Bucket=BUCKET, Key=index, Body=damage)
+        with pytest.raises(StoreUnavailable):
+            other.adapter_folder(DIGEST)
+    assert not list((tmp_path / "other" / "incoming").iterdir())
+
+
+def test_a_sweep_of_the_bucket_removes_what_no_entry_names(
+    bucket: ObjectStore, tmp_path: Path
+) -> None:
+    bucket.put("adapters", DIGEST, stage(bucket))
+    bucket.put("models", OTHER, stage(bucket))
+    whole = keys(tmp_path.name)
+    client = boto3.client("s3")
+    for left in (f"adapters/{DIGEST}/other/a", f"adapters/{OTHER}/put/a", f"models/{DIGEST}/p/b"):
+        client.put_object(Bucket=BUCKET, Key=f"{tmp_path.name}/{left}", Body=b"")
+    client.create_multipart_upload(Bucket=BUCKET, Key=f"{tmp_path.name}/adapters/{DIGEST}/p/a")
+    bucket.sweep_bucket(max_age_s=3600)
+    assert len(keys(tmp_path.name)) == len(whole) + 3
+    time.sleep(1.1)
+    bucket.sweep_bucket(max_age_s=0)
+    assert keys(tmp_path.name) == whole
+    assert not client.list_multipart_uploads(Bucket=BUCKET).get("Uploads")
+
+
+def test_an_adapter_is_loaded_from_the_bucket_and_its_absence_named(
+    bucket: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged = bucket.stage()
+    digest = write_adapter(staged)
+    bucket.put("adapters", digest, staged)
+
+    def loader(name: str) -> AdapterLoader:
+        store = open_store(f"s3://{BUCKET}/{tmp_path.name}", tmp_path / name / "store")
+        cache = ImageCache(tmp_path / name, 1 << 20)
+        return AdapterLoader(store, BASE, torch.float32, select("reference"), cache)
+
+    assert loader("machine").fetch(digest).digest == digest
+    with pytest.raises(AdapterUnavailable) as caught:
+        loader("machine").fetch(OTHER)
+    assert caught.value.code == "adapter.store.missing"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+    started = time.monotonic()
+    with pytest.raises(AdapterUnavailable) as caught:
+        loader("other machine").fetch(digest)
+    assert caught.value.code == "adapter.store.unreadable"
+    assert time.monotonic() - started < 30
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_an_adapter_does_not_wait_for_a_model(
+    bucket: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_cached: bool
+) -> None:
+    """Gigabytes may be on their way for minutes."""
+    bucket.put("models", DIGEST, stage(bucket))
+    bucket.put("adapters", OTHER, stage(bucket))
+    other = open_store(f"s3://{BUCKET}/{tmp_path.name}", tmp_path / "other")
+    assert isinstance(other, ObjectStore)
+    if is_cached:
+        other.adapter_folder(OTHER)
+    is_on_its_way, may_come = threading.Event(), threading.Event()
+    download = other._client.download_file
+
+    def slow(bucket: str, key: str, path: str) -> None:
+        if "/models/" in key:
+            is_on_its_way.set()
+            may_come.wait(60)
+        download(bucket, key, path)
+
+    monkeypatch.setattr(other._client, "download_file", slow)
+    with ThreadPoolExecutor(2) as pool:
+        model = pool.submit(other.model_folder, DIGEST)
+        try:
+            assert is_on_its_way.wait(60)
+            adapter = pool.submit(other.adapter_folder, OTHER)
+            assert adapter.result(timeout=30).is_dir() and not model.done()
+        finally:
+            may_come.set()
+        assert model.result(timeout=60).is_dir()
+
+
+def test_what_is_asked_for_is_not_trimmed(
+    bucket: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room for two: another comes when the one used longest ago was found, and not yet touched."""
+    digests = [f"{i:064x}" for i in range(3)]
+    for digest in (digests[2], *digests[:2]):
+        bucket.put("adapters", digest, stage(bucket, bytes(1000)))
+    is_found, may_go_on = threading.Event(), threading.Event()
+    touch = os.utime
+
+    def slow(path: Path) -> None:
+        if path.name == digests[0]:
+            is_found.set()
+            may_go_on.wait(60)
+        touch(path)
+
+    monkeypatch.setattr(os, "utime", slow)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(bucket.adapter_folder, digests[0])
+        try:
+            assert is_found.wait(60)
+            bucket.adapter_folder(digests[2])
+        finally:
+            may_go_on.set()
+        assert len(content(asked.result(timeout=60))) == 2
+
+
+def test_what_another_process_has_trimmed_meanwhile_harms_nobody(
+    bucket: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of one machine have one cache: one is gone when it was listed, and not yet looked
+    at."""
+    digests = [f"{i:064x}" for i in range(3)]
+    for digest in digests[:2]:
+        bucket.put("adapters", digest, stage(bucket, bytes(1000)))
+    other = LocalStore(tmp_path / "cache")
+    listed = Path.iterdir
+
+    def iterdir(folder: Path) -> Iterator[Path]:
+        found = list(listed(folder))
+        if folder == tmp_path / "cache" / "adapters":
+            other.delete("adapters", digests[0])
+        return iter(found)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", iterdir)
+        bucket.put("adapters", digests[2], stage(bucket, bytes(1000)))
+    assert other.digests("adapters") == digests[1:]
+
+
+def test_two_threads_bring_it_once(bucket: ObjectStore, tmp_path: Path) -> None:
+    bucket.put("models", DIGEST, stage(bucket, bytes(100_000)))
+    other = open_store(f"s3://{BUCKET}/{tmp_path.name}", tmp_path / "other")
+    barrier = threading.Barrier(8)
+
+    def read(_: int) -> Path:
+        barrier.wait()
+        return other.model_folder(DIGEST)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(read, range(8)))) == 1

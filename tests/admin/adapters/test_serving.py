@@ -1,0 +1,277 @@
+"""What a version brings besides its weights, and what is told of it."""
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from adapters.store.folder import LocalStore
+from admin.app import create_app
+from admin.config import AdminConfig
+from admin.database import Connection, Database
+from admin.queries import catalog_generation, load_catalog
+from tests.adapters.files import write_adapter
+from tests.admin.conftest import PEPPER, Plane
+from tests.admin.http.test_routes import problem
+from tests.admin.lifecycle import FINGERPRINT, LAYOUT, add, prove_all, report
+from tests.serving import serving as serve
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'user' %}U:{{ m.content }}{% else %}"
+    "{% generation %}A:{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}A:"
+)
+
+
+async def push(
+    client: httpx.AsyncClient, folder: Path, serving: object, **more: str
+) -> httpx.Response:
+    if not folder.exists():
+        write_adapter(folder)
+    files = {path.name: (path.name, path.read_bytes()) for path in folder.iterdir()}
+    text = serving if isinstance(serving, str) else json.dumps(serving)
+    fields = {"name": "bot", "tenant": "acme", "serving": text} | more
+    return await client.post("adapters", data=fields, files=files)
+
+
+async def test_serving_data_is_stored_shown_and_served(plane: Plane, base: str, tmp_path: Path):
+    acme = await plane.tenant("acme")
+    serving = {
+        "chat_template": TEMPLATE,
+        "stop": ["<end>", "\n\n"],
+        "defaults": {"temperature": 0.2, "max_tokens": 64},
+        "metadata": {"commit": "1f2e", "dataset": "tickets-7"},
+    }
+    made = await push(acme, tmp_path / "a", serving)
+    assert made.status_code == 201, made.text
+    shown = made.json()["serving"]
+    assert shown["template"]["text"] == TEMPLATE
+    assert shown["template"]["approved"] is False
+    assert {name: shown[name] for name in ("stop", "defaults", "metadata")} == {
+        name: serving[name] for name in ("stop", "defaults", "metadata")
+    }
+    assert made.json()["proving"] == {
+        "detail": "waiting for a worker that serves tiny",
+        "attempts": 0,
+    }
+    await prove_all(plane.database)
+    async with plane.database.acquire() as connection:
+        snapshot = await load_catalog(connection)
+    served = snapshot.versions[0].serving
+    assert (served.chat_template, served.stop) == (TEMPLATE, ("<end>", "\n\n"))
+    assert (served.defaults.temperature, served.defaults.top_p) == (0.2, None)
+    assert snapshot.approved_templates == frozenset()
+
+
+async def test_a_template_runs_once_an_admin_says_so(plane: Plane, base: str, tmp_path: Path):
+    acme = await plane.tenant("acme")
+    digest = (await push(acme, tmp_path / "a", {"chat_template": TEMPLATE})).json()["serving"][
+        "template"
+    ]["digest"]
+    path = "adapters/bot/versions/1/template/approve"
+    problem(await acme.post(path), 403)
+    approved = await plane.client.post(path, params={"tenant": "acme"})
+    assert approved.json()["serving"]["template"]["approved"] is True
+    again = await plane.client.post(path, params={"tenant": "acme"})
+    assert again.json() == approved.json()
+    async with plane.database.acquire() as connection:
+        assert (await load_catalog(connection)).approved_templates == {digest}
+    await push(acme, tmp_path / "a", {})
+    none = await plane.client.post(
+        "adapters/bot/versions/2/template/approve", params={"tenant": "acme"}
+    )
+    assert problem(none, 404)["code"] == "template_not_found"
+
+
+async def test_a_hostile_template_is_not_promoted(plane: Plane, base: str, tmp_path: Path):
+    """A tenant uploads it and tries each way to have its alias point there."""
+    acme = await plane.tenant("acme")
+    hostile = "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}"
+    made = await push(acme, tmp_path / "a", {"chat_template": hostile}, alias="next")
+    assert made.json()["state"] == "proving"
+    await prove_all(plane.database)
+
+    async def show(number: int) -> dict[str, Any]:
+        return (await acme.get(f"adapters/bot/versions/{number}")).json()
+
+    shown = await show(1)
+    assert (shown["state"], shown["served"], shown["aliases"]) == ("awaiting_approval", False, [])
+    listed = (await acme.get("adapters")).json()["data"][0]
+    assert (listed["states"], listed["last_state"], listed["aliases"]) == (
+        {"awaiting_approval": 1},
+        "awaiting_approval",
+        {},
+    )
+    # Pushed again, now for `prod`; promoted; approved with its own key.
+    again = await push(acme, tmp_path / "a", {"chat_template": hostile}, alias="prod")
+    assert (again.status_code, again.json()["state"]) == (200, "awaiting_approval")
+    refused = problem(await acme.put("adapters/bot/aliases/prod", json={"version": 1}), 409)
+    assert refused["code"] == "template_not_approved"
+    assert "have an admin approve bot@1" in str(refused["message"])
+    problem(await acme.post("adapters/bot/versions/1/template/approve"), 403)
+    # Behind a version that is ready, as a canary.
+    await push(acme, tmp_path / "a", {})
+    await prove_all(plane.database)
+    assert (await show(2))["aliases"] == ["prod"]
+    canary = {"canary": {"2": 50, "1": 50}}
+    refused = problem(await acme.put("adapters/bot/aliases/prod", json=canary), 409)
+    assert refused["code"] == "template_not_approved"
+    async with plane.database.acquire() as connection:
+        pointing = (await load_catalog(connection)).aliases
+    assert [(alias.alias, alias.version, alias.canary) for alias in pointing] == [("prod", 2, None)]
+
+
+async def test_an_approval_makes_ready_what_waited_for_it(plane: Plane, base: str, tmp_path: Path):
+    """Of every tenant: the first version takes `prod`, and what its upload asked for follows."""
+    acme, globex = await plane.tenant("acme"), await plane.tenant("globex")
+    for client, more in ((acme, {"alias": "next"}), (globex, {"tenant": "globex"})):
+        await push(client, tmp_path / "a", {"chat_template": TEMPLATE}, **more)
+    await prove_all(plane.database)
+    async with plane.database.acquire() as connection:
+        await report(connection, "gw-1", await catalog_generation(connection), {})
+    path = "adapters/bot/versions/1"
+    approved = await plane.client.post(f"{path}/template/approve", params={"tenant": "acme"})
+    assert approved.json()["state"] == "ready"
+    # The gateway does not know yet.
+    assert not approved.json()["served"]
+    async with plane.database.acquire() as connection:
+        await report(connection, "gw-1", await catalog_generation(connection), {})
+    shown = (await acme.get(path)).json()
+    assert (shown["served"], shown["aliases"], shown["wanted_alias"]) == (
+        True,
+        ["next", "prod"],
+        None,
+    )
+    assert (await globex.get(path)).json()["aliases"] == ["prod"]
+
+
+async def test_an_admins_upload_approves_only_when_told_to(plane: Plane, base: str, tmp_path: Path):
+    """A template that an admin uploads for somebody else is not one that the admin has read."""
+    acme = await plane.tenant("acme")
+    serving = {"chat_template": TEMPLATE}
+    made = await push(plane.client, tmp_path / "a", serving)
+    assert made.json()["serving"]["template"]["approved"] is False
+    problem(await push(acme, tmp_path / "a", serving, approve_template="true"), 403)
+    refused = problem(
+        await push(plane.client, tmp_path / "a", serving, approve_template="maybe"), 400
+    )
+    assert refused["param"] == "approve_template"
+    shown = (await acme.get("adapters/bot")).json()["versions"][0]["serving"]["template"]
+    assert shown["approved"] is False
+    again = await push(plane.client, tmp_path / "a", serving, approve_template="true")
+    assert again.json()["serving"]["template"]["approved"] is True
+
+
+@pytest.mark.parametrize(
+    ("serving", "code", "words"),
+    [
+        ("{", "serving_invalid", "truncated"),
+        ("[]", "serving_invalid", "Expected `object`"),
+        ({"stops": []}, "serving_invalid", "stops"),
+        ({"defaults": {"temprature": 1}}, "serving_invalid", "temprature"),
+        ({"defaults": {"temperature": 3}}, "serving_invalid", "$.defaults.temperature"),
+        ({"stop": ["x"] * 17}, "serving_invalid", "$.stop"),
+        ({"stop": [""]}, "serving_invalid", "$.stop"),
+        ({"metadata": {"k": "v" * 513}}, "serving_invalid", "$.metadata"),
+        ({"chat_template": "x" * ((64 << 10) + 1)}, "serving_invalid", "$.chat_template"),
+        ({"chat_template": "a\n{% for %}"}, "template_syntax", "line 2"),
+        ({"chat_template": "{{ messages"}, "template_syntax", "line 1"),
+        ({"chat_template": "{{" + "(" * 30000}, "template_syntax", "nested too deeply"),
+    ],
+)
+async def test_serving_data_that_cannot_be_is_refused(
+    plane: Plane, base: str, tmp_path: Path, serving: object, code: str, words: str
+):
+    acme = await plane.tenant("acme")
+    refused = problem(await push(acme, tmp_path / "a", serving), 400)
+    assert refused["code"] == code
+    assert words in str(refused["message"])
+    assert plane.files() == set()
+    assert (await acme.get("adapters")).json()["data"] == []
+
+
+async def test_proofs_and_faults_are_shown_with_their_version(
+    plane: Plane, base: str, tmp_path: Path
+):
+    acme = await plane.tenant("acme")
+    digest = (await push(acme, tmp_path / "a", {})).json()["digest"]
+    await prove_all(plane.database)
+    async with plane.database.acquire() as connection:
+        for name in (digest, "f" * 64):
+            await connection.execute(
+                "INSERT INTO adapter_faults (digest, worker, code, message)"
+                " VALUES ($1, 'worker-2', 'adapter.checksum', 'the image is not the proved one')",
+                name,
+            )
+    shown: dict[str, Any] = (await acme.get("adapters/bot")).json()["versions"][0]
+    assert shown["state"] == "ready"
+    assert shown["proving"] is None
+    assert shown["aliases"] == ["prod"]
+    proof = shown["proofs"][0]
+    assert (proof["layout"], proof["worker"]) == (LAYOUT, "worker-1")
+    assert proof["fingerprint"] == FINGERPRINT
+    fault = shown["faults"][0]
+    assert (fault["worker"], fault["code"]) == ("worker-2", "adapter.checksum")
+    assert len(shown["faults"]) == 1
+
+
+class CountingDatabase(Database):
+    """Counts what its connections execute."""
+
+    num_queries = 0
+
+    @asynccontextmanager
+    async def acquire(self) -> AsyncGenerator[Connection, None]:
+        async with super().acquire() as connection:
+            yield cast(Connection, _Counting(self, connection))
+
+
+class _Counting:
+    def __init__(self, database: CountingDatabase, connection: Connection) -> None:
+        self._database = database
+        self._connection = connection
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("fetch") or name == "execute":
+            self._database.num_queries += 1
+        return getattr(self._connection, name)
+
+
+async def test_a_thousand_adapters_are_listed_in_few_queries(plane: Plane, base: str, dsn: str):
+    key = (await plane.tenant("acme")).headers["authorization"]
+    async with plane.database.transaction() as connection:
+        tenant_id = await connection.fetchval("SELECT id FROM tenants")
+        await fill(connection, tenant_id, 1000)
+        await add(connection, tenant_id, "b", name="a0007")
+    database = await CountingDatabase.connect(dsn)
+    app = create_app(AdminConfig(pepper=PEPPER), database=database, store=LocalStore(plane.store))
+    async with serve(app) as url, httpx.AsyncClient(headers={"authorization": key}) as client:
+
+        async def list_adapters(**query: str | int) -> dict[str, Any]:
+            before = cast(CountingDatabase, database).num_queries
+            answer = await client.get(f"{url}/admin/v1/adapters", params=query)
+            assert cast(CountingDatabase, database).num_queries - before <= 4
+            return answer.json()
+
+        page = await list_adapters(limit=100)
+        assert [adapter["name"] for adapter in page["data"]] == [f"a{i:04}" for i in range(100)]
+        assert page["has_more"]
+        assert page["data"][0]["aliases"] == {"prod": 1}
+        states = [(page["data"][i]["states"], page["data"][i]["last_state"]) for i in (0, 7)]
+        assert states == [({"ready": 1}, "ready"), ({"ready": 1, "proving": 1}, "proving")]
+        seen: list[str] = []
+        while page["data"]:
+            seen += [adapter["name"] for adapter in page["data"]]
+            page = await list_adapters(limit=400, after=seen[-1])
+    assert seen == [f"a{i:04}" for i in range(1000)]
+    await database.close()
+
+
+async def fill(connection: Connection, tenant_id: str, count: int) -> None:
+    """Adapters a0000, a0001, ... of one ready version each."""
+    for number in range(count):
+        await add(connection, tenant_id, "a", name=f"a{number:04}")
+        await connection.fetchval("SELECT version_ready($1, $2, 1)", tenant_id, f"a{number:04}")

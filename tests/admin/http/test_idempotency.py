@@ -1,0 +1,192 @@
+"""Creates with the header Idempotency-Key: once, whoever repeats them and whenever."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from admin.database import EVERYTHING, Database
+from admin.http import idempotency
+from admin.keys.keys import create_key
+from tests.admin.conftest import PEPPER, Plane, write_model
+from tests.admin.dump import dump
+from tests.admin.http.test_routes import problem
+
+HEADER = {"idempotency-key": "0b5f1c9e-7d3a-4c55-9a53-0d6a5c8b2e11"}
+
+
+async def post(
+    client: httpx.AsyncClient, path: str, body: Any, header: dict[str, str] = HEADER
+) -> httpx.Response:
+    return await client.post(path, json=body, headers=header)
+
+
+def is_replay(answer: httpx.Response) -> bool:
+    return answer.headers.get("idempotent-replayed") == "true"
+
+
+async def count(plane: Plane, table: str) -> int:
+    async with plane.database.transaction(EVERYTHING) as connection:
+        return await connection.fetchval(f"SELECT count(*) FROM {table}")
+
+
+@pytest.mark.parametrize("kind", ["tenants", "tenants/acme/keys", "keys", "rotate", "models"])
+async def test_the_same_again_is_answered_as_the_first_time(plane: Plane, base: str, kind: str):
+    await plane.client.post("tenants", json={"name": "acme"})
+    first_key = (await plane.key("acme"))["record"]
+    assert isinstance(first_key, dict)
+    body = {"tenants": {"name": "globex"}, "models": {"name": "other", "digest": base}}.get(
+        kind, {}
+    )
+    path = f"keys/{first_key['id']}/rotate" if kind == "rotate" else kind
+    table = {"tenants": "tenants", "models": "base_models"}.get(kind, "api_keys")
+    before = await count(plane, table)
+    answers = [await post(plane.client, path, body) for _ in range(3)]
+    assert {answer.status_code for answer in answers} == {201}
+    assert len({answer.content for answer in answers}) == 1
+    assert [is_replay(answer) for answer in answers] == [False, True, True]
+    assert await count(plane, table) == before + 1
+    if "key" in answers[0].json():
+        text = answers[-1].json()["key"]
+        scopes = await plane.bearing(text).get("keys" if kind == "keys" else "models")
+        assert scopes.status_code == 200, scopes.text
+
+
+async def test_another_request_with_the_same_header_is_refused(plane: Plane):
+    assert (await post(plane.client, "tenants", {"name": "acme"})).status_code == 201
+    for path, body in [
+        ("tenants", {"name": "globex"}),
+        ("tenants", {"name": "acme", "sharing_group": "g"}),
+        ("tenants/acme/keys", {}),
+        ("tenants?", {"name": "acme"}),
+    ]:
+        refused = await post(plane.client, path, body)
+        if path.endswith("?"):
+            assert is_replay(refused)
+            continue
+        assert problem(refused, 422)["code"] == "idempotency_key_reused"
+        assert refused.headers["x-should-retry"] == "false"
+    assert await count(plane, "tenants") == 1
+
+
+async def test_a_header_belongs_to_who_sends_it(plane: Plane):
+    without = await plane.client.post("keys", json={})
+    assert without.status_code == 201 and not is_replay(without)
+    other = plane.bearing(without.json()["key"])
+    assert (await post(plane.client, "tenants", {"name": "acme"})).status_code == 201
+    assert problem(await post(other, "tenants", {"name": "acme"}), 409)["code"] == "already_exists"
+    assert (await post(other, "tenants", {"name": "globex"})).status_code == 201
+
+
+async def test_a_refusal_leaves_the_header_free(plane: Plane):
+    problem(await post(plane.client, "tenants", {"name": "a/b"}), 400)
+    problem(await post(plane.client, "tenants", {"name": "ten_x"}), 400)
+    made = await post(plane.client, "tenants", {"name": "acme"})
+    assert made.status_code == 201 and not is_replay(made)
+    assert await count(plane, "idempotent_requests") == 1
+
+
+async def test_of_twins_one_is_done(plane: Plane):
+    await plane.client.post("tenants", json={"name": "acme"})
+    answers = await asyncio.gather(
+        *(post(plane.client, "tenants/acme/keys", {"name": "ci"}) for _ in range(12))
+    )
+    assert {answer.status_code for answer in answers} == {201}
+    assert len({answer.content for answer in answers}) == 1
+    assert sum(not is_replay(answer) for answer in answers) == 1
+    assert await count(plane, "api_keys") == 2
+
+
+@pytest.mark.parametrize("header", ["", "x" * 256, "a b", "é", "tab\there"])
+async def test_a_header_of_another_form_is_refused(plane: Plane, header: str):
+    sent = {"idempotency-key": header.encode("utf-8")}
+    answer = await plane.client.post("tenants", json={"name": "acme"}, headers=sent)
+    problem(answer, 400)
+    assert await count(plane, "tenants") == 0
+
+
+async def test_the_database_never_holds_a_secret(plane: Plane):
+    """Neither the new key's text nor the header from which it could be made again."""
+    await plane.client.post("tenants", json={"name": "acme"})
+    made = (await post(plane.client, "tenants/acme/keys", {})).json()
+    rotated = (
+        await post(
+            plane.client,
+            f"keys/{made['record']['id']}/rotate",
+            {},
+            {"idempotency-key": "another-one"},
+        )
+    ).json()
+    held = "\n".join(row for rows in (await dump(plane.database)).values() for row in rows)
+    assert made["record"]["id"] in held, "the search finds what is there"
+    for text in (made["key"], rotated["key"]):
+        secret = text.split("_")[2]
+        for part in (secret, secret[:43], secret[:20]):
+            assert part not in held and part.encode().hex() not in held
+    for header in (HEADER["idempotency-key"], "another-one"):
+        assert header not in held and header.encode().hex() not in held
+
+
+async def test_a_day_later_it_is_forgotten(plane: Plane):
+    first = (await post(plane.client, "keys", {})).json()
+    async with plane.database.transaction(EVERYTHING) as connection:
+        await connection.execute(
+            "UPDATE idempotent_requests SET created_at = now() - $1::interval",
+            idempotency.KEPT - timedelta(minutes=1),
+        )
+    await _clean(plane.database)
+    assert (await post(plane.client, "keys", {})).json() == first
+    async with plane.database.transaction(EVERYTHING) as connection:
+        await connection.execute(
+            "UPDATE idempotent_requests SET created_at = now() - $1::interval",
+            idempotency.KEPT + timedelta(seconds=1),
+        )
+    await _clean(plane.database)
+    again = await post(plane.client, "keys", {})
+    assert not is_replay(again) and again.json()["key"] != first["key"]
+
+
+async def _clean(database: Database) -> None:
+    work = asyncio.create_task(idempotency.forget_for_ever(database))
+    await asyncio.sleep(0.2)
+    work.cancel()
+
+
+async def test_a_crash_leaves_both_or_neither(dsn: str, tmp_path: Path):
+    """A plane that dies amid creates: each header has its tenant or none, and may be sent again."""
+    write_model(tmp_path / "store", "b" * 64)
+    database = await Database.connect(dsn, sees=EVERYTHING)
+    async with database.transaction() as connection:
+        _, key = await create_key(connection, PEPPER, None)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.admin.serve", dsn, str(tmp_path / "store")],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    url = process.stdout.readline().strip()
+    headers = {"authorization": f"Bearer {key}"}
+    names = [f"t{number}" for number in range(200)]
+
+    async def create(client: httpx.AsyncClient, name: str) -> httpx.Response:
+        return await post(client, f"{url}/tenants", {"name": name}, {"idempotency-key": name})
+
+    async with httpx.AsyncClient(headers=headers, timeout=30) as client:
+        tasks = [asyncio.create_task(create(client, name)) for name in names]
+        await tasks[20]
+        process.kill()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    process.wait()
+    process.stdout.close()
+    async with database.acquire() as connection:
+        made = await connection.fetchval("SELECT count(*) FROM tenants")
+        kept = await connection.fetchval("SELECT count(answer) FROM idempotent_requests")
+    assert 20 <= made == kept < len(names)
+    await database.close()

@@ -1,0 +1,89 @@
+"""A tenant's keys cannot write the audit log full."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from adapters.store.folder import LocalStore
+from admin.app import create_app
+from admin.config import AdminConfig
+from admin.database import Database
+from admin.errors import RateExceeded
+from admin.http.tenant_rates import BURST_MINUTES, READS_PER_WRITE, TenantRates
+from admin.keys.keys import ADMIN_SCOPES, create_key
+from admin.records import TENANT_SCOPES
+from admin.tenants.tenants import create_tenant
+from tests.admin.audit.test_audit import entries
+from tests.admin.conftest import PEPPER
+from tests.admin.lifecycle import make_ready, make_tenant
+from tests.serving import serving
+
+BURST = 2 * BURST_MINUTES
+
+
+async def test_alias_flips_leave_a_bounded_number_of_rows(
+    dsn: str, database: Database, tmp_path: Path
+):
+    """Another tenant and the operator go on."""
+    own = await Database.connect(dsn)
+    config = AdminConfig(pepper=PEPPER, tenant_writes_per_minute=2)
+    app = create_app(config, database=own, store=LocalStore(tmp_path / "store"))
+    async with database.transaction() as connection:
+        tenant_id = await make_tenant(connection)
+        await make_ready(connection, tenant_id, "a", "b")
+        other = await create_tenant(connection, "globex")
+        texts = [
+            (await create_key(connection, PEPPER, each, TENANT_SCOPES if each else ADMIN_SCOPES))[1]
+            for each in (tenant_id, other.id, None)
+        ]
+    async with serving(app) as url, AsyncExitStack() as stack:
+        acme, globex, operator = [
+            await stack.enter_async_context(
+                httpx.AsyncClient(
+                    base_url=f"{url}/admin/v1", headers={"authorization": f"Bearer {text}"}
+                )
+            )
+            for text in texts
+        ]
+        flips = [
+            await acme.put("adapters/bot/aliases/x", json={"version": 1 + number % 2})
+            for number in range(3 * BURST)
+        ]
+        for client in (globex, operator):
+            for _ in range(2 * BURST):
+                assert (await client.get("adapters?tenant=globex")).status_code == 200
+    await app.state.admin.validation.close()
+    await own.close()
+    refused = [answer for answer in flips if answer.status_code == 429]
+    rows = [row for row in await entries(database) if row.action == "alias.promote"]
+    assert len(rows) == len(flips) - len(refused)
+    assert BURST <= len(rows) <= 2 * BURST
+    assert refused[-1].json()["error"]["code"] == "rate_limit_exceeded"
+    assert int(refused[-1].headers["retry-after"]) >= 1
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_tenant_has_its_rate_and_a_burst():
+    clock = Clock()
+    rates = TenantRates(2, clock)
+    for _ in range(BURST):
+        rates.take("ten_a", is_write=True)
+    with pytest.raises(RateExceeded) as refused:
+        rates.take("ten_a", is_write=True)
+    assert refused.value.retry_after_s == pytest.approx(30.0)
+    rates.take("ten_b", is_write=True)
+    clock.now += 30.0
+    for _ in range(READS_PER_WRITE):
+        rates.take("ten_a", is_write=False)
+    with pytest.raises(RateExceeded):
+        rates.take("ten_a", is_write=False)

@@ -1,0 +1,121 @@
+"""Who is told of a change finds it in force, though gateways load changes together."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from adapters.format.validator import CONFIG_NAME, WEIGHTS_NAME
+from adapters.store.folder import LocalStore
+from admin.app import create_app
+from admin.config import AdminConfig
+from admin.database import Database
+from admin.keys.keys import create_key
+from tests.adapters.files import write_adapter
+from tests.gateway.live import Live, Served, eventually
+from tests.gateway.pepper import PEPPER
+from tests.serving import serving
+
+
+class Told:
+    """The admin plane beside the gateway that it tells."""
+
+    def __init__(self, client: httpx.AsyncClient, served: Served) -> None:
+        self.served = served
+        self._client = client
+        self._number = 0
+
+    async def ask(self, method: str, path: str, **arguments: Any) -> None:
+        """A change just before it: what comes now is loaded later."""
+        self._number += 1
+        for request in (
+            self._client.build_request("POST", "tenants", json={"name": f"t-{self._number}"}),
+            self._client.build_request(method, path, **arguments),
+        ):
+            answer = await self._client.send(request)
+            assert answer.is_success, answer.text
+
+    async def version(self) -> str:
+        """That answers now."""
+        return (await self.served.complete("bot")).headers["loraplex-adapter-version"]
+
+
+@pytest.fixture
+async def told(live: Live, dsn: str) -> AsyncIterator[Told]:
+    async with live.worker, live.gateway() as served, _administration(live, dsn) as client:
+        await eventually(lambda: served.serves("tiny"))
+        yield Told(client, served)
+
+
+async def test_an_alias_is_moved(live: Live, told: Told) -> None:
+    await live.make_ready("a", "b")
+    await eventually(lambda: told.served.serves("bot"))
+    for version in (2, 1, 2):
+        path = "adapters/bot/aliases/prod?tenant=acme"
+        await told.ask("PUT", path, json={"version": version})
+        assert await told.version() == str(version)
+
+
+async def test_an_alias_is_moved_by_an_upload_of_what_is_there(told: Told, tmp_path: Path) -> None:
+    async def push(seed: int) -> None:
+        folder = tmp_path / f"{seed}"
+        write_adapter(folder, seed=seed)
+        files = {name: (folder / name).read_bytes() for name in (CONFIG_NAME, WEIGHTS_NAME)}
+        form = {"name": "bot", "tenant": "acme", "alias": "prod"}
+        await told.ask("POST", "adapters", data=form, files=files)
+
+    for seed in (1, 2):
+        await push(seed)
+        await eventually(lambda seed=seed: _answers(told, str(seed)))
+    await push(1)
+    assert await told.version() == "1"
+
+
+async def test_a_tenant_is_deleted(told: Told) -> None:
+    await told.ask("DELETE", "tenants/acme")
+    assert (await told.served.complete("tiny")).status_code == 401
+
+
+async def test_a_price_is_set(live: Live, told: Told) -> None:
+    await told.ask("PUT", "prices/tiny", json={"input": "1", "output": "1"})
+    await told.served.complete("tiny")
+    query = "SELECT cost FROM usage ORDER BY admitted_at DESC LIMIT 1"
+
+    async def costs() -> bool:
+        return bool(rows := await live.fetch(query)) and rows[0]["cost"] > 0
+
+    await eventually(costs)
+
+
+async def test_a_quota_is_lifted(live: Live, told: Told) -> None:
+    await live.limit(requests_per_minute=0)
+    await told.ask("DELETE", "tenants/acme/quota")
+    assert await told.served.serves("tiny")
+
+
+async def _answers(told: Told, version: str) -> bool:
+    return await told.served.serves("bot") and await told.version() == version
+
+
+@asynccontextmanager
+async def _administration(live: Live, dsn: str) -> AsyncIterator[httpx.AsyncClient]:
+    async with live.database.transaction() as connection:
+        _, key = await create_key(connection, PEPPER, None)
+    own = await Database.connect(dsn)
+    store = LocalStore(live.folder / "admin-store")
+    app = create_app(AdminConfig(pepper=PEPPER), database=own, store=store)
+    headers = {"authorization": f"Bearer {key}"}
+    try:
+        async with (
+            serving(app) as url,
+            httpx.AsyncClient(base_url=f"{url}/admin/v1", headers=headers, timeout=30) as client,
+        ):
+            yield client
+    finally:
+        await app.state.admin.validation.close()
+        await own.close()

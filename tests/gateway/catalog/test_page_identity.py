@@ -1,0 +1,173 @@
+"""From a caller's words to page keys: KV pages are shared by equal identity and by nothing else.
+
+Names, salts, tenants and groups are spelled alike on purpose. Who may share with whom is worked out
+from the drawn world itself, not from what the gateway makes of it.
+"""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from admin.records import Alias, ApiKey, BaseModel, CatalogSnapshot, ServedVersion, Tenant
+from gateway.catalog.auth import Principal
+from gateway.catalog.catalog import CatalogView
+from gateway.dialects.schemas import CompletionRequest
+from gateway.dispatch.prompts import make_prompt
+from gateway.dispatch.sequences import Call, _generate, work_of
+from memory.page_key import PAGE_TOKENS
+from tests.adapters.files import BASE
+from workers.scheduling.sequence import Sequence
+from workers.wire.prefix_index import KEY_BYTES
+from workers.wire.protocol import SamplingParams
+
+NUM_REQUESTS = 100_000
+THEN = datetime(2026, 1, 1, tzinfo=UTC)
+WORDS = ["bot", "acme", "globex", "ten_acme", "tenant:ten_acme", "group:bot", "c0", "bot@1"]
+TENANTS = [
+    Tenant(id="ten_acme", name="acme"),
+    Tenant(id="ten_globex", name="globex"),
+    Tenant(id="acme", name="ten_acme", sharing_group="bot"),
+    Tenant(id="bot", name="initech", sharing_group="bot"),
+    Tenant(id="umbrella", name="umbrella", sharing_group="tenant:ten_acme"),
+]
+KEY = ApiKey(id="k", tenant_id=None, hash=b"", scopes=frozenset())
+MODELS = [BaseModel(name, name, BASE, 4096, THEN) for name in ("tiny", "small")]
+CONTENTS: dict[str, tuple[int, ...]] = {"c0": (), "c1": (), "c2": (1, 2), "c3": (2,), "acme": ()}
+"""Content digest of an adapter -> its invocation."""
+PARAMS = SamplingParams(max_tokens=1, seed=0)
+
+
+class World:
+    """Tenants upload under the same names again and again; each upload moves `prod`."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._versions: dict[tuple[str, str, int], ServedVersion] = {}
+        self._newest: dict[tuple[str, str], int] = {}
+
+    def upload(self) -> None:
+        tenant, name = self._rng.choice(TENANTS), self._rng.choice(WORDS[:3])
+        number = self._newest.get((tenant.id, name), 0) + 1
+        digest = self._rng.choice(list(CONTENTS))
+        base = self._rng.choice(MODELS).name
+        self._newest[tenant.id, name] = number
+        self._versions[tenant.id, name, number] = ServedVersion(
+            tenant.id, name, number, THEN, digest, base, invocation_tokens=CONTENTS[digest]
+        )
+
+    def view(self) -> CatalogView:
+        return CatalogView(
+            CatalogSnapshot(
+                generation=1,
+                tenants=tuple(TENANTS),
+                keys=(),
+                models=tuple(MODELS),
+                versions=tuple(self._versions.values()),
+                aliases=tuple(
+                    Alias(tenant, name, "prod", number)
+                    for (tenant, name), number in self._newest.items()
+                ),
+            )
+        )
+
+    def pick(self) -> tuple[Tenant, str, str, str | None]:
+        """(who asks, model name, its base's digest, the adapter's content or None)."""
+        if not self._newest or self._rng.random() < 0.3:
+            model = self._rng.choice(MODELS)
+            return self._rng.choice(TENANTS), model.name, model.digest, None
+        tenant_id, name = self._rng.choice(list(self._newest))
+        number = self._newest[tenant_id, name]
+        asked = name
+        if self._rng.random() < 0.3:
+            number = self._rng.randint(1, number)
+            asked = f"{name}@{number}"
+        version = self._versions[tenant_id, name, number]
+        tenant = next(tenant for tenant in TENANTS if tenant.id == tenant_id)
+        return tenant, asked, version.base_name, version.digest
+
+
+def page_keys(
+    view: CatalogView, tenant: Tenant, model: str, salt: str | None, tokens: list[int]
+) -> list[bytes]:
+    """As a worker computes them from what the gateway sends."""
+    call = make_call(view, tenant, model, salt, tokens)
+    request = _generate(call, call.prompts[0], "layout", PARAMS)
+    sequence = Sequence(
+        0,
+        request,
+        arrival_s=0.0,
+        end_tokens=frozenset(),
+        block_table=cast("Any", None),
+        layout="layout",
+    )
+    return sequence.page_keys
+
+
+def make_call(
+    view: CatalogView, tenant: Tenant, model: str, salt: str | None, tokens: list[int]
+) -> Call:
+    asked = CompletionRequest(model=model, prompt=[*tokens], cache_salt=salt)
+    target = view.resolve(tenant, model)
+    prompts = [make_prompt(target, tokens)]
+    return Call("r", Principal(tenant, KEY), asked, target, cast("Any", None), prompts, 0.0, 0)
+
+
+def acts_from(content: str | None, tokens: list[int]) -> int | None:
+    if content is None:
+        return None
+    word = list(CONTENTS[content])
+    starts = [i for i in range(len(tokens)) if tokens[i : i + len(word)] == word]
+    return max(starts, default=None) if word else 0
+
+
+def test_pages_are_shared_by_equal_identity_only() -> None:
+    rng = random.Random(42)
+    world = World(rng)
+    prompts = [[0] * rng.randrange(PAGE_TOKENS, 40) for _ in range(4)]
+    prompts += [[*prompt[:k], 1, 2, *prompt[k:]] for prompt in prompts for k in (3, 15, 16)]
+    prompts += [[*prompt, 0, 1, 2, 1, 2, 0] for prompt in prompts]
+    # The page border cuts an invocation, or what would be one: the first page is the same.
+    prompts += [[1, 2, *[0] * 13, 1, last, *[0] * 20] for last in (2, 0)]
+    key_of: dict[tuple[object, ...], bytes] = {}
+    identity_of: dict[bytes, tuple[object, ...]] = {}
+    view = world.view()
+    seen_contents: set[tuple[str, str, str | None]] = set()
+    num_pages = 0
+    for number in range(NUM_REQUESTS):
+        if number % 500 == 0:
+            world.upload()
+            view = world.view()
+        tenant, model, base, content = world.pick()
+        salt = rng.choice([None, *WORDS])
+        tokens = rng.choice(prompts)
+        if "@" not in model:
+            seen_contents.add((tenant.id, model, content))
+        group = ("group", tenant.sharing_group) if tenant.sharing_group else ("tenant", tenant.id)
+        start = acts_from(content, tokens)
+        for index, key in enumerate(page_keys(view, tenant, model, salt, tokens)):
+            end = (index + 1) * PAGE_TOKENS
+            acting = None if start is None or end <= start else (content, start)
+            identity = base, group, salt, acting, tuple(tokens[:end])
+            assert key_of.setdefault(identity, key) == key
+            assert identity_of.setdefault(key, identity) == identity
+            num_pages += 1
+    assert len(key_of) < 0.9 * num_pages, "equal identities hardly occurred"
+    by_name = {(tenant, model) for tenant, model, _ in seen_contents}
+    assert len(seen_contents) > 2 * len(by_name), "names hardly changed their contents"
+
+
+def test_a_gateway_looks_for_the_keys_that_a_worker_has() -> None:
+    rng = random.Random(7)
+    world = World(rng)
+    for number in range(2000):
+        if number % 50 == 0:
+            world.upload()
+        view = world.view()
+        tenant, model, _, _ = world.pick()
+        salt = rng.choice([None, *WORDS])
+        tokens = [rng.choice([0, 1, 2]) for _ in range(rng.randrange(1, 70))]
+        (prefix,) = work_of(make_call(view, tenant, model, salt, tokens)).prompts
+        theirs = page_keys(view, tenant, model, salt, tokens)
+        assert list(prefix.keys("layout")) == [key[:KEY_BYTES] for key in theirs]

@@ -1,0 +1,143 @@
+"""A key that is revoked, begins or ends is refused by every gateway soon, notified or not."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from admin.keys import keys
+from admin.keys.keys import KeyRights
+from admin.records import TENANT_SCOPES
+from gateway.catalog.source import POLL_INTERVAL_S
+from tests.gateway.live import Live, eventually
+from tests.gateway.pepper import PEPPER
+from tests.gateway.process import GatewayProcess
+from tests.proxy import PostgresProxy, Way
+from tests.scale import scaled
+
+NUM_GATEWAYS = 3
+TOLD_S = 1.0
+"""Asked for where notifications arrive; ten times as much is the deadline here."""
+UNTOLD_S = 60.0
+"""Asked for where they do not."""
+NEVER_S = 3600.0
+LISTENS = re.compile(rb"(?<!UN)LISTEN")
+"""Each connection that goes back to a pool says UNLISTEN."""
+
+
+async def issue(live: Live, rights: KeyRights) -> str:
+    async with live.database.transaction() as connection:
+        return (await keys.issue_key(connection, PEPPER, live.tenant_id, rights))[1]
+
+
+@asynccontextmanager
+async def gateways(
+    live: Live, dsn: str, poll_interval_s: float
+) -> AsyncIterator[list[GatewayProcess]]:
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(live.worker)
+        made = [live.process(dsn, poll_interval_s=poll_interval_s) for _ in range(NUM_GATEWAYS)]
+        for gateway in made:
+            await gateway.start()
+            stack.push_async_callback(gateway.kill)
+        yield made
+
+
+async def lets_in(gateway: GatewayProcess, key: str) -> bool:
+    async with gateway.client(key) as client:
+        status = (await client.get("/v1/models")).status_code
+    assert status in (200, 401)
+    return status == 200
+
+
+async def revoke(live: Live, everywhere: list[GatewayProcess], within_s: float) -> float:
+    """Seconds until no gateway lets a key in that was revoked."""
+    key = await issue(live, KeyRights(TENANT_SCOPES))
+    for gateway in everywhere:
+        await eventually(lambda gateway=gateway: lets_in(gateway, key), within_s)
+    async with live.database.transaction() as connection:
+        await keys.revoke_key(connection, key.split("_")[1])
+    revoked_at = time.monotonic()
+
+    async def until_refused(gateway: GatewayProcess) -> None:
+        while await lets_in(gateway, key):
+            await asyncio.sleep(0.01)
+
+    async with asyncio.timeout(within_s):
+        await asyncio.gather(*(until_refused(gateway) for gateway in everywhere))
+    took_s = time.monotonic() - revoked_at
+    for gateway in everywhere:
+        assert not await lets_in(gateway, key)
+    return took_s
+
+
+@pytest.mark.timeout(300)
+async def test_where_notifications_arrive(live: Live, dsn: str) -> None:
+    async with gateways(live, dsn, NEVER_S) as everywhere:
+        took = [await revoke(live, everywhere, 10 * TOLD_S) for _ in range(scaled(3, 20))]
+    print(f"{NUM_GATEWAYS} gateways refused a revoked key within {max(took):.2f} s of {took}")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+async def test_where_no_notification_arrives(live: Live, dsn: str, tmp_path: Path) -> None:
+    """The connections that listen are open, and what is sent on them is lost."""
+    interval_s = scaled(1, int(POLL_INTERVAL_S))
+    async with (
+        PostgresProxy(dsn, tmp_path / "proxy") as proxy,
+        gateways(live, proxy.dsn, interval_s) as everywhere,
+    ):
+        proxy.ways["client"] = Way(swallows=lambda said: LISTENS.search(said) is not None)
+        took = [await revoke(live, everywhere, UNTOLD_S) for _ in range(scaled(2, 5))]
+    print(f"polled each {interval_s} s: {NUM_GATEWAYS} refused within {max(took):.2f} s of {took}")
+
+
+async def test_where_the_connection_that_listens_is_killed_again_and_again(
+    live: Live, dsn: str
+) -> None:
+    async def kill() -> None:
+        while True:
+            await live.fetch(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND application_name = 'loraplex-listen'"
+            )
+            await asyncio.sleep(0.05)
+
+    async with gateways(live, dsn, NEVER_S) as everywhere:
+        killing = asyncio.create_task(kill())
+        took_s = await revoke(live, everywhere, UNTOLD_S)
+        killing.cancel()
+    print(f"listeners killed each 0.05 s: refused within {took_s:.2f} s")
+
+
+async def test_a_key_begins_and_ends_though_nobody_says_so(live: Live) -> None:
+    begins = datetime.now(UTC) + timedelta(seconds=4)
+    ends = begins + timedelta(seconds=2)
+    key = await issue(live, KeyRights(TENANT_SCOPES, not_before=begins, expires_at=ends))
+    async with live.worker, live.gateway() as served:
+
+        async def status() -> tuple[datetime, int, datetime]:
+            headers = {"authorization": f"Bearer {key}"}
+            before = datetime.now(UTC)
+            code = (await served.client.get("/v1/models", headers=headers)).status_code
+            return before, code, datetime.now(UTC)
+
+        generation = served.gateway.catalog.current.generation
+        seen: set[int] = set()
+        while datetime.now(UTC) < ends + timedelta(seconds=1):
+            before, code, after = await status()
+            if after < begins or before > ends:
+                assert code == 401
+            elif begins < before and after < ends:
+                assert code == 200
+            seen.add(code)
+            await asyncio.sleep(0.05)
+        assert seen == {200, 401}
+        assert served.gateway.catalog.current.generation == generation

@@ -1,0 +1,193 @@
+"""Versions become ready when a worker has proved them, over a real Postgres."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from pathlib import Path
+
+import msgspec
+
+from admin.database import EVERYTHING, Database
+from gateway.control.verification import POLL_INTERVAL_S
+from tests.admin.lifecycle import DIGITS, add, claim, prove
+from tests.gateway.live import Live, eventually
+from tests.proxy import PostgresProxy
+from tests.stub_worker import LAYOUT, proved
+from workers.wire.protocol import Probe, ProbeResult
+
+
+async def upload(live: Live, *digits: str) -> None:
+    for digit in digits:
+        async with live.database.transaction() as connection:
+            await add(connection, live.tenant_id, digit)
+
+
+async def states(live: Live) -> list[str]:
+    rows = await live.fetch("SELECT state FROM adapter_versions ORDER BY name, version")
+    return [row["state"] for row in rows]
+
+
+async def test_what_is_uploaded_is_proved_and_served(live: Live) -> None:
+    async with live.worker, live.gateway() as served:
+        refused = await served.complete()
+        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+        await upload(live, "a")
+        await eventually(lambda: served.serves("bot"))
+        answer = await served.complete()
+        assert answer.headers["loraplex-adapter-version"] == "1"
+    (proof,) = await live.fetch("SELECT * FROM adapter_proofs")
+    checksum = hashlib.sha256(("a" * 64).encode()).hexdigest()
+    assert (proof["digest"], proof["layout"], proof["checksum"]) == ("a" * 64, LAYOUT, checksum)
+    assert (proof["fingerprint"]["tokens"], proof["worker"]) == ([1], "stub")
+    sent = live.worker.received[-1].adapter
+    assert sent is not None and (sent.name, sent.checksum) == ("bot@1", checksum)
+
+
+async def test_a_version_that_is_not_proved_is_unknown(live: Live) -> None:
+    live.worker.probe_script = lambda _: None
+    await upload(live, "a")
+    async with live.worker, live.gateway() as served:
+        await eventually(lambda: live.worker.probed)
+        for name in ("bot", "bot@1"):
+            answer = await served.complete(name)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+    assert await states(live) == ["proving"]
+
+
+async def test_at_most_four_at_a_time(live: Live) -> None:
+    live.worker.probe_script = lambda _: None
+    await upload(live, *DIGITS)
+    async with live.worker, live.gateway():
+        await eventually(lambda: len(live.worker.probed) >= 4)
+        await asyncio.sleep(0.3)
+        assert len(live.worker.probed) == 4
+
+
+async def test_what_is_proved_wrong_is_rejected_and_says_what_differed(live: Live) -> None:
+    def wrong(probe: Probe) -> ProbeResult:
+        if probe.adapter.digest[0] == "b":
+            return ProbeResult(probe.id, error="adapter.proof.differs", message="layer 1 q_proj")
+        return proved(probe)
+
+    live.worker.probe_script = wrong
+    await upload(live, "a", "b", "c")
+    async with live.worker, live.gateway():
+        await eventually(lambda: _is(live, ["ready", "rejected", "ready"]))
+    (row,) = await live.fetch("SELECT error FROM adapter_versions WHERE state = 'rejected'")
+    assert set(row["error"]) == {"code", "field", "got", "allowed", "hint"}
+    assert row["error"]["code"] == "adapter.proof.differs"
+    assert "layer 1 q_proj" in row["error"]["got"]
+
+
+async def _is(live: Live, wanted: list[str]) -> bool:
+    return await states(live) == wanted
+
+
+async def test_what_could_not_be_proved_is_tried_again(live: Live) -> None:
+    def busy_once(probe: Probe) -> ProbeResult:
+        if len(live.worker.probed) == 1:
+            return ProbeResult(probe.id, error="busy", message="no room", is_final=False)
+        return proved(probe)
+
+    live.worker.probe_script = busy_once
+    await upload(live, "a")
+    async with live.worker, live.gateway():
+        await eventually(lambda: live.worker.probed)
+        await eventually(lambda: _detail(live, "busy: no room"))
+        await eventually(lambda: _is(live, ["ready"]))
+    assert len(live.worker.probed) == 2
+
+
+async def _detail(live: Live, wanted: str) -> bool:
+    rows = await live.fetch("SELECT detail FROM version_proving")
+    return [row["detail"] for row in rows] in ([wanted], [])
+
+
+async def test_without_a_worker_it_says_why_and_goes_on_when_one_comes(live: Live) -> None:
+    await upload(live, "a")
+    async with live.gateway():
+        await eventually(lambda: _detail(live, "no worker serves tiny"))
+        assert await states(live) == ["proving"]
+        async with live.worker:
+            await eventually(lambda: _is(live, ["ready"]))
+
+
+async def test_a_worker_that_dies_while_it_proves_loses_nothing(live: Live) -> None:
+    live.worker.probe_script = lambda _: None
+    await upload(live, "a")
+    async with live.gateway():
+        async with live.worker:
+            await eventually(lambda: live.worker.probed)
+        await eventually(lambda: _detail_like(live, "lost"))
+        live.worker.probe_script = proved
+        async with live.worker:
+            await eventually(lambda: _is(live, ["ready"]))
+
+
+async def _detail_like(live: Live, part: str) -> bool:
+    rows = await live.fetch("SELECT detail FROM version_proving")
+    return any(part in (row["detail"] or "") for row in rows)
+
+
+async def test_gateways_share_the_work_and_take_up_what_another_left(live: Live) -> None:
+    """A claim that has run out is anybody's: as that of a gateway which was killed."""
+    await upload(live, *DIGITS)
+    async with live.database.transaction() as connection:
+        assert len(await claim(connection, "gateway-killed", 4)) == 4
+        await connection.execute(
+            "UPDATE version_proving SET claimed_until = now() - interval '1 second'"
+            " WHERE claimed_by IS NOT NULL"
+        )
+    async with live.worker, live.gateway("gateway-1"), live.gateway("gateway-2"):
+        await eventually(lambda: _is(live, ["ready"] * 16))
+    assert sorted(probe.adapter.digest[0] for probe in live.worker.probed) == sorted(DIGITS)
+
+
+async def test_ready_versions_are_proved_for_the_layouts_of_new_workers(live: Live) -> None:
+    """One at a time; a content that fails stays ready, and does not hold up the others."""
+    await upload(live, "a", "b", "c")
+    async with live.database.transaction() as connection:
+        for found in await claim(connection):
+            await prove(connection, found)
+
+    def script(probe: Probe) -> ProbeResult:
+        is_wrong = probe.adapter.digest[0] == "b"
+        result = proved(probe)
+        return msgspec.structs.replace(result, error="wrong") if is_wrong else result
+
+    live.worker.probe_script = script
+    async with live.worker, live.gateway():
+        await eventually(lambda: len(live.worker.probed) == 3)
+        await eventually(lambda: _has_proofs(live, "ac"))
+    assert await states(live) == ["ready"] * 3
+
+
+async def _has_proofs(live: Live, digits: str) -> bool:
+    query = "SELECT digest FROM adapter_proofs WHERE layout = $1 ORDER BY digest"
+    return "".join(row["digest"][0] for row in await live.fetch(query, LAYOUT)) == digits
+
+
+async def test_proofs_that_are_missing_are_not_looked_for_again_and_again(
+    dsn: str, tmp_path: Path
+) -> None:
+    """All versions are gone through for it. Only a change of the catalog makes new ones."""
+    async with PostgresProxy(dsn, tmp_path / "proxy") as proxy:
+        database = await Database.connect(proxy.dsn, sees=EVERYTHING)
+        live = Live(database, tmp_path)
+        await live.prepare()
+
+        def num_looks() -> int:
+            return proxy.said.count(LAYOUT.encode())
+
+        async with live.worker, live.gateway():
+            await upload(live, "a")
+            await eventually(lambda: _has_proofs(live, "a"))
+            await asyncio.sleep(2.5)
+            before = num_looks()
+            assert before > 0
+            await asyncio.sleep(2 * POLL_INTERVAL_S + 0.5)
+            assert num_looks() == before
+            await upload(live, "b")
+            await eventually(lambda: num_looks() > before)
+        await database.close()

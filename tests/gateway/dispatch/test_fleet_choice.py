@@ -1,0 +1,117 @@
+"""A fleet of several workers chooses by what they tell, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from gateway.dispatch.fleet import Fleet
+from gateway.dispatch.routing import Work
+from gateway.exceptions import NoWorker
+from memory.page_key import PAGE_TOKENS
+from tests.gateway.live import eventually
+from tests.stub_worker import Reply, StubWorker
+from workers.wire.client import WorkerClient
+from workers.wire.prefix_index import Prefix, changed_pages
+from workers.wire.protocol import AdapterStatus, ModelStatus, WorkerStatus
+
+MODEL = "m"
+
+
+class House:
+    def __init__(self, workers: list[StubWorker], clients: list[WorkerClient]) -> None:
+        self.workers = workers
+        self.clients = clients
+        self.fleet = Fleet(clients)
+
+    async def report(self, number: int, *adapters: str, waiting_tokens: int = 0) -> None:
+        model = ModelStatus(
+            *(MODEL, MODEL, 0, 0, 0, 0, 0, 0, 0, 0),
+            max_num_seqs=8,
+            num_waiting_tokens=waiting_tokens,
+            prefill_tokens_per_s=1000.0,
+            decode_step_s=0.02,
+        )
+        held = [AdapterStatus(digest, "device", 1 << 20, 0, False) for digest in adapters]
+        status = WorkerStatus(f"w{number}", False, [model], held, 0, "", {}, 0, 0.0)
+        before = self.clients[number].status
+        self.workers[number].server.deliver([(0, status)])
+        await eventually(lambda: self.clients[number].status is not before)
+
+    def chosen(self, work: Work, *excluded: WorkerClient) -> int:
+        """Who is sent it."""
+        worker = self.fleet.choose(work, excluded)
+        self.fleet.note_sent(worker, work)
+        return self.clients.index(worker)
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
+        workers = [
+            await stack.enter_async_context(
+                StubWorker(f"unix:{tmp_path}/{i}", [MODEL], lambda _: Reply([1]))
+            )
+            for i in range(3)
+        ]
+        clients = [WorkerClient(worker.address) for worker in workers]
+        running = [tasks.create_task(client.run()) for client in clients]
+        await eventually(lambda: all(client.is_ready for client in clients))
+        yield House(workers, clients)
+        for task in running:
+            task.cancel()
+
+
+def work(tokens: list[int] | None = None, adapter: str | None = None, domain: str = "d") -> Work:
+    return Work(MODEL, adapter, [Prefix(tokens or [1] * 100, model=MODEL, domain=domain)], 1)
+
+
+async def test_whoever_is_excluded_gets_nothing_and_then_nobody_is_left(house: House) -> None:
+    for number in range(3):
+        await house.report(number)
+    first, second, third = house.clients
+    assert house.chosen(work(), first, third) == 1
+    with pytest.raises(NoWorker):
+        house.chosen(work(), first, second, third)
+    house.clients.remove(second)
+    with pytest.raises(NoWorker):
+        house.chosen(work(), first, third)
+
+
+async def test_the_adapter_s_holder_until_it_is_busy(house: House) -> None:
+    for number in range(3):
+        await house.report(number, *(["a"] if number == 1 else []))
+    assert house.chosen(work(adapter="a")) == 1
+    assert len({house.chosen(work(adapter="a")) for _ in range(30)}) == 3
+    for number in range(3):
+        await house.report(number, "a", waiting_tokens=0 if number == 2 else 5000)
+    # Two of each kind are weighed, so it is left out at times.
+    assert [house.chosen(work(adapter="a")) for _ in range(30)].count(2) > 15
+
+
+async def test_the_holder_of_the_prompt_and_of_no_other_domain_s(house: House) -> None:
+    for number in range(3):
+        await house.report(number)
+    tokens = list(range(6 * PAGE_TOKENS))
+    prefix = Prefix(tokens, model=MODEL, domain="d")
+    layout = house.clients[0].models[MODEL].cache_layout
+    for frame in changed_pages(MODEL, prefix.keys(layout), ()):
+        house.workers[2].server.deliver([(0, frame)])
+    index = house.clients[2].prefixes
+    await eventually(lambda: index.num_cached(prefix, layout) == len(tokens))
+    assert house.chosen(work([*tokens, 1])) == 2
+    assert index.num_cached(Prefix(tokens, model=MODEL, domain="other"), layout) == 0
+    assert len({house.chosen(work(tokens, domain="other")) for _ in range(30)}) == 3
+    await house.workers[2].server.close()
+    await eventually(lambda: not house.clients[2].is_ready)
+    assert house.clients[2].prefixes.num_cached(prefix, layout) == 0
+    assert house.chosen(work(tokens)) != 2
+
+
+async def test_a_worker_that_has_told_nothing_yet_waits_for_its_turn(house: House) -> None:
+    await house.report(0, waiting_tokens=100_000)
+    assert {house.chosen(work()) for _ in range(20)} == {0}

@@ -1,0 +1,186 @@
+"""Connections of strangers: they take neither the descriptors nor the places of others."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager, suppress
+from typing import Any
+
+from gateway.http.connections import Connections
+from gateway.http.http_protocol import MAX_HEAD_BYTES
+from tests.gateway.live import Live, eventually
+from tests.serving import serving
+
+MAX_DESCRIPTORS = 256
+HALF = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\nx-half: "
+
+
+class _Client:
+    """A connection as `Connections` sees it."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def shed(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+
+def opened(connections: Connections, host: str | None = "192.0.2.1") -> _Client:
+    client = _Client()
+    assert connections.open(client, host) is None
+    return client
+
+
+def test_who_makes_room() -> None:
+    """Half-sent heads first, then idle ones, each the oldest first; never one with a request."""
+    connections = Connections(4, 0)
+    busy, idle, silent, half = (opened(connections) for _ in range(4))
+    for client in (busy, idle):
+        connections.begin_request(client)
+    connections.end_request(idle)
+    connections.add_to_head(half, 10)
+    for _ in range(3):
+        connections.begin_request(opened(connections))
+    assert (silent.reasons, half.reasons, idle.reasons) == (["connections"],) * 3
+    assert connections.open(_Client(), "192.0.2.1") == "connections"
+    assert busy.reasons == [] and len(connections) == 4
+    connections.close(busy)
+    opened(connections)
+
+
+def test_an_address_takes_its_part() -> None:
+    connections = Connections(16, 2)
+    own = [opened(connections) for _ in range(2)]
+    other = opened(connections, "192.0.2.2")
+    opened(connections)
+    assert own[0].reasons == ["connections_of_address"] and other.reasons == []
+    for host in ("127.0.0.1", "::1", None):
+        for _ in range(3):
+            opened(connections, host)
+    assert own[1].reasons == []
+
+
+def test_unfinished_heads_are_bounded_together() -> None:
+    connections = Connections(4096)
+    clients = [opened(connections, f"10.0.{i // 250}.{i % 250}") for i in range(2048)]
+    for client in clients:
+        connections.add_to_head(client, MAX_HEAD_BYTES)
+    assert sum(client.reasons == ["head_bytes"] for client in clients) == 1024
+    assert clients[0].reasons and not clients[-1].reasons
+
+
+async def test_half_sent_heads_exhaust_no_descriptors(live: Live, dsn: str) -> None:
+    """Twice as many as the process may open; an ordinary client is served, and usage written."""
+    await live.make_ready("1")
+    async with live.worker:
+        gateway = live.process(dsn, max_descriptors=MAX_DESCRIPTORS)
+        await gateway.start()
+        try:
+            with ExitStack() as strangers:
+                async with gateway.client(live.key) as client:
+                    for number in range(2 * MAX_DESCRIPTORS):
+                        half = strangers.enter_context(socket.socket())
+                        half.connect(("127.0.0.1", int(gateway.url.rpartition(":")[2])))
+                        with suppress(ConnectionError):
+                            half.sendall(HALF)
+                        if number % 64 == 63:
+                            body = {"model": "bot", "prompt": "Hi", "max_tokens": 3}
+                            # A client of its own, whose connection is new.
+                            async with gateway.client(live.key) as fresh:
+                                for each in (client, fresh):
+                                    answer = await each.post("/v1/completions", json=body)
+                                    assert answer.status_code == 200, answer.text
+                await eventually(lambda: has_usage(live, 16))
+        finally:
+            await gateway.kill()
+
+
+async def has_usage(live: Live, number: int) -> bool:
+    (row,) = await live.fetch("SELECT count(*) AS n FROM usage")
+    return row["n"] >= number
+
+
+async def test_a_head_has_a_deadline_from_its_first_byte() -> None:
+    """However steadily it comes; an idle connection keeps its own time."""
+    async with (
+        asyncio.timeout(20),
+        serving(_answer, head_s=1) as url,
+        connected(url) as (idle, idle_writer),
+        connected(url) as (slow, writer),
+    ):
+        ended = asyncio.create_task(slow.read())
+        writer.write(HALF)
+        while not ended.done():
+            writer.write(b"y")
+            await asyncio.wait([ended], timeout=0.1)
+        with suppress(ConnectionError):
+            await ended
+        idle_writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+        assert (await idle.readline()).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_the_framing_of_a_body_is_bounded() -> None:
+    """A trailer without an end, which no application sees."""
+
+    async def reading(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            while (await receive()).get("more_body"):
+                pass
+        await _answer(scope, receive, send)
+
+    async with serving(reading) as url, asyncio.timeout(20), connected(url) as (reader, writer):
+        writer.write(b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx: ")
+        ended = asyncio.create_task(reader.read())
+        num_sent = 0
+        while not ended.done():
+            writer.write(b"y" * 10_000)
+            num_sent += 10_000
+            await asyncio.wait([ended], timeout=0.02)
+            assert num_sent < 10 << 20
+        with suppress(ConnectionError):
+            await ended
+
+
+async def test_a_trailer_is_no_header() -> None:
+    """One could say where the client is after a proxy has looked at the headers."""
+    seen: list[Any] = []
+
+    async def noting(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            seen.extend([scope["client"][0], [name for name, _ in scope["headers"]]])
+        await _answer(scope, receive, send)
+
+    async with (
+        serving(noting, trusted_proxies=("127.0.0.0/8",)) as url,
+        connected(url) as (reader, writer),
+    ):
+        writer.write(
+            b"POST / HTTP/1.1\r\nx-forwarded-for: 192.0.2.9\r\ntransfer-encoding: chunked\r\n\r\n"
+            b"0\r\nx-forwarded-for: 10.0.0.1\r\n\r\n"
+        )
+        await reader.readline()
+    assert seen == ["192.0.2.9", [b"x-forwarded-for", b"transfer-encoding"]]
+
+
+async def _answer(scope: Any, receive: Any, send: Any) -> None:
+    if scope["type"] == "lifespan":
+        for part in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{part}.complete"})
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"body"})
+
+
+@asynccontextmanager
+async def connected(
+    url: str,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    host, _, port = url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    yield reader, writer
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()

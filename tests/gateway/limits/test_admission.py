@@ -1,0 +1,171 @@
+"""A request and its limits: promised some at a time, settled with what was used."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import pytest
+
+from admin.records import Price
+from gateway.exceptions import QuotaExceeded
+from gateway.limits.admission import AT_ONCE, Reservation, Usage
+from gateway.limits.leases import Leases
+from gateway.limits.quota import Hold
+from gateway.quota_types import Kind, Limit, Tariff
+from tests.gateway.exchanges import ModelExchange, Wire
+from tests.gateway.live import eventually
+
+PROMPT_TOKENS = 100
+TARIFF = Tariff(Price(model="tiny", input=3, cached_input=1, output=7), cached_weight=50)
+AMPLE = 1_000_000
+
+
+class Bench:
+    """One gateway over a model of the database."""
+
+    def __init__(self) -> None:
+        self.model = ModelExchange()
+        self.leases = Leases(Wire(self.model), "g1", 300)
+
+    def limits(self, **amounts: int) -> list[Limit]:
+        limits = [Limit("ten_a", Kind(kind), amount) for kind, amount in amounts.items()]
+        for limit in limits:
+            self.model.limits[limit.subject, limit.kind.value] = limit.amount
+        return limits
+
+    async def admit(self, limits: list[Limit], *max_tokens: int, choices: int = 1) -> Reservation:
+        reservation = Reservation(
+            self.leases,
+            limits,
+            TARIFF,
+            tenant_id="ten_a",
+            prompt_tokens=PROMPT_TOKENS,
+            max_tokens=list(max_tokens),
+            num_choices=choices,
+        )
+        await reservation.begin()
+        return reservation
+
+    async def left(self, limit: Limit, at: float) -> int:
+        """Of the limit in the window that holds `at`, found by taking it."""
+        holds: list[Hold] = []
+        step = limit.amount
+        while step:
+            try:
+                holds += await self.leases.take([(limit, step)], at)
+            except QuotaExceeded:
+                step //= 2
+        for hold in holds:
+            self.leases.settle(hold, 0)
+        return sum(hold.amount for hold in holds)
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    bench = Bench()
+    task = asyncio.create_task(bench.leases.run())
+    yield bench
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "choices"), [([5000], 1), ([100], 1), ([700, 2000], 3), ([AT_ONCE], 1)]
+)
+async def test_more_is_promised_as_it_is_used_up_to_what_was_asked(
+    bench: Bench, max_tokens: list[int], choices: int
+) -> None:
+    (limit,) = bench.limits(tokens_per_day=AMPLE)
+    most = sum(max_tokens) * choices
+    step = min(most, AT_ONCE * len(max_tokens) * choices)
+    reservation = await bench.admit([limit], *max_tokens, choices=choices)
+    at, given = reservation.admitted_at, 0
+    while given < most:
+        promised = min(most, (given // step + 1) * step)
+        assert await bench.left(limit, at) == AMPLE - PROMPT_TOKENS - promised
+        half = min(step // 2, most - given)
+        assert reservation.give(half) == half
+        # Nothing more is asked before that, and all of it in time.
+        assert await bench.left(limit, at) == AMPLE - PROMPT_TOKENS - promised
+        rest = min(step, most - given) - half
+        if rest:
+            assert reservation.give(1) == 1
+            later = min(most, promised + step)
+
+            async def is_promised(left: int = AMPLE - PROMPT_TOKENS - later) -> bool:
+                return await bench.left(limit, at) == left
+
+            await eventually(is_promised)
+            assert reservation.give(rest - 1) == rest - 1
+        given += half + rest
+    assert reservation.give(1) == 0
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, AT_ONCE, AT_ONCE + 1, 2500])
+@pytest.mark.parametrize("cached_tokens", [0, 51])
+async def test_what_was_used_and_no_more_is_gone(
+    bench: Bench, num_tokens: int, cached_tokens: int
+) -> None:
+    """Of tokens and of money, in however many steps it was promised."""
+    tokens, money = bench.limits(tokens_per_day=AMPLE, spend_per_day=AMPLE)
+    reservation = await bench.admit([tokens, money], 3000)
+    at = reservation.admitted_at
+    for _ in range(num_tokens):
+        while not reservation.give(1):
+            await asyncio.sleep(0.01)
+    usage = Usage(PROMPT_TOKENS, num_tokens, cached_tokens)
+    reservation.settle(usage)
+    metered = PROMPT_TOKENS - cached_tokens + -(-cached_tokens // 2) + num_tokens
+    cost = (PROMPT_TOKENS - cached_tokens) * 3 + cached_tokens + num_tokens * 7
+    assert await bench.left(tokens, at) == AMPLE - metered
+    assert await bench.left(money, at) == AMPLE - cost
+
+
+async def test_where_more_is_refused_it_is_asked_for_again_when_half_of_the_rest_is_used(
+    bench: Bench,
+) -> None:
+    (limit,) = bench.limits(tokens_per_day=2 * AT_ONCE + PROMPT_TOKENS)
+    reservation = await bench.admit([limit], 3000)
+    at = reservation.admitted_at
+    (other,) = await bench.leases.take([(limit, 1)], at)
+    assert reservation.give(AT_ONCE // 2 + 1) == AT_ONCE // 2 + 1
+    left = AT_ONCE - AT_ONCE // 2 - 1
+    assert await bench.left(limit, at) == AT_ONCE - 1
+    bench.leases.settle(other, 0)
+    assert reservation.give(left - left // 2) == left - left // 2
+    assert await bench.left(limit, at) == AT_ONCE
+    assert reservation.give(1) == 1
+
+    async def all_is_promised() -> bool:
+        return await bench.left(limit, at) == 0
+
+    await eventually(all_is_promised)
+
+
+async def test_slices_that_were_lost_before_it_began_are_not_those_of_a_request(
+    bench: Bench,
+) -> None:
+    """Or else its usage would be taken out of slices that nobody holds."""
+    first, second = bench.limits(tokens_per_day=AMPLE, tokens_per_month=AMPLE)
+    await bench.admit([first], 3000)
+    bench.model.drop("g1")
+    reservation = await bench.admit([second], 3000)
+    assert reservation.holder == bench.leases.holder == "g1#1"
+
+
+async def test_who_has_of_slices_that_were_lost_gets_none_of_the_new(bench: Bench) -> None:
+    """The answer ends with what was promised before."""
+    first, second = bench.limits(tokens_per_day=AMPLE, tokens_per_month=AMPLE)
+    reservation = await bench.admit([first], 3000)
+    bench.model.drop("g1")
+    await bench.admit([second], 3000)
+    given = 0
+    while more := reservation.give(1):
+        given += more
+        await asyncio.sleep(0)
+    assert given == AT_ONCE
+    assert await bench.left(first, reservation.admitted_at) == AMPLE
+    assert reservation.holder == "g1"

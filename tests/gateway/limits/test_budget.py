@@ -1,0 +1,206 @@
+"""Three gateways as processes share the limits of one tenant: never more than the limit, nobody
+refused who had room, nothing held for ever by the dead."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from admin.database import EVERYTHING, Database
+from tests.gateway.live import Live, eventually
+from tests.postgres import fresh_database
+from tests.scale import IS_FULL, scaled
+from tests.stub_worker import Reply
+from workers.wire.protocol import Generate
+
+NUM_GATEWAYS = 3
+NUM_STREAMS = 200
+NUM_ROUNDS = scaled(2, 100)
+NUM_KILLS = scaled(3, 50)
+NUM_RESTARTS = scaled(3, 60)
+"""Of all gateways together."""
+PROMPT_TOKENS = 2
+MAX_TOKENS = 30
+EACH = PROMPT_TOKENS + MAX_TOKENS
+BUDGET = 40 * EACH
+OFF = 1 << 40
+LIMITS_WAIT_S = 1.0 if IS_FULL else 10.0
+"""Gateways that share a busy machine take longer to give back."""
+
+
+class Town:
+    """The gateways, and a client for each."""
+
+    def __init__(self, live: Live, dsn: str) -> None:
+        self.live = live
+        self.gateways = [
+            live.process(dsn, limits_wait_s=LIMITS_WAIT_S) for _ in range(NUM_GATEWAYS)
+        ]
+        self.clients: list[httpx.AsyncClient] = []
+        self.random = random.Random(14)
+
+    async def limit(self, *, key: bool = False, **limits: int) -> None:
+        """All gateways know of it when this returns."""
+        await self.live.limit(key=key, **limits)
+        (row,) = await self.live.fetch("SELECT generation FROM catalog_generation")
+
+        async def all_know() -> bool:
+            behind = "SELECT 1 FROM gateways WHERE generation < $1"
+            return not await self.live.fetch(behind, row["generation"])
+
+        await eventually(all_know)
+
+    async def complete(self, which: int, **fields: Any) -> httpx.Response:
+        body = {"model": "tiny", "prompt": "Hi", "max_tokens": MAX_TOKENS} | fields
+        return await self.clients[which % NUM_GATEWAYS].post("/v1/completions", json=body)
+
+    async def used(self) -> int:
+        """Metered tokens, once all that ended is loaded."""
+        await eventually(self._is_quiet, timeout_s=60)
+        (row,) = await self.live.fetch("SELECT coalesce(sum(metered_tokens), 0) AS n FROM usage")
+        return int(row["n"])
+
+    async def _is_quiet(self) -> bool:
+        """Nothing is held for what is under way or not loaded."""
+        (row,) = await self.live.fetch("SELECT coalesce(sum(granted), 0) AS n FROM quota_leases")
+        return row["n"] == 0
+
+
+@pytest.fixture
+async def town(tmp_path: Path) -> AsyncIterator[Town]:
+    with fresh_database() as dsn:
+        database = await Database.connect(dsn, sees=EVERYTHING)
+        live = Live(database, tmp_path)
+        live.worker.step_s = 0.001
+        await live.prepare()
+        town = Town(live, dsn)
+        async with live.worker, AsyncExitStack() as stack:
+            await asyncio.gather(*(gateway.start() for gateway in town.gateways))
+            for gateway in town.gateways:
+                stack.push_async_callback(gateway.kill)
+                client = gateway.client(live.key)
+                client.timeout = httpx.Timeout(120)
+                town.clients.append(await stack.enter_async_context(client))
+            yield town
+        await database.close()
+
+
+def drawn(request: Generate) -> Reply:
+    """As long as its seed says, at most what it may."""
+    return Reply([65] * random.Random(request.params.seed).randint(1, request.params.max_tokens))
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(1800)
+async def test_a_budget_is_never_exceeded(town: Town) -> None:
+    """200 streams at once with room for 40, again and again. All of the budget is used but for less
+    than one request."""
+    town.live.worker.script = drawn
+    used = 0
+    for _ in range(NUM_ROUNDS):
+        budget = used + BUDGET
+        await town.limit(tokens_per_day=budget)
+        answers = await asyncio.gather(
+            *(
+                town.complete(i, stream=town.random.random() < 0.7, seed=town.random.randrange(OFF))
+                for i in range(NUM_STREAMS)
+            )
+        )
+        statuses = [answer.status_code for answer in answers]
+        assert set(statuses) == {200, 429}
+        assert statuses.count(200) >= 40
+        # Whoever comes now gets what is left, however it is spread.
+        while (await town.complete(town.random.randrange(3), seed=1)).status_code == 200:
+            pass
+        used = await town.used()
+        assert budget - EACH < used <= budget
+
+
+async def test_who_has_room_is_not_refused(town: Town) -> None:
+    """One after the other and in bursts, up to the last token of the budget."""
+    town.live.worker.script = lambda request: Reply([65] * request.params.max_tokens)
+    await town.limit(tokens_per_day=100 * EACH)
+    for i in range(50):
+        assert (await town.complete(i)).status_code == 200
+    for burst in range(6):
+        answers = await asyncio.gather(*(town.complete(burst + i) for i in range(8)))
+        assert [answer.status_code for answer in answers] == [200] * 8
+    last = await asyncio.gather(town.complete(0), town.complete(1))
+    assert [answer.status_code for answer in last] == [200] * 2
+    assert (await town.complete(2)).status_code == 429
+    assert await town.used() == 100 * EACH
+
+
+async def test_rates_are_true_across_gateways(town: Town) -> None:
+    town.live.worker.script = lambda _: Reply([65])
+    await town.limit(requests_per_minute=60, concurrent_requests=50)
+    answers = await asyncio.gather(*(town.complete(i) for i in range(50)))
+    assert [answer.status_code for answer in answers] == [200] * 50
+    answers = [await town.complete(i) for i in range(20)]
+    assert [answer.status_code for answer in answers] == [200] * 10 + [429] * 10
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(1800)
+async def test_the_dead_hold_nothing(town: Town) -> None:
+    """kill -9 amid streams; what a gateway had promised is free once its spool is loaded."""
+    town.live.worker.script = drawn
+    await town.limit(tokens_per_day=OFF, concurrent_requests=400)
+    for _ in range(NUM_KILLS):
+        which = town.random.randrange(NUM_GATEWAYS)
+        streams = [
+            asyncio.create_task(town.complete(which + (i % 2), stream=True, seed=i, max_tokens=300))
+            for i in range(20)
+        ]
+        await asyncio.sleep(town.random.uniform(0.0, 0.3))
+        await town.gateways[which].kill()
+        await asyncio.gather(*streams, return_exceptions=True)
+        await town.gateways[which].start()
+    used = await town.used()
+    (row,) = await town.live.fetch(
+        "SELECT metered_tokens AS n FROM usage_totals WHERE subject = $1 AND span = 'day'",
+        town.live.tenant_id,
+    )
+    assert row["n"] == used
+    (row,) = await town.live.fetch("SELECT count(*) AS n FROM quota_holders WHERE gateway_id <> ''")
+    assert row["n"] == NUM_GATEWAYS
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(1800)
+async def test_restarts_give_out_a_minute_once(town: Town) -> None:
+    """One gateway after the other is restarted under load, by SIGTERM and by kill -9 in turn. In no
+    minute more is admitted than the limits of the tenant and of its key."""
+    town.live.worker.script = lambda _: Reply([65])
+    await town.limit(key=True, tokens_per_minute=40 * (PROMPT_TOKENS + 1))
+    await town.limit(requests_per_minute=60)
+    admitted = Counter[int]()
+    is_over = False
+
+    async def keep_asking(which: int) -> None:
+        while not is_over:
+            with suppress(httpx.TransportError):
+                if (await town.complete(which, max_tokens=1)).status_code == 200:
+                    admitted[which] += 1
+            await asyncio.sleep(0.02)
+
+    began_at = time.time()
+    async with asyncio.TaskGroup() as tasks:
+        for which in range(NUM_GATEWAYS):
+            tasks.create_task(keep_asking(which))
+        for number in range(NUM_RESTARTS):
+            gateway = town.gateways[number % NUM_GATEWAYS]
+            await (gateway.kill() if number % 2 else gateway.end())
+            await gateway.start()
+        is_over = True
+    num_minutes = int(time.time() // 60 - began_at // 60) + 1
+    assert 0 < admitted.total() <= 40 * num_minutes

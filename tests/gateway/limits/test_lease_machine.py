@@ -1,0 +1,236 @@
+"""Slices of limits among gateways, in any order of events: never more than the limit, nobody
+refused who had room, nothing left over."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from gateway.limits.quota import IDLE_S, Hold, Key, LeaseBook, Waiter
+from gateway.quota_types import Kind, Limit, Span, window
+from tests.gateway.exchanges import GONE, ModelExchange
+from tests.scale import scaled
+
+NOW = 1_790_000_000.0
+GATEWAYS = 3
+LIMITS = {
+    Kind.TOKENS_PER_DAY: 40,
+    Kind.CONCURRENT_REQUESTS: 6,
+    Kind.SPEND_PER_MONTH: 100,
+    Kind.TOKENS_PER_MINUTE: 20,
+}
+amounts = st.fixed_dictionaries(
+    {
+        Kind.TOKENS_PER_DAY: st.integers(1, 20),
+        Kind.CONCURRENT_REQUESTS: st.just(1),
+        Kind.SPEND_PER_MONTH: st.integers(0, 50),
+        Kind.TOKENS_PER_MINUTE: st.integers(1, 10),
+    }
+)
+
+
+class Gateway:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.book = LeaseBook()
+        self.number = 0
+        self.asks: list[Any] | None = None
+        """Sent and not answered."""
+        self.running: list[list[Hold]] = []
+        self.unloaded: list[tuple[Hold, int]] = []
+        self.waiting: list[Waiter] = []
+        self.used_in_minutes: Counter[Key] = Counter()
+
+
+class LeaseMachine(RuleBasedStateMachine):
+    """Gateways exchange when a rule says so, and hear calls when another does; answers get lost and
+    are asked for again; usage is loaded late; gateways leave or die."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.database = ModelExchange()
+        self.database.limits = {("ten_a", kind.value): top for kind, top in LIMITS.items()}
+        self.now = NOW
+        self.used_in_minutes: Counter[Key] = Counter()
+        """By all gateways that ever were, with what those were running that died."""
+        self.count = 0
+        self.gateways = [self._new() for _ in range(GATEWAYS)]
+        self.heard = dict.fromkeys(self.gateways, 0)
+
+    def _new(self) -> Gateway:
+        self.count += 1
+        return Gateway(f"g{self.count}")
+
+    def _finish(self, gateway: Gateway) -> None:
+        """Looks at who need not wait any more."""
+        for waiter in gateway.book.serve(self.now):
+            gateway.waiting.remove(waiter)
+            if waiter.is_served:
+                gateway.running.append(list(waiter.holds))
+            elif waiter.refused is not None:
+                self._check_refusal(waiter.refused)
+
+    def _check_refusal(self, hold: Hold) -> None:
+        """What is used or promised anywhere, and this: more than the limit."""
+        key = hold.account.key
+        promised = sum(
+            each.amount
+            for gateway in self.gateways
+            for holds in gateway.running
+            for each in holds
+            if each.account.key == key
+        )
+        used = self.database.loaded[key] + sum(
+            amount
+            for gateway in self.gateways
+            for each, amount in gateway.unloaded
+            if each.account.key == key
+        )
+        used += self.database.leases.get((key, GONE), 0)
+        used += sum(gateway.used_in_minutes[key] for gateway in self.gateways)
+        assert used + promised + hold.amount > hold.account.limit
+
+    @rule(which=st.integers(0, GATEWAYS - 1), amounts=amounts)
+    def ask(self, which: int, amounts: dict[Kind, int]) -> None:
+        gateway = self.gateways[which]
+        holds = [
+            Hold(gateway.book.account(Limit("ten_a", kind, LIMITS[kind]), self.now, self.now), n)
+            for kind, n in amounts.items()
+        ]
+        if gateway.book.take(holds):
+            gateway.running.append(holds)
+        else:
+            gateway.waiting.append(gateway.book.wait(holds))
+
+    @rule(which=st.integers(0, GATEWAYS - 1), is_lost=st.booleans(), sweeps=st.booleans())
+    def exchange(self, which: int, is_lost: bool, sweeps: bool) -> None:
+        gateway = self.gateways[which]
+        if gateway.asks is None:
+            if sweeps:
+                gateway.book.sweep(self.now)
+            gateway.asks = gateway.book.gather(self.now)
+            gateway.number += 1
+        answers = self.database.answer(gateway.name, gateway.number, gateway.asks)
+        if is_lost:
+            return
+        assert answers is not None
+        gateway.book.apply(answers)
+        gateway.asks = None
+        self._finish(gateway)
+
+    @rule(which=st.integers(0, GATEWAYS - 1))
+    def hear(self, which: int) -> None:
+        gateway = self.gateways[which]
+        for call in self.database.heard[self.heard[gateway] :]:
+            gateway.book.hear(call)
+        self.heard[gateway] = len(self.database.heard)
+
+    @precondition(lambda self: any(gateway.running for gateway in self.gateways))
+    @rule(data=st.data())
+    def settle(self, data: st.DataObject) -> None:
+        gateway = data.draw(st.sampled_from([g for g in self.gateways if g.running]))
+        holds = gateway.running.pop(data.draw(st.integers(0, len(gateway.running) - 1)))
+        for hold in holds:
+            is_counted = hold.account.kind is not Kind.CONCURRENT_REQUESTS
+            used = data.draw(st.integers(0, hold.amount)) if is_counted else 0
+            gateway.book.settle(hold, used)
+            if hold.account.kind is Kind.TOKENS_PER_MINUTE:
+                gateway.used_in_minutes[hold.account.key] += used
+                self.used_in_minutes[hold.account.key] += used
+            elif used:
+                gateway.unloaded.append((hold, used))
+        self._finish(gateway)
+
+    @rule(which=st.integers(0, GATEWAYS - 1))
+    def load(self, which: int) -> None:
+        self._load(self.gateways[which])
+
+    def _load(self, gateway: Gateway) -> None:
+        for hold, used in gateway.unloaded:
+            self.database.load(hold.account.key, gateway.name, used)
+        gateway.unloaded.clear()
+
+    @rule(which=st.integers(0, GATEWAYS - 1))
+    def die(self, which: int) -> None:
+        """Another takes over its spool, loads it, and only then its slices are free."""
+        gateway = self.gateways[which]
+        for holds in gateway.running:
+            for hold in holds:
+                if hold.account.kind is Kind.TOKENS_PER_MINUTE:
+                    self.used_in_minutes[hold.account.key] += hold.amount
+        self._replace(which)
+
+    @precondition(lambda self: any(not (g.running or g.waiting) for g in self.gateways))
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        """Of the minute only what it used stays counted."""
+        idle = [i for i, g in enumerate(self.gateways) if not (g.running or g.waiting)]
+        which = data.draw(st.sampled_from(idle))
+        gateway = self.gateways[which]
+        key = ("ten_a", Kind.TOKENS_PER_MINUTE.value, window(Span.MINUTE, self.now).name)
+        left_by_others = self.database.leases.get((key, GONE), 0)
+        if gateway.asks is not None:
+            self.exchange(which, False, False)
+        gateway.asks = gateway.book.give_back(self.now)
+        gateway.number += 1
+        assert self.database.answer(gateway.name, gateway.number, gateway.asks) is not None
+        self._replace(which)
+        left = self.database.leases.get((key, GONE), 0) - left_by_others
+        assert left == gateway.used_in_minutes[key]
+
+    def _replace(self, which: int) -> None:
+        gateway = self.gateways[which]
+        self._load(gateway)
+        self.database.drop(gateway.name)
+        made = self.gateways[which] = self._new()
+        self.heard[made] = 0
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, IDLE_S + 1]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @invariant()
+    def never_more_than_the_limit(self) -> None:
+        for kind, limit in LIMITS.items():
+            key = ("ten_a", kind.value, window(kind.span, self.now).name)
+            assert self.database.loaded[key] + self.database.held(key) <= limit
+            promised = self.database.loaded[key]
+            for gateway in self.gateways:
+                promised += sum(n for hold, n in gateway.unloaded if hold.account.key == key)
+                for holds in gateway.running:
+                    promised += sum(hold.amount for hold in holds if hold.account.key == key)
+            promised += self.used_in_minutes[key]
+            assert promised <= limit
+
+    def teardown(self) -> None:
+        """When all has ended, nothing is held but what was used of the minute."""
+        for gateway in self.gateways:
+            for waiter in list(gateway.book.waiters):
+                gateway.book.leave(waiter)
+            for holds in gateway.running:
+                for hold in holds:
+                    gateway.book.settle(hold, 0)
+            gateway.running.clear()
+            gateway.waiting.clear()
+            self._load(gateway)
+        for _ in range(3):
+            self.now += IDLE_S + 1
+            for which in range(GATEWAYS):
+                self.exchange(which, False, True)
+        for kind in LIMITS:
+            key = ("ten_a", kind.value, window(kind.span, self.now).name)
+            left = 0
+            if kind.span is Span.MINUTE:
+                left = self.database.leases.get((key, GONE), 0)
+                left += sum(gateway.used_in_minutes[key] for gateway in self.gateways)
+            assert self.database.held(key) == left
+
+
+LeaseMachine.TestCase.settings = settings(
+    max_examples=scaled(150, 5000), stateful_step_count=60, deadline=None
+)
+TestLeases = LeaseMachine.TestCase

@@ -1,0 +1,522 @@
+"""One row a request, whatever ends it, on the disk before the answer ends."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import threading
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from admin.queries import sql
+from gateway.metering.usage import UsageRecord
+from gateway.metering.usage_loader import AT_ONCE, FIRST_PAUSE_S, Shipper
+from gateway.metering.wal import Spool
+from gateway.segments import frame, read_frames
+from tests.gateway.live import Live, Served, eventually
+from tests.stub_worker import Reply
+from workers.wire.protocol import ErrorCode, Generate
+
+SECRET = "correct horse battery staple"
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+async def rows(live: Live, count: int) -> list[Any]:
+    """All there are, when there are so many."""
+
+    async def are_there() -> bool:
+        return len(await live.fetch("SELECT 1 FROM usage")) >= count
+
+    await eventually(are_there)
+    found = await live.fetch("SELECT * FROM usage ORDER BY admitted_at")
+    assert len(found) == count
+    return found
+
+
+def encoded(row: Any, **changes: Any) -> bytes:
+    """The record of a row, as a gateway writes it."""
+    fields: dict[str, Any] = {n: row[n] for n in UsageRecord.__struct_fields__ if n in row}
+    fields |= {"admitted_at": row["admitted_at"].timestamp(), **changes}
+    return msgspec.msgpack.encode(UsageRecord(**fields))
+
+
+def endless(_: Generate) -> Reply:
+    return Reply([65], never_ends=True)
+
+
+async def test_a_row_says_all_but_what_was_said(live: Live) -> None:
+    live.worker.script = lambda _: Reply([65, 66, 67], num_cached_tokens=2)
+    await live.make_ready("a")
+    async with live.worker, live.gateway("gateway-1") as served:
+        served.client.headers["traceparent"] = f"00-{TRACE}-00f067aa0ba902b7-01"
+        answer = await served.complete(prompt=SECRET, max_tokens=8, user=SECRET)
+        (row,) = await rows(live, 1)
+    usage = answer.json()["usage"]
+    assert row["request_id"] == answer.headers["x-request-id"]
+    assert answer.json()["id"] == f"cmpl-{row['request_id']}"
+    assert (row["tenant_id"], row["key_id"]) == (live.tenant_id, live.key[4:16])
+    assert (row["model"], row["adapter"], row["adapter_version"]) == ("tiny", "bot", 1)
+    assert row["prompt_tokens"] == usage["prompt_tokens"] > 2
+    assert (row["cached_tokens"], row["completion_tokens"]) == (2, 3)
+    assert (row["finish_reasons"], row["status"]) == (["stop"], "completed")
+    assert (row["worker"], row["trace_id"]) == (answer.headers["loraplex-worker"], TRACE)
+    assert 0 < row["ttft_ms"] <= row["duration_ms"]
+    assert row["day"] == row["admitted_at"].date()
+    for secret in (SECRET, live.key):
+        assert secret not in str(dict(row))
+        for path in live.spool.rglob("*"):
+            assert path.is_dir() or secret.encode() not in path.read_bytes()
+
+
+async def test_the_base_alone_has_no_adapter(live: Live) -> None:
+    async with live.worker, live.gateway() as served:
+        served.client.headers["traceparent"] = f"00-{TRACE}-00f067aa0ba902b7-01-no-trace"
+        await served.complete("tiny")
+        (row,) = await rows(live, 1)
+    assert (row["model"], row["adapter"], row["adapter_version"]) == ("tiny", None, None)
+    assert row["trace_id"] is None
+
+
+async def test_a_segment_may_have_more_than_one_load(live: Live) -> None:
+    async with live.worker, live.gateway() as served:
+        await served.complete("tiny")
+        (row,) = await rows(live, 1)
+        for i in range(AT_ONCE + 2):
+            served.gateway.spool.append(encoded(row, request_id=str(i)))
+        await rows(live, AT_ONCE + 3)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_prompt_counts_once_however_many_choices(live: Live, stream: bool) -> None:
+    async with live.worker, live.gateway() as served:
+        fields = {"prompt": ["Hi", "Hello"], "n": 3, "max_tokens": 3, "stream": stream}
+        if stream:
+            fields["stream_options"] = {"include_usage": True}
+        answer = await served.complete("tiny", **fields)
+        assert answer.status_code == 200
+        (row,) = await rows(live, 1)
+    assert (row["prompt_tokens"], row["completion_tokens"]) == (7, 18)
+    assert len(row["finish_reasons"]) == 6
+    told = '"prompt_tokens":7,"completion_tokens":18,'
+    assert told in answer.text.replace(" ", "")
+
+
+async def test_a_client_that_leaves_pays_for_what_was_generated(live: Live) -> None:
+    live.worker.script, live.worker.step_s = endless, 0.01
+    async with live.worker, live.gateway() as served:
+        body = {"model": "tiny", "prompt": "Hi", "max_tokens": 500, "stream": True}
+        async with served.client.stream("POST", "/v1/completions", json=body) as stream:
+            lines = stream.aiter_lines()
+            seen = 0
+            while seen < 5:
+                seen += (await anext(lines)).startswith("data: ")
+        (row,) = await rows(live, 1)
+    assert (row["status"], row["finish_reasons"]) == ("cancelled", [None])
+    assert 5 <= row["completion_tokens"] < 500
+    assert row["ttft_ms"] + 30 < row["duration_ms"]
+
+
+@pytest.mark.parametrize(("stream", "num_tokens"), [(False, 0), (True, 0), (False, 2), (True, 2)])
+async def test_one_that_fails_is_recorded(live: Live, stream: bool, num_tokens: int) -> None:
+    live.worker.script = lambda _: Reply([65] * num_tokens, failure=ErrorCode.INTERNAL)
+    async with live.worker, live.gateway() as served:
+        answer = await served.complete("tiny", max_tokens=9, stream=stream)
+        assert answer.status_code == (200 if stream and num_tokens else 500)
+        assert "internal_error" in answer.text and "[DONE]" not in answer.text
+        (row,) = await rows(live, 1)
+    assert (row["status"], row["completion_tokens"]) == ("failed", num_tokens)
+
+
+async def test_one_that_was_not_admitted_has_no_row(live: Live) -> None:
+    async with live.worker, live.gateway() as served:
+        assert (await served.complete("nothing")).status_code == 404
+        assert (await served.complete("tiny", max_tokens=1 << 20)).status_code == 400
+        live.worker.script = lambda _: Reply([], failure=ErrorCode.OVERLOADED)
+        assert (await served.complete("tiny")).status_code == 503
+        live.worker.script = lambda _: Reply([65])
+        assert (await served.complete("tiny")).status_code == 200
+        (row,) = await rows(live, 1)
+    assert row["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (ErrorCode.PROMPT_TOO_LONG, 400),
+        (ErrorCode.ADAPTER_UNAVAILABLE, 503),
+        (ErrorCode.EXPIRED, 504),
+    ],
+)
+async def test_what_no_worker_has_begun_costs_nothing(
+    live: Live, code: ErrorCode, status: int
+) -> None:
+    live.worker.script = lambda _: Reply([], failure=code)
+    async with live.worker, live.gateway() as served:
+        served.client.headers["x-request-timeout"] = "0.5"
+        assert (await served.complete("tiny")).status_code == status
+    assert not await live.fetch("SELECT 1 FROM usage")
+
+
+async def test_one_prompt_that_expires_does_not_make_the_others_free(live: Live) -> None:
+    """Before the first output: the others have come as far as their workers told."""
+
+    def one_expires(request: Generate) -> Reply:
+        if len(request.tokens) == 2:
+            return Reply([], failure=ErrorCode.EXPIRED)
+        return Reply([], idle_steps=1 << 30, progress=(4, 1))
+
+    live.worker.script = one_expires
+    async with live.worker, live.gateway() as served:
+        served.client.headers["x-request-timeout"] = "0.3"
+        answer = await served.complete("tiny", prompt=["Hi", "Hello"])
+        assert answer.status_code == 504
+        (row,) = await rows(live, 1)
+    assert (row["status"], row["completion_tokens"]) == ("failed", 0)
+    assert (row["prompt_tokens"], row["cached_tokens"]) == (4, 1)
+
+
+@pytest.mark.parametrize("reached", [0, 128])
+async def test_one_that_expires_is_billed_the_positions_reached(live: Live, reached: int) -> None:
+    progress = (reached, 16) if reached else None
+    live.worker.script = lambda _: Reply([], idle_steps=1 << 30, progress=progress)
+    await live.price(input=10, cached_input=1, output=100)
+    async with live.worker, live.gateway() as served:
+        served.client.headers["x-request-timeout"] = "0.1"
+        assert (await served.complete("tiny", prompt=[5] * 500)).status_code == 504
+        (row,) = await rows(live, 1)
+    assert (row["prompt_tokens"], row["status"]) == (reached, "failed")
+    assert row["cost"] == ((128 - 16) * 10 + 16 if reached else 0)
+
+
+async def test_a_client_that_leaves_early_is_billed_the_positions_reached(live: Live) -> None:
+    """Its worker has the last word, after the client has left."""
+    live.worker.script = lambda _: Reply([], idle_steps=1 << 30, last_progress=(3, 0))
+    async with live.worker, live.gateway() as served:
+        asked = asyncio.create_task(served.complete("tiny", prompt="Hello"))
+        await eventually(lambda: live.worker.num_running)
+        asked.cancel()
+        (row,) = await rows(live, 1)
+    assert (row["prompt_tokens"], row["status"]) == (3, "cancelled")
+
+
+async def test_a_second_choice_and_a_second_worker_are_not_billed_again(live: Live) -> None:
+    """What the first computed, the second may find or compute: it was billed."""
+    replies = [
+        Reply([], progress=(2, 1), failure=ErrorCode.MODEL_UNKNOWN),
+        Reply([65], progress=(5, 4)),
+        Reply([65], num_cached_tokens=5),
+    ]
+    live.worker.script = lambda _: replies.pop(0)
+    async with live.worker, live.gateway() as served:
+        answer = await served.complete("tiny", prompt="Hello", n=2, echo=True, logprobs=0)
+        assert answer.status_code == 200 and not replies
+        (row,) = await rows(live, 1)
+    assert (row["prompt_tokens"], row["cached_tokens"], row["completion_tokens"]) == (5, 3, 2)
+
+
+async def test_what_a_worker_has_begun_is_paid_for_although_it_then_does_not_fit(
+    live: Live,
+) -> None:
+    live.worker.script = lambda _: Reply([65, 66], failure=ErrorCode.PROMPT_TOO_LONG)
+    async with live.worker, live.gateway() as served:
+        assert (await served.complete("tiny", max_tokens=9)).status_code == 400
+        (row,) = await rows(live, 1)
+    assert (row["status"], row["completion_tokens"]) == ("failed", 2)
+
+
+async def test_what_no_worker_was_sent_costs_nothing(live: Live) -> None:
+    """The only one goes while the request waits for its limit, and no other comes."""
+    async with live.gateway() as served:
+        gateway = served.gateway
+        gateway.failover.wait_s = 0.2
+        await live.limit(tokens_per_day=1000)
+        await eventually(lambda: gateway.catalog.current.limits_of(live.tenant_id, ""))
+        async with live.database.transaction() as elsewhere:
+            await elsewhere.execute("SELECT FROM quotas FOR UPDATE")
+            async with live.worker:
+                await eventually(lambda: gateway.fleet.why_not_serving() is None)
+                asked = asyncio.create_task(served.complete("tiny"))
+                await eventually(lambda: live.fetch("SELECT FROM pg_locks WHERE NOT granted"))
+            await eventually(lambda: gateway.fleet.why_not_serving() is not None)
+        assert (await asked).json()["error"]["code"] == "no_worker"
+    assert not await live.fetch("SELECT 1 FROM usage")
+
+
+@pytest.mark.parametrize("code", [ErrorCode.OVERLOADED, ErrorCode.EXPIRED])
+async def test_a_choice_that_is_refused_when_another_has_begun_waits_for_room(
+    live: Live, code: ErrorCode
+) -> None:
+    """The answer goes on, and is billed, as one: the deadline is of its first token."""
+    refusals = [Reply([], failure=code, idle_steps=100)]
+
+    def refuse_once(request: Generate) -> Reply:
+        return refusals.pop() if request.params.choice and refusals else Reply([65])
+
+    live.worker.script = refuse_once
+    async with live.worker, live.gateway() as served:
+        served.client.headers["x-request-timeout"] = "2"
+        answer = await served.complete("tiny", n=2)
+        assert answer.status_code == 200 and not refusals
+        assert [choice["text"] for choice in answer.json()["choices"]] == ["b", "b"]
+        (row,) = await rows(live, 1)
+    assert (row["status"], row["completion_tokens"]) == ("completed", 2)
+
+
+def hold_disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Nothing is on the disk until the event is set."""
+    may_sync = threading.Event()
+    real = os.fdatasync
+
+    def wait(file: int) -> None:
+        assert may_sync.wait(20)
+        real(file)
+
+    monkeypatch.setattr(os, "fdatasync", wait)
+    return may_sync
+
+
+async def test_when_one_choice_fails_the_others_do_not_wait_for_the_disk(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def one_fails(request: Generate) -> Reply:
+        return endless(request) if request.params.choice else Reply([], failure=ErrorCode.INTERNAL)
+
+    live.worker.script, live.worker.step_s = one_fails, 0.05
+    async with live.worker, live.gateway() as served:
+        may_sync = hold_disk(monkeypatch)
+        asked = asyncio.create_task(served.complete("tiny", n=2, max_tokens=500))
+        await eventually(lambda: live.worker.aborted)
+        assert not asked.done()
+        may_sync.set()
+        assert (await asked).status_code == 500
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_answer_ends_when_the_disk_has_it(
+    live: Live, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with live.worker, live.gateway() as served:
+        may_sync = hold_disk(monkeypatch)
+        asked = asyncio.create_task(served.complete("tiny", stream=stream))
+        done, _ = await asyncio.wait([asked], timeout=0.5)
+        assert not done
+        # Nor does anything else wait for the disk.
+        assert (await served.client.get("/livez")).status_code == 200
+        may_sync.set()
+        assert (await asked).status_code == 200
+        await rows(live, 1)
+
+
+async def test_a_disk_that_fails_ends_the_answer_and_refuses_the_next(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    async with live.worker, live.gateway() as served:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fdatasync", broken)
+            streamed = await served.complete("tiny", stream=True)
+            assert "usage_unavailable" in streamed.text and "[DONE]" not in streamed.text
+            refused = await served.complete("tiny")
+            assert refused.json()["error"]["code"] == "usage_unavailable"
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        await eventually(lambda: _serves(served))
+        await rows(live, 2)
+
+
+async def _serves(served: Served) -> bool:
+    return (await served.client.get("/livez")).status_code == 200 and (
+        served.gateway.spool.failure is None and await served.serves("tiny")
+    )
+
+
+async def test_without_postgres_the_spool_grows_and_then_refuses(live: Live) -> None:
+    live.max_spool_bytes = 2000
+    async with live.worker, live.gateway() as served:
+        async with live.postgres_away():
+            taken = 0
+            while (answer := await served.complete("tiny")).status_code == 200:
+                taken += 1
+                assert taken < 100
+            assert answer.status_code == 503
+            assert answer.json()["error"]["code"] == "usage_spool_full"
+            assert answer.headers["retry-after"]
+            assert taken > 5
+            assert served.gateway.spool.num_bytes >= 2000
+            # Twice in one load would be charged twice.
+            kept = [read_frames(path.read_bytes())[0] for path in live.spool.rglob("0*")]
+            assert sum(map(len, kept)) == taken
+        await eventually(lambda: served.gateway.spool.num_bytes == 0)
+        await rows(live, taken)
+        assert await served.serves("tiny")
+
+
+async def test_a_clean_end_leaves_nothing_behind(live: Live) -> None:
+    async with live.worker, live.gateway() as served:
+        for _ in range(3):
+            await served.complete("tiny")
+    assert len(await live.fetch("SELECT 1 FROM usage")) == 3
+    assert [path for path in live.spool.iterdir() if path.is_dir()] == []
+
+
+async def test_what_comes_too_late_to_be_counted_is_told(
+    live: Live, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether it was counted before its day was dropped cannot be known."""
+    await live.fetch(sql["usage_upkeep"], 3)
+    async with live.worker, live.gateway() as served:
+        await served.complete("tiny")
+        (row,) = await rows(live, 1)
+        late = (datetime.now(UTC) - timedelta(days=10)).timestamp()
+        served.gateway.spool.append(encoded(row, request_id="late", admitted_at=late))
+        await eventually(lambda: "1 requests of days that are not kept" in caplog.text)
+        await eventually(lambda: served.gateway.spool.num_bytes == 0)
+        await rows(live, 1)
+
+
+async def test_what_cannot_be_loaded_is_set_aside(
+    live: Live, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It alone: the rest of its segment is in the ledger, and the next segments too."""
+    async with live.worker, live.gateway() as served:
+        spool = served.gateway.spool
+        await served.complete("tiny")
+        (row,) = await rows(live, 1)
+        bad = [
+            encoded(row, request_id="more-cached", cached_tokens=row["prompt_tokens"] + 1),
+            b"\xc1 no record of ours",
+            encoded(row, request_id="nul", trace_id="\0"),
+        ]
+        good = [encoded(row, request_id=str(i)) for i in range(4)]
+        given = [good[0], bad[0], good[1], bad[1], good[2], bad[2], good[3]]
+        # Gathered in one batch, so that they are in one segment.
+        for each in given:
+            spool.append(each)
+        await rows(live, 5)
+        await eventually(lambda: spool.num_bytes == 0)
+        (kept,) = live.spool.glob("*.set-aside")
+        assert sorted(read_frames(kept.read_bytes())[0]) == sorted(bad)
+        for refused in ("more-cached", "nul"):
+            assert f"the usage of request {refused} is refused" in caplog.text
+        await served.complete("tiny")
+        await rows(live, 6)
+        assert [kept] == list(live.spool.glob("*.set-aside"))
+
+
+async def test_what_a_disk_spoilt_is_set_aside_and_named(
+    live: Live, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The records before and behind it are loaded: their requests were answered."""
+    async with live.worker, live.gateway() as served:
+        await served.complete("tiny")
+        (row,) = await rows(live, 1)
+    frames = [frame(encoded(row, request_id=f"request-{i}")) for i in range(3)]
+    frames[1] = frames[1][:-1] + b"!"
+    folder = live.spool / "gateway-0"
+    folder.mkdir()
+    (folder / "0000000001").write_bytes(b"".join(frames))
+    async with live.worker, live.gateway():
+        await rows(live, 3)
+        await eventually(lambda: not folder.exists())
+    (kept,) = live.spool.glob("*.set-aside")
+    assert kept.read_bytes() == frames[1]
+    assert "requests: request-1\n" in caplog.text
+
+
+async def test_what_was_cut_off_is_set_aside_and_named(
+    live: Live, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By a crash in the midst of a write, or from records whose requests were answered: the file
+    does not tell which."""
+    async with live.worker, live.gateway() as served:
+        await served.complete("tiny")
+        (row,) = await rows(live, 1)
+    ids = ["req_" + "0" * 32, "a" * 200, "c"]
+    frames = [frame(encoded(row, request_id=each)) for each in ids]
+    folder = live.spool / "gateway-0"
+    folder.mkdir()
+    cut = [frames[1][:-1], frames[2][:9]]
+    (folder / "0000000001").write_bytes(frames[0] + cut[0])
+    (folder / "0000000002").write_bytes(cut[1])
+    # A file system may have left zeros behind the last that was synced.
+    (folder / "0000000003").write_bytes(bytes(100))
+    async with live.worker, live.gateway():
+        await rows(live, 2)
+        await eventually(lambda: not folder.exists())
+    assert sorted(kept.read_bytes() for kept in live.spool.glob("*.set-aside")) == sorted(cut)
+    told = [r.getMessage() for r in caplog.records if "cut off" in r.getMessage()]
+    assert [line.rpartition("requests: ")[2] for line in told] == ["a" * 200, "none can be read"]
+
+
+async def test_a_segment_that_lost_whole_records_says_so(
+    live: Live, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing of them is left to be read; how many bytes they were is known."""
+    spool = Spool(live.spool, "gateway-1")
+    await spool.open()
+    await spool.append(b"x" * 100).synced()
+    (segment,) = await spool.seal()
+    segment.write_bytes(b"")
+
+    async def release(_: Sequence[str]) -> None: ...
+
+    await Shipper(live.database, spool, release).ship()
+    assert f"{segment} has lost its last 108 bytes" in caplog.text
+    await spool.close()
+
+
+async def test_what_cannot_be_set_aside_waits_and_keeps_nothing_else(
+    live: Live, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A disk that stays full: it is read again after a pause, and then after a longer one."""
+    async with live.worker, live.gateway() as served:
+        await served.complete("tiny")
+        (row,) = await rows(live, 1)
+    bad = frame(encoded(row, request_id="nul", trace_id="\0"))
+    folder = live.spool / "gateway-0"
+    folder.mkdir()
+    (folder / "0000000001").write_bytes(bad)
+    (folder / "0000000002").write_bytes(frame(encoded(row, request_id="good")))
+    name = f"gateway-0-0000000001-{hashlib.sha256(bad).hexdigest()[:16]}.set-aside"
+    (live.spool / name).symlink_to("/dev/full")
+    spool = Spool(live.spool, "gateway-1")
+    await spool.open()
+    released: list[str] = []
+
+    async def release(owners: Sequence[str]) -> None:
+        released.extend(owners)
+
+    shipper = Shipper(live.database, spool, release)
+
+    async def num_told() -> int:
+        for _ in range(3):
+            await shipper.ship()
+        return caplog.text.count("the usage of request nul is refused")
+
+    assert await num_told() == 1
+    await rows(live, 2)
+    assert released == []
+    await asyncio.sleep(FIRST_PAUSE_S)
+    assert await num_told() == 2
+    await asyncio.sleep(FIRST_PAUSE_S)
+    assert await num_told() == 2
+    (live.spool / name).unlink()
+    await asyncio.sleep(FIRST_PAUSE_S)
+    assert await num_told() == 3
+    assert (live.spool / name).read_bytes() == bad
+    assert (spool.num_bytes, released) == (0, ["gateway-0"])
+    # Full again: the pause is the first one.
+    (live.spool / name).unlink()
+    (live.spool / name).symlink_to("/dev/full")
+    folder.mkdir()
+    (folder / "0000000001").write_bytes(bad)
+    assert await num_told() == 4
+    await asyncio.sleep(FIRST_PAUSE_S)
+    assert await num_told() == 5
+    await spool.close()

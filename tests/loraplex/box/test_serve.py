@@ -1,0 +1,259 @@
+"""`loraplex serve` as a whole, with a tiny model: from nothing to text, and through every crash."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from loraplex.box.postgres import EmbeddedPostgres
+from tests.doubles import make_adapter, make_model
+from tests.loraplex.box.test_postgres import is_running
+from tests.planted import plant
+from tests.postgres import fresh_database
+from tests.stack import Stack, free_port, running
+
+SETTINGS = {"memory": "64MiB", "threads": 1, "dtype": "float32"}
+
+
+class Killable(Stack):
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        self._process = None
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def stack(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killable]:
+    """Started as `cd model-folder && loraplex serve --model tiny=.`, of a stranger's folder."""
+    command = [str(Path(sys.executable).with_name("loraplex"))]
+    place = tmp_path_factory.mktemp("serve")
+    stack = Killable(place, "--model", "tiny=.", command=command, cwd=model, **SETTINGS)
+    for folder in (model, stack.data_dir):
+        plant(folder, marks(stack))
+    try:
+        stack.start()
+        yield stack
+    finally:
+        stack.stop()
+        home = EmbeddedPostgres(stack.data_dir).home
+        subprocess.run(["rm", "-rf", str(home)], check=True)
+
+
+def marks(stack: Stack) -> Path:
+    return stack.data_dir.with_name("marks")
+
+
+def children(pid: int) -> dict[str, int]:
+    """Pids of a process's children by what they are."""
+    found: dict[str, int] = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            if int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]) == pid:
+                command = (entry / "cmdline").read_text().split("\0")
+                kinds = {"workers": "worker", "gateway": "gateway"}
+                kind = next((kinds[word] for word in command if word in kinds), "postgres")
+                found[kind] = int(entry.name)
+    return found
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def names(stack: Stack, key: str) -> list[str]:
+    with stack.openai(key) as client:
+        return [model.id for model in client.models.list()]
+
+
+def say(stack: Stack, model: str, key: str) -> str:
+    with stack.openai(key) as client:
+        messages = [{"role": "user", "content": "hello"}]
+        answer = client.chat.completions.create(
+            model=model,
+            messages=messages,  # type: ignore[arg-type]
+            max_tokens=8,
+            temperature=0,
+        )
+    return answer.choices[0].message.content or ""
+
+
+@pytest.fixture(scope="module")
+def acme(stack: Stack, model: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tenant's key; its adapter `bot` is there."""
+    key = stack.create_tenant("acme")
+    folder = make_adapter(model, tmp_path_factory.mktemp("adapter"), b_std=0.5)
+    assert stack.push(folder, "bot", "acme")["state"] == "ready"
+    return key
+
+
+def test_text_from_the_base_and_from_an_adapter(stack: Stack, acme: str):
+    until(lambda: "bot" in names(stack, acme))
+    assert say(stack, "tiny", acme) != say(stack, "bot", acme)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "loraplex",
+            "chat",
+            "bot",
+            "--max-tokens",
+            "8",
+            "--temperature",
+            "0",
+        ],
+        env=os.environ | {"LORAPLEX_DATA_DIR": str(stack.data_dir), "LORAPLEX_KEY": acme},
+        input="hello\n",
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == say(stack, "bot", acme) + "\n", done.stderr
+    for name in ("keys.json", "serve.json", "pepper"):
+        assert stat.S_IMODE((stack.data_dir / name).stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("url", ["", "postgresql://nobody@127.0.0.1:9/nothing"])
+def test_a_second_serve_of_the_same_is_refused(stack: Stack, acme: str, url: str):
+    places = {"LORAPLEX_DATA_DIR": str(stack.data_dir), "LORAPLEX_DATABASE_URL": url}
+    done = subprocess.run(
+        [sys.executable, "-m", "loraplex", "serve", "--model", "tiny=/nowhere", "--port", "0"],
+        env=os.environ | places,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, "another loraplex" in done.stderr) == (2, True), done.stderr
+    assert say(stack, "tiny", acme)
+
+
+def test_a_taken_port_is_told_before_anything_starts(stack: Stack, tmp_path: Path):
+    port = stack.url.rpartition(":")[2]
+    done = subprocess.run(
+        [sys.executable, "-m", "loraplex", "serve", "--model", "tiny=/nowhere", "--port", port],
+        env=os.environ | {"LORAPLEX_DATA_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, port in done.stderr) == (2, True), done.stderr
+    assert "Postgres" not in done.stderr
+
+
+def test_too_little_memory_is_told_once_with_what_would_do(model: Path, tmp_path: Path):
+    with fresh_database(migrated=False) as dsn:
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "loraplex", "serve", "--model", f"tiny={model}"),
+                *("--port", "0", "--memory", "1"),
+            ],
+            env=os.environ | {"LORAPLEX_DATA_DIR": str(tmp_path), "LORAPLEX_DATABASE_URL": dsn},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    words = "memory: 1 bytes are too few for what this worker serves; the least is 65536"
+    assert (done.returncode, done.stderr.count(words)) == (2, 1), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_gateway_is_told_what_stands_in_a_file(model: Path, tmp_path: Path):
+    """A worker over TCP is found, which the gateway refuses unless it is told otherwise."""
+    file, port = tmp_path / "loraplex.toml", free_port()
+    file.write_text(f"""
+        insecure_transport = true
+        [models]
+        tiny = "{model}"
+    """)
+    address = f"tcp://127.0.0.1:{port}"
+    with fresh_database(migrated=False) as dsn:
+        stack = Stack(tmp_path / "data", "--config", str(file), database_url=dsn, **SETTINGS)
+        with running(stack):
+            worker = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "loraplex", "worker", "--insecure-transport"),
+                    *(
+                        "--listen",
+                        address,
+                        "--advertise",
+                        address,
+                        "--health",
+                        f"127.0.0.1:{free_port()}",
+                    ),
+                ],
+                env=os.environ
+                | {
+                    **{f"LORAPLEX_{name.upper()}": str(v) for name, v in SETTINGS.items()},
+                    "LORAPLEX_DATA_DIR": str(tmp_path / "w"),
+                    "LORAPLEX_DATABASE_URL": dsn,
+                    "LORAPLEX_STORE": str(stack.data_dir / "store"),
+                },
+            )
+            try:
+                until(lambda: "ready" in of_address(stack, address))
+            finally:
+                worker.terminate()
+                worker.wait()
+
+
+def of_address(stack: Stack, address: str) -> list[str]:
+    """States of the workers there."""
+    workers = json.loads(stack.cli("workers", "list", "--json"))
+    return [worker["state"] for worker in workers if worker["address"] == address]
+
+
+@pytest.mark.parametrize("kind", ["worker", "gateway", "postgres"])
+def test_what_crashes_comes_back(stack: Stack, acme: str, kind: str):
+    before = say(stack, "bot", acme)
+    crashed = children(stack.pid)[kind]
+    os.kill(crashed, signal.SIGKILL)
+    until(lambda: not is_running(crashed))
+    until(lambda: children(stack.pid).keys() == {"worker", "gateway", "postgres"})
+    with httpx.Client(timeout=30) as client:
+        until(lambda: client.get(f"{stack.url}/readyz").status_code == 200)
+    assert say(stack, "bot", acme) == before
+    with stack.admin as client:
+        until(lambda: client.get("/tenants").status_code == 200)
+
+
+def test_a_stop_and_a_start_keep_everything(stack: Stack, acme: str):
+    before, keys = say(stack, "bot", acme), stack.keys
+    running = children(stack.pid).values()
+    stack.stop()
+    assert not any(is_running(pid) for pid in running)
+    assert not (stack.data_dir / "serve.json").exists()
+    stack.start()
+    assert stack.keys == keys
+    until(lambda: "bot" in names(stack, acme))
+    assert say(stack, "bot", acme) == before
+
+
+def test_kill_9_takes_all_and_the_next_start_recovers(stack: Killable, acme: str):
+    before = say(stack, "bot", acme)
+    running = children(stack.pid).values()
+    stack.kill()
+    until(lambda: not any(is_running(pid) for pid in running))
+    stack.start()
+    assert say(stack, "bot", acme) == before
+
+
+def test_no_module_of_a_folder_that_something_was_started_in_was_imported(stack: Stack, acme: str):
+    """By supervisor, importer, Postgres, worker, gateway and sandbox, through all their starts."""
+    assert say(stack, "tiny", acme)
+    assert list(marks(stack).iterdir()) == []

@@ -1,0 +1,137 @@
+"""A worker whose command registers it: processes of their own, a real Postgres, a real gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from admin.database import EVERYTHING, Database
+from admin.workers import workers
+from loraplex.settings import check_address
+from tests.gateway.dispatch.test_roster import connected
+from tests.gateway.live import Live, eventually
+from tests.stack import ROOT
+
+
+@pytest.fixture
+async def live(dsn: str, tmp_path: Path) -> AsyncIterator[Live]:
+    database = await Database.connect(dsn, sees=EVERYTHING)
+    live = Live(database, tmp_path)
+    await live.prepare()
+    yield live
+    await database.close()
+
+
+async def start(dsn: str, address: str, lease_s: float) -> Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.loraplex.registered_worker"),
+        *(dsn, "worker-1", address, str(lease_s)),
+        cwd=ROOT,
+        # Its child starts in a folder where this package is not.
+        env=os.environ | {"LORAPLEX_DATABASE_URL": dsn, "PYTHONPATH": str(ROOT)},
+    )
+
+
+async def test_it_is_found_while_it_runs_and_leaves_when_it_ends(dsn: str, live: Live) -> None:
+    async with live.gateway(workers=[]) as served:
+        process = await start(dsn, live.worker.address, lease_s=60)
+        await eventually(lambda: connected(served) == {"worker-1"}, 60)
+        answer = await served.complete("tiny")
+        assert answer.headers["loraplex-worker"] == "worker-1"
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 7, "as the worker itself ended"
+        assert await leases(live) == []
+        await eventually(lambda: not served.gateway.fleet.clients)
+
+
+async def test_a_worker_that_is_killed_comes_back_and_ends_as_it_is_told(
+    dsn: str, live: Live
+) -> None:
+    async with live.gateway(workers=[]) as served:
+        process = await start(dsn, live.worker.address, lease_s=60)
+        await eventually(lambda: connected(served) == {"worker-1"}, 60)
+        (killed,) = children_of(process.pid)
+        os.kill(killed, signal.SIGKILL)
+        await eventually(lambda: children_of(process.pid) - {killed}, 60)
+        await eventually(lambda: connected(served) == {"worker-1"}, 60)
+        assert (await served.complete("tiny")).status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 7
+    assert await leases(live) == []
+
+
+def children_of(pid: int) -> set[int]:
+    return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
+async def test_a_lease_is_renewed_and_runs_out_when_its_command_is_killed(
+    dsn: str, live: Live
+) -> None:
+    async with live.gateway(workers=[]) as served:
+        process = await start(dsn, live.worker.address, lease_s=3)
+        await eventually(lambda: connected(served) == {"worker-1"}, 60)
+        (first,) = await leases(live)
+        await asyncio.sleep(4)
+        (second,) = await leases(live)
+        assert second > first and await valid(live)
+        process.kill()
+        await process.wait()
+        # The worker is not left behind by its command.
+        await eventually(lambda: not connected(served))
+        assert (await served.complete("tiny")).status_code == 503
+        await eventually(lambda: is_over(live))
+        assert await leases(live), "it is shown as lost for some time"
+        async with live.database.transaction() as connection:
+            await connection.execute(
+                "UPDATE workers SET leased_until = leased_until - interval '1 minute',"
+                " reported_at = reported_at - interval '1 minute',"
+                " registered_at = registered_at - interval '1 minute'"
+            )
+        await workers.forget_lost(live.database)
+        await eventually(lambda: not served.gateway.fleet.clients)
+
+
+async def leases(live: Live) -> list[datetime]:
+    return [row["leased_until"] for row in await live.fetch("SELECT leased_until FROM workers")]
+
+
+async def valid(live: Live) -> bool:
+    rows = await live.fetch("SELECT leased_until > now() AS valid FROM workers")
+    return [row["valid"] for row in rows] == [True]
+
+
+async def is_over(live: Live) -> bool:
+    return not await valid(live)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "unix:",
+        "unix:w.sock",
+        "tcp://:1",
+        "tcp://host",
+        "tcp://host:0",
+        "tcp://host:65536",
+        "x:/",
+    ],
+)
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match="unix:/PATH or tcp"):
+        check_address(address)
+
+
+@pytest.mark.parametrize("address", ["unix:/run/w.sock", "tcp://host:1", "tcp://[::1]:65535"])
+async def test_what_is_an_address_is_one_to_the_database(live: Live, address: str) -> None:
+    assert check_address(address) == address
+    await workers.register_worker(live.database, "worker-1", address, 60)
+    assert await valid(live)

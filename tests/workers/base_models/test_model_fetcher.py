@@ -1,0 +1,36 @@
+"""Base models that come to this machine, or do not."""
+
+from __future__ import annotations
+
+import gc
+import time
+from weakref import ref
+
+from adapters.store.folder import StoreUnavailable
+from workers.base_models.fetcher import ModelFetcher
+from workers.models.plan import ModelPlan
+
+DIGEST = "0" * 64
+
+
+def test_what_a_failed_fetch_had_read_is_gone_with_it() -> None:
+    """At once, not when garbage is collected some day: it is tried again every half minute."""
+    held: list[ref[set[str]]] = []
+
+    def read(digest: str) -> ModelPlan:
+        parts = {digest}
+        held.append(ref(parts))
+        raise StoreUnavailable("the store is away")
+
+    fetcher = ModelFetcher(read, clock=lambda: 0.0)
+    gc.disable()
+    try:
+        fetcher.fetch(DIGEST, "tiny")
+        deadline = time.monotonic() + 60
+        while not fetcher.fetches[DIGEST].error and time.monotonic() < deadline:
+            assert fetcher.take() == []
+        assert fetcher.fetches[DIGEST].error == "the store is away"
+        assert [one() for one in held] == [None]
+    finally:
+        gc.enable()
+        fetcher.close()

@@ -1,0 +1,489 @@
+"""Several base models on one worker that has room for one: answers are those of workers that never
+swap, streams are never cut, and what cannot be loaded harms nobody else."""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+import pytest
+import torch
+
+from adapters.manifest import BaseModelShape
+from adapters.store.folder import LocalStore
+from memory.runs import UNIT_BYTES
+from ops.base import PackedLinear
+from tests.doubles import make_adapter, make_model, write_adapter
+from tests.scale import scaled
+from tests.workers.driver import Driver, store_adapter
+from workers.config import WorkerConfig
+from workers.importer import import_model
+from workers.models.plan import ModelPlan
+from workers.process.worker import CannotServe
+from workers.telemetry import render_metrics
+from workers.wire.protocol import (
+    Abort,
+    AdapterRef,
+    Desired,
+    DesiredModel,
+    ErrorCode,
+    FinishReason,
+    Generate,
+    ModelStatus,
+    Prefetch,
+    SamplingParams,
+    WorkerStatus,
+)
+
+FAMILIES = {"one": "llama", "two": "qwen2", "three": "gemma3_text"}
+KV_EXTENTS = 6
+"""Beside the weights of the largest: eight pages each."""
+
+
+class House:
+    """Three tiny models in one store, with two adapters each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = LocalStore(folder / "store")
+        self.digests: dict[str, str] = {}
+        self.refs: dict[str, list[AdapterRef]] = {}
+        self.shapes: dict[str, BaseModelShape] = {}
+        self.plans: dict[str, ModelPlan] = {}
+        for seed, (name, family) in enumerate(FAMILIES.items()):
+            source = make_model(folder / name, family, seed=seed)
+            digest = self.digests[name] = import_model(source, self.store)
+            model = self.store.model_folder(digest)
+            config = json.loads((model / "config.json").read_text())
+            shape = BaseModelShape.from_config(config, digest)
+            self.shapes[name] = shape
+            self.plans[name] = ModelPlan.read(model, digest, torch.float32)
+            self.refs[name] = [
+                store_adapter(
+                    self.store,
+                    make_adapter(source, folder / f"{name}-{rank}", rank=rank, b_std=0.5),
+                    shape,
+                )
+                for rank in (4, 8)
+            ]
+
+    def config(self, *names: str, room: int = 1, **changes: object) -> WorkerConfig:
+        """room: so many of the largest models fit."""
+        largest = max(plan.max_bytes(torch.float32) for plan in self.plans.values())
+        extents = -(-largest // UNIT_BYTES)
+        settings = {
+            "models": {name: self.digests[name] for name in names},
+            "store": str(self.folder / "store"),
+            "cache_dir": self.folder / "cache",
+            "listen": "",
+            "dtype": "float32",
+            "threads": 1,
+            "memory": 64 << 20,
+            "device_memory": (room * extents + KV_EXTENTS) * UNIT_BYTES,
+            "max_model_wait_s": 0.3,
+            "max_model_drain_s": 0.02,
+            "max_num_seqs": 8,
+            "max_batched_tokens": 64,
+            **changes,
+        }
+        return WorkerConfig(**settings)  # pyright: ignore
+
+    def generate(
+        self,
+        number: int,
+        name: str,
+        prompt: list[int],
+        max_tokens: int,
+        adapter: AdapterRef | None = None,
+    ) -> Generate:
+        params = SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0, ignore_eos=True)
+        return Generate(
+            number, "", self.digests[name], prompt, params, cache_domain="t", adapter=adapter
+        )
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    yield House(tmp_path_factory.mktemp("house"))
+
+
+def models(status: WorkerStatus) -> dict[str, ModelStatus]:
+    return {model.name: model for model in status.models}
+
+
+def traffic(house: House, names: list[str], count: int, num_tokens: int) -> list[Generate]:
+    """Of the base models and of adapters, with prefixes that come again."""
+    rng = random.Random(3)
+    shared = [rng.randrange(256) for _ in range(40)]
+    requests: list[Generate] = []
+    for number in range(count):
+        name = names[number % len(names)]
+        own = [rng.randrange(256) for _ in range(rng.randrange(1, 20))]
+        prompt = (shared if rng.random() < 0.5 else []) + own
+        ref = rng.choice([None, *house.refs[name]])
+        requests.append(house.generate(number, name, prompt, num_tokens, ref))
+    return requests
+
+
+def answers(config: WorkerConfig, requests: list[Generate]) -> tuple[dict[int, list[int]], Driver]:
+    with Driver(config) as driver:
+        for request in requests:
+            driver.submit(request)
+        driver.wait()
+    assert set(driver.ended.values()) == {FinishReason.LENGTH}
+    return driver.answers, driver
+
+
+FORMS = {
+    "in-turn": {},
+    "ahead": {"runs_ahead": True},
+    "as-on-a-gpu": {"runs_ahead": True, "replays_steps": True, "keeps_weights": True},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_answers_are_those_of_a_worker_that_never_swaps(house: House, form: str) -> None:
+    """More streams than one residency can end: they are preempted with their model, and go on.
+    Where weights are kept, an access to an extent that they have would end the process."""
+    names = list(FAMILIES)
+    requests = traffic(house, names, scaled(48, 192), scaled(120, 240))
+    expected, _ = answers(house.config(*names, device_memory=None), requests)
+    got, driver = answers(house.config(*names, **FORMS[form]), requests)
+    assert got == expected
+    worker = driver.worker
+    status = models(worker.status(False, 0))
+    assert all(model.num_swaps >= 2 for model in status.values()), status
+    assert sum(model.num_preemptions for model in status.values()) > 0
+    for engine in worker.engines.values():
+        engine.check_integrity()
+        assert engine.num_integrity_failures == 0
+    extents = worker.arena.map()
+    on_device = [m for m in status.values() if m.tier == "device"]
+    assert len(on_device) == 1
+    num_weights = extents.count("w") * worker.arena.extent_bytes
+    assert on_device[0].num_bytes <= num_weights < 1.5 * on_device[0].num_bytes
+
+
+def test_all_stay_where_there_is_room_for_all(house: House) -> None:
+    names = list(FAMILIES)
+    requests = traffic(house, names, 12, 16)
+    _, driver = answers(house.config(*names, room=3), requests)
+    status = models(driver.worker.status(False, 0))
+    assert {(m.tier, m.num_swaps) for m in status.values()} == {("device", 1)}
+
+
+def test_a_cold_model_comes_and_the_idle_one_leaves(house: House) -> None:
+    with Driver(house.config("one", "two")) as driver:
+        assert tiers(driver) == {"one": "device", "two": "host"}
+        driver.submit(house.generate(0, "two", [1, 2, 3], 4))
+        driver.wait()
+        status = driver.await_status(lambda s: models(s)["two"].num_swaps == 1)
+        assert {n: m.tier for n, m in models(status).items()} == {"one": "host", "two": "device"}
+        assert models(status)["two"].load_s > 0 and models(status)["two"].num_bytes > 0
+    metrics = render_metrics(status).decode().splitlines()
+    assert 'loraplex_model_on_device{model_name="one"} 0' in metrics
+    assert 'loraplex_model_swaps_total{model_name="two"} 1' in metrics
+    assert f'loraplex_arena_extents{{kind="weights"}} {status.extents.count("w")}' in metrics
+    assert driver.ended == {0: FinishReason.LENGTH}
+
+
+def test_kept_weights_are_read_once_and_what_was_captured_for_them_stays(
+    house: House, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(house.folder / "store", store)
+    form = {"store": str(store), **FORMS["as-on-a-gpu"]}
+    names = ("one", "two")
+    requests = [house.generate(n, names[n % 2], [1, 2, 3], 8) for n in range(6)]
+    with Driver(house.config(*names, **form)) as driver:
+        runners: dict[str, set[int]] = {name: set() for name in names}
+        for request in requests:
+            driver.submit(request)
+            driver.wait()
+            for name in names:
+                runners[name].add(id(driver.worker.engines[house.digests[name]].runner))
+            if request.id == 1:
+                for name in names:
+                    shutil.rmtree(store / "models" / house.digests[name])
+    assert set(driver.ended.values()) == {FinishReason.LENGTH}
+    assert driver.answers[0] == driver.answers[2] == driver.answers[4]
+    assert driver.answers[1] == driver.answers[3] == driver.answers[5]
+    assert all(len(found - {id(None)}) == 1 for found in runners.values())
+    assert {m.num_swaps for m in driver.worker.status(False, 0).models} == {3}
+
+
+def test_an_unloaded_model_is_not_kept(house: House) -> None:
+    one = house.digests["one"]
+    wanted, unloaded = DesiredModel(one, "one"), DesiredModel(one, "one", is_unloaded=True)
+    with Driver(house.config("one", **FORMS["as-on-a-gpu"])) as driver:
+        runner = driver.worker.engines[one].runner
+        driver.submit(house.generate(0, "one", [1, 2, 3], 8))
+        driver.wait()
+        driver.loop.post(1, Desired(1, [], [unloaded]))
+        driver.await_status(lambda s: models(s)["one"].tier == "host")
+        driver.loop.post(1, Desired(2, [], [wanted]))
+        driver.await_status(lambda s: s.generation == 2)
+        driver.submit(house.generate(1, "one", [1, 2, 3], 8))
+        driver.wait()
+        assert driver.answers[0] == driver.answers[1]
+        assert driver.worker.engines[one].runner not in (None, runner)
+
+
+def tiers(driver: Driver) -> dict[str, str]:
+    return {m.name: m.tier for m in driver.worker.status(False, 0).models}
+
+
+def test_a_load_nobody_waits_for_leaves_the_device_to_others(house: House) -> None:
+    """The request is taken back while its model waits for room."""
+    config = house.config("one", "two", max_model_wait_s=1e9, max_model_drain_s=1e9)
+    with Driver(config) as driver:
+        driver.submit(house.generate(0, "one", [1, 2, 3], 400))
+        driver.submit(house.generate(1, "two", [1, 2, 3], 400))
+        driver.await_first(0)
+        driver.loop.post(0, Abort(1))
+        driver.submit(house.generate(2, "one", [1, 2, 3], 4))
+        driver.wait()
+        status = driver.await_status(lambda s: models(s)["two"].num_waiting == 0)
+        assert models(status)["one"].tier == "device"
+
+
+def test_an_idle_model_leaves_for_an_adapter(house: House) -> None:
+    """Which fits beside one model, and not beside two."""
+    shape, folder = house.shapes["one"], house.folder / "large"
+    write_adapter(shape, folder, rank=128, seed=1)
+    large = store_adapter(house.store, folder, shape)
+    with Driver(house.config("one", "two", room=2)) as driver:
+        for number, name in enumerate(("one", "two")):
+            driver.submit(house.generate(number, name, [1, 2, 3], 2))
+        driver.wait()
+        assert set(tiers(driver).values()) == {"device"}
+        driver.submit(house.generate(2, "one", [1, 2, 3], 2, large))
+        driver.wait()
+        assert driver.ended[2] is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_load_that_fails_half_way_keeps_nothing(
+    house: House, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """Nor until garbage is collected some day: the next try will want the memory that it lacked."""
+
+    def num_bytes() -> int:
+        tensors = (each for each in gc.get_objects() if issubclass(type(each), torch.Tensor))
+        return sum({t.untyped_storage().data_ptr(): t.nbytes for t in tensors}.values())
+
+    with Driver(house.config("one", "two", **FORMS[form])) as driver:
+        driver.submit(house.generate(0, "one", [1, 2, 3], 4))
+        driver.wait()
+        pack, left = driver.worker.ops.pack_linear, iter(range(5))
+
+        def pack_some(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
+            if next(left, None) is None:
+                raise MemoryError
+            return pack(weight, bias)
+
+        monkeypatch.setattr(driver.worker.ops, "pack_linear", pack_some)
+        one = models(driver.await_status(lambda s: True))["one"]
+        gc.collect()
+        before = num_bytes() - (0 if "keeps_weights" in FORMS[form] else one.num_bytes)
+        gc.disable()
+        try:
+            driver.submit(house.generate(1, "two", [1, 2, 3], 4))
+            driver.wait()
+            assert driver.ended[1] is ErrorCode.MODEL_UNAVAILABLE
+            assert next(left, None) is None
+            print(num_bytes() - before)
+            assert num_bytes() <= before
+        finally:
+            gc.enable()
+
+
+def test_a_broken_model_fails_by_name_and_harms_nobody_else(house: House, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(house.folder / "store", store)
+    weights = store / "models" / house.digests["two"] / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.chmod(0o644)
+    weights.write_bytes(whole[: len(whole) // 2])
+    config = house.config("one", "two", store=str(store))
+    with Driver(config) as driver:
+        driver.submit(house.generate(0, "one", [1, 2, 3], 300))
+        driver.submit(house.generate(1, "two", [1, 2, 3], 4))
+        driver.wait()
+        assert driver.ended == {0: FinishReason.LENGTH, 1: ErrorCode.MODEL_UNAVAILABLE}
+        status = driver.await_status(lambda s: models(s)["two"].error != "")
+        assert models(status)["two"].tier == "host"
+        driver.submit(house.generate(2, "two", [1, 2, 3], 4))
+        driver.submit(house.generate(3, "one", [1, 2, 3], 4))
+        driver.wait()
+        assert driver.ended[2] is ErrorCode.MODEL_UNAVAILABLE
+        assert driver.ended[3] is FinishReason.LENGTH
+        weights.write_bytes(whole)
+        number = 4
+        while driver.ended[number - 1] is not FinishReason.LENGTH or number == 4:
+            sleep(0.1)
+            driver.submit(house.generate(number, "two", [1, 2, 3], 4))
+            driver.wait()
+            number += 1
+        status = driver.await_status(lambda s: models(s)["two"].tier == "device")
+        assert models(status)["two"].error == ""
+
+
+def test_a_probe_waits_for_its_model(house: House) -> None:
+    """And proves there what it proves anywhere."""
+    with Driver(house.config("one", "three")) as driver:
+        result = driver.probe(1, house.digests["three"], house.refs["three"][0])
+        assert result.error == "" and result.fingerprint is not None
+        result = driver.probe(2, house.digests["one"], house.refs["one"][0])
+        assert result.error == ""
+
+
+def test_the_catalog_registers_pins_and_unloads(house: House) -> None:
+    one, three = (DesiredModel(house.digests[name], name) for name in ("one", "three"))
+    missing = DesiredModel("0" * 64, "missing")
+    with Driver(house.config("one", room=1)) as driver:
+        driver.submit(house.generate(0, "three", [1, 2, 3], 4))
+        driver.wait()
+        assert driver.ended[0] is ErrorCode.MODEL_UNKNOWN
+        driver.loop.post(1, Desired(1, [], [one, three, missing]))
+        status = driver.await_status(
+            lambda s: (
+                models(s).keys() == {"one", "three", "missing"}
+                and models(s)["missing"].error != ""
+                and models(s)["three"].tier != "cold"
+            )
+        )
+        assert models(status)["missing"].tier == "cold"
+        assert [model.name for model in driver.models] == ["one", "three"]
+        driver.submit(house.generate(1, "three", [1, 2, 3], 4))
+        driver.wait()
+        assert driver.ended[1] is FinishReason.LENGTH
+
+        pinned = DesiredModel(one.digest, "one", is_pinned=True)
+        driver.loop.post(1, Desired(2, [], [pinned, three]))
+        driver.await_status(lambda s: s.generation == 2 and models(s)["one"].tier == "device")
+        driver.submit(house.generate(2, "three", [1, 2, 3], 4))
+        driver.wait()
+        assert driver.ended[2] is ErrorCode.OVERLOADED, "it cannot fit beside the pinned one"
+
+        unloaded = DesiredModel(one.digest, "one", is_unloaded=True)
+        driver.loop.post(1, Desired(3, [], [unloaded, three]))
+        driver.await_status(lambda s: models(s)["one"].tier == "host")
+        driver.submit(house.generate(3, "one", [1, 2, 3], 4))
+        driver.submit(house.generate(4, "three", [1, 2, 3], 4))
+        driver.wait()
+        assert driver.ended[3] is ErrorCode.MODEL_UNAVAILABLE
+        assert driver.ended[4] is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("form", ["in-turn", "as-on-a-gpu"])
+def test_a_model_registered_later_lies_beside_the_memory(house: House, form: str) -> None:
+    """`memory` is less than its weights, and KV keeps all of it."""
+    settings: dict[str, Any] = {"device_memory": None, "memory": KV_EXTENTS * UNIT_BYTES}
+    one, two, three = (DesiredModel(house.digests[name], name) for name in FAMILIES)
+    with Driver(house.config("three", **settings, **FORMS[form])) as driver:
+        before = driver.await_status(lambda _: True)
+        driver.loop.post(1, Desired(1, [], [three, one]))
+        driver.await_status(lambda s: "one" in models(s) and models(s)["one"].tier == "host")
+        for number, name in enumerate(["one", "three", "one"]):
+            driver.submit(house.generate(number, name, [1, 2, 3], 4))
+        driver.wait()
+        assert set(driver.ended.values()) == {FinishReason.LENGTH}
+        after = driver.await_status(lambda s: models(s)["one"].tier == "device")
+        assert [model.num_swaps for model in models(after).values()] == [1, 1], "both stay"
+        assert models(after)["three"].pages_total == models(before)["three"].pages_total
+        grown = after.arena_bytes - before.arena_bytes
+        assert grown >= house.plans["one"].max_bytes(torch.float32)
+        assert len(after.extents) * driver.worker.arena.extent_bytes == after.arena_bytes
+
+        # One that the catalog has no more leaves its room to the next.
+        driver.loop.post(1, Desired(2, [], [three, two]))
+        driver.await_status(lambda s: "two" in models(s) and models(s)["two"].tier == "host")
+        driver.submit(house.generate(3, "two", [1, 2, 3], 4))
+        driver.wait()
+        assert driver.ended[3] is FinishReason.LENGTH
+        last = driver.await_status(lambda s: models(s)["two"].tier == "device")
+        assert last.arena_bytes - after.arena_bytes <= UNIT_BYTES
+        assert {models(last)[name].tier for name in ("one", "three")} == {"host", "device"}
+        driver.worker.arena.check_integrity()
+
+
+def test_a_model_that_can_never_be_served_says_so(house: House) -> None:
+    """A worker cuts its memory before it knows of the model."""
+    one = DesiredModel(house.digests["one"], "one")
+    with Driver(house.config(device_memory=8 << 20)) as driver:
+        driver.loop.post(1, Desired(1, [], [one]))
+        status = driver.await_status(lambda s: "one" in models(s) and models(s)["one"].error != "")
+    found = models(status)["one"]
+    assert found.tier == "unsatisfiable"
+    assert found.error == "needs 16.00 MiB, the worker's device_memory is 8.00 MiB"
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"device_memory": 8 * UNIT_BYTES},
+        {"memory": 1},
+        {"memory": UNIT_BYTES, "adapter_memory_min": 3 * UNIT_BYTES + 1},
+        {"device_memory": 1, "adapter_memory_min": 5 * UNIT_BYTES},
+    ],
+)
+def test_too_little_memory_is_refused_at_the_start_with_the_least_that_does(
+    house: House, sizes: dict[str, int]
+) -> None:
+    name, given = next(iter(sizes.items()))
+
+    def build(num_bytes: int) -> None:
+        settings: dict[str, Any] = {"device_memory": None} | sizes | {name: num_bytes}
+        with Driver(house.config("one", "three", **settings)):
+            pass
+
+    with pytest.raises(CannotServe, match=f"^{name}: {given} bytes are too few") as refused:
+        build(given)
+    least = int(str(refused.value).rpartition(" ")[2])
+    build(least)
+    with pytest.raises(CannotServe, match=f"the least is {least}$"):
+        build(least - 1)
+
+
+@pytest.mark.parametrize("name", ["memory", "device_memory"])
+@pytest.mark.parametrize("num_bytes", [1 << 58, 1 << 70])
+def test_more_memory_than_can_be_is_refused(house: House, name: str, num_bytes: int) -> None:
+    sizes: dict[str, Any] = {"device_memory": None, name: num_bytes}
+    with pytest.raises(CannotServe, match=f"^{name}: this machine gives no {num_bytes} bytes"):
+        Driver(house.config(**sizes))
+
+
+@pytest.mark.parametrize("name", ["max_num_seqs", "max_loaded_adapters"])
+@pytest.mark.parametrize("value", [1 << 45, 1 << 60])
+def test_more_rows_than_there_can_be_are_refused(house: House, name: str, value: int) -> None:
+    settings: dict[str, Any] = {name: value}
+    with pytest.raises(CannotServe, match=rf"^{name}: this machine has no memory for {value}$"):
+        Driver(house.config("one", **settings))
+
+
+def test_adapters_that_may_have_no_whole_extent_are_refused(house: House) -> None:
+    with pytest.raises(CannotServe, match="adapter_memory: adapters need 1 bytes"):
+        Driver(house.config("one", adapter_memory_min=1, adapter_memory_max=1))
+
+
+def test_adapters_on_the_host_have_one_bound_for_all_models(house: House) -> None:
+    def held(host_bytes: int) -> list[int]:
+        config = house.config(*FAMILIES, host_adapter_memory=host_bytes)
+        with Driver(config) as driver:
+            for name in FAMILIES:
+                driver.loop.post(0, Prefetch(house.digests[name], house.refs[name][0]))
+            pools = [target.pool for target in driver.worker.targets.values()]
+            while any(pool.is_loading for pool in pools):
+                sleep(0.001)
+            return [one.num_bytes for pool in pools for one in pool.status() if one.tier == "host"]
+
+    sizes = held(1 << 30)
+    assert len(sizes) == len(FAMILIES)
+    assert 0 < sum(held(max(sizes))) <= max(sizes)

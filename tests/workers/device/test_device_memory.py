@@ -1,0 +1,213 @@
+"""What is lent to weights goes back to the system, and nothing else does; where weights have
+addresses of their own, the memory of their extents goes there."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from memory.arena import Arena
+from memory.errors import IntegrityError
+from tests.workers.driver_double import DriverDouble
+from workers.base_models.loader import resident_bytes
+from workers.device.cuda_memory import CudaVirtualMemory
+from workers.device.device_memory import HostMemory, MappedMemory
+from workers.device.virtual_memory import HostVirtualMemory, VirtualMemory
+
+EXTENT = 1 << 21
+"""A granule of every device."""
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="of a GPU")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
+
+
+def on_gpu() -> VirtualMemory:
+    return CudaVirtualMemory.of(torch.device("cuda"))
+
+
+MAKERS = [
+    pytest.param(HostVirtualMemory, id="host", marks=linux),
+    pytest.param(DriverDouble.make, id="driver-double", marks=linux),
+    pytest.param(on_gpu, id="cuda", marks=[pytest.mark.gpu, needs_gpu]),
+]
+
+
+@linux
+def test_extents_lent_are_not_resident_and_others_stay() -> None:
+    memory = HostMemory(32, EXTENT)
+    memory.tensor.fill_(7)
+    before = resident_bytes()
+    lent = [*range(4, 20), 25]
+    for extent in lent:
+        memory.lend(extent)
+    assert before - resident_bytes() > 12 * EXTENT
+    kept = torch.ones(32, dtype=torch.bool)
+    kept[lent] = False
+    by_extent = memory.tensor.view(32, EXTENT)
+    assert bool((by_extent[kept] == 7).all())
+    assert not by_extent[~kept].any(), "whoever writes there again begins with new memory"
+
+
+@linux
+def test_more_weights_beside_the_arena_than_the_machine_has_memory_are_refused() -> None:
+    memory = HostMemory(2, EXTENT)
+    memory.extend(1)
+    with pytest.raises(MemoryError, match=r"this machine has \d+\.\d\d [MG]iB"):
+        memory.extend(1 << 30)
+
+
+class Mapped:
+    """Six extents, and the ranges of two models."""
+
+    def __init__(self, virtual: VirtualMemory) -> None:
+        assert EXTENT % virtual.granularity == 0
+        self.memory = MappedMemory(virtual, 6, EXTENT)
+        self.arena = Arena(6 * EXTENT, EXTENT)
+        self.arena.backing = self.memory
+        self.extents = self.memory.tensor.view(6, EXTENT)
+        self.two, self.three = self.memory.reserve(2), self.memory.reserve(3)
+
+
+@pytest.fixture(params=MAKERS)
+def mapped(request: pytest.FixtureRequest) -> Mapped:
+    make: Callable[[], VirtualMemory] = request.param
+    return Mapped(make())
+
+
+def test_a_model_has_the_same_addresses_each_time(mapped: Mapped) -> None:
+    """And what the arena keeps meanwhile stays as it is."""
+    mapped.memory.tensor.fill_(1)
+    addresses = mapped.two.tensor.data_ptr()
+    for value in (2, 3):
+        mapped.arena.allocate_weights("two", 2)
+        mapped.two.back()
+        mapped.two.tensor.fill_(value)
+        assert bool((mapped.two.tensor == value).all())
+        assert bool((mapped.extents[2:] == 1).all())
+        mapped.two.unback()
+        mapped.arena.free_weights("two")
+        mapped.extents[:2].fill_(1)
+        assert bool((mapped.memory.tensor == 1).all())
+    assert mapped.two.tensor.data_ptr() == addresses
+
+
+def test_models_take_turns_with_the_memory_of_their_extents(mapped: Mapped) -> None:
+    mapped.arena.allocate_weights("two", 2)
+    mapped.arena.allocate_weights("three", 3)
+    mapped.two.back()
+    mapped.three.back()
+    mapped.two.tensor.fill_(2)
+    mapped.three.tensor.fill_(3)
+    mapped.extents[5].fill_(5)
+    assert bool((mapped.two.tensor == 2).all() and (mapped.three.tensor == 3).all())
+    with pytest.raises(IntegrityError, match="lies somewhere"):
+        mapped.memory.reserve(1).back()
+
+
+def test_nothing_has_memory_twice(mapped: Mapped) -> None:
+    with pytest.raises(IntegrityError, match="lies somewhere"):
+        mapped.two.back()
+    mapped.arena.allocate_weights("half", 1)
+    with pytest.raises(IntegrityError, match="lies somewhere"):
+        mapped.two.back()
+    mapped.arena.free_weights("half")
+    mapped.memory.tensor.fill_(4)
+    assert bool((mapped.memory.tensor == 4).all()), "what was begun was given back"
+    with pytest.raises(IntegrityError, match="has memory"):
+        mapped.memory.restore(0)
+
+
+def test_extents_that_weights_move_to_are_lent_and_those_they_leave_are_not(mapped: Mapped) -> None:
+    """They own a number of extents: the model's addresses and bytes stay."""
+    assert mapped.arena.allocate_kv("kv") == 0
+    mapped.arena.allocate_weights("two", 2)
+    mapped.two.back()
+    mapped.two.tensor.fill_(2)
+    mapped.arena.free_kv(0, "kv")
+    assert mapped.arena.sink_weights()
+    assert mapped.arena.map() == "ww...."
+    mapped.extents[2:].fill_(7)
+    assert bool((mapped.two.tensor == 2).all() and (mapped.extents[2:] == 7).all())
+    mapped.two.unback()
+    mapped.arena.free_weights("two")
+    mapped.memory.tensor.fill_(1)
+
+
+@linux
+@pytest.mark.parametrize("place", ["extents[0]", "two.tensor"])
+def test_what_has_no_memory_cannot_be_written(place: str) -> None:
+    """An extent of weights, and a model that is not there."""
+    code = (
+        "from tests.workers.device.test_device_memory import *\n"
+        "mapped = Mapped(HostVirtualMemory())\n"
+        "mapped.extents[0].fill_(1)\n"
+        "mapped.arena.allocate_weights('two', 2)\n"
+        "mapped.two.back(); mapped.two.tensor.fill_(1); mapped.two.unback()\n"
+        f"print('now', flush=True); mapped.{place}[0] = 1\n"
+    )
+    command = [sys.executable, "-c", code]
+    root = Path(__file__).parents[3]
+    ended = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, check=False)
+    assert (ended.stdout, ended.returncode) == (b"now\n", -signal.SIGSEGV)
+
+
+@linux
+def test_addresses_live_as_long_as_a_tensor_views_them() -> None:
+    mapped = Mapped(HostVirtualMemory())
+    part = mapped.extents[3:5]
+    part.fill_(9)
+    before = num_mappings()
+    del mapped
+    gc.collect()
+    assert bool((part == 9).all())
+    del part
+    gc.collect()
+    assert num_mappings() < before
+
+
+def num_mappings() -> int:
+    return len(Path("/proc/self/maps").read_text().splitlines())
+
+
+@linux
+def test_the_driver_is_given_back_what_it_gave() -> None:
+    library = DriverDouble()
+    mapped = Mapped(library.virtual_memory())
+    mapped.arena.allocate_weights("two", 2)
+    mapped.two.back()
+    del mapped
+    gc.collect()
+    assert not library.reserved and not library.mapped and not library.pieces
+
+
+@linux
+def test_pinned_memory_is_let_go_with_its_tensor() -> None:
+    library = DriverDouble()
+    virtual = library.virtual_memory()
+    tensor = torch.frombuffer(mmap.mmap(-1, 4 * mmap.PAGESIZE), dtype=torch.uint8)
+    virtual.pin(tensor[: mmap.PAGESIZE])
+    virtual.pin(tensor[mmap.PAGESIZE :])
+    with pytest.raises(OSError, match="ALREADY_REGISTERED"):
+        virtual.pin(tensor)
+    assert len(library.pinned) == 2
+    del tensor
+    gc.collect()
+    assert not library.pinned
+
+
+def test_what_the_driver_refuses_is_raised_by_its_name() -> None:
+    library = DriverDouble(num_pieces=1)
+    virtual = library.virtual_memory()
+    piece = virtual.create(EXTENT)
+    with pytest.raises(MemoryError, match="cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY"):
+        virtual.create(EXTENT)
+    with pytest.raises(OSError, match="cuMemMap: CUDA_ERROR_INVALID_VALUE"):
+        virtual.map(EXTENT, piece, EXTENT)

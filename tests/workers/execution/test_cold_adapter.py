@@ -1,0 +1,183 @@
+"""How many steps a cold adapter costs its first caller: the loop and the pool are real, the model
+is made of digests (see simulator.py), and the loader works when a step's script says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.adapters.pools import House, SteppedExecutor
+from tests.workers.simulation import generate
+from tests.workers.simulator import VOCAB, FakeClock, Rows, SimulatedRunner
+from workers.execution.engine import Engine
+from workers.execution.step_ring import StepRing
+from workers.process.loop import WorkerLoop
+from workers.process.server import Delivery
+from workers.scheduling.schedule import PendingStep, Schedule
+from workers.scheduling.scheduler import Scheduler
+from workers.verification.adapter_verifier import Prober
+from workers.wire.protocol import (
+    Abort,
+    AdapterRef,
+    ModelInfo,
+    Prefetch,
+    StepOutput,
+    WorkerStatus,
+)
+
+NUM_STEPS = 12
+BACKGROUND, COLD = 0, 1
+"""Ids of requests: one runs all the time, one comes while a step computes."""
+
+
+class ScriptedRunner(SimulatedRunner):
+    """Calls what the script has for a step, counted from 1, while that step computes."""
+
+    script: dict[int, list[Callable[[], None]]]
+
+    def launch(self, schedule: Schedule) -> PendingStep:
+        step = super().launch(schedule)
+        for call in self.script.get(self.num_steps, []):
+            call()
+        return step
+
+
+class Box:
+    """A worker's loop, on the thread of the test, over a real pool of adapters of one unit."""
+
+    def __init__(self, folder: Path, *, num_units: int = 16, max_num_seqs: int = 8) -> None:
+        self.house = house = House(folder, [4] * 3, num_units=num_units)
+        rows = Rows(max_num_seqs)
+        self.runner = ScriptedRunner(FakeClock(), rows)
+        self.runner.script = {}
+        self.scheduler = Scheduler(
+            house.kv,
+            house.pool,
+            rows,
+            max_num_seqs=max_num_seqs,
+            max_batched_tokens=64,
+        )
+        engine = Engine(
+            ModelInfo("model", "m", 4096),
+            self.scheduler,
+            self.runner,
+            house.kv,
+            house.pool,
+            StepRing(),
+            vocab_size=VOCAB,
+            end_tokens=frozenset(),
+            clock=self.runner.clock,
+        )
+        self.loop = WorkerLoop(
+            {"model": engine},
+            memory=house.broker.lock,
+            prober=Prober({}, clock=self.runner.clock),
+            deliver=self._take,
+            status=lambda *_: WorkerStatus("w", False, [], [], 0, "", {}, 0, 0.0),
+            clock=self.runner.clock,
+        )
+        self.first_tokens: dict[int, int] = {}
+        """The step that each request had its first token from."""
+
+    @property
+    def executor(self) -> SteppedExecutor:
+        assert isinstance(self.house.executor, SteppedExecutor)
+        return self.house.executor
+
+    def bring(self, index: int, tier: str) -> None:
+        if tier == "host":
+            self.house.pool.prefetch(self.house.refs[index])
+            self.house.settle()
+        elif tier == "device":
+            self.house.load(index).release()
+        assert self.house.tier(index) == (None if tier == "store" else tier)
+
+    def during(self, step: int, *calls: Callable[[], None]) -> None:
+        self.runner.script.setdefault(step, []).extend(calls)
+
+    def ask(self, number: int, index: int | None = None, num_tokens: int = 1) -> None:
+        adapter = None if index is None else self.house.refs[index].digest
+        self.loop.post(0, generate(number, [number + 1] * 4, num_tokens, adapter))
+
+    def run(self, background: int | None = None) -> None:
+        """NUM_STEPS steps of one request on the adapter `background`, beside what the script
+        does."""
+        for step in range(1, NUM_STEPS + 1):
+            self.during(step, self._check)
+        self.ask(BACKGROUND, background, NUM_STEPS)
+        self.loop.run()
+
+    def _check(self) -> None:
+        held = [page for s in self.scheduler.running for page in s.block_table.held_pages]
+        self.house.check(held)
+
+    def _take(self, delivery: Delivery) -> None:
+        for _, message in delivery:
+            for output in message.sequences if isinstance(message, StepOutput) else []:
+                self.first_tokens.setdefault(output.id, self.runner.num_steps)
+                if output.id == BACKGROUND and output.finish_reason is not None:
+                    self.loop.stop()
+
+
+@pytest.mark.parametrize("tier", ["device", "host", "store"])
+def test_one_loaded_while_a_step_computes_runs_in_the_next(tmp_path: Path, tier: str) -> None:
+    """From the host and from the store as from the device."""
+    box = Box(tmp_path)
+    box.bring(0, tier)
+    box.during(3, lambda: box.ask(COLD, 0), box.executor.drain)
+    box.run()
+    assert box.first_tokens[COLD] == 4
+
+
+def test_one_whose_copy_takes_longer_runs_in_the_first_step_after_it(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    box.bring(0, "host")
+    box.during(3, lambda: box.ask(COLD, 0))
+    box.during(6, box.executor.drain)
+    box.run()
+    assert box.first_tokens[COLD] == 7
+
+
+def test_a_hint_starts_the_load_while_a_step_computes(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    hint = Prefetch("model", AdapterRef(box.house.refs[0].digest))
+    box.during(3, lambda: box.loop.post(0, hint), box.executor.drain)
+    seen: list[str | None] = []
+    box.during(3, lambda: seen.append(box.house.tier(0)))
+    box.run()
+    assert seen == ["host"]
+
+
+def test_a_load_takes_nothing_that_the_step_reads(tmp_path: Path) -> None:
+    """Room for one adapter, which is in use."""
+    box = Box(tmp_path, num_units=2)
+    box.bring(1, "host")
+    box.bring(0, "device")
+    for step in range(3, NUM_STEPS):
+        box.during(step, box.executor.drain)
+    box.during(3, lambda: box.ask(COLD, 1))
+    seen: list[set[int]] = []
+    box.during(NUM_STEPS, lambda: seen.append(box.house.on_device()))
+    box.run(background=0)
+    assert seen == [{0}] and COLD not in box.first_tokens
+
+
+def test_one_that_must_wait_for_a_row_pushes_nothing_off_the_device(tmp_path: Path) -> None:
+    box = Box(tmp_path, max_num_seqs=1)
+    box.bring(0, "host")
+    box.during(3, lambda: box.ask(COLD, 0), box.executor.drain)
+    box.during(5, box.executor.drain, lambda: box.loop.post(0, Abort(COLD)))
+    box.run()
+    assert box.house.tier(0) == "host"
+
+
+def test_nor_does_one_behind_another_that_takes_the_last_row(tmp_path: Path) -> None:
+    box = Box(tmp_path, max_num_seqs=2)
+    box.bring(0, "host")
+    box.during(3, lambda: box.ask(2, num_tokens=NUM_STEPS), lambda: box.ask(COLD, 0))
+    box.during(4, box.executor.drain)
+    box.during(5, box.executor.drain, lambda: box.loop.post(0, Abort(COLD)))
+    box.run()
+    assert box.first_tokens[2] == 4 and box.house.tier(0) == "host"

@@ -1,0 +1,157 @@
+"""Whose turn it is, charge by charge, without a device."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import islice
+
+import msgspec
+import pytest
+
+from memory.arena import Arena
+from memory.block_table import BlockTable
+from memory.kv_cache import KVCache
+from tests.workers.scheduling.test_fairness import ask
+from workers.scheduling.fairness import MAX_PASSED, FairQueue
+from workers.scheduling.row_shares import RowShares
+from workers.scheduling.sequence import Sequence, SequenceStatus
+from workers.wire.protocol import ServiceClass
+
+INTERACTIVE, STANDARD, BATCH = ServiceClass
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.queue = FairQueue()
+        self._kv = KVCache(Arena(1 << 20, 1 << 16), "m", 1 << 14)
+        self._random = random.Random(1)
+        self._num_asked = 0
+
+    def add(
+        self,
+        tenant: str,
+        service_class: ServiceClass = STANDARD,
+        *,
+        weight: int = 1,
+        max_tokens: int = 1,
+        adapter: str | None = None,
+    ) -> Sequence:
+        fields = {"service_class": service_class, "adapter": adapter}
+        request = ask(self._random, tenant, 10, max_tokens, **fields)
+        self._num_asked += 1
+        sequence = Sequence(
+            0,
+            msgspec.structs.replace(request, weight=weight),
+            arrival_s=float(self._num_asked),
+            end_tokens=frozenset(),
+            block_table=BlockTable(self._kv),
+            layout="",
+        )
+        self.queue.add(sequence)
+        return sequence
+
+    def serve(self, num_tokens: int) -> Counter[str]:
+        """How many of so many each tenant got; nobody's prompt ends."""
+        served: Counter[str] = Counter()
+        for _ in range(num_tokens):
+            sequence = next(self.queue.in_turn(lambda _: False))
+            self.queue.charge(sequence, 1.0)
+            served[sequence.request.tenant] += 1
+        return served
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_a_class_that_comes_back_has_no_credit(bench: Bench) -> None:
+    bench.add("standard", STANDARD)
+    bench.serve(1000)
+    bench.add("interactive", INTERACTIVE)
+    served = bench.serve(900)
+    assert served["interactive"] == pytest.approx(600, abs=2)
+
+
+def test_a_class_that_comes_where_nobody_is_has_no_credit(bench: Bench) -> None:
+    """Nor when the one that was there before comes back."""
+    gone = bench.add("standard", STANDARD)
+    bench.serve(1000)
+    bench.queue.remove(gone, is_waiting=True)
+    bench.add("batch", BATCH)
+    bench.add("standard", STANDARD)
+    served = bench.serve(400)
+    assert served["standard"] == pytest.approx(300, abs=2)
+
+
+def test_a_tenant_that_comes_where_nobody_is_has_no_credit(bench: Bench) -> None:
+    gone = bench.add("a")
+    bench.serve(1000)
+    bench.queue.remove(gone, is_waiting=True)
+    for tenant in ("b", "a"):
+        bench.add(tenant)
+    assert bench.serve(400)["b"] == pytest.approx(200, abs=2)
+
+
+def test_who_comes_back_is_with_the_least_of_those_who_stayed(bench: Bench) -> None:
+    """And not with those who were charged more than they were due."""
+    ahead = bench.add("ahead")
+    bench.add("least")
+    bench.queue.charge(ahead, 500.0)
+    bench.add("back")
+    assert bench.serve(100) == {"least": 50, "back": 50}
+
+
+def test_what_was_charged_counts_in_the_same_round(bench: Bench) -> None:
+    for tenant in ("a", "b"):
+        for _ in range(3):
+            bench.add(tenant)
+    bench.add("c", weight=2)
+    bench.add("c", weight=2)
+    order: list[str] = []
+    for sequence in bench.queue.in_turn(lambda _: False):
+        order.append(sequence.request.tenant)
+        bench.queue.charge(sequence, 1.0)
+    assert order == ["a", "b", "c", "c", "a", "b", "a", "b"]
+
+
+def test_of_who_is_full_only_what_has_begun_is_in_turn(bench: Bench) -> None:
+    begun, *_ = [bench.add("full") for _ in range(3)]
+    begun.status = SequenceStatus.RUNNING
+    bench.queue.start(begun)
+    other = bench.add("other")
+    found = list(bench.queue.in_turn(lambda account: account.tenant == "full"))
+    assert {id(sequence) for sequence in found} == {id(begun), id(other)}
+
+
+def test_what_looking_costs_is_bounded_for_each_tenant(bench: Bench) -> None:
+    """By sequences in a row that got nothing."""
+    many = [bench.add("many") for _ in range(2 * MAX_PASSED)]
+    last = bench.add("other")
+    found = list(bench.queue.in_turn(lambda _: False))
+    assert found == [*many[:MAX_PASSED], last]
+    turns = bench.queue.in_turn(lambda _: False)
+    assert list(islice(turns, MAX_PASSED)) == many[:MAX_PASSED]
+    bench.queue.charge(many[MAX_PASSED - 1], 1.0)
+    assert list(turns) == [last, *many[MAX_PASSED:]]
+
+
+def test_the_newest_row_of_the_guest_that_has_most_is_given_up(bench: Bench) -> None:
+    """Whoever else was charged more, and whoever runs that is no guest."""
+    tenants = (("some", 4, 1), ("most", 6, 1), ("no guest", 8, 1), ("asks", 1, 20))
+    rows: dict[str, list[Sequence]] = {}
+    for tenant, num_rows, weight in tenants:
+        rows[tenant] = []
+        for _ in range(num_rows):
+            sequence = bench.add(tenant, weight=weight)
+            sequence.status = SequenceStatus.RUNNING
+            bench.queue.start(sequence)
+            rows[tenant].append(sequence)
+    for _ in range(100):
+        bench.queue.charge(rows["most"][0], 100.0)
+        bench.queue.charge(rows["some"][0], 110.0)
+    shares = RowShares(bench.queue, 16)
+    running = [sequence for each in rows.values() for sequence in each]
+    assert shares.victim(rows["asks"][0].account, running) is rows["most"][-1]
+    assert shares.victim(rows["some"][0].account, running) is None

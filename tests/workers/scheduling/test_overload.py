@@ -1,0 +1,389 @@
+"""Full queues: who is refused, and when he may come again."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.workers.counting import Market
+from tests.workers.scheduling.test_fairness import ask
+from tests.workers.simulation import StubPool
+from workers.process.worker import warm_up
+from workers.scheduling.queue_limits import MIN_MEASURED_S, DrainRate, QueueBounds
+from workers.wire.protocol import MAX_RETRY_S, ErrorCode, Generate, ServiceClass
+
+
+def waiting(market: Market) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for sequence in market.scheduler.waiting:
+        counts[sequence.request.tenant] = counts.get(sequence.request.tenant, 0) + 1
+    return counts
+
+
+def test_a_newcomer_pushes_out_the_newest_of_who_fills_more_than_his_share() -> None:
+    rng = random.Random(1)
+    market = Market(bounds=QueueBounds(max_requests=8))
+    heavy = [ask(rng, "heavy", 10, 4) for _ in range(9)]
+    for request in heavy:
+        market.offer(request)
+    assert set(market.failed) == {heavy[-1].id}
+    light = [ask(rng, "light", 10, 4) for _ in range(5)]
+    for request in light:
+        market.offer(request)
+    assert waiting(market) == {"heavy": 4, "light": 4}
+    assert set(market.failed) == {*(r.id for r in heavy[4:]), light[-1].id}
+    for failed in market.failed.values():
+        assert failed.code is ErrorCode.OVERLOADED
+        assert failed.retry_after_s >= 1.0
+    while market.engine.has_work:
+        market.step()
+    assert market.ended == {r.id for r in heavy[:4] + light[:4]}
+
+
+def test_who_would_then_be_as_full_pushes_nobody_out() -> None:
+    """Or else two would push each other out in turn."""
+    rng = random.Random(11)
+    market = Market(bounds=QueueBounds(max_requests=7))
+    for _ in range(7):
+        market.offer(ask(rng, "heavy", 10, 4))
+    for _ in range(9):
+        market.offer(ask(rng, "light", 10, 4))
+    assert waiting(market) == {"heavy": 4, "light": 3}
+
+
+def drained(seconds: float, num_requests: int, num_tokens: int) -> DrainRate:
+    rate = DrainRate()
+    rate.note(0.0, 0, 0, is_backlogged=True)
+    rate.note(seconds, num_requests, num_tokens, is_backlogged=True)
+    return rate
+
+
+def test_a_wait_is_not_estimated_before_enough_was_measured() -> None:
+    assert drained(0.9 * MIN_MEASURED_S, 1, 100).seconds_for(10, 1000) == 0
+    assert drained(1.1 * MIN_MEASURED_S, 1, 100).seconds_for(10, 1000) > 0
+
+
+def test_a_wait_is_estimated_by_whichever_goes_down_more_slowly() -> None:
+    """100 requests and 1000 tokens in 10 s, and one more that may leave at any moment."""
+    rate = drained(10.0, 100, 1000)
+    for num_requests, num_tokens in ((1, 0), (1, 10), (50, 500), (50, 10)):
+        expected_s = 10 * num_requests / 101
+        assert rate.seconds_for(num_requests, num_tokens) == pytest.approx(expected_s)
+    assert rate.seconds_for(1, 100) == pytest.approx(10 / 11)
+    assert rate.seconds_for(1, 1000) == pytest.approx(10 / 2)
+
+
+def test_shares_of_the_queue_follow_weight_and_class() -> None:
+    rng = random.Random(2)
+    market = Market(bounds=QueueBounds(max_requests=40))
+    for _ in range(60):
+        market.offer(ask(rng, "batch", 10, 4, service_class=ServiceClass.BATCH))
+    for _ in range(60):
+        market.offer(ask(rng, "one", 10, 4))
+        market.offer(ask(rng, "two", 10, 4, weight=2))
+    assert waiting(market) == {"batch": 10, "one": 10, "two": 20}
+
+
+def test_giant_prompts_are_pushed_out_by_what_they_weigh() -> None:
+    rng = random.Random(3)
+    market = Market(num_pages=200, bounds=QueueBounds(max_tokens=3000))
+    giants = [ask(rng, "giant", 1400, 4) for _ in range(2)]
+    small = [ask(rng, "small", 100, 4) for _ in range(14)]
+    for request in giants + small:
+        market.offer(request)
+    assert set(market.failed) == {giants[1].id}
+    refused = ask(rng, "giant", 1400, 4)
+    market.offer(refused)
+    assert refused.id in market.failed
+    assert waiting(market) == {"giant": 1, "small": 14}
+
+
+def test_a_prompt_longer_than_the_queue_waits_only_where_nobody_does() -> None:
+    """It pushes nobody out, and is not told to come again for ever."""
+    rng = random.Random(4)
+    market = Market(num_pages=200, bounds=QueueBounds(max_tokens=1000))
+    market.offer(ask(rng, "a", 900, 4))
+    too_long = ask(rng, "b", 1001, 4)
+    market.offer(too_long)
+    assert set(market.failed) == {too_long.id}
+    while market.engine.has_work:
+        market.step()
+    again = ask(rng, "b", 1001, 4)
+    market.offer(again)
+    while market.engine.has_work:
+        market.step()
+    assert again.id in market.ended
+
+
+def test_what_would_wait_too_long_is_refused_and_who_obeys_is_served() -> None:
+    """Ten times what the device can do, and clients that come again when they are told to. All are
+    served in the end, no wait is much longer than promised, and few are refused twice."""
+    rng = random.Random(5)
+    max_wait_s = 2.0
+    market = Market(
+        num_pages=200,
+        max_num_seqs=8,
+        max_batched_tokens=128,
+        bounds=QueueBounds(max_wait_s=max_wait_s),
+    )
+    interactive = ServiceClass.INTERACTIVE
+    todo = [(0.0, n, ask(rng, "t", 60, 20, service_class=interactive)) for n in range(40)]
+    todo += [
+        (1.0 + n * 0.01, n, ask(rng, "t", 60, 20, service_class=interactive))
+        for n in range(40, 400)
+    ]
+    told_s: list[float] = []
+    num_refused = 0
+    while todo or market.engine.has_work:
+        todo.sort()
+        while todo and todo[0][0] <= market.clock.now:
+            _, number, request = todo.pop(0)
+            market.offer(request)
+            if (failed := market.failed.pop(request.id, None)) is not None:
+                num_refused += 1
+                told_s.append(failed.retry_after_s)
+                again = ask(rng, "t", 60, 20, service_class=interactive)
+                todo.append((market.clock.now + failed.retry_after_s, number, again))
+        if market.engine.has_work:
+            market.step()
+        else:
+            market.clock.now += 0.01
+    assert len(market.ended) == 400
+    measured = [n for n in market.ended if market.arrived_s[n] >= 1.0]
+    waits = [market.counts.begun_s[n] - market.arrived_s[n] for n in measured]
+    assert max(waits) < 2 * max_wait_s
+    assert 0 < num_refused < 1200
+    assert all(1.0 <= seconds <= MAX_RETRY_S for seconds in told_s)
+
+
+def test_those_who_find_free_rows_are_not_refused_for_how_slowly_a_full_device_goes_on() -> None:
+    """Answers of 400 tokens are long in leaving eight rows; then all of them are free."""
+    rng = random.Random(6)
+
+    def long_answer() -> Generate:
+        return ask(rng, "t", 10, 400, service_class=ServiceClass.INTERACTIVE)
+
+    market = Market(
+        num_pages=400, max_num_seqs=8, max_batched_tokens=128, bounds=QueueBounds(max_wait_s=2.0)
+    )
+    for _ in range(24):
+        market.offer(long_answer())
+    while market.engine.has_work:
+        market.step()
+    assert not market.failed
+    burst = [long_answer() for _ in range(24)]
+    for request in burst:
+        market.offer(request)
+    # Eight begin at once, and as many more wait as one to whom the wait may be two seconds.
+    assert market.failed
+    assert not {request.id for request in burst[:8]} & market.failed.keys()
+
+
+def test_what_cannot_be_in_time_is_refused_at_once() -> None:
+    rng = random.Random(6)
+    market = Market(max_num_seqs=2, max_batched_tokens=64)
+    for _ in range(60):
+        market.offer(ask(rng, "t", 50, 30))
+    for _ in range(200):
+        market.step()
+    hurried, patient = ask(rng, "t", 50, 30, timeout_s=0.5), ask(rng, "t", 50, 30, timeout_s=600.0)
+    market.offer(hurried)
+    market.offer(patient)
+    assert market.failed.keys() == {hurried.id}
+    assert market.failed[hurried.id].code is ErrorCode.OVERLOADED
+    assert market.failed[hurried.id].pace_s == 0, "others of the tenant are not in such a hurry"
+
+
+def test_a_resumed_answer_is_never_refused_nor_pushed_out() -> None:
+    rng = random.Random(7)
+    market = Market(bounds=QueueBounds(max_requests=2))
+    resumed = [ask(rng, "a", 20, 30, num_resumed=5) for _ in range(3)]
+    for request in resumed:
+        market.offer(request)
+    market.offer(ask(rng, "b", 10, 4))
+    assert waiting(market) == {"a": 3}
+    assert not market.failed.keys() & {request.id for request in resumed}
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abcd"),
+            st.integers(1, 120),
+            st.sampled_from(list(ServiceClass)),
+            st.integers(1, 3),
+        ),
+        max_size=60,
+    ),
+    st.integers(1, 12),
+    st.integers(20, 600),
+)
+def test_the_bounds_hold_and_nobody_is_lost(
+    requests: list[tuple[str, int, ServiceClass, int]], max_requests: int, max_tokens: int
+) -> None:
+    rng = random.Random(8)
+    market = Market(num_pages=200, bounds=QueueBounds(max_requests, max_tokens))
+    asked: set[int] = set()
+    for tenant, num_tokens, service_class, weight in requests:
+        request = ask(rng, tenant, num_tokens, 4, service_class=service_class, weight=weight)
+        asked.add(request.id)
+        market.offer(request)
+        assert market.scheduler.num_waiting == len(market.scheduler.waiting) <= max_requests
+        is_alone = market.scheduler.num_waiting == 1
+        assert market.scheduler.num_waiting_tokens <= max_tokens or is_alone
+    while market.engine.has_work:
+        market.step()
+    assert market.ended | market.failed.keys() == asked
+    assert not market.ended & market.failed.keys()
+    assert market.scheduler.weight == 0
+
+
+def test_the_weight_of_those_with_work_is_told() -> None:
+    rng = random.Random(9)
+    market = Market(max_num_seqs=1)
+    market.offer(ask(rng, "a", 10, 4, weight=3))
+    market.offer(ask(rng, "a", 10, 8, weight=3))
+    market.offer(ask(rng, "b", 10, 4))
+    assert market.scheduler.weight == 4
+    weights = set[int]()
+    while market.engine.has_work:
+        market.step()
+        weights.add(market.scheduler.weight)
+    assert weights == {4, 3, 1, 0} or weights == {4, 3, 0}
+
+
+def test_a_weight_below_one_is_refused_by_name() -> None:
+    market = Market()
+    request = ask(random.Random(10), "a", 10, 4, weight=0)
+    market.offer(request)
+    assert market.failed[request.id].code is ErrorCode.INVALID
+    assert "weight" in market.failed[request.id].message
+
+
+@pytest.mark.parametrize("num_requests", [1, 5])
+def test_nobody_is_refused_for_a_wait_that_was_never_measured(num_requests: int) -> None:
+    rng = random.Random(11)
+    market = Market(bounds=QueueBounds(max_wait_s=0.001))
+    for _ in range(num_requests):
+        market.offer(ask(rng, "a", 10, 4))
+    assert not market.failed
+
+
+def stood_still(market: Market) -> None:
+    """One runs and one waits, and for longer than it takes to believe a rate none has left."""
+    rng = random.Random(12)
+    market.offer(ask(rng, "a", 10, 100))
+    market.step()
+    market.offer(ask(rng, "a", 5, 4))
+    begun_s = market.clock.now
+    while market.clock.now < begun_s + 2 * MIN_MEASURED_S:
+        market.step()
+
+
+def test_a_queue_that_none_has_left_yet_is_not_taken_for_one_that_never_moves() -> None:
+    """Those that run answer for long, so none leaves the queue for a while: whoever comes then
+    would wait about as long as that, not for ever."""
+    market = Market(max_num_seqs=1, bounds=QueueBounds(max_wait_s=15.0))
+    stood_still(market)
+    newcomers = [ask(random.Random(13), "a", 180, 4) for _ in range(4)]
+    for request in newcomers:
+        market.offer(request)
+    assert not market.failed
+    while market.engine.has_work:
+        market.step()
+    assert market.ended >= {request.id for request in newcomers}
+
+
+def test_who_finds_a_full_queue_that_none_has_left_yet_is_told_when_to_come_again() -> None:
+    market = Market(max_num_seqs=1, bounds=QueueBounds(max_requests=1))
+    stood_still(market)
+    refused = ask(random.Random(14), "a", 180, 4)
+    market.offer(refused)
+    assert market.failed.keys() == {refused.id}
+    assert 1.0 <= market.failed[refused.id].retry_after_s < 4.0
+    assert market.failed[refused.id].pace_s > 0
+
+
+def test_time_in_which_the_model_was_away_says_nothing_of_the_queue() -> None:
+    rng = random.Random(5)
+    market = Market()
+    runner = market.engine.detach()
+    assert runner is not None
+    market.offer(ask(rng, "first", 10, 4, service_class=ServiceClass.INTERACTIVE))
+    for _ in range(1400):
+        market.clock.now += 0.01
+        market.step()
+    market.engine.attach(runner)
+    for number in range(16):
+        market.offer(ask(rng, f"t{number}", 10, 4, service_class=ServiceClass.INTERACTIVE))
+    while market.engine.has_work:
+        market.step()
+    assert not market.failed
+
+
+def test_time_in_which_nobody_waited_says_nothing_of_the_queue() -> None:
+    """All rows were taken all the while."""
+    market = Market(max_num_seqs=1, bounds=QueueBounds(max_wait_s=0.1))
+    rng = random.Random(15)
+    market.offer(ask(rng, "a", 10, 200))
+    while market.clock.now < 2 * MIN_MEASURED_S:
+        market.step()
+    newcomers = [ask(rng, "a", 10, 4) for _ in range(2)]
+    for request in newcomers:
+        market.offer(request)
+    assert market.engine.has_work and not market.failed
+
+
+def test_a_cold_adapter_that_is_long_in_coming_keeps_nobody_else_out() -> None:
+    rng = random.Random(6)
+    market = Market(pool=StubPool(num_slots=4, delay_steps=1 << 30))
+    market.offer(ask(rng, "cold", 10, 4, adapter="never there"))
+    for _ in range(2000):
+        market.clock.now += 0.01
+        market.step()
+    other = ask(rng, "other", 10, 4, service_class=ServiceClass.INTERACTIVE)
+    market.offer(other)
+    for _ in range(5):
+        market.step()
+    assert other.id in market.ended
+
+
+@pytest.mark.parametrize("num_tenants", [1, 3])
+def test_of_a_burst_on_a_fresh_worker_what_cannot_be_in_time_is_refused_at_once(
+    num_tenants: int,
+) -> None:
+    """309 long prompts before any rate is measured: about four minutes of work, and 15 s to wait.
+    What is accepted has its first token within the bound and a fifth of it, so long does its own
+    prompt and what else there is in its steps take at most."""
+    rng = random.Random(20)
+    market = Market(num_pages=12_000, max_num_seqs=64, max_batched_tokens=512)
+    warm_up(market.engine)
+    requests = [
+        ask(rng, f"t{n % num_tenants}", 600, 32, service_class=ServiceClass.INTERACTIVE)
+        for n in range(309)
+    ]
+    for request in requests:
+        market.offer(request)
+    refused = dict(market.failed)
+    assert all(failed.code is ErrorCode.OVERLOADED for failed in refused.values())
+    assert all(failed.retry_after_s >= 1.0 for failed in refused.values())
+    while market.engine.has_work:
+        market.step()
+    assert market.failed == refused, "nothing is refused later"
+    accepted = [request.id for request in requests if request.id not in refused]
+    waits = [market.first_s[number] - market.arrived_s[number] for number in accepted]
+    assert max(waits) <= 1.2 * QueueBounds().max_wait_s
+    assert max(waits) >= 0.7 * QueueBounds().max_wait_s, "no more is refused than has to be"
+
+
+def test_a_moderate_burst_on_a_fresh_worker_is_accepted_whole() -> None:
+    rng = random.Random(21)
+    market = Market(num_pages=12_000, max_num_seqs=64, max_batched_tokens=512)
+    warm_up(market.engine)
+    for _ in range(16):
+        market.offer(ask(rng, "t", 600, 32, service_class=ServiceClass.INTERACTIVE))
+    assert not market.failed

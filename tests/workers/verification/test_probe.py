@@ -1,0 +1,375 @@
+"""The proof of an adapter's effect: right ones pass, whatever is wrong with the image is named, and
+nobody beside it notices."""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+
+from adapters.errors import AdapterUnavailable
+from adapters.format.validator import AdapterFiles, content_digest
+from adapters.manifest import PROJECTIONS, BaseModelShape
+from adapters.pool.image import AdapterImage, ImageCache
+from adapters.pool.lora import ImageLayout, ImageTables, pack
+from adapters.store.folder import LocalStore
+from tests.doubles import write_adapter
+from tests.oracle import Oracle
+from tests.workers.driver import Driver, store_adapter
+from tests.workers.process.test_worker import ADAPTERS, Setup, import_broken_model
+from workers.config import WorkerConfig
+from workers.process.server import Disconnected
+from workers.verification.adapter_verifier import MAX_QUEUED
+from workers.verification.effect_proof import NotProved
+from workers.wire.protocol import AdapterRef, Drain, ErrorCode, FinishReason, Probe
+
+BACKENDS = pytest.mark.parametrize("backend", ["reference", "cpu"])
+DTYPES = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+ALL_ADAPTERS = ADAPTERS | {"activated": {"rank": 4, "alora_invocation_tokens": [300, 301]}}
+DOWN, GATE, UP = (PROJECTIONS.index(f"{name}_proj") for name in ("down", "gate", "up"))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Setup:
+    return Setup(tmp_path_factory.mktemp("llama"), "llama", ALL_ADAPTERS)
+
+
+@pytest.fixture(scope="module")
+def store(llama: Setup) -> LocalStore:
+    return LocalStore(llama.folder / "store")
+
+
+@pytest.fixture(scope="module")
+def shape(llama: Setup) -> BaseModelShape:
+    config = json.loads((llama.model / "config.json").read_text())
+    return BaseModelShape.from_config(config, llama.digest)
+
+
+def add(
+    store: LocalStore, shape: BaseModelShape, folder: Path, *, seed: int = 0, b_std: float = 0.5
+) -> AdapterRef:
+    """An adapter of rank 8 on everything."""
+    return store_adapter(store, write_adapter(shape, folder, rank=8, seed=seed, b_std=b_std), shape)
+
+
+@BACKENDS
+@DTYPES
+def test_what_peft_saved_is_proved(llama: Setup, backend: str, dtype: str) -> None:
+    with Driver(llama.config(ops=backend, dtype=dtype)) as driver:
+        examiner = driver.worker.targets[llama.digest].examiner
+        results = {
+            name: driver.probe(number, llama.digest, ref)
+            for number, (name, ref) in enumerate(llama.refs.items())
+        }
+    assert {name: result.error for name, result in results.items()} == dict.fromkeys(results, "")
+    assert {result.layout for result in results.values()} == {examiner.layout.version}
+    assert len({result.checksum for result in results.values()}) == len(results)
+    if dtype == "bfloat16":
+        return
+    oracle = Oracle(llama.model, llama.folders)
+    prompt = examiner.tokens
+    for name in ADAPTERS:
+        fingerprint = results[name].fingerprint
+        assert fingerprint is not None
+        with_adapter, without = (
+            oracle.logits(prompt, adapter).log_softmax(-1) for adapter in (name, None)
+        )
+        best = with_adapter[-1].topk(len(fingerprint.tokens))
+        assert fingerprint.tokens == best.indices.tolist()
+        assert fingerprint.logprobs == pytest.approx(best.values.tolist(), abs=1e-3)
+        change = (with_adapter - without)[range(len(prompt) - 1), prompt[1:]]
+        assert fingerprint.effect == pytest.approx(float(change.abs().max()), abs=1e-3)
+
+
+Spoil = Callable[[ImageTables, Tensor, ImageLayout], None]
+
+
+def factor_b(
+    tables: ImageTables, payload: Tensor, layout: ImageLayout, at: tuple[int, int]
+) -> Tensor:
+    """The bytes of B up to the next factor, as numbers."""
+    start = int(tables.b_offset[at])
+    later = [int(offset) for offset in tables.a_offset.flat if offset > start]
+    return payload[start : min(later, default=len(payload))].view(layout.dtype)
+
+
+def zero_a_factor(tables: ImageTables, payload: Tensor, layout: ImageLayout) -> None:
+    factor_b(tables, payload, layout, (1, DOWN)).zero_()
+
+
+def swap_two_projections(tables: ImageTables, payload: Tensor, layout: ImageLayout) -> None:
+    for offsets in (tables.a_offset, tables.b_offset):
+        offsets[0, [GATE, UP]] = offsets[0, [UP, GATE]]
+
+
+def scale_by_the_root_of_the_rank(
+    tables: ImageTables, payload: Tensor, layout: ImageLayout
+) -> None:
+    for layer, projection in zip(*tables.rank.nonzero(), strict=True):
+        factor_b(tables, payload, layout, (layer, projection)).mul_(8**0.5)
+
+
+def lose_a_number(tables: ImageTables, payload: Tensor, layout: ImageLayout) -> None:
+    factor_b(tables, payload, layout, (0, GATE))[0] = float("nan")
+
+
+def lose_a_layer(tables: ImageTables, payload: Tensor, layout: ImageLayout) -> None:
+    tables.rank[1] = 0
+
+
+SPOILS: dict[str, tuple[Spoil, str]] = {
+    "a factor is zero": (zero_a_factor, "model.layers.1.mlp.down_proj"),
+    "two projections are swapped": (swap_two_projections, "model.layers.0.mlp."),
+    "the scale is wrong": (scale_by_the_root_of_the_rank, "model.layers."),
+    "a layer is missing": (lose_a_layer, "model.layers.1."),
+    "an entry is no number": (lose_a_number, "model.layers.0.mlp.gate_proj is off by inf"),
+}
+
+
+@BACKENDS
+@DTYPES
+def test_a_wrong_image_is_refused_by_the_projections_name_and_replaced(
+    llama: Setup,
+    store: LocalStore,
+    shape: BaseModelShape,
+    tmp_path: Path,
+    backend: str,
+    dtype: str,
+) -> None:
+    """The images are whole in themselves, as a faulty build would leave them in the cache."""
+    refs = {
+        name: add(store, shape, tmp_path / str(seed), seed=seed) for seed, name in enumerate(SPOILS)
+    }
+    with Driver(llama.config(ops=backend, dtype=dtype, cache_dir=tmp_path / "cache")) as driver:
+        layout = driver.worker.targets[llama.digest].examiner.layout
+        for number, (name, ref) in enumerate(refs.items()):
+            spoil, where = SPOILS[name]
+            files = AdapterFiles.in_folder(store.adapter_folder(ref.digest))
+            right = AdapterImage.of(ref.digest, *pack(files, shape, layout))
+            tables, payload = pack(files, shape, layout)
+            spoil(tables, payload, layout)
+            wrong = AdapterImage.of(ref.digest, tables, payload)
+            assert wrong.checksum != right.checksum
+            ImageCache(tmp_path / "cache", 1 << 30).save(layout.version, wrong)
+            refused = driver.probe(2 * number, llama.digest, ref)
+            assert refused.error == "adapter.effect.mismatch", name
+            assert where in refused.message and not refused.checksum
+            assert not refused.is_final, "the files are not at fault"
+            proved = driver.probe(2 * number + 1, llama.digest, ref)
+            assert (proved.error, proved.checksum) == ("", right.checksum)
+
+
+def test_the_right_image_that_computes_something_else_is_refused_for_good(
+    llama: Setup, store: LocalStore, shape: BaseModelShape, tmp_path: Path
+) -> None:
+    ref = add(store, shape, tmp_path / "a", seed=20)
+    with Driver(llama.config()) as driver:
+        assert driver.probe(0, llama.digest, ref).error == ""
+        layout = driver.worker.targets[llama.digest].examiner.layout
+        tables, payload = pack(
+            AdapterFiles.in_folder(store.adapter_folder(ref.digest)), shape, layout
+        )
+        arena = driver.worker.memory
+        start = arena.numpy().tobytes().index(payload.numpy().tobytes())
+        factor_b(tables, arena[start : start + len(payload)], layout, (1, DOWN)).zero_()
+        refused = driver.probe(1, llama.digest, ref)
+    assert (refused.error, refused.is_final) == ("adapter.effect.mismatch", True)
+    assert "model.layers.1.mlp.down_proj" in refused.message
+
+
+def test_a_wrong_image_never_serves_a_reference_with_a_checksum(
+    llama: Setup, store: LocalStore, shape: BaseModelShape, tmp_path: Path
+) -> None:
+    """Neither an answer of the wrong adapter nor of the base model."""
+    ref = add(store, shape, tmp_path / "a", seed=21)
+    prompt = list(range(40, 60))
+    with Driver(llama.config(cache_dir=tmp_path / "one")) as driver:
+        checksum = driver.probe(0, llama.digest, ref).checksum
+        driver.submit(llama.generate(0, prompt, 8, AdapterRef(ref.digest, checksum=checksum)))
+        driver.submit(llama.generate(1, prompt, 8, None))
+        driver.wait()
+        right, base = driver.answers[0], driver.answers[1]
+        layout = driver.worker.targets[llama.digest].examiner.layout
+    assert right != base
+    tables, payload = pack(AdapterFiles.in_folder(store.adapter_folder(ref.digest)), shape, layout)
+    tables.rank[:] = 0
+    cache = ImageCache(tmp_path / "two", 1 << 30)
+    cache.save(layout.version, AdapterImage.of(ref.digest, tables, payload))
+    with Driver(llama.config(cache_dir=tmp_path / "two")) as driver:
+        driver.submit(llama.generate(0, prompt, 8, AdapterRef(ref.digest, checksum=checksum)))
+        driver.submit(llama.generate(1, prompt, 8, AdapterRef(ref.digest, checksum="0" * 64)))
+        driver.wait()
+    assert driver.answers[0] == right
+    assert driver.ended[1] is ErrorCode.ADAPTER_UNAVAILABLE and driver.answers[1] == []
+
+
+def test_no_effect_and_another_effect_are_told_apart(llama: Setup) -> None:
+    """The comparison of log-probabilities alone: what the engine would say is made up here."""
+    with Driver(llama.config()) as driver:
+        examiner = driver.worker.targets[llama.digest].examiner
+    expected, other = (examiner.expect(llama.refs[name].digest) for name in ("r4", "r12-mlp"))
+    base = expected.base_scores
+    assert examiner.check_scores(expected, expected.scores + 1e-5, base) > 1
+    nan = torch.full_like(base, float("nan"))
+    for scores, code in (
+        (base, "adapter.effect.none"),
+        (other.scores, "adapter.effect.logits"),
+        (nan, "adapter.effect.logits"),
+    ):
+        with pytest.raises(NotProved) as caught:
+            examiner.check_scores(expected, scores, base)
+        assert caught.value.code == code and caught.value.is_final
+    noop = replace(expected, deltas=[[torch.zeros(1, 1)]], scores=base)
+    assert examiner.check_scores(noop, base, base) == 0
+
+
+def test_logits_that_are_no_numbers_prove_nothing(tmp_path: Path) -> None:
+    """A model that is broken for one token of its vocabulary."""
+    digest = import_broken_model(tmp_path, "lm_head.weight")
+    store = LocalStore(tmp_path / "store")
+    shape = BaseModelShape.from_config(
+        json.loads((store.model_folder(digest) / "config.json").read_text()), digest
+    )
+    ref = add(store, shape, tmp_path / "adapter")
+    config = WorkerConfig(
+        models={"tiny": digest},
+        store=str(tmp_path / "store"),
+        cache_dir=tmp_path / "cache",
+        listen="",
+        memory=16 << 20,
+    )
+    with Driver(config) as driver:
+        refused = driver.probe(0, digest, ref)
+    assert (refused.error, refused.is_final) == ("adapter.effect.logits", True)
+    assert "the probe prompt: logits_nan" in refused.message
+
+
+def test_zero_factors_are_proved_and_factors_without_effect_are_not(
+    llama: Setup, store: LocalStore, shape: BaseModelShape, tmp_path: Path
+) -> None:
+    zero = add(store, shape, tmp_path / "zero", b_std=0.0)
+    tiny = add(store, shape, tmp_path / "tiny", b_std=1e-30)
+    with Driver(llama.config()) as driver:
+        proved = driver.probe(0, llama.digest, zero)
+        refused = driver.probe(1, llama.digest, tiny)
+    assert proved.error == "" and proved.fingerprint is not None
+    assert proved.fingerprint.effect == 0
+    assert (refused.error, refused.is_final) == ("adapter.effect.none", True)
+
+
+def test_what_is_wrong_with_the_files_is_final_and_what_is_wrong_with_the_worker_is_not(
+    llama: Setup, store: LocalStore, shape: BaseModelShape, tmp_path: Path
+) -> None:
+    staged = store.stage()
+    wide = msgspec.structs.replace(shape, intermediate_size=2 * shape.intermediate_size)
+    write_adapter(wide, staged, rank=4, seed=0)
+    foreign = content_digest(AdapterFiles.in_folder(staged))
+    store.put("adapters", foreign, staged)
+    damaged = add(store, shape, tmp_path / "damaged", seed=30)
+    path = store.adapter_folder(damaged.digest) / "adapter_model.safetensors"
+    path.chmod(0o600)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with Driver(llama.config(cache_dir=tmp_path / "cache")) as driver:
+
+        def probe(number: int, digest: str) -> tuple[str, bool]:
+            result = driver.probe(number, llama.digest, AdapterRef(digest))
+            assert result.message
+            return result.error, result.is_final
+
+        assert probe(0, foreign) == ("adapter.base.mismatch", True)
+        assert probe(1, damaged.digest) == ("adapter.store.corrupt", False)
+        assert probe(2, "0" * 64) == ("adapter.store.missing", False)
+        assert probe(3, "../etc") == ("adapter.store.missing", False)
+        path.write_bytes(whole)
+        assert driver.probe(4, llama.digest, damaged).error == ""
+        assert driver.probe(5, "0" * 64, damaged).error == "adapter.probe.no_model"
+        numbers = range(6, 6 + MAX_QUEUED + 20)
+        for number in numbers:
+            driver.loop.post(0, Probe(number, llama.digest, llama.refs["r4"]))
+        driver.loop.post(0, Drain())
+        answers = [driver.await_probe(number) for number in numbers]
+        assert {answer.error for answer in answers[-10:]} == {"adapter.probe.busy"}
+        assert answers[5].error == "adapter.probe.draining"
+        assert not any(answer.is_final and answer.error for answer in answers)
+        late = driver.probe(1000, llama.digest, damaged)
+        assert (late.error, late.is_final) == ("adapter.probe.draining", False)
+
+
+def test_an_adapter_too_large_for_this_worker_is_not_refused_for_good(
+    llama: Setup, store: LocalStore, shape: BaseModelShape, tmp_path: Path
+) -> None:
+    folder = write_adapter(shape, tmp_path / "large", rank=64, seed=1)
+    ref = store_adapter(store, folder, shape)
+    with Driver(llama.config(adapter_memory_max=1 << 16, memory=8 << 20)) as driver:
+        result = driver.probe(0, llama.digest, ref)
+    assert (result.error, result.is_final) == ("adapter.too_large", False)
+
+
+@BACKENDS
+def test_streams_beside_probes_are_as_without_and_everything_is_given_back(
+    llama: Setup, backend: str
+) -> None:
+    """Little memory and few slots: streams and probes preempt and evict each other."""
+    rng = random.Random(3)
+    names = list(ADAPTERS)
+    requests = [
+        llama.generate(
+            number,
+            [rng.randrange(256) for _ in range(rng.randrange(1, 40))],
+            48,
+            llama.refs[rng.choice(names)],
+        )
+        for number in range(24)
+    ]
+    config = llama.config(ops=backend, memory=12 << 16, max_loaded_adapters=3)
+
+    def run(with_probes: bool) -> dict[int, list[int]]:
+        with Driver(config) as driver:
+            for request in requests:
+                driver.submit(request)
+            if with_probes:
+                for number, ref in enumerate(llama.refs.values()):
+                    driver.loop.post(0, Probe(number, llama.digest, ref))
+                driver.loop.post(1, Probe(0, llama.digest, llama.refs["r4"]))
+                driver.loop.post(1, Disconnected())
+                for number in range(len(llama.refs)):
+                    assert driver.await_probe(number).error == ""
+            driver.wait()
+            assert set(driver.ended.values()) == {FinishReason.LENGTH}
+        target = driver.worker.targets[llama.digest]
+        target.pool.check_integrity()
+        assert not any(status.leases for status in target.pool.status())
+        assert not target.engine.has_work
+        return driver.answers
+
+    assert run(with_probes=True) == run(with_probes=False)
+
+
+def test_a_gateway_that_leaves_takes_its_probes_along(llama: Setup) -> None:
+    with Driver(llama.config()) as driver:
+        for number in range(8):
+            driver.loop.post(1, Probe(number, llama.digest, llama.refs["r4"]))
+        driver.loop.post(1, Disconnected())
+        assert driver.probe(100, llama.digest, llama.refs["r4"]).error == ""
+        assert set(driver.probed) == {100}
+
+
+def test_a_probe_that_failed_is_gone_with_its_answer(llama: Setup) -> None:
+    """What it had read of the adapter too; not when garbage is collected some day."""
+    with Driver(llama.config()) as driver:
+        gc.collect()
+        gc.disable()
+        try:
+            assert driver.probe(0, llama.digest, AdapterRef("0" * 64)).error
+            assert not [one for one in gc.get_objects() if type(one) is AdapterUnavailable]
+        finally:
+            gc.enable()

@@ -1,0 +1,147 @@
+"""What a gateway believes to be cached at a worker is what is cached there."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import memory.journal
+import workers.wire.prefix_index
+from memory.arena import Arena
+from memory.block_table import BlockTable
+from memory.journal import Journal
+from memory.kv_cache import KVCache
+from memory.page_key import PAGE_TOKENS
+from workers.scheduling.sequence import Sequence
+from workers.wire.prefix_index import KEY_BYTES, Prefix, PrefixIndex, changed_pages
+from workers.wire.protocol import AdapterRef, CachedPages, Generate, SamplingParams
+
+LAYOUT = "cpu:float32"
+PARAMS = SamplingParams(max_tokens=1, seed=0)
+texts = st.sampled_from(["", "a", "acme"])
+
+
+def kv_cache() -> KVCache:
+    return KVCache(Arena(1 << 20, 1 << 16), "m", 1 << 14)
+
+
+def sequence(request: Generate) -> Sequence:
+    return Sequence(
+        0,
+        request,
+        arrival_s=0.0,
+        end_tokens=frozenset(),
+        block_table=BlockTable(kv_cache()),
+        layout=LAYOUT,
+    )
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=5 * PAGE_TOKENS),
+    texts,
+    st.none() | texts,
+    st.integers(0, 3 * PAGE_TOKENS),
+    texts,
+)
+def test_a_prompt_has_the_keys_that_the_worker_gives_it(
+    tokens: list[int], domain: str, adapter: str | None, activation: int, salt: str
+) -> None:
+    ref = None if adapter is None else AdapterRef(adapter)
+    request = Generate(1, "r", "m", tokens, PARAMS, domain, ref, activation, salt)
+    prefix = Prefix(
+        tokens, model="m", domain=domain, adapter=adapter, activation=activation, salt=salt
+    )
+    theirs = [key[:KEY_BYTES] for key in sequence(request).page_keys]
+    assert list(prefix.keys(LAYOUT)) == theirs == list(prefix.keys(LAYOUT))
+    assert not set(theirs) & set(prefix.keys("another layout"))
+
+
+changes = st.lists(
+    st.tuples(st.sampled_from("mn"), st.booleans(), st.sets(st.integers(0, 40))), max_size=30
+)
+
+
+@given(changes, st.integers(1, 5))
+def test_an_index_has_what_came_and_did_not_leave(
+    steps: list[tuple[str, bool, set[int]]], max_keys: int
+) -> None:
+    first, latecomer = PrefixIndex(), PrefixIndex()
+    there: dict[str, set[bytes]] = {"m": set(), "n": set()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers.prefix_index, "MAX_KEYS", max_keys)
+        for model, come, numbers in steps:
+            keys = {bytes(KEY_BYTES - 1) + bytes([n]) + b"the rest" for n in numbers}
+            added, removed = (keys, set[bytes]()) if come else (set[bytes](), keys)
+            there[model] = (there[model] | added) - removed
+            for frame in changed_pages(model, added, removed):
+                assert len(frame.added) <= max_keys * KEY_BYTES
+                first.apply(frame)
+        for model in there:
+            first.apply(CachedPages(model, b""))
+            latecomer.apply(CachedPages(model, b"it left.", b""))
+        for frame in first.whole():
+            latecomer.apply(frame)
+    for model, keys in there.items():
+        for index in (first, latecomer):
+            assert of_model(index, model) == {key[:KEY_BYTES] for key in keys}
+
+
+def of_model(index: PrefixIndex, model: str) -> set[bytes]:
+    told = b"".join(frame.added for frame in index.whole() if frame.model == model)
+    return {told[i : i + KEY_BYTES] for i in range(0, len(told), KEY_BYTES)}
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5))), st.integers(2, 9))
+def test_a_journal_says_what_is_different_now(steps: list[tuple[bool, int]], most: int) -> None:
+    journal, numbers = Journal(), count()
+    now: set[int] = set()
+    known: set[int] = set()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory.journal, "MAX_CHANGES", most)
+        for come, number in steps:
+            if (number in now) != come:
+                (now.add if come else now.remove)(number)
+                (journal.add if come else journal.remove)(bytes([number]))
+            if next(numbers) % 4 == 0:
+                known = read(journal, known, now)
+        known = read(journal, known, now)
+    assert known == now
+
+
+def read(journal: Journal, known: set[int], now: set[int]) -> set[int]:
+    changes = journal.take()
+    if changes is None:
+        return set(now)
+    assert len(changes.added) + len(changes.removed) <= 9
+    added, removed = ({key[0] for key in keys} for keys in changes)
+    assert not added & known and removed <= known
+    return (known | added) - removed
+
+
+def test_the_cache_s_journal_is_the_cache() -> None:
+    kv = kv_cache()
+    index = PrefixIndex()
+    prefix = Prefix(list(range(40)), model="m", domain="d")
+    keys = sequence(Generate(1, "r", "m", list(range(40)), PARAMS, "d")).page_keys
+
+    def tell() -> int:
+        changes = kv.prefix_cache.journal.take()
+        assert changes is not None
+        for frame in changed_pages("m", *changes):
+            index.apply(frame)
+        return index.num_cached(prefix, LAYOUT)
+
+    assert tell() == 0
+    pages = kv.allocate(2)
+    assert pages is not None
+    kv.prefix_cache.insert(keys, pages)
+    assert tell() == 2 * PAGE_TOKENS
+    assert index.num_cached(Prefix(list(range(40)), model="m", domain="other"), LAYOUT) == 0
+    kv.prefix_cache.release(pages)
+    assert tell() == 2 * PAGE_TOKENS
+    assert kv.evict(1) == 1
+    assert tell() == PAGE_TOKENS
+    assert set(kv.prefix_cache.keys) == {keys[0]}

@@ -1,0 +1,124 @@
+"""Weights come to the device, and leave it, on a thread of their own: the engines go on."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from time import perf_counter
+
+import torch
+
+from ops.base import Ops
+from workers.device.weight_image import WeightImage
+from workers.models.decoder import Decoder
+from workers.models.plan import ModelPlan
+from workers.models.progress import Progress
+
+log = logging.getLogger(__name__)
+
+
+class LoadCancelled(Exception):
+    """Nobody waits for it any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    model: Decoder
+    seconds: float
+
+
+class Load:
+    """One on its way. Ends with what `result` raises: CheckpointError, OSError, MemoryError,
+    LoadCancelled."""
+
+    def __init__(self, future: Future[Loaded], stop: Event) -> None:
+        self._future = future
+        self._stop = stop
+
+    @property
+    def is_done(self) -> bool:
+        return self._future.done()
+
+    def result(self) -> Loaded:
+        return self._future.result()
+
+    def cancel(self) -> None:
+        """It stops before its next tensor. What was loaded goes with it."""
+        self._stop.set()
+        self._future.cancel()
+
+
+class ModelLoader:
+    """One load at a time, with one kernel thread: those of the engine have the other cores."""
+
+    def __init__(self, ops: Ops) -> None:
+        self._ops = ops
+        self._thread = ThreadPoolExecutor(
+            1, thread_name_prefix="model-loader", initializer=_use_one_thread
+        )
+
+    def load(self, plan: ModelPlan, image: WeightImage | None) -> Load:
+        """Reads the weights to the device, or into the image. They have their extents of the arena
+        by now."""
+        stop = Event()
+
+        def check(_done: int, _total: int) -> None:
+            if stop.is_set():
+                raise LoadCancelled
+
+        return Load(self._thread.submit(self.load_here, plan, image, check), stop)
+
+    def load_here(self, plan: ModelPlan, image: WeightImage | None, progress: Progress) -> Loaded:
+        """On the calling thread, with as many kernel threads as that has."""
+        before = resident_bytes()
+        begin = perf_counter()
+        try:
+            model = Decoder.load(plan, self._ops, image=image, progress=progress)
+        except BaseException:
+            if image is not None:
+                image.drop()
+            raise
+        seconds = perf_counter() - begin
+        log.info(
+            "model %s: loaded in %.2f s, %d MiB of weights, the process went from %d to %d MiB",
+            *(plan.digest[:12], seconds, model.num_bytes >> 20),
+            *(before >> 20, resident_bytes() >> 20),
+        )
+        return Loaded(model, seconds)
+
+    def discard(self, digest: str, held: list[object]) -> None:
+        """Frees what the list alone holds; so many bytes then go back to the system."""
+        self._thread.submit(_discard, digest, held)
+
+    def close(self) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+
+def resident_bytes() -> int:
+    """Physical memory of this process; 0 where nobody tells."""
+    path = Path("/proc/self/statm")
+    if not path.exists():
+        return 0
+    return int(path.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _discard(digest: str, held: list[object]) -> None:
+    before = resident_bytes()
+    held.clear()
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)
+    log.info(
+        "model %s: left, the process went from %d to %d MiB",
+        *(digest[:12], before >> 20, resident_bytes() >> 20),
+    )
+
+
+def _use_one_thread() -> None:
+    """The loader leaves the cores to the step: no OpenMP team of its own."""
+    torch.set_num_threads(1)

@@ -1,0 +1,290 @@
+"""What the engine thread runs: one inbox in, one delivery a step out, engines served in turn."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from threading import Lock
+from typing import assert_never
+
+from workers.base_models.model_pool import Swapper
+from workers.execution.engine import Engine, Event
+from workers.process.device_scheduler import EngineTurns
+from workers.process.server import SERVER, Command, Delivery, Disconnected
+from workers.verification.adapter_verifier import CONNECTION, Prober, refuse_draining
+from workers.wire.protocol import (
+    Abort,
+    Desired,
+    Drain,
+    ErrorCode,
+    Failed,
+    Generate,
+    ModelInfo,
+    Models,
+    Prefetch,
+    Probe,
+    PromptProgress,
+    StepOutput,
+    WorkerStatus,
+)
+
+log = logging.getLogger(__name__)
+
+
+STATUS_PERIOD_S = 1.0
+PAGES_PERIOD_S = 0.1
+"""How often gateways hear what the prefix caches took up and lost."""
+INTEGRITY_PERIOD_S = 60.0
+"""How often an idle loop proves its accounting."""
+LOAD_POLL_S = 0.001
+"""How often an otherwise idle loop looks whether an adapter it waits for has arrived."""
+
+
+class WorkerLoop:
+    """Runs the engines. Its thread holds the memory's lock but while it waits or computes; then the
+    loader threads and `post` may have it."""
+
+    def __init__(
+        self,
+        engines: dict[str, Engine],
+        *,
+        memory: Lock,
+        prober: Prober,
+        swapper: Swapper | None = None,
+        deliver: Callable[[Delivery], None],
+        status: Callable[[bool, int], WorkerStatus],
+        clock: Callable[[], float],
+    ) -> None:
+        """memory: the lock of the arena that the engines share. swapper: of models that come and
+        go; None: all engines have their weights. status: what is, given whether the worker drains
+        and the generation it has."""
+        self.engines = engines
+        """Replaced, never changed, when a model is registered: other threads read it."""
+        self._turns = EngineTurns()
+        self._swapper = swapper
+        self._memory = memory
+        self._prober = prober
+        self._deliver = deliver
+        self._status = status
+        self._clock = clock
+        self._next_status_s = self._next_check_s = self._next_pages_s = 0.0
+        self._inbox: SimpleQueue[tuple[int, Command] | None] = SimpleQueue()
+        self._busy_since: float | None = None
+        self._is_leaving = False
+        """The process is to end: no gateway's word takes the drain back."""
+        self.is_ready = False
+        self.is_draining = False
+        self.generation = 0
+        """Of the last `Desired` that was applied."""
+        self._pinned_generation = 0
+        """The same, but less if it was told before a model was registered: gateways tell the pins
+        of that one when they know of it."""
+
+    @property
+    def models(self) -> list[ModelInfo]:
+        return [engine.info for engine in self.engines.values()]
+
+    @property
+    def step_age_s(self) -> float:
+        """Thread-safe: how long it has been at its present step; 0 while it waits for one."""
+        since = self._busy_since
+        return 0.0 if since is None else self._clock() - since
+
+    def post(self, connection: int, message: Command) -> None:
+        """Thread-safe; waits at most for the accounting between two steps. A request is queued or
+        refused here, and its adapter starts to load: the inbox is not looked into before the step
+        in progress ends."""
+        match message:
+            case Generate():
+                with self._memory:
+                    self._submit(connection, message)
+            case Prefetch(model=model, adapter=adapter) if model in self.engines:
+                with self._memory:
+                    self.engines[model].prefetch(adapter)
+            case _:
+                pass
+        self._inbox.put((connection, message))
+
+    def stop(self) -> None:
+        """Thread-safe: `run` returns after the step in progress, dropping what still runs."""
+        self._inbox.put(None)
+
+    @property
+    def has_work(self) -> bool:
+        return any(engine.has_work for engine in self.engines.values())
+
+    def run(self) -> None:
+        """Until `stop`. On the thread that built the engines: OpenMP keeps a team of threads for
+        each thread that calls it, and with two teams for the same cores neither may spin."""
+        self.is_ready = True
+        while self._receive():
+            self._busy_since = self._clock()
+            with self._memory:
+                self._advance_models()
+                self._emit([event for e in self.engines.values() for event in e.expire()])
+            self._emit(self._step())
+            with self._memory:
+                self._deliver_some(self._prober.advance())
+                self._report()
+                self._report_pages()
+                self._check()
+            self._busy_since = None
+        with self._memory:
+            self._prober.close()
+        if self._swapper is not None:
+            self._swapper.close()
+        self.is_ready = False
+
+    def _step(self) -> list[Event]:
+        """One step of the engine whose turn it is. Those before it that find nothing to run only
+        look."""
+        events: list[Event] = []
+        able = [e for e in self.engines.values() if e.has_work and not e.is_stalled]
+        for engine in self._turns.order(self.engines.values()):
+            begin_s = self._clock()
+            events += engine.step(is_alone=len(able) <= 1)
+            if not engine.is_stalled:
+                self._turns.charge(engine, self._clock() - begin_s)
+                break
+        return events
+
+    def _advance_models(self) -> None:
+        if self._swapper is None:
+            return
+        self._emit(self._swapper.advance())
+        registered = self._swapper.take_fetched()
+        if registered:
+            self.engines = self.engines | {t.engine.info.digest: t.engine for t in registered}
+            self._pinned_generation = -1
+            self._deliver([(0, Models(self.models))])
+
+    def _receive(self) -> bool:
+        """Takes all that has come; waits only when there is nothing to compute. False = stop."""
+        timeout = self._idle_s()
+        try:
+            command = self._inbox.get(block=timeout > 0.0, timeout=timeout or None)
+            while command is not None:
+                with self._memory:
+                    self._handle(*command)
+                command = self._inbox.get_nowait()
+        except Empty:
+            return True
+        return False
+
+    def _idle_s(self) -> float:
+        """How long there is nothing to do unless a command comes."""
+        engines = self.engines.values()
+        if any(engine.has_work and not engine.is_stalled for engine in engines):
+            return 0.0
+        if self.has_work or self._prober.has_work or any(engine.is_loading for engine in engines):
+            return LOAD_POLL_S
+        if self._swapper is not None and self._swapper.is_busy:
+            return LOAD_POLL_S
+        return max(self._next_status_s - self._clock(), LOAD_POLL_S)
+
+    def _handle(self, connection: int, message: Command) -> None:
+        match message:
+            case Generate() | Prefetch():
+                pass  # `post` has seen to it
+            case Abort(id=sequence_id):
+                for engine in self.engines.values():
+                    self._emit(engine.abort(connection, sequence_id))
+            case Disconnected():
+                for engine in self.engines.values():
+                    engine.abort_connection(connection)
+                self._prober.abort_connection(connection)
+            case Probe():
+                self._probe(connection, message)
+            case Desired():
+                self._want(message)
+            case Drain(is_on=is_on):
+                self._drain(is_on, is_leaving=connection == SERVER)
+            case _:
+                assert_never(message)
+
+    def _drain(self, is_on: bool, is_leaving: bool) -> None:
+        """What has not begun, others may begin sooner."""
+        self._is_leaving |= is_leaving
+        self.is_draining = is_on or self._is_leaving
+        if self.is_draining:
+            self._deliver_some(self._prober.drain())
+            self._emit([e for engine in self.engines.values() for e in engine.give_back()])
+        self._next_status_s = self._clock()
+
+    def _report(self) -> None:
+        if self._clock() >= self._next_status_s:
+            self._next_status_s = self._clock() + STATUS_PERIOD_S
+            self._deliver([(0, self._status(self.is_draining, self.generation))])
+
+    def _report_pages(self) -> None:
+        """At once when nothing is computed any more."""
+        if self._clock() >= self._next_pages_s or not self.has_work:
+            self._next_pages_s = self._clock() + PAGES_PERIOD_S
+            engines = self.engines.values()
+            self._deliver_some([(0, pages) for e in engines for pages in e.cached_pages()])
+
+    def _probe(self, connection: int, probe: Probe) -> None:
+        draining = refuse_draining(probe) if self.is_draining else None
+        refused = draining or self._prober.start(connection, probe)
+        if refused is not None:
+            self._deliver([(connection, refused)])
+
+    def _want(self, desired: Desired) -> None:
+        """Several gateways tell; the newest of what they told counts."""
+        is_applied = desired.generation <= self._pinned_generation
+        if desired.generation < self.generation or is_applied:
+            return
+        self.generation = self._pinned_generation = desired.generation
+        if self._swapper is not None:
+            self._swapper.want(desired.models)
+        for digest, engine in self.engines.items():
+            engine.keep(pin.adapter for pin in desired.pins if pin.model == digest)
+
+    def _check(self) -> None:
+        if not self.has_work and self._clock() >= self._next_check_s:
+            self._next_check_s = self._clock() + INTEGRITY_PERIOD_S
+            for engine in self.engines.values():
+                engine.check_integrity()
+
+    def _submit(self, connection: int, request: Generate) -> None:
+        engine = self.engines.get(request.model)
+        if self.is_draining:
+            failed = Failed(request.id, ErrorCode.DRAINING, "the worker is draining")
+        elif engine is None:
+            failed = Failed(request.id, ErrorCode.MODEL_UNKNOWN, "the worker lacks this base model")
+        elif self._swapper is not None and (reason := self._swapper.refusal(request.model)):
+            failed = Failed(request.id, ErrorCode.MODEL_UNAVAILABLE, reason)
+        else:
+            self._emit(engine.offer(connection, request))
+            return
+        self._deliver([(connection, failed)])
+
+    def _emit(self, events: list[Event]) -> None:
+        told: list[Event] = []
+        for connection, event in events:
+            if connection != CONNECTION:
+                told.append((connection, event))
+            elif not isinstance(event, PromptProgress):
+                self._prober.take(event)
+        self._deliver_some(frames(told))
+
+    def _deliver_some(self, delivery: Delivery) -> None:
+        if delivery:
+            self._deliver(delivery)
+
+
+def frames(events: list[Event]) -> list[tuple[int, StepOutput | Failed]]:
+    """One frame with all that the events have for a connection, and after these the failures: a
+    sequence that fails has told before how far its prompt has come."""
+    steps: defaultdict[int, StepOutput] = defaultdict(lambda: StepOutput([], []))
+    failures: list[tuple[int, Failed]] = []
+    for connection, event in events:
+        if isinstance(event, Failed):
+            failures.append((connection, event))
+        elif isinstance(event, PromptProgress):
+            steps[connection].progress.append(event)
+        else:
+            steps[connection].sequences.append(event)
+    return [*steps.items(), *failures]

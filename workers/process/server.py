@@ -1,0 +1,310 @@
+"""The asyncio side of a worker process: gateways' frames in, the engine loop's deliveries out. No
+torch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, assert_never
+
+import msgspec
+
+from workers.wire.prefix_index import PrefixIndex
+from workers.wire.protocol import (
+    PROTOCOL_VERSION,
+    PULSE_PERIOD_S,
+    Abort,
+    CachedPages,
+    Desired,
+    Drain,
+    ErrorCode,
+    Failed,
+    Generate,
+    Hello,
+    ModelInfo,
+    Models,
+    Prefetch,
+    Probe,
+    ProbeResult,
+    Pulse,
+    StepOutput,
+    ToGateway,
+    ToWorker,
+    WorkerStatus,
+)
+from workers.wire.transport.base import (
+    FrameTooLarge,
+    Listener,
+    ProtocolMismatch,
+    Security,
+    TransportError,
+    WorkerConnection,
+)
+from workers.wire.transport.registry import exchange_hello, listen
+
+log = logging.getLogger(__name__)
+
+SERVER = 0
+"""The number of the server's own commands, among those of connections."""
+OUTBOX_BYTES = 8 << 20
+FLUSH_S = 1.0
+"""So long a gateway has at the end to read what was sent to it."""
+
+
+class Disconnected(msgspec.Struct, frozen=True):
+    """The gateway of this connection is gone: all its sequences are to be freed."""
+
+
+Command = Generate | Abort | Prefetch | Probe | Desired | Drain | Disconnected
+Answer = StepOutput | Failed | ProbeResult | WorkerStatus | CachedPages | Models
+Delivery = Sequence[tuple[int, Answer]]
+"""What one engine step has for each connection. A WorkerStatus is for all, whatever its number, as
+are CachedPages and Models."""
+
+
+class EngineLoop(Protocol):
+    """The engine thread as the server sees it. Its constructor is given `Server.deliver`."""
+
+    @property
+    def is_ready(self) -> bool: ...
+
+    @property
+    def models(self) -> list[ModelInfo]: ...
+
+    @property
+    def step_age_s(self) -> float:
+        """Thread-safe: how long the engine has been at what it does; 0 while it waits."""
+        ...
+
+    def post(self, connection: int, message: Command) -> None:
+        """Thread-safe; never waits for a step."""
+        ...
+
+
+@dataclass(slots=True)
+class _Gateway:
+    connection: WorkerConnection
+    instance_id: str
+    open_ids: set[int] = field(default_factory=set[int])
+
+
+class Server:
+    """Accepts gateways for one engine loop. Made and used in one event loop, but for `deliver`."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        instance_id: str,
+        security: Security = Security(),  # noqa: B008
+        outbox_bytes: int = OUTBOX_BYTES,
+    ) -> None:
+        self.address = address
+        self.instance_id = instance_id
+        self.status: WorkerStatus | None = None
+        """The engine loop's last."""
+        self._prefixes = PrefixIndex()
+        """What all gateways know to be cached; a new one is told of it whole."""
+        self._security = security
+        self._outbox_bytes = outbox_bytes
+        self._events = asyncio.get_running_loop()
+        self._gateways: dict[int, _Gateway] = {}
+        self._serving: dict[asyncio.Future[None], WorkerConnection] = {}
+        self._numbers = itertools.count(1)
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._engine: EngineLoop | None = None
+        self._listener: Listener | None = None
+        self._pulse: asyncio.Task[None] | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Takes new work: listening, warmed up, not draining."""
+        is_draining = self.status is not None and self.status.draining
+        has_engine = self._engine is not None and self._engine.is_ready
+        return self._listener is not None and has_engine and not is_draining
+
+    @property
+    def num_open(self) -> int:
+        """Sequences of all gateways that have not ended."""
+        return sum(len(gateway.open_ids) for gateway in self._gateways.values())
+
+    async def start(self, engine: EngineLoop) -> None:
+        """Listens; `address` is then the true one. Raises what `transport.registry.listen` does."""
+        self._engine = engine
+        self._listener = await listen(self.address, self._accept, self._security)
+        self.address = self._listener.address
+        self._pulse = asyncio.create_task(self._beat(engine))
+
+    async def drain(self) -> None:
+        """Makes the engine refuse new work and returns when no sequence is open any more."""
+        assert self._engine is not None
+        self._engine.post(SERVER, Drain())
+        await self._idle.wait()
+
+    async def close(self) -> None:
+        """Accepts no more and drops every gateway; sequences that are open are aborted."""
+        if self._listener is not None:
+            await self._listener.close()
+            self._listener = None
+        connections = list(self._serving.values())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_S):
+                await asyncio.gather(*(connection.close() for connection in connections))
+        for connection in connections:
+            connection.abort()
+        if self._serving:
+            await asyncio.wait(self._serving)
+        if self._pulse is not None:
+            self._pulse.cancel()
+            await asyncio.wait([self._pulse])
+
+    def deliver(self, delivery: Delivery) -> None:
+        """Called by the engine's thread once a step; never waits. The event loop must still run."""
+        self._events.call_soon_threadsafe(self._send_all, delivery)
+
+    async def _beat(self, engine: EngineLoop) -> None:
+        while True:
+            for number, gateway in list(self._gateways.items()):
+                self._send(number, Pulse(engine.step_age_s, gateway.connection.num_received))
+            await asyncio.sleep(PULSE_PERIOD_S)
+
+    async def _accept(self, connection: WorkerConnection) -> None:
+        done = self._events.create_future()
+        self._serving[done] = connection
+        try:
+            await self._serve(connection)
+        finally:
+            del self._serving[done]
+            done.set_result(None)
+
+    async def _serve(self, connection: WorkerConnection) -> None:
+        assert self._engine is not None
+        own = Hello(PROTOCOL_VERSION, self.instance_id, self._engine.models)
+        number = next(self._numbers)
+        try:
+            hello = await exchange_hello(connection, own)
+            log.info("gateway %s connected (%d)", hello.instance_id, number)
+            self._gateways[number] = _Gateway(connection, hello.instance_id)
+            if (models := self._engine.models) != own.models:
+                connection.send(Models(models))
+            if self.status is not None:
+                connection.send(self.status)
+            for pages in self._prefixes.whole():
+                connection.send(pages)
+            while (message := await connection.receive()) is not None:
+                if number not in self._gateways:
+                    break  # cut while this was on its way
+                self._receive(number, message)
+        except TransportError as error:
+            log.warning("gateway connection %d is closed: %s", number, error)
+        finally:
+            self._drop(number)
+            await connection.close()
+
+    def _receive(self, number: int, message: ToWorker) -> None:
+        assert self._engine is not None
+        match message:
+            case Generate(id=sequence_id):
+                self._gateways[number].open_ids.add(sequence_id)
+                self._idle.clear()
+            case Abort() | Prefetch() | Probe() | Desired() | Drain():
+                pass
+            case Hello():
+                raise ProtocolMismatch("a second Hello")
+            case _:
+                assert_never(message)
+        self._engine.post(number, message)
+
+    def _send_all(self, delivery: Delivery) -> None:
+        self._cut_slow()
+        for number, message in delivery:
+            match message:
+                case WorkerStatus():
+                    self.status = message
+                    self._send_to_all(message)
+                case CachedPages():
+                    self._prefixes.apply(message)
+                    self._send_to_all(message)
+                case Models():
+                    self._send_to_all(message)
+                case _:
+                    self._send(number, message)
+
+    def _send_to_all(self, message: Answer) -> None:
+        for number in list(self._gateways):
+            self._send(number, message)
+
+    def _cut_slow(self) -> None:
+        """A gateway that does not read is dropped. Looked at between steps, so a large step alone
+        cuts none."""
+        for number, gateway in list(self._gateways.items()):
+            unsent = gateway.connection.num_unsent_bytes
+            if unsent > self._outbox_bytes:
+                log.warning("gateway %s is cut: %d bytes unread", gateway.instance_id, unsent)
+                self._drop(number)
+
+    def _send(self, number: int, message: Answer | Pulse) -> None:
+        gateway = self._gateways.get(number)
+        if gateway is None:
+            return
+        try:
+            gateway.connection.send(message)
+        except FrameTooLarge as error:
+            self._send_apart(number, message, error)
+            return
+        except TransportError:
+            self._drop(number)
+            return
+        self._note_ends(number, message)
+
+    def _send_apart(self, number: int, message: ToGateway, error: FrameTooLarge) -> None:
+        """A step too large for one frame goes one sequence at a time; a sequence too large
+        fails."""
+        match message:
+            case StepOutput(sequences=[output], progress=[]):
+                if self._engine is not None:
+                    self._engine.post(number, Abort(output.id))
+                self._send(number, Failed(output.id, ErrorCode.INVALID, f"the answer is {error}"))
+            case StepOutput(sequences=outputs, progress=progress):
+                if progress:
+                    self._send(number, StepOutput([], progress))
+                for output in outputs:
+                    self._send(number, StepOutput([output]))
+            case _:
+                self._drop(number)
+
+    def _note_ends(self, number: int, message: Answer | Pulse) -> None:
+        match message:
+            case StepOutput(sequences=outputs):
+                for output in outputs:
+                    if output.finish_reason is not None:
+                        self._end(number, output.id)
+            case Failed(id=sequence_id):
+                self._end(number, sequence_id)
+            case ProbeResult() | WorkerStatus() | CachedPages() | Pulse() | Models():
+                pass
+            case _:
+                assert_never(message)
+
+    def _end(self, number: int, sequence_id: int) -> None:
+        gateway = self._gateways.get(number)
+        if gateway is not None:
+            gateway.open_ids.discard(sequence_id)
+        if not self.num_open:
+            self._idle.set()
+
+    def _drop(self, number: int) -> None:
+        """Forgets the gateway, closes its connection at once and frees its work. Harmless twice."""
+        gateway = self._gateways.pop(number, None)
+        if gateway is None:
+            return
+        gateway.connection.abort()
+        if self._engine is not None:
+            self._engine.post(number, Disconnected())
+        if not self.num_open:
+            self._idle.set()

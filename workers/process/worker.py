@@ -1,0 +1,450 @@
+"""The worker's composition root: from a config to a loop of engines that share one arena."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from functools import partial
+from heapq import nlargest
+from operator import itemgetter
+from typing import NamedTuple
+
+import torch
+
+import ops.registry
+from adapters.pool.host_tier import HostTier
+from adapters.pool.image import ImageCache
+from adapters.pool.pool import AdapterPool
+from adapters.store.opening import open_store
+from memory.arena import Arena
+from memory.broker import MemoryBroker
+from memory.kv_cache import KVCache
+from memory.page_key import PAGE_TOKENS
+from memory.reuse import ReuseByKey
+from memory.runs import UNIT_BYTES, AdapterRuns
+from ops.base import Ops
+from workers.base_models.fetcher import ModelFetcher
+from workers.base_models.loader import ModelLoader
+from workers.base_models.model_pool import LOAD_BYTES_PER_S, Hosted, Swapper
+from workers.base_models.residency import Residency
+from workers.config import WorkerConfig
+from workers.device.cuda_memory import CudaVirtualMemory
+from workers.device.device_memory import DeviceMemory, HostMemory, MappedMemory, gib
+from workers.device.virtual_memory import HostVirtualMemory, VirtualMemory
+from workers.device.weight_image import WeightImage
+from workers.execution.engine import Engine
+from workers.execution.model_runner import ModelRunner
+from workers.execution.step_ring import StepRing
+from workers.execution.token_buffer import TokenBuffer
+from workers.models.decoder import Decoder
+from workers.models.plan import ModelPlan
+from workers.process.loop import WorkerLoop
+from workers.process.server import Delivery
+from workers.scheduling.queue_limits import QueueBounds
+from workers.scheduling.scheduler import Scheduler
+from workers.scheduling.step_cost import MIN_STEPS
+from workers.verification.adapter_verifier import Prober, Target
+from workers.verification.effect_proof import Examiner
+from workers.wire.protocol import Generate, ModelInfo, SamplingParams, TenantStatus, WorkerStatus
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is loading, the bytes done and the bytes in all."""
+
+PAGES_PER_EXTENT = 8
+DEFAULT_PAGE_BYTES = 1 << 20
+"""Where no model is known yet: extents then have room for those of large ones."""
+MAX_TENANTS = 100
+"""In a status."""
+MAX_EXTENTS = 1024
+"""More of them only make every trade of memory slower."""
+
+
+class CannotServe(ValueError):
+    """What the config asks for can never run here; the message says why."""
+
+
+class CannotServeModel(CannotServe):
+    """This worker, as it is set up, cannot serve the model; the text does not name it."""
+
+
+class Worker:
+    """Everything one worker process owns, built and warmed up."""
+
+    runner: type[ModelRunner] = ModelRunner
+
+    def __init__(self, config: WorkerConfig, *, instance_id: str, progress: Progress) -> None:
+        """Brings models to the device in the order of the config, as far as there is room. Raises
+        CannotServe, and what `Decoder.load` raises."""
+        self.config = config
+        self.instance_id = instance_id
+        self.ring = StepRing()
+        self.ops = _select_ops(config)
+        try:
+            self.store = open_store(config.store, config.cache_dir / "store")
+        except OSError as error:
+            why = f"the store {config.store} cannot be opened: {error.strerror}"
+            raise CannotServe(why) from error
+        names = {digest: name for name, digest in config.models.items()}
+        plans = {digest: self._read_plan(digest) for digest in names}
+        virtual = self._virtual_memory()
+        granularity = UNIT_BYTES if virtual is None else max(UNIT_BYTES, virtual.granularity)
+        self.arena, self._kv_extents, self._weight_extents = _make_arena(
+            config, self._footprints(plans.values()), granularity
+        )
+        # Behind the arena lies an extent that is nobody's: there padded rows have their page.
+        sizes = (self.arena.num_extents + self._replays_steps, self.arena.extent_bytes)
+        try:
+            self._device_memory: DeviceMemory = (
+                HostMemory(*sizes) if virtual is None else MappedMemory(virtual, *sizes)
+            )
+        except (OSError, OverflowError) as error:
+            raise CannotServe(
+                f"{_setting(config)}: this machine gives no {self.arena.num_bytes} bytes: {error}"
+            ) from error
+        self.arena.backing = self._device_memory
+        self.memory = self._device_memory.tensor
+        self.runs = AdapterRuns(self.arena)
+        self.broker = MemoryBroker(self.arena, self.runs)
+        self._host_tier = HostTier(config.host_adapter_memory, self.broker.ledger.accounts)
+        self._adapter_requests = ReuseByKey(time.monotonic)
+        self._image_cache = ImageCache(
+            config.cache_dir,
+            config.adapter_cache,
+            self._adapter_requests.expected,
+            self.ops.block_hashes,
+        )
+        self.targets: dict[str, Target] = {}
+        self.prober = Prober(self.targets, clock=time.monotonic)
+        self._residency = Residency(
+            self.arena.num_kv_extents,
+            clock=time.monotonic,
+            max_wait_s=config.max_model_wait_s,
+            max_drain_s=config.max_model_drain_s,
+        )
+        self.swapper = Swapper(
+            self._residency,
+            self.arena,
+            self.broker,
+            ModelLoader(self.ops),
+            ModelFetcher(self._read_plan, clock=time.monotonic),
+            self.prober,
+            build=self._build,
+            clock=time.monotonic,
+        )
+        for digest, plan in plans.items():
+            try:
+                self.swapper.add(names[digest], plan)
+            except CannotServeModel as error:
+                raise CannotServe(f"model {names[digest]}: {error}") from error
+        for digest, name in names.items():
+            if self.swapper.load_now(digest, partial(progress, name)):
+                warm_up(self.targets[digest].engine)
+
+    def close(self) -> None:
+        """When its loop has ended: adapters that wait to be loaded do not hold the process up."""
+        for target in self.targets.values():
+            target.pool.close()
+
+    @property
+    def engines(self) -> dict[str, Engine]:
+        return {digest: target.engine for digest, target in self.targets.items()}
+
+    def make_loop(self, deliver: Callable[[Delivery], None]) -> WorkerLoop:
+        """The thread that runs the engines; `start` it once."""
+        return WorkerLoop(
+            self.engines,
+            memory=self.broker.lock,
+            prober=self.prober,
+            swapper=self.swapper,
+            deliver=deliver,
+            status=self.status,
+            clock=time.monotonic,
+        )
+
+    @property
+    def _is_beside(self) -> bool:
+        """The device computes beside the host."""
+        return self.ops.device.type == "cuda"
+
+    @property
+    def _replays_steps(self) -> bool:
+        replays_steps = self.config.replays_steps
+        return self._is_beside if replays_steps is None else replays_steps
+
+    def _virtual_memory(self) -> VirtualMemory | None:
+        """None where weights are loaded anew each time, wherever the allocator puts them."""
+        if self._is_beside:
+            return CudaVirtualMemory.of(self.ops.device)
+        return HostVirtualMemory() if self.config.keeps_weights else None
+
+    def status(self, draining: bool, generation: int) -> WorkerStatus:
+        """What is, now. On the engine's thread only."""
+        engines = self.engines.values()
+        held, adapters = self.arena.ledger.held, self.runs.held_bytes()
+        return WorkerStatus(
+            instance_id=self.instance_id,
+            draining=draining,
+            models=self.swapper.status(),
+            adapters=[adapter for engine in engines for adapter in engine.adapter_status()],
+            arena_bytes=self.arena.num_bytes + self.arena.num_beside * self.arena.extent_bytes,
+            extents=self.arena.map(),
+            settings=self.config.effective(),
+            step=self.ring.num_steps,
+            tokens_per_s=_tokens_per_s(self.ring),
+            generation=generation,
+            tenants=[
+                TenantStatus(tenant, num_bytes - adapters[tenant], adapters[tenant])
+                for tenant, num_bytes in nlargest(MAX_TENANTS, held.items(), key=itemgetter(1))
+            ],
+        )
+
+    def _read_plan(self, digest: str) -> ModelPlan:
+        """On any thread: fetches the model if it is not on this machine."""
+        folder, dtype = self.store.model_folder(digest), getattr(torch, self.config.dtype)
+        return ModelPlan.read(folder, digest, dtype, self.config.max_model_len)
+
+    def _footprints(self, plans: Iterable[ModelPlan]) -> list[Footprint]:
+        return [Footprint(p.kv_layout.page_bytes, self._max_weight_bytes(p)) for p in plans]
+
+    def _max_weight_bytes(self, plan: ModelPlan) -> int:
+        is_widened = self.ops.name == "reference"
+        return plan.max_bytes(
+            torch.float32 if is_widened else plan.dtype, shares_tables=self.ops.shares_tables
+        )
+
+    def _build(self, name: str, plan: ModelPlan) -> Hosted:
+        """All that the model needs but its weights. Raises CannotServeModel, or CannotServe where a
+        setting is too large."""
+        config, digest = self.config, plan.digest
+        head_dim, known = plan.spec.head_dim, self.ops.head_dims
+        if head_dim not in known:
+            raise CannotServeModel(
+                f"head_dim is {head_dim}, op backend {self.ops.name!r} computes "
+                f"multiples of {known.step} up to {known[-1]}"
+            )
+        weight_bytes = self._max_weight_bytes(plan)
+        extent_bytes, page_bytes = self.arena.extent_bytes, plan.kv_layout.page_bytes
+        if page_bytes > extent_bytes:
+            raise CannotServeModel(
+                f"its KV pages of {gib(page_bytes)} are larger than the worker's extents of"
+                f" {gib(extent_bytes)}, which are cut at the start"
+            )
+        num_extents = -(-weight_bytes // extent_bytes)
+        most = self._max_kv_extents(num_extents)
+        self._make_room_beside(num_extents)
+        with _sized_by("max_num_seqs", config.max_num_seqs):
+            buffer = TokenBuffer(config.max_num_seqs, plan.max_model_len, self.ops.device)
+        with _sized_by("max_loaded_adapters", config.max_loaded_adapters):
+            pool = AdapterPool(
+                self.memory,
+                self.runs,
+                self.broker,
+                store=self.store,
+                ops=self.ops,
+                shape=plan.shape,
+                dtype=plan.dtype,
+                num_slots=config.max_loaded_adapters,
+                host=self._host_tier,
+                cache=self._image_cache,
+                requests=self._adapter_requests,
+                clock=time.monotonic,
+            )
+        pool.is_on_device = False
+        kv = KVCache(self.arena, digest, plan.kv_layout.page_bytes, broker=self.broker)
+        scheduler = Scheduler(
+            kv,
+            pool,
+            buffer,
+            max_num_seqs=config.max_num_seqs,
+            max_batched_tokens=config.max_batched_tokens,
+            max_pages=most * kv.pool.pages_per_extent,
+            bounds=QueueBounds(config.max_queued, config.max_queued_tokens, config.max_queue_wait),
+        )
+        engine = Engine(
+            ModelInfo(
+                digest,
+                name,
+                plan.max_model_len,
+                adapter_layout=pool.layout.version,
+                cache_layout=f"{self.ops.name}:{config.dtype}",
+            ),
+            scheduler,
+            None,
+            kv,
+            pool,
+            self.ring,
+            vocab_size=plan.spec.vocab_size,
+            end_tokens=frozenset(plan.spec.eos_token_ids),
+            clock=time.monotonic,
+            runs_ahead=self._is_beside if config.runs_ahead is None else config.runs_ahead,
+        )
+        scratch_page = self.arena.num_bytes if self._replays_steps else None
+
+        def make_runner(model: Decoder) -> ModelRunner:
+            tables = pool.tables
+            return self.runner(
+                *(model, self.ops, self.memory, kv, buffer, tables), scratch_page=scratch_page
+            )
+
+        examiner = Examiner(self.store, plan.folder, plan.spec, plan.shape, pool.layout)
+        target = self.targets[digest] = Target(engine, pool, examiner)
+        state = self._residency.add(digest, num_extents, weight_bytes / LOAD_BYTES_PER_S)
+        addresses = self._device_memory.reserve(num_extents)
+        image = None if addresses is None else WeightImage(addresses, self.ops)
+        return Hosted(plan, target, state, make_runner, weight_bytes, image)
+
+    def _max_kv_extents(self, num_extents: int) -> int:
+        """Extents of KV that a model whose weights have `num_extents` may have. Raises CannotServe
+        where none would be left."""
+        limit = self.config.device_memory
+        if limit is None:
+            return self._kv_extents
+        most = min(self._kv_extents, self.arena.num_kv_extents - num_extents)
+        if most < 1:
+            needed = (num_extents + self.arena.adapter_floor + 1) * self.arena.extent_bytes
+            raise CannotServeModel(
+                f"needs {gib(needed)}, the worker's device_memory is {gib(limit)}"
+            )
+        return most
+
+    def _make_room_beside(self, num_extents: int) -> None:
+        """Without `device_memory` the weights of all models that the catalog names lie beside
+        `memory`, those of a model registered later too. Raises CannotServe where the machine lacks
+        the memory."""
+        if self.config.device_memory is not None:
+            return
+        wanted = self._residency.num_wanted + num_extents
+        missing = wanted - self._weight_extents - self.arena.num_beside
+        if missing <= 0:
+            return
+        try:
+            self._device_memory.extend(missing)
+        except MemoryError as error:
+            needed = gib(missing * self.arena.extent_bytes)
+            raise CannotServeModel(f"needs {needed} more beside `memory`, {error}") from error
+        self.arena.extend(missing)
+        self._residency.capacity += missing
+
+
+def warm_up(engine: Engine) -> None:
+    """Runs a short sequence through the whole engine, so that kernels are built and caches and
+    threads are warm; then a step with as many rows as it may have, so that step times can be
+    predicted before the first request. Prompts are shorter than a page: none stays cached."""
+    longest = min(engine.info.max_model_len, PAGE_TOKENS)
+    _run_alone(engine, [[0, 1, 2]], max_tokens=min(MIN_STEPS, longest - 3))
+    scheduler = engine.scheduler
+    length = longest - 1
+    fitting = min(scheduler.max_num_seqs, scheduler.num_free_pages)
+    num_prompts = min(fitting, scheduler.max_batched_tokens // length)
+    _run_alone(engine, [[0] * length] * num_prompts, max_tokens=1)
+
+
+def _run_alone(engine: Engine, prompts: list[list[int]], max_tokens: int) -> None:
+    params = SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0, ignore_eos=True)
+    for number, prompt in enumerate(prompts):
+        request = Generate(number, "warm-up", engine.info.digest, prompt, params, cache_domain="")
+        failed = engine.submit(-1, request)
+        assert failed is None, failed
+    while engine.has_work:
+        engine.step()
+
+
+def _tokens_per_s(ring: StepRing) -> float:
+    """Generated tokens a second over the last steps of the last ten seconds."""
+    recent = ring.last()
+    recent = recent[recent["start_s"] > time.monotonic() - 10.0]
+    if len(recent) < 2:
+        return 0.0
+    return float(recent["num_sampled"].sum() / max(time.monotonic() - recent["start_s"][0], 1e-9))
+
+
+def _select_ops(config: WorkerConfig) -> Ops:
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    log.info("op backend %s, %d threads, pid %d", config.ops, torch.get_num_threads(), os.getpid())
+    return ops.registry.select(config.ops)
+
+
+class Footprint(NamedTuple):
+    page_bytes: int
+    weight_bytes: int
+
+
+@contextmanager
+def _sized_by(setting: str, value: int) -> Generator[None]:
+    """Raises CannotServe where torch has no memory for what is made."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise CannotServe(f"{setting}: this machine has no memory for {value}") from error
+
+
+def _setting(config: WorkerConfig) -> str:
+    """Of the two that size the memory, the one that does."""
+    return "memory" if config.device_memory is None else "device_memory"
+
+
+class Cut(NamedTuple):
+    """How memory falls into extents."""
+
+    extent_bytes: int
+    weight_extents: list[int]
+    least_bytes: int
+    """Of the setting: adapters have their floor, and each model KV when the others have left."""
+
+
+def _make_arena(
+    config: WorkerConfig, models: list[Footprint], granularity: int
+) -> tuple[Arena, int, int]:
+    """The arena, how many of its extents are KV's at most, and how many are there for the weights
+    of `models`. granularity: of an extent's bytes.
+
+    Without `device_memory` there is room for `memory` beside the weights of all models. Raises
+    CannotServe.
+    """
+    given = config.device_memory or config.memory
+    cut = _cut(given, config, models, granularity)
+    if given < cut.least_bytes:
+        least = cut.least_bytes
+        while least < (cut := _cut(least, config, models, granularity)).least_bytes:
+            least = cut.least_bytes
+        raise CannotServe(
+            f"{_setting(config)}: {given} bytes are too few for what this worker serves;"
+            f" the least is {least}"
+        )
+    extent_bytes = cut.extent_bytes
+    if config.device_memory is None:
+        num_shared = config.memory // extent_bytes
+        num_extents = num_shared + sum(cut.weight_extents)
+    else:
+        num_extents = config.device_memory // extent_bytes
+        num_shared = num_extents - min(cut.weight_extents, default=0)
+    ceiling = config.adapter_memory_max
+    try:
+        arena = Arena(
+            num_extents * extent_bytes,
+            extent_bytes,
+            adapter_floor_bytes=config.adapter_memory_min,
+            adapter_ceiling_bytes=num_shared * extent_bytes if ceiling is None else ceiling,
+        )
+    except ValueError as error:
+        raise CannotServe(f"adapter_memory: {error}") from error
+    return arena, num_shared - arena.adapter_floor, sum(cut.weight_extents)
+
+
+def _cut(given: int, config: WorkerConfig, models: list[Footprint], granularity: int) -> Cut:
+    """given: of `device_memory`, or else of `memory`."""
+    is_all = config.device_memory is not None
+    total = given if is_all else given + sum(model.weight_bytes for model in models)
+    page_bytes = max((model.page_bytes for model in models), default=DEFAULT_PAGE_BYTES)
+    wanted = max(PAGES_PER_EXTENT * page_bytes, total // MAX_EXTENTS)
+    extent_bytes = -(-wanted // granularity) * granularity
+    weight_extents = [-(-model.weight_bytes // extent_bytes) for model in models]
+    floor = -(-config.adapter_memory_min // extent_bytes)
+    num_needed = floor + 1 + (max(weight_extents, default=0) if is_all else 0)
+    return Cut(extent_bytes, weight_extents, num_needed * extent_bytes)

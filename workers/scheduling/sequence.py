@@ -1,0 +1,233 @@
+"""One request's sequence: its tokens and how far the engine has come with them. Changed by the
+scheduler only."""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from memory.block_table import BlockTable
+from memory.page_key import PageHasher
+from workers.scheduling.fairness import TERMS
+from workers.wire.protocol import (
+    AdapterRef,
+    FinishReason,
+    Generate,
+    SamplingParams,
+    SequenceOutput,
+    TokenLogprobs,
+)
+
+if TYPE_CHECKING:
+    from adapters.pool.pool import AdapterLease
+    from workers.scheduling.fairness import Account
+
+
+MIN_TEMPERATURE = 1e-6
+"""Logits that are divided by much less overflow. Below it only the likeliest token is drawn, which
+is all that could be."""
+
+
+class SequenceStatus(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Sequence:
+    """`tokens[:num_computed]` have their KV written; the rest is what the next steps compute.
+
+        0 ........ num_cached ........ num_computed ..... num_prompt .... len(tokens)
+        from the prefix cache | computed here       | still to compute  | generated
+
+    What a step in flight computes counts as computed, and the token that it draws counts in
+    `length`: the next step is made of these before anybody has seen the token.
+
+    A preempted sequence goes back to `num_computed = 0` and keeps its generated tokens. It keeps
+    its `num_cached` too, unless it then finds more than it had reached: what it finds up to there
+    may have been computed for it. A resumed one begins like that, with tokens that another worker
+    generated.
+
+    An activated LoRA acts on positions from `request.activation` on. The lease is held from the
+    start all the same: a sequence once admitted never waits for its adapter in mid-prefill.
+    """
+
+    def __init__(
+        self,
+        connection: int,
+        request: Generate,
+        *,
+        arrival_s: float,
+        end_tokens: frozenset[int],
+        block_table: BlockTable,
+        layout: str,
+    ) -> None:
+        self.connection = connection
+        self.request = request
+        self.arrival_s = arrival_s
+        self.tokens = list(request.tokens)
+        self.num_prompt = len(request.tokens) - request.num_resumed
+        self.num_computed = 0
+        self.num_in_flight = 0
+        """Steps in flight that compute rows of it: as long, it keeps all that it has."""
+        self.num_drawn = 0
+        """Tokens that steps in flight draw for it: not among `tokens` yet."""
+        self.num_cached = 0
+        self.num_reached = 0
+        """Prompt positions computed or found by the steps that have ended, preempted or not."""
+        self.status = SequenceStatus.WAITING
+        self.block_table = block_table
+        self.lease: AdapterLease | None = None
+        self.row: int | None = None
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.logprobs: list[TokenLogprobs] = []
+        """Of generated tokens that are not told yet."""
+        self.num_untold = 0
+        """Generated tokens that the gateway does not know of."""
+        self._hasher = PageHasher(
+            model=request.model,
+            domain=request.cache_domain,
+            adapter=None if request.adapter is None else request.adapter.digest,
+            activation=request.activation,
+            salt=request.cache_salt,
+            layout=layout,
+        )
+        self._page_keys: list[bytes] = []
+        self.account: Account
+        """Who is charged, from when the sequence is queued."""
+        self.is_pending = False
+        """Queued, and its tokens are not all computed."""
+        self.num_charged = 0
+        """Tokens paid for: what a preemption loses is computed again at no charge."""
+        self.terms = TERMS[request.service_class]
+        self.due_s = arrival_s + self.terms.ttft_s
+        """When its next token is."""
+        patience_s = self.terms.ttft_s
+        if request.timeout_s is not None:
+            patience_s = min(patience_s, request.timeout_s)
+        self.order = -request.priority, arrival_s + patience_s, arrival_s
+        """Among the waiting of its tenant: higher priority, then the earlier deadline, then first
+        come."""
+        params = request.params
+        self.temperature = params.temperature if params.temperature >= MIN_TEMPERATURE else 0.0
+        """That its tokens are drawn with."""
+        self.end_tokens = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            self.end_tokens |= end_tokens
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """(connection, id): unique in a worker."""
+        return self.connection, self.request.id
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.request.params
+
+    @property
+    def adapter(self) -> AdapterRef | None:
+        return self.request.adapter
+
+    @property
+    def length(self) -> int:
+        """Tokens it has when the steps in flight have ended, if none of them is its last."""
+        return len(self.tokens) + self.num_drawn
+
+    @property
+    def num_uncomputed(self) -> int:
+        return self.length - self.num_computed
+
+    @property
+    def is_generating(self) -> bool:
+        """The next step may have a row for its last token: the prompt is computed, and there is
+        more to generate than what is in flight."""
+        return (not self.is_pending or self.num_drawn > 0) and self.length < self.max_len
+
+    @property
+    def is_activated(self) -> bool:
+        """The adapter, if any, acts on the next row."""
+        return self.num_computed >= self.request.activation
+
+    def num_next(self, budget: int) -> int:
+        """Rows the next step may compute: one chunk never crosses the activation."""
+        end = self.length if self.is_activated else self.request.activation
+        return min(end - self.num_computed, budget)
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def is_begun(self) -> bool:
+        """A token was generated for it here."""
+        return self.num_generated > self.request.num_resumed
+
+    @property
+    def max_len(self) -> int:
+        """Tokens the sequence has when it has run to its `max_tokens`."""
+        return self.num_prompt + self.params.max_tokens
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self.num_uncomputed > 1 or self.length == self.num_prompt
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.status is SequenceStatus.WAITING
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is SequenceStatus.FINISHED
+
+    @property
+    def expires_s(self) -> float:
+        """From then on nobody wants its first token."""
+        timeout_s = self.request.timeout_s
+        return math.inf if timeout_s is None else self.arrival_s + timeout_s
+
+    @property
+    def page_keys(self) -> list[bytes]:
+        """Keys of all full pages of `tokens`, computed or not."""
+        self._hasher.extend(self._page_keys, self.tokens)
+        return self._page_keys
+
+    @property
+    def next_page_key(self) -> bytes | None:
+        """Key of the first full page that is not in the prefix cache."""
+        index = self.block_table.num_committed
+        return self.page_keys[index] if index < len(self.page_keys) else None
+
+    def append(
+        self, token: int, logprobs: TokenLogprobs | None, now: float
+    ) -> SequenceOutput | None:
+        """Takes a token generated by now and returns what is to be told, if anything is. The next
+        is due `tpot_s` after this one was, but a late first token is forgiven."""
+        is_first = not self.is_begun
+        if is_first:
+            self.due_s = max(self.due_s, now)
+        self.due_s += self.terms.tpot_s
+        self.tokens.append(token)
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
+        self.num_untold += 1
+        finish_reason = None
+        if token in self.end_tokens:
+            finish_reason = FinishReason.STOP
+        elif self.num_generated >= self.params.max_tokens:
+            finish_reason = FinishReason.LENGTH
+        elif not is_first and self.num_untold < self.request.stream_interval:
+            return None
+        output = SequenceOutput(
+            id=self.request.id,
+            tokens=self.tokens[-self.num_untold :],
+            logprobs=self.logprobs or None,
+            prompt_logprobs=self.prompt_logprobs
+            if is_first and self.params.prompt_logprobs is not None
+            else None,
+            finish_reason=finish_reason,
+            stop_token=token if finish_reason is FinishReason.STOP else None,
+            num_cached_tokens=self.num_cached if is_first or finish_reason else 0,
+        )
+        self.logprobs, self.num_untold = [], 0
+        return output

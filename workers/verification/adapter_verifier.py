@@ -1,0 +1,293 @@
+"""Proves adapters beside the running batch: a little between two steps, the rest on a thread.
+
+    thread          files -> expected products, log-probabilities, checksum
+    engine thread   lease -> products of the real op on the real tables, a few layers a step
+                    the probe prompt as an ordinary sequence, with the adapter and without
+    thread          compare
+
+One probe at a time; none ever holds a step up for longer than a layer's LoRA takes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from adapters.errors import AdapterRejected, AdapterUnavailable
+from adapters.pool.pool import AdapterPool
+from adapters.pool.tiers import AdapterLease
+from workers.execution.engine import Engine
+from workers.execution.model_runner import ModelRunner
+from workers.verification.effect_proof import Examiner, NotProved
+from workers.wire.protocol import (
+    AdapterRef,
+    ErrorCode,
+    Failed,
+    Fingerprint,
+    Generate,
+    Probe,
+    ProbeResult,
+    SamplingParams,
+    SequenceOutput,
+)
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Work = Generator[None, None, T]
+"""Advanced once a step."""
+
+CONNECTION = -2
+"""Of the prober's own sequences."""
+
+MAX_QUEUED = 64
+STEP_BUDGET_S = 5e-4
+LEASE_TIMEOUT_S = 30.0
+NUM_TOP = 8
+NICENESS = 10
+
+
+@dataclass(slots=True)
+class Target:
+    """What a probe of one base model needs."""
+
+    engine: Engine
+    pool: AdapterPool
+    examiner: Examiner
+    base_scores: Tensor | None = None
+
+    @property
+    def runner(self) -> ModelRunner:
+        """While the model is on the device."""
+        runner = self.engine.runner
+        assert isinstance(runner, ModelRunner)
+        return runner
+
+
+class Prober:
+    """Used on the engine thread. targets: by the base model's digest."""
+
+    def __init__(self, targets: dict[str, Target], *, clock: Callable[[], float]) -> None:
+        self._targets = targets
+        self._clock = clock
+        self._thread = ThreadPoolExecutor(
+            1, thread_name_prefix="prober", initializer=_leave_the_cores
+        )
+        self._queue: deque[tuple[int, Probe]] = deque()
+        self._active: tuple[int, Probe, Work[ProbeResult]] | None = None
+        self._events: deque[SequenceOutput | Failed] = deque()
+        self._num_generates = 0
+
+    @property
+    def has_work(self) -> bool:
+        return self._active is not None or bool(self._queue)
+
+    def start(self, connection: int, probe: Probe) -> ProbeResult | None:
+        """Queues the probe, or says why not."""
+        if probe.model not in self._targets:
+            return _refuse(probe, "adapter.probe.no_model", "the worker lacks this base model")
+        if len(self._queue) >= MAX_QUEUED:
+            return _refuse(probe, "adapter.probe.busy", f"{MAX_QUEUED} probes are waiting")
+        self._queue.append((connection, probe))
+        return None
+
+    def advance(self) -> list[tuple[int, ProbeResult]]:
+        """Does what may be done between two steps; returns the answers of finished probes."""
+        if self._active is None:
+            item = next((i for i in self._queue if self._is_here(i[1].model)), None)
+            if item is None:
+                return []
+            self._queue.remove(item)
+            self._active = *item, self._answer(item[1])
+        connection, _, work = self._active
+        try:
+            next(work)
+        except StopIteration as end:
+            self._active = None
+            return [(connection, end.value)]
+        return []
+
+    def num_probes(self, model: str) -> tuple[int, int]:
+        """In progress and waiting."""
+        is_active = self._active is not None and self._active[1].model == model
+        return int(is_active), sum(probe.model == model for _, probe in self._queue)
+
+    def put_back(self, model: str) -> None:
+        """The model leaves the device: a probe in progress begins anew when it is back."""
+        if self._active is not None and self._active[1].model == model:
+            connection, probe, work = self._active
+            work.close()
+            self._active = None
+            self._queue.appendleft((connection, probe))
+
+    def take(self, event: SequenceOutput | Failed) -> None:
+        """An event of one of the prober's own sequences."""
+        self._events.append(event)
+
+    def abort_connection(self, connection: int) -> None:
+        """Nobody waits for its probes any more."""
+        self._queue = deque(item for item in self._queue if item[0] != connection)
+        if self._active is not None and self._active[0] == connection:
+            self._active[2].close()
+            self._active = None
+
+    def drain(self) -> list[tuple[int, ProbeResult]]:
+        """Gives up all probes, with an answer to each."""
+        probes = list(self._queue)
+        if self._active is not None:
+            connection, probe, work = self._active
+            work.close()
+            probes.append((connection, probe))
+        self._queue.clear()
+        self._active = None
+        return [(connection, refuse_draining(probe)) for connection, probe in probes]
+
+    def close(self) -> None:
+        self.drain()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _is_here(self, model: str) -> bool:
+        return self._targets[model].engine.runner is not None
+
+    def _answer(self, probe: Probe) -> Work[ProbeResult]:
+        """Errors become data."""
+        try:
+            return (yield from self._prove(probe))
+        except NotProved as error:
+            code, is_final, message = error.code, error.is_final, str(error)
+        except AdapterRejected as error:
+            code, is_final, message = error.code, True, str(error)
+        except AdapterUnavailable as error:
+            code, is_final, message = error.code, False, str(error)
+        except Exception as error:
+            log.exception("probe of %s failed", probe.adapter.digest, exc_info=error)
+            code, is_final = "adapter.probe.failed", False
+            message = f"the probe itself failed: {type(error).__name__}"
+        return ProbeResult(probe.id, error=code, message=message, is_final=is_final)
+
+    def _prove(self, probe: Probe) -> Work[ProbeResult]:
+        target, digest = self._targets[probe.model], probe.adapter.digest
+        examiner = target.examiner
+        expected = yield from self._on_thread(lambda: examiner.expect(digest))
+        proved = AdapterRef(digest, probe.adapter.name, expected.checksum)
+        lease = yield from self._lease(target.pool, AdapterRef(digest))
+        try:
+            checksum = lease.checksum
+            deltas = yield from self._measure(target, lease)
+        finally:
+            lease.release()
+        wrong = yield from self._on_thread(lambda: examiner.check_deltas(expected, deltas))
+        if checksum != expected.checksum:
+            target.pool.prefetch(proved)
+            raise NotProved(
+                "adapter.effect.mismatch" if wrong else "adapter.image.mismatch",
+                f"the image is not what the files give, and is replaced: {wrong or checksum}",
+                is_final=False,
+            )
+        if wrong is not None:
+            raise NotProved("adapter.effect.mismatch", wrong, is_final=True)
+        if target.base_scores is None:
+            target.base_scores, _ = yield from self._score(target, None)
+        scores, top = yield from self._score(target, proved)
+        effect = examiner.check_scores(expected, scores, target.base_scores)
+        fingerprint = Fingerprint([t for t, _ in top], [p for _, p in top], effect)
+        return ProbeResult(probe.id, examiner.layout.version, checksum, fingerprint)
+
+    def _on_thread(self, call: Callable[[], T]) -> Work[T]:
+        future: Future[T] = self._thread.submit(call)
+        try:
+            while not future.done():
+                yield
+            return future.result()
+        finally:
+            future.cancel()
+            # Or else it and its error, by way of this frame, would hold each other.
+            del future
+
+    def _lease(self, pool: AdapterPool, ref: AdapterRef) -> Work[AdapterLease]:
+        deadline = self._clock() + LEASE_TIMEOUT_S
+        while (lease := pool.acquire(ref)) is None:
+            if self._clock() > deadline:
+                raise NotProved(
+                    "adapter.probe.no_memory", "no adapter memory became free", is_final=False
+                )
+            yield
+        return lease
+
+    def _measure(self, target: Target, lease: AdapterLease) -> Work[list[list[Tensor]]]:
+        deltas: list[list[Tensor]] = []
+        begin = self._clock()
+        for layer in range(target.examiner.layout.num_layers):
+            if self._clock() - begin > STEP_BUDGET_S:
+                yield
+                begin = self._clock()
+            deltas.append(target.runner.lora_deltas(lease, layer, target.examiner.inputs))
+        return deltas
+
+    def _score(
+        self, target: Target, adapter: AdapterRef | None
+    ) -> Work[tuple[Tensor, list[tuple[int, float]]]]:
+        """The engine's log-probability of each token of the probe but the first, float32
+        [PROBE_TOKENS - 1], and its likeliest next tokens."""
+        self._num_generates += 1
+        request = Generate(
+            self._num_generates,
+            "probe",
+            target.engine.info.digest,
+            target.examiner.tokens,
+            SamplingParams(
+                max_tokens=1,
+                seed=0,
+                temperature=0.0,
+                ignore_eos=True,
+                logprobs=NUM_TOP,
+                prompt_logprobs=0,
+            ),
+            cache_domain="\0probe",
+            adapter=adapter,
+        )
+        self._events.clear()
+        if (failed := target.engine.submit(CONNECTION, request)) is not None:
+            raise _not_scored(failed)
+        try:
+            while not self._events:
+                yield
+        finally:
+            target.engine.abort(CONNECTION, request.id)
+        output = self._events.popleft()
+        if isinstance(output, Failed):
+            raise _not_scored(output)
+        assert output.prompt_logprobs is not None and output.logprobs is not None
+        return torch.tensor([e.logprob for e in output.prompt_logprobs]), output.logprobs[0].top
+
+
+def refuse_draining(probe: Probe) -> ProbeResult:
+    return _refuse(probe, "adapter.probe.draining", "the worker is draining")
+
+
+def _refuse(probe: Probe, code: str, message: str) -> ProbeResult:
+    return ProbeResult(probe.id, error=code, message=message, is_final=False)
+
+
+def _not_scored(failed: Failed) -> NotProved:
+    message = f"the probe prompt: {failed.code}: {failed.message}"
+    if failed.code is ErrorCode.LOGITS_NAN:
+        return NotProved("adapter.effect.logits", message, is_final=True)
+    return NotProved("adapter.probe.failed", message, is_final=False)
+
+
+def _leave_the_cores() -> None:
+    """To the step: one torch thread, and where threads can be told apart a lower priority."""
+    torch.set_num_threads(1)
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

@@ -1,0 +1,208 @@
+"""What an adapter must do, computed from its files, and whether the worker does that.
+
+Two comparisons. Of every bound projection, with random rows x: what the device's op adds against
+float32 x A B. And of a short prompt: how much the adapter changes each token's log-probability in
+the running engine against how much it does by the reference backend.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from adapters.errors import AdapterUnavailable
+from adapters.format.validator import AdapterFiles, content_digest
+from adapters.manifest import BaseModelShape
+from adapters.pool.factors import Factors
+from adapters.pool.image import AdapterImage
+from adapters.pool.lora import ImageLayout, pack
+from adapters.store.folder import DIGEST, NotInStore, Store
+from ops.base import PROJECTIONS, Site
+from workers.layers.linear import make_site
+from workers.models.spec import ModelSpec
+from workers.verification.scoring import score_tokens
+
+SEED = 20250923
+PROBE_TOKENS = 16
+PROBE_ROWS = 4
+"""Rows of x: a wrong factor shows in each."""
+
+SITES = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
+
+DELTA_ERROR = {torch.float32: 1e-5, torch.bfloat16: 2**-6}
+"""Allowed error of a projection's product, as a part of its norm. float32: the order of sums (seen:
+3e-7). bfloat16: A and B are rounded, each by up to 2^-9 (seen: 3e-3). A factor that is zero, of
+another projection or scaled otherwise is off by 0.4 and more."""
+
+CHANGE_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.05}
+NOISE_FACTOR = 8.0
+LEAST_SCORE_ERROR = 1e-4
+"""Allowed error of the change of the log-probabilities: a part of its norm (seen: 4e-5 and 0.01),
+so many times the error that the base model alone has here (seen: 3), and a least one per token."""
+
+
+class NotProved(Exception):
+    """`is_final`: the adapter itself is at fault, and another try will not help."""
+
+    def __init__(self, code: str, message: str, *, is_final: bool) -> None:
+        super().__init__(message)
+        self.code = code
+        self.is_final = is_final
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """checksum: of the image that the files give. deltas[layer][site], float32 [PROBE_ROWS, out]:
+    x A B of the site's projections side by side. scores, base_scores float32 [PROBE_TOKENS - 1]:
+    log-probability of each token of the probe but the first, with the adapter and without."""
+
+    checksum: str
+    deltas: list[list[Tensor]]
+    scores: Tensor
+    base_scores: Tensor
+
+
+class Examiner:
+    """Knows what adapters of one base model must do. Used by one thread, but for what is constant.
+
+    folder: the canonical model. layout: of the images whose checksums are wanted; its dtype is the
+    serving dtype.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        folder: Path,
+        spec: ModelSpec,
+        shape: BaseModelShape,
+        layout: ImageLayout,
+    ) -> None:
+        self._store = store
+        self._folder = folder
+        self._spec = spec
+        self._shape = shape
+        self.layout = layout
+        self._base_scores: Tensor | None = None
+        random = torch.Generator().manual_seed(SEED)
+        self.tokens: list[int] = torch.randint(
+            spec.vocab_size, (PROBE_TOKENS,), generator=random
+        ).tolist()
+        self.inputs = [(site, _rows(site, random)) for site in _sites(shape)]
+        """A site and its x, float32 [PROBE_ROWS, in], exact in bfloat16."""
+
+    def expect(self, digest: str) -> Expected:
+        """Reads the adapter's files. Raises AdapterRejected, AdapterUnavailable or OSError."""
+        if not DIGEST.fullmatch(digest):
+            raise AdapterUnavailable("adapter.store.missing", "not a digest")
+        try:
+            files = AdapterFiles.in_folder(self._store.adapter_folder(digest))
+        except NotInStore:
+            raise AdapterUnavailable("adapter.store.missing", f"no adapter {digest}") from None
+        if content_digest(files) != digest:
+            raise AdapterUnavailable("adapter.store.corrupt", f"adapter {digest} is damaged")
+        factors = Factors(files, self._shape)
+        if self._base_scores is None:
+            self._base_scores = self._score(None)
+        return Expected(
+            checksum=AdapterImage.of(digest, *pack(files, self._shape, self.layout)).checksum,
+            deltas=[
+                [self._delta(factors, layer, site, x) for site, x in self.inputs]
+                for layer in range(self._shape.num_layers)
+            ],
+            scores=self._score(factors),
+            base_scores=self._base_scores,
+        )
+
+    def _delta(self, factors: Factors, layer: int, site: Site, x: Tensor) -> Tensor:
+        parts: list[Tensor] = []
+        for projection, width in zip(site.projections, site.widths, strict=True):
+            found = factors.read(layer, projection)
+            parts.append(
+                torch.zeros(len(x), width) if found is None else x @ found[0].T @ found[1].T
+            )
+        return torch.cat(parts, dim=1)
+
+    def _score(self, factors: Factors | None) -> Tensor:
+        after = score_tokens(
+            self._folder, self._spec, self._shape, self.layout.dtype, self.tokens, factors
+        )
+        return after[:-1].gather(1, torch.tensor(self.tokens[1:]).unsqueeze(1)).squeeze(1)
+
+    def check_deltas(self, expected: Expected, deltas: list[list[Tensor]]) -> str | None:
+        """The projection that differs most from the files, in words; None if none does too much.
+
+        deltas: as the op computes them, in the order of `Expected.deltas`.
+        """
+        allowed = DELTA_ERROR[self.layout.dtype]
+        worst, where = allowed, None
+        for layer, (wanted, computed) in enumerate(zip(expected.deltas, deltas, strict=True)):
+            for (site, _), want, got in zip(self.inputs, wanted, computed, strict=True):
+                for projection, w, g in zip(
+                    site.projections,
+                    want.split(site.widths, dim=1),
+                    got.split(site.widths, dim=1),
+                    strict=True,
+                ):
+                    error = _relative_error(g, w)
+                    if error > worst:
+                        worst, where = (
+                            error,
+                            self._shape.module_path(layer, PROJECTIONS[projection]),
+                        )
+        if where is None:
+            return None
+        return f"{where} is off by {worst:.3g} of its norm, allowed are {allowed:.3g}"
+
+    def check_scores(self, expected: Expected, scores: Tensor, base_scores: Tensor) -> float:
+        """The adapter's largest effect on a log-probability. Raises NotProved.
+
+        scores, base_scores: of the engine, like those expected.
+        """
+        change = scores - base_scores
+        wanted = expected.scores - expected.base_scores
+        effect = float(change.abs().max())
+        if effect == 0.0 and any(delta.any() for layer in expected.deltas for delta in layer):
+            raise NotProved(
+                "adapter.effect.none",
+                "its factors are not zero, but no log-probability of the probe changes",
+                is_final=True,
+            )
+        noise = float((base_scores - expected.base_scores).norm())
+        allowed = (
+            CHANGE_ERROR[self.layout.dtype] * float(wanted.norm())
+            + NOISE_FACTOR * noise
+            + LEAST_SCORE_ERROR * len(scores) ** 0.5
+        )
+        error = float((change - wanted).norm())
+        if not error <= allowed:
+            raise NotProved(
+                "adapter.effect.logits",
+                f"the change of the log-probabilities is off by {error:.3g} from the reference's "
+                f"{float(wanted.norm()):.3g}, allowed are {allowed:.3g}",
+                is_final=True,
+            )
+        return effect
+
+
+def _sites(shape: BaseModelShape) -> list[Site]:
+    sites: list[Site] = []
+    for names in SITES:
+        sizes = {name: shape.projection_shape(name) for name in names}
+        widths = {name: width for name, (_, width) in sizes.items()}
+        sites.append(make_site(sizes[names[0]][0], **widths))
+    return sites
+
+
+def _rows(site: Site, random: torch.Generator) -> Tensor:
+    return torch.randn(PROBE_ROWS, site.in_features, generator=random).bfloat16().float()
+
+
+def _relative_error(got: Tensor, wanted: Tensor) -> float:
+    """Infinite where nothing is wanted and something is there, or what is there is no number."""
+    error, norm = float((got - wanted).norm()), float(wanted.norm())
+    relative = error / norm if norm else error * math.inf if error else 0.0
+    return math.inf if math.isnan(relative) else relative

@@ -1,0 +1,108 @@
+"""The reference backend's opinion of a few tokens, with one layer's weights in memory at a time.
+
+Slow and small: it stands beside a served model to check it, without a second copy of the weights.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from adapters.manifest import PROJECTIONS, BaseModelShape
+from adapters.pool.factors import Factors
+from ops.base import PAGE_TOKENS, AttentionBatch, KVCacheView, KVLayout
+from ops.reference import ReferenceOps
+from workers.layers.decoder_layer import run_layer
+from workers.layers.embedding import LMHead
+from workers.layers.forward_batch import ForwardBatch
+from workers.models.checkpoint import Checkpoint
+from workers.models.decoder import load_layer, load_norm, rope_tables
+from workers.models.loader import WeightLoader
+from workers.models.progress import ProgressMeter
+from workers.models.spec import ModelSpec
+
+HEAD_ROWS = 8192
+"""Rows of the output matrix that are in memory at a time."""
+
+
+class MergedLoader(WeightLoader):
+    """Weights rounded to the serving dtype, then float32 with an adapter's products added to them,
+    as peft merges."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        shape: BaseModelShape,
+        factors: Factors | None,
+    ) -> None:
+        super().__init__(checkpoint, ReferenceOps(), dtype, ProgressMeter(0, None))
+        self._factors = factors
+        self._sites = {
+            f"{shape.module_path(layer, name)}.weight": (layer, index)
+            for layer in range(shape.num_layers)
+            for index, name in enumerate(PROJECTIONS)
+        }
+
+    def _read(self, name: str, dtype: torch.dtype) -> Tensor:
+        weight = super()._read(name, dtype).float()
+        site = self._sites.get(name)
+        found = None if self._factors is None or site is None else self._factors.read(*site)
+        return weight if found is None else torch.addmm(weight, found[1], found[0])
+
+
+@torch.inference_mode()
+def score_tokens(
+    folder: Path,
+    spec: ModelSpec,
+    shape: BaseModelShape,
+    dtype: torch.dtype,
+    tokens: list[int],
+    factors: Factors | None = None,
+) -> Tensor:
+    """Log-probabilities float32 [len(tokens), V] of what follows each token.
+
+    folder: a canonical model. dtype: what it is served in; weights, keys and values are rounded so.
+    factors: of the adapter, if any, in full precision.
+    """
+    with Checkpoint(folder) as checkpoint:
+        loader = MergedLoader(checkpoint, dtype, shape, factors)
+        ops = loader.ops
+        batch = _one_sequence(
+            tokens, KVLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype)
+        )
+        table = checkpoint.get("model.embed_tokens.weight")[batch.input_ids.long()].to(dtype)
+        rows = torch.arange(len(tokens), dtype=torch.int32)
+        residual = ops.embed(rows, table, spec.embed_scale)
+        norm = load_norm(loader, spec, "model.layers.0.input_layernorm")
+        x = ops.rms_norm(residual, norm.weight, norm.eps)
+        ropes = rope_tables(spec, len(tokens))
+        for layer, layer_spec in enumerate(spec.layers):
+            weights = load_layer(loader, spec, layer, ropes[layer_spec.rope])
+            x = run_layer(ops, weights, x, residual, batch.attention, batch.kv, batch.lora)
+        head = "model.embed_tokens" if spec.tie_word_embeddings else "lm_head"
+        parts = [
+            LMHead(ops, ops.pack_linear(part.to(dtype)), spec.logits_softcap).forward(x)
+            for part in checkpoint.get(f"{head}.weight").split(HEAD_ROWS)
+        ]
+    return torch.cat(parts, dim=1).double().log_softmax(-1).float()
+
+
+def _one_sequence(tokens: list[int], layout: KVLayout) -> ForwardBatch:
+    """All the tokens as one prompt, in an arena of its own."""
+    num_tokens = len(tokens)
+    num_pages = -(-num_tokens // PAGE_TOKENS)
+    arena = torch.zeros(num_pages * layout.page_bytes, dtype=torch.uint8)
+    attention = AttentionBatch(
+        query_start=torch.tensor([0, num_tokens], dtype=torch.int32),
+        row_seq=torch.zeros(num_tokens, dtype=torch.int32),
+        positions=torch.arange(num_tokens, dtype=torch.int32),
+        context_lens=torch.tensor([num_tokens], dtype=torch.int32),
+        block_tables=torch.arange(num_pages).unsqueeze(0) * layout.page_bytes,
+        max_query=num_tokens,
+        max_context=num_tokens,
+    )
+    ids = torch.tensor(tokens, dtype=torch.int32)
+    return ForwardBatch(ids, attention, KVCacheView(arena, layout), lora=None)

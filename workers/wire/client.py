@@ -1,0 +1,386 @@
+"""A gateway's end of one worker: requests in, outputs to whoever asked for them. No torch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import random
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import assert_never
+
+import msgspec
+
+from workers.wire.prefix_index import PrefixIndex
+from workers.wire.protocol import (
+    PROTOCOL_VERSION,
+    Abort,
+    AdapterRef,
+    CachedPages,
+    Desired,
+    Drain,
+    ErrorCode,
+    Failed,
+    Generate,
+    Hello,
+    ModelInfo,
+    Models,
+    Prefetch,
+    Probe,
+    ProbeResult,
+    PromptProgress,
+    Pulse,
+    SequenceOutput,
+    StepOutput,
+    ToGateway,
+    WorkerStatus,
+)
+from workers.wire.transport.base import (
+    FrameTooLarge,
+    GatewayConnection,
+    ProtocolMismatch,
+    Security,
+    TransportError,
+)
+from workers.wire.transport.registry import connect, exchange_hello
+
+log = logging.getLogger(__name__)
+
+FIRST_RETRY_S = 0.05
+LAST_RETRY_S = 0.5
+LOOK_S = 0.25
+"""How often it is looked whether a worker was heard of, and got what was sent to it."""
+SILENT_LOOKS = 10
+"""So many looks in vain, 2.5 s, and work goes elsewhere where it can."""
+LOST_LOOKS = 40
+"""So many, 10 s, and the connection is given up."""
+HUNG_STEP_S = 60.0
+"""An engine that has been at one step for so long is taken for hung, though the worker pulses. No
+step is meant to take a second; weights may have to come to the device in one."""
+
+
+class WorkerFailed(Exception):
+    """The worker cannot finish a sequence; `code` says whose fault it is."""
+
+    def __init__(
+        self, code: ErrorCode, message: str, retry_after_s: float = 0.0, pace_s: float = 0.0
+    ) -> None:
+        """retry_after_s: when there may be room, where there was none. pace_s: how long one place
+        takes to come free, where a queue was full for all such requests."""
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+        self.retry_after_s = retry_after_s
+        self.pace_s = pace_s
+
+
+class Silence(msgspec.Struct, frozen=True):
+    """The worker has not been heard of for some time, or hangs in a step. Its sequence may be given
+    up and sent elsewhere, or waited for; it is asked again at the next look."""
+
+
+SILENCE = Silence()
+SequenceEvent = SequenceOutput | PromptProgress | WorkerFailed | Silence
+Sink = Callable[[SequenceEvent], None]
+"""Called with each output of a sequence as it is read, the last with its finish reason, or with
+WorkerFailed in its place; before that perhaps with PromptProgress and Silence. It must not
+raise."""
+
+
+class Handle:
+    """The outputs of one sequence as an async iterator that raises WorkerFailed.
+
+    At most as many outputs wait here as the sequence may have tokens.
+    """
+
+    def __init__(self, client: WorkerClient, request: Generate) -> None:
+        self.id = client.send(request, self._put)
+        self._client = client
+        self._outputs: asyncio.Queue[SequenceOutput | WorkerFailed | None] = asyncio.Queue()
+        self._is_over = False
+
+    def __aiter__(self) -> AsyncIterator[SequenceOutput]:
+        return self
+
+    async def __anext__(self) -> SequenceOutput:
+        if self._is_over:
+            raise StopAsyncIteration
+        output = await self._outputs.get()
+        if isinstance(output, SequenceOutput):
+            self._is_over = output.finish_reason is not None
+            return output
+        self._is_over = True
+        if output is None:
+            raise StopAsyncIteration
+        raise output
+
+    def cancel(self) -> None:
+        """Gives the sequence up: the worker frees it within a step, iteration ends. Harmless
+        twice."""
+        self._client.cancel(self.id)
+        if not self._is_over:
+            self._is_over = True
+            self._outputs.put_nowait(None)
+
+    async def aclose(self) -> None:
+        self.cancel()
+
+    def _put(self, output: SequenceEvent) -> None:
+        if not isinstance(output, Silence | PromptProgress):
+            self._outputs.put_nowait(output)
+
+
+class WorkerClient:
+    """One worker's connection, kept up by `run`. Used in one event loop."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        instance_id: str = "gateway",
+        security: Security = Security(),  # noqa: B008
+    ) -> None:
+        self.address = address
+        self.instance_id = ""
+        """The worker's name for itself, once connected."""
+        self.models: dict[str, ModelInfo] = {}
+        """By digest; empty while there is no connection."""
+        self.status: WorkerStatus | None = None
+        """The last one; None while there is no connection."""
+        self.status_at = 0.0
+        """When it came, of time.monotonic()."""
+        self.num_open_then = 0
+        self.num_finished = 0
+        """Sequences of this gateway that have come to their end there, ever."""
+        self.prefixes = PrefixIndex()
+        """What the worker has cached; empty while there is no connection."""
+        self.failure = ""
+        """Why there is no connection, or the last one ended; logged once."""
+        self._own_hello = Hello(PROTOCOL_VERSION, instance_id)
+        self._security = security
+        self._connection: GatewayConnection | None = None
+        self._num_looks = 0
+        """In vain, since it was known to speak and to hear."""
+        self._has_spoken = False
+        """Since the last look."""
+        self._num_heard = 0
+        """Frames that the worker has of us."""
+        self._step_age_s = 0.0
+        self._sinks: dict[int, Sink] = {}
+        self._ids = itertools.count(1)
+        self._probes: dict[int, asyncio.Future[ProbeResult]] = {}
+        self._probe_ids = itertools.count(1)
+        self._desired: Desired | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Connected, and not known to drain."""
+        return self._connection is not None and not (self.status and self.status.draining)
+
+    @property
+    def is_silent(self) -> bool:
+        """Connected, but for some time not heard of or not reached, or hung in a step: what can go
+        elsewhere should."""
+        return self._num_looks >= SILENT_LOOKS or self._step_age_s > HUNG_STEP_S
+
+    def lives(self, instance_id: str) -> bool:
+        """Whether this very process is connected, be it silent, and its engine does not hang."""
+        is_hung = self._step_age_s > HUNG_STEP_S
+        return self._connection is not None and self.instance_id == instance_id and not is_hung
+
+    @property
+    def num_open(self) -> int:
+        """Sequences sent and not ended."""
+        return len(self._sinks)
+
+    def submit(self, request: Generate) -> Handle:
+        """Sends the request. Raises WorkerFailed at once if it cannot."""
+        return Handle(self, request)
+
+    def send(self, request: Generate, sink: Sink) -> int:
+        """As `submit`, with a sink for what comes; the id is the client's own."""
+        sequence_id = next(self._ids)
+        if self._connection is None:
+            raise WorkerFailed(ErrorCode.WORKER_LOST, "there is no connection to the worker")
+        try:
+            self._connection.send(msgspec.structs.replace(request, id=sequence_id))
+        except FrameTooLarge as error:
+            raise WorkerFailed(ErrorCode.INVALID, f"the request is too large: {error}") from error
+        except TransportError as error:
+            raise WorkerFailed(ErrorCode.WORKER_LOST, str(error)) from error
+        self._sinks[sequence_id] = sink
+        return sequence_id
+
+    def cancel(self, sequence_id: int) -> None:
+        """Gives a sequence up: the worker frees it within a step, its sink is not called any more.
+        Harmless when it has ended."""
+        if self._sinks.pop(sequence_id, None) is not None:
+            self._tell(Abort(sequence_id))
+
+    def abort(self, sequence_id: int) -> bool:
+        """Gives a sequence up; its sink is called until its end has come. False if it has."""
+        if sequence_id not in self._sinks:
+            return False
+        self._tell(Abort(sequence_id))
+        return True
+
+    def prefetch(self, model: str, adapter: AdapterRef) -> None:
+        """Asks the worker to bring an adapter nearer. No answer, no error."""
+        self._tell(Prefetch(model, adapter))
+
+    async def probe(self, model: str, adapter: AdapterRef) -> ProbeResult:
+        """Has the worker prove the adapter. Raises WorkerFailed when the connection is lost, or was
+        before."""
+        if self._connection is None:
+            raise WorkerFailed(ErrorCode.WORKER_LOST, "there is no connection to the worker")
+        probe_id = next(self._probe_ids)
+        answer = self._probes[probe_id] = asyncio.get_running_loop().create_future()
+        try:
+            self._connection.send(Probe(probe_id, model, adapter))
+            return await answer
+        except TransportError as error:
+            raise WorkerFailed(ErrorCode.WORKER_LOST, str(error)) from error
+        finally:
+            self._probes.pop(probe_id, None)
+
+    def want(self, desired: Desired) -> None:
+        """Tells the worker what to keep, now and after every reconnect."""
+        self._desired = desired
+        self._tell(desired)
+
+    def drain(self, is_on: bool = True) -> None:
+        """Asks the worker to take no more work, or to take it up again; `status` then tells."""
+        self._tell(Drain(is_on))
+
+    async def run(self) -> None:
+        """Connects, reads, and connects again with growing pauses, until cancelled."""
+        retry_s = FIRST_RETRY_S
+        while True:
+            try:
+                async with self.connect() as reading:
+                    log.info("connected to worker %s at %s", self.instance_id, self.address)
+                    retry_s, self.failure = FIRST_RETRY_S, ""
+                    await reading
+            except (TransportError, OSError) as error:
+                if str(error) != self.failure:
+                    log.warning("worker at %s: %s", self.address, error)
+                self.failure = str(error)
+            await asyncio.sleep(retry_s * random.uniform(0.5, 1.0))
+            retry_s = min(2 * retry_s, LAST_RETRY_S)
+
+    @contextlib.asynccontextmanager
+    async def connect(self) -> AsyncGenerator[asyncio.Task[None]]:
+        """One connection, greeted, watched, and being read by the task given; closed on leaving.
+
+        Raises OSError, or TransportError (ProtocolMismatch if the worker is of another version).
+        The task ends with the connection and raises TransportError if it broke.
+        """
+        connection = await connect(self.address, self._security)
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            hello = await exchange_hello(connection, self._own_hello)
+            self.instance_id = hello.instance_id
+            self.models = {model.digest: model for model in hello.models}
+            self._connection = connection
+            self._num_looks, self._num_heard, self._step_age_s = 0, 0, 0.0
+            if self._desired is not None:
+                connection.send(self._desired)
+            reading = asyncio.create_task(self._read(connection))
+            tasks = [reading, asyncio.create_task(self._watch(connection))]
+            yield reading
+        finally:
+            connection.abort()
+            self._disconnected()
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks)
+
+    async def _read(self, connection: GatewayConnection) -> None:
+        try:
+            while (message := await connection.receive()) is not None:
+                self._has_spoken = True
+                self._dispatch(message)
+        finally:
+            self._disconnected()
+
+    async def _watch(self, connection: GatewayConnection) -> None:
+        """Counts looks, not seconds: a gateway that was itself held up blames no worker for it."""
+        num_due = connection.num_sent
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if self._has_spoken and self._num_heard >= num_due:
+                self._num_looks, num_due = 0, connection.num_sent
+            else:
+                self._num_looks += 1
+            self._has_spoken = False
+            if self._num_looks == SILENT_LOOKS:
+                log.warning("worker %s at %s is silent", self.instance_id, self.address)
+            if self._num_looks == LOST_LOOKS:
+                log.warning("worker %s at %s stays silent", self.instance_id, self.address)
+                connection.abort()
+                return
+            if self.is_silent:
+                for sequence_id in list(self._sinks):
+                    self._put(sequence_id, SILENCE, is_last=False)
+
+    def _dispatch(self, message: ToGateway) -> None:
+        """Outputs of sequences already given up are dropped."""
+        match message:
+            case StepOutput(sequences=outputs, progress=progress):
+                for each in progress:
+                    self._put(each.id, each, is_last=False)
+                for output in outputs:
+                    is_last = output.finish_reason is not None
+                    self.num_finished += is_last
+                    self._put(output.id, output, is_last)
+            case Failed(id=sequence_id, code=code, message=text, retry_after_s=after_s):
+                failure = WorkerFailed(code, text, after_s, message.pace_s)
+                self._put(sequence_id, failure, is_last=True)
+            case Models(models=models):
+                self.models = {model.digest: model for model in models}
+            case Pulse(step_age_s=age_s, num_received=num_heard):
+                self._step_age_s, self._num_heard = age_s, num_heard
+            case ProbeResult(id=probe_id):
+                answer = self._probes.get(probe_id)
+                if answer is not None and not answer.done():
+                    answer.set_result(message)
+            case WorkerStatus():
+                self.status, self.status_at = message, time.monotonic()
+                self.num_open_then = self.num_open
+            case CachedPages():
+                self.prefixes.apply(message)
+            case Hello():
+                raise ProtocolMismatch("a second Hello")
+            case _:
+                assert_never(message)
+
+    def _put(self, sequence_id: int, output: SequenceEvent, is_last: bool) -> None:
+        sink = self._sinks.get(sequence_id)
+        if sink is None:
+            return
+        if is_last:
+            del self._sinks[sequence_id]
+        sink(output)
+
+    def _disconnected(self) -> None:
+        self._connection, self.status, self.models = None, None, {}
+        self.prefixes = PrefixIndex()
+        sinks, self._sinks = self._sinks, {}
+        for sink in sinks.values():
+            sink(_lost())
+        for answer in self._probes.values():
+            if not answer.done():
+                answer.set_exception(_lost())
+
+    def _tell(self, message: Abort | Prefetch | Desired | Drain) -> None:
+        """Sends what a lost worker need not know."""
+        if self._connection is not None:
+            with contextlib.suppress(TransportError):
+                self._connection.send(message)
+
+
+def _lost() -> WorkerFailed:
+    return WorkerFailed(ErrorCode.WORKER_LOST, "the connection to the worker was lost")

@@ -1,0 +1,128 @@
+"""What of a prompt a worker has cached, as far as a gateway can know. No torch.
+
+A worker tells which pages come into its prefix caches and leave them, by the first bytes of their
+keys. Cache domain, adapter and salt are hashed into a key, so a prompt finds only what its own
+domain has put there; and whatever is believed here, a worker reuses a page by its whole key alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from memory.page_key import PAGE_TOKENS, PageHasher
+from workers.wire.protocol import CachedPages
+
+KEY_BYTES = 8
+MAX_KEYS = 1 << 16
+"""In a frame."""
+
+
+class Prefix:
+    """A prompt, and what its pages' keys are made of; they are computed as far as they are asked
+    for."""
+
+    def __init__(
+        self,
+        tokens: Sequence[int],
+        *,
+        model: str,
+        domain: str,
+        adapter: str | None = None,
+        activation: int = 0,
+        salt: str = "",
+    ) -> None:
+        self.tokens = tokens
+        self.model = model
+        self._domain = domain
+        self._adapter = adapter
+        self._activation = activation
+        self._salt = salt
+        self._hashers: dict[str, PageHasher] = {}
+        """By layout."""
+        self._keys: dict[str, list[bytes]] = {}
+        self._first: dict[str, bytes] = {}
+
+    def first_key(self, layout: str) -> bytes:
+        """The short key of its first full page; none if it has no such page."""
+        first = self._first.get(layout)
+        if first is None:
+            first = self._first[layout] = next(self.keys(layout), b"")
+        return first
+
+    def keys(self, layout: str) -> Iterator[bytes]:
+        """The short keys of its full pages, from the first on."""
+        hasher, known = self._hasher(layout), self._keys[layout]
+        for index in range(len(self.tokens) // PAGE_TOKENS):
+            if index == len(known):
+                page = self.tokens[index * PAGE_TOKENS : (index + 1) * PAGE_TOKENS]
+                known.append(hasher.key(index, known[-1] if known else None, page))
+            yield known[index][:KEY_BYTES]
+
+    def _hasher(self, layout: str) -> PageHasher:
+        hasher = self._hashers.get(layout)
+        if hasher is None:
+            self._keys[layout] = []
+            hasher = self._hashers[layout] = PageHasher(
+                model=self.model,
+                domain=self._domain,
+                adapter=self._adapter,
+                activation=self._activation,
+                salt=self._salt,
+                layout=layout,
+            )
+        return hasher
+
+
+class PrefixIndex:
+    """Of one worker. As many keys are here as it has pages."""
+
+    def __init__(self) -> None:
+        self._keys: dict[str, set[bytes]] = {}
+        """By model."""
+
+    def apply(self, pages: CachedPages) -> None:
+        keys = self._keys.setdefault(pages.model, set())
+        if pages.is_whole:
+            keys.clear()
+        keys.difference_update(_split(pages.removed))
+        keys.update(_split(pages.added))
+
+    def num_cached(self, prefix: Prefix, layout: str) -> int:
+        """Leading tokens of the prompt that are cached there; `layout` is that of its pages for
+        this model."""
+        keys = self._keys.get(prefix.model)
+        # Most have not even the first: one look at a set among thousands of workers.
+        if not keys or prefix.first_key(layout) not in keys:
+            return 0
+        num_pages = 0
+        for key in prefix.keys(layout):
+            if key not in keys:
+                break
+            num_pages += 1
+        return num_pages * PAGE_TOKENS
+
+    def whole(self) -> Iterator[CachedPages]:
+        """All of it, for one who knows nothing yet."""
+        for model, keys in self._keys.items():
+            yield from changed_pages(model, keys, (), is_whole=True)
+
+
+def changed_pages(
+    model: str, added: Iterable[bytes], removed: Iterable[bytes], *, is_whole: bool = False
+) -> Iterator[CachedPages]:
+    """The frames that tell of these keys."""
+    come, gone = list(added), list(removed)
+    for start in range(0, max(len(come), len(gone), is_whole), MAX_KEYS):
+        end = start + MAX_KEYS
+        is_first = start == 0
+        yield CachedPages(
+            model, _join(come[start:end]), _join(gone[start:end]), is_whole and is_first
+        )
+
+
+def _join(keys: Iterable[bytes]) -> bytes:
+    return b"".join(key[:KEY_BYTES] for key in keys)
+
+
+def _split(keys: bytes) -> Iterator[bytes]:
+    return (keys[i : i + KEY_BYTES] for i in range(0, len(keys), KEY_BYTES))

@@ -1,0 +1,76 @@
+"""Addresses to transports, and the first frame of every connection."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from workers.wire.protocol import PROTOCOL_VERSION, Failed, Hello
+from workers.wire.transport.base import (
+    Accept,
+    Connection,
+    ConnectionLost,
+    GatewayConnection,
+    Listener,
+    PeerRefused,
+    ProtocolMismatch,
+    Security,
+    Transport,
+)
+from workers.wire.transport.inprocess import InProcessTransport
+from workers.wire.transport.stream import TcpTransport, UnixTransport
+
+TRANSPORTS: dict[str, Transport] = {
+    "unix": UnixTransport(),
+    "tcp": TcpTransport(),
+    "inprocess": InProcessTransport(),
+}
+CONNECT_TIMEOUT_S = 10.0
+HELLO_TIMEOUT_S = 10.0
+
+
+async def connect(address: str, security: Security = Security()) -> GatewayConnection:  # noqa: B008
+    """Raises OSError when nobody answers there, ConnectionLost when nobody does in time,
+    InsecureTransport, ValueError for a bad address."""
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            return await _transport(address).connect(address, security)
+    except TimeoutError as error:
+        raise ConnectionLost(f"no connection within {CONNECT_TIMEOUT_S} s") from error
+
+
+async def listen(
+    address: str,
+    accept: Accept,
+    security: Security = Security(),  # noqa: B008
+) -> Listener:
+    """Serves each connection with `accept`. Raises like `connect`, and OSError for one in use."""
+    return await _transport(address).listen(address, accept, security)
+
+
+async def exchange_hello(connection: Connection[Hello, Any], own: Hello) -> Hello:
+    """Sends ours and returns the other side's. Raises ProtocolMismatch, or what `receive` does."""
+    connection.send(own)
+    try:
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            first = await connection.receive()
+    except TimeoutError as error:
+        raise ConnectionLost(f"no Hello within {HELLO_TIMEOUT_S} s") from error
+    if first is None:
+        raise ConnectionLost("the other side left before its Hello")
+    if isinstance(first, Failed):
+        raise PeerRefused(f"the other side refuses this one: {first.message}")
+    if not isinstance(first, Hello):
+        raise ProtocolMismatch(f"the first frame is a {type(first).__name__}, not a Hello")
+    if first.version != PROTOCOL_VERSION:
+        raise ProtocolMismatch(
+            f"{first.instance_id} speaks protocol {first.version}, this side {PROTOCOL_VERSION}"
+        )
+    return first
+
+
+def _transport(address: str) -> Transport:
+    scheme = address.partition(":")[0]
+    if scheme not in TRANSPORTS:
+        raise ValueError(f"{address!r}: the schemes are {', '.join(TRANSPORTS)}")
+    return TRANSPORTS[scheme]

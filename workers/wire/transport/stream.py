@@ -1,0 +1,259 @@
+"""Length-prefixed msgpack frames over asyncio streams: Unix sockets and TCP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import stat
+from asyncio import StreamReader, StreamWriter
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from workers.wire.protocol import MAX_FRAME_BYTES, ErrorCode, Failed, ToGateway, ToWorker
+from workers.wire.transport.base import (
+    Accept,
+    ConnectionLost,
+    FrameTooLarge,
+    GatewayConnection,
+    InsecureTransport,
+    Listener,
+    MalformedFrame,
+    PeerRefused,
+    Security,
+    TransportError,
+    WorkerConnection,
+)
+from workers.wire.transport.tls import TlsListener, bind, check_peer
+
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
+
+LENGTH_BYTES = 4
+READ_LIMIT = 1 << 20
+"""Bytes read ahead of `receive` before the other side is made to wait (twice that at most)."""
+REFUSAL_S = 5.0
+"""How long a peer that is refused has for its first frame."""
+TCP_SILENCE_S = 10
+"""A TCP peer that acknowledges nothing for so long is gone."""
+
+
+class StreamConnection(Generic[Sent, Received]):
+    """A `Connection` over a pair of streams."""
+
+    def __init__(
+        self,
+        reader: StreamReader,
+        writer: StreamWriter,
+        decoder: msgspec.msgpack.Decoder[Received],
+    ) -> None:
+        self.num_sent = 0
+        self.num_received = 0
+        self._reader = reader
+        self._writer = writer
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = decoder
+
+    @property
+    def num_unsent_bytes(self) -> int:
+        return self._writer.transport.get_write_buffer_size()
+
+    def send(self, message: Sent) -> None:
+        if self._writer.is_closing():
+            raise ConnectionLost("the connection is closed")
+        payload = self._encoder.encode(message)
+        if len(payload) > MAX_FRAME_BYTES:
+            raise FrameTooLarge(f"a frame of {len(payload)} bytes, at most {MAX_FRAME_BYTES}")
+        self._writer.write(len(payload).to_bytes(LENGTH_BYTES, "big") + payload)
+        self.num_sent += 1
+
+    async def receive(self) -> Received | None:
+        try:
+            return await self._receive()
+        except (FrameTooLarge, MalformedFrame):
+            self.abort()
+            raise
+        except OSError as error:
+            self.abort()
+            raise ConnectionLost(str(error)) from error
+
+    async def _receive(self) -> Received | None:
+        try:
+            header = await self._reader.readexactly(LENGTH_BYTES)
+        except asyncio.IncompleteReadError as error:
+            if error.partial:
+                raise MalformedFrame("the stream ended in the middle of a frame") from error
+            return None
+        length = int.from_bytes(header, "big")
+        if length > MAX_FRAME_BYTES:
+            raise FrameTooLarge(
+                f"a frame of {length} bytes is announced, at most {MAX_FRAME_BYTES}"
+            )
+        try:
+            message = self._decoder.decode(await self._reader.readexactly(length))
+        except asyncio.IncompleteReadError as error:
+            raise MalformedFrame("the stream ended in the middle of a frame") from error
+        except msgspec.DecodeError as error:
+            raise MalformedFrame(f"not a message of this protocol: {error}") from error
+        self.num_received += 1
+        return message
+
+    async def close(self) -> None:
+        self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+
+    def abort(self) -> None:
+        self._writer.transport.abort()
+
+
+def gateway_end(reader: StreamReader, writer: StreamWriter) -> GatewayConnection:
+    return StreamConnection[ToWorker, ToGateway](
+        reader, writer, msgspec.msgpack.Decoder[Any](ToGateway)
+    )
+
+
+def worker_end(reader: StreamReader, writer: StreamWriter) -> WorkerConnection:
+    return StreamConnection[ToGateway, ToWorker](
+        reader, writer, msgspec.msgpack.Decoder[Any](ToWorker)
+    )
+
+
+class StreamListener:
+    """An asyncio server and, for a Unix socket, its file."""
+
+    def __init__(self, server: asyncio.Server, address: str, path: Path | None = None) -> None:
+        self.address = address
+        self._server = server
+        self._path = path
+
+    async def close(self) -> None:
+        self._server.close()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
+class UnixTransport:
+    """`unix:/path`. The socket is its owner's alone (0600)."""
+
+    async def connect(self, address: str, security: Security) -> GatewayConnection:
+        return gateway_end(*await asyncio.open_unix_connection(_path_of(address), limit=READ_LIMIT))
+
+    async def listen(self, address: str, accept: Accept, security: Security) -> StreamListener:
+        async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+            await accept(worker_end(reader, writer))
+
+        path = _path_of(address)
+        server = await asyncio.start_unix_server(serve, sock=bind_private(path), limit=READ_LIMIT)
+        return StreamListener(server, address, path)
+
+
+def bind_private(path: Path) -> socket.socket:
+    """A bound Unix socket of mode 0600 in place of one left behind; any other file there stays, and
+    a socket that another process serves.
+
+    Nobody can connect before the mode is set, for the socket does not listen yet.
+    """
+    if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
+        if _is_served(path):
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+        path.unlink()
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(str(path))
+        os.chmod(path, 0o600)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _is_served(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.setblocking(False)
+        # One that listens and has no room for more says EAGAIN.
+        return sock.connect_ex(str(path)) in (0, errno.EAGAIN)
+
+
+class TcpTransport:
+    """`tcp://host:port`, with mutual TLS unless `Security.insecure` says otherwise."""
+
+    async def connect(self, address: str, security: Security) -> GatewayConnection:
+        _require_security(address, security)
+        host, port = _host_and_port(address)
+        context = security.tls.client_context() if security.tls else None
+        reader, writer = await asyncio.open_connection(host, port, ssl=context, limit=READ_LIMIT)
+        _tune(writer)
+        if context is not None and security.workers:
+            try:
+                check_peer(writer, security.workers, "transport_workers")
+            except PeerRefused:
+                writer.transport.abort()
+                raise
+        return gateway_end(reader, writer)
+
+    async def listen(self, address: str, accept: Accept, security: Security) -> Listener:
+        async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+            _tune(writer)
+            connection = worker_end(reader, writer)
+            if security.tls is not None:
+                try:
+                    check_peer(writer, security.gateways, "transport_gateways")
+                except PeerRefused as error:
+                    await _say_refused(connection, error)
+                    raise
+            await accept(connection)
+
+        _require_security(address, security)
+        host, port = _host_and_port(address)
+        if security.tls is not None:
+            sock = bind(host, port)
+            own = f"tcp://{host}:{sock.getsockname()[1]}"
+            return TlsListener(sock, own, security.tls, serve)
+        server = await asyncio.start_server(serve, host, port, limit=READ_LIMIT)
+        port = server.sockets[0].getsockname()[1]
+        return StreamListener(server, f"tcp://{host}:{port}")
+
+
+async def _say_refused(connection: WorkerConnection, error: PeerRefused) -> None:
+    """Reads the peer's first frame before it closes: what is unread would reset the connection, and
+    the reason with it."""
+    with contextlib.suppress(TransportError, TimeoutError):
+        async with asyncio.timeout(REFUSAL_S):
+            await connection.receive()
+            connection.send(Failed(0, ErrorCode.INVALID, str(error)))
+    await connection.close()
+
+
+def _tune(writer: StreamWriter) -> None:
+    """Frames go out as they are written, and a peer that vanished is noticed."""
+    sock: socket.socket = writer.get_extra_info("socket")
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, TCP_SILENCE_S // 2)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * TCP_SILENCE_S)
+
+
+def _path_of(address: str) -> Path:
+    path = address.removeprefix("unix:")
+    if not path.startswith("/"):
+        raise ValueError(f"{address!r} is not unix:/absolute/path")
+    return Path(path)
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError(f"{address!r} is not tcp://host:port")
+    return host.strip("[]"), int(port)
+
+
+def _require_security(address: str, security: Security) -> None:
+    if security.tls is None and not security.insecure:
+        raise InsecureTransport(f"{address} needs mutual TLS, or leave to do without it")

@@ -1,0 +1,142 @@
+"""Mutual TLS over TCP: who is let in by the names in its certificate, and the listener that says
+why a peer is not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from asyncio import StreamReader, StreamReaderProtocol, StreamWriter
+from collections.abc import Awaitable, Callable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from workers.wire.transport.base import MutualTLS, PeerRefused
+
+log = logging.getLogger(__name__)
+
+HANDSHAKE_S = 10.0
+ACCEPT_AGAIN_S = 0.5
+"""Pause after an accept that failed, as for want of file descriptors."""
+MAX_PEERS = 256
+"""Peers whose last failure is remembered, so that it is logged once."""
+KINDS = {"DNS": "DNS", "URI": "URI", "IP Address": "IP"}
+"""Subject alternative names as Python has them, and as patterns do."""
+
+Serve = Callable[[StreamReader, StreamWriter], Awaitable[None]]
+
+
+def check_peer(writer: StreamWriter, patterns: Sequence[str], setting: str) -> None:
+    """Raises PeerRefused unless a subject alternative name of the peer's certificate matches one of
+    the patterns of the setting."""
+    names = names_of(writer.get_extra_info("peercert"))
+    if not any(fnmatchcase(name, pattern) for name in names for pattern in patterns):
+        shown = ", ".join(names[:8]) or "no name"
+        raise PeerRefused(f"its certificate is for {shown}: not among {setting}")
+
+
+def names_of(certificate: dict[str, Any] | None) -> list[str]:
+    """Subject alternative names as patterns are written: `DNS:gw-1`, `IP:10.0.0.7`."""
+    names = (certificate or {}).get("subjectAltName", ())
+    return [f"{KINDS[kind]}:{value}" for kind, value in names if kind in KINDS]
+
+
+class ServerContext:
+    """The listener's TLS context, read again when its files have changed."""
+
+    def __init__(self, tls: MutualTLS) -> None:
+        self._tls = tls
+        self._versions = _versions(tls)
+        self._context = tls.server_context()
+
+    def current(self) -> ssl.SSLContext:
+        """Files that cannot be used, as while they are replaced, leave the context as it is."""
+        try:
+            versions = _versions(self._tls)
+            if versions != self._versions:
+                self._versions = versions
+                self._context = self._tls.server_context()
+                log.info("the certificate %s was read again", self._tls.certificate)
+        except OSError as error:
+            log.error("the certificate %s stays as it was: %s", self._tls.certificate, error)
+        return self._context
+
+
+class TlsListener:
+    """Accepts TLS connections; a failed handshake is logged once for each peer and reason."""
+
+    def __init__(self, sock: socket.socket, address: str, tls: MutualTLS, serve: Serve) -> None:
+        """serve: raises PeerRefused."""
+        self.address = address
+        self._sock = sock
+        self._context = ServerContext(tls)
+        self._serve = serve
+        self._failures: dict[str, str] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._accepting = asyncio.create_task(self._accept())
+
+    async def close(self) -> None:
+        self._accepting.cancel()
+        await asyncio.wait([self._accepting])
+        self._sock.close()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, peer = await loop.sock_accept(self._sock)
+            except OSError as error:
+                log.warning("no connection is accepted: %s", error)
+                await asyncio.sleep(ACCEPT_AGAIN_S)
+                continue
+            task = asyncio.create_task(self._handle(sock, peer[0]))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _handle(self, sock: socket.socket, peer: str) -> None:
+        try:
+            reader, writer = await self._shake_hands(sock)
+        except (OSError, TimeoutError) as error:
+            sock.close()
+            self._note(peer, f"no TLS connection: {error}")
+            return
+        try:
+            await self._serve(reader, writer)
+        except PeerRefused as error:
+            self._note(peer, str(error))
+        else:
+            self._failures.pop(peer, None)
+
+    async def _shake_hands(self, sock: socket.socket) -> tuple[StreamReader, StreamWriter]:
+        loop = asyncio.get_running_loop()
+        reader = StreamReader(limit=1 << 20, loop=loop)
+        protocol = StreamReaderProtocol(reader, loop=loop)
+        transport, _ = await loop.connect_accepted_socket(
+            lambda: protocol,
+            sock,
+            ssl=self._context.current(),
+            ssl_handshake_timeout=HANDSHAKE_S,
+        )
+        return reader, StreamWriter(transport, protocol, reader, loop)
+
+    def _note(self, peer: str, failure: str) -> None:
+        if self._failures.get(peer) == failure:
+            return
+        if len(self._failures) >= MAX_PEERS:
+            self._failures.pop(next(iter(self._failures)))
+        self._failures[peer] = failure
+        log.warning("the gateway at %s is refused: %s", peer, failure)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.create_server((host, port), family=family, backlog=128)
+    sock.setblocking(False)
+    return sock
+
+
+def _versions(tls: MutualTLS) -> list[tuple[int, int]]:
+    stats = [path.stat() for path in (tls.certificate, tls.key, tls.authority)]
+    return [(each.st_mtime_ns, each.st_ino) for each in stats]
