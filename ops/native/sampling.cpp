@@ -1,5 +1,5 @@
 // One token for each row of logits, and log-probabilities. Nothing sorts the vocabulary: top-k and
-// top-p become thresholds, found by partitioning the few logits of one bin.
+// top-p become thresholds, found in passes over the row whose number has a bound.
 #include <algorithm>
 #include <vector>
 
@@ -107,104 +107,101 @@ double total_mass(const float* logits, int64_t vocab, float top) {
     return total + sum(part);
 }
 
-struct Candidate {
-    float value, mass;
-};
-
-bool larger(const Candidate& a, const Candidate& b) { return a.value > b.value; }
-
-// The value at which the mass of the largest candidates reaches `wanted`, halving the range in
-// question each time (quickselect by weight).
-float keep_mass(std::vector<Candidate>& found, double wanted) {
-    auto begin = found.begin(), end = found.end();
-    while (end - begin > 1) {
-        const auto middle = begin + (end - begin) / 2;
-        std::nth_element(begin, middle, end, larger);
-        double mass = 0;
-        for (auto c = begin; c < middle; c++) mass += c->mass;
-        if (mass >= wanted) {
-            end = middle;
-        } else {
-            wanted -= mass;
-            begin = middle;
-        }
-    }
-    return begin->value;
+// Integers in the order of the floats, so that any range of floats can be divided.
+int32_t order_of(float x) {
+    int32_t bits;
+    __builtin_memcpy(&bits, &x, 4);
+    return bits ^ ((bits >> 31) & 0x7fffffff);
 }
 
-// The logits of a row in bins by their distance from the largest, the nearest first, so that a threshold is searched
-// in one bin: whatever a caller asks for, a row takes two passes and no sort of the vocabulary.
-struct Bins {
-    static constexpr int32_t COUNT = 32 << 6;
-    float top;
-    int64_t num[COUNT] = {};
-    double mass[COUNT] = {};  // e^(value - top)
+float float_of(int32_t order) {
+    const int32_t bits = order ^ ((order >> 31) & 0x7fffffff);
+    float x;
+    __builtin_memcpy(&x, &bits, 4);
+    return x;
+}
 
-    Bins(const float* logits, int64_t vocab) : top(largest(logits, vocab)) {
+constexpr int PIVOTS = 3;
+
+// The largest threshold in [low, high] such that what reaches it weighs `wanted`; low if none does.
+// weigh(pivots, weights) passes over the row. A pass quarters the range, so that 16 passes find any
+// float: what a row costs does not depend on its logits.
+template <class Weigh>
+float find_threshold(float low, float high, double wanted, Weigh weigh) {
+    int64_t first = order_of(low), last = order_of(high);
+    while (first < last) {
+        int64_t order[PIVOTS];
+        float pivots[PIVOTS];
+        double weights[PIVOTS];
+        for (int i = 0; i < PIVOTS; i++) {
+            order[i] = first + ceil_div((last - first) * (i + 1), PIVOTS + 1);
+            pivots[i] = float_of((int32_t)order[i]);
+        }
+        weigh(pivots, weights);
+        for (int i = PIVOTS - 1; i >= 0; i--) {
+            if (weights[i] == wanted) return pivots[i];
+            if (weights[i] > wanted) {
+                first = order[i];
+                break;
+            }
+            last = order[i] - 1;
+        }
+    }
+    return float_of((int32_t)first);
+}
+
+float top_k_threshold(const float* logits, int64_t vocab, float top, int64_t top_k) {
+    return find_threshold(-INF, top, (double)top_k, [&](const float* pivots, double* weights) {
+        I counts[PIVOTS] = {};
         each_vector(logits, vocab, [&](F values, int32_t) {
-            const I bins = bins_of(values);
-            const F weights = exp(values - top);
-            for (int lane = 0; lane < LANES; lane++)
-                if (values[lane] > -INF) num[bins[lane]]++, mass[bins[lane]] += weights[lane];
+            for (int i = 0; i < PIVOTS; i++) counts[i] -= values >= splat(pivots[i]);
         });
-    }
+        for (int i = 0; i < PIVOTS; i++) {
+            weights[i] = 0;
+            for (int lane = 0; lane < LANES; lane++) weights[i] += counts[i][lane];
+        }
+    });
+}
 
-    // By the upper bits of the distance, whose order is that of the floats: 64 bins for each power of
-    // two from 2^-10 to 2^22, so that no temperature brings all logits into a few bins.
-    I bins_of(F values) const {
-        const I place = (I)(((U)(top - values) >> 17) - ((127u - 10u) << 6));
-        const I above = place > 0 ? place : I{};
-        const I last = splat((int32_t)(COUNT - 1));
-        return above < last ? above : last;
-    }
-
-    // The candidates of a bin that are not below `low`.
-    void collect(const float* logits, int64_t vocab, int32_t bin, float low,
-                 std::vector<Candidate>& found) const {
-        found.clear();
-        each_vector(logits, vocab, [&](F values, int32_t) {
-            const I inside = bins_of(values) == bin;
-            if (!any(inside)) return;
-            const F weights = exp(values - top);
-            for (int lane = 0; lane < LANES; lane++)
-                if (inside[lane] && values[lane] > -INF && values[lane] >= low)
-                    found.push_back({values[lane], weights[lane]});
+// Of the logits that are not below `least`.
+float top_p_threshold(const float* logits, int64_t vocab, float top, float least, float top_p) {
+    static thread_local std::vector<float> masses;  // e^(logit - top), padded with 0
+    masses.assign(vocab + LANES, 0.0f);
+    double total = 0;
+    F part = {};
+    each_vector(logits, vocab, [&](F values, int32_t token) {
+        const F mass = values >= splat(least) ? exp(values - top) : F{};
+        store(&masses[token], mass);
+        part += mass;
+        if (token / LANES % 64 == 63) total += sum(part), part = F{};
+    });
+    total += sum(part);
+    // Below that, e^(logit - top) is 0.
+    const float low = std::max(least, top - 88.0f);
+    return find_threshold(low, top, top_p * total, [&](const float* pivots, double* weights) {
+        F parts[PIVOTS] = {};
+        for (int i = 0; i < PIVOTS; i++) weights[i] = 0;
+        each_vector(logits, vocab, [&](F values, int32_t token) {
+            const F mass = load(&masses[token]);
+            for (int i = 0; i < PIVOTS; i++) parts[i] += values >= splat(pivots[i]) ? mass : F{};
+            if (token / LANES % 64 != 63) return;
+            for (int i = 0; i < PIVOTS; i++) weights[i] += sum(parts[i]), parts[i] = F{};
         });
-    }
-};
+        for (int i = 0; i < PIVOTS; i++) weights[i] += sum(parts[i]);
+    });
+}
 
 // The smallest scaled logit that survives top-k, top-p and min-p.
 float survival_threshold(const float* scaled, int64_t vocab, int64_t top_k, float top_p,
                          float min_p) {
-    static thread_local std::vector<Candidate> found;
-    const bool has_k = top_k > 0 && top_k < vocab, has_p = top_p < 1.0f;
+    const bool has_k = top_k > 0 && top_k < vocab;
+    if (!has_k && top_p >= 1.0f && min_p <= 0.0f) return -INF;
+    const float top = largest(scaled, vocab);
     float threshold = -INF;
-    if (min_p > 0.0f) threshold = largest(scaled, vocab) + __builtin_logf(min_p);
-    if (!has_k && !has_p) return threshold;
-    const Bins bins(scaled, vocab);
-    double mass = 0;  // of the survivors of top-k
-    float least = -INF;
-    int32_t bin = 0;
-    for (int64_t before = 0; bin < Bins::COUNT; bin++) {
-        if (has_k && before + bins.num[bin] >= top_k) {
-            bins.collect(scaled, vocab, bin, -INF, found);
-            const auto last = found.begin() + (top_k - before - 1);
-            std::nth_element(found.begin(), last, found.end(), larger);
-            least = last->value;
-            for (const Candidate& c : found)
-                if (c.value >= least) mass += c.mass;
-            break;
-        }
-        before += bins.num[bin];
-        mass += bins.mass[bin];
-    }
-    threshold = std::max(threshold, least);
-    if (!has_p) return threshold;
-    double wanted = top_p * mass;
-    bin = 0;
-    while (bin < Bins::COUNT - 1 && bins.mass[bin] < wanted) wanted -= bins.mass[bin++];
-    bins.collect(scaled, vocab, bin, least, found);
-    return found.empty() ? threshold : std::max(threshold, keep_mass(found, wanted));
+    if (has_k) threshold = top_k_threshold(scaled, vocab, top, top_k);
+    if (top_p < 1.0f) threshold = top_p_threshold(scaled, vocab, top, threshold, top_p);
+    if (min_p > 0.0f) threshold = std::max(threshold, top + __builtin_logf(min_p));
+    return threshold;
 }
 
 // argmax of scaled + noise over the survivors. The noise is computed only where it could still win.
@@ -230,21 +227,26 @@ struct Penalties {
     float presence, frequency, repetition;
 };
 
+// Reads the row's tokens once, then changes the logits in passes over vectors.
 void penalise(float* logits, int64_t vocab, const Penalties& p) {
-    static thread_local std::vector<int32_t> counts;  // -1 = not in the row, else how often generated
-    if ((int64_t)counts.size() < vocab) counts.resize(vocab, -1);
-    for (int64_t i = 0; i < p.total_len; i++) {
-        int32_t& count = counts[p.tokens[i]];
-        count = std::max(count, 0) + (i >= p.prompt_len);
-    }
-    for (int64_t i = 0; i < p.total_len; i++) {
-        int32_t& count = counts[p.tokens[i]];
-        if (count < 0) continue;
-        float& logit = logits[p.tokens[i]];
-        logit = logit > 0 ? logit / p.repetition : logit * p.repetition;
-        if (count > 0) logit -= p.frequency * (float)count + p.presence;
-        count = -1;
-    }
+    if (p.presence == 0 && p.frequency == 0 && p.repetition == 1) return;
+    // By token: 0 = not in the row, else how often it was generated, with IN_PROMPT if it is there, too.
+    static thread_local std::vector<int32_t> found;
+    constexpr int32_t IN_PROMPT = 1 << 30;
+    found.assign(vocab + LANES, 0);
+    for (int64_t i = 0; i < p.prompt_len; i++) found[p.tokens[i]] = IN_PROMPT;
+    for (int64_t i = p.prompt_len; i < p.total_len; i++) found[p.tokens[i]]++;
+    each_vector(logits, vocab, [&](F values, int32_t token) {
+        const I entries = (I)load((const uint32_t*)&found[token]), seen = entries != 0;
+        if (!any(seen)) return;
+        const I counts = entries & ~IN_PROMPT;
+        const F repeated = values > F{} ? values / p.repetition : values * p.repetition;
+        values = seen ? repeated : values;
+        const F lowered = values - (__builtin_convertvector(counts, F) * p.frequency + p.presence);
+        values = counts > 0 ? lowered : values;
+        if (token + LANES <= vocab) return store(logits + token, values);
+        for (int64_t lane = 0; token + lane < vocab; lane++) logits[token + lane] = values[lane];
+    });
 }
 
 }  // namespace
