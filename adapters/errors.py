@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from adapters.format.hints import hint_for
+from adapters.hints import hint_for
 
 
 class AdapterRejected(Exception):

@@ -17,7 +17,7 @@ from typing import Any
 
 from transformers.utils import chat_template_utils
 
-from gateway.dialects.schemas import Message
+from gateway.messages import Message
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.template_budget import steps_for
 

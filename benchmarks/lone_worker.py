@@ -26,8 +26,8 @@ from adapters.store.folder import LocalStore
 from ops.registry import select
 from tests.doubles import write_adapter
 from tests.e2e.demo import gguf
-from workers.config import WorkerConfig
 from workers.importer import import_model
+from workers.process.config import WorkerConfig
 from workers.wire.client import WorkerClient
 from workers.wire.protocol import AdapterRef, Generate, SamplingParams
 

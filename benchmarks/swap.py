@@ -26,10 +26,10 @@ from rich.table import Table
 from adapters.store.folder import LocalStore
 from benchmarks.machine import describe
 from tests.e2e.demo import gemma_gguf, gguf
-from workers.config import DType, WorkerConfig
 from workers.importer import import_model
 from workers.models.checkpoint import weight_files
 from workers.models.plan import ModelPlan
+from workers.process.config import DType, WorkerConfig
 from workers.wire.client import WorkerClient
 from workers.wire.protocol import Generate, ModelStatus, SamplingParams
 

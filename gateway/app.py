@@ -30,7 +30,7 @@ from gateway.http.request import GatewayRequest
 from gateway.http.routes import completions, health, models, tokens
 from gateway.limits.admission import Admission
 from gateway.limits.leases import Leases, PostgresExchange
-from gateway.metering.usage import Ledger
+from gateway.metering.usage import UsageRecorder
 from gateway.metering.wal import Spool
 from gateway.text.tokenizer import Tokenizers
 from workers.wire.client import WorkerClient
@@ -84,7 +84,7 @@ class Gateway:
         nothing is fetched ahead, so that who is refused moves no other's adapters."""
         self.key_uses = KeyUses()
         self.spool = Spool(config.spool, config.instance_id)
-        self.ledger = Ledger(self.spool, config.max_spool_bytes)
+        self.usage_recorder = UsageRecorder(self.spool, config.max_spool_bytes)
         self.is_draining = False
         self._liaison = None
         if database is not None and leases is not None:

@@ -22,7 +22,7 @@ from adapters.store.opening import open_store
 from admin.body_budget import ALL
 from loraplex.errors import BadSettings, NotPrivate
 from loraplex.private import check_owner
-from workers.logs import LogFormat
+from workers.process.logs import LogFormat
 from workers.wire.transport.base import MutualTLS, Security
 
 SECRETS = ("database_url", "key", "key_pepper")

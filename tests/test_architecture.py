@@ -50,6 +50,67 @@ SOURCES = {
 }
 
 
+ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
+    "workers": {
+        "wire": (),
+        "scheduling": ("wire",),
+        "device": (),
+        "layers": ("device",),
+        "models": ("layers",),
+        "importer": ("models",),
+        "execution": ("models", "scheduling"),
+        "verification": ("execution",),
+        "base_models": ("verification",),
+        "process": ("base_models", "importer"),
+    },
+    "gateway": {
+        "catalog": (),
+        "text": (),
+        "limits": ("catalog", "text"),
+        "metering": ("catalog", "text"),
+        "dispatch": ("limits", "metering"),
+        "dialects": ("dispatch",),
+        "http": ("dialects",),
+        "control": ("dispatch",),
+    },
+    "admin": {
+        "tenants": (),
+        "keys": (),
+        "adapters": (),
+        "quotas": ("adapters",),
+        "uploads": ("adapters", "quotas"),
+        "prices": (),
+        "usage": (),
+        "audit": (),
+        "workers": (),
+        "models": (),
+        "http": (
+            *("tenants", "keys", "adapters", "quotas", "uploads"),
+            *("prices", "usage", "audit", "workers", "models"),
+        ),
+    },
+    "adapters": {"format": (), "store": (), "pool": ("format", "store")},
+    "loraplex": {"roles": (), "box": ("roles",), "commands": ("box",)},
+}
+"""Rooms of the large packages, each with those it may import; what they may import it may too.
+A module beside the rooms is below all of them, and imports none."""
+
+ABOVE_ROOMS = {
+    "workers.__main__",
+    "gateway.app",
+    "admin.app",
+    "admin.plane",
+    "admin.reaper",
+    "admin.config",
+    "loraplex.__main__",
+    "loraplex.cli",
+}
+"""They put the rooms together."""
+
+CROSSINGS: set[tuple[str, str]] = set()
+"""Imports against the order of rooms that are still to be taken out: importer, imported."""
+
+
 def imports(module: str) -> set[str]:
     """Our own modules that this one imports anywhere in its text but under TYPE_CHECKING."""
     found: set[str] = set()
@@ -92,6 +153,33 @@ def test_only_the_allowed_imports(package: str) -> None:
 def test_no_cycle() -> None:
     graph = {module: imports(module) & SOURCES.keys() for module in SOURCES}
     TopologicalSorter(graph).prepare()
+
+
+def reach(rooms: dict[str, tuple[str, ...]], room: str) -> set[str]:
+    """The room and everything it may import."""
+    return {room}.union(*(reach(rooms, below) for below in rooms[room]))
+
+
+def crossings(package: str) -> set[tuple[str, str]]:
+    """Imports that go against the order of the package's rooms."""
+    rooms, found = ROOMS[package], set[tuple[str, str]]()
+    for module in SOURCES:
+        if not is_within(module, package) or module in ABOVE_ROOMS:
+            continue
+        room = module.split(".")[1] if module.count(".") else ""
+        allowed = reach(rooms, room) if room in rooms else set()
+        for name in imports(module):
+            if name.startswith(package + ".") and (other := name.split(".")[1]) not in allowed:
+                is_below = other not in rooms and name not in ABOVE_ROOMS
+                if not is_below:
+                    found.add((module, name))
+    return found
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_rooms_import_only_what_is_below(package: str) -> None:
+    known = {(importer, name) for importer, name in CROSSINGS if is_within(importer, package)}
+    assert crossings(package) == known
 
 
 def test_no_drawers() -> None:

@@ -19,13 +19,13 @@ from pathlib import Path
 import msgspec
 
 from adapters.store.folder import NotInStore
-from workers.collector import look_for_cycles_less
-from workers.config import WorkerConfig
-from workers.logs import set_up_logging
+from workers.process.collector import look_for_cycles_less
+from workers.process.config import WorkerConfig
 from workers.process.health import HealthServer
+from workers.process.logs import set_up_logging
+from workers.process.metrics import render_metrics
 from workers.process.server import Server
 from workers.process.worker import CannotServe, Worker
-from workers.telemetry import render_metrics
 
 
 def main(worker: type[Worker] = Worker) -> None:

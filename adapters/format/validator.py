@@ -21,7 +21,7 @@ from adapters.format.binding import BoundAdapter, bind_any
 from adapters.format.configuration import MAX_CONFIG_BYTES, parse_config
 from adapters.format.tensor_headers import ITEM_BYTES, TensorHeader, read_header
 from adapters.manifest import PROJECTIONS, AdapterManifest, BaseModelShape
-from adapters.store.folder import Readable
+from adapters.readable import Readable
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -15,6 +15,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal, Protocol
 
+from adapters.readable import Readable
+
 Kind = Literal["adapters", "models"]
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -27,12 +29,6 @@ class NotInStore(LookupError):
 
 class StoreUnavailable(OSError):
     """The store cannot be reached, or what it sent is not what was put there."""
-
-
-class Readable(Protocol):
-    """A stream of bytes."""
-
-    def read(self, size: int = -1, /) -> bytes: ...
 
 
 class Store(Protocol):

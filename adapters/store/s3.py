@@ -27,12 +27,12 @@ from boto3.exceptions import Boto3Error
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from adapters.readable import Readable
 from adapters.store.folder import (
     WEIGHTS_SUFFIX,
     Kind,
     LocalStore,
     NotInStore,
-    Readable,
     StoreUnavailable,
     check_address,
 )

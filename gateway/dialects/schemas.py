@@ -7,13 +7,14 @@ comment; every other field is refused by name. `null` always means absent.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from admin.records import GenerationDefaults
+from gateway.catalog.cards import ModelCard
 from gateway.exceptions import InvalidRequest
+from gateway.messages import Message
 
 MAX_BODY_BYTES = 10 << 20
 MAX_SEQUENCES = 128
@@ -97,38 +98,6 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             raise InvalidRequest(
                 "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
             )
-
-
-class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    type: Literal["text"]
-    text: str
-
-
-class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields of type None are what an answer's message has when it is sent back as it came."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart] | None = None
-    name: str | None = None
-    refusal: None = None
-    annotations: None = None
-    audio: None = None
-    function_call: None = None
-    tool_calls: None = None
-
-    @property
-    def num_chars(self) -> int:
-        """Characters of its content."""
-        content = self.content or ""
-        return len(content) if isinstance(content, str) else sum([len(p.text) for p in content])
-
-    def for_template(self) -> dict[str, Any]:
-        """As chat templates expect it: text content, `developer` under its older name."""
-        content = self.content or ""
-        if not isinstance(content, str):
-            content = "\n".join(part.text for part in content)
-        shown = {"role": "system" if self.role == "developer" else self.role, "content": content}
-        return shown if self.name is None else {**shown, "name": self.name}
 
 
 class ChatCompletionRequest(GenerationRequest, frozen=True, kw_only=True):
@@ -237,35 +206,6 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 class DetokenizeResponse(msgspec.Struct, frozen=True):
     prompt: str
-
-
-class AdapterCard(msgspec.Struct, frozen=True):
-    """What an adapter version brings besides its weights."""
-
-    version: int
-    canary: dict[int, int] | None
-    """Version to weight, where the name is split over several; the rest is of the stable one."""
-    has_chat_template: bool
-    is_chat_template_approved: bool
-    """Until then chats are refused, completions served; true without a template."""
-    stop: tuple[str, ...]
-    """Ends answers as the request's own do."""
-    defaults: GenerationDefaults
-    """Taken for what a request leaves out."""
-    metadata: dict[str, str]
-
-
-class ModelCard(msgspec.Struct, frozen=True):
-    """`root` is what the name stands for now, `parent` the base of an adapter."""
-
-    id: str
-    created: int
-    owned_by: str
-    root: str
-    parent: str | None
-    max_model_len: int
-    adapter: AdapterCard | None = None
-    object: str = "model"
 
 
 class ModelList(msgspec.Struct, frozen=True):

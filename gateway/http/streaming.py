@@ -27,9 +27,10 @@ from gateway.dialects.formats import (
 )
 from gateway.dispatch.choice import Delta
 from gateway.dispatch.generation import Generation
+from gateway.dispatch.request_usage import RequestUsage
 from gateway.exceptions import UsageUnavailable, error_body, forget_frames
 from gateway.http.http_protocol import connection_lost
-from gateway.metering.usage import Entry, Status
+from gateway.metering.usage import Status
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class GenerationResponse(ABC):
         format: Format,
         *,
         headers: Headers,
-        usage: Entry,
+        usage: RequestUsage,
         settle: Settle,
     ) -> None:
         """`usage` is recorded before the answer's end is sent, unless the request is refused.
@@ -120,7 +121,7 @@ class StreamResponse(GenerationResponse):
         format: Format,
         *,
         headers: Headers,
-        usage: Entry,
+        usage: RequestUsage,
         settle: Settle,
         include_usage: bool,
         ping_interval_s: float,

@@ -12,8 +12,8 @@ from typing import Any
 
 import jinja2
 
-from gateway.dialects.schemas import Message
 from gateway.exceptions import InvalidRequest
+from gateway.messages import Message
 from gateway.text.template_budget import BudgetExceeded, limited
 from gateway.text.template_sandbox import MAX_ERROR_CHARS, make_environment
 

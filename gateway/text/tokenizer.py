@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import msgspec
 from tokenizers import Tokenizer
 
-from gateway.dialects.schemas import Message
 from gateway.exceptions import ContextLengthExceeded, InvalidRequest
+from gateway.messages import Message
 from gateway.text.chat_template import ChatTemplate, CompiledTemplates, TemplateOverBudget
 from gateway.text.detokenizer import Spelling
 from gateway.text.long_texts import LONG, TOKEN_CHARS, LongTexts

@@ -6,8 +6,8 @@ import importlib.util
 from pathlib import Path
 
 from loraplex.api import Api
-from loraplex.commands.pushing import Version, push, wait_ready
 from loraplex.errors import DemoMissing
+from loraplex.pushing import Version, push, wait_ready
 
 MODEL_NAME = "smollm2-135m-instruct"
 TENANTS = ("acme", "globex")

@@ -26,11 +26,11 @@ from loraplex.box import demo
 from loraplex.box.children import Child, environment_of_child, python
 from loraplex.box.importing import import_model
 from loraplex.box.postgres import EmbeddedPostgres
-from loraplex.commands.pushing import Version
 from loraplex.errors import BadSettings, PostgresError
 from loraplex.output import progress, relay, tell
 from loraplex.private import make_private_folder, socket_folder, write_private
 from loraplex.probe import answer_of, answers_ok
+from loraplex.pushing import Version
 from loraplex.roles.bootstrap import (
     Keys,
     default_quota,
@@ -45,7 +45,7 @@ from loraplex.roles.tls import load_tls
 from loraplex.roles.waiting import until_there
 from loraplex.roles.worker import worker_config
 from loraplex.settings import Settings
-from workers.logs import set_up_logging
+from workers.process.logs import set_up_logging
 from workers.wire.protocol import UNSATISFIABLE
 
 GATEWAY_DRAIN_S = 40.0

@@ -41,7 +41,7 @@ def push_command(
     as_json: bool,
 ) -> None:
     """Upload what peft saved in FOLDER as a new version."""
-    from loraplex.commands.pushing import push, wait_ready
+    from loraplex.pushing import push, wait_ready
 
     given = {"name": name, "model": model, "alias": alias, "tenant": tenant}
     given["serving"] = _serving(serving, chat_template, pairs(metadata))

@@ -93,7 +93,7 @@ def worker_command(
     from loraplex.box.children import python
     from loraplex.box.worker_process import run_worker
     from loraplex.roles.worker import worker_config
-    from workers.logs import set_up_logging
+    from workers.process.logs import set_up_logging
 
     settings = settings_of(flags)
     models = dict(_split(pair) for pair in digests)

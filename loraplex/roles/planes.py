@@ -37,8 +37,8 @@ from loraplex.roles.tls import follow_files, load_tls
 from loraplex.roles.waiting import until_there
 from loraplex.settings import Settings
 from loraplex.telemetry import set_up_telemetry
-from workers.collector import look_for_cycles_less
-from workers.logs import LogFormat, set_up_logging
+from workers.process.collector import look_for_cycles_less
+from workers.process.logs import LogFormat, set_up_logging
 from workers.wire.client import WorkerClient
 
 DRAIN_TIMEOUT_S = 30

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from loraplex.settings import Settings
-from workers.config import WorkerConfig
+from workers.process.config import WorkerConfig
 
 
 def worker_config(

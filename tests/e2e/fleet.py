@@ -30,8 +30,8 @@ from tests.server_process import ServerProcess
 from tests.serving import serving
 from tests.stack import MAX_QUEUE_WAIT_S
 from tests.workers.driver import store_adapter
-from workers.config import WorkerConfig
 from workers.importer import import_model
+from workers.process.config import WorkerConfig
 from workers.wire.client import WorkerClient
 from workers.wire.protocol import WorkerStatus
 

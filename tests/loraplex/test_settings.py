@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from loraplex.errors import BadSettings
 from loraplex.roles.worker import worker_config
 from loraplex.settings import MemoryRange, load_settings, parse_size
-from workers.config import WorkerConfig
+from workers.process.config import WorkerConfig
 from workers.wire.transport.base import MutualTLS, Security
 
 

@@ -12,7 +12,7 @@ from time import monotonic
 from adapters.format.validator import AdapterFiles, validate
 from adapters.manifest import BaseModelShape
 from adapters.store.folder import LocalStore
-from workers.config import WorkerConfig
+from workers.process.config import WorkerConfig
 from workers.process.server import Answer, Delivery
 from workers.process.worker import Worker
 from workers.wire.prefix_index import PrefixIndex

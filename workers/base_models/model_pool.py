@@ -13,13 +13,14 @@ from memory.arena import Arena
 from memory.broker import MemoryBroker
 from workers.base_models.fetcher import ModelFetcher
 from workers.base_models.loader import Load, Loaded, ModelLoader
-from workers.base_models.residency import Demand, ModelState, Residency
+from workers.base_models.residency import ModelState, Residency
 from workers.device.weight_image import WeightImage
 from workers.execution.engine import Event
 from workers.execution.model_runner import ModelRunner
 from workers.models.decoder import Decoder
 from workers.models.plan import ModelPlan
 from workers.models.progress import Progress
+from workers.scheduling.demand import Demand
 from workers.verification.adapter_verifier import Prober, Target
 from workers.wire.protocol import UNSATISFIABLE, DesiredModel, ErrorCode, ModelStatus
 

@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from workers.scheduling.demand import Demand
+
 Tier = Literal["host", "loading", "device", "draining"]
 
 MIN_LOADS = 10.0
@@ -27,17 +29,6 @@ LEAST_STAY_S = 0.25
 SETTLE_S = 1.0
 """When everything else is preempted, and there still is no room after so long, there will be
 none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """What a model's engine has to do. num_extents: of KV, for its first waiting sequence.
-    is_short: the model is here, but that sequence finds no room."""
-
-    num_running: int = 0
-    num_waiting: int = 0
-    num_extents: int = 0
-    is_short: bool = False
 
 
 NO_DEMAND = Demand()

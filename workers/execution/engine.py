@@ -14,8 +14,8 @@ from memory.accounts import Tenant
 from memory.block_table import BlockTable
 from memory.errors import IntegrityError
 from memory.kv_cache import KVCache
-from workers.base_models.residency import Demand
 from workers.execution.step_ring import StepRing
+from workers.scheduling.demand import Demand
 from workers.scheduling.queue_limits import Refusal
 from workers.scheduling.schedule import PendingStep, Schedule, ScheduledSequence, StepResult
 from workers.scheduling.scheduler import EXPIRED, Scheduler

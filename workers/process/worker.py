@@ -30,7 +30,6 @@ from workers.base_models.fetcher import ModelFetcher
 from workers.base_models.loader import ModelLoader
 from workers.base_models.model_pool import LOAD_BYTES_PER_S, Hosted, Swapper
 from workers.base_models.residency import Residency
-from workers.config import WorkerConfig
 from workers.device.cuda_memory import CudaVirtualMemory
 from workers.device.device_memory import DeviceMemory, HostMemory, MappedMemory, gib
 from workers.device.virtual_memory import HostVirtualMemory, VirtualMemory
@@ -41,6 +40,7 @@ from workers.execution.step_ring import StepRing
 from workers.execution.token_buffer import TokenBuffer
 from workers.models.decoder import Decoder
 from workers.models.plan import ModelPlan
+from workers.process.config import WorkerConfig
 from workers.process.loop import WorkerLoop
 from workers.process.server import Delivery
 from workers.scheduling.queue_limits import QueueBounds

@@ -17,6 +17,7 @@ from gateway.dialects.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.inflight import Flight
 from gateway.dispatch.prompts import Prompt, chat_prompts, completion_prompts
+from gateway.dispatch.request_usage import RequestUsage
 from gateway.dispatch.sequences import Call, check_answer_of, plan, work_of
 from gateway.dispatch.shedding import Place
 from gateway.http.handlers import HotRoute
@@ -66,7 +67,7 @@ async def answer(
 ) -> GenerationResponse:
     """Whatever a request has taken is given back here if it never gets to its response."""
     gateway, caller = request.gateway, request.user
-    gateway.ledger.check()
+    gateway.usage_recorder.check()
     target = await gateway.catalog.resolve(caller, asked.model, asked.user or caller.key.id)
     flight = gateway.flights.begin(target)
     tenant_id = caller.tenant.id
@@ -168,7 +169,7 @@ def respond(
         token_ids=bool(asked.return_token_ids),
     )
     generation = plan(call, reservation, worker, model.adapter_layout, gateway.failover)
-    usage = gateway.ledger.begin(call, reservation, request.started_at)
+    usage = RequestUsage(gateway.usage_recorder, call, reservation, request.started_at)
 
     def settle(generation: Generation, failure: Exception | None) -> None:
         gateway.admission.settle(reservation, generation.usage)

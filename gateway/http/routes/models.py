@@ -9,7 +9,8 @@ from litestar import get
 from litestar.params import FromPath
 
 from gateway.catalog.auth import INFERENCE, requires
-from gateway.dialects.schemas import ModelCard, ModelList
+from gateway.catalog.cards import ModelCard
+from gateway.dialects.schemas import ModelList
 from gateway.exceptions import ModelNotFound
 from gateway.http.request import GatewayRequest
 

@@ -15,10 +15,10 @@ from workers.base_models.residency import (
     LEAST_STAY_S,
     MIN_LOADS,
     SETTLE_S,
-    Demand,
     Orders,
     Residency,
 )
+from workers.scheduling.demand import Demand
 
 TICK_S = 0.05
 

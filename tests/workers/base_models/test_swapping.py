@@ -22,11 +22,11 @@ from ops.base import PackedLinear
 from tests.doubles import make_adapter, make_model, write_adapter
 from tests.scale import scaled
 from tests.workers.driver import Driver, store_adapter
-from workers.config import WorkerConfig
 from workers.importer import import_model
 from workers.models.plan import ModelPlan
+from workers.process.config import WorkerConfig
+from workers.process.metrics import render_metrics
 from workers.process.worker import CannotServe
-from workers.telemetry import render_metrics
 from workers.wire.protocol import (
     Abort,
     AdapterRef,

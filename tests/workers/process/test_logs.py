@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 PROGRAM = """
 import logging, warnings
-from workers.logs import set_up_logging
+from workers.process.logs import set_up_logging
 
 set_up_logging(FORMAT)
 log = logging.getLogger("gateway.http.routes")

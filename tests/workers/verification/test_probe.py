@@ -25,7 +25,7 @@ from tests.doubles import write_adapter
 from tests.oracle import Oracle
 from tests.workers.driver import Driver, store_adapter
 from tests.workers.process.test_worker import ADAPTERS, Setup, import_broken_model
-from workers.config import WorkerConfig
+from workers.process.config import WorkerConfig
 from workers.process.server import Disconnected
 from workers.verification.adapter_verifier import MAX_QUEUED
 from workers.verification.effect_proof import NotProved

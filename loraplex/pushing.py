@@ -16,9 +16,9 @@ from adapters.format.validator import CONFIG_NAME, WEIGHTS_NAME, AdapterFiles, c
 from admin.adapters.serving_data import check_names, parse_serving
 from admin.errors import Invalid
 from loraplex.api import Api
-from loraplex.commands.tar import Tar
 from loraplex.errors import ApiFailure, NoAnswer, Refused
 from loraplex.output import Progress
+from loraplex.tar import Tar
 
 IN_PIECES_ABOVE = 64 << 20
 PIECE_BYTES = 8 << 20

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from workers.logs import LogFormat
+from workers.process.logs import LogFormat
 from workers.wire.transport.base import Security
 
 DType = Literal["bfloat16", "float32"]
