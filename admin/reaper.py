@@ -9,7 +9,7 @@ import logging
 
 from adapters.store.folder import Store
 from admin.adapters import contents, versions
-from admin.adapters.adapters import lock_catalog
+from admin.catalog_lock import lock_catalog
 from admin.database import EVERYTHING, Database
 from admin.errors import AdminError
 from admin.queries import sql

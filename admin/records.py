@@ -373,3 +373,25 @@ class CatalogSnapshot(msgspec.Struct, frozen=True):
     changed: Changed | None = None
     """Everything else of tenants is as before, and adapters that are here all the same are whole.
     None: all of it is here."""
+
+
+class ModelState(msgspec.Struct, frozen=True):
+    """A base model on one worker."""
+
+    worker: str
+    tier: str
+    """device; host, cold: it would have to come; loading, draining: on its way here or away;
+    unsatisfiable: the worker, as it is set up, cannot serve it"""
+    num_bytes: int
+    """Of its weights on the device, now or when it was there last."""
+    num_swaps: int
+    """How often it came to the device."""
+    num_running: int
+    num_waiting: int
+    idle_since: datetime | None
+    """Null: it has requests, or never had one."""
+    load_s: float
+    """How long it takes to come to the device, as measured or estimated; 0: not known."""
+    error: str
+    """Why it could not be loaded, until it is."""
+    reported_at: datetime

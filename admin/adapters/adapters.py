@@ -41,8 +41,3 @@ async def find_adapter(connection: Connection, tenant_id: str, name: str) -> Ada
     if row is None:
         raise NotFound(f"no adapter {name[:128]!r}", "adapter_not_found")
     return from_row(Adapter, row)
-
-
-async def lock_catalog(connection: Connection) -> None:
-    """Until the transaction ends nobody else changes the catalog."""
-    await connection.fetchval(sql["catalog_lock"])

@@ -1,6 +1,3 @@
--- name: catalog_lock
-SELECT generation FROM catalog_generation FOR UPDATE;
-
 -- name: adapter_ensure
 INSERT INTO adapters (tenant_id, name) VALUES ($1, $2) ON CONFLICT (tenant_id, name) DO NOTHING;
 

@@ -10,7 +10,7 @@ from datetime import datetime
 
 import msgspec
 
-from admin.adapters.adapters import lock_catalog
+from admin.catalog_lock import lock_catalog
 from admin.database import Connection
 from admin.errors import Conflict, Invalid, NotFound
 from admin.queries import from_row, sql

@@ -9,7 +9,8 @@ from __future__ import annotations
 import msgspec
 
 from admin.adapters import aliases, versions
-from admin.adapters.adapters import find_adapter, lock_catalog
+from admin.adapters.adapters import find_adapter
+from admin.catalog_lock import lock_catalog
 from admin.database import Connection
 from admin.errors import Conflict
 from admin.queries import sql

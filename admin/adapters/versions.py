@@ -13,11 +13,11 @@ import msgspec
 
 from adapters.manifest import AdapterManifest
 from admin.adapters import aliases
-from admin.adapters.adapters import lock_catalog
+from admin.adapters.holdings import check_holdings
+from admin.catalog_lock import lock_catalog
 from admin.database import Connection
 from admin.errors import NotFound
 from admin.queries import from_row, sql
-from admin.quotas import quotas
 from admin.records import AdapterState, AdapterVersion, ServingData
 
 MAX_VERSION = 2**31 - 1
@@ -110,7 +110,7 @@ async def add_version(connection: Connection, new: NewVersion) -> tuple[VersionD
         await _want_alias(connection, new, row["version"], row["state"])
         found = await find_version(connection, new.tenant_id, new.name, row["version"])
         return found, False
-    await quotas.check_holdings(connection, new.tenant_id, new.name, new.manifest)
+    await check_holdings(connection, new.tenant_id, new.name, new.manifest)
     number = await connection.fetchval(sql["version_next"], new.tenant_id, new.name)
     key = (new.tenant_id, new.name, number)
     await connection.execute(

@@ -24,17 +24,11 @@ from admin.http.controllers.prices import PriceSet
 from admin.http.controllers.usage import UsagePage
 from admin.http.parameters import parameters
 from admin.http.problems import HEADERS, ErrorBody
+from admin.keys.schemas import KeyCreate, KeyRotate
+from admin.models.schemas import ModelChange, ModelRegister
 from admin.quotas.schemas import KeyLimits, TenantLimits
-from admin.schemas import (
-    Deleted,
-    KeyCreate,
-    KeyRotate,
-    ModelChange,
-    ModelRegister,
-    Page,
-    TenantChange,
-    TenantCreate,
-)
+from admin.schemas import Deleted, Page
+from admin.tenants.schemas import TenantChange, TenantCreate
 from admin.uploads.schemas import UploadCreate, VersionCreate
 
 JSON = "application/json"

@@ -1,3 +1,6 @@
+-- name: catalog_lock
+SELECT generation FROM catalog_generation FOR UPDATE;
+
 -- name: catalog_generation
 SELECT generation FROM catalog_generation;
 

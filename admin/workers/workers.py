@@ -11,10 +11,11 @@ from typing import Literal
 
 import msgspec
 
-from admin.adapters.adapters import lock_catalog
+from admin.catalog_lock import lock_catalog
 from admin.database import EVERYTHING, Connection, Database
 from admin.errors import NotFound
 from admin.queries import from_row, sql
+from admin.records import ModelState
 
 LOST_S = 5.0
 """A worker that no gateway has reported for so long is lost, or every gateway is."""
@@ -25,28 +26,6 @@ UNSATISFIABLE = "unsatisfiable"
 """The tier of a model that a worker, as it is set up, cannot serve."""
 
 State = Literal["ready", "draining", "lost", "unreached", "unsatisfiable"]
-
-
-class ModelState(msgspec.Struct, frozen=True):
-    """A base model on one worker."""
-
-    worker: str
-    tier: str
-    """device; host, cold: it would have to come; loading, draining: on its way here or away;
-    unsatisfiable: the worker, as it is set up, cannot serve it"""
-    num_bytes: int
-    """Of its weights on the device, now or when it was there last."""
-    num_swaps: int
-    """How often it came to the device."""
-    num_running: int
-    num_waiting: int
-    idle_since: datetime | None
-    """Null: it has requests, or never had one."""
-    load_s: float
-    """How long it takes to come to the device, as measured or estimated; 0: not known."""
-    error: str
-    """Why it could not be loaded, until it is."""
-    reported_at: datetime
 
 
 class WorkerModel(msgspec.Struct, frozen=True):

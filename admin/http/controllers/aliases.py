@@ -9,9 +9,9 @@ from litestar import Controller, Response, delete, get, post, put
 from litestar.params import FromPath, FromQuery, JSONBody
 
 from admin.adapters import aliases
-from admin.adapters.adapters import lock_catalog
 from admin.adapters.describe import describe_alias
 from admin.adapters.schemas import AliasSet, AliasView
+from admin.catalog_lock import lock_catalog
 from admin.database import Connection
 from admin.errors import Invalid, NotFound
 from admin.http import preconditions

@@ -10,7 +10,7 @@ import msgspec
 from litestar import Controller, Response, delete, get, post
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
-from admin.adapters.adapters import lock_catalog
+from admin.catalog_lock import lock_catalog
 from admin.database import Connection
 from admin.errors import Invalid
 from admin.http import preconditions
@@ -20,8 +20,9 @@ from admin.http.preconditions import IfMatch, etag, tagged
 from admin.http.request import AdminRequest
 from admin.keys import keys
 from admin.keys.keys import KeyRights
+from admin.keys.schemas import KeyCreate, KeyCreated, KeyRotate, KeyView
 from admin.records import ADMIN_SCOPES, TENANT_SCOPES, new_key, plain_model
-from admin.schemas import KeyCreate, KeyCreated, KeyRotate, KeyView, Page, page
+from admin.schemas import Page, page
 from admin.tenants import tenants
 
 

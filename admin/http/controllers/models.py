@@ -9,7 +9,7 @@ from litestar import Controller, Response, delete, get, patch, post
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from adapters.manifest import BaseModelShape
-from admin.adapters.adapters import lock_catalog
+from admin.catalog_lock import lock_catalog
 from admin.database import Connection
 from admin.errors import Invalid, Overtaken
 from admin.http import preconditions
@@ -18,16 +18,9 @@ from admin.http.idempotency import IdempotencyKey, Once, once
 from admin.http.preconditions import IfMatch, etag, tagged
 from admin.http.request import AdminRequest
 from admin.models import models
+from admin.models.schemas import ModelChange, ModelDetails, ModelRegister, ModelView
 from admin.records import BaseModel
-from admin.schemas import (
-    Deleted,
-    ModelChange,
-    ModelDetails,
-    ModelRegister,
-    ModelView,
-    Page,
-    page,
-)
+from admin.schemas import Deleted, Page, page
 from admin.workers import workers
 
 

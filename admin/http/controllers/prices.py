@@ -10,7 +10,7 @@ import msgspec
 from litestar import Controller, Response, delete, get, put
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
-from admin.adapters.adapters import lock_catalog
+from admin.catalog_lock import lock_catalog
 from admin.database import Connection
 from admin.errors import Invalid, NotFound
 from admin.http import preconditions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from litestar import Controller, Response, delete, get, put
 from litestar.params import FromPath, JSONBody
 
-from admin.adapters.adapters import lock_catalog
+from admin.catalog_lock import lock_catalog
 from admin.database import Connection
 from admin.errors import Invalid, NotFound
 from admin.http import preconditions

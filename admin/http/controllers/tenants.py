@@ -9,7 +9,7 @@ from litestar import Controller, Response, delete, get, patch, post
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from admin.adapters import contents
-from admin.adapters.adapters import lock_catalog
+from admin.catalog_lock import lock_catalog
 from admin.database import Connection
 from admin.http import preconditions
 from admin.http.guards import ADMIN, requires
@@ -19,8 +19,9 @@ from admin.http.request import AdminRequest
 from admin.quotas import quotas
 from admin.quotas.schemas import quota_of
 from admin.records import Tenant
-from admin.schemas import Deleted, Page, TenantChange, TenantCreate, TenantView, page
+from admin.schemas import Deleted, Page, page
 from admin.tenants import tenants
+from admin.tenants.schemas import TenantChange, TenantCreate, TenantView
 
 
 class TenantController(Controller):

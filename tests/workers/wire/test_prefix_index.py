@@ -71,7 +71,7 @@ def test_an_index_has_what_came_and_did_not_leave(
     first, latecomer = PrefixIndex(), PrefixIndex()
     there: dict[str, set[bytes]] = {"m": set(), "n": set()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(workers.prefix_index, "MAX_KEYS", max_keys)
+        patch.setattr(workers.wire.prefix_index, "MAX_KEYS", max_keys)
         for model, come, numbers in steps:
             keys = {bytes(KEY_BYTES - 1) + bytes([n]) + b"the rest" for n in numbers}
             added, removed = (keys, set[bytes]()) if come else (set[bytes](), keys)

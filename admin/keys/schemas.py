@@ -1,0 +1,92 @@
+"""The bodies of API keys."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+import msgspec
+
+from admin.keys.keys import KeyDetails
+from admin.records import ApiKey
+
+Moment = Annotated[datetime, msgspec.Meta(tz=True)]
+ModelName = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@(\*|[A-Za-z0-9][A-Za-z0-9._-]{0,63}))?\Z",
+    ),
+]
+
+
+class KeyCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    scopes: frozenset[str] | None = None
+    """Default: all a tenant's key can have, or admin for an admin key."""
+    name: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    not_before: Moment | None = None
+    expires_at: Moment | None = None
+    models: Annotated[frozenset[ModelName], msgspec.Meta(min_length=1, max_length=256)] | None = (
+        None
+    )
+    """What it may infer with: `bot` (its alias prod), `bot@staging`, `bot@7`, `bot@*` (all of
+    them), or a base model. Default: all that the tenant may. Any other name is unknown to it."""
+    cidrs: (
+        Annotated[
+            tuple[Annotated[str, msgspec.Meta(max_length=49)], ...],
+            msgspec.Meta(min_length=1, max_length=64),
+        ]
+        | None
+    ) = None
+    """Networks, such as 10.0.0.0/8, that its users are in. Default: anywhere."""
+
+
+class KeyRotate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    overlap_s: Annotated[int, msgspec.Meta(ge=0, le=30 * 86400)] = 3600
+    """How long the old key goes on."""
+    expires_at: Moment | None = None
+    """Of the new key; default: that of the old one."""
+
+
+class KeyView(msgspec.Struct, frozen=True):
+    """A key without its secret."""
+
+    id: str
+    tenant_id: str | None
+    name: str
+    scopes: list[str]
+    created_at: datetime | None
+    not_before: datetime | None
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    models: list[str] | None
+    cidrs: list[str] | None
+    replaces: str | None
+    """Id of the key that it was rotated from."""
+    last_used_at: datetime | None
+    """To the minute."""
+    object: str = "api_key"
+
+    @classmethod
+    def of(cls, key: ApiKey) -> KeyView:
+        return cls(
+            id=key.id,
+            tenant_id=key.tenant_id,
+            name=key.name,
+            scopes=sorted(key.scopes),
+            created_at=key.created_at,
+            not_before=key.not_before,
+            expires_at=key.expires_at,
+            revoked_at=key.revoked_at,
+            models=None if key.models is None else sorted(key.models),
+            cidrs=None if key.cidrs is None else list(key.cidrs),
+            replaces=key.replaces,
+            last_used_at=key.last_used_at if isinstance(key, KeyDetails) else None,
+        )
+
+
+class KeyCreated(msgspec.Struct, frozen=True):
+    """The only answer that ever holds the secret."""
+
+    key: str
+    record: KeyView
+    object: str = "api_key.created"

@@ -1,0 +1,62 @@
+"""The bodies of base models."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+import msgspec
+
+from admin.records import BaseModel, ModelState, Residency
+from admin.schemas import EntityName
+
+Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Length = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+
+
+class ModelRegister(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: EntityName
+    digest: Digest
+    """Of a model in the store."""
+    max_model_len: Length | None = None
+    """Tokens of prompt and answer; default and upper bound: what the model was made for."""
+
+
+class ModelChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is left out stays."""
+
+    digest: Digest | None = None
+    """Other weights, while no adapter is bound to those there are."""
+    max_model_len: Length | None = None
+    residency: Residency | None = None
+    """Whether it is to be on devices: as it is asked for, always, or not at all."""
+
+
+class ModelView(msgspec.Struct, frozen=True):
+    name: str
+    digest: str
+    model_type: str
+    max_model_len: int
+    residency: Residency
+    created_at: datetime
+    object: str = "model"
+
+    @classmethod
+    def of(cls, model: BaseModel) -> ModelView:
+        return cls(
+            name=model.name,
+            digest=model.digest,
+            model_type=model.shape.model_type,
+            max_model_len=model.max_model_len,
+            residency=model.residency,
+            created_at=model.created_at,
+        )
+
+
+class ModelDetails(ModelView, frozen=True, kw_only=True):
+    workers: list[ModelState]
+    """Where it is. For admin keys; others see no worker."""
+
+    @classmethod
+    def with_states(cls, model: BaseModel, workers: list[ModelState]) -> ModelDetails:
+        return cls(**msgspec.structs.asdict(ModelView.of(model)), workers=workers)

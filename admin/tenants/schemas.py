@@ -1,0 +1,40 @@
+"""The bodies of tenants."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import msgspec
+
+from admin.records import Tenant
+from admin.schemas import EntityName
+
+
+class TenantCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: EntityName
+    """Not like a tenant's id."""
+    sharing_group: EntityName | None = None
+
+
+class TenantChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is left out stays."""
+
+    sharing_group: EntityName | msgspec.UnsetType | None = msgspec.UNSET
+    """Tenants of one group share cached prefixes; null: with nobody."""
+
+
+class TenantView(msgspec.Struct, frozen=True):
+    id: str
+    name: str
+    sharing_group: str | None
+    created_at: datetime | None
+    object: str = "tenant"
+
+    @classmethod
+    def of(cls, tenant: Tenant) -> TenantView:
+        return cls(
+            id=tenant.id,
+            name=tenant.name,
+            sharing_group=tenant.sharing_group,
+            created_at=tenant.created_at,
+        )
