@@ -144,7 +144,9 @@ class ImageCache:
         try:
             image = _read(path, digest, layout, self._hashes_of)
         except FileNotFoundError:
-            self.delete(layout, digest)
+            # Not deleted: another worker of this machine may have written it since.
+            with self._lock:
+                self._sizes.pop((layout, digest), None)
             return None
         except (ImageCorrupt, OSError) as error:
             log.warning("a cached image is removed: %s", error)

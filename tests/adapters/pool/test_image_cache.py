@@ -253,6 +253,29 @@ def test_those_of_one_machine_do_not_disturb_each_other(
     assert [path.name for path in (root / "layout").iterdir()] == [f"{digest}.img"]
 
 
+def test_an_image_written_after_a_miss_stays(
+    store: LocalStore, tmp_path: Path, digest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another worker of the machine writes it right after this one found no file."""
+    image = make_loader(store, tmp_path).fetch(digest)
+    root = tmp_path / "shared"
+    cache, other = ImageCache(root, 1 << 30), ImageCache(root, 1 << 30)
+    opened = Path.open
+
+    def open_too_early(path: Path, mode: str) -> object:
+        monkeypatch.setattr(Path, "open", opened)
+        try:
+            return path.open(mode)
+        finally:
+            other.save("layout", image)
+
+    monkeypatch.setattr(Path, "open", open_too_early)
+    assert cache.load("layout", digest) is None
+    loaded = cache.load("layout", digest)
+    assert loaded is not None
+    assert loaded.checksum == image.checksum
+
+
 def test_what_a_dead_writer_left_is_removed(tmp_path: Path) -> None:
     dead, written = tmp_path / "layout" / "a.1.tmp", tmp_path / "layout" / "a.2.tmp"
     dead.parent.mkdir()
