@@ -1,0 +1,187 @@
+"""`python -m benchmarks.compare CHECKOUT`: another checkout's speed beside this one's.
+
+Both are served at once, as `loraplex serve` starts them, from one Python environment. Each round
+sends the same load to the one and then to the other, and the next round begins with the other, so
+that a machine whose speed drifts slows both alike. Ratios are taken round by round: above 1, this
+checkout is faster. Prompts are new in every round, so that no prefix cache answers for the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from adapters.manifest import BaseModelShape
+from adapters.store.folder import LocalStore
+from benchmarks.load import Job, run_load
+from benchmarks.machine import describe
+from tests.doubles import write_adapter
+from tests.e2e.demo import NAME, gguf
+from tests.stack import Stack, running
+from workers.importer import import_model
+
+RANKS = (8, 8, 16, 16, 32, 32, 64, 64)
+ROOT = Path(__file__).parents[1]
+
+console = Console()
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a round sends: requests of random token ids, all at a time."""
+
+    name: str
+    has_adapters: bool
+    num_prompt: int
+    num_output: int
+    num_requests: int
+    concurrency: int
+
+    def jobs(self, adapters: list[str], seed: int, vocab_size: int) -> list[Job]:
+        rng = random.Random(f"{self.name} {seed}")
+        models = adapters if self.has_adapters else [NAME]
+        return [
+            Job(
+                models[number % len(models)],
+                [rng.randrange(100, vocab_size) for _ in range(self.num_prompt)],
+                self.num_output,
+            )
+            for number in range(self.num_requests)
+        ]
+
+
+LOADS = (
+    Load("decode, 1 row, base", False, 32, 96, 1, 1),
+    Load("decode, 8 rows, base", False, 32, 64, 8, 8),
+    Load("decode, 32 rows, base", False, 32, 48, 32, 32),
+    Load("decode, 1 row, adapter", True, 32, 96, 1, 1),
+    Load("decode, 8 rows, 8 adapters", True, 32, 64, 8, 8),
+    Load("decode, 32 rows, 8 adapters", True, 32, 48, 32, 32),
+    Load("prefill, 4 prompts of 512", False, 512, 1, 4, 4),
+)
+REQUESTS = Load("requests", True, 16, 1, 96, 8)
+"""Small ones, for the gateway's CPU time a request."""
+
+
+class Side:
+    """One checkout, served with the demo model and eight adapters."""
+
+    def __init__(self, checkout: Path, folder: Path, model: Path, unset: list[str]) -> None:
+        """unset: variables of `Stack` that this checkout does not know."""
+        self._checkout = checkout
+        without = [part for name in unset for part in ("-u", name)]
+        self.stack = Stack(
+            folder,
+            "--model",
+            f"{NAME}={model}",
+            command=("env", *without, f"PYTHONPATH={checkout}", sys.executable, "-m", "loraplex"),
+            cwd=checkout,
+            memory="512MiB",
+            dtype="bfloat16",
+            max_num_seqs=64,
+        )
+        self._key = ""
+
+    def push(self, adapters: dict[str, Path]) -> None:
+        self._key = self.stack.create_tenant("bench")
+        for name, folder in adapters.items():
+            self.stack.push(folder, name, "bench")
+
+    def tokens_per_s(self, load: Load, jobs: list[Job]) -> float:
+        timings = asyncio.run(run_load(self.stack.url, self._key, jobs, load.concurrency))
+        seconds = max(t.arrivals_s[-1] for t in timings) - min(t.start_s for t in timings)
+        return sum(t.num_prompt + t.num_output for t in timings) / seconds
+
+    def requests_per_cpu_s(self, load: Load, jobs: list[Job]) -> float:
+        """By the CPU time of the gateway's process."""
+        gateway = self._gateway()
+        before = sum(gateway.cpu_times()[:2])
+        asyncio.run(run_load(self.stack.url, self._key, jobs, load.concurrency))
+        return len(jobs) / (sum(gateway.cpu_times()[:2]) - before)
+
+    def _gateway(self) -> psutil.Process:
+        children = psutil.Process(self.stack.pid).children(recursive=True)
+        return next(child for child in children if "gateway" in child.cmdline())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("checkout", type=Path, help="folder of the other checkout")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--only", default="", help="part of a load's name")
+    parser.add_argument(
+        "--unset", nargs="*", default=[], help="LORAPLEX_* variables that it does not know"
+    )
+    parser.add_argument("--json", type=Path, help="write every round's ratio there too")
+    arguments = parser.parse_args()
+    ratios: dict[str, list[float]] = defaultdict(list)
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        digest = import_model(gguf(), LocalStore(folder / "store"))
+        model = folder / "store" / "models" / digest
+        config = json.loads((model / "config.json").read_text())
+        shape = BaseModelShape.from_config(config, digest)
+        adapters = {
+            f"a{i}-r{rank}": write_adapter(shape, folder / f"a{i}", rank=rank, seed=i)
+            for i, rank in enumerate(RANKS)
+        }
+        sides = (
+            Side(ROOT, folder / "this", model, []),
+            Side(arguments.checkout.resolve(), folder / "other", model, arguments.unset),
+        )
+        for side in sides:
+            stack.enter_context(running(side.stack))
+            side.push(adapters)
+        for round_number in track(range(-1, arguments.rounds), "rounds", console=console):
+            order = sides if round_number % 2 else sides[::-1]
+            for load in (*LOADS, REQUESTS):
+                if arguments.only not in load.name:
+                    continue
+                jobs = load.jobs(list(adapters), round_number, shape.vocab_size)
+                measure: Callable[[Side, Load, list[Job]], float] = (
+                    Side.requests_per_cpu_s if load is REQUESTS else Side.tokens_per_s
+                )
+                rates = {side: measure(side, load, jobs) for side in order}
+                if round_number >= 0:  # the first warms both up
+                    ratios[load.name].append(rates[sides[0]] / rates[sides[1]])
+    show(ratios)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps({"machine": describe(), "ratios": ratios}, indent=1))
+
+
+def show(ratios: dict[str, list[float]]) -> None:
+    console.print(describe())
+    table = Table(title="this checkout's speed / the other's")
+    for column in ("load", "median", "quartiles", "least", "most", "rounds"):
+        table.add_column(column, justify="left" if column == "load" else "right")
+    for name, values in ratios.items():
+        least, low, median, high, most = np.percentile(values, [0, 25, 50, 75, 100])
+        label = "gateway's requests a CPU second" if name == REQUESTS.name else name
+        table.add_row(
+            label,
+            f"{median:.3f}",
+            f"{low:.3f} to {high:.3f}",
+            *(f"{least:.3f}", f"{most:.3f}", str(len(values))),
+        )
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
