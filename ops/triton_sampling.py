@@ -1,8 +1,8 @@
 """Sampling in Triton: one draw a row by the Gumbel-max rule, with no softmax and no sort.
 
 Bytes of a step: `N * V * 4` read once by a plain draw (128 rows of 128256: 66 MB, 15 us at
-4.3 TB/s). A row with top-k or top-p reads its logits up to 18 times more, in one program and
-mostly from the L2; rows without either pay nothing for it.
+4.3 TB/s). A row with top-k or top-p reads its logits up to four times more, in as many programs
+as a draw has; rows without either pay nothing for it.
 """
 
 # Launch options are no parameters of a kernel, and a jitted function's results are tensors.
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ops.base import SamplingBatch
 from ops.triton_table import blocks_of, power_of_two
-from ops.triton_threshold import threshold
+from ops.triton_threshold import find_lowest
 
 NO_TOKEN = tl.constexpr(2**31 - 1)
 
@@ -46,14 +46,10 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
             BLOCK=1024,
             num_warps=4,
         )
-    lowest = logits.new_full((rows,), float("-inf"))
-    if not batch.all_greedy:
-        block = min(power_of_two(vocab), 1024)
-        threshold[(rows,)](
-            *(logits, batch.temperature, batch.top_k, batch.top_p, batch.min_p, lowest, vocab),
-            BLOCK=block,
-            num_warps=8,
-        )
+    if batch.all_greedy:
+        lowest = logits.new_full((rows,), float("-inf"))
+    else:
+        lowest = find_lowest(logits, batch)
     block = min(power_of_two(vocab), 2048)
     chunks = blocks_of(vocab, block)
     scores = logits.new_empty(rows, chunks)

@@ -120,6 +120,22 @@ def test_same_tokens_on_every_backend(ops: Ops, data, temperature, top_k, top_p,
     assert torch.equal(ops.sample(logits.clone(), batch), expected)
 
 
+@pytest.mark.parametrize("step", [1e-3, 1.0, 1e6])
+def test_filters_over_a_large_vocabulary(ops: Ops, step: float):
+    """Distinct logits, steps of equal ones, and one value for all: each kind in its own row."""
+    torch.manual_seed(3)
+    logits = torch.randn(4, 20_000) * 3
+    logits = (logits / step).round() * step
+    options = {
+        "top_k": torch.tensor([50, 0, 7000, 3], dtype=torch.int32),
+        "top_p": torch.tensor([0.9, 0.5, 0.999, 1.0]),
+        "temperature": torch.tensor([1.0, 0.5, 1.5, 1.0]),
+    }
+    batch = make_batch(4, **options)
+    expected = select("reference").sample(logits.clone(), batch)
+    assert torch.equal(ops.sample(logits, batch), expected)
+
+
 @settings(max_examples=15, deadline=None)
 @given(
     seed=st.integers(0, 2**31),
