@@ -19,6 +19,9 @@ from ops.base import PAGE_TOKENS, AttentionBatch, KVCacheView
 from ops.triton_blocks import group_of_block
 from ops.triton_table import ALIGNMENT, SMALLEST_DOT, AttentionBlocks, power_of_two
 
+COUNTS = ("num_seqs", "table_stride")
+"""They change from step to step. A kernel made for one that is 1 or a multiple of 16 would be
+compiled again for others, in the middle of a request."""
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -94,7 +97,7 @@ def _tanh(x):
     return tl.where(x >= 0, value, -value)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def _attend(
     qkv,
     arena,

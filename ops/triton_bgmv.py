@@ -12,11 +12,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ops.triton_blocks import group_of_row
+from ops.triton_blocks import COUNTS, group_of_row
 from ops.triton_sgmv import column_tile, load_b, load_planes
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def shrink_rows(
     x,
     arena,
@@ -69,7 +69,7 @@ def shrink_rows(
     tl.store(planes + at_row * RANKS + column, result, mask=in_rank)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def expand_rows(
     y,
     arena,

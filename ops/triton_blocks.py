@@ -12,6 +12,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+COUNTS = ("num_segments", "first_entry", "num_rows")
+"""Arguments of the LoRA kernels that change from step to step or layer to layer. A kernel made for
+one that is 1 or a multiple of 16 would be compiled again for others, in the middle of a request."""
+
 
 @triton.jit
 def group_of_block(start, num_groups, block, ROWS: tl.constexpr):

@@ -17,6 +17,9 @@ from torch import Tensor
 from ops.triton_sampling import NO_TOKEN
 from ops.triton_table import blocks_of, power_of_two
 
+USUAL_TOP = 20
+"""Alternatives a request may ask for; up to so many one form of the kernel serves."""
+
 
 def log_softmax_top(logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
     """Semantics: as Ops.log_softmax_top.
@@ -27,7 +30,8 @@ def log_softmax_top(logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tenso
     assert num_top <= vocab
     block = min(power_of_two(vocab), 2048)
     chunks = blocks_of(vocab, block)
-    maxima, sums = logits.new_empty(2, rows, chunks)
+    # Each a tensor of its own: a half of one would begin at any address, and be compiled for.
+    maxima, sums = logits.new_empty(rows, chunks), logits.new_empty(rows, chunks)
     values = logits.new_empty(rows, chunks, num_top)
     ids = torch.empty(rows, chunks, num_top, dtype=torch.int32, device=logits.device)
     chosen, top_values = logits.new_empty(rows), logits.new_empty(rows, num_top)
@@ -40,7 +44,7 @@ def log_softmax_top(logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tenso
             *(logits, tokens, maxima, sums, values, ids, chosen, top_ids, top_values),
             *(vocab, chunks, num_top),
             SPANS=power_of_two(chunks),
-            CANDIDATES=power_of_two(chunks * num_top),
+            CANDIDATES=power_of_two(chunks * max(num_top, USUAL_TOP)),
             num_warps=4,
         )
     return chosen, top_ids, top_values
@@ -55,7 +59,7 @@ def _next(value, token, last_value, last_token):
     return best, tl.min(tl.where(after & (value == best), token, NO_TOKEN), axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("num_top",))
 def _reduce_span(logits, maxima, sums, values, ids, vocab, num_top, BLOCK: tl.constexpr):
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = chunk * BLOCK + tl.arange(0, BLOCK)
@@ -74,7 +78,7 @@ def _reduce_span(logits, maxima, sums, values, ids, vocab, num_top, BLOCK: tl.co
         tl.store(ids + at * num_top + rank, winner)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("num_top",))
 def _merge_spans(
     logits,
     tokens,

@@ -52,7 +52,7 @@ def rope_write_kv(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("table_stride",))
 def _rope_write_kv(
     qkv,
     rope,

@@ -12,10 +12,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ops.triton_blocks import group_of_block
+from ops.triton_blocks import COUNTS, group_of_block
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def shrink_segments(
     x,
     arena,
@@ -108,7 +108,7 @@ def load_planes(planes, lane, shown, rank, stride, SPLIT: tl.constexpr):
     return tl.where(shown & (lane < rank), total, 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def expand_segments(
     y,
     arena,

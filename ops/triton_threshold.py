@@ -47,7 +47,7 @@ def find_lowest(logits: Tensor, batch: SamplingBatch) -> Tensor:
     weights = torch.zeros_like(counts)
     chosen = torch.empty(rows, 3, dtype=torch.int64, device=logits.device)
     collected = logits.new_empty(rows, CAPACITY)
-    num_collected = torch.zeros(2, rows, dtype=torch.int32, device=logits.device)
+    num_collected = [torch.zeros(rows, dtype=torch.int32, device=logits.device) for _ in range(2)]
     filters = (batch.temperature, batch.top_k, batch.top_p, batch.min_p)
     shared = (logits, *filters, maxima, vocab, spans)
     sizes = {"SPANS": power_of_two(spans), "BINS": BINS}

@@ -105,7 +105,7 @@ def attend(ops: CudaOps, dtype: torch.dtype, seqs: int, rows: int, context: int)
         context,
     )
     kv = KVCacheView(torch.zeros(layout.page_bytes, dtype=torch.uint8), layout)
-    qkv = torch.zeros(total, (HEADS + 2 * KV_HEADS) * DIM, dtype=dtype)
+    qkv = torch.empty(total, (HEADS + 2 * KV_HEADS) * DIM, dtype=dtype)
     norm = QKNorm(torch.ones(DIM), torch.ones(DIM), 1e-6)
     for chosen in (None, norm):
         ops.rope_write_kv(qkv, torch.zeros(8, DIM), batch, kv, 16, HEADS, chosen)
@@ -113,7 +113,14 @@ def attend(ops: CudaOps, dtype: torch.dtype, seqs: int, rows: int, context: int)
     ops.paged_attention(qkv, batch, kv, 16, HEADS, scale=0.1, window=1024, softcap=50.0)
 
 
-def add_lora(ops: CudaOps, dtype: torch.dtype, rows: int, segments: int, max_rank: int) -> None:
+def add_lora(
+    ops: CudaOps,
+    dtype: torch.dtype,
+    rows: int,
+    segments: int,
+    max_rank: int,
+    layer: int = 16,
+) -> None:
     offsets = torch.zeros(64, 32, 7, dtype=torch.int64)
     tables = AdapterTables(offsets, offsets, torch.zeros(64, 32, 7, dtype=torch.int32))
     lora = LoRABatch(
@@ -125,11 +132,11 @@ def add_lora(ops: CudaOps, dtype: torch.dtype, rows: int, segments: int, max_ran
         max_rank,
     )
     site = Site((4, 5), (INNER, INNER), HIDDEN)
-    y = torch.zeros(rows, sum(site.widths), dtype=dtype)
-    ops.add_lora(y, torch.zeros(rows, HIDDEN, dtype=dtype), site, 16, lora)
+    y = torch.empty(rows, sum(site.widths), dtype=dtype)
+    ops.add_lora(y, torch.empty(rows, HIDDEN, dtype=dtype), site, layer, lora)
 
 
-def sample(ops: CudaOps, rows: int) -> None:
+def sample(ops: CudaOps, rows: int, num_top: int = 16) -> None:
     floats, ints = torch.zeros(rows), torch.zeros(rows, dtype=torch.int32)
     longs = torch.zeros(rows, dtype=torch.int64)
     batch = SamplingBatch(
@@ -137,9 +144,9 @@ def sample(ops: CudaOps, rows: int) -> None:
         *(torch.zeros(rows, 8192, dtype=torch.int32), ints, ints, ints),
         *(torch.zeros(rows + 1, dtype=torch.int32), ints, floats, False, True, True),
     )
-    logits = torch.zeros(rows, VOCAB)
+    logits = torch.empty(rows, VOCAB)
     ops.sample(logits, batch)
-    ops.log_softmax_top(logits, ints, 16)
+    ops.log_softmax_top(logits, ints, num_top)
 
 
 def main() -> None:

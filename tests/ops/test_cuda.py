@@ -201,17 +201,26 @@ def test_the_backend_is_refused_where_there_is_no_gpu():
             select("cuda")
 
 
+MAX_FORMS = {"_attend": 24, "_combine": 5, "_rope_write_kv": 2}
+MAX_FORMS |= {"shrink_rows": 9, "expand_rows": 9, "shrink_segments": 16, "expand_segments": 16}
+"""Of kernels whose blocks depend on a step's shape; the others have one."""
+
+
+def test_no_count_of_a_step_is_compiled_for():
+    """Tokens, sequences, adapters, pages and layers are numbers that a kernel is given, so that the
+    forms a worker compiles are few."""
+    output = _without_interpreter("tests.ops.kernel_variants")
+    forms = json.loads(output)
+    assert {"_attend", "shrink_rows", "expand_segments", "_draw"} <= forms.keys()
+    too_many = {name: count for name, count in forms.items() if count > MAX_FORMS.get(name, 1)}
+    assert too_many == {}
+
+
 @pytest.mark.timeout(900)
 def test_kernels_compile_for_hopper(tmp_path: Path):
     """The interpreter takes more than the compiler does. Nothing may spill, and what is bound by
     memory must load 16 bytes at once."""
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
-    environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-m", "tests.ops.hopper"]
-    root = Path(__file__).parents[2]
-    output = subprocess.run(
-        command, cwd=root, env=environment, capture_output=True, text=True, check=True
-    ).stdout
+    output = _without_interpreter("tests.ops.hopper", TRITON_CACHE_DIR=str(tmp_path))
     kernels = [json.loads(line) for line in output.splitlines()]
     by_memory = {"_attend", "shrink_rows", "shrink_segments", "expand_rows", "expand_segments"}
     by_memory |= {"_rms_norm", "_gated_activation", "_copy_pages", "_block_hashes"}
@@ -220,3 +229,14 @@ def test_kernels_compile_for_hopper(tmp_path: Path):
     for kernel in kernels:
         assert kernel["stack"] == 0, kernel
         assert kernel["wide_loads"] > 0 or kernel["name"] not in by_memory, kernel
+
+
+def _without_interpreter(module: str, **variables: str) -> str:
+    """What the module prints where Triton compiles."""
+    environment = {**os.environ, **variables}
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "-m", module]
+    root = Path(__file__).parents[2]
+    return subprocess.run(
+        command, cwd=root, env=environment, capture_output=True, text=True, check=True
+    ).stdout
