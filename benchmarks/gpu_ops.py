@@ -115,8 +115,7 @@ def beside_rows(bench: Bench, model: ShapedModel, rows: int) -> Iterator[dict[st
         lora = model.assign(model.adapters(count, (rank,)), rows, count)
         for name, site in shape.sites.items():
             x = torch.randn(rows, site.in_features, device=bench.device).to(model.dtype)
-            what = (rows, count, site.in_features, rank, len(site.projections), x.itemsize)
-            shrinks = triton_table.shrink(*what)
+            shrinks = triton_table.shrink(rows, count, site.in_features, rank, x.itemsize)
             expands = triton_table.expand(rows, count, rank, x.itemsize)
 
             def behind(
@@ -193,7 +192,7 @@ def sweep(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
             return {"kind": kind, "us": took * 1e6, "in_table": blocks == chosen, **asdict(blocks)}
 
         what = {"T": rows, "adapters": count, "rank": rank}
-        chosen = triton_table.shrink(rows, count, site.in_features, rank, 2, 2)
+        chosen = triton_table.shrink(rows, count, site.in_features, rank, 2)
         for height, depth, split in product((1, 16, 64), (128, 256), (1, 4, 8)):
             blocks = Blocks(height, chosen.columns, depth, split, 4, 3)
             yield what | row("shrink", blocks, chosen, partial(shrink, blocks))

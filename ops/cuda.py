@@ -135,12 +135,13 @@ class CudaOps:
         assert qkv.is_contiguous() and batch.block_tables.dtype is torch.int64
         assert num_heads % kv.layout.num_kv_heads == 0
         group = num_heads // kv.layout.num_kv_heads
-        blocks = triton_table.attention(
-            *(len(qkv), len(batch.context_lens), kv.layout.num_kv_heads, group),
-            *(batch.max_query, batch.max_context, qkv.itemsize),
+        short = triton_table.short_attention(
+            *(len(batch.context_lens), kv.layout.num_kv_heads, group),
+            *(batch.max_context, qkv.itemsize),
         )
+        long = triton_table.long_attention(group, qkv.itemsize)
         return triton_attention.paged_attention(
-            qkv, batch, kv, layer, num_heads, scale, window, softcap, blocks
+            qkv, batch, kv, layer, num_heads, scale, window, softcap, short, long
         )
 
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
@@ -152,9 +153,7 @@ class CudaOps:
         assert x.shape[1] == site.in_features and y.shape[1] == sum(site.widths)
         rows, segments, ranks = len(x), len(lora.segment_slot), lora.max_rank
         if rows and segments and ranks:
-            blocks = triton_table.shrink(
-                *(rows, segments, x.shape[1], ranks, len(site.projections), x.itemsize)
-            )
+            blocks = triton_table.shrink(rows, segments, x.shape[1], ranks, x.itemsize)
             planes = triton_lora.shrink(x, site, layer, lora, blocks)
             blocks = triton_table.expand(rows, segments, ranks, y.itemsize)
             triton_lora.expand_add(y, planes, site, layer, lora, blocks)

@@ -1,8 +1,13 @@
-"""Paged attention in Triton: prefill and decode in one kernel, and a sum over parts of a context.
+"""Paged attention in Triton: one kernel, launched apart for short sequences and for long ones.
 
 Online softmax (Milakov and Gimelshein 2018; Dao et al. 2022) over tiles of keys. A program has one
-block of query rows of one sequence and one KV head; its tile's rows are tokens x the query heads
+block of query tokens of one sequence and one KV head; its tile's rows are tokens x the query heads
 that share the head, so that each key is read once for all of them.
+
+Sequences with few tokens (decode, drafts to verify) take a small tile, and their contexts are cut
+into parts that are summed up afterwards. The parts follow from the sequence's own context, so that
+a token's bits do not depend on what else is in the batch; how many programs share them does not
+matter. Sequences with more tokens (prefill) take a large tile and the whole context.
 """
 
 # Launch options are no parameters of a kernel, and a jitted function's results are tensors.
@@ -17,7 +22,7 @@ from torch import Tensor
 
 from ops.base import PAGE_TOKENS, AttentionBatch, KVCacheView
 from ops.triton_blocks import group_of_block
-from ops.triton_table import ALIGNMENT, SMALLEST_DOT, AttentionBlocks, power_of_two
+from ops.triton_table import ALIGNMENT, MAX_PARTS, SMALLEST_DOT, AttentionBlocks, power_of_two
 
 COUNTS = ("num_seqs", "table_stride")
 """They change from step to step. A kernel made for one that is 1 or a multiple of 16 would be
@@ -34,60 +39,89 @@ def paged_attention(
     scale: float,
     window: int | None,
     softcap: float | None,
-    blocks: AttentionBlocks,
+    short: AttentionBlocks,
+    long: AttentionBlocks,
 ) -> Tensor:
     """Semantics: as Ops.paged_attention.  Shape: qkv [T, (H + 2G) * D] -> [T, H * D].
     DType: qkv any float; keys are raised to its dtype, products and sums are float32.
 
     Bytes of a decode step: the context's K and V, `context * 2 * G * D * itemsize` a layer; queries
     and results are nothing beside them. Llama 3 8B at 1024 tokens: 4.2 MB a sequence and layer.
-    Splitting writes and reads `T * H * splits * (D + 2)` floats more, which stay in the L2.
+    Parts are `T * H * MAX_PARTS * (D + 2)` floats, of which as many are written and read as a
+    sequence's context has; they stay in the L2.
     Flops of a prefill: `4 * D * H * rows * context / 2`.
     """
     layout = kv.layout
     num_kv, dim = layout.num_kv_heads, layout.head_dim
     group, num_seqs = num_heads // num_kv, len(batch.context_lens)
-    num_rows = len(qkv)
+    num_rows, short_tokens = len(qkv), short.rows // group
     out = qkv.new_empty(num_rows, num_heads * dim)
     if num_rows == 0:
         return out
+    has_parts = batch.max_context > short.part_tokens
     parts = maxima = sums = out
-    if blocks.splits > 1:
-        shape = (num_rows, num_heads, blocks.splits)
+    if has_parts:
+        shape = (num_rows, num_heads, MAX_PARTS)
         parts = qkv.new_empty(*shape, dim, dtype=torch.float32)
         maxima, sums = parts.new_empty(shape), parts.new_empty(shape)
-    capacity = num_rows // (blocks.rows // group) + num_seqs
-    _attend[(capacity, num_kv, blocks.splits)](
-        *(qkv, kv.arena.view(layout.dtype), out, parts, maxima, sums),
-        *(batch.query_start, num_seqs, batch.positions),
-        *(batch.block_tables, batch.block_tables.stride(0)),
-        layer * layout.layer_bytes // layout.dtype.itemsize,
-        *(scale, softcap or 0.0, window or 0),
-        HAS_CAP=softcap is not None,
-        HAS_WINDOW=window is not None,
-        KV_HEADS=num_kv,
-        GROUP=group,
-        DIM=dim,
-        WIDTH=max(power_of_two(dim), SMALLEST_DOT),
-        ROWS=blocks.rows,
-        TILE=blocks.tile,
-        SPLITS=blocks.splits,
-        PAGE=PAGE_TOKENS,
-        STEP=ALIGNMENT // layout.dtype.itemsize,
-        ALIGN=ALIGNMENT,
-        num_warps=blocks.warps,
-        num_stages=blocks.stages,
-    )
-    if blocks.splits > 1:
+    launches = [(short, num_seqs)]
+    if batch.max_query > short_tokens:
+        capacity = num_rows // (long.rows // group) + num_seqs
+        launches = [(long, capacity)] if num_seqs == 1 else [*launches, (long, capacity)]
+    for blocks, capacity in launches:
+        _attend[(capacity, num_kv, blocks.programs)](
+            *(qkv, kv.arena.view(layout.dtype), out, parts, maxima, sums),
+            *(batch.query_start, num_seqs, batch.positions),
+            *(batch.block_tables, batch.block_tables.stride(0)),
+            layer * layout.layer_bytes // layout.dtype.itemsize,
+            *(scale, softcap or 0.0, window or 0),
+            HAS_CAP=softcap is not None,
+            HAS_WINDOW=window is not None,
+            IS_SHORT=blocks is short,
+            SHORT_TOKENS=short_tokens,
+            KV_HEADS=num_kv,
+            GROUP=group,
+            DIM=dim,
+            WIDTH=max(power_of_two(dim), SMALLEST_DOT),
+            ROWS=blocks.rows,
+            TILE=blocks.tile,
+            PARTS=MAX_PARTS,
+            PART_TOKENS=short.part_tokens,
+            PAGE=PAGE_TOKENS,
+            STEP=ALIGNMENT // layout.dtype.itemsize,
+            ALIGN=ALIGNMENT,
+            num_warps=blocks.warps,
+            num_stages=blocks.stages,
+        )
+    if has_parts:
         _combine[(num_rows, num_heads)](
             *(parts, maxima, sums, out),
+            *(batch.query_start, batch.row_seq, batch.context_lens, window or 0),
+            HAS_WINDOW=window is not None,
+            SHORT_TOKENS=short_tokens,
             HEADS=num_heads,
             DIM=dim,
             WIDTH=power_of_two(dim),
-            SPLITS=blocks.splits,
+            TILE=short.tile,
+            PARTS=MAX_PARTS,
+            PART_TOKENS=short.part_tokens,
             num_warps=2,
         )
     return out
+
+
+@triton.jit
+def _tiles(num_rows, context, window, HAS_WINDOW: tl.constexpr, TILE: tl.constexpr):
+    """(the first tile that the last rows of a context may see, tiles from there on)."""
+    first = 0
+    if HAS_WINDOW:
+        first = tl.maximum(context - num_rows - window + 1, 0) // TILE
+    return first, tl.cdiv(context, TILE) - first
+
+
+@triton.jit
+def _tiles_a_part(num_tiles, TILE: tl.constexpr, PARTS: tl.constexpr, PART_TOKENS: tl.constexpr):
+    return tl.maximum(tl.cdiv(num_tiles, PARTS), PART_TOKENS // TILE)
 
 
 @triton.jit
@@ -95,6 +129,73 @@ def _tanh(x):
     small = tl.exp(-2 * tl.abs(x))
     value = (1 - small) / (1 + small)
     return tl.where(x >= 0, value, -value)
+
+
+@triton.jit
+def _sum_tiles(
+    query,
+    keys,
+    pages,
+    position,
+    last,
+    from_tile,
+    to_tile,
+    scale,
+    cap,
+    window,
+    HAS_CAP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    VALUES: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    PAGE: tl.constexpr,
+    STEP: tl.constexpr,
+    ALIGN: tl.constexpr,
+):
+    """(weighted values [ROWS, WIDTH], their weights' sum [ROWS], the largest score [ROWS]) of a
+    span of keys. keys: of the head in a page at 0; its values are VALUES further."""
+    lane = tl.arange(0, WIDTH)
+    known = lane < DIM
+    result = tl.zeros((ROWS, WIDTH), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    largest = tl.full((ROWS,), float("-inf"), tl.float32)
+    for tile in range(from_tile, to_tile):
+        token = tile * TILE + tl.arange(0, TILE)
+        cached = token < last
+        page = tl.load(pages + token // PAGE, mask=cached, other=0) // ALIGN * STEP
+        key_at = page + token % PAGE * DIM
+        key = tl.load(
+            keys + key_at[None, :] + lane[:, None],
+            mask=cached[None, :] & known[:, None],
+            other=0,
+        )
+        score = tl.dot(query, key.to(query.dtype), input_precision="ieee") * scale
+        if HAS_CAP:
+            score = cap * _tanh(score / cap)
+        seen = token[None, :] <= position[:, None]
+        if HAS_WINDOW:
+            seen &= token[None, :] > position[:, None] - window
+        score = tl.where(seen, score * LOG2_E, float("-inf"))
+
+        highest = tl.maximum(largest, tl.max(score, axis=1))
+        # A row that has seen no key yet must not subtract infinity from infinity.
+        origin = tl.where(highest == float("-inf"), 0.0, highest)
+        weight = tl.exp2(score - origin[:, None])
+        decay = tl.exp2(largest - origin)
+        total = total * decay + tl.sum(weight, axis=1)
+        value = tl.load(
+            keys + VALUES + key_at[:, None] + lane[None, :],
+            mask=cached[:, None] & known[None, :],
+            other=0,
+        )
+        result = result * decay[:, None]
+        result = tl.dot(
+            weight.to(query.dtype), value.to(query.dtype), result, input_precision="ieee"
+        )
+        largest = highest
+    return result, total, largest
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -116,26 +217,36 @@ def _attend(
     window,
     HAS_CAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    IS_SHORT: tl.constexpr,
+    SHORT_TOKENS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
-    SPLITS: tl.constexpr,
+    PARTS: tl.constexpr,
+    PART_TOKENS: tl.constexpr,
     PAGE: tl.constexpr,
     STEP: tl.constexpr,
     ALIGN: tl.constexpr,
 ):
     TOKENS: tl.constexpr = ROWS // GROUP
     HEADS: tl.constexpr = KV_HEADS * GROUP
-    block, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    seq = group_of_block(query_start, num_seqs, block, TOKENS)
+    block, kv_head = tl.program_id(0), tl.program_id(1)
+    seq = block
+    if not IS_SHORT:
+        seq = group_of_block(query_start, num_seqs, block, TOKENS)
     begin = tl.load(query_start + seq)
     end = tl.load(query_start + seq + 1)
-    first_row = begin + (block - begin // TOKENS - seq) * TOKENS
-    if first_row >= end:
-        return
+    if IS_SHORT:
+        first_row = begin
+        if (begin == end) | (end - begin > SHORT_TOKENS):
+            return
+    else:
+        first_row = begin + (block - begin // TOKENS - seq) * TOKENS
+        if (first_row >= end) | (end - begin <= SHORT_TOKENS):
+            return
 
     line = tl.arange(0, ROWS)
     row = (first_row + line // GROUP).to(tl.int64)
@@ -150,64 +261,40 @@ def _attend(
     query = tl.load(qkv + query_at[:, None] + lane[None, :], mask=shown, other=0)
 
     last = tl.max(position, axis=0) + 1
-    first_tile = 0
-    if HAS_WINDOW:
-        lowest = tl.min(tl.where(valid, position, last), axis=0)
-        first_tile = tl.maximum(lowest - window + 1, 0) // TILE
-    num_tiles = tl.cdiv(last, TILE) - first_tile
-    share = tl.cdiv(num_tiles, SPLITS)
-    from_tile = first_tile + split * share
-    to_tile = first_tile + tl.minimum((split + 1) * share, num_tiles)
-
-    result = tl.zeros((ROWS, WIDTH), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    largest = tl.full((ROWS,), float("-inf"), tl.float32)
+    lowest = tl.min(tl.where(valid, position, last), axis=0)
+    first_tile, num_tiles = _tiles(last - lowest, last, window, HAS_WINDOW, TILE)
+    share = num_tiles
+    num_parts = 1
+    if IS_SHORT:
+        share = _tiles_a_part(num_tiles, TILE, PARTS, PART_TOKENS)
+        num_parts = tl.cdiv(num_tiles, share)
     pages = block_tables + seq.to(tl.int64) * table_stride
-    for tile in range(from_tile, to_tile):
-        token = tile * TILE + tl.arange(0, TILE)
-        cached = token < last
-        page = tl.load(pages + token // PAGE, mask=cached, other=0) // ALIGN * STEP
-        key_at = page + layer_start + (kv_head * PAGE + token % PAGE) * DIM
-        key = tl.load(
-            arena + key_at[None, :] + lane[:, None],
-            mask=cached[None, :] & known[:, None],
-            other=0,
-        )
-        score = tl.dot(query, key.to(query.dtype), input_precision="ieee") * scale
-        if HAS_CAP:
-            score = cap * _tanh(score / cap)
-        seen = token[None, :] <= position[:, None]
-        if HAS_WINDOW:
-            seen &= token[None, :] > position[:, None] - window
-        score = tl.where(seen, score * LOG2_E, float("-inf"))
-
-        highest = tl.maximum(largest, tl.max(score, axis=1))
-        # A row that has seen no key yet must not subtract infinity from infinity.
-        origin = tl.where(highest == float("-inf"), 0.0, highest)
-        weight = tl.exp2(score - origin[:, None])
-        decay = tl.exp2(largest - origin)
-        total = total * decay + tl.sum(weight, axis=1)
-        value = tl.load(
-            arena + KV_HEADS * PAGE * DIM + key_at[:, None] + lane[None, :],
-            mask=cached[:, None] & known[None, :],
-            other=0,
-        )
-        result = result * decay[:, None]
-        result = tl.dot(
-            weight.to(query.dtype), value.to(query.dtype), result, input_precision="ieee"
-        )
-        largest = highest
-
     at = row * HEADS + head
-    if SPLITS == 1:
-        result = result / tl.where(total > 0, total, 1.0)[:, None]
-        to = out + at[:, None] * DIM + lane[None, :]
-        tl.store(to, result.to(out.dtype.element_ty), mask=shown)
-    else:
-        part = at * SPLITS + split
-        tl.store(parts + part[:, None] * DIM + lane[None, :], result, mask=shown)
-        tl.store(maxima + part, largest, mask=valid)
-        tl.store(sums + part, total, mask=valid)
+    for part in range(tl.program_id(2), num_parts, tl.num_programs(2)):
+        to_tile = first_tile + tl.minimum((part + 1) * share, num_tiles)
+        result, total, largest = _sum_tiles(
+            *(query, arena + layer_start + kv_head * PAGE * DIM, pages, position, last),
+            *(first_tile + part * share, to_tile, scale, cap, window),
+            HAS_CAP=HAS_CAP,
+            HAS_WINDOW=HAS_WINDOW,
+            VALUES=KV_HEADS * PAGE * DIM,
+            DIM=DIM,
+            WIDTH=WIDTH,
+            ROWS=ROWS,
+            TILE=TILE,
+            PAGE=PAGE,
+            STEP=STEP,
+            ALIGN=ALIGN,
+        )
+        if num_parts == 1:
+            result = result / tl.where(total > 0, total, 1.0)[:, None]
+            to = out + at[:, None] * DIM + lane[None, :]
+            tl.store(to, result.to(out.dtype.element_ty), mask=shown)
+        else:
+            to_part = at * PARTS + part
+            tl.store(parts + to_part[:, None] * DIM + lane[None, :], result, mask=shown)
+            tl.store(maxima + to_part, largest, mask=valid)
+            tl.store(sums + to_part, total, mask=valid)
 
 
 @triton.jit
@@ -216,23 +303,38 @@ def _combine(
     maxima,
     sums,
     out,
+    query_start,
+    row_seq,
+    context_lens,
+    window,
+    HAS_WINDOW: tl.constexpr,
+    SHORT_TOKENS: tl.constexpr,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
-    SPLITS: tl.constexpr,
+    TILE: tl.constexpr,
+    PARTS: tl.constexpr,
+    PART_TOKENS: tl.constexpr,
 ):
     """One row and head from its parts, summed in one order whatever finished first."""
-    at = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1)
-    split, lane = tl.arange(0, SPLITS), tl.arange(0, WIDTH)
-    known = lane < DIM
-    largest = tl.load(maxima + at * SPLITS + split)
-    total = tl.load(sums + at * SPLITS + split)
+    row = tl.program_id(0)
+    seq = tl.load(row_seq + row)
+    num_rows = tl.load(query_start + seq + 1) - tl.load(query_start + seq)
+    _, num_tiles = _tiles(num_rows, tl.load(context_lens + seq), window, HAS_WINDOW, TILE)
+    num_parts = tl.cdiv(num_tiles, _tiles_a_part(num_tiles, TILE, PARTS, PART_TOKENS))
+    if (num_rows > SHORT_TOKENS) | (num_parts == 1):
+        return
+    at = row.to(tl.int64) * HEADS + tl.program_id(1)
+    part, lane = tl.arange(0, PARTS), tl.arange(0, WIDTH)
+    written, known = part < num_parts, lane < DIM
+    largest = tl.load(maxima + at * PARTS + part, mask=written, other=float("-inf"))
+    total = tl.load(sums + at * PARTS + part, mask=written, other=0)
     # The row sees itself, so one part has seen something: the maximum is finite.
     decay = tl.exp2(largest - tl.max(largest, axis=0))
-    part = tl.load(
-        parts + (at * SPLITS + split[:, None]) * DIM + lane[None, :],
-        mask=known[None, :],
+    values = tl.load(
+        parts + (at * PARTS + part[:, None]) * DIM + lane[None, :],
+        mask=written[:, None] & known[None, :],
         other=0,
     )
-    result = tl.sum(part * decay[:, None], axis=0) / tl.sum(total * decay, axis=0)
+    result = tl.sum(values * decay[:, None], axis=0) / tl.sum(total * decay, axis=0)
     tl.store(out + at * DIM + lane, result.to(out.dtype.element_ty), mask=known)

@@ -24,6 +24,12 @@ SMALLEST_DOT = 16
 
 MAX_EXPAND_COLUMNS = 64
 
+MAX_PARTS = 16
+"""Of a context of any length."""
+
+PART_TOKENS = 256
+"""A part is at least so long, so that short contexts have one part and need no sum."""
+
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
@@ -42,11 +48,13 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBlocks:
-    """rows: query rows x heads of a group; tile: keys a step; splits: programs a context."""
+    """rows: query rows x heads of a group; tile: keys a step. part_tokens: the shortest part of a
+    context, a multiple of the tile; programs: how many share the parts of a sequence."""
 
     rows: int
     tile: int
-    splits: int
+    part_tokens: int
+    programs: int
     warps: int
     stages: int
 
@@ -66,21 +74,19 @@ def reads_by_row(num_rows: int, num_segments: int) -> bool:
     return num_rows <= 2 * num_segments
 
 
-def shrink(
-    num_rows: int, num_segments: int, depth: int, ranks: int, projections: int, itemsize: int
-) -> Blocks:
-    """ranks: the largest rank of the step. itemsize: bytes of an activation."""
+def shrink(num_rows: int, num_segments: int, depth: int, ranks: int, itemsize: int) -> Blocks:
+    """ranks: the largest rank of the step. itemsize: bytes of an activation. The parts of a sum
+    follow from the form and the depth alone, so that steps of one form sum alike."""
     columns = min(max(power_of_two(ranks), SMALLEST_DOT), 64)
     if reads_by_row(num_rows, num_segments):
-        rows, step = 1, 256 if columns <= 32 else 128
+        rows, step, split = 1, 256 if columns <= 32 else 128, 8
     elif itemsize > 2:
-        rows, columns, step = 16, min(columns, 32), 32
+        rows, columns, step, split = 16, min(columns, 32), 32, 8
     else:
         rows, step = _rows(num_rows, num_segments), 128
-    places = num_rows if rows == 1 else num_rows // rows + num_segments
-    programs = places * projections * blocks_of(ranks, columns)
-    split = min(_split(programs, depth, step), 8 if rows <= 16 else 4)
-    return Blocks(rows, columns, step, split, warps=4, stages=3)
+        split = 8 if rows == 16 else 2
+    # Each part has two steps of the sum at least.
+    return Blocks(rows, columns, step, min(split, _floor(depth // (2 * step))), warps=4, stages=3)
 
 
 def expand(num_rows: int, num_segments: int, ranks: int, itemsize: int) -> Blocks:
@@ -92,26 +98,27 @@ def expand(num_rows: int, num_segments: int, ranks: int, itemsize: int) -> Block
     return Blocks(_rows(num_rows, num_segments), MAX_EXPAND_COLUMNS, depth, 1, warps=4, stages=1)
 
 
-def attention(
-    num_rows: int,
-    num_seqs: int,
-    num_kv_heads: int,
-    group: int,
-    max_query: int,
-    max_context: int,
-    itemsize: int,
+def short_attention(
+    num_seqs: int, num_kv_heads: int, group: int, max_context: int, itemsize: int
 ) -> AttentionBlocks:
-    """group: query heads of a KV head. itemsize: bytes of an activation."""
+    """For sequences of a few tokens. group: query heads of a KV head. itemsize: bytes of an
+    activation. At least 4 programs share a sequence's parts, however many sequences there are: a
+    batch waits for its longest context."""
+    rows = max(SMALLEST_DOT, power_of_two(group))
+    wanted = power_of_two(blocks_of(16 * PROCESSORS, num_seqs * num_kv_heads))
+    most = min(MAX_PARTS, power_of_two(blocks_of(max_context, PART_TOKENS)))
+    programs = min(max(wanted, 4), most)
+    return AttentionBlocks(
+        rows, 32, PART_TOKENS, programs, warps=4, stages=1 if itemsize > 2 else 3
+    )
+
+
+def long_attention(group: int, itemsize: int) -> AttentionBlocks:
+    """For the others."""
     smallest = max(SMALLEST_DOT, power_of_two(group))
     if itemsize > 2:
-        rows, tile, warps, stages = smallest, 32, 4, 1
-    elif max_query * group <= 64:
-        rows, tile, warps, stages = smallest, 32, 4, 3
-    else:
-        rows, tile, warps, stages = max(128, smallest), 64, 8, 2
-    programs = max((num_rows // (rows // group) + num_seqs) * num_kv_heads, 1)
-    wanted = min(blocks_of(2 * PROCESSORS, programs), blocks_of(max_context, 4 * tile), 32)
-    return AttentionBlocks(rows, tile, power_of_two(wanted), warps, stages)
+        return AttentionBlocks(smallest, 32, PART_TOKENS, 1, warps=4, stages=1)
+    return AttentionBlocks(max(128, smallest), 64, PART_TOKENS, 1, warps=8, stages=2)
 
 
 def _rows(num_rows: int, num_segments: int) -> int:
@@ -119,7 +126,6 @@ def _rows(num_rows: int, num_segments: int) -> int:
     return 16 if num_rows <= 64 * num_segments else 64
 
 
-def _split(programs: int, depth: int, block: int) -> int:
-    """Enough for two programs a processor, while each has two blocks of the sum."""
-    wanted = blocks_of(2 * PROCESSORS, max(programs, 1))
-    return power_of_two(max(min(wanted, depth // (2 * block)), 1))
+def _floor(number: int) -> int:
+    """The largest power of two that is not above, and at least 1."""
+    return 1 << (max(number, 1).bit_length() - 1)

@@ -163,34 +163,52 @@ def test_no_block_size_reads_what_was_not_written(
             assert torch.equal(add(), y)
 
 
-@pytest.mark.parametrize(("splits", "rows", "tile"), [(1, 16, 16), (2, 16, 32), (8, 32, 16)])
 @pytest.mark.parametrize("window", [None, 20])
-def test_attention_is_the_same_in_any_number_of_parts(
-    triton_ops: Ops, poisoned_scratch, splits: int, rows: int, tile: int, window: int | None
+@pytest.mark.parametrize("tile", [16, 32])
+def test_attention_is_the_same_in_any_number_of_programs(
+    triton_ops: Ops, poisoned_scratch, tile: int, window: int | None
 ):
-    case = replace(LONG, cached=[70, 3], fresh=[2, 9], num_heads=3, dim=16)
+    """Contexts of one part, of several and of the most there are; sequences of few tokens, of none
+    and of many in one step. Alone each has the same bits."""
+    case = replace(LONG, cached=[600, 70, 3, 5], fresh=[1, 2, 0, 9], num_heads=3, dim=16)
     torch.manual_seed(0)
     kv, tables = make_cache(case)
-    everything = make_batch(tables, [0, 0], case.contexts)
+    everything = make_batch(tables, [0] * 4, case.contexts)
     qkv = torch.randn(sum(case.contexts), 5 * 16)
-    triton_ops.rope_write_kv(qkv, torch.randn(80, 16), everything, kv, KV_LAYER, 3)
-    batch = make_batch(tables, case.cached, case.fresh)
-    fresh = torch.cat((qkv[70:72], qkv[75:]))
-    expected = select("reference").paged_attention(
-        fresh, batch, kv, KV_LAYER, 3, scale=0.3, window=window
-    )
-    there = replace(
-        batch,
-        query_start=batch.query_start.to(DEVICE),
-        positions=batch.positions.to(DEVICE),
-        block_tables=batch.block_tables.to(DEVICE),
-    )
+    triton_ops.rope_write_kv(qkv, torch.randn(640, 16), everything, kv, KV_LAYER, 3)
     view = replace(kv, arena=kv.arena.to(DEVICE))
-    blocks = AttentionBlocks(rows, tile, splits, 4, 2)
-    out = triton_attention.paged_attention(
-        fresh.to(DEVICE), there, view, KV_LAYER, 3, 0.3, window, None, blocks
+    ends = everything.query_start.tolist()[1:]
+    fresh = [qkv[end - new : end] for end, new in zip(ends, case.fresh, strict=True)]
+    expected = select("reference").paged_attention(
+        *(torch.cat(fresh), make_batch(tables, case.cached, case.fresh), kv, KV_LAYER, 3),
+        scale=0.3,
+        window=window,
     )
-    torch.testing.assert_close(out.cpu(), expected, rtol=2e-5, atol=2e-5)
+
+    def attend(seqs: list[int], programs: int) -> Tensor:
+        cached, new = [case.cached[n] for n in seqs], [case.fresh[n] for n in seqs]
+        batch = make_batch(tables[seqs], cached, new)
+        there = replace(
+            batch,
+            query_start=batch.query_start.to(DEVICE),
+            row_seq=batch.row_seq.to(DEVICE),
+            positions=batch.positions.to(DEVICE),
+            context_lens=batch.context_lens.to(DEVICE),
+            block_tables=batch.block_tables.to(DEVICE),
+        )
+        short = AttentionBlocks(16, tile, 32, programs, 4, 2)
+        long = AttentionBlocks(32, tile, 32, 1, 4, 2)
+        rows = torch.cat([fresh[n] for n in seqs]).to(DEVICE)
+        return triton_attention.paged_attention(
+            rows, there, view, KV_LAYER, 3, 0.3, window, None, short, long
+        ).cpu()
+
+    together = attend([0, 1, 2, 3], 1)
+    torch.testing.assert_close(together, expected, rtol=2e-5, atol=2e-5)
+    for programs in (2, 16):
+        assert torch.equal(attend([0, 1, 2, 3], programs), together)
+    alone = torch.cat([attend([seq], 4) for seq in (0, 1, 3)])
+    assert torch.equal(alone, together)
 
 
 def test_the_backend_is_refused_where_there_is_no_gpu():
@@ -201,8 +219,8 @@ def test_the_backend_is_refused_where_there_is_no_gpu():
             select("cuda")
 
 
-MAX_FORMS = {"_attend": 24, "_combine": 5, "_rope_write_kv": 2}
-MAX_FORMS |= {"shrink_rows": 9, "expand_rows": 9, "shrink_segments": 16, "expand_segments": 16}
+MAX_FORMS = {"_attend": 8, "_combine": 2, "_rope_write_kv": 2}
+MAX_FORMS |= {"shrink_rows": 3, "expand_rows": 3, "shrink_segments": 6, "expand_segments": 6}
 """Of kernels whose blocks depend on a step's shape; the others have one."""
 
 
