@@ -90,8 +90,9 @@ def make_engine(
 ) -> tuple[Engine, StepRing]:
     device, page_bytes = model.ops.device, model.layout.page_bytes
     num_pages = rows * -(-max_len // PAGE_TOKENS) + rows
-    arena = Arena(-(-num_pages // 8) * 8 * page_bytes, 8 * page_bytes)
-    memory = torch.empty(arena.num_bytes + page_bytes, dtype=torch.uint8, device=device)
+    extent_bytes = 8 * page_bytes
+    arena = Arena(-(-num_pages // 8) * extent_bytes, extent_bytes, first_byte=page_bytes)
+    memory = torch.empty(page_bytes + arena.num_bytes, dtype=torch.uint8, device=device)
     kv = KVCache(arena, "model", page_bytes)
     buffer = TokenBuffer(rows, max_len, device)
     pool = cast(AdapterPool, NoAdapters())
@@ -100,7 +101,7 @@ def make_engine(
     tables = AdapterTables(offsets, offsets, torch.zeros(size, dtype=torch.int32, device=device))
     runner = ModelRunner(
         *(cast(Decoder, Shaped(model, max_len)), model.ops, memory, kv, buffer, tables),
-        scratch_page=arena.num_bytes if replays else None,
+        replays_steps=replays,
     )
     scheduler = Scheduler(kv, pool, buffer, max_num_seqs=rows, max_batched_tokens=2048)
     ring = StepRing()

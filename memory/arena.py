@@ -42,11 +42,15 @@ class Arena:
         extent_bytes: int,
         adapter_floor_bytes: int = 0,
         adapter_ceiling_bytes: int | None = None,
+        *,
+        first_byte: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises ValueError for sizes that contradict each other."""
+        """first_byte: where extent 0 begins in the device's memory; what lies before it is not the
+        arena's. Raises ValueError for sizes that contradict each other."""
         if extent_bytes <= 0 or num_bytes < extent_bytes:
             raise ValueError(f"an arena of {num_bytes} bytes has no extent of {extent_bytes} bytes")
+        self.first_byte = first_byte
         self.extent_bytes = extent_bytes
         self.num_extents = num_bytes // extent_bytes
         self.num_bytes = self.num_extents * extent_bytes

@@ -97,9 +97,10 @@ class PagePool:
         return self.pages_per_extent - len(self._free[extent])
 
     def offsets(self, page_ids: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-        """Byte offset in the arena of each page. Shape: any -> the same."""
+        """Byte offset of each page in the device's memory. Shape: any -> the same."""
         extents, places = np.divmod(page_ids.astype(np.int64), self.pages_per_extent)
-        return extents * self._arena.extent_bytes + places * self.page_bytes
+        first = self._arena.first_byte
+        return first + extents * self._arena.extent_bytes + places * self.page_bytes
 
     def _charge(self, account: str, num_pages: int) -> None:
         self._arena.ledger.charge(account, num_pages * self.page_bytes)

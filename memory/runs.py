@@ -55,6 +55,11 @@ class AdapterRuns:
         """The largest run that could ever be: all the adapters' ceiling allows."""
         return self._arena.adapter_ceiling * self._arena.extent_bytes
 
+    def place_of(self, run: Run) -> range:
+        """Bytes of the device's memory that the run has."""
+        start = self._arena.first_byte + run.offset
+        return range(start, start + run.num_bytes)
+
     @staticmethod
     def rounded(num_bytes: int) -> int:
         """Bytes of a run of at least num_bytes."""

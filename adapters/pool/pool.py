@@ -61,14 +61,14 @@ class AdapterPool:
     byte to bring back, times its expected reuse. An adapter is charged to who asked for it last.
     One that alone is too large for a tier is refused by name.
 
-    arena: uint8 [arena bytes], which `runs` cuts up and `broker` shares out. host, cache, requests:
-    of all base models. executor: of all loads; two threads of its own unless given. All calls but
-    `close` with `broker.lock` held.
+    memory: uint8, of the device, which `runs` cuts up and `broker` shares out. host, cache,
+    requests: of all base models. executor: of all loads; two threads of its own unless given. All
+    calls but `close` with `broker.lock` held.
     """
 
     def __init__(
         self,
-        arena: Tensor,
+        memory: Tensor,
         runs: AdapterRuns,
         broker: MemoryBroker,
         *,
@@ -84,7 +84,7 @@ class AdapterPool:
         retry_s: float = 5.0,
         executor: Executor | None = None,
     ) -> None:
-        self._arena = arena
+        self._memory = memory
         self._runs = runs
         self._broker = broker
         self._clock = clock
@@ -334,9 +334,13 @@ class AdapterPool:
             require((entry.run is None) == (entry.slot is None), f"{name}: run without slot")
             require(entry.leases >= 0, f"{name}: {entry.leases} leases")
             require(entry.leases == 0 or entry.is_ready, f"{name}: leased, not on the device")
-        runs = {e.slot: e.run for e in entries if e.slot is not None and e.run is not None}
+        places = {
+            entry.slot: self._runs.place_of(entry.run)
+            for entry in entries
+            if entry.slot is not None and entry.run is not None
+        }
         serving = {e.slot for e in entries if e.slot is not None and e.is_ready}
-        self._slots.check_integrity(runs, serving)
+        self._slots.check_integrity(places, serving)
         self._runs.check_integrity()
 
     def _entry(self, ref: AdapterRef) -> Entry:
@@ -418,7 +422,8 @@ class AdapterPool:
             return
         entry.run, entry.slot = run, self._slots.allocate()
         self._resident[run] = entry
-        target = self._arena[run.offset : run.offset + image.num_bytes]
+        start = self._runs.place_of(run).start
+        target = self._memory[start : start + image.num_bytes]
 
         def work() -> AdapterImage:
             with self._ops.beside():
@@ -484,7 +489,8 @@ class AdapterPool:
         if entry.slot is not None and entry.run is not None:
             self._host.put(entry, image)
             if self.is_on_device:
-                entry.max_rank = self._slots.write(entry.slot, image.tables, entry.run)
+                start = self._runs.place_of(entry.run).start
+                entry.max_rank = self._slots.write(entry.slot, image.tables, start)
                 entry.num_unpaid_bytes = image.num_bytes
             else:
                 self._free_device(entry)

@@ -7,7 +7,6 @@ import torch
 from adapters.manifest import PROJECTIONS
 from adapters.pool.lora import ImageTables
 from memory.errors import require
-from memory.runs import Run
 from ops.base import AdapterTables, Ops
 
 
@@ -39,24 +38,25 @@ class Slots:
             self.tables.rank[slot].zero_()
         self._free.append(slot)
 
-    def write(self, slot: int, image: ImageTables, run: Run) -> int:
-        """The slot begins to serve the image that lies in the run; returns its greatest rank."""
+    def write(self, slot: int, image: ImageTables, start: int) -> int:
+        """The slot begins to serve the image that begins at this byte of the device's memory.
+        Returns the image's greatest rank."""
         with self._ops.beside():
-            self.tables.a_offset[slot] = torch.from_numpy(image.a_offset + run.offset)
-            self.tables.b_offset[slot] = torch.from_numpy(image.b_offset + run.offset)
+            self.tables.a_offset[slot] = torch.from_numpy(image.a_offset + start)
+            self.tables.b_offset[slot] = torch.from_numpy(image.b_offset + start)
             self.tables.rank[slot] = torch.from_numpy(image.rank.copy())
         return int(image.rank.max())
 
-    def check_integrity(self, runs: dict[int, Run], serving: set[int]) -> None:
-        """Raises IntegrityError unless each slot is free or in `runs`, and those in `serving` alone
-        have ranks, with all factors inside their runs."""
-        slots = sorted([*runs, *self._free])
+    def check_integrity(self, places: dict[int, range], serving: set[int]) -> None:
+        """Raises IntegrityError unless each slot is free or in `places`, and those in `serving`
+        alone have ranks, with all factors inside their bytes of the device's memory."""
+        slots = sorted([*places, *self._free])
         require(slots == list(range(self.count)), f"slots {slots}")
         ranks = self.tables.rank.cpu()
         with_ranks = set(torch.nonzero(ranks.flatten(1).any(dim=1)).flatten().tolist())
         require(with_ranks == serving, f"slots {with_ranks} have ranks, {serving} serve")
         for table in (self.tables.a_offset.cpu(), self.tables.b_offset.cpu()):
             for slot in serving:
-                offsets = table[slot][ranks[slot] > 0] - runs[slot].offset
-                inside = bool(((offsets >= 0) & (offsets < runs[slot].num_bytes)).all())
+                offsets, place = table[slot][ranks[slot] > 0], places[slot]
+                inside = bool(((offsets >= place.start) & (offsets < place.stop)).all())
                 require(inside, f"slot {slot}: factors outside of its run")

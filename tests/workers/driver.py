@@ -44,9 +44,9 @@ def store_adapter(store: LocalStore, folder: Path, shape: BaseModelShape) -> Ada
 class Driver:
     """Starts the loop of a worker and waits for answers; use as a context manager."""
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig, kind: type[Worker] = Worker) -> None:
         self._deliveries: SimpleQueue[Delivery] = SimpleQueue()
-        self.worker = Worker(config, instance_id="test", progress=lambda *_: None)
+        self.worker = kind(config, instance_id="test", progress=lambda *_: None)
         self.loop = self.worker.make_loop(self._deliveries.put)
         self._thread = Thread(target=self.loop.run)
         self.answers: dict[int, list[int]] = {}

@@ -41,16 +41,20 @@ class PagedModel:
     def __init__(self, model: Decoder, ops: Ops, num_pages: int = 64) -> None:
         self.model, self.ops = model, ops
         page_bytes = model.plan.kv_layout.page_bytes
-        self.arena = torch.full((ADAPTER_BYTES + num_pages * page_bytes,), 0xFF, dtype=torch.uint8)
+        # In front lies the page of padded rows.
+        self.pages_start = -(-(page_bytes + ADAPTER_BYTES) // 64) * 64
+        self.arena = torch.full(
+            (self.pages_start + num_pages * page_bytes,), 0xFF, dtype=torch.uint8
+        )
         order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(7))
-        self.free = [ADAPTER_BYTES + int(page) * page_bytes for page in order]
+        self.free = [self.pages_start + int(page) * page_bytes for page in order]
         shape = (MAX_SLOTS, model.plan.spec.num_layers, len(PROJECTIONS))
         self.tables = AdapterTables(
             torch.zeros(shape, dtype=torch.int64),
             torch.zeros(shape, dtype=torch.int64),
             torch.zeros(shape, dtype=torch.int32),
         )
-        self.end = 0
+        self.end = page_bytes
 
     def load_adapter(self, slot: int, folder: Path) -> None:
         """A uniform-rank adapter as peft saved it."""
@@ -72,7 +76,7 @@ class PagedModel:
     def _write(self, matrix: Tensor) -> int:
         raw = matrix.to(self.model.plan.kv_layout.dtype).contiguous().view(torch.uint8).flatten()
         start, self.end = self.end, self.end + (-(-len(raw) // 64) * 64)
-        assert self.end <= ADAPTER_BYTES
+        assert self.end <= self.pages_start
         self.arena[start : start + len(raw)] = raw
         return start
 

@@ -15,7 +15,13 @@ from workers.device.virtual_memory import VirtualMemory
 
 
 class DeviceMemory(Backing, Protocol):
-    """tensor: uint8, extent after extent; more behind them, if asked for, are nobody's."""
+    """The bytes of the arena's extents, and in front of them one more that the arena does not have.
+
+    Kernels get the address of the whole, and Triton refuses one that no kernel may access: the
+    first extent is never lent. Padded sequences have their page there.
+
+    tensor: uint8, extent after extent.
+    """
 
     tensor: Tensor
 
@@ -34,15 +40,15 @@ class HostMemory:
     back to the system, so that no byte is held twice."""
 
     def __init__(self, num_extents: int, extent_bytes: int) -> None:
-        """extent_bytes: whole pages."""
+        """num_extents: of the arena. extent_bytes: whole pages."""
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        self._pages = mmap.mmap(-1, num_extents * extent_bytes, flags=flags)
+        self._pages = mmap.mmap(-1, (1 + num_extents) * extent_bytes, flags=flags)
         self._extent_bytes = extent_bytes
         self.tensor = torch.frombuffer(self._pages, dtype=torch.uint8)
 
     def lend(self, extent: int) -> None:
         size = self._extent_bytes
-        self._pages.madvise(mmap.MADV_DONTNEED, extent * size, size)
+        self._pages.madvise(mmap.MADV_DONTNEED, (1 + extent) * size, size)
 
     def restore(self, extent: int) -> None:
         """The system does, when somebody writes there."""
@@ -63,19 +69,20 @@ class MappedMemory:
     for later. Who reads or writes an extent of weights faults."""
 
     def __init__(self, virtual: VirtualMemory, num_extents: int, extent_bytes: int) -> None:
-        """extent_bytes: whole granules of the virtual memory. Raises MemoryError."""
+        """num_extents: of the arena. extent_bytes: whole granules of the virtual memory. Raises
+        MemoryError."""
         self._virtual = virtual
         self._extent_bytes = extent_bytes
-        self._spare = [virtual.create(extent_bytes) for _ in range(num_extents)]
-        self._arena = self.reserve(num_extents)
-        self._arena.back()
-        self.tensor = self._arena.tensor
+        self._spare = [virtual.create(extent_bytes) for _ in range(1 + num_extents)]
+        self._addresses = self.reserve(1 + num_extents)
+        self._addresses.back()
+        self.tensor = self._addresses.tensor
 
     def lend(self, extent: int) -> None:
-        self._arena.unback_part(extent)
+        self._addresses.unback_part(1 + extent)
 
     def restore(self, extent: int) -> None:
-        self._arena.back_part(extent)
+        self._addresses.back_part(1 + extent)
 
     def extend(self, num_extents: int) -> None:
         pieces: list[int] = []

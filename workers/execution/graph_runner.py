@@ -22,18 +22,18 @@ from workers.execution.upload import Array, Packing, new_host_buffer
 
 NUM_ROWS = (1, 2, 4, 8, 16, 24, *range(32, 257, 16))
 """Steps with more are computed as they come."""
+SCRATCH_PAGE = 0
+"""Byte offset of the page of padded rows, in front of the arena: no sequence has it."""
 MIN_RANK = 16
 """Those below cost the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """num_pages: of the longest sequence. scratch_page: byte offset of a page nobody reads.
-    num_slots: of adapters."""
+    """num_pages: of the longest sequence. num_slots: of adapters."""
 
     num_pages: int
     max_context: int
-    scratch_page: int
     num_slots: int
 
 
@@ -49,7 +49,6 @@ class StaticRows:
     def __init__(
         self, num_rows: int, num_segments: int, limits: Limits, device: torch.device
     ) -> None:
-        self._scratch_page = limits.scratch_page
         self._device = device
         self._num_rows = num_rows
         many, few = np.zeros(num_rows, np.int64), np.zeros(num_rows, np.int32)
@@ -89,7 +88,7 @@ class StaticRows:
         _pad(to.context_lens, rows.context_lens, 1)
         (tables,) = wide.arrays(host[first:])
         tables[:count] = rows.block_tables
-        tables[count:, 0] = self._scratch_page
+        tables[count:, 0] = SCRATCH_PAGE
         _pad(to.segment_start, rows.segment_start, rows.segment_start[-1])
         _pad(to.segment_slot, rows.segment_slot, 0)
         self._memory[:end].copy_(host, non_blocking=True)

@@ -51,10 +51,10 @@ class ModelRunner:
         buffer: TokenBuffer,
         tables: AdapterTables,
         *,
-        scratch_page: int | None = None,
+        replays_steps: bool = False,
     ) -> None:
-        """scratch_page: byte offset in the arena of a page that is nobody's; given, steps in which
-        all sequences generate are padded and replayed (`StaticSteps`)."""
+        """arena: uint8, the device's memory. replays_steps: those in which all sequences generate
+        are padded and replayed (`StaticSteps`); the first page is then no sequence's."""
         self.model = model
         self._ops = ops
         self._kv = kv
@@ -62,10 +62,10 @@ class ModelRunner:
         self._buffer = buffer
         self._tables = tables
         self._static_steps: StaticSteps | None = None
-        if scratch_page is not None:
+        if replays_steps:
             max_len = model.plan.max_model_len
             num_pages, num_slots = -(-max_len // PAGE_TOKENS), len(tables.rank)
-            limits = Limits(num_pages, max_len, scratch_page, num_slots)
+            limits = Limits(num_pages, max_len, num_slots)
             self._static_steps = StaticSteps(limits, ops, self._logits)
 
     @torch.inference_mode()

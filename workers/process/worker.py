@@ -48,7 +48,14 @@ from workers.scheduling.scheduler import Scheduler
 from workers.scheduling.step_cost import MIN_STEPS
 from workers.verification.adapter_verifier import Prober, Target
 from workers.verification.effect_proof import Examiner
-from workers.wire.protocol import Generate, ModelInfo, SamplingParams, TenantStatus, WorkerStatus
+from workers.wire.protocol import (
+    Failed,
+    Generate,
+    ModelInfo,
+    SamplingParams,
+    TenantStatus,
+    WorkerStatus,
+)
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +90,7 @@ class Worker:
         self.config = config
         self.instance_id = instance_id
         self.ring = StepRing()
-        self.ops = _select_ops(config)
+        self.ops = self._select_ops()
         try:
             self.store = open_store(config.store, config.cache_dir / "store")
         except OSError as error:
@@ -96,8 +103,7 @@ class Worker:
         self.arena, self._kv_extents, self._weight_extents = _make_arena(
             config, self._footprints(plans.values()), granularity
         )
-        # Behind the arena lies an extent that is nobody's: there padded rows have their page.
-        sizes = (self.arena.num_extents + self._replays_steps, self.arena.extent_bytes)
+        sizes = (self.arena.num_extents, self.arena.extent_bytes)
         try:
             self._device_memory: DeviceMemory = (
                 HostMemory(*sizes) if virtual is None else MappedMemory(virtual, *sizes)
@@ -175,6 +181,13 @@ class Worker:
     def _replays_steps(self) -> bool:
         replays_steps = self.config.replays_steps
         return self._is_beside if replays_steps is None else replays_steps
+
+    def _select_ops(self) -> Ops:
+        if self.config.threads is not None:
+            torch.set_num_threads(self.config.threads)
+        name, num_threads = self.config.ops, torch.get_num_threads()
+        log.info("op backend %s, %d threads, pid %d", name, num_threads, os.getpid())
+        return ops.registry.select(name)
 
     def _virtual_memory(self) -> VirtualMemory | None:
         """None where weights are loaded anew each time, wherever the allocator puts them."""
@@ -283,12 +296,12 @@ class Worker:
             clock=time.monotonic,
             runs_ahead=self._is_beside if config.runs_ahead is None else config.runs_ahead,
         )
-        scratch_page = self.arena.num_bytes if self._replays_steps else None
 
         def make_runner(model: Decoder) -> ModelRunner:
             tables = pool.tables
             return self.runner(
-                *(model, self.ops, self.memory, kv, buffer, tables), scratch_page=scratch_page
+                *(model, self.ops, self.memory, kv, buffer, tables),
+                replays_steps=self._replays_steps,
             )
 
         examiner = Examiner(self.store, plan.folder, plan.spec, plan.shape, pool.layout)
@@ -334,7 +347,8 @@ class Worker:
 def warm_up(engine: Engine) -> None:
     """Runs a short sequence through the whole engine, so that kernels are built and caches and
     threads are warm; then a step with as many rows as it may have, so that step times can be
-    predicted before the first request. Prompts are shorter than a page: none stays cached."""
+    predicted before the first request. Prompts are shorter than a page: none stays cached. Raises
+    CannotServe where a step fails, for the requests' would."""
     longest = min(engine.info.max_model_len, PAGE_TOKENS)
     _run_alone(engine, [[0, 1, 2]], max_tokens=min(MIN_STEPS, longest - 3))
     scheduler = engine.scheduler
@@ -351,7 +365,9 @@ def _run_alone(engine: Engine, prompts: list[list[int]], max_tokens: int) -> Non
         failed = engine.submit(-1, request)
         assert failed is None, failed
     while engine.has_work:
-        engine.step()
+        for _, event in engine.step():
+            if isinstance(event, Failed):
+                raise CannotServe(f"the step that warms the worker up failed: {event.message}")
 
 
 def _tokens_per_s(ring: StepRing) -> float:
@@ -361,13 +377,6 @@ def _tokens_per_s(ring: StepRing) -> float:
     if len(recent) < 2:
         return 0.0
     return float(recent["num_sampled"].sum() / max(time.monotonic() - recent["start_s"][0], 1e-9))
-
-
-def _select_ops(config: WorkerConfig) -> Ops:
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    log.info("op backend %s, %d threads, pid %d", config.ops, torch.get_num_threads(), os.getpid())
-    return ops.registry.select(config.ops)
 
 
 class Footprint(NamedTuple):
@@ -429,6 +438,7 @@ def _make_arena(
         arena = Arena(
             num_extents * extent_bytes,
             extent_bytes,
+            first_byte=extent_bytes,
             adapter_floor_bytes=config.adapter_memory_min,
             adapter_ceiling_bytes=num_shared * extent_bytes if ceiling is None else ceiling,
         )

@@ -21,7 +21,7 @@ from tests.workers.driver import Driver
 from tests.workers.paged import PagedModel, Stream
 from tests.workers.process.test_worker import Setup
 from workers.execution.batch_builder import Extent, RowInputs, forward_batch
-from workers.execution.graph_runner import Limits, StaticRows, StaticStep, StaticSteps
+from workers.execution.graph_runner import SCRATCH_PAGE, Limits, StaticRows, StaticStep, StaticSteps
 from workers.execution.token_buffer import TokenBuffer
 from workers.execution.upload import Array, Packing, new_host_buffer, upload
 from workers.models.decoder import Decoder
@@ -48,7 +48,7 @@ class Steps:
         self.view = KVCacheView(self.paged.arena, self.paged.model.plan.kv_layout)
         self.buffer = TokenBuffer(32, MAX_LEN, torch.device("cpu"))
         num_slots = len(self.paged.tables.rank)
-        self.limits = Limits(MAX_LEN // PAGE_TOKENS, MAX_LEN, self.paged.free.pop(), num_slots)
+        self.limits = Limits(MAX_LEN // PAGE_TOKENS, MAX_LEN, num_slots)
 
     def begin(self, slots: list[int], longest: int = 40) -> RowInputs[Array]:
         """New sequences with these adapters, and the inputs of their next step."""
@@ -102,8 +102,7 @@ class Steps:
         after = self.paged.arena.clone()
         self.paged.arena.copy_(before)
         torch.testing.assert_close(replay(), expected, atol=self.tolerance, rtol=0)
-        first = self.limits.scratch_page
-        page = slice(first, first + self.view.layout.page_bytes)
+        page = slice(SCRATCH_PAGE, SCRATCH_PAGE + self.view.layout.page_bytes)
         self.paged.arena[page] = after[page]
         torch.testing.assert_close(
             self.paged.arena.view(torch.float32),
@@ -203,7 +202,7 @@ def test_block_tables_go_to_the_device_as_wide_as_the_step_needs_them(steps: Ste
         static.fill(rows)
         got = static.tensors.block_tables
         assert torch.equal(got[:3, :width], torch.from_numpy(rows.block_tables))
-        assert int(got[3, 0]) == steps.limits.scratch_page
+        assert int(got[3, 0]) == SCRATCH_PAGE
         if longest == 40:
             assert width < got.shape[1] and bool((got[:, width:] == 77).all())
 
