@@ -27,7 +27,7 @@ def adapter_rows(bench: Bench, ops: Ops, shape: Shape) -> Iterator[dict[str, Any
         there = torch.empty(num_bytes, dtype=torch.uint8, device=bench.device)
 
         def copy(payload: Tensor = payload, there: Tensor = there, hashes: Tensor = hashes) -> None:
-            with ops.beside():
+            with ops.side_stream("adapters"):
                 there.copy_(payload, non_blocking=True)
                 assert torch.equal(ops.block_hashes(there).cpu(), hashes)
 

@@ -31,6 +31,9 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 
 Activation = Literal["silu", "gelu_tanh"]
 
+StreamName = Literal["adapters", "tables", "weights"]
+"""What is copied beside the steps: an entry of a table does not wait for megabytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
@@ -285,7 +288,7 @@ class HostOps:
     def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
         return work
 
-    def beside(self, *, waits: bool = True) -> AbstractContextManager[None]:
+    def side_stream(self, name: StreamName, *, waits: bool = True) -> AbstractContextManager[None]:
         return nullcontext()
 
     def mark(self) -> Mark:
@@ -434,9 +437,10 @@ class Device(Protocol):
         """
         ...
 
-    def beside(self, *, waits: bool = True) -> AbstractContextManager[None]:
+    def side_stream(self, name: StreamName, *, waits: bool = True) -> AbstractContextManager[None]:
         """What the thread submits within is done beside the steps in flight and not behind them:
-        for memory that none of them uses. waits: it is done when this ends."""
+        for memory that none of them uses. What goes by one name is done in its order. waits: it is
+        done when this ends."""
         ...
 
     def mark(self) -> Mark:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -34,6 +35,7 @@ from ops.base import (
     QKNorm,
     SamplingBatch,
     Site,
+    StreamName,
 )
 from ops.block_hash import hash_blocks
 
@@ -70,7 +72,12 @@ class CudaOps:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._graph_pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self._graph_pool, self._streams = None, dict[str, torch.cuda.Stream]()
+        if device.type == "cuda":
+            self._graph_pool = torch.cuda.graph_pool_handle()
+            # Made once: torch gives out 32 in turn, so that a copy's could be a capture's.
+            for name in ("capture", *get_args(StreamName)):
+                self._streams[name] = torch.cuda.Stream(device)
         # By default cuBLAS may add the parts of a split sum in bfloat16.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_tf32 = False
@@ -183,14 +190,16 @@ class CudaOps:
         of any of them."""
         if self.device.type == "cpu":
             return work
-        ahead = torch.cuda.Stream(self.device)
-        ahead.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(ahead):
+        stream = self._streams["capture"]
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
             work()  # what is made at the first call, kernels and workspaces, is not captured
-        torch.cuda.current_stream(self.device).wait_stream(ahead)
+        torch.cuda.current_stream(self.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # Loader threads copy and allocate meanwhile.
-        with torch.cuda.graph(graph, pool=self._graph_pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(
+            graph, pool=self._graph_pool, stream=stream, capture_error_mode="thread_local"
+        ):
             result = work()
 
         def replay() -> Tensor:
@@ -200,12 +209,11 @@ class CudaOps:
         return replay
 
     @contextmanager
-    def beside(self, *, waits: bool = True) -> Iterator[None]:
+    def side_stream(self, name: StreamName, *, waits: bool = True) -> Iterator[None]:
         if self.device.type == "cpu":
             yield
             return
-        # Each its own, or else a table's entry would wait for somebody's megabytes.
-        stream = torch.cuda.Stream(self.device)
+        stream = self._streams[name]
         with torch.cuda.stream(stream):
             yield
         if waits:

@@ -426,7 +426,7 @@ class AdapterPool:
         target = self._memory[start : start + image.num_bytes]
 
         def work() -> AdapterImage:
-            with self._ops.beside():
+            with self._ops.side_stream("adapters"):
                 return self._loader.copy(image, target)
 
         self._submit(self._copies, entry, work)

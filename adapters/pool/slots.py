@@ -34,14 +34,14 @@ class Slots:
 
     def free(self, slot: int) -> None:
         """Nobody reads it any more."""
-        with self._ops.beside():
+        with self._ops.side_stream("tables"):
             self.tables.rank[slot].zero_()
         self._free.append(slot)
 
     def write(self, slot: int, image: ImageTables, start: int) -> int:
         """The slot begins to serve the image that begins at this byte of the device's memory.
         Returns the image's greatest rank."""
-        with self._ops.beside():
+        with self._ops.side_stream("tables"):
             self.tables.a_offset[slot] = torch.from_numpy(image.a_offset + start)
             self.tables.b_offset[slot] = torch.from_numpy(image.b_offset + start)
             self.tables.rank[slot] = torch.from_numpy(image.rank.copy())

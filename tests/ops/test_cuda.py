@@ -7,16 +7,20 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor
 
 from ops import triton_attention, triton_lora
-from ops.base import LoRABatch, Ops, Site
+from ops.base import LoRABatch, Ops, Site, StreamName
+from ops.cuda import CudaOps
 from ops.registry import select
 from ops.triton_table import AttentionBlocks, Blocks
 from tests.ops import formulas
@@ -209,6 +213,60 @@ def test_attention_is_the_same_in_any_number_of_programs(
         assert torch.equal(attend([0, 1, 2, 3], programs), together)
     alone = torch.cat([attend([seq], 4) for seq in (0, 1, 3)])
     assert torch.equal(alone, together)
+
+
+class FakeCuda:
+    """torch.cuda without a GPU: streams have names in the order in which they are made."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_streams = 0
+        self.current: list[int] = [0]
+        self.captured: list[int] = []
+        for name in ("Stream", "stream", "graph", "current_stream"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
+
+    def Stream(self, device: torch.device) -> SimpleNamespace:
+        self.num_streams += 1
+        return self._named(self.num_streams)
+
+    def _named(self, number: int) -> SimpleNamespace:
+        return SimpleNamespace(
+            number=number, wait_stream=lambda other: None, synchronize=lambda: None
+        )
+
+    def current_stream(self, device: torch.device) -> SimpleNamespace:
+        return self._named(self.current[-1])
+
+    @contextmanager
+    def stream(self, stream: SimpleNamespace) -> Iterator[None]:
+        self.current.append(stream.number)
+        yield
+        self.current.pop()
+
+    @contextmanager
+    def graph(self, graph: Any, *, stream: Any = None, **_: Any) -> Iterator[None]:
+        self.captured.append(stream.number)
+        with self.stream(stream):
+            yield
+
+
+def test_copies_and_captures_never_share_a_stream(monkeypatch: pytest.MonkeyPatch):
+    """torch gives out 32 streams in turn: one made for each copy would sooner or later be that of a
+    capture."""
+    fake = FakeCuda(monkeypatch)
+    ops = CudaOps(torch.device("cuda"))
+    num_made, used = fake.num_streams, dict[str, set[int]]()
+    for _ in range(40):
+        for name in get_args(StreamName):
+            with ops.side_stream(name):
+                used.setdefault(name, set()).add(fake.current[-1])
+        ops.capture(lambda: used.setdefault("capture", set()).add(fake.current[-1]) or Tensor())
+    assert fake.num_streams == num_made
+    assert {len(streams) for streams in used.values()} == {1}
+    assert len(set.union(*used.values())) == len(used)
+    assert set(fake.captured) == used["capture"]
 
 
 def test_the_backend_is_refused_where_there_is_no_gpu():

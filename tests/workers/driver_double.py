@@ -39,6 +39,7 @@ class DriverDouble:
         self.mapped: dict[int, tuple[int, int]] = {}
         """Handle and bytes by address."""
         self.pinned: dict[int, int] = {}
+        self.num_access_calls = 0
 
     @classmethod
     def make(cls) -> CudaVirtualMemory:
@@ -116,11 +117,22 @@ class DriverDouble:
         return 0
 
     def _cuMemSetAccess(self, address: int, num_bytes: int, access: Any, count: int) -> int:
-        piece, size = self.mapped.get(address, (0, 0))
+        """Of adjacent pieces, all of them mapped and whole."""
+        self.num_access_calls += 1
         assert (access._obj.location.type, access._obj.location.id) == (1, 0)
-        if size != num_bytes or count != 1 or access._obj.flags != READ_WRITE:
+        if count != 1 or access._obj.flags != READ_WRITE:
             return INVALID_VALUE
-        self._host.map(address, piece - 1, num_bytes)
+        place, pieces = address, list[tuple[int, int, int]]()
+        while place < address + num_bytes:
+            piece, size = self.mapped.get(place, (0, 0))
+            if not size:
+                return INVALID_VALUE
+            pieces.append((place, piece, size))
+            place += size
+        if place != address + num_bytes:
+            return INVALID_VALUE
+        for place, piece, size in pieces:
+            self._host.map(place, [piece - 1], size)
         return 0
 
     def _cuMemUnmap(self, address: int, num_bytes: int) -> int:

@@ -129,21 +129,25 @@ class CudaVirtualMemory:
         weakref.finalize(owner, _free, *arguments).atexit = False
         # torch asks the driver whose memory it is, so there has to be some.
         piece = self.create(self.granularity)
-        self.map(address.value, piece, self.granularity)
+        self.map(address.value, [piece], self.granularity)
         tensor = self._view(owner)
         self.unmap(address.value, self.granularity)
         self.release(piece)
         assert tensor.data_ptr() == address.value, "torch made a copy"
         return tensor
 
-    def map(self, address: int, piece: int, num_bytes: int) -> None:
-        self._driver.call("cuMemMap", address, num_bytes, 0, piece, 0)
-        self._mapped[address] = num_bytes
-        access = AccessDesc(self._location, READ_WRITE)
+    def map(self, address: int, pieces: list[int], piece_bytes: int) -> None:
+        end, access = address, AccessDesc(self._location, READ_WRITE)
         try:
-            self._driver.call("cuMemSetAccess", address, num_bytes, byref(access), 1)
+            for piece in pieces:
+                self._driver.call("cuMemMap", end, piece_bytes, 0, piece, 0)
+                self._mapped[end] = piece_bytes
+                end += piece_bytes
+            # The driver takes as long for one access call as for another, whatever its length.
+            self._driver.call("cuMemSetAccess", address, end - address, byref(access), 1)
         except Exception:
-            self.unmap(address, num_bytes)
+            for start in range(address, end, piece_bytes):
+                self.unmap(start, piece_bytes)
             raise
 
     def unmap(self, address: int, num_bytes: int) -> None:

@@ -141,12 +141,7 @@ class AddressRange:
 
     def back(self) -> None:
         """All of it, with spare pieces, or nothing."""
-        try:
-            for part in range(self._num_parts):
-                self.back_part(part)
-        except Exception:
-            self.unback()
-            raise
+        self._back(range(self._num_parts))
 
     def unback(self) -> None:
         """Its pieces are spare then. The device may not use it any more."""
@@ -154,10 +149,16 @@ class AddressRange:
             self.unback_part(part)
 
     def back_part(self, part: int) -> None:
-        require(part not in self._pieces, f"part {part} has memory already")
-        require(len(self._spare) > 0, "all memory lies somewhere")
-        self.virtual.map(self._address(part), self._spare[-1], self._part_bytes)
-        self._pieces[part] = self._spare.pop()
+        self._back(range(part, part + 1))
+
+    def _back(self, parts: range) -> None:
+        for part in parts:
+            require(part not in self._pieces, f"part {part} has memory already")
+        require(len(self._spare) >= len(parts), "all memory lies somewhere")
+        pieces = self._spare[len(self._spare) - len(parts) :]
+        self.virtual.map(self._address(parts.start), pieces, self._part_bytes)
+        del self._spare[len(self._spare) - len(parts) :]
+        self._pieces.update(zip(parts, pieces, strict=True))
 
     def unback_part(self, part: int) -> None:
         require(part in self._pieces, f"part {part} has no memory")

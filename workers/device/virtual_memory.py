@@ -35,8 +35,9 @@ class VirtualMemory(Protocol):
         They go with the last tensor that views them."""
         ...
 
-    def map(self, address: int, piece: int, num_bytes: int) -> None:
-        """Puts a whole piece behind reserved addresses that have none. It keeps its content."""
+    def map(self, address: int, pieces: list[int], piece_bytes: int) -> None:
+        """Puts whole pieces behind adjacent reserved addresses that have none: all, or none where
+        it raises. They keep their content."""
         ...
 
     def unmap(self, address: int, num_bytes: int) -> None:
@@ -73,9 +74,11 @@ class HostVirtualMemory:
         weakref.finalize(owner, _LIBC.munmap, address, num_bytes)
         return torch.frombuffer(owner, dtype=torch.uint8)
 
-    def map(self, address: int, piece: int, num_bytes: int) -> None:
-        access = mmap.PROT_READ | mmap.PROT_WRITE
-        _mmap(address, num_bytes, access, mmap.MAP_SHARED | MAP_FIXED, self._file, piece)
+    def map(self, address: int, pieces: list[int], piece_bytes: int) -> None:
+        access, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | MAP_FIXED
+        for start, piece in enumerate(pieces):
+            place = address + start * piece_bytes
+            _mmap(place, piece_bytes, access, flags, self._file, piece)
 
     def unmap(self, address: int, num_bytes: int) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED

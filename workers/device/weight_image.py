@@ -103,7 +103,7 @@ class WeightImage:
 
     def _copy(self) -> list[Mark]:
         marks: list[Mark] = []
-        with self._ops.beside(waits=False):
+        with self._ops.side_stream("weights", waits=False):
             for part in self.parts:
                 self._addresses.tensor[part].copy_(self._host[part], non_blocking=True)
                 marks.append(self._ops.mark())

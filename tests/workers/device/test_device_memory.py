@@ -189,6 +189,29 @@ def test_the_driver_is_given_back_what_it_gave() -> None:
 
 
 @linux
+def test_access_is_asked_for_once_a_range() -> None:
+    """Each call of the driver costs a swap the same, however long its range is."""
+    library = DriverDouble()
+    mapped = Mapped(library.virtual_memory())
+    before = library.num_access_calls
+    mapped.arena.allocate_weights("three", 3)
+    mapped.three.back()
+    assert library.num_access_calls == before + 1
+    mapped.three.tensor.fill_(3)
+
+
+@linux
+def test_a_range_that_cannot_be_mapped_whole_is_not_mapped() -> None:
+    library = DriverDouble()
+    virtual = library.virtual_memory()
+    addresses = virtual.reserve(2 * EXTENT).data_ptr()
+    piece = virtual.create(EXTENT)
+    with pytest.raises(OSError, match="cuMemMap: CUDA_ERROR_INVALID_VALUE"):
+        virtual.map(addresses, [piece, 12345], EXTENT)
+    assert not library.mapped
+
+
+@linux
 def test_pinned_memory_is_let_go_with_its_tensor() -> None:
     library = DriverDouble()
     virtual = library.virtual_memory()
@@ -210,4 +233,4 @@ def test_what_the_driver_refuses_is_raised_by_its_name() -> None:
     with pytest.raises(MemoryError, match="cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY"):
         virtual.create(EXTENT)
     with pytest.raises(OSError, match="cuMemMap: CUDA_ERROR_INVALID_VALUE"):
-        virtual.map(EXTENT, piece, EXTENT)
+        virtual.map(EXTENT, [piece], EXTENT)
