@@ -49,6 +49,7 @@ from workers.scheduling.step_cost import MIN_STEPS
 from workers.verification.adapter_verifier import Prober, Target
 from workers.verification.effect_proof import Examiner
 from workers.wire.protocol import (
+    ErrorCode,
     Failed,
     Generate,
     ModelInfo,
@@ -366,7 +367,8 @@ def _run_alone(engine: Engine, prompts: list[list[int]], max_tokens: int) -> Non
         assert failed is None, failed
     while engine.has_work:
         for _, event in engine.step():
-            if isinstance(event, Failed):
+            # A model whose logits are no numbers is served: each request is told so by name.
+            if isinstance(event, Failed) and event.code is not ErrorCode.LOGITS_NAN:
                 raise CannotServe(f"the step that warms the worker up failed: {event.message}")
 
 
