@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Generator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -19,13 +20,14 @@ hypothesis.settings.load_profile("untimed")
 
 HAS_FAILED = pytest.StashKey[bool]()
 
+TESTS = Path(__file__).parent
 SLOWEST = ("e2e", "gateway", "ops")
 """Folders, so that of several processes none has a long file left when the others have ended."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
-        folder = item.path.parent.name
+        folder = item.path.relative_to(TESTS).parts[0]
         return SLOWEST.index(folder) if folder in SLOWEST else len(SLOWEST)
 
     items.sort(key=place)

@@ -1,0 +1,108 @@
+"""A database, a store and unloaded usage that an earlier version wrote serve after an upgrade.
+
+`write.py` wrote each folder beside this file; its name is the commit that ran.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from admin.migrate import load_migrations
+from loraplex.box.postgres import find_binaries
+from tests.e2e import demo
+from tests.postgres import fresh_database
+from tests.stack import Stack, running
+
+WRITTEN = Path(__file__).parent / "b9f44e2"
+LOAD_TIMEOUT_S = 60.0
+KEEP_DAYS = 36500
+"""Usage of the day on which the fixture was written is kept whenever the test runs."""
+
+
+@pytest.fixture(scope="module")
+def facts() -> dict[str, Any]:
+    return json.loads((WRITTEN / "facts.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def upgraded(facts: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """This version on what the earlier one left; `serve` itself migrates the database."""
+    home = tmp_path_factory.mktemp("upgrade") / "home"
+    shutil.copytree(WRITTEN / "home", home)
+    for secret in ("keys.json", "pepper"):
+        (home / secret).chmod(0o600)  # git keeps no such modes
+    with fresh_database(migrated=False) as dsn:
+        psql = [
+            str(find_binaries() / "bin/psql"),
+            "--quiet",
+            "--no-psqlrc",
+            "-v",
+            "ON_ERROR_STOP=1",
+        ]
+        psql += [f"--file={WRITTEN / 'database.sql'}", dsn]
+        subprocess.run(psql, check=True, stdout=subprocess.DEVNULL)
+        model = home / "store" / "models" / facts["digest"]
+        settings = {"database_url": dsn, "dtype": "float32", "threads": 1, "usage_days": KEEP_DAYS}
+        with running(Stack(home, "--model", f"{facts['model']}={model}", **settings)) as stack:
+            yield stack
+
+
+def test_only_newer_migrations_are_applied(upgraded: Stack) -> None:
+    applied = re.findall(r"migration (\S+\.sql)", upgraded.log)
+    names = [file.name for file in load_migrations()]
+    assert applied == names[names.index("0016_pre_own_proofs.sql") :]
+
+
+def test_usage_is_reported_with_what_was_not_loaded(upgraded: Stack, facts: dict[str, Any]) -> None:
+    expected = facts["loaded"] | {facts["unloaded"]: facts["loaded"][facts["unloaded"]] + 1}
+    query = {"group_by": "adapter,adapter_version", "start": facts["since"], "end": facts["until"]}
+    deadline = time.monotonic() + LOAD_TIMEOUT_S
+    with upgraded.admin as admin:
+        while True:
+            sums = admin.get("/usage", params=query).raise_for_status().json()["data"]
+            found = {f"{s['adapter']}@{s['adapter_version']}": s["requests"] for s in sums}
+            if found == expected:
+                break
+            assert found == facts["loaded"] and time.monotonic() < deadline, found
+            time.sleep(0.1)
+
+
+def test_limits_prices_and_the_audit_chain_are_kept(upgraded: Stack, facts: dict[str, Any]) -> None:
+    with upgraded.admin as admin:
+        for path, kept in (
+            ("/tenants/acme/quota", facts["limits"]),
+            (f"/prices/{facts['model']}", facts["price"]),
+        ):
+            shown = admin.get(path).raise_for_status().json()
+            assert {name: shown[name] for name in kept} == kept
+    upgraded.cli("audit", "verify")
+
+
+def test_models_and_adapters_answer_as_before(upgraded: Stack, facts: dict[str, Any]) -> None:
+    for asked, before in facts["answers"].items():
+        tenant, model = asked.split()
+        with upgraded.openai(facts["keys"][tenant], timeout=60) as client:
+            assert demo.complete(client, model, facts["prompt"], len(before)) == before, asked
+
+
+def test_keys_open_what_they_opened(upgraded: Stack, facts: dict[str, Any]) -> None:
+    assert upgraded.keys["admin"] == facts["keys"]["admin"]
+    with upgraded.openai(facts["keys"]["globex"]) as client:
+        assert {model.id for model in client.models.list()} >= {"helper", facts["model"]}
+        with pytest.raises(openai.NotFoundError):
+            client.completions.create(model="bot", prompt="x")
+    with (
+        upgraded.openai(facts["keys"]["revoked"]) as client,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        client.models.list()
