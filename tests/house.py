@@ -1,0 +1,200 @@
+"""Sizes and imports of the product's source, for people: `python -m tests.house [CHECKOUT]`.
+
+Prints one column for the checkout, if one is given, and one for this tree, as a Markdown table.
+`test_architecture.py` asserts circles and edges; sizes are printed only.
+
+The engine's reading path is what `Engine` and `ModelRunner` import, directly or not, without model
+families, layers and kernels.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from statistics import quantiles
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("ops", "memory", "adapters", "workers", "admin", "gateway", "loraplex", "migrations")
+LARGE = ("gateway", "admin", "workers", "adapters", "loraplex")
+NOT_READ = ("ops", "workers.models", "workers.layers")
+CLASSES = ("Scheduler", "AdapterPool", "Engine")
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class House:
+    """The Python modules of one checkout, by dotted name."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.sources = {
+            self._module_name(path): path
+            for package in PACKAGES
+            for path in sorted(root.glob(f"{package}/**/*.py"))
+        }
+        self.trees = {name: ast.parse(path.read_text()) for name, path in self.sources.items()}
+        self.imports = {name: self._imports(name) for name in self.sources}
+        """Module to our own modules that it imports, inside functions and under TYPE_CHECKING
+        too."""
+
+    def _module_name(self, path: Path) -> str:
+        parts = path.relative_to(self.root).with_suffix("").parts
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+    def _imports(self, module: str) -> set[str]:
+        found: set[str] = set()
+        for node in ast.walk(self.trees[module]):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                assert node.module and not node.level, f"relative import in {module}"
+                for alias in node.names:
+                    name = f"{node.module}.{alias.name}"
+                    found.add(name if name in self.sources else node.module)
+        return {name for name in found if name.split(".")[0] in PACKAGES and name != module}
+
+    def num_lines(self, modules: Iterable[str]) -> int:
+        return sum(self.sources[name].read_text().count("\n") for name in modules)
+
+    def reach(self, *starts: str, without: tuple[str, ...] = ()) -> set[str]:
+        """The modules and all that they import, directly or not."""
+        found: set[str] = set()
+        todo = list(starts)
+        while todo:
+            name = todo.pop()
+            if name in self.sources and name not in found and not is_within(name, *without):
+                found.add(name)
+                todo += self.imports[name]
+        return found
+
+    def circles(self) -> list[list[str]]:
+        """Groups of modules each of which imports, directly or not, all others of its group."""
+        reached = {name: self.reach(*self.imports[name]) for name in self.sources}
+        groups = {
+            tuple(sorted(other for other in reached[name] if name in reached[other]))
+            for name in self.sources
+            if name in reached[name]
+        }
+        return sorted(map(list, groups), key=len, reverse=True)
+
+    def nodes(self, kind: type[ast.AST] | tuple[type[ast.AST], ...]) -> Iterator[ast.AST]:
+        for tree in self.trees.values():
+            yield from (node for node in ast.walk(tree) if isinstance(node, kind))
+
+    def home_of(self, class_name: str) -> str:
+        """The module that defines the class."""
+        for module, tree in self.trees.items():
+            if any(isinstance(n, ast.ClassDef) and n.name == class_name for n in tree.body):
+                return module
+        raise LookupError(class_name)
+
+    def with_one_importer(self, package: str) -> list[str]:
+        importers = Counter(name for names in self.imports.values() for name in names)
+        return [name for name in self.sources if is_within(name, package) and importers[name] == 1]
+
+
+def is_within(name: str, *places: str) -> bool:
+    return any(name == place or name.startswith(place + ".") for place in places)
+
+
+def attributes(node: ast.ClassDef) -> set[str]:
+    """Names that its methods assign to `self`."""
+    return {
+        target.attr
+        for target in ast.walk(node)
+        if isinstance(target, ast.Attribute)
+        and isinstance(target.ctx, ast.Store)
+        and isinstance(target.value, ast.Name)
+        and target.value.id == "self"
+    }
+
+
+def spread(values: Iterable[int]) -> str:
+    """Median, 90th percentile and maximum."""
+    sizes = sorted(values)
+    tenths = quantiles(sizes, n=10, method="inclusive")
+    return f"{tenths[4]:.0f} / {tenths[8]:.0f} / {sizes[-1]}"
+
+
+def num_lines_of(nodes: Iterable[ast.AST]) -> list[int]:
+    return [node.end_lineno - node.lineno + 1 for node in nodes]  # pyright: ignore
+
+
+def class_size(house: House, name: str) -> str:
+    (node,) = [
+        node
+        for node in house.trees[house.home_of(name)].body
+        if isinstance(node, ast.ClassDef) and node.name == name
+    ]
+    methods = [each for each in node.body if isinstance(each, Function)]
+    return f"{len(attributes(node))} / {len(methods)}"
+
+
+def reading_path(house: House) -> str:
+    starts = [house.home_of(name) for name in ("Engine", "ModelRunner")]
+    found = house.reach(*starts, without=NOT_READ)
+    files = [name for name in found if house.num_lines([name])]
+    return f"{house.num_lines(files):,} lines in {len(files)} files"
+
+
+def files_of_folders(house: House, package: str) -> str:
+    """Files that are more than a package's empty `__init__`."""
+    folders = Counter(
+        path.parent
+        for path in house.sources.values()
+        if path.stat().st_size and path.is_relative_to(house.root / package)
+    )
+    return f"{sum(folders.values())} in {len(folders)}, {max(folders.values())}"
+
+
+def hand_written_openapi(house: House) -> str:
+    return str(house.num_lines(name for name in house.sources if name.endswith(".openapi")))
+
+
+def circle_sizes(house: House) -> str:
+    return ", ".join(str(len(circle)) for circle in house.circles()) or "none"
+
+
+def rows() -> dict[str, Callable[[House], str]]:
+    found: dict[str, Callable[[House], str]] = {"engine's reading path": reading_path}
+    for package in LARGE:
+        found[f"{package}: files, folders, files of the largest folder"] = (
+            lambda house, package=package: files_of_folders(house, package)
+        )
+    for package in LARGE:
+        found[f"{package}: files with one importer"] = lambda house, package=package: str(
+            len(house.with_one_importer(package))
+        )
+    for name in CLASSES:
+        found[f"`{name}`: attributes / methods"] = lambda house, name=name: class_size(house, name)
+    found["function lines: p50 / p90 / max"] = lambda house: spread(
+        num_lines_of(house.nodes((ast.FunctionDef, ast.AsyncFunctionDef)))
+    )
+    found["class lines: p50 / p90 / max"] = lambda house: spread(
+        num_lines_of(house.nodes(ast.ClassDef))
+    )
+    found["files of each import circle"] = circle_sizes
+    found["lines of OpenAPI documents written by hand"] = hand_written_openapi
+    found["lines in all"] = lambda house: f"{house.num_lines(house.sources):,}"
+    return found
+
+
+@cache
+def this_house() -> House:
+    return House(ROOT)
+
+
+def main() -> None:
+    houses = [*(House(Path(path).absolute()) for path in sys.argv[1:]), this_house()]
+    heads = ["before", "today"][-len(houses) :]
+    print(f"| | {' | '.join(heads)} |")
+    print(f"| --- |{' --- |' * len(houses)}")
+    for title, measure in rows().items():
+        print(f"| {title} | {' | '.join(measure(house) for house in houses)} |")
+
+
+if __name__ == "__main__":
+    main()
