@@ -100,7 +100,7 @@ def make_engine(
     offsets = torch.zeros(size, dtype=torch.int64, device=device)
     tables = AdapterTables(offsets, offsets, torch.zeros(size, dtype=torch.int32, device=device))
     runner = ModelRunner(
-        *(cast(Decoder, Shaped(model, max_len)), model.ops, memory, kv, buffer, tables),
+        *(cast(Decoder, Shaped(model, max_len)), model.ops, memory, buffer, tables),
         replays_steps=replays,
     )
     scheduler = Scheduler(kv, pool, buffer, max_num_seqs=rows, max_batched_tokens=2048)

@@ -24,6 +24,7 @@ from workers.wire.protocol import (
     ErrorCode,
     FinishReason,
     Generate,
+    OutputKind,
     PromptProgress,
     SequenceOutput,
     TokenLogprobs,
@@ -316,7 +317,7 @@ class Generation:
         followers, first.followers = first.followers, []
         for number in followers:
             run = self._runs[number]
-            if run.request.params.max_tokens == 0:
+            if run.request.kind is OutputKind.SCORE:
                 self._feed(number, output)
                 continue
             run.prompt_logprobs = output.prompt_logprobs

@@ -22,7 +22,7 @@ from gateway.quota_types import ORDINARY, Service
 from gateway.text.tokenizer import ModelTokenizer, SamplingDefaults
 from workers.wire.client import WorkerClient
 from workers.wire.prefix_index import Prefix
-from workers.wire.protocol import Generate, SamplingParams
+from workers.wire.protocol import Generate, OutputKind, SamplingParams
 
 Asked = ChatCompletionRequest | CompletionRequest
 
@@ -172,6 +172,7 @@ def _generate(call: Call, prompt: Prompt, layout: str, params: SamplingParams) -
         model=call.target.base.digest,
         tokens=prompt.tokens,
         params=params,
+        kind=OutputKind.GENERATE if params.max_tokens else OutputKind.SCORE,
         cache_domain=call.caller.cache_domain,
         adapter=None if prompt.activation is None else call.target.adapter_for(layout),
         activation=prompt.activation or 0,

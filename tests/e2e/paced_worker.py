@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from workers.__main__ import main
 from workers.execution.model_runner import LaunchedStep, ModelRunner
+from workers.execution.step_input import StepInput
 from workers.process.worker import Worker
-from workers.scheduling.schedule import Schedule
 
 STEP_S, ROW_S = 0.012, 1 / 20_000
 """Of a step, and of each row in it: an 8B model on a large GPU, as in benchmarks/routing.py."""
@@ -37,11 +37,11 @@ class PacedRunner(ModelRunner):
 
     _free_s = 0.0
 
-    def launch(self, schedule: Schedule) -> LaunchedStep:
+    def launch(self, step: StepInput) -> LaunchedStep:
         begin_s = max(time.monotonic(), self._free_s)
-        step = super().launch(schedule)
-        self._free_s = begin_s + STEP_S + ROW_S * schedule.num_tokens
-        return replace(step, mark=Due(self._free_s))
+        launched = super().launch(step)
+        self._free_s = begin_s + STEP_S + ROW_S * step.num_tokens
+        return replace(launched, mark=Due(self._free_s))
 
 
 class PacedWorker(Worker):

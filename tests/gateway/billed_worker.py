@@ -12,9 +12,15 @@ from tests.gateway.scripted import DIGEST, LAYOUT
 from tests.workers.simulation import Simulation, StubPool
 from tests.workers.simulator import VOCAB, FakeClock, Late, Rows
 from workers.execution.engine import Event
+from workers.execution.step_input import (
+    PendingStep,
+    SequenceResult,
+    StepInput,
+    StepOutput,
+)
 from workers.process.loop import frames
 from workers.process.server import Command, Disconnected, Server
-from workers.scheduling.schedule import PendingStep, Schedule, ScheduledSequence, StepResult
+from workers.scheduling.sequence import Sequence
 from workers.wire.protocol import (
     Abort,
     Failed,
@@ -83,31 +89,33 @@ class RecordingRunner:
     counts: Counts
     chance: random.Random
 
-    def launch(self, schedule: Schedule) -> PendingStep:
-        self.clock.now += 0.001 * schedule.num_tokens
-        rowed = [_rowed(item) for item in schedule.items]
-        drawn = [self.chance.randrange(VOCAB) for _ in schedule.sampled]
-        scored = {item.sequence.key: _scores(item) for item in schedule.items if _scores(item)}
+    def launch(self, step: StepInput) -> PendingStep:
+        self.clock.now += 0.001 * step.num_tokens
+        slots, starts = step.sequence_slots.tolist(), step.starts.tolist()
+        ends = (step.starts + step.counts).tolist()
+        rowed = [
+            _rowed(self.rows.sequence(slot), start, end)
+            for slot, start, end in zip(slots, starts, ends, strict=True)
+        ]
+        results = [SequenceResult() for _ in rowed]
+        for sample in step.samples:
+            results[sample.sequence].tokens = [self.chance.randrange(VOCAB)]
+        for score in step.scores:
+            scores = [TokenLogprobs(token, -0.5, []) for token in score.targets]
+            results[score.sequence].prompt_logprobs = scores
 
-        def compute() -> StepResult:
+        def compute() -> StepOutput:
             for item in rowed:
                 self.counts[item.request_id].note(item)
-            return StepResult(drawn, [None] * len(drawn), scored)
+            return StepOutput(results)
 
         return Late(compute)
 
 
-def _rowed(item: ScheduledSequence) -> Rowed:
-    request = item.sequence.request
+def _rowed(sequence: Sequence, start: int, end: int) -> Rowed:
+    request = sequence.request
     prompt = tuple(request.tokens[: len(request.tokens) - request.num_resumed])
-    return Rowed(request.request_id, prompt, item.start, item.end)
-
-
-def _scores(item: ScheduledSequence) -> list[TokenLogprobs]:
-    if item.sequence.params.prompt_logprobs is None:
-        return []
-    tokens = item.sequence.request.tokens[item.start + 1 : item.end + 1]
-    return [TokenLogprobs(token, -0.5, []) for token in tokens]
+    return Rowed(request.request_id, prompt, start, end)
 
 
 class BilledWorker:

@@ -8,8 +8,8 @@ from functools import partial
 
 from tests.workers.simulation import Simulation
 from tests.workers.simulator import FakeClock, Late, Rows
+from workers.execution.step_input import PendingStep, SequenceResult, StepInput, StepOutput
 from workers.scheduling.fairness import DECODE_COST, PREFILL_COST
-from workers.scheduling.schedule import PendingStep, Schedule, StepResult
 from workers.wire.protocol import Failed, Generate, SequenceOutput
 
 STEP_S, ROW_S = 0.010, 0.001
@@ -25,25 +25,33 @@ class CountingRunner:
         """Cost of the rows computed, by tenant; of those computed again after a preemption none."""
         self.by_class: Counter[str] = Counter()
         self._computed: Counter[int] = Counter()
+        self._rows = rows
         self.begun_s: dict[int, float] = {}
         """When the prompt of each request began."""
         self.num_steps = 0
 
-    def launch(self, schedule: Schedule) -> PendingStep:
+    def launch(self, step: StepInput) -> PendingStep:
         self.num_steps += 1
-        for item in schedule.items:
-            sequence = item.sequence
+        for slot, start, end in _spans(step):
+            sequence = self._rows.sequence(slot)
             request = sequence.request
-            num_new = item.end - max(self._computed[request.id], item.start)
+            num_new = end - max(self._computed[request.id], start)
             cost = int(PREFILL_COST if sequence.is_pending else DECODE_COST) * max(num_new, 0)
-            self._computed[request.id] = max(self._computed[request.id], item.end)
+            self._computed[request.id] = max(self._computed[request.id], end)
             self.served[request.tenant] += cost
             self.by_class[request.service_class] += cost
             self.begun_s.setdefault(request.id, self.clock.now)
-        self.clock.now += STEP_S + self.row_s * schedule.num_tokens
-        num_sampled = len(schedule.sampled)
-        result = StepResult(tokens=[0] * num_sampled, logprobs=[None] * num_sampled)
-        return Late(lambda: result)
+        self.clock.now += STEP_S + self.row_s * step.num_tokens
+        results = [SequenceResult() for _ in step.counts]
+        for sample in step.samples:
+            results[sample.sequence].tokens = [0]
+        return Late(lambda: StepOutput(results))
+
+
+def _spans(step: StepInput) -> list[tuple[int, int, int]]:
+    """Slot, first position and last one of each sequence."""
+    columns = step.sequence_slots, step.starts, step.starts + step.counts
+    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 class Market(Simulation):

@@ -11,7 +11,8 @@ from memory.accounts import NOBODY, Tenant
 from memory.arena import Arena
 from memory.kv_cache import KVCache
 from tests.workers.simulator import END, VOCAB, FakeClock, Rows, SimulatedRunner, alone
-from workers.execution.engine import Engine, Event, Runner
+from workers.execution.engine import Engine, Event
+from workers.execution.step_input import Runner
 from workers.execution.step_ring import StepRing
 from workers.scheduling.queue_limits import QueueBounds
 from workers.scheduling.scheduler import Scheduler
@@ -144,6 +145,7 @@ class Simulation:
             max_batched_tokens=max_batched_tokens,
             bounds=bounds,
         )
+        self.rows.scheduler = self.scheduler
         self.runner = runner(self.clock, self.rows)
         self.ring = StepRing()
         self.engine = Engine(

@@ -15,7 +15,15 @@ from hashlib import blake2b
 from itertools import pairwise
 
 from memory.page_key import PAGE_TOKENS
-from workers.scheduling.schedule import PendingStep, Schedule, ScheduledSequence, StepResult
+from workers.execution.step_input import (
+    PendingStep,
+    ScoreInput,
+    SequenceResult,
+    StepInput,
+    StepOutput,
+)
+from workers.scheduling.scheduler import Scheduler
+from workers.scheduling.sequence import Sequence
 from workers.wire.protocol import Generate, TokenLogprobs
 
 VOCAB = 97
@@ -68,27 +76,35 @@ class Rows:
     def __init__(self, count: int) -> None:
         self.free_rows = list(range(count))
         self.tokens: dict[int, dict[int, int]] = {}
+        self.scheduler: Scheduler | None = None
+        """Set by a simulation: to look at what the device is not told."""
+
+    def sequence(self, slot: int) -> Sequence:
+        """The live sequence in the slot."""
+        assert self.scheduler is not None
+        users = [*self.scheduler.running, *self.scheduler.leaving]
+        return next(sequence for sequence in users if sequence.row == slot)
 
     def allocate(self, tokens: list[int]) -> int:
         row = self.free_rows.pop()
         self.tokens[row] = dict(enumerate(tokens))
         return row
 
-    def free(self, row: int) -> None:
-        self.free_rows.append(row)
+    def free(self, slot: int) -> None:
+        self.free_rows.append(slot)
 
 
 @dataclass
 class Late:
     """A step that is computed as late as it can be: when somebody waits for it."""
 
-    result: Callable[[], StepResult]
+    result: Callable[[], StepOutput]
 
 
 @dataclass
 class SimulatedRunner:
-    """Runs a schedule on digests; `seconds_per_token` moves the clock. A step reads the sequences
-    as they are when it is launched, and of the tokens only what the device has."""
+    """Computes steps on digests; `seconds_per_token` moves the clock. It knows the requests of the
+    sequences, to be their oracle; of their tokens it reads only what the device has."""
 
     clock: FakeClock
     rows: Rows
@@ -96,41 +112,54 @@ class SimulatedRunner:
     cache: dict[tuple[int, int], bytes] = field(default_factory=dict)
     num_steps: int = 0
 
-    def launch(self, schedule: Schedule) -> PendingStep:
+    def launch(self, step: StepInput) -> PendingStep:
         self.num_steps += 1
-        self.clock.now += self.seconds_per_token * schedule.num_tokens
-        slots = [item.slot for item in schedule.items]
+        self.clock.now += self.seconds_per_token * step.num_tokens
+        slots = step.adapter_slots.tolist()
         boundaries = sum(a != b for a, b in pairwise(slots))
-        assert boundaries == len(set(slots)) - 1, "rows of one adapter are not neighbours"
+        assert boundaries == len(set(slots)) - 1, "tokens of one adapter are not neighbours"
         assert -1 not in slots or slots[slots.index(-1) :] == [-1] * slots.count(-1)
-        launched = [self._launch(item) for item in schedule.items]
-        scored = {
-            item.sequence.key: _scores(item)
-            for item in schedule.items
-            if item.sequence.params.prompt_logprobs is not None
-        }
+        launched = [self._launch(step, index) for index in range(len(step.counts))]
+        sampled = {sample.sequence for sample in step.samples}
 
-        def compute() -> StepResult:
-            drawn = [token for item in launched if (token := item()) is not None]
-            return StepResult(drawn, [None] * len(drawn), scored)
+        def compute() -> StepOutput:
+            results = [SequenceResult() for _ in launched]
+            for index, item in enumerate(launched):
+                digest = item()
+                if index in sampled:
+                    results[index].tokens = self.draw(step, index, digest)
+            for score in step.scores:
+                results[score.sequence].prompt_logprobs = _scores(step, score)
+            return StepOutput(results)
 
         return Late(compute)
 
-    def _launch(self, item: ScheduledSequence) -> Callable[[], int | None]:
-        sequence, start, end, row = item.sequence, item.start, item.end, item.sequence.row
-        assert row is not None
+    def draw(self, step: StepInput, index: int, digest: bytes) -> list[int]:
+        """The next token of a sequence whose last position has this digest."""
+        token = next_token(digest)
+        slot, end = int(step.sequence_slots[index]), int(step.starts[index] + step.counts[index])
+        self.rows.tokens[slot][end] = token
+        return [token]
+
+    def _launch(self, step: StepInput, index: int) -> Callable[[], bytes]:
+        start = int(step.starts[index])
+        end = start + int(step.counts[index])
+        slot = int(step.sequence_slots[index])
+        sequence = self.rows.sequence(slot)
         assert (sequence.lease is None) == (sequence.adapter is None)
         adapters = acting(sequence.request, end)
         in_chunk = set(adapters[start:])
         assert len(in_chunk) == 1, "a chunk crosses the activation"
-        assert (item.slot < 0) == (in_chunk == {"base"})
-        pages = sequence.block_table.pages.copy()
+        assert (int(step.adapter_slots[index]) < 0) == (in_chunk == {"base"})
+        num_pages = -(-end // PAGE_TOKENS)
+        held = sequence.block_table.pages[:num_pages]
+        pages: list[int] = step.block_tables[index, :num_pages].tolist()
 
-        def compute() -> int | None:
-            """The token, if one is drawn."""
-            assert sequence.row == row and sequence.block_table.pages[: len(pages)] == pages
+        def compute() -> bytes:
+            """The digest of the last position."""
+            assert sequence.row == slot and sequence.block_table.pages[:num_pages] == held
             assert (sequence.lease is None) == (sequence.adapter is None), "its slot is given up"
-            digests = prefix_digests(adapters, [self.rows.tokens[row][p] for p in range(end)])
+            digests = prefix_digests(adapters, [self.rows.tokens[slot][p] for p in range(end)])
             for position in range(end):
                 place = pages[position // PAGE_TOKENS], position % PAGE_TOKENS
                 if position >= start:
@@ -138,18 +167,13 @@ class SimulatedRunner:
                 assert self.cache.get(place) == digests[position], (
                     f"position {position} was overwritten"
                 )
-            if not item.is_sampled:
-                return None
-            token = self.rows.tokens[row][end] = next_token(digests[-1])
-            return token
+            return digests[-1]
 
         return compute
 
 
-def _scores(item: ScheduledSequence) -> list[TokenLogprobs]:
-    first = item.start + 1
-    last = min(first + item.num_tokens, item.sequence.num_prompt)
+def _scores(step: StepInput, score: ScoreInput) -> list[TokenLogprobs]:
+    first = int(step.starts[score.sequence]) + 1
     return [
-        TokenLogprobs(token, -float(first + index), [])
-        for index, token in enumerate(item.sequence.tokens[first:last])
+        TokenLogprobs(token, -float(first + index), []) for index, token in enumerate(score.targets)
     ]

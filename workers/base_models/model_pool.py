@@ -188,7 +188,7 @@ class Swapper:
     def _status(self, hosted: Hosted) -> ModelStatus:
         state = hosted.state
         return msgspec.structs.replace(
-            hosted.target.engine.status(),
+            hosted.target.engine.report.status(),
             tier=state.tier,
             num_bytes=hosted.num_bytes,
             num_swaps=state.num_swaps,

@@ -1,40 +1,43 @@
-"""One base model at work: receive, schedule, launch, collect, update, emit. One thread, beside
-which adapters load."""
+"""One base model's engine: receive, schedule, launch, wait, update, emit. It runs on one thread;
+adapters load on others."""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from memory.accounts import Tenant
 from memory.block_table import BlockTable
-from memory.errors import IntegrityError
 from memory.kv_cache import KVCache
+from workers.execution.engine_report import EngineReport
+from workers.execution.request_check import check_request
+from workers.execution.step_input import (
+    PendingStep,
+    Runner,
+    SequenceResult,
+    StepOutput,
+    build_step_input,
+)
 from workers.execution.step_ring import StepRing
 from workers.scheduling.demand import Demand
 from workers.scheduling.queue_limits import Refusal
-from workers.scheduling.schedule import PendingStep, Schedule, ScheduledSequence, StepResult
+from workers.scheduling.schedule import Schedule, ScheduledSequence
 from workers.scheduling.scheduler import EXPIRED, Scheduler
 from workers.scheduling.sequence import Sequence, SequenceStatus
-from workers.scheduling.step_cost import RecentRatio
-from workers.wire.prefix_index import changed_pages
 from workers.wire.protocol import (
     AdapterRef,
-    AdapterStatus,
-    CachedPages,
     ErrorCode,
     Failed,
     FinishReason,
     Generate,
     ModelInfo,
-    ModelStatus,
+    OutputKind,
     PromptProgress,
     SequenceOutput,
-    TokenLogprobs,
 )
 
 if TYPE_CHECKING:
@@ -43,38 +46,35 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_FAILED_STEPS = 8
-"""In a row: then it is not the requests."""
+"""Failures in a row after which the device is at fault, not the requests."""
+
+DRAWING_ERRORS = {
+    ErrorCode.LOGITS_NAN: "the model's logits are not numbers",
+    ErrorCode.INTERNAL: "the step gave other than one token to a sequence of the step ahead",
+}
 
 Event = tuple[int, SequenceOutput | PromptProgress | Failed]
 """(connection, what happened to one of its sequences)."""
 
 
 class EngineFailed(Exception):
-    """No step succeeds any more, as after an illegal access on a GPU: the process is to end, or it
-    would draw ever more requests by failing them so soon."""
-
-
-class Runner(Protocol):
-    """Computes a schedule: `ModelRunner`, or a stand-in without tensors."""
-
-    def launch(self, schedule: Schedule) -> PendingStep:
-        """Steps are computed in the order of their launch. The scheduled sequences keep their
-        pages, rows and adapters until the result was taken."""
-        ...
+    """No step succeeds any more, as after an illegal access on a GPU. The process must end: it
+    fails requests so fast that it would draw ever more of them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
-    """A step that was launched and is not collected. Times are of the engine's clock."""
+class InFlightStep:
+    """A step that was launched and whose result is not taken. Times are of the engine's clock."""
 
     schedule: Schedule
     step: PendingStep
     start_s: float
     launched_s: float
     schedule_us: int
+    build_us: int
 
-    def land(self) -> StepResult | Exception:
-        """Waits for its end."""
+    def wait(self) -> StepOutput | Exception:
+        """The step's result, once the device has it."""
         try:
             return self.step.result()
         except Exception as error:
@@ -88,11 +88,12 @@ class Engine:
     `step` takes the lock of the memory, but not while it computes; all else is called with it. It
     raises EngineFailed.
 
-    Where the device works beside the host (`runs_ahead`) the next step is scheduled and launched
-    while one is in flight, as if all its sequences went on; what it computes of those that do not
-    is discarded. Tokens stay on the device from step to step, so the host is late for none.
+    Where the device works beside the host (`runs_ahead`), the next step is scheduled and launched
+    while one is in flight, as if each of its sequences were given one token; what is computed for
+    those that end is discarded. Tokens stay on the device from step to step, so the device does not
+    wait for the host. A sequence that `needs_host_token` is left out of the step ahead.
 
-        host    schedule 1 | schedule 2 | collect 1, schedule 3 | collect 2, schedule 4 | ...
+        host    schedule 1 | schedule 2 | wait for 1, schedule 3 | wait for 2, schedule 4 | ...
         device             | step 1 ............| step 2 ...............| step 3 ...
     """
 
@@ -116,24 +117,19 @@ class Engine:
         """None while the weights are not on the device: all else goes on."""
         self.is_held = False
         """Nobody who waits is admitted."""
+        self.pool = pool
+        self.report = EngineReport(info, scheduler, kv, pool, ring)
         self._kv = kv
-        self._pool = pool
-        self._ring = ring
         self._vocab_size = vocab_size
         self._end_tokens = end_tokens
         self._clock = clock
         self._runs_ahead = runs_ahead
-        self._flights: deque[Flight] = deque()
+        self._in_flight: deque[InFlightStep] = deque()
         self._num_failed_steps = 0
         """In a row."""
-        self._landed_s = 0.0
-        """When the last step was collected."""
         self._sequences: dict[tuple[int, int], Sequence] = {}
         self._kept: set[str] = set()
-        self._prefill_rate, self._decode_steps = RecentRatio(), RecentRatio()
-        """Rows a second of steps that are mostly prompts; seconds a step of those without."""
         self.num_generated_tokens = 0
-        self.num_integrity_failures = 0
         self.is_stalled = True
         """The last step found nothing that could run: idle, or waiting for adapters."""
 
@@ -202,16 +198,16 @@ class Engine:
 
     def detach(self) -> Runner | None:
         """The weights leave; nothing may run. What waits goes on when they are back."""
-        assert not self._flights, "a step is in flight"
+        assert not self._in_flight, "a step is in flight"
         runner, self.runner = self.runner, None
         return runner
 
     def suspend(self) -> list[Event]:
         """Everything that runs waits again and keeps its tokens, those in flight too."""
         events: list[Event] = []
-        while self._flights:
-            flight = self._flights.popleft()
-            events += self._take(flight, flight.land())
+        while self._in_flight:
+            step = self._in_flight.popleft()
+            events += self._take(step, step.wait())
         self.scheduler.suspend()
         return events
 
@@ -241,73 +237,13 @@ class Engine:
             self.scheduler.remove(sequence)
         return [self._fail(s, ErrorCode.DRAINING, "the worker is draining") for s in waiting]
 
-    def status(self) -> ModelStatus:
-        scheduler, kv = self.scheduler, self._kv
-        return ModelStatus(
-            digest=self.info.digest,
-            name=self.info.name,
-            num_running=len(scheduler.running),
-            num_waiting=scheduler.num_waiting,
-            pages_total=kv.num_total,
-            pages_free=kv.num_free - kv.num_cached,
-            pages_cached=kv.num_cached,
-            num_preemptions=scheduler.num_preemptions,
-            prefix_queried_tokens=scheduler.num_queried_tokens,
-            prefix_hit_tokens=scheduler.num_hit_tokens,
-            num_adapter_evictions=self._pool.num_evictions,
-            num_integrity_failures=self.num_integrity_failures,
-            max_num_seqs=scheduler.max_num_seqs,
-            num_waiting_tokens=scheduler.num_waiting_tokens,
-            prefill_tokens_per_s=self._prefill_rate.value,
-            decode_step_s=self._decode_steps.value,
-        )
-
-    def adapter_status(self) -> list[AdapterStatus]:
-        return [
-            AdapterStatus(
-                a.digest,
-                a.tier,
-                a.num_bytes,
-                a.leases,
-                a.pinned,
-                "" if a.fault is None else a.fault.code,
-                "" if a.fault is None else str(a.fault),
-            )
-            for a in self._pool.status()
-        ]
-
-    def cached_pages(self) -> Iterator[CachedPages]:
-        """What came into the prefix cache and left it since the last call."""
-        cache = self._kv.prefix_cache
-        changes = cache.journal.take()
-        if changes is None:
-            return changed_pages(self.info.digest, cache.keys, (), is_whole=True)
-        return changed_pages(self.info.digest, *changes)
-
-    def prefetch(self, adapter: AdapterRef) -> None:
-        self._pool.prefetch(adapter)
-
-    @property
-    def is_loading(self) -> bool:
-        return self._pool.is_loading
-
-    def check_integrity(self) -> None:
-        """Every page, run and slot is in exactly one state; if not, it is logged and counted."""
-        holders = [*self.scheduler.running, *self.scheduler.leaving]
-        try:
-            self._kv.check_integrity([p for s in holders for p in s.block_table.held_pages])
-            self._pool.check_integrity()
-        except IntegrityError:
-            self.num_integrity_failures += 1
-            log.exception("the memory of %s contradicts itself", self.info.name)
-
     def keep(self, adapters: Iterable[AdapterRef]) -> None:
         """Pins these adapters and no others."""
         wanted = {adapter.digest: adapter for adapter in adapters}
         for digest in self._kept - wanted.keys():
-            self._pool.unpin(digest)
+            self.pool.unpin(digest)
         for adapter in wanted.values():
-            self._pool.pin(adapter)
+            self.pool.pin(adapter)
         self._kept = set(wanted)
 
     def step(self, *, is_alone: bool = True) -> list[Event]:
@@ -320,64 +256,56 @@ class Engine:
         return events + failed + self._collect(num_ahead)
 
     def _launch(self) -> tuple[bool, list[Event]]:
-        """Whether there is a step more in flight, and who fails."""
+        """Whether one more step is in flight, and the sequences that fail."""
         begin = perf_counter_ns()
         start_s = self._clock()
         with self._kv.lock:
-            self._pool.poll()
+            self.pool.poll()
             self.scheduler.is_held = self.is_held or self.runner is None
             schedule = self.scheduler.schedule(start_s)
             failed = [self._fail(*failure) for failure in schedule.failed]
-            self.is_stalled = not schedule.items and not self._flights
+            self.is_stalled = not schedule.items and not self._in_flight
         if not schedule.items or self.runner is None:
             return False, failed
-        schedule_us, launched_s = (perf_counter_ns() - begin) // 1000, self._clock()
+        scheduled, launched_s = perf_counter_ns(), self._clock()
         try:
-            step = self.runner.launch(schedule)
+            step_input = build_step_input(schedule, self._kv.pool)
+            build_us = (perf_counter_ns() - scheduled) // 1000
+            step = self.runner.launch(step_input)
         except Exception as error:
             with self._kv.lock:
                 return False, failed + self._fail_step(schedule, error)
-        self._flights.append(Flight(schedule, step, start_s, launched_s, schedule_us))
+        schedule_us = (scheduled - begin) // 1000
+        launched = InFlightStep(schedule, step, start_s, launched_s, schedule_us, build_us)
+        self._in_flight.append(launched)
         return True, failed
 
     def _collect(self, num_left: int = 0) -> list[Event]:
-        """Takes what was launched, but for the last `num_left` steps."""
+        """Takes the results of the steps in flight, except the last `num_left`."""
         events: list[Event] = []
-        while len(self._flights) > num_left:
-            flight = self._flights.popleft()
-            outcome = flight.land()
+        while len(self._in_flight) > num_left:
+            step = self._in_flight.popleft()
+            outcome = step.wait()
             with self._kv.lock:
-                events += self._take(flight, outcome)
+                events += self._take(step, outcome)
         return events
 
-    def _take(self, flight: Flight, outcome: StepResult | Exception) -> list[Event]:
+    def _take(self, step: InFlightStep, outcome: StepOutput | Exception) -> list[Event]:
         """The step has ended."""
-        schedule = flight.schedule
+        schedule = step.schedule
         if isinstance(outcome, Exception):
             return self._fail_step(schedule, outcome)
         self._num_failed_steps = 0
-        landed, landed_s = perf_counter_ns(), self._clock()
-        num_prefill = sum(item.num_tokens for item in schedule.items if item.is_prefill)
-        begin_s = max(flight.launched_s, self._landed_s)
-        self._note_step(schedule, num_prefill, landed_s - begin_s)
-        self._landed_s = landed_s
+        ended, ended_s = perf_counter_ns(), self._clock()
+        self.report.note_duration(schedule, step.launched_s, ended_s)
         events = self._update(schedule, outcome)
-        self._ring.append(
-            start_s=flight.start_s,
-            num_rows=schedule.num_tokens,
-            num_sequences=len(schedule.items),
-            num_prefill_tokens=num_prefill,
-            num_sampled=len(outcome.tokens),
-            num_adapters=len({item.slot for item in schedule.items if item.slot >= 0}),
-            num_running=len(self.scheduler.running),
-            num_waiting=self.scheduler.num_waiting,
-            num_free_pages=self.scheduler.num_free_pages,
-            num_preempted=schedule.num_preempted,
-            schedule_us=flight.schedule_us,
-            build_us=outcome.build_us,
-            forward_us=outcome.forward_us,
-            sample_us=outcome.sample_us,
-            update_us=(perf_counter_ns() - landed) // 1000,
+        self.report.append_to_ring(
+            schedule,
+            outcome,
+            start_s=step.start_s,
+            schedule_us=step.schedule_us,
+            build_us=step.build_us + outcome.build_us,
+            update_us=(perf_counter_ns() - ended) // 1000,
         )
         return events
 
@@ -390,6 +318,12 @@ class Engine:
             block_table=BlockTable(self._kv, Tenant(request.tenant, request.weight)),
             layout=self.info.cache_layout,
         )
+
+    def _refusal(self, sequence: Sequence) -> tuple[ErrorCode, str] | None:
+        if sequence.key in self._sequences:
+            return ErrorCode.INVALID, f"sequence id {sequence.request.id} is in use"
+        refusal = check_request(sequence, self.info, self._vocab_size)
+        return refusal or self.scheduler.refusal(sequence)
 
     def _add(self, sequence: Sequence) -> None:
         self._sequences[sequence.key] = sequence
@@ -410,89 +344,48 @@ class Engine:
         )
         return sequence.connection, failed
 
-    def _refusal(self, sequence: Sequence) -> tuple[ErrorCode, str] | None:
-        params, num_resumed = sequence.params, sequence.request.num_resumed
-        if sequence.key in self._sequences:
-            return ErrorCode.INVALID, f"sequence id {sequence.request.id} is in use"
-        if sequence.request.weight < 1:
-            return ErrorCode.INVALID, "the weight must be at least 1"
-        if sequence.request.stream_interval < 1:
-            return ErrorCode.INVALID, "the stream interval must be at least 1"
-        if not sequence.tokens:
-            return ErrorCode.INVALID, "the prompt is empty"
-        if not 0 <= min(sequence.tokens) <= max(sequence.tokens) < self._vocab_size:
-            return ErrorCode.INVALID, f"token ids must lie in 0..{self._vocab_size - 1}"
-        if any(not 0 <= token < self._vocab_size for token in params.logit_bias or ()):
-            return ErrorCode.INVALID, f"logit_bias ids must lie in 0..{self._vocab_size - 1}"
-        if not 0 <= num_resumed < len(sequence.tokens):
-            return ErrorCode.INVALID, "num_resumed must leave a prompt"
-        if not 0 <= sequence.request.activation < sequence.num_prompt:
-            return ErrorCode.INVALID, "the adapter's activation must lie in the prompt"
-        if params.max_tokens < (0 if params.prompt_logprobs is not None else 1):
-            return ErrorCode.INVALID, "max_tokens must be at least 1 (0 with prompt_logprobs)"
-        if num_resumed and (refusal := _resumption_refusal(sequence)) is not None:
-            return ErrorCode.INVALID, refusal
-        if sequence.max_len > self.info.max_model_len:
-            return ErrorCode.PROMPT_TOO_LONG, (
-                f"{sequence.num_prompt} prompt tokens and {params.max_tokens} to generate exceed "
-                f"the model's {self.info.max_model_len}"
-            )
-        return self.scheduler.refusal(sequence)
-
-    def _note_step(self, schedule: Schedule, num_prefill: int, seconds: float) -> None:
-        """So long did it take."""
-        num_rows = schedule.num_tokens
-        self.scheduler.step_time.note(num_rows, schedule.num_attended, seconds)
-        if 2 * num_prefill > num_rows:
-            self._kv.note_prefill(num_rows, seconds)
-            self._prefill_rate.note(num_rows, seconds)
-        elif num_prefill == 0:
-            self._decode_steps.note(seconds, 1)
-
-    def _update(self, schedule: Schedule, result: StepResult) -> list[Event]:
+    def _update(self, schedule: Schedule, output: StepOutput) -> list[Event]:
         """Sequences that ended while the step was in flight have no part in it."""
-        self.scheduler.update(schedule)
+        self.scheduler.update(schedule, [len(result.tokens) for result in output.sequences])
         events: list[Event] = []
-        for item in schedule.items:
-            sequence = item.sequence
-            if sequence.is_finished:
-                continue
-            scored = result.prompt_logprobs.get(sequence.key)
-            if scored is not None:
-                # NOTE: a preempted sequence is scored again from its start.
-                sequence.prompt_logprobs[item.start :] = scored
-            if item.is_prefill:
-                events += _progress(sequence, item.end)
-        drawn = zip(schedule.sampled, result.tokens, result.logprobs, strict=True)
-        for item, token, logprobs in drawn:
-            if item.sequence.is_finished:
-                continue
-            if token < 0:
-                events.append(self._fail_drawing(item.sequence))
-            else:
-                events += self._append(item.sequence, token, logprobs)
-        return events + [
-            self._finish_prompt(item.sequence)
-            for item in schedule.items
-            if _ends_unsampled(item) and not item.sequence.is_finished
-        ]
+        for item, result in zip(schedule.items, output.sequences, strict=True):
+            if not item.sequence.is_finished:
+                events += self._take_result(item, result)
+        return events
 
-    def _append(
-        self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None
-    ) -> list[Event]:
-        self.num_generated_tokens += 1
-        output = sequence.append(token, logprobs, self._clock())
+    def _take_result(self, item: ScheduledSequence, result: SequenceResult) -> list[Event]:
+        sequence = item.sequence
+        if result.prompt_logprobs is not None:
+            # NOTE: a preempted sequence is scored again from its start.
+            sequence.prompt_logprobs[item.start :] = result.prompt_logprobs
+        events = _progress(sequence, item.end) if item.is_prefill else []
+        if result.error is not None:
+            return [*events, self._fail_drawing(sequence, result.error)]
+        if item.is_sampled:
+            return events + self._append(sequence, result)
+        if sequence.request.kind is OutputKind.SCORE and item.end == len(sequence.tokens):
+            events.append(self._finish_prompt(sequence))
+        return events
+
+    def _append(self, sequence: Sequence, result: SequenceResult) -> list[Event]:
+        if sequence.num_in_flight and len(result.tokens) != 1:
+            # The step ahead was computed as if there were one.
+            return [self._fail_drawing(sequence, ErrorCode.INTERNAL)]
+        num_before = len(sequence.tokens)
+        output = sequence.append(result.tokens, result.logprobs, self._clock())
+        self.num_generated_tokens += len(sequence.tokens) - num_before
         if output is None:
             return []
         if output.finish_reason is not None:
             self._forget(sequence)
         return [(sequence.connection, output)]
 
-    def _fail_drawing(self, sequence: Sequence) -> Event:
+    def _fail_drawing(self, sequence: Sequence, error: ErrorCode) -> Event:
         adapter = "none" if sequence.adapter is None else sequence.adapter.digest
-        log.error("NaN among the logits of %s, adapter %s", self.info.name, adapter)
+        message = DRAWING_ERRORS[error]
+        log.error("%s: model %s, adapter %s", message, self.info.name, adapter)
         self.scheduler.remove(sequence)
-        return self._fail(sequence, ErrorCode.LOGITS_NAN, "the model's logits are not numbers")
+        return self._fail(sequence, error, message)
 
     def _finish_prompt(self, sequence: Sequence) -> Event:
         self._forget(sequence)
@@ -522,20 +415,8 @@ class Engine:
             if not item.sequence.is_finished:
                 self.scheduler.remove(item.sequence)
                 events.append(self._fail(item.sequence, ErrorCode.INTERNAL, message))
-        self.scheduler.update(schedule)
+        self.scheduler.update(schedule, [0] * len(schedule.items))
         return events
-
-
-def _resumption_refusal(sequence: Sequence) -> str | None:
-    """Why nothing of the sequence is left to generate here."""
-    resumed = sequence.tokens[sequence.num_prompt :]
-    if len(resumed) >= sequence.params.max_tokens:
-        return "num_resumed must be less than max_tokens"
-    if not sequence.end_tokens.isdisjoint(resumed):
-        return "the resumed tokens hold an end token"
-    if sequence.params.prompt_logprobs is not None:
-        return "prompt_logprobs come with the first token: a resumed sequence has none"
-    return None
 
 
 def _progress(sequence: Sequence, num_computed: int) -> list[Event]:
@@ -547,8 +428,3 @@ def _progress(sequence: Sequence, num_computed: int) -> list[Event]:
     sequence.num_reached = num_positions
     progress = PromptProgress(sequence.request.id, num_positions, sequence.num_cached)
     return [(sequence.connection, progress)]
-
-
-def _ends_unsampled(item: ScheduledSequence) -> bool:
-    sequence = item.sequence
-    return sequence.params.max_tokens == 0 and item.end == len(sequence.tokens)

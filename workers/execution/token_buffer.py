@@ -7,33 +7,33 @@ from torch import Tensor
 
 
 class TokenBuffer:
-    """The tokens of running sequences on the device, one row each: int32 [rows, max_model_len].
+    """The tokens of running sequences, a slot each: int32 [slots, max_model_len] on the device.
 
     A step gathers its input ids from here and the sampler's tokens are written back here, so that
     they need not visit the host between two steps.
     """
 
-    def __init__(self, num_rows: int, max_model_len: int, device: torch.device) -> None:
-        self.tokens = torch.zeros(num_rows, max_model_len, dtype=torch.int32, device=device)
-        self._free = list(range(num_rows - 1, -1, -1))
+    def __init__(self, num_slots: int, max_model_len: int, device: torch.device) -> None:
+        self.tokens = torch.zeros(num_slots, max_model_len, dtype=torch.int32, device=device)
+        self._free = list(range(num_slots - 1, -1, -1))
 
     @property
     def num_free(self) -> int:
         return len(self._free)
 
     def allocate(self, tokens: list[int]) -> int:
-        row = self._free.pop()
+        slot = self._free.pop()
         is_pinned = self.tokens.device.type == "cuda"
         host = torch.tensor(tokens, dtype=torch.int32, pin_memory=is_pinned)
-        self.tokens[row, : len(tokens)].copy_(host, non_blocking=True)
-        return row
+        self.tokens[slot, : len(tokens)].copy_(host, non_blocking=True)
+        return slot
 
-    def free(self, row: int) -> None:
-        self._free.append(row)
+    def free(self, slot: int) -> None:
+        self._free.append(slot)
 
-    def gather(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """tokens[rows[t], positions[t]] as int32 [T]."""
-        return self.tokens[rows, positions]
+    def gather(self, slots: Tensor, positions: Tensor) -> Tensor:
+        """tokens[slots[t], positions[t]] as int32 [T]."""
+        return self.tokens[slots, positions]
 
-    def scatter(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
-        self.tokens[rows, positions] = tokens
+    def scatter(self, slots: Tensor, positions: Tensor, tokens: Tensor) -> None:
+        self.tokens[slots, positions] = tokens

@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
+
+from workers.execution.step_input import Array
 
 ALIGNMENT = 16
 """Of each array in the buffer, in bytes: any element type may be read there."""
-
-Array = NDArray[Any]
 
 
 class Packing:

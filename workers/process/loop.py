@@ -102,7 +102,7 @@ class WorkerLoop:
                     self._submit(connection, message)
             case Prefetch(model=model, adapter=adapter) if model in self.engines:
                 with self._memory:
-                    self.engines[model].prefetch(adapter)
+                    self.engines[model].pool.prefetch(adapter)
             case _:
                 pass
         self._inbox.put((connection, message))
@@ -178,7 +178,11 @@ class WorkerLoop:
         engines = self.engines.values()
         if any(engine.has_work and not engine.is_stalled for engine in engines):
             return 0.0
-        if self.has_work or self._prober.has_work or any(engine.is_loading for engine in engines):
+        if (
+            self.has_work
+            or self._prober.has_work
+            or any(engine.pool.is_loading for engine in engines)
+        ):
             return LOAD_POLL_S
         if self._swapper is not None and self._swapper.is_busy:
             return LOAD_POLL_S
@@ -223,7 +227,7 @@ class WorkerLoop:
         if self._clock() >= self._next_pages_s or not self.has_work:
             self._next_pages_s = self._clock() + PAGES_PERIOD_S
             engines = self.engines.values()
-            self._deliver_some([(0, pages) for e in engines for pages in e.cached_pages()])
+            self._deliver_some([(0, pages) for e in engines for pages in e.report.cached_pages()])
 
     def _probe(self, connection: int, probe: Probe) -> None:
         draining = refuse_draining(probe) if self.is_draining else None
@@ -246,7 +250,7 @@ class WorkerLoop:
         if not self.has_work and self._clock() >= self._next_check_s:
             self._next_check_s = self._clock() + INTEGRITY_PERIOD_S
             for engine in self.engines.values():
-                engine.check_integrity()
+                engine.report.check_integrity()
 
     def _submit(self, connection: int, request: Generate) -> None:
         engine = self.engines.get(request.model)

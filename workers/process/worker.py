@@ -204,7 +204,7 @@ class Worker:
             instance_id=self.instance_id,
             draining=draining,
             models=self.swapper.status(),
-            adapters=[adapter for engine in engines for adapter in engine.adapter_status()],
+            adapters=[adapter for engine in engines for adapter in engine.report.adapters()],
             arena_bytes=self.arena.num_bytes + self.arena.num_beside * self.arena.extent_bytes,
             extents=self.arena.map(),
             settings=self.config.effective(),
@@ -301,7 +301,7 @@ class Worker:
         def make_runner(model: Decoder) -> ModelRunner:
             tables = pool.tables
             return self.runner(
-                *(model, self.ops, self.memory, kv, buffer, tables),
+                *(model, self.ops, self.memory, buffer, tables),
                 replays_steps=self._replays_steps,
             )
 

@@ -41,11 +41,11 @@ EXPIRED = "its time was over before its prompt could begin"
 
 
 class RowAllocator(Protocol):
-    """Rows of the device's token buffer, one for each running sequence."""
+    """Slots of the device's token buffer, one for each running sequence."""
 
     def allocate(self, tokens: list[int]) -> int: ...
 
-    def free(self, row: int) -> None: ...
+    def free(self, slot: int) -> None: ...
 
 
 class Scheduler:
@@ -232,7 +232,7 @@ class Scheduler:
             others = [item for item in schedule.items if item.sequence.account not in guests]
             budget = StepBudget(
                 self.step_time,
-                num_rows=self.max_batched_tokens - len(schedule.items),
+                num_rows=self.max_batched_tokens - schedule.num_tokens,
                 decode_s=self._step_s(schedule),
                 without_guests_s=self._step_s(Schedule(others)) if schedule.items else math.inf,
                 seconds=due_s - schedule.begin_s,
@@ -250,29 +250,37 @@ class Scheduler:
         self._depart(schedule)
         return schedule
 
-    def update(self, schedule: Schedule) -> None:
-        """The step has ended: what it generated is charged, full pages may now be shared. Not of
-        sequences that have ended: they let go of what they had."""
+    def update(self, schedule: Schedule, num_new: list[int]) -> None:
+        """The step has ended: what it computed is charged, full pages may now be shared. Not of
+        sequences that have ended: they let go of what they had.
+
+        num_new: tokens that each sequence of the schedule was given. One that was given none, where
+        one was expected, computes its last token again.
+        """
         self._in_flight.remove(schedule)
-        for item in schedule.items:
+        for item, num_tokens in zip(schedule.items, num_new, strict=True):
             sequence = item.sequence
             sequence.num_in_flight -= 1
             sequence.num_drawn -= item.is_sampled
             if not sequence.is_finished:
-                self._account(sequence, item.end)
+                num_computed = item.end
+                if item.is_sampled and not num_tokens:
+                    num_computed = sequence.num_computed = item.end - 1
+                self._account(sequence, num_computed)
             elif not sequence.num_in_flight:
                 self.leaving.remove(sequence)
                 self._release(sequence)
 
     def _account(self, sequence: Sequence, num_computed: int) -> None:
-        """So many of its tokens are computed by now."""
-        sequence.num_charged = max(sequence.num_charged, num_computed)
+        """Takes note of how many of its tokens are computed by now. Those of a prompt are charged
+        when they are scheduled."""
+        if num_computed > sequence.num_charged:
+            self._queue.charge(sequence, DECODE_COST * (num_computed - sequence.num_charged))
+            sequence.num_charged = num_computed
         num_full = num_computed // PAGE_TOKENS
         if num_full > sequence.block_table.num_committed:
             sequence.block_table.commit(sequence.page_keys[:num_full])
-        if not sequence.is_pending:
-            self._queue.charge(sequence, DECODE_COST)
-        elif num_computed == len(sequence.tokens):
+        if sequence.is_pending and num_computed == len(sequence.tokens):
             self._queue.leave(sequence)
 
     def _depart(self, schedule: Schedule) -> None:
@@ -294,12 +302,14 @@ class Scheduler:
         return self.step_time.predict(schedule.num_tokens, schedule.num_attended)
 
     def _decode(self, schedule: Schedule) -> float:
-        """A row for each sequence that generates. Returns when the first of their tokens is due."""
+        """The tokens that sequences which generate have not computed yet: one each, unless the last
+        step gave several. Returns when the first of their next tokens is due."""
         due_s = math.inf
         for sequence in list(self.running):
             is_on = sequence.status is SequenceStatus.RUNNING and sequence.is_generating
-            if is_on and self._grow(sequence, 1, schedule):
-                schedule.items.append(ScheduledSequence(sequence, 1))
+            num_tokens = sequence.num_uncomputed
+            if is_on and self._grow(sequence, num_tokens, schedule):
+                schedule.items.append(ScheduledSequence(sequence, num_tokens))
                 due_s = min(due_s, sequence.due_s + sequence.num_drawn * sequence.terms.tpot_s)
         return due_s
 

@@ -10,6 +10,7 @@ import pytest
 from gateway.dispatch.sequences import WHOLE_INTERVAL
 from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import ids, repeat_prompt, say
+from workers.wire.protocol import OutputKind
 
 
 def test_one_prompt(client: openai.OpenAI, worker: ScriptedWorker) -> None:
@@ -95,6 +96,7 @@ def test_scoring_a_prompt_generates_nothing(client: openai.OpenAI, worker: Scrip
     assert answer.choices[0].finish_reason == "length"
     assert answer.choices[0].logprobs and len(answer.choices[0].logprobs.tokens) == 8
     assert answer.usage and answer.usage.completion_tokens == 0
+    assert worker.requests[-1].kind is OutputKind.SCORE
     assert worker.requests[-1].params.max_tokens == 0
     assert worker.requests[-1].params.prompt_logprobs == 0
 

@@ -161,8 +161,8 @@ def test_answers_are_those_of_a_worker_that_never_swaps(house: House, form: str)
     assert all(model.num_swaps >= 2 for model in status.values()), status
     assert sum(model.num_preemptions for model in status.values()) > 0
     for engine in worker.engines.values():
-        engine.check_integrity()
-        assert engine.num_integrity_failures == 0
+        engine.report.check_integrity()
+        assert engine.report.num_integrity_failures == 0
     extents = worker.arena.map()
     on_device = [m for m in status.values() if m.tier == "device"]
     assert len(on_device) == 1

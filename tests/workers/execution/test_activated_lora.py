@@ -13,7 +13,7 @@ from tests.doubles import SIZES
 from tests.oracle import Oracle, Verdict
 from tests.workers.driver import Driver
 from tests.workers.process.test_worker import Setup
-from workers.wire.protocol import FinishReason, Generate, SamplingParams
+from workers.wire.protocol import FinishReason, Generate, OutputKind, SamplingParams
 
 INVOCATIONS = {
     "word": [300],
@@ -51,6 +51,7 @@ def ask(
         cache_domain="t",
         adapter=None if is_base else llama.refs[name],
         activation=0 if is_base else activation,
+        kind=OutputKind.GENERATE if params.max_tokens else OutputKind.SCORE,
     )
 
 

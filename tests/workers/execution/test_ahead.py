@@ -16,7 +16,7 @@ from tests.workers.driver import Driver
 from tests.workers.process.test_worker import Setup
 from tests.workers.simulation import Simulation, StubPool, generate, prompt_of
 from tests.workers.simulator import END, VOCAB, Late, SimulatedRunner, alone
-from workers.scheduling.schedule import PendingStep, Schedule, StepResult
+from workers.execution.step_input import PendingStep, SequenceResult, StepInput, StepOutput
 from workers.wire.protocol import (
     ErrorCode,
     FinishReason,
@@ -117,7 +117,7 @@ def test_a_row_for_nothing_leaves_no_trace(seed: int) -> None:
         cache, engine = simulation.kv.prefix_cache, simulation.engine
         told = {
             pages.added[at : at + 8]
-            for pages in engine.cached_pages()
+            for pages in engine.report.cached_pages()
             for at in range(0, len(pages.added), 8)
         }
         counts = engine.num_generated_tokens, simulation.kv.num_cached, account.counter
@@ -129,14 +129,14 @@ def test_a_row_for_nothing_leaves_no_trace(seed: int) -> None:
 class Watched(SimulatedRunner):
     """Notes what the engine does when."""
 
-    def launch(self, schedule: Schedule) -> PendingStep:
-        step = super().launch(schedule)
+    def launch(self, step: StepInput) -> PendingStep:
+        launched = super().launch(step)
         number = self.num_steps
         log.append(f"launch {number}")
 
         def result():
             log.append(f"collect {number}")
-            return step.result()
+            return launched.result()
 
         return Late(result)
 
@@ -167,19 +167,19 @@ class Broken(SimulatedRunner):
 
     breaks_at: int = 0
 
-    def launch(self, schedule: Schedule) -> PendingStep:
-        step = super().launch(schedule)
+    def launch(self, step: StepInput) -> PendingStep:
+        launched = super().launch(step)
         is_broken = self.num_steps == self.breaks_at
 
         def result():
-            computed = step.result()
+            computed = launched.result()
             if is_broken:
                 self.spoil(computed)
             return computed
 
         return Late(result)
 
-    def spoil(self, computed: StepResult) -> None:
+    def spoil(self, computed: StepOutput) -> None:
         raise RuntimeError("kernel")
 
 
@@ -202,8 +202,8 @@ def test_a_step_that_fails_in_flight_fails_its_sequences_and_no_others() -> None
 class NoNumbers(Broken):
     """In one step, of the first sequence."""
 
-    def spoil(self, computed: StepResult) -> None:
-        computed.tokens[0] = -1
+    def spoil(self, computed: StepOutput) -> None:
+        computed.sequences[0] = SequenceResult(error=ErrorCode.LOGITS_NAN)
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
@@ -227,16 +227,16 @@ class Device(SimulatedRunner):
 
     free_s: float = 0.0
 
-    def launch(self, schedule: Schedule) -> PendingStep:
+    def launch(self, step: StepInput) -> PendingStep:
         now = self.clock.now
-        step = super().launch(schedule)
+        launched = super().launch(step)
         self.clock.now = now
-        self.free_s = max(self.free_s, now) + step_s(schedule.num_tokens)
+        self.free_s = max(self.free_s, now) + step_s(step.num_tokens)
         end_s = self.free_s
 
         def result():
             self.clock.now = max(self.clock.now, end_s)
-            return step.result()
+            return launched.result()
 
         return Late(result)
 

@@ -12,10 +12,10 @@ from tests.adapters.pools import House, SteppedExecutor
 from tests.workers.simulation import generate
 from tests.workers.simulator import VOCAB, FakeClock, Rows, SimulatedRunner
 from workers.execution.engine import Engine
+from workers.execution.step_input import PendingStep, StepInput
 from workers.execution.step_ring import StepRing
 from workers.process.loop import WorkerLoop
 from workers.process.server import Delivery
-from workers.scheduling.schedule import PendingStep, Schedule
 from workers.scheduling.scheduler import Scheduler
 from workers.verification.adapter_verifier import Prober
 from workers.wire.protocol import (
@@ -37,11 +37,11 @@ class ScriptedRunner(SimulatedRunner):
 
     script: dict[int, list[Callable[[], None]]]
 
-    def launch(self, schedule: Schedule) -> PendingStep:
-        step = super().launch(schedule)
+    def launch(self, step: StepInput) -> PendingStep:
+        launched = super().launch(step)
         for call in self.script.get(self.num_steps, []):
             call()
-        return step
+        return launched
 
 
 class Box:
@@ -59,6 +59,7 @@ class Box:
             max_num_seqs=max_num_seqs,
             max_batched_tokens=64,
         )
+        rows.scheduler = self.scheduler
         engine = Engine(
             ModelInfo("model", "m", 4096),
             self.scheduler,

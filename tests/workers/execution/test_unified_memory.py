@@ -87,6 +87,7 @@ class Box:
         self.ring = StepRing()
         rows = Rows(MAX_NUM_SEQS)
         self.scheduler = Scheduler(kv, pool, rows, max_num_seqs=MAX_NUM_SEQS, max_batched_tokens=64)
+        rows.scheduler = self.scheduler
         self.engine = Engine(
             ModelInfo("model", "m", 4096),
             self.scheduler,

@@ -49,6 +49,7 @@ class Box:
         self.scheduler = Scheduler(
             house.kv, house.pool, rows, max_num_seqs=num_rows, max_batched_tokens=512
         )
+        rows.scheduler = self.scheduler
         self.engine = Engine(
             ModelInfo("model", "m", 4096),
             self.scheduler,

@@ -22,7 +22,14 @@ from tests.workers.driver import Driver, store_adapter
 from workers.importer import import_model
 from workers.process.config import WorkerConfig
 from workers.process.worker import Worker
-from workers.wire.protocol import AdapterRef, ErrorCode, FinishReason, Generate, SamplingParams
+from workers.wire.protocol import (
+    AdapterRef,
+    ErrorCode,
+    FinishReason,
+    Generate,
+    OutputKind,
+    SamplingParams,
+)
 
 ADAPTERS: dict[str, dict[str, Any]] = {
     "r4": {"rank": 4},
@@ -151,7 +158,12 @@ def test_adapters_make_a_difference(llama: Setup) -> None:
     with Driver(llama.config()) as driver:
         for number, ref in enumerate([None, *llama.refs.values()]):
             driver.submit(
-                Generate(number, "", llama.digest, prompt, params, cache_domain="t", adapter=ref)
+                Generate(
+                    *(number, "", llama.digest, prompt, params),
+                    cache_domain="t",
+                    adapter=ref,
+                    kind=OutputKind.SCORE,
+                )
             )
         driver.wait()
     scores = [
@@ -220,7 +232,12 @@ def test_prompt_logprobs_equal_the_oracle(llama: Setup) -> None:
     with Driver(llama.config()) as driver:
         for number in range(2):
             driver.submit(
-                Generate(number, "", llama.digest, prompt, params, cache_domain="t", adapter=ref)
+                Generate(
+                    *(number, "", llama.digest, prompt, params),
+                    cache_domain="t",
+                    adapter=ref,
+                    kind=OutputKind.SCORE,
+                )
             )
         driver.wait()
     expected = Oracle(llama.model, llama.folders).logits(prompt, "r4").log_softmax(-1)

@@ -35,6 +35,7 @@ from workers.wire.protocol import (
     ErrorCode,
     FinishReason,
     Generate,
+    OutputKind,
     PromptProgress,
     SamplingParams,
     SequenceOutput,
@@ -258,7 +259,9 @@ def test_prompt_logprobs_after_a_preemption_have_each_token_once() -> None:
     params = SamplingParams(max_tokens=0, seed=0, prompt_logprobs=0)
     greedy = SamplingParams(max_tokens=60, seed=0, temperature=0.0, ignore_eos=True)
     simulation.submit(msgspec.structs.replace(generate(0, [1] * 15), params=greedy))
-    simulation.submit(msgspec.structs.replace(generate(1, prompt), params=params))
+    simulation.submit(
+        msgspec.structs.replace(generate(1, prompt, kind=OutputKind.SCORE), params=params)
+    )
     scored: list[TokenLogprobs] = []
     reached: list[int] = []
     while simulation.engine.has_work:
@@ -309,7 +312,7 @@ def test_an_idle_loop_finds_a_page_without_a_holder(caplog: pytest.LogCaptureFix
     engine, reports = simulation.engine, SimpleQueue[int]()
 
     def status(_: bool, __: int) -> Any:
-        reports.put(engine.status().num_integrity_failures)
+        reports.put(engine.report.status().num_integrity_failures)
 
     loop = WorkerLoop(
         {"model": engine},
@@ -409,10 +412,10 @@ def test_waiting_tokens_are_those_of_prompts_that_are_not_computed() -> None:
     seen: list[int] = []
     for number, length in enumerate([150, 20]):
         simulation.submit(generate(number, prompt_of(rng, length), 40))
-        seen.append(simulation.engine.status().num_waiting_tokens)
+        seen.append(simulation.engine.report.status().num_waiting_tokens)
     for _ in range(3):
         simulation.step()
-        seen.append(simulation.engine.status().num_waiting_tokens)
+        seen.append(simulation.engine.report.status().num_waiting_tokens)
     assert seen == [150, 170, 106, 42, 20]
 
 

@@ -1,5 +1,6 @@
-"""A decode step padded to fixed shapes, at fixed addresses, computes what the step alone computes,
-whatever it was made for. On the CPU a replay computes anew from the same memory."""
+"""A decode step run as a graph, padded to fixed shapes at fixed addresses, computes what the step
+alone computes, whatever step it was captured for. On the CPU a graph computes anew from the same
+memory."""
 
 from __future__ import annotations
 
@@ -20,10 +21,11 @@ from tests.ops.conftest import TRITON, triton_backend
 from tests.workers.driver import Driver
 from tests.workers.paged import PagedModel, Stream
 from tests.workers.process.test_worker import Setup
-from workers.execution.batch_builder import Extent, RowInputs, forward_batch
-from workers.execution.graph_runner import SCRATCH_PAGE, Limits, StaticRows, StaticStep, StaticSteps
+from workers.execution.batch_builder import BatchInputs, StepShape, forward_batch
+from workers.execution.graph_runner import SCRATCH_PAGE, GraphInputs, GraphRunner, Limits, StepGraph
+from workers.execution.step_input import Array
 from workers.execution.token_buffer import TokenBuffer
-from workers.execution.upload import Array, Packing, new_host_buffer, upload
+from workers.execution.upload import Packing, new_host_buffer, upload
 from workers.models.decoder import Decoder
 from workers.models.plan import ModelPlan
 from workers.wire.protocol import Generate
@@ -50,7 +52,7 @@ class Steps:
         num_slots = len(self.paged.tables.rank)
         self.limits = Limits(MAX_LEN // PAGE_TOKENS, MAX_LEN, num_slots)
 
-    def begin(self, slots: list[int], longest: int = 40) -> RowInputs[Array]:
+    def begin(self, slots: list[int], longest: int = 40) -> BatchInputs[Array]:
         """New sequences with these adapters, and the inputs of their next step."""
         rng = random.Random(len(slots))
         count = len(slots)
@@ -66,42 +68,42 @@ class Steps:
         for row, stream in enumerate(streams):
             tables[row, : len(stream.pages)] = stream.pages
         segments = build_segments([(slot, 1) for slot in slots])
-        rows = RowInputs[Array](
-            buffer_rows=np.array([self.buffer.allocate(tokens) for tokens in prompts], np.int64),
+        rows = BatchInputs[Array](
+            buffer_slots=np.array([self.buffer.allocate(tokens) for tokens in prompts], np.int64),
             buffer_positions=positions.astype(np.int64),
             query_start=np.arange(count + 1, dtype=np.int32),
             row_seq=np.arange(count, dtype=np.int32),
             positions=positions,
             context_lens=positions + 1,
             block_tables=tables,
-            last_rows=np.arange(count, dtype=np.int64),
+            last_tokens=np.arange(count, dtype=np.int64),
             segment_start=np.zeros(1, np.int32) if segments is None else segments.start,
             segment_slot=np.zeros(0, np.int32) if segments is None else segments.slot,
         )
-        for stream, row in zip(streams, rows.buffer_rows.tolist(), strict=True):
+        for stream, row in zip(streams, rows.buffer_slots.tolist(), strict=True):
             self.paged.free += stream.pages
             self.buffer.free(row)
         return rows
 
-    def extent(self, rows: RowInputs[Array]) -> Extent:
+    def shape(self, rows: BatchInputs[Array]) -> StepShape:
         max_rank = self.max_rank if len(rows.segment_slot) else 0
-        return Extent(1, int(rows.context_lens.max()), max_rank)
+        return StepShape(1, int(rows.context_lens.max()), max_rank)
 
-    def alone(self, rows: RowInputs[Array]) -> Tensor:
-        tensors = RowInputs[Tensor](*upload([*rows], self.ops.device))
-        return self.compute(tensors, self.extent(rows))
+    def alone(self, rows: BatchInputs[Array]) -> Tensor:
+        tensors = BatchInputs[Tensor](*upload([*rows], self.ops.device))
+        return self.compute(tensors, self.shape(rows))
 
-    def compute(self, rows: RowInputs[Tensor], extent: Extent) -> Tensor:
-        batch = forward_batch(rows, extent, self.buffer, self.view, self.paged.tables)
+    def compute(self, rows: BatchInputs[Tensor], shape: StepShape) -> Tensor:
+        batch = forward_batch(rows, shape, self.buffer, self.view, self.paged.tables)
         return self.paged.model.logits(self.paged.model.forward(batch))
 
-    def assert_same(self, rows: RowInputs[Array], replay: Callable[[], Tensor]) -> None:
+    def assert_same(self, rows: BatchInputs[Array], run: Callable[[], Tensor]) -> None:
         """The logits, and every byte of the arena but those of the scratch page."""
         before = self.paged.arena.clone()
         expected = self.alone(rows)
         after = self.paged.arena.clone()
         self.paged.arena.copy_(before)
-        torch.testing.assert_close(replay(), expected, atol=self.tolerance, rtol=0)
+        torch.testing.assert_close(run(), expected, atol=self.tolerance, rtol=0)
         page = slice(SCRATCH_PAGE, SCRATCH_PAGE + self.view.layout.page_bytes)
         self.paged.arena[page] = after[page]
         torch.testing.assert_close(
@@ -138,24 +140,24 @@ def mixed(rng: random.Random, count: int, num_adapted: int) -> list[int]:
 def test_a_padded_step_is_the_step(steps: Steps) -> None:
     """Of every size, with many adapters, few and none."""
     rng = random.Random(1)
-    static = StaticSteps(steps.limits, steps.ops, steps.compute)
+    graphs = GraphRunner(steps.limits, steps.ops, steps.compute)
     for count in range(1, 20):
         for num_adapted in {0, 1, count}:
             rows = steps.begin(mixed(rng, count, num_adapted))
-            replay = static.prepare(rows, steps.extent(rows))
-            assert replay is not None
-            steps.assert_same(rows, replay)
+            run = graphs.prepare(rows, steps.shape(rows))
+            assert run is not None
+            steps.assert_same(rows, run)
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("first", [[0, 1, 2, -1, -1], [1], [-1, -1]])
 def test_it_serves_other_adapters_than_it_was_made_with(steps: Steps, first: list[int]) -> None:
     """Fewer, more, none, and of other ranks; fewer rows and more."""
-    static = StaticStep(8, 16, steps.limits, steps.ops, steps.compute)
+    graphs = StepGraph(8, 16, steps.limits, steps.ops, steps.compute)
     later = [[0, 1, 1, 2, 2, 2, -1], [-1], [0] * 8, [-1] * 8, [2], [0, 1, 2]]
     for slots in [first, *later]:
         rows = steps.begin(slots)
-        steps.assert_same(rows, static.prepare(rows))
+        steps.assert_same(rows, graphs.prepare(rows))
 
 
 @torch.inference_mode()
@@ -163,10 +165,10 @@ def test_it_serves_other_adapters_than_it_was_made_with(steps: Steps, first: lis
 def test_triton_kernels_leave_padding_alone(tmp_path: Path, backend: str) -> None:
     """Rows and segments."""
     steps = make_steps(tmp_path, backend)
-    static = StaticStep(3, 16, steps.limits, steps.ops, steps.compute)
+    graphs = StepGraph(3, 16, steps.limits, steps.ops, steps.compute)
     for slots in ([1, -1], [-1]):
         rows = steps.begin(slots, longest=5)
-        steps.assert_same(rows, static.prepare(rows))
+        steps.assert_same(rows, graphs.prepare(rows))
 
 
 def test_addresses_stay_and_prompts_and_large_steps_are_left(steps: Steps) -> None:
@@ -182,25 +184,25 @@ def test_addresses_stay_and_prompts_and_large_steps_are_left(steps: Steps) -> No
             captured.append(work)
             return work
 
-    static = StaticSteps(steps.limits, Noting(), steps.compute)  # pyright: ignore
+    graphs = GraphRunner(steps.limits, Noting(), steps.compute)  # pyright: ignore
     for slots in ([0, 1, -1], [2, -1, -1, -1], [-1] * 4, [-1] * 3, [1, 1, 1]):
         rows = steps.begin(slots)
-        assert static.prepare(rows, steps.extent(rows)) is not None
+        assert graphs.prepare(rows, steps.shape(rows)) is not None
     assert len(captured) == 2, "one with adapters, one without"
     rows = steps.begin([-1])
-    assert static.prepare(rows, Extent(2, 20, 0)) is None
+    assert graphs.prepare(rows, StepShape(2, 20, 0)) is None
     large = rows._replace(positions=np.zeros(257, np.int32))
-    assert static.prepare(large, Extent(1, 20, 0)) is None
+    assert graphs.prepare(large, StepShape(1, 20, 0)) is None
 
 
 def test_block_tables_go_to_the_device_as_wide_as_the_step_needs_them(steps: Steps) -> None:
-    static = StaticRows(4, 4, steps.limits, torch.device("cpu"))
-    static.tensors.block_tables.fill_(77)
+    graphs = GraphInputs(4, 4, steps.limits, torch.device("cpu"))
+    graphs.tensors.block_tables.fill_(77)
     for longest in (40, 90, 5):
         rows = steps.begin([0, 1, -1], longest)
         width = rows.block_tables.shape[1]
-        static.fill(rows)
-        got = static.tensors.block_tables
+        graphs.fill(rows)
+        got = graphs.tensors.block_tables
         assert torch.equal(got[:3, :width], torch.from_numpy(rows.block_tables))
         assert int(got[3, 0]) == SCRATCH_PAGE
         if longest == 40:

@@ -1,0 +1,141 @@
+"""What an engine reports: status, adapters, prefix cache, and how long its steps take."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from memory.errors import IntegrityError
+from memory.kv_cache import KVCache
+from workers.execution.step_input import StepOutput
+from workers.execution.step_ring import StepRing
+from workers.scheduling.schedule import Schedule
+from workers.scheduling.scheduler import Scheduler
+from workers.scheduling.step_cost import RecentRatio
+from workers.wire.prefix_index import changed_pages
+from workers.wire.protocol import AdapterStatus, CachedPages, ModelInfo, ModelStatus
+
+if TYPE_CHECKING:
+    from adapters.pool.pool import AdapterPool
+
+log = logging.getLogger(__name__)
+
+
+class EngineReport:
+    """Reads what the engine's parts know; `note_duration` and `append_to_ring` record each step.
+    All calls hold the lock of the memory."""
+
+    def __init__(
+        self,
+        info: ModelInfo,
+        scheduler: Scheduler,
+        kv: KVCache,
+        pool: AdapterPool,
+        ring: StepRing,
+    ) -> None:
+        self._info = info
+        self._scheduler = scheduler
+        self._kv = kv
+        self._pool = pool
+        self._ring = ring
+        self._ended_s = 0.0
+        """When the last step ended."""
+        self._prefill_rate, self._decode_steps = RecentRatio(), RecentRatio()
+        """Tokens a second of steps that are mostly prompts; seconds a step of those without."""
+        self.num_integrity_failures = 0
+
+    def note_duration(self, schedule: Schedule, launched_s: float, ended_s: float) -> None:
+        """Records how long the device took for a step: from its launch, or from the end of the step
+        before it."""
+        seconds = ended_s - max(launched_s, self._ended_s)
+        self._ended_s = ended_s
+        num_tokens, num_prefill = schedule.num_tokens, schedule.num_prefill_tokens
+        self._scheduler.step_time.note(num_tokens, schedule.num_attended, seconds)
+        if 2 * num_prefill > num_tokens:
+            self._kv.note_prefill(num_tokens, seconds)
+            self._prefill_rate.note(num_tokens, seconds)
+        elif num_prefill == 0:
+            self._decode_steps.note(seconds, 1)
+
+    def append_to_ring(
+        self,
+        schedule: Schedule,
+        output: StepOutput,
+        *,
+        start_s: float,
+        schedule_us: int,
+        build_us: int,
+        update_us: int,
+    ) -> None:
+        """Appends the step's record, once its result was taken."""
+        self._ring.append(
+            start_s=start_s,
+            num_rows=schedule.num_tokens,
+            num_sequences=len(schedule.items),
+            num_prefill_tokens=schedule.num_prefill_tokens,
+            num_sampled=sum(len(result.tokens) for result in output.sequences),
+            num_adapters=len({item.slot for item in schedule.items if item.slot >= 0}),
+            num_running=len(self._scheduler.running),
+            num_waiting=self._scheduler.num_waiting,
+            num_free_pages=self._scheduler.num_free_pages,
+            num_preempted=schedule.num_preempted,
+            schedule_us=schedule_us,
+            build_us=build_us,
+            forward_us=output.forward_us,
+            sample_us=output.sample_us,
+            update_us=update_us,
+        )
+
+    def status(self) -> ModelStatus:
+        scheduler, kv = self._scheduler, self._kv
+        return ModelStatus(
+            digest=self._info.digest,
+            name=self._info.name,
+            num_running=len(scheduler.running),
+            num_waiting=scheduler.num_waiting,
+            pages_total=kv.num_total,
+            pages_free=kv.num_free - kv.num_cached,
+            pages_cached=kv.num_cached,
+            num_preemptions=scheduler.num_preemptions,
+            prefix_queried_tokens=scheduler.num_queried_tokens,
+            prefix_hit_tokens=scheduler.num_hit_tokens,
+            num_adapter_evictions=self._pool.num_evictions,
+            num_integrity_failures=self.num_integrity_failures,
+            max_num_seqs=scheduler.max_num_seqs,
+            num_waiting_tokens=scheduler.num_waiting_tokens,
+            prefill_tokens_per_s=self._prefill_rate.value,
+            decode_step_s=self._decode_steps.value,
+        )
+
+    def adapters(self) -> list[AdapterStatus]:
+        return [
+            AdapterStatus(
+                a.digest,
+                a.tier,
+                a.num_bytes,
+                a.leases,
+                a.pinned,
+                "" if a.fault is None else a.fault.code,
+                "" if a.fault is None else str(a.fault),
+            )
+            for a in self._pool.status()
+        ]
+
+    def cached_pages(self) -> Iterator[CachedPages]:
+        """What came into the prefix cache and left it since the last call."""
+        cache = self._kv.prefix_cache
+        changes = cache.journal.take()
+        if changes is None:
+            return changed_pages(self._info.digest, cache.keys, (), is_whole=True)
+        return changed_pages(self._info.digest, *changes)
+
+    def check_integrity(self) -> None:
+        """Every page, run and slot is in exactly one state; if not, it is logged and counted."""
+        holders = [*self._scheduler.running, *self._scheduler.leaving]
+        try:
+            self._kv.check_integrity([p for s in holders for p in s.block_table.held_pages])
+            self._pool.check_integrity()
+        except IntegrityError:
+            self.num_integrity_failures += 1
+            log.exception("the memory of %s contradicts itself", self._info.name)

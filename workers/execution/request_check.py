@@ -1,0 +1,60 @@
+"""Whether a request can run at all, checked when it arrives."""
+
+from __future__ import annotations
+
+from workers.scheduling.sequence import Sequence
+from workers.wire.protocol import ErrorCode, ModelInfo, OutputKind, SamplingParams
+
+
+def check_request(
+    sequence: Sequence, info: ModelInfo, vocab_size: int
+) -> tuple[ErrorCode, str] | None:
+    """The error with which the request is refused, or None."""
+    params, num_resumed = sequence.params, sequence.request.num_resumed
+    if sequence.request.weight < 1:
+        return ErrorCode.INVALID, "the weight must be at least 1"
+    if sequence.request.stream_interval < 1:
+        return ErrorCode.INVALID, "the stream interval must be at least 1"
+    if not sequence.tokens:
+        return ErrorCode.INVALID, "the prompt is empty"
+    if not 0 <= min(sequence.tokens) <= max(sequence.tokens) < vocab_size:
+        return ErrorCode.INVALID, f"token ids must lie in 0..{vocab_size - 1}"
+    if any(not 0 <= token < vocab_size for token in params.logit_bias or ()):
+        return ErrorCode.INVALID, f"logit_bias ids must lie in 0..{vocab_size - 1}"
+    if not 0 <= num_resumed < len(sequence.tokens):
+        return ErrorCode.INVALID, "num_resumed must leave a prompt"
+    if not 0 <= sequence.request.activation < sequence.num_prompt:
+        return ErrorCode.INVALID, "the adapter's activation must lie in the prompt"
+    if (message := _kind_refusal(params, sequence.request.kind)) is not None:
+        return ErrorCode.INVALID, message
+    if num_resumed and (message := _resumption_refusal(sequence)) is not None:
+        return ErrorCode.INVALID, message
+    if sequence.max_len > info.max_model_len:
+        return ErrorCode.PROMPT_TOO_LONG, (
+            f"{sequence.num_prompt} prompt tokens and {params.max_tokens} to generate exceed "
+            f"the model's {info.max_model_len}"
+        )
+    return None
+
+
+def _kind_refusal(params: SamplingParams, kind: OutputKind) -> str | None:
+    """Why the parameters do not fit the kind of output."""
+    if kind is OutputKind.GENERATE and params.max_tokens < 1:
+        return "max_tokens must be at least 1"
+    if kind is OutputKind.SCORE and params.max_tokens != 0:
+        return "max_tokens must be 0 where only the prompt is scored"
+    if kind is OutputKind.SCORE and params.prompt_logprobs is None:
+        return "prompt_logprobs must be set where only the prompt is scored"
+    return None
+
+
+def _resumption_refusal(sequence: Sequence) -> str | None:
+    """Why a resumed sequence has nothing left to generate, or cannot be resumed."""
+    resumed = sequence.tokens[sequence.num_prompt :]
+    if len(resumed) >= sequence.params.max_tokens:
+        return "num_resumed must be less than max_tokens"
+    if not sequence.end_tokens.isdisjoint(resumed):
+        return "the resumed tokens hold an end token"
+    if sequence.params.prompt_logprobs is not None:
+        return "prompt_logprobs come with the first token: a resumed sequence has none"
+    return None

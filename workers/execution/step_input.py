@@ -1,0 +1,174 @@
+"""One step as plain data: what the device computes and what comes back.
+
+Both sides hold numbers, arrays and frozen records, and no live object of the engine. A second
+process, a recording or a simulator can stand on either side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memory.page_key import PAGE_TOKENS
+from memory.pages import PagePool
+from workers.scheduling.schedule import Schedule, ScheduledSequence
+from workers.wire.protocol import ErrorCode, SamplingParams, TokenLogprobs
+
+Array = NDArray[Any]
+
+
+class SampleInput(NamedTuple):
+    """How to draw the next token of one sequence, whose last token is computed in this step.
+
+    sequence: its index in the step.
+    position: of the token to draw. All tokens before it are in the token buffer.
+    num_prompt: how many of those belong to the prompt; penalties treat them apart.
+    banned: tokens that must not be drawn.
+    mask: int32 [ceil(V / 32)], a grammar's bit mask: token t is allowed if bit t % 32 of word
+    t // 32 is set. None allows all.
+    """
+
+    sequence: int
+    position: int
+    num_prompt: int
+    params: SamplingParams
+    banned: frozenset[int]
+    mask: Array | None = None
+
+
+class ScoreInput(NamedTuple):
+    """Asks for log-probabilities of prompt tokens.
+
+    sequence: its index in the step.
+    targets: the prompt tokens that follow the first `len(targets)` tokens computed in this step.
+    num_top: alternatives returned with each.
+    """
+
+    sequence: int
+    targets: list[int]
+    num_top: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """What one step computes.
+
+    S sequences, those of one adapter side by side, base-only ones last. Each computes the tokens
+    at positions starts[s]..starts[s] + counts[s] - 1, which are in its slot of the token buffer.
+
+    sequence_slots int64 [S]      slot of each sequence in the token buffer
+    adapter_slots  int32 [S]      adapter that acts on the tokens, -1 for the base model alone
+    starts, counts int32 [S]
+    block_tables   int64 [S, P]   byte offset in the arena of each page; entries past a sequence's
+                                  last page are undefined
+    max_rank       int            largest rank of the adapters, 0 without any
+
+    What is wanted of a sequence is said by the lists that name it: `samples` (kind *generate*, its
+    last token is computed), `scores` (its prompt's log-probabilities), or neither.
+    """
+
+    sequence_slots: Array
+    adapter_slots: Array
+    starts: Array
+    counts: Array
+    block_tables: Array
+    max_rank: int
+    samples: list[SampleInput]
+    scores: list[ScoreInput]
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.counts.sum())
+
+
+@dataclass(slots=True)
+class SequenceResult:
+    """What a step gave one sequence.
+
+    tokens: zero or more new ones. A sequence that is in a later step already gets exactly one: the
+    later step reads it on the device.
+    logprobs: one entry a token, if asked for.
+    prompt_logprobs: one entry a target of its `ScoreInput`.
+    error: why no token could be drawn.
+    """
+
+    tokens: list[int] = field(default_factory=list[int])
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    error: ErrorCode | None = None
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """The result of each sequence of the `StepInput`, in its order, and the step's times."""
+
+    sequences: list[SequenceResult]
+    build_us: int = 0
+    forward_us: int = 0
+    sample_us: int = 0
+
+
+class PendingStep(Protocol):
+    """A step that was launched."""
+
+    def result(self) -> StepOutput:
+        """Waits for the step's end. Raises the error of the device or its kernels."""
+        ...
+
+
+class Runner(Protocol):
+    """Computes steps: `ModelRunner`, or a simulator."""
+
+    def launch(self, step: StepInput) -> PendingStep:
+        """Steps are computed in the order of their launch. Pages, sequence slots and adapter slots
+        that the step names stay as they are until its result is taken."""
+        ...
+
+
+def build_step_input(schedule: Schedule, pages: PagePool) -> StepInput:
+    """The scheduled sequences as plain data, in schedule order."""
+    items = schedule.items
+    num_sequences = len(items)
+    sequences = [item.sequence for item in items]
+    counts = np.fromiter((item.num_tokens for item in items), np.int32, num_sequences)
+    starts = np.fromiter((item.start for item in items), np.int32, num_sequences)
+    num_pages = -(-(starts + counts) // PAGE_TOKENS)
+    tables = np.zeros((num_sequences, int(num_pages.max())), np.int64)
+    for index, sequence in enumerate(sequences):
+        held = sequence.block_table.pages[: num_pages[index]]
+        tables[index, : len(held)] = held
+    return StepInput(
+        sequence_slots=np.fromiter((s.row for s in sequences), np.int64, num_sequences),
+        adapter_slots=np.fromiter((item.slot for item in items), np.int32, num_sequences),
+        starts=starts,
+        counts=counts,
+        block_tables=pages.offsets(tables),
+        max_rank=max(item.max_rank for item in items),
+        samples=[_sample(i, item) for i, item in enumerate(items) if item.is_sampled],
+        scores=[score for i, item in enumerate(items) if (score := _score(i, item)) is not None],
+    )
+
+
+NONE_BANNED: frozenset[int] = frozenset()
+
+
+def _sample(index: int, item: ScheduledSequence) -> SampleInput:
+    """Until `min_tokens` are generated, the tokens that end the sequence are banned."""
+    sequence, params = item.sequence, item.sequence.params
+    may_end = item.end - sequence.num_prompt >= params.min_tokens
+    banned = NONE_BANNED if may_end else sequence.end_tokens
+    return SampleInput(index, item.end, sequence.num_prompt, params, banned)
+
+
+def _score(index: int, item: ScheduledSequence) -> ScoreInput | None:
+    """The prompt tokens that follow those of this step, if they are to be scored."""
+    num_top = item.sequence.params.prompt_logprobs
+    if num_top is None:
+        return None
+    first = item.start + 1
+    last = min(first + item.num_tokens, item.sequence.num_prompt)
+    targets = item.sequence.tokens[first:last]
+    return ScoreInput(index, targets, num_top) if targets else None
