@@ -346,7 +346,8 @@ class Engine:
 
     def _update(self, schedule: Schedule, output: StepOutput) -> list[Event]:
         """Sequences that ended while the step was in flight have no part in it."""
-        self.scheduler.update(schedule, [len(result.tokens) for result in output.sequences])
+        results = zip(schedule.items, output.sequences, strict=True)
+        self.scheduler.update(schedule, [_num_taken(item, result) for item, result in results])
         events: list[Event] = []
         for item, result in zip(schedule.items, output.sequences, strict=True):
             if not item.sequence.is_finished:
@@ -417,6 +418,13 @@ class Engine:
                 events.append(self._fail(item.sequence, ErrorCode.INTERNAL, message))
         self.scheduler.update(schedule, [0] * len(schedule.items))
         return events
+
+
+def _num_taken(item: ScheduledSequence, result: SequenceResult) -> int:
+    """How many of the new tokens belong to the sequence: none after its last."""
+    if item.sequence.is_finished or not result.tokens:
+        return 0
+    return item.sequence.end_within(result.tokens)[0]
 
 
 def _progress(sequence: Sequence, num_computed: int) -> list[Event]:

@@ -42,8 +42,8 @@ class ModelRunner:
         *,
         replays_steps: bool = False,
     ) -> None:
-        """arena: uint8, the device's memory. replays_steps: steps in which all sequences generate run
-        as captured graphs (`GraphRunner`); no sequence uses the first page then."""
+        """arena: uint8, the device's memory. replays_steps: steps in which all sequences generate
+        run as captured graphs (`GraphRunner`); no sequence uses the first page then."""
         self.model = model
         self._ops = ops
         self._view = KVCacheView(arena, model.plan.kv_layout)

@@ -254,7 +254,7 @@ class Scheduler:
         """The step has ended: what it computed is charged, full pages may now be shared. Not of
         sequences that have ended: they let go of what they had.
 
-        num_new: tokens that each sequence of the schedule was given. One that was given none, where
+        num_new: new tokens that each sequence of the schedule takes. One that was given none, where
         one was expected, computes its last token again.
         """
         self._in_flight.remove(schedule)
@@ -266,17 +266,18 @@ class Scheduler:
                 num_computed = item.end
                 if item.is_sampled and not num_tokens:
                     num_computed = sequence.num_computed = item.end - 1
-                self._account(sequence, num_computed)
+                num_known = item.end + max(num_tokens - 1, 0)
+                self._account(sequence, num_computed, num_known)
             elif not sequence.num_in_flight:
                 self.leaving.remove(sequence)
                 self._release(sequence)
 
-    def _account(self, sequence: Sequence, num_computed: int) -> None:
-        """Takes note of how many of its tokens are computed by now. Those of a prompt are charged
-        when they are scheduled."""
-        if num_computed > sequence.num_charged:
-            self._queue.charge(sequence, DECODE_COST * (num_computed - sequence.num_charged))
-            sequence.num_charged = num_computed
+    def _account(self, sequence: Sequence, num_computed: int, num_known: int) -> None:
+        """Takes note of how many of its tokens are computed by now, and charges those generated,
+        each once: all but the last of `num_known`. A prompt is charged when it is scheduled."""
+        if num_known > sequence.num_charged:
+            self._queue.charge(sequence, DECODE_COST * (num_known - sequence.num_charged))
+            sequence.num_charged = num_known
         num_full = num_computed // PAGE_TOKENS
         if num_full > sequence.block_table.num_committed:
             sequence.block_table.commit(sequence.page_keys[:num_full])

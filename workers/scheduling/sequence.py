@@ -207,7 +207,7 @@ class Sequence:
         is_first = not self.is_begun
         if is_first:
             self.due_s = max(self.due_s, now)
-        num_taken, finish_reason = self._num_taken(tokens)
+        num_taken, finish_reason = self.end_within(tokens)
         self.due_s += num_taken * self.terms.tpot_s
         self.tokens += tokens[:num_taken]
         if logprobs is not None:
@@ -233,7 +233,7 @@ class Sequence:
         self.logprobs, self.num_untold = [], 0
         return output
 
-    def _num_taken(self, tokens: list[int]) -> tuple[int, FinishReason | None]:
+    def end_within(self, tokens: list[int]) -> tuple[int, FinishReason | None]:
         """How many of the new tokens belong to the sequence, and why it ends with them, if it
         does."""
         num_left = self.params.max_tokens - self.num_generated

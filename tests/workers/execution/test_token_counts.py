@@ -1,0 +1,140 @@
+"""A step may give a sequence zero, one or several tokens. What is sent, charged, cached and held
+counts tokens, whatever the number of steps."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.workers.execution.test_ahead import answer, asked
+from tests.workers.simulation import Simulation, StubPool, generate, prompt_of
+from tests.workers.simulator import SimulatedRunner, acting, alone, next_token, prefix_digests
+from workers.execution.step_input import StepInput
+from workers.wire.protocol import ErrorCode, Generate
+
+
+@dataclass
+class ScriptedDevice(SimulatedRunner):
+    """Gives each sequence as many tokens a step as the script says. Their KV is not computed but
+    for the first, so that the next step computes it."""
+
+    chance: random.Random = field(default_factory=lambda: random.Random(0))
+    counts: tuple[int, ...] = (1,)
+    given: list[int] = field(default_factory=list[int])
+
+    def draw(self, step: StepInput, index: int, digest: bytes) -> list[int]:
+        slot, end = int(step.sequence_slots[index]), int(step.starts[index] + step.counts[index])
+        known, request = self.rows.tokens[slot], self.rows.sequence(slot).request
+        count = self.chance.choice(self.counts)
+        self.given.append(count)
+        drawn: list[int] = []
+        for position in range(end, end + count):
+            tokens = [known[p] for p in range(position)]
+            known[position] = next_token(prefix_digests(acting(request, position), tokens)[-1])
+            drawn.append(known[position])
+        return drawn
+
+
+def played(
+    counts: tuple[int, ...], requests: list[Generate], *, runs_ahead: bool, num_pages: int = 400
+) -> Simulation:
+    simulation = Simulation(
+        num_pages=num_pages,
+        pool=StubPool(num_slots=2),
+        runner=ScriptedDevice,
+        runs_ahead=runs_ahead,
+    )
+    assert isinstance(simulation.runner, ScriptedDevice)
+    simulation.runner.counts = counts
+    for request in requests:
+        simulation.submit(request)
+    for sequence in simulation.scheduler.waiting:
+        sequence.needs_host_token = counts != (1,)
+    simulation.run()
+    simulation.assert_at_rest()
+    return simulation
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+@pytest.mark.parametrize("counts", [(0, 1), (3,), (0, 1, 2, 5)])
+def test_steps_of_any_number_of_tokens_are_as_steps_of_one(
+    counts: tuple[int, ...], runs_ahead: bool
+) -> None:
+    """Tokens, ends in the middle of several, charges and counts."""
+    rng = random.Random(3)
+    shared = prompt_of(rng, 40)
+    requests = [asked(rng, number, shared, [None, "a", "b"]) for number in range(20)]
+    one = played((1,), requests, runs_ahead=False)
+    other = played(counts, requests, runs_ahead=runs_ahead)
+    for request in requests:
+        tokens, reason = answer(request)
+        assert other.outputs[request.id] == one.outputs[request.id] == tokens
+        assert other.finished[request.id] is one.finished[request.id] is reason
+    assert isinstance(other.runner, ScriptedDevice)
+    assert set(other.runner.given) == set(counts)
+    assert other.engine.num_generated_tokens == sum(map(len, one.outputs.values()))
+
+
+@pytest.mark.parametrize("counts", [(0, 1), (4,), (0, 1, 2, 5)])
+def test_each_token_is_charged_once(counts: tuple[int, ...]) -> None:
+    rng = random.Random(5)
+    request = generate(0, prompt_of(rng, 30), 50)
+
+    def charged(counts: tuple[int, ...]) -> float:
+        simulation = Simulation(num_pages=400, runner=ScriptedDevice)
+        assert isinstance(simulation.runner, ScriptedDevice)
+        simulation.runner.counts = counts
+        simulation.submit(request)
+        sequence = simulation.scheduler.waiting[0]
+        sequence.needs_host_token = True
+        simulation.run()
+        assert simulation.outputs[0] == alone(request)
+        return sequence.account.counter
+
+    assert charged(counts) == charged((1,))
+
+
+def test_pages_are_cached_and_preempted_sequences_go_on() -> None:
+    """Under too little memory; the device checks each position that it reads."""
+    rng = random.Random(9)
+    shared = prompt_of(rng, 40)
+    requests = [
+        generate(number, shared[: 20 + number] + prompt_of(rng, 10), 80, rng.choice([None, "a"]))
+        for number in range(12)
+    ]
+    simulation = played((0, 1, 3), requests, runs_ahead=True, num_pages=16)
+    assert simulation.scheduler.num_preemptions and simulation.scheduler.num_hit_tokens
+    for request in requests:
+        assert simulation.outputs[request.id] == alone(request)
+
+
+@pytest.mark.parametrize("needs_host_token", [False, True])
+def test_a_sequence_that_needs_its_token_is_in_no_step_ahead(needs_host_token: bool) -> None:
+    in_flight: list[int] = []
+
+    class Watching(ScriptedDevice):
+        def launch(self, step: StepInput):
+            in_flight.append(self.rows.sequence(int(step.sequence_slots[0])).num_in_flight)
+            return super().launch(step)
+
+    simulation = Simulation(runner=Watching, runs_ahead=True)
+    request = generate(0, [1, 2, 3], 8)
+    simulation.submit(request)
+    simulation.scheduler.waiting[0].needs_host_token = needs_host_token
+    simulation.run()
+    assert simulation.outputs[0] == alone(request)
+    assert max(in_flight) == (1 if needs_host_token else 2)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_other_than_one_token_beside_a_step_ahead_fails_the_sequence(count: int) -> None:
+    simulation = Simulation(runner=ScriptedDevice, runs_ahead=True)
+    assert isinstance(simulation.runner, ScriptedDevice)
+    simulation.runner.counts = (count,)
+    simulation.rows.tokens[0] = {}
+    simulation.submit(generate(0, [1, 2, 3], 30))
+    simulation.step()
+    simulation.step()
+    assert simulation.finished[0] is ErrorCode.INTERNAL
