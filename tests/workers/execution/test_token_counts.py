@@ -6,13 +6,24 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 
 from tests.workers.execution.test_ahead import answer, asked
 from tests.workers.simulation import Simulation, StubPool, generate, prompt_of
-from tests.workers.simulator import SimulatedRunner, acting, alone, next_token, prefix_digests
-from workers.execution.step_input import StepInput
-from workers.wire.protocol import ErrorCode, Generate
+from tests.workers.simulator import Late, SimulatedRunner, acting, alone, next_token, prefix_digests
+from workers.execution.step_input import PendingStep, StepInput
+from workers.execution.step_input import StepOutput as DeviceOutput
+from workers.process.loop import frames
+from workers.wire.protocol import (
+    ErrorCode,
+    FinishReason,
+    Generate,
+    OutputKind,
+    SequenceOutput,
+    StepOutput,
+    TokenLogprobs,
+)
 
 
 @dataclass
@@ -23,6 +34,19 @@ class ScriptedDevice(SimulatedRunner):
     chance: random.Random = field(default_factory=lambda: random.Random(0))
     counts: tuple[int, ...] = (1,)
     given: list[int] = field(default_factory=list[int])
+
+    def launch(self, step: StepInput) -> PendingStep:
+        launched = super().launch(step)
+
+        def compute() -> DeviceOutput:
+            output = launched.result()
+            for sample in step.samples:
+                if sample.params.logprobs is not None:
+                    result = output.sequences[sample.sequence]
+                    result.logprobs = [TokenLogprobs(token, -1, []) for token in result.tokens]
+            return output
+
+        return Late(compute)
 
     def draw(self, step: StepInput, index: int, digest: bytes) -> list[int]:
         slot, end = int(step.sequence_slots[index]), int(step.starts[index] + step.counts[index])
@@ -108,6 +132,42 @@ def test_pages_are_cached_and_preempted_sequences_go_on() -> None:
     assert simulation.scheduler.num_preemptions and simulation.scheduler.num_hit_tokens
     for request in requests:
         assert simulation.outputs[request.id] == alone(request)
+
+
+def test_frames_carry_the_tokens_of_a_step() -> None:
+    """One output a frame for each sequence that has enough tokens to send, with a log-probability
+    for each token; the end of a sequence cuts what the device gave beyond it."""
+    interval, num_tokens = 5, 25
+    simulation = Simulation(num_pages=400, runner=ScriptedDevice, runs_ahead=True)
+    assert isinstance(simulation.runner, ScriptedDevice)
+    simulation.runner.counts = (0, 3)
+    scored = msgspec.structs.replace(generate(0, [1, 2, 3]), kind=OutputKind.SCORE)
+    score = msgspec.structs.replace(scored.params, max_tokens=0, prompt_logprobs=0)
+    simulation.submit(msgspec.structs.replace(scored, params=score))
+    for number, stream_interval in ((1, 1), (2, interval)):
+        request = generate(number, [1, 2, 3], num_tokens, stream_interval=stream_interval)
+        params = msgspec.structs.replace(request.params, logprobs=0, ignore_eos=True)
+        simulation.submit(msgspec.structs.replace(request, params=params))
+    for sequence in simulation.scheduler.waiting:
+        sequence.needs_host_token = True
+    sent: dict[int, list[SequenceOutput]] = {0: [], 1: [], 2: []}
+    while simulation.engine.has_work:
+        for connection, frame in frames(simulation.engine.step()):
+            assert connection == 0
+            assert isinstance(frame, StepOutput)
+            for output in frame.sequences:
+                sent[output.id].append(output)
+    (scores,) = sent[0]
+    assert scores.tokens == [] and scores.finish_reason is FinishReason.LENGTH
+    assert scores.prompt_logprobs is not None and len(scores.prompt_logprobs) == 2
+    for number in (1, 2):
+        tokens = [token for output in sent[number] for token in output.tokens]
+        logprobs = [entry.token for output in sent[number] for entry in output.logprobs or []]
+        assert logprobs == tokens and len(tokens) == num_tokens
+        assert not any(output.finish_reason for output in sent[number][:-1])
+        assert sent[number][-1].finish_reason is FinishReason.LENGTH
+    assert [len(output.tokens) for output in sent[1]] == [3] * 8 + [1]
+    assert [len(output.tokens) for output in sent[2]] == [3, 6, 6, 6, 4]
 
 
 @pytest.mark.parametrize("needs_host_token", [False, True])
