@@ -1,10 +1,9 @@
 """`python -m benchmarks.gateway`: what the gateway costs a request, a first token and a stream.
 
 The gateway is `loraplex gateway` in a process of its own on the first core: API keys, quotas, the
-usage ledger with its spool on the disk and a real Postgres. On the second core are the load
-generator, a stub worker that speaks real frames, and Postgres. Prompts are rendered and tokenised
-for an adapter of the demo model; every answer is checked for its number of tokens.
-"""
+usage ledger with its write-ahead log on the disk and a real Postgres. On the second core are the
+load generator, a stub worker that speaks real frames, and Postgres. Prompts are rendered and
+tokenised for an adapter of the demo model; every answer is checked for its number of tokens."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from gateway.catalog.auth import public
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.source import SnapshotSource
 from gateway.config import GatewayConfig
-from gateway.control.tasks import Liaison
+from gateway.control.tasks import ControlTasks
 from gateway.dispatch.failover import Failover
 from gateway.dispatch.fleet import Fleet
 from gateway.dispatch.inflight import Flights
@@ -31,7 +31,7 @@ from gateway.http.routes import completions, health, models, tokens
 from gateway.limits.admission import Admission
 from gateway.limits.leases import Leases, PostgresExchange
 from gateway.metering.usage import UsageRecorder
-from gateway.metering.wal import Spool
+from gateway.metering.wal import WriteAheadLog
 from gateway.text.tokenizer import Tokenizers
 from workers.wire.client import WorkerClient
 
@@ -83,19 +83,19 @@ class Gateway:
         """Ids of tenants whose newest request came to nothing before it ran: for the next one
         nothing is fetched ahead, so that who is refused moves no other's adapters."""
         self.key_uses = KeyUses()
-        self.spool = Spool(config.spool, config.instance_id)
-        self.usage_recorder = UsageRecorder(self.spool, config.max_spool_bytes)
+        self.wal = WriteAheadLog(config.wal, config.instance_id)
+        self.usage_recorder = UsageRecorder(self.wal, config.max_wal_bytes)
         self.is_draining = False
-        self._liaison = None
+        self._control = None
         if database is not None and leases is not None:
-            self._liaison = Liaison(
+            self._control = ControlTasks(
                 database,
                 config.instance_id,
                 self.catalog,
                 self.fleet,
                 self.flights,
                 self.key_uses,
-                self.spool,
+                self.wal,
                 leases,
             )
         self.catalog.watch(self._roster.follow)
@@ -115,12 +115,12 @@ class Gateway:
     async def running(self, _app: Litestar) -> AsyncGenerator[None, None]:
         """Keeps the catalog, the connections to the workers, and what the database is told. Begins
         with the first catalog: who waits for the port to be served need not be refused."""
-        liaison = self._liaison
-        await self.spool.open()
+        control = self._control
+        await self.wal.open()
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(each.run()) for each in (self._roster, self.fleet)]
-            if liaison is not None:
-                running.append(tasks.create_task(liaison.run()))
+            if control is not None:
+                running.append(tasks.create_task(control.run()))
             running.append(tasks.create_task(self._follow_catalog()))
             try:
                 with contextlib.suppress(TimeoutError):
@@ -131,9 +131,9 @@ class Gateway:
                 self.is_draining = True
                 for task in running:
                     task.cancel()
-        if liaison is not None:
-            await liaison.leave()
-        await self.spool.close()
+        if control is not None:
+            await control.leave()
+        await self.wal.close()
 
     def _connect(self, address: str) -> WorkerClient:
         """Not yet connected."""
@@ -142,8 +142,8 @@ class Gateway:
 
     async def _follow_catalog(self) -> None:
         """Nothing is served without a catalog, and none is taken up before others know of us."""
-        if self._liaison is not None:
-            await self._liaison.has_joined.wait()
+        if self._control is not None:
+            await self._control.has_joined.wait()
         await self.catalog.run()
 
 
@@ -156,7 +156,7 @@ def create_app(
 ) -> Litestar:
     """`source` yields the catalog's snapshots, `clients` are of the workers in the settings
     (not yet connected); those that register are found in the catalog. Without a database nothing
-    is reported or proved, no canary judged, and usage stays where it was spooled."""
+    is reported or proved, no canary judged, and usage stays in the write-ahead log."""
     gateway = Gateway(config, source, clients, database)
     return DataPlane(
         route_handlers=ROUTES,

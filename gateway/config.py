@@ -25,10 +25,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Of connections to workers over TCP."""
     pepper: bytes
     """The secret of the keyed hash of API keys."""
-    spool: Path
-    """Folder of what is used until it is in the database; gateways may share it."""
-    max_spool_bytes: int = 256 << 20
-    """Above it no new request is taken."""
+    wal: Path
+    """Folder of the write-ahead log of usage; gateways may share it."""
+    max_wal_bytes: int = 256 << 20
+    """Bytes of usage not loaded yet, above which new requests are refused."""
     catalog_stale_s: float = 300.0
     """So long keys and models are served as they were last seen while the database is away."""
     default_chat_tokens: int = 4096

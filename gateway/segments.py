@@ -1,4 +1,4 @@
-"""The bytes of a spool's files: records one after the other, each behind its length and CRC-32.
+"""The bytes of a segment of the write-ahead log: records, each behind its length and CRC-32.
 
 A writer that dies leaves at most one torn batch of records, at the end, none of whose requests was
 answered. A file that was cut later ends in the same way, so no fragment is dropped.

@@ -33,10 +33,12 @@ SIZES = (
     "adapter_cache",
     "max_upload",
     "min_free_disk",
-    "max_usage_spool",
+    "max_usage_wal",
     "max_body_memory",
 )
 PREFIX = "LORAPLEX_"
+RENAMED = {"max_usage_spool": "max_usage_wal"}
+"""Old name of a setting to its name, for one version. The new name wins where both are given."""
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Rows = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
@@ -143,8 +145,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_loaded_adapters: Rows = 128
     """Adapter slots of the device tables: entries, not memory."""
     max_upload: int = 1 << 30
-    max_usage_spool: int = 256 << 20
-    """What usage may take in <data_dir>/spool while the database is away; then requests are
+    max_usage_wal: int = 256 << 20
+    """Bytes of usage in <data_dir>/spool that wait for the database; above it requests are
     refused."""
     catalog_stale_s: Annotated[float, msgspec.Meta(gt=0)] = 300.0
     """How long known keys and models are served while the database is away; then all get 503."""
@@ -234,7 +236,7 @@ def load_settings(
         ({name: value for name, value in flags.items() if value not in (None, ())}, "the flags"),
     ]
     for layer, source in layers:
-        for name, value in layer.items():
+        for name, value in _renamed(layer).items():
             if name not in Settings.__struct_fields__:
                 raise _no_setting(source, name, Settings.__struct_fields__)
             values[name], sources[name] = _read(name, value, source), source
@@ -263,6 +265,12 @@ def check_address(address: str, *, lowest_port: int = 1) -> str:
     return address
 
 
+def _renamed(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """The layer under the names that settings have now."""
+    old = {RENAMED[name]: value for name, value in layer.items() if name in RENAMED}
+    return old | {name: value for name, value in layer.items() if name not in RENAMED}
+
+
 def _from_file(file: Path | None) -> dict[str, Any]:
     if file is None:
         return {}
@@ -273,7 +281,7 @@ def _from_file(file: Path | None) -> dict[str, Any]:
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    variables = {PREFIX + name.upper(): name for name in Settings.__struct_fields__}
+    variables = {PREFIX + name.upper(): name for name in (*RENAMED, *Settings.__struct_fields__)}
     files = {f"{PREFIX}{name.upper()}_FILE": name for name in SECRETS}
     given = {name: text for name, text in environ.items() if text and name.startswith(PREFIX)}
     for variable in given:

@@ -1,4 +1,4 @@
-"""Canary sets that do worse than their stable version go back to it by themselves."""
+"""Control task: rolls back a canary set whose new version does worse than the stable one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What others may know of this gateway: the catalog it serves from, and what it has in flight."""
+"""Control task: reports the catalog generation this gateway serves from, and its requests in
+flight."""
 
 from __future__ import annotations
 
@@ -13,19 +14,19 @@ from gateway.periodic import repeat
 REPORT_INTERVAL_S = 1.0
 
 
-class Presence:
+class Heartbeat:
     """Keeps the gateway's row in `gateways`.
 
     A version that is not in the catalog of the generation reported, and not in flight in the same
-    report, is never used here again: requests resolve in the newest view and are counted in the
-    same breath, and both are read in one.
+    report, is never used here again: a request resolves in the newest view and is
+    counted without a pause between, and both are read together.
     """
 
     def __init__(
         self, database: Database, gateway_id: str, catalog: Catalog, flights: Flights
     ) -> None:
         self.has_joined = asyncio.Event()
-        """Set when the row is there for the first time; before that nothing may be served."""
+        """Set when the row is written for the first time. Before that nothing may be served."""
         self._database = database
         self._id = gateway_id
         self._catalog = catalog
@@ -35,10 +36,10 @@ class Presence:
 
     async def run(self) -> None:
         """Reports until cancelled."""
-        await repeat("the presence is not reported", self._report, REPORT_INTERVAL_S, self._wake)
+        await repeat("the heartbeat is not written", self._report, REPORT_INTERVAL_S, self._wake)
 
     async def leave(self) -> None:
-        """The last word: nothing is in flight and nothing will be."""
+        """Removes the row: nothing is in flight and nothing will be."""
         async with asyncio.timeout(REPORT_INTERVAL_S), self._database.acquire() as connection:
             await connection.execute(sql["gateway_leave"], self._id)
 

@@ -1,4 +1,4 @@
-"""All that a gateway does in the database beside following the catalog."""
+"""The one list of background tasks that a gateway runs against the database."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import contextlib
 from admin.database import AdminError, Database
 from admin.keys.last_use import WRITE_INTERVAL_S, KeyUses
 from gateway.catalog.catalog import Catalog
-from gateway.control.adapter_errors import FaultReports
+from gateway.control.adapter_errors import AdapterErrorReports
 from gateway.control.canary_judge import CanaryJudge
-from gateway.control.heartbeat import Presence
-from gateway.control.verification import Prover
-from gateway.control.worker_status import WorkerReports
+from gateway.control.heartbeat import Heartbeat
+from gateway.control.verification import AdapterVerification
+from gateway.control.worker_status import WorkerStatusReports
 from gateway.dispatch.fleet import Fleet
 from gateway.dispatch.inflight import Flights
 from gateway.limits.leases import Leases
-from gateway.metering.usage_loader import Shipper
-from gateway.metering.wal import Spool
+from gateway.metering.usage_loader import UsageLoader
+from gateway.metering.wal import WriteAheadLog
 from gateway.periodic import repeat
 
 LAST_LOAD_S = 5.0
-"""The usage that does not get into the database by then, whoever comes next loads."""
+"""Seconds for the last load at shutdown. The next process loads what is left."""
 
 
-class Liaison:
-    """Serving never waits for it, but for the first word of presence."""
+class ControlTasks:
+    """Runs the tasks. Requests wait for none of them, except for the first heartbeat."""
 
     def __init__(
         self,
@@ -35,27 +35,27 @@ class Liaison:
         fleet: Fleet,
         flights: Flights,
         key_uses: KeyUses,
-        spool: Spool,
+        wal: WriteAheadLog,
         leases: Leases,
     ) -> None:
-        self._shipper = Shipper(database, spool, leases.release)
+        self._loader = UsageLoader(database, wal, leases.release)
         self._leases = leases
         self._database = database
         self._key_uses = key_uses
-        self._presence = Presence(database, gateway_id, catalog, flights)
+        self._heartbeat = Heartbeat(database, gateway_id, catalog, flights)
         self._parts = [
-            self._presence,
-            Prover(database, gateway_id, catalog, fleet),
+            self._heartbeat,
+            AdapterVerification(database, gateway_id, catalog, fleet),
             CanaryJudge(database, gateway_id, catalog, flights.outcomes),
-            FaultReports(database, fleet),
-            WorkerReports(database, gateway_id, fleet),
-            self._shipper,
+            AdapterErrorReports(database, fleet),
+            WorkerStatusReports(database, gateway_id, fleet),
+            self._loader,
             leases,
         ]
-        self.has_joined = self._presence.has_joined
+        self.has_joined = self._heartbeat.has_joined
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs all tasks until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for part in self._parts:
                 tasks.create_task(part.run())
@@ -63,17 +63,17 @@ class Liaison:
 
     async def _write_key_uses(self) -> None:
         await repeat(
-            "the use of keys is not written down",
+            "the last use of keys is not written",
             lambda: self._key_uses.write(self._database),
             WRITE_INTERVAL_S,
         )
 
     async def leave(self) -> None:
-        """When nothing is in flight any more."""
+        """Ends the heartbeat and loads the last usage, once nothing is in flight."""
         with contextlib.suppress(AdminError, TimeoutError):
-            await self._presence.leave()
+            await self._heartbeat.leave()
             await self._key_uses.write(self._database)
         with contextlib.suppress(AdminError, OSError, TimeoutError):
             async with asyncio.timeout(LAST_LOAD_S):
-                await self._shipper.ship()
+                await self._loader.load()
                 await self._leases.leave()

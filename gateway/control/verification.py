@@ -1,4 +1,4 @@
-"""Has workers prove adapters before anybody is served by them.
+"""Control task: has a worker verify each adapter version before it is served.
 
 A version is claimed for a minute in Postgres, so several gateways share the work and what a killed
 one had claimed is taken up by the others.
@@ -51,7 +51,7 @@ class Claim(msgspec.Struct, frozen=True):
         return f"{self.tenant_id}/{self.name}/{self.version}"
 
 
-class Prover:
+class AdapterVerification:
     """Up to `MAX_PROBES` at a time; when there is nothing else, proofs that ready versions lack
     for the layout of a connected worker, one at a time."""
 

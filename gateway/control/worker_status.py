@@ -1,4 +1,4 @@
-"""What workers say of themselves, kept in Postgres for those who ask about them."""
+"""Control task: the workers' own status, written to Postgres for the admin plane."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workers.wire.protocol import WorkerStatus
 REPORT_INTERVAL_S = 1.0
 
 
-class WorkerReports:
+class WorkerStatusReports:
     """Writes the last status of each worker that has sent one since, all in one statement, and why
     the others are not reached."""
 
@@ -23,7 +23,7 @@ class WorkerReports:
         """By worker."""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Writes until cancelled."""
         await repeat("the state of workers is not reported", self._report, REPORT_INTERVAL_S)
 
     async def _report(self) -> None:

@@ -1,4 +1,4 @@
-"""Usage: one record a request, on the disk before its answer ends."""
+"""Usage records: one a request, on the disk before its answer ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from gateway.exceptions import UsageUnavailable
-from gateway.metering.wal import Batch, Spool
+from gateway.metering.wal import Batch, WriteAheadLog
 
 
 class Status(StrEnum):
@@ -20,7 +20,7 @@ class Status(StrEnum):
 
 
 class UsageRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of a request when it has ended; nothing of what was said.
+    """What a request used, known when it has ended. Holds no prompt and no answer.
 
     Written by position: fields may only be added, at the end and with a default.
     """
@@ -48,7 +48,7 @@ class UsageRecord(msgspec.Struct, frozen=True, array_like=True):
     trace_id: str | None
     status: Status
     gateway: str = ""
-    """Who reserved it, as the slices of limits have it."""
+    """The holder of the leases that it was reserved from."""
     metered_tokens: int = 0
     """As quotas count them."""
     cost: int = 0
@@ -64,17 +64,17 @@ class UsageRecord(msgspec.Struct, frozen=True, array_like=True):
 class UsageRecorder:
     """Writes usage records to the write-ahead log."""
 
-    def __init__(self, spool: Spool, max_bytes: int) -> None:
-        self._spool = spool
+    def __init__(self, wal: WriteAheadLog, max_bytes: int) -> None:
+        self._wal = wal
         self._max_bytes = max_bytes
 
     def check(self) -> None:
         """Raises UsageUnavailable if what a new request used could not be recorded."""
-        if self._spool.failure is not None:
+        if self._wal.failure is not None:
             raise UsageUnavailable("Usage cannot be recorded at the moment.")
-        if self._spool.num_bytes >= self._max_bytes:
+        if self._wal.num_bytes >= self._max_bytes:
             raise UsageUnavailable("Too much usage waits to be stored.", code="usage_spool_full")
 
     def append(self, record: UsageRecord) -> Batch:
         """The batch of the record, which will be written whether it is awaited or not."""
-        return self._spool.append(msgspec.msgpack.encode(record))
+        return self._wal.append(msgspec.msgpack.encode(record))

@@ -1,4 +1,5 @@
-"""From the spool into Postgres: each record once, however often its segment is read."""
+"""Loads usage from the write-ahead log into Postgres: each record once, however often it is
+read."""
 
 from __future__ import annotations
 
@@ -15,17 +16,17 @@ import msgspec
 from admin.database import Database, Invalid
 from admin.queries import sql
 from gateway.metering.usage import UsageRecord
-from gateway.metering.wal import Spool
+from gateway.metering.wal import WriteAheadLog
 from gateway.periodic import repeat
 from gateway.segments import frame, split_damaged
 
 log = logging.getLogger(__name__)
 
-SHIP_INTERVAL_S = 1.0
+LOAD_INTERVAL_S = 1.0
 AT_ONCE = 1000
 FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 60.0
-"""Before what could not be set aside is read again."""
+"""First and longest pause before segments that could not be set aside are read again."""
 
 MAX_NAMED = 100
 """Request ids named in one log line."""
@@ -41,54 +42,52 @@ class _Record(NamedTuple):
     usage: UsageRecord
 
 
-class Shipper:
+class UsageLoader:
     def __init__(
         self,
         database: Database,
-        spool: Spool,
+        wal: WriteAheadLog,
         release: Callable[[Sequence[str]], Awaitable[None]],
     ) -> None:
-        """`release` is told of gateways that died when all of their usage is loaded."""
+        """release: called with a gateway that died when all of its usage is loaded."""
         self._database = database
-        self._spool = spool
+        self._wal = wal
         self._release = release
         self._waiting: set[Path] = set()
-        """Segments that are loaded but for what could not be set aside."""
+        """Segments that are loaded but for records that could not be set aside."""
         self._pause_s = 0.0
-        """How long they wait."""
+        """Seconds until `_waiting` is read again."""
         self._again_at = 0.0
 
     async def run(self) -> None:
-        """Until cancelled."""
-        await repeat("usage waits in the spool", self.ship, SHIP_INTERVAL_S)
+        """Loads until cancelled."""
+        await repeat("usage is not loaded", self.load, LOAD_INTERVAL_S)
 
-    async def ship(self) -> None:
-        """All that has been recorded so far. Raises AdminError; the rest stays for another time."""
+    async def load(self) -> None:
+        """Loads all records written so far. Raises AdminError; the rest stays for the next call."""
         refused: dict[Path, bytes] = {}
         is_due = time.monotonic() >= self._again_at
-        for segment in await self._spool.seal():
+        for segment in await self._wal.seal():
             if segment in self._waiting and not is_due:
                 continue
-            loads, aside = await asyncio.to_thread(
-                _read, segment, self._spool.num_bytes_of(segment)
-            )
+            loads, aside = await asyncio.to_thread(_read, segment, self._wal.num_bytes_of(segment))
             for records in loads:
                 aside += await self._load(records)
             if aside:
                 refused[segment] = b"".join(aside)
             else:
-                await self._spool.remove(segment)
+                await self._wal.remove(segment)
         # On a full disk there is room now, if ever.
         await self._set_aside(refused)
-        for owner in await self._spool.emptied():
+        for owner in await self._wal.emptied():
             await self._release([owner])
-            await self._spool.drop(owner)
+            await self._wal.drop(owner)
 
     async def _set_aside(self, refused: dict[Path, bytes]) -> None:
         failure: OSError | None = None
         for segment, data in refused.items():
             try:
-                await self._spool.set_aside(segment, data)
+                await self._wal.set_aside(segment, data)
             except OSError as error:
                 failure = error
                 self._waiting.add(segment)
@@ -106,7 +105,8 @@ class Shipper:
             self._pause_s = 0.0
 
     async def _load(self, records: Sequence[_Record]) -> list[bytes]:
-        """The frames of those that the database refuses. One must not keep the others from it."""
+        """Loads the records and returns the frames of those that the database refuses: one refused
+        record does not keep the others out."""
         try:
             await self._store([record.usage for record in records])
         except Invalid as error:
@@ -129,9 +129,10 @@ class Shipper:
 
 
 def _read(segment: Path, num_synced: int) -> tuple[list[list[_Record]], list[bytes]]:
-    """Its records in loads of some, and what is none: cut off, spoilt, or of another version.
+    """Its records in groups of `AT_ONCE`, and the frames that are none: cut off, damaged, or of
+    another version.
 
-    `num_synced`: bytes that the segment had when it was written, or found.
+    num_synced: bytes of the segment when it was written, or found.
     """
     data = segment.read_bytes()
     if len(data) < num_synced:

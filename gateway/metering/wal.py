@@ -1,8 +1,7 @@
-"""Records that must outlive this process: appended to a file, one sync for all that wait.
+"""Write-ahead log (WAL) of records that must outlive this process: one sync for all that wait.
 
-The records that come while the disk syncs, and for a moment after, are gathered for the next sync.
-The first after a pause waits for its own alone, the others for two and that moment at most.
-"""
+Records that arrive during a sync, and for `PACE_S` after it, are gathered for the next sync. A
+record after a pause waits for its own sync alone, any other for at most two syncs and one pace."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from gateway.metering.wal_files import SpoolFiles
+from gateway.metering.wal_files import WalFiles
 from gateway.segments import frame
 
 log = logging.getLogger(__name__)
@@ -37,36 +36,37 @@ class Batch:
         self.is_over = asyncio.Event()
 
     async def synced(self) -> None:
-        """Returns when they are on the disk. Raises OSError if they did not get there; then they
-        will be tried again."""
+        """Returns when the records are on the disk. Raises OSError if the write failed; it is then
+        tried again."""
         await self.is_over.wait()
         if self.failure is not None:
             raise self.failure
 
 
-class Spool:
-    """`open` it, `append`; who loads the records seals and removes. All in one event loop."""
+class WriteAheadLog:
+    """`open`, then `append`. The usage loader seals segments and removes them. All calls come from
+    one event loop."""
 
     def __init__(self, root: Path, owner: str, segment_bytes: int = SEGMENT_BYTES) -> None:
         """`owner` names this process among those that share the folder `root`."""
         self.failure: OSError | None = None
-        """Why nothing reaches the disk at present."""
-        self._files = SpoolFiles(root, owner, segment_bytes)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
+        """The error of the last write, or None while writes succeed."""
+        self._files = WalFiles(root, owner, segment_bytes)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="wal")
         self._gathering = Batch()
         self._committing: asyncio.Task[None] | None = None
 
     @property
     def num_bytes(self) -> int:
-        """Of all that is not loaded yet, what dead processes left included."""
+        """Bytes of all segments not loaded yet, those of processes that died included."""
         return self._files.num_bytes
 
     async def open(self) -> None:
-        """Raises OSError, or SpoolTaken."""
+        """Raises OSError, or WalTaken."""
         await self._run(self._files.open)
 
     def append(self, record: bytes) -> Batch:
-        """The record will be written whether anybody waits for its batch or not."""
+        """Adds the record to the next batch, which is written whether or not it is awaited."""
         batch = self._gathering
         batch.frames.append(frame(record))
         if self._committing is None:
@@ -74,7 +74,7 @@ class Spool:
         return batch
 
     async def seal(self) -> list[Path]:
-        """Segments to load, oldest first; nothing is added to them any more."""
+        """Segments to load, oldest first. Nothing is appended to them any more."""
         return await self._run(self._files.seal)
 
     def num_bytes_of(self, segment: Path) -> int:
@@ -82,24 +82,25 @@ class Spool:
         return self._files.num_bytes_of(segment)
 
     async def remove(self, segment: Path) -> None:
-        """It is loaded."""
+        """Deletes a segment that is loaded."""
         await self._run(lambda: self._files.remove(segment))
 
     async def emptied(self) -> list[str]:
-        """Processes that died and all of whose records are loaded; to be dropped."""
+        """Owners that died and whose records are all loaded; `drop` forgets one."""
         return await self._run(self._files.emptied)
 
     async def drop(self, owner: str) -> None:
-        """Forgets one of them."""
+        """Removes the folder of an owner that `emptied` has named."""
         await self._run(lambda: self._files.drop(owner))
 
     async def set_aside(self, segment: Path, data: bytes) -> None:
-        """All but these bytes of it is loaded; they stay, and do not count any more. Raises
-        OSError."""
+        """Keeps `data`, the part of the segment that cannot be loaded, in a file of its own, and
+        deletes the segment. Its bytes do not count any more. Raises OSError."""
         await self._run(lambda: self._files.set_aside(segment, data))
 
     async def close(self) -> None:
-        """When all is written, or cannot be. What is not loaded stays for who comes next."""
+        """Waits `CLOSE_TIMEOUT_S` at most for the last write. What is not loaded stays for the next
+        process."""
         if self._committing is not None:
             await asyncio.wait([self._committing], timeout=CLOSE_TIMEOUT_S)
         if self._committing is not None:
@@ -109,7 +110,7 @@ class Spool:
         self._thread.shutdown()
 
     async def _commit(self) -> None:
-        """Batch after batch, until none has gathered."""
+        """Writes batch after batch, until no record has gathered."""
         while self._gathering.frames:
             batch, self._gathering = self._gathering, Batch()
             frames = b"".join(batch.frames)
@@ -117,7 +118,7 @@ class Spool:
                 await self._run(lambda: self._files.write(frames))  # noqa: B023
                 self.failure = None
             except OSError as error:
-                log.error("a write to the spool failed: %s", error)
+                log.error("a write to the log of usage failed: %s", error)
                 self.failure = batch.failure = error
                 self._gathering.frames[:0] = batch.frames
             batch.is_over.set()

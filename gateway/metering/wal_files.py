@@ -1,8 +1,8 @@
-"""A spool on the disk; every call waits for it, so they belong on a thread of their own.
+"""The files of the write-ahead log. Every call waits for the disk and belongs on a thread.
 
 <root>/lock                    held while folders come and go
 <root>/<owner>/lock            held while the owner lives
-<root>/<owner>/0000000001      segments, in order; who has loaded one removes it
+<root>/<owner>/0000000001      segments, in order; removed when loaded
 """
 
 from __future__ import annotations
@@ -19,43 +19,42 @@ LOCK = "lock"
 SET_ASIDE = "set-aside"
 
 
-class SpoolTaken(Exception):
-    """Another process writes under this name."""
+class WalTaken(Exception):
+    """Another process writes under this owner's name."""
 
 
-class SpoolFiles:
-    """What its folder holds already, and what dead owners left in theirs, is ours to load."""
+class WalFiles:
+    """The segments of one owner. It also takes over those of owners that died."""
 
     def __init__(self, root: Path, owner: str, segment_bytes: int) -> None:
         self.num_bytes = 0
-        """Of all that is not loaded yet."""
+        """Bytes of all segments not loaded yet."""
         self._root = root
         self._folder = root / owner
         self._segment_bytes = segment_bytes
         self._locks: dict[Path, int] = {}
-        """Of our folder and of those taken over."""
+        """Folder to its lock, of our own and of those taken over."""
         self._sealed: dict[Path, int] = {}
-        """Segment to bytes, in the order they are to be loaded."""
+        """Segment to bytes, in the order of loading."""
         self._number = 0
         self._path = self._folder
         self._file = -1
         self._size = 0
 
     def open(self) -> None:
-        """Raises OSError, or SpoolTaken."""
+        """Raises OSError, or WalTaken."""
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._settled():
             self._folder.mkdir(mode=0o700, exist_ok=True)
             if not self._take(self._folder):
-                raise SpoolTaken(f"another process writes to {self._folder}")
+                raise WalTaken(f"another process writes to {self._folder}")
         names = [path.name for path in self._sealed]
         self._number = max((int(name) for name in names), default=0)
         self._begin()
         self.adopt()
 
     def write(self, frames: bytes) -> None:
-        """They are on the disk when it returns. After an OSError the next write takes their
-        place."""
+        """Appends and syncs the frames. After an OSError the next write takes their place."""
         if self._size >= self._segment_bytes:
             self._roll()
         done = 0
@@ -66,7 +65,7 @@ class SpoolFiles:
         self.num_bytes += done
 
     def seal(self) -> list[Path]:
-        """All segments that have records, oldest first; what comes now goes to another."""
+        """All segments with records, oldest first. Later records go to a new segment."""
         self.adopt()
         if self._size:
             # A full disk must not keep from loading what is sealed.
@@ -79,13 +78,13 @@ class SpoolFiles:
         return self._sealed.get(segment, 0)
 
     def remove(self, segment: Path) -> None:
-        """It is loaded."""
+        """Deletes a segment that is loaded."""
         segment.unlink(missing_ok=True)
         self._forget(segment)
 
     def set_aside(self, segment: Path, data: bytes) -> None:
-        """Keeps of one that is loaded what cannot be, for people to look at. After an OSError it is
-        there whole."""
+        """Keeps what cannot be loaded of a segment in a file for people to look at, and deletes the
+        segment. After an OSError the segment is there whole."""
         # Segments are numbered anew when all were loaded.
         name = f"{segment.parent.name}-{segment.name}-{hashlib.sha256(data).hexdigest()[:16]}"
         path = self._root / f"{name}.{SET_ASIDE}"
@@ -97,24 +96,24 @@ class SpoolFiles:
         self.remove(segment)
 
     def adopt(self) -> None:
-        """Takes over what others left when they died."""
+        """Takes over the segments of owners that died."""
         with self._settled():
             for folder in sorted(self._root.iterdir()):
                 if folder.is_dir() and folder not in self._locks:
                     self._take(folder)
 
     def emptied(self) -> list[str]:
-        """Dead owners whose records are all loaded, of those taken over."""
+        """Owners taken over whose records are all loaded."""
         full = {path.parent for path in self._sealed}
         return [each.name for each in self._locks if each not in full and each != self._folder]
 
     def drop(self, owner: str) -> None:
-        """Of those emptied."""
+        """Removes the folder of an owner that `emptied` has named."""
         with self._settled():
             self._drop_if_empty(self._root / owner)
 
     def close(self) -> None:
-        """What is not loaded stays for whoever comes next."""
+        """Frees the locks. What is not loaded stays for the next process."""
         os.close(self._file)
         if self._size:
             self._sealed[self._path] = self._size
@@ -126,7 +125,8 @@ class SpoolFiles:
         self._locks.clear()
 
     def _take(self, folder: Path) -> bool:
-        """Whether nobody has it. Its segments are then ours."""
+        """Locks the folder unless a process holds it, and takes its segments. Returns whether it
+        did."""
         lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -168,7 +168,7 @@ class SpoolFiles:
 
     @contextlib.contextmanager
     def _settled(self) -> Generator[None, None, None]:
-        """Nobody makes, takes or removes a folder meanwhile."""
+        """Holds the lock under which folders are made, taken over and removed."""
         lock = os.open(self._root / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -240,7 +240,7 @@ class Box:
             "LORAPLEX_MAX_UPLOAD": str(settings.max_upload),
             "LORAPLEX_MIN_FREE_DISK": str(settings.min_free_disk),
             "LORAPLEX_MAX_LORA_RANK": str(settings.max_lora_rank),
-            "LORAPLEX_MAX_USAGE_SPOOL": str(settings.max_usage_spool),
+            "LORAPLEX_MAX_USAGE_WAL": str(settings.max_usage_wal),
             "LORAPLEX_USAGE_DAYS": str(settings.usage_days),
             "LORAPLEX_AUDIT_DAYS": str(settings.audit_days),
             "LORAPLEX_TENANT_WRITES_PER_MINUTE": str(settings.tenant_writes_per_minute),

@@ -264,8 +264,8 @@ def _data_plane(settings: Settings, database: Database, store: Store) -> Litesta
         model_folder=partial(store.model_folder, weights=False),
         security=settings.security,
         pepper=load_pepper(settings),
-        spool=settings.home / "spool",
-        max_spool_bytes=settings.max_usage_spool,
+        wal=settings.home / "spool",
+        max_wal_bytes=settings.max_usage_wal,
         catalog_stale_s=settings.catalog_stale_s,
     )
     return gateway.app.create_app(

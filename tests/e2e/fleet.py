@@ -81,7 +81,7 @@ class House:
                 GatewayConfig(
                     model_folder=(self.folder / "store" / "models").joinpath,
                     pepper=PEPPER,
-                    spool=self.folder / "spool",
+                    wal=self.folder / "spool",
                 ),
                 source=FedSource(self._catalog(keys)),
                 clients=[WorkerClient(worker.address) for worker in workers],

@@ -112,7 +112,7 @@ async def test_without_another_worker_the_client_hears_of_it(
         Options(
             dsn=cluster.dsn,
             store=str(cluster.house.folder / "store" / "models"),
-            spool=str(tmp_path / "spool"),
+            wal=str(tmp_path / "spool"),
             worker=worker.address,
             failover_wait_s=0.5,
         )

@@ -46,9 +46,9 @@ class Live:
         self.worker = StubWorker(f"unix:{folder / 'worker.sock'}", [BASE.digest], script)
         self.tenant_id = ""
         self.key = ""
-        self.spool = folder / "spool"
+        self.wal = folder / "spool"
         self.folder = folder
-        self.max_spool_bytes = 1 << 20
+        self.max_wal_bytes = 1 << 20
         self._store = folder / "store"
 
     async def prepare(self) -> None:
@@ -61,7 +61,7 @@ class Live:
 
     def process(self, dsn: str, **options: Any) -> GatewayProcess:
         """A gateway in a process of its own; `dsn` may lead to the database by way of a proxy."""
-        places = {"store": str(self._store), "spool": str(self.spool)}
+        places = {"store": str(self._store), "spool": str(self.wal)}
         return GatewayProcess(Options(dsn=dsn, worker=self.worker.address, **places, **options))
 
     @asynccontextmanager
@@ -82,8 +82,8 @@ class Live:
             pepper=PEPPER,
             instance_id=name,
             security=security,
-            spool=self.spool,
-            max_spool_bytes=self.max_spool_bytes,
+            wal=self.wal,
+            max_wal_bytes=self.max_wal_bytes,
         )
         app = create_app(
             config,

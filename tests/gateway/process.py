@@ -26,7 +26,7 @@ from workers.wire.client import WorkerClient
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     dsn: str
     store: str
-    spool: str
+    wal: str
     worker: str
     """Address."""
     port: int = msgspec.field(default_factory=free_port)
@@ -72,7 +72,7 @@ async def main() -> None:
     config = GatewayConfig(
         model_folder=Path(options.store).joinpath,
         pepper=PEPPER,
-        spool=Path(options.spool),
+        wal=Path(options.wal),
         catalog_stale_s=options.catalog_stale_s,
         limits_wait_s=options.limits_wait_s,
         failover_wait_s=options.failover_wait_s,

@@ -150,11 +150,11 @@ class Service:
 
     def __init__(self, store: Path, num_workers: int = 1, **config: Any) -> None:
         self.keys = Keys()
-        self._spool = tempfile.TemporaryDirectory(prefix="lpx-")
+        self._wal = tempfile.TemporaryDirectory(prefix="lpx-")
         self.config = GatewayConfig(
             model_folder=store.joinpath,
             pepper=PEPPER,
-            spool=Path(self._spool.name),
+            wal=Path(self._wal.name),
             **{"failover_wait_s": 0.3, **config},
         )
         self.loop = uvloop.new_event_loop()
@@ -178,7 +178,7 @@ class Service:
         self._server.should_exit = True
         self._thread.join(timeout=20)
         self._socket.close()
-        self._spool.cleanup()
+        self._wal.cleanup()
         assert not self._thread.is_alive()
 
     def client(self, key: str | None = None, **options: Any) -> openai.OpenAI:

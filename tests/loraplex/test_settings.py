@@ -41,6 +41,16 @@ def test_each_layer_may_write_a_thing_its_own_way(tmp_path: Path):
     assert load_settings({}, {}, file).workers == ("unix:/a", "tcp://b:1")
 
 
+def test_an_old_name_is_taken_and_the_new_one_wins(tmp_path: Path):
+    file = tmp_path / "loraplex.toml"
+    file.write_text('max_usage_spool = "1MiB"\n')
+    assert load_settings({}, {}, file).max_usage_wal == 1 << 20
+    old = {"LORAPLEX_MAX_USAGE_SPOOL": "2MiB"}
+    assert load_settings({}, old, file).max_usage_wal == 2 << 20
+    both = old | {"LORAPLEX_MAX_USAGE_WAL": "3MiB"}
+    assert load_settings({}, both, file).max_usage_wal == 3 << 20
+
+
 def test_a_secret_may_lie_in_a_file_and_is_not_shown(tmp_path: Path):
     secret = tmp_path / "secret"
     secret.write_text("postgresql://u:hunter2@h/d\n")

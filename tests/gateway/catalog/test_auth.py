@@ -26,7 +26,7 @@ PUBLIC = {
 
 @pytest.fixture
 def app(tmp_path) -> Litestar:
-    config = GatewayConfig(model_folder=tmp_path.joinpath, pepper=PEPPER, spool=tmp_path / "spool")
+    config = GatewayConfig(model_folder=tmp_path.joinpath, pepper=PEPPER, wal=tmp_path / "spool")
     return create_app(config, source=FedSource(snapshot([])), clients=[])
 
 

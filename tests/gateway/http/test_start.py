@@ -28,10 +28,10 @@ class LateSource(FedSource):
             yield each
 
 
-async def first_answer(store: Path, spool: Path, path: str, after_s: float) -> httpx.Response:
+async def first_answer(store: Path, wal: Path, path: str, after_s: float) -> httpx.Response:
     """To a request that is there as soon as somebody takes it."""
     keys = Keys()
-    config = GatewayConfig(model_folder=store.joinpath, pepper=PEPPER, spool=spool)
+    config = GatewayConfig(model_folder=store.joinpath, pepper=PEPPER, wal=wal)
     app = create_app(config, source=LateSource(snapshot(keys.records), after_s), clients=[])
     headers = {"authorization": f"Bearer {keys.acme}"}
     async with serving(app) as url, httpx.AsyncClient(base_url=url, headers=headers) as client:

@@ -152,7 +152,7 @@ async def test_rates_are_true_across_gateways(town: Town) -> None:
 @pytest.mark.chaos
 @pytest.mark.timeout(1800)
 async def test_the_dead_hold_nothing(town: Town) -> None:
-    """kill -9 amid streams; what a gateway had promised is free once its spool is loaded."""
+    """kill -9 amid streams; what a gateway had promised is free once its usage is loaded."""
     town.live.worker.script = drawn
     await town.limit(tokens_per_day=OFF, concurrent_requests=400)
     for _ in range(NUM_KILLS):

@@ -156,7 +156,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, GATEWAYS - 1))
     def die(self, which: int) -> None:
-        """Another takes over its spool, loads it, and only then its slices are free."""
+        """Another takes over its write-ahead log, loads it, and only then its slices are free."""
         gateway = self.gateways[which]
         for holds in gateway.running:
             for hold in holds:

@@ -72,7 +72,7 @@ class Asked:
 class House:
     """A gateway and its workers, in steps: nothing is computed while a client acts."""
 
-    def __init__(self, store: Path, spool: Path, seed: int) -> None:
+    def __init__(self, store: Path, wal: Path, seed: int) -> None:
         self.chance = random.Random(seed)
         self.counts: defaultdict[str, RequestCount] = defaultdict(RequestCount)
         self.workers = [
@@ -80,7 +80,7 @@ class House:
         ]
         self.keys = Keys()
         self.config = GatewayConfig(
-            model_folder=store.joinpath, pepper=PEPPER, spool=spool, failover_wait_s=1.0
+            model_folder=store.joinpath, pepper=PEPPER, wal=wal, failover_wait_s=1.0
         )
         self.asked: list[Asked] = []
         self.events: Counter[str] = Counter()
@@ -242,11 +242,11 @@ class House:
         await task
 
 
-def bills(spool: Path) -> dict[str, UsageRecord]:
+def bills(wal: Path) -> dict[str, UsageRecord]:
     decoder = msgspec.msgpack.Decoder(UsageRecord)
     found = [
         decoder.decode(each)
-        for path in spool.rglob("0*")
+        for path in wal.rglob("0*")
         for each in read_frames(path.read_bytes())[0]
     ]
     assert len({each.request_id for each in found}) == len(found)

@@ -15,8 +15,8 @@ import pytest
 
 from admin.queries import sql
 from gateway.metering.usage import UsageRecord
-from gateway.metering.usage_loader import AT_ONCE, FIRST_PAUSE_S, Shipper
-from gateway.metering.wal import Spool
+from gateway.metering.usage_loader import AT_ONCE, FIRST_PAUSE_S, UsageLoader
+from gateway.metering.wal import WriteAheadLog
 from gateway.segments import frame, read_frames
 from tests.gateway.live import Live, Served, eventually
 from tests.stub_worker import Reply
@@ -69,7 +69,7 @@ async def test_a_row_says_all_but_what_was_said(live: Live) -> None:
     assert row["day"] == row["admitted_at"].date()
     for secret in (SECRET, live.key):
         assert secret not in str(dict(row))
-        for path in live.spool.rglob("*"):
+        for path in live.wal.rglob("*"):
             assert path.is_dir() or secret.encode() not in path.read_bytes()
 
 
@@ -87,7 +87,7 @@ async def test_a_segment_may_have_more_than_one_load(live: Live) -> None:
         await served.complete("tiny")
         (row,) = await rows(live, 1)
         for i in range(AT_ONCE + 2):
-            served.gateway.spool.append(encoded(row, request_id=str(i)))
+            served.gateway.wal.append(encoded(row, request_id=str(i)))
         await rows(live, AT_ONCE + 3)
 
 
@@ -332,12 +332,12 @@ async def test_a_disk_that_fails_ends_the_answer_and_refuses_the_next(
 
 async def _serves(served: Served) -> bool:
     return (await served.client.get("/livez")).status_code == 200 and (
-        served.gateway.spool.failure is None and await served.serves("tiny")
+        served.gateway.wal.failure is None and await served.serves("tiny")
     )
 
 
-async def test_without_postgres_the_spool_grows_and_then_refuses(live: Live) -> None:
-    live.max_spool_bytes = 2000
+async def test_without_postgres_the_log_grows_and_then_refuses(live: Live) -> None:
+    live.max_wal_bytes = 2000
     async with live.worker, live.gateway() as served:
         async with live.postgres_away():
             taken = 0
@@ -348,11 +348,11 @@ async def test_without_postgres_the_spool_grows_and_then_refuses(live: Live) -> 
             assert answer.json()["error"]["code"] == "usage_spool_full"
             assert answer.headers["retry-after"]
             assert taken > 5
-            assert served.gateway.spool.num_bytes >= 2000
+            assert served.gateway.wal.num_bytes >= 2000
             # Twice in one load would be charged twice.
-            kept = [read_frames(path.read_bytes())[0] for path in live.spool.rglob("0*")]
+            kept = [read_frames(path.read_bytes())[0] for path in live.wal.rglob("0*")]
             assert sum(map(len, kept)) == taken
-        await eventually(lambda: served.gateway.spool.num_bytes == 0)
+        await eventually(lambda: served.gateway.wal.num_bytes == 0)
         await rows(live, taken)
         assert await served.serves("tiny")
 
@@ -362,7 +362,7 @@ async def test_a_clean_end_leaves_nothing_behind(live: Live) -> None:
         for _ in range(3):
             await served.complete("tiny")
     assert len(await live.fetch("SELECT 1 FROM usage")) == 3
-    assert [path for path in live.spool.iterdir() if path.is_dir()] == []
+    assert [path for path in live.wal.iterdir() if path.is_dir()] == []
 
 
 async def test_what_comes_too_late_to_be_counted_is_told(
@@ -374,9 +374,9 @@ async def test_what_comes_too_late_to_be_counted_is_told(
         await served.complete("tiny")
         (row,) = await rows(live, 1)
         late = (datetime.now(UTC) - timedelta(days=10)).timestamp()
-        served.gateway.spool.append(encoded(row, request_id="late", admitted_at=late))
+        served.gateway.wal.append(encoded(row, request_id="late", admitted_at=late))
         await eventually(lambda: "1 requests of days that are not kept" in caplog.text)
-        await eventually(lambda: served.gateway.spool.num_bytes == 0)
+        await eventually(lambda: served.gateway.wal.num_bytes == 0)
         await rows(live, 1)
 
 
@@ -385,7 +385,7 @@ async def test_what_cannot_be_loaded_is_set_aside(
 ) -> None:
     """It alone: the rest of its segment is in the ledger, and the next segments too."""
     async with live.worker, live.gateway() as served:
-        spool = served.gateway.spool
+        wal = served.gateway.wal
         await served.complete("tiny")
         (row,) = await rows(live, 1)
         bad = [
@@ -397,16 +397,16 @@ async def test_what_cannot_be_loaded_is_set_aside(
         given = [good[0], bad[0], good[1], bad[1], good[2], bad[2], good[3]]
         # Gathered in one batch, so that they are in one segment.
         for each in given:
-            spool.append(each)
+            wal.append(each)
         await rows(live, 5)
-        await eventually(lambda: spool.num_bytes == 0)
-        (kept,) = live.spool.glob("*.set-aside")
+        await eventually(lambda: wal.num_bytes == 0)
+        (kept,) = live.wal.glob("*.set-aside")
         assert sorted(read_frames(kept.read_bytes())[0]) == sorted(bad)
         for refused in ("more-cached", "nul"):
             assert f"the usage of request {refused} is refused" in caplog.text
         await served.complete("tiny")
         await rows(live, 6)
-        assert [kept] == list(live.spool.glob("*.set-aside"))
+        assert [kept] == list(live.wal.glob("*.set-aside"))
 
 
 async def test_what_a_disk_spoilt_is_set_aside_and_named(
@@ -418,13 +418,13 @@ async def test_what_a_disk_spoilt_is_set_aside_and_named(
         (row,) = await rows(live, 1)
     frames = [frame(encoded(row, request_id=f"request-{i}")) for i in range(3)]
     frames[1] = frames[1][:-1] + b"!"
-    folder = live.spool / "gateway-0"
+    folder = live.wal / "gateway-0"
     folder.mkdir()
     (folder / "0000000001").write_bytes(b"".join(frames))
     async with live.worker, live.gateway():
         await rows(live, 3)
         await eventually(lambda: not folder.exists())
-    (kept,) = live.spool.glob("*.set-aside")
+    (kept,) = live.wal.glob("*.set-aside")
     assert kept.read_bytes() == frames[1]
     assert "requests: request-1\n" in caplog.text
 
@@ -439,7 +439,7 @@ async def test_what_was_cut_off_is_set_aside_and_named(
         (row,) = await rows(live, 1)
     ids = ["req_" + "0" * 32, "a" * 200, "c"]
     frames = [frame(encoded(row, request_id=each)) for each in ids]
-    folder = live.spool / "gateway-0"
+    folder = live.wal / "gateway-0"
     folder.mkdir()
     cut = [frames[1][:-1], frames[2][:9]]
     (folder / "0000000001").write_bytes(frames[0] + cut[0])
@@ -449,7 +449,7 @@ async def test_what_was_cut_off_is_set_aside_and_named(
     async with live.worker, live.gateway():
         await rows(live, 2)
         await eventually(lambda: not folder.exists())
-    assert sorted(kept.read_bytes() for kept in live.spool.glob("*.set-aside")) == sorted(cut)
+    assert sorted(kept.read_bytes() for kept in live.wal.glob("*.set-aside")) == sorted(cut)
     told = [r.getMessage() for r in caplog.records if "cut off" in r.getMessage()]
     assert [line.rpartition("requests: ")[2] for line in told] == ["a" * 200, "none can be read"]
 
@@ -458,17 +458,17 @@ async def test_a_segment_that_lost_whole_records_says_so(
     live: Live, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing of them is left to be read; how many bytes they were is known."""
-    spool = Spool(live.spool, "gateway-1")
-    await spool.open()
-    await spool.append(b"x" * 100).synced()
-    (segment,) = await spool.seal()
+    wal = WriteAheadLog(live.wal, "gateway-1")
+    await wal.open()
+    await wal.append(b"x" * 100).synced()
+    (segment,) = await wal.seal()
     segment.write_bytes(b"")
 
     async def release(_: Sequence[str]) -> None: ...
 
-    await Shipper(live.database, spool, release).ship()
+    await UsageLoader(live.database, wal, release).load()
     assert f"{segment} has lost its last 108 bytes" in caplog.text
-    await spool.close()
+    await wal.close()
 
 
 async def test_what_cannot_be_set_aside_waits_and_keeps_nothing_else(
@@ -479,24 +479,24 @@ async def test_what_cannot_be_set_aside_waits_and_keeps_nothing_else(
         await served.complete("tiny")
         (row,) = await rows(live, 1)
     bad = frame(encoded(row, request_id="nul", trace_id="\0"))
-    folder = live.spool / "gateway-0"
+    folder = live.wal / "gateway-0"
     folder.mkdir()
     (folder / "0000000001").write_bytes(bad)
     (folder / "0000000002").write_bytes(frame(encoded(row, request_id="good")))
     name = f"gateway-0-0000000001-{hashlib.sha256(bad).hexdigest()[:16]}.set-aside"
-    (live.spool / name).symlink_to("/dev/full")
-    spool = Spool(live.spool, "gateway-1")
-    await spool.open()
+    (live.wal / name).symlink_to("/dev/full")
+    wal = WriteAheadLog(live.wal, "gateway-1")
+    await wal.open()
     released: list[str] = []
 
     async def release(owners: Sequence[str]) -> None:
         released.extend(owners)
 
-    shipper = Shipper(live.database, spool, release)
+    loader = UsageLoader(live.database, wal, release)
 
     async def num_told() -> int:
         for _ in range(3):
-            await shipper.ship()
+            await loader.load()
         return caplog.text.count("the usage of request nul is refused")
 
     assert await num_told() == 1
@@ -506,17 +506,17 @@ async def test_what_cannot_be_set_aside_waits_and_keeps_nothing_else(
     assert await num_told() == 2
     await asyncio.sleep(FIRST_PAUSE_S)
     assert await num_told() == 2
-    (live.spool / name).unlink()
+    (live.wal / name).unlink()
     await asyncio.sleep(FIRST_PAUSE_S)
     assert await num_told() == 3
-    assert (live.spool / name).read_bytes() == bad
-    assert (spool.num_bytes, released) == (0, ["gateway-0"])
+    assert (live.wal / name).read_bytes() == bad
+    assert (wal.num_bytes, released) == (0, ["gateway-0"])
     # Full again: the pause is the first one.
-    (live.spool / name).unlink()
-    (live.spool / name).symlink_to("/dev/full")
+    (live.wal / name).unlink()
+    (live.wal / name).symlink_to("/dev/full")
     folder.mkdir()
     (folder / "0000000001").write_bytes(bad)
     assert await num_told() == 4
     await asyncio.sleep(FIRST_PAUSE_S)
     assert await num_told() == 5
-    await spool.close()
+    await wal.close()

@@ -139,7 +139,7 @@ async def test_usage_is_exact_through_kills(box: Box, tmp_path: Path) -> None:
     killing = asyncio.create_task(box.kill_now_and_then())
     await asyncio.gather(*(box.ask() for _ in range(NUM_CLIENTS)))
     await killing
-    # Its clean end loads what is spooled, what the killed ones left included.
+    # Its clean end loads what is in the write-ahead log, what the killed ones left included.
     await box.gateway.stop()
     assert [path for path in (tmp_path / "spool").iterdir() if path.is_dir()] == []
     assert box.num_broken > 0, "no kill met a request"
