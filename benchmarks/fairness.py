@@ -61,7 +61,7 @@ def scheduling_cost(*, is_blocked: bool) -> float:
         pool=StubPool(num_slots=1, delay_steps=1 << 30),
         bounds=QueueBounds(max_requests=1 << 20, max_wait_s=1e9),
     )
-    market.rows.free_rows = list(range(2 * NUM_RUNNING))
+    market.slots.free_slots = list(range(2 * NUM_RUNNING))
     for number in range(NUM_RUNNING):
         market.offer(ask(rng, f"t{number}", 20, 2000))
     for _ in range(10):

@@ -10,7 +10,7 @@ from functools import partial
 
 from tests.gateway.scripted import DIGEST, LAYOUT
 from tests.workers.simulation import Simulation, StubPool
-from tests.workers.simulator import VOCAB, FakeClock, Late, Rows
+from tests.workers.simulator import VOCAB, FakeClock, Late, Slots
 from workers.execution.engine import Event
 from workers.execution.step_input import (
     PendingStep,
@@ -85,7 +85,7 @@ Counts = dict[str, RequestCount]
 @dataclass
 class RecordingRunner:
     clock: FakeClock
-    rows: Rows
+    slots: Slots
     counts: Counts
     chance: random.Random
 
@@ -94,7 +94,7 @@ class RecordingRunner:
         slots, starts = step.sequence_slots.tolist(), step.starts.tolist()
         ends = (step.starts + step.counts).tolist()
         rowed = [
-            _rowed(self.rows.sequence(slot), start, end)
+            _rowed(self.slots.sequence(slot), start, end)
             for slot, start, end in zip(slots, starts, ends, strict=True)
         ]
         results = [SequenceResult() for _ in rowed]

@@ -7,7 +7,7 @@ from collections import Counter
 from functools import partial
 
 from tests.workers.simulation import Simulation
-from tests.workers.simulator import FakeClock, Late, Rows
+from tests.workers.simulator import FakeClock, Late, Slots
 from workers.execution.step_input import PendingStep, SequenceResult, StepInput, StepOutput
 from workers.scheduling.fairness import DECODE_COST, PREFILL_COST
 from workers.wire.protocol import Failed, Generate, SequenceOutput
@@ -18,14 +18,14 @@ STEP_S, ROW_S = 0.010, 0.001
 class CountingRunner:
     """Each token generated is 0."""
 
-    def __init__(self, clock: FakeClock, rows: Rows, row_s: float = ROW_S) -> None:
+    def __init__(self, clock: FakeClock, slots: Slots, row_s: float = ROW_S) -> None:
         self.row_s = row_s
         self.clock = clock
         self.served: Counter[str] = Counter()
         """Cost of the rows computed, by tenant; of those computed again after a preemption none."""
         self.by_class: Counter[str] = Counter()
         self._computed: Counter[int] = Counter()
-        self._rows = rows
+        self._slots = slots
         self.begun_s: dict[int, float] = {}
         """When the prompt of each request began."""
         self.num_steps = 0
@@ -33,7 +33,7 @@ class CountingRunner:
     def launch(self, step: StepInput) -> PendingStep:
         self.num_steps += 1
         for slot, start, end in _spans(step):
-            sequence = self._rows.sequence(slot)
+            sequence = self._slots.sequence(slot)
             request = sequence.request
             num_new = end - max(self._computed[request.id], start)
             cost = int(PREFILL_COST if sequence.is_pending else DECODE_COST) * max(num_new, 0)

@@ -10,7 +10,7 @@ from adapters.errors import AdapterUnavailable
 from memory.accounts import NOBODY, Tenant
 from memory.arena import Arena
 from memory.kv_cache import KVCache
-from tests.workers.simulator import END, VOCAB, FakeClock, Rows, SimulatedRunner, alone
+from tests.workers.simulator import END, VOCAB, FakeClock, SimulatedRunner, Slots, alone
 from workers.execution.engine import Engine, Event
 from workers.execution.step_input import Runner
 from workers.execution.step_ring import StepRing
@@ -129,24 +129,24 @@ class Simulation:
         max_batched_tokens: int = 64,
         pool: StubPool | None = None,
         bounds: QueueBounds = QueueBounds(),  # noqa: B008
-        runner: Callable[[FakeClock, Rows], Runner] = SimulatedRunner,
+        runner: Callable[[FakeClock, Slots], Runner] = SimulatedRunner,
         runs_ahead: bool | None = None,
     ) -> None:
         self.clock = FakeClock()
         self.pool = pool or StubPool(num_slots=4)
         arena = Arena(num_pages * PAGE_BYTES, 4 * PAGE_BYTES)
         self.kv = KVCache(arena, "model", PAGE_BYTES)
-        self.rows = Rows(max_num_seqs)
+        self.slots = Slots(max_num_seqs)
         self.scheduler = Scheduler(
             self.kv,
             self.pool,  # pyright: ignore[reportArgumentType]
-            self.rows,
+            self.slots,
             max_num_seqs=max_num_seqs,
             max_batched_tokens=max_batched_tokens,
             bounds=bounds,
         )
-        self.rows.scheduler = self.scheduler
-        self.runner = runner(self.clock, self.rows)
+        self.slots.scheduler = self.scheduler
+        self.runner = runner(self.clock, self.slots)
         self.ring = StepRing()
         self.engine = Engine(
             ModelInfo("model", "m", 4096),
@@ -211,7 +211,7 @@ class Simulation:
         self.kv.check_integrity(held=())
         assert self.kv.num_free == self.kv.num_total
         assert not any(self.pool.leases.values())
-        assert len(set(self.rows.free_rows)) == len(self.rows.free_rows) == 8
+        assert len(set(self.slots.free_slots)) == len(self.slots.free_slots) == 8
 
 
 def generate(

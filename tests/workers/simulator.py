@@ -70,11 +70,11 @@ def alone(request: Generate) -> list[int]:
     return tokens[len(request.tokens) :]
 
 
-class Rows:
+class Slots:
     """The token buffer: what a step draws is written there, and the next one reads it there."""
 
     def __init__(self, count: int) -> None:
-        self.free_rows = list(range(count))
+        self.free_slots = list(range(count))
         self.tokens: dict[int, dict[int, int]] = {}
         self.scheduler: Scheduler | None = None
         """Set by a simulation: to look at what the device is not told."""
@@ -83,15 +83,15 @@ class Rows:
         """The live sequence in the slot."""
         assert self.scheduler is not None
         users = [*self.scheduler.running, *self.scheduler.leaving]
-        return next(sequence for sequence in users if sequence.row == slot)
+        return next(sequence for sequence in users if sequence.slot == slot)
 
     def allocate(self, tokens: list[int]) -> int:
-        row = self.free_rows.pop()
-        self.tokens[row] = dict(enumerate(tokens))
-        return row
+        slot = self.free_slots.pop()
+        self.tokens[slot] = dict(enumerate(tokens))
+        return slot
 
     def free(self, slot: int) -> None:
-        self.free_rows.append(slot)
+        self.free_slots.append(slot)
 
 
 @dataclass
@@ -107,7 +107,7 @@ class SimulatedRunner:
     sequences, to be their oracle; of their tokens it reads only what the device has."""
 
     clock: FakeClock
-    rows: Rows
+    slots: Slots
     seconds_per_token: float = 0.001
     cache: dict[tuple[int, int], bytes] = field(default_factory=dict)
     num_steps: int = 0
@@ -138,14 +138,14 @@ class SimulatedRunner:
         """The next token of a sequence whose last position has this digest."""
         token = next_token(digest)
         slot, end = int(step.sequence_slots[index]), int(step.starts[index] + step.counts[index])
-        self.rows.tokens[slot][end] = token
+        self.slots.tokens[slot][end] = token
         return [token]
 
     def _launch(self, step: StepInput, index: int) -> Callable[[], bytes]:
         start = int(step.starts[index])
         end = start + int(step.counts[index])
         slot = int(step.sequence_slots[index])
-        sequence = self.rows.sequence(slot)
+        sequence = self.slots.sequence(slot)
         assert (sequence.lease is None) == (sequence.adapter is None)
         adapters = acting(sequence.request, end)
         in_chunk = set(adapters[start:])
@@ -157,9 +157,9 @@ class SimulatedRunner:
 
         def compute() -> bytes:
             """The digest of the last position."""
-            assert sequence.row == slot and sequence.block_table.pages[:num_pages] == held
+            assert sequence.slot == slot and sequence.block_table.pages[:num_pages] == held
             assert (sequence.lease is None) == (sequence.adapter is None), "its slot is given up"
-            digests = prefix_digests(adapters, [self.rows.tokens[slot][p] for p in range(end)])
+            digests = prefix_digests(adapters, [self.slots.tokens[slot][p] for p in range(end)])
             for position in range(end):
                 place = pages[position // PAGE_TOKENS], position % PAGE_TOKENS
                 if position >= start:

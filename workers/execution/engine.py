@@ -250,7 +250,7 @@ class Engine:
         """Launches a step if anything fits and collects those before it; itself too, unless it may
         be ahead: the device does nothing else (`is_alone`), or else one engine's step would count
         as time of another's. A step that fails fails its own sequences and no others."""
-        events = self._collect() if self.scheduler.is_stuck else []
+        events = self._collect() if self.scheduler.needs_drain else []
         is_launched, failed = self._launch()
         num_ahead = 1 if is_launched and is_alone and self._runs_ahead else 0
         return events + failed + self._collect(num_ahead)
@@ -369,7 +369,7 @@ class Engine:
         return events
 
     def _append(self, sequence: Sequence, result: SequenceResult) -> list[Event]:
-        if sequence.num_in_flight and len(result.tokens) != 1:
+        if sequence.num_inflight_steps and len(result.tokens) != 1:
             # The step ahead was computed as if there were one.
             return [self._fail_drawing(sequence, ErrorCode.INTERNAL)]
         num_before = len(sequence.tokens)

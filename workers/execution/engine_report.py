@@ -71,11 +71,13 @@ class EngineReport:
         """Appends the step's record, once its result was taken."""
         self._ring.append(
             start_s=start_s,
-            num_rows=schedule.num_tokens,
+            num_tokens=schedule.num_tokens,
             num_sequences=len(schedule.items),
             num_prefill_tokens=schedule.num_prefill_tokens,
             num_sampled=sum(len(result.tokens) for result in output.sequences),
-            num_adapters=len({item.slot for item in schedule.items if item.slot >= 0}),
+            num_adapters=len(
+                {item.adapter_slot for item in schedule.items if item.adapter_slot >= 0}
+            ),
             num_running=len(self._scheduler.running),
             num_waiting=self._scheduler.num_waiting,
             num_free_pages=self._scheduler.num_free_pages,

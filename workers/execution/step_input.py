@@ -141,8 +141,8 @@ def build_step_input(schedule: Schedule, pages: PagePool) -> StepInput:
         held = sequence.block_table.pages[: num_pages[index]]
         tables[index, : len(held)] = held
     return StepInput(
-        sequence_slots=np.fromiter((s.row for s in sequences), np.int64, num_sequences),
-        adapter_slots=np.fromiter((item.slot for item in items), np.int32, num_sequences),
+        sequence_slots=np.fromiter((s.slot for s in sequences), np.int64, num_sequences),
+        adapter_slots=np.fromiter((item.adapter_slot for item in items), np.int32, num_sequences),
         starts=starts,
         counts=counts,
         block_tables=pages.offsets(tables),

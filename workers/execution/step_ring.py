@@ -10,7 +10,7 @@ STEP = np.dtype(
     [
         ("step", "i8"),
         ("start_s", "f8"),
-        ("num_rows", "i4"),
+        ("num_tokens", "i4"),
         ("num_sequences", "i4"),
         ("num_prefill_tokens", "i4"),
         ("num_sampled", "i4"),

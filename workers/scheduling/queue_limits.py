@@ -91,7 +91,7 @@ class Overload:
         self.rate = DrainRate()
 
     def refuse_for(
-        self, newcomer: Sequence, now: float, num_free_rows: int, running: Iterable[Sequence]
+        self, newcomer: Sequence, now: float, num_free_slots: int, running: Iterable[Sequence]
     ) -> list[Refusal]:
         """Sequences that are refused so that the newcomer may wait: none, others, or the newcomer
         alone."""
@@ -101,7 +101,7 @@ class Overload:
         account = self._queue.account(request.service_class, request.tenant, request.weight)
         bounds = self._bounds
         wait_s = max(
-            self._wait_s(account, newcomer, num_free_rows), self._work_ahead_s(account, running)
+            self._wait_s(account, newcomer, num_free_slots), self._work_ahead_s(account, running)
         )
         max_wait_s = bounds.max_wait_s * account.line.terms.ttft_s / _INTERACTIVE.ttft_s
         if wait_s > min(max_wait_s, newcomer.expires_s - newcomer.arrival_s):
@@ -151,13 +151,13 @@ class Overload:
         tokens = (account.num_waiting_tokens + num_tokens) / self._bounds.max_tokens
         return max(requests, tokens) / self._share(account)
 
-    def _wait_s(self, account: Account, newcomer: Sequence, num_free_rows: int) -> float:
+    def _wait_s(self, account: Account, newcomer: Sequence, num_free_slots: int) -> float:
         """Of the newcomer behind its tenant's other requests, at the tenant's share of the rate.
         Rows that nobody was waiting for are taken at once."""
         share = self._share(account)
         num_requests = (account.num_waiting + 1) / share
         num_tokens = (account.num_waiting_tokens + len(newcomer.tokens)) / share
-        num_behind = num_requests if self.rate.is_backlogged else num_requests - num_free_rows
+        num_behind = num_requests if self.rate.is_backlogged else num_requests - num_free_slots
         if self._queue.num_waiting == 0 or num_behind <= 0:
             return 0.0
         return self.rate.seconds_for(num_behind, num_tokens * num_behind / num_requests)

@@ -10,22 +10,22 @@ from workers.wire.protocol import ErrorCode, OutputKind
 
 @dataclass(slots=True)
 class ScheduledSequence:
-    """`num_tokens` rows of a sequence; all base only or all adapted. What it says holds for this
-    step, whatever becomes of the sequence while it is computed."""
+    """The next `num_tokens` tokens of a sequence, all base only or all adapted. It stays as it is
+    for this step, whatever happens to the sequence meanwhile."""
 
     sequence: Sequence
     num_tokens: int
     start: int = field(init=False)
     end: int = field(init=False)
-    """Position of the first row, and the one after the last: of the token that is drawn, if one
-    is."""
+    """Positions of the first token, and the one after the last: of the token that is drawn, if
+    one is."""
     is_sampled: bool = field(init=False)
-    """The rows reach the sequence's last token, so the next one is drawn."""
+    """The step computes the sequence's last token, so the next one is drawn."""
     is_prefill: bool = field(init=False)
-    slot: int = field(init=False, default=-1)
-    """Adapter slot, -1 for base only."""
+    adapter_slot: int = field(init=False, default=-1)
+    """-1 for base only."""
     max_rank: int = field(init=False, default=0)
-    """Of the adapter, over its projections; 0 for base only."""
+    """Largest rank of the adapter's projections; 0 for base only."""
 
     def __post_init__(self) -> None:
         sequence = self.sequence
@@ -37,7 +37,7 @@ class ScheduledSequence:
         self.is_prefill = sequence.is_prefilling
         lease = sequence.lease
         if lease is not None and sequence.is_activated:
-            self.slot, self.max_rank = lease.slot, lease.max_rank
+            self.adapter_slot, self.max_rank = lease.slot, lease.max_rank
 
 
 @dataclass(slots=True, eq=False)
@@ -61,5 +61,5 @@ class Schedule:
 
     @property
     def num_attended(self) -> int:
-        """Positions computed before, read by all rows together."""
+        """Earlier positions that the step's tokens read, summed over the tokens."""
         return sum(item.num_tokens * item.start for item in self.items)

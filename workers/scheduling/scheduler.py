@@ -40,7 +40,7 @@ MAX_ASKED = 32
 EXPIRED = "its time was over before its prompt could begin"
 
 
-class RowAllocator(Protocol):
+class SlotAllocator(Protocol):
     """Slots of the device's token buffer, one for each running sequence."""
 
     def allocate(self, tokens: list[int]) -> int: ...
@@ -56,14 +56,14 @@ class Scheduler:
     A step may be scheduled while the one before it is in flight: each sequence is taken to go on.
     Of one that has ended by then the row is for nothing: `update` leaves no trace of it. What a
     step in flight uses stays as it is until its `update`, so nobody is preempted meanwhile: a
-    sequence that lacks pages is left out, and `is_stuck` until nothing is in flight.
+    sequence that lacks pages is left out, and `needs_drain` until nothing is in flight.
     """
 
     def __init__(
         self,
         kv: KVCache,
         pool: AdapterPool,
-        rows: RowAllocator,
+        slots: SlotAllocator,
         *,
         max_num_seqs: int,
         max_batched_tokens: int,
@@ -73,7 +73,7 @@ class Scheduler:
         """max_pages: that one sequence may need; None: all that the arena has."""
         self._kv = kv
         self._pool = pool
-        self._rows = rows
+        self._slots = slots
         self.max_num_seqs = max_num_seqs
         self.max_batched_tokens = max_batched_tokens
         self._queue = FairQueue()
@@ -98,7 +98,7 @@ class Scheduler:
         """Ended, but a step in flight computes rows of them."""
         self._in_flight: list[Schedule] = []
         """Not updated yet, the oldest first."""
-        self.is_stuck = False
+        self.needs_drain = False
         """The next step can be scheduled when those in flight have ended, not before."""
         self.num_preemptions = 0
         self.num_queried_tokens = 0
@@ -150,11 +150,11 @@ class Scheduler:
     @property
     def has_free_row(self) -> bool:
         """One more sequence would not wait for another to end."""
-        return self._num_rows + self.num_waiting < self.max_num_seqs
+        return self._num_used_slots + self.num_waiting < self.max_num_seqs
 
     @property
-    def _num_rows(self) -> int:
-        """Rows of the token buffer that are taken."""
+    def _num_used_slots(self) -> int:
+        """Slots of the token buffer that are taken."""
         return len(self.running) + len(self.leaving)
 
     @property
@@ -173,7 +173,7 @@ class Scheduler:
 
     def refuse_for(self, newcomer: Sequence, now: float) -> list[Refusal]:
         """Who must not wait so that the newcomer may: nobody, others, or the newcomer itself."""
-        return self._overload.refuse_for(newcomer, now, self._num_free_rows, self.running)
+        return self._overload.refuse_for(newcomer, now, self._num_free_slots, self.running)
 
     def expect(self, sequence: Sequence) -> None:
         """It will be added: the load of its adapter need not wait for the step's end."""
@@ -193,7 +193,7 @@ class Scheduler:
         end."""
         if sequence.status is SequenceStatus.RUNNING:
             self.running.remove(sequence)
-            if sequence.num_in_flight:
+            if sequence.num_inflight_steps:
                 self.leaving.append(sequence)
             else:
                 self._release(sequence)
@@ -221,7 +221,7 @@ class Scheduler:
         """The next step: a row for each sequence that generates, then prompts in turn, those begun
         and those that can begin."""
         schedule = Schedule(begin_s=max([now, *map(self._end_s, self._in_flight)]))
-        self.is_short = self.is_stuck = False
+        self.is_short = self.needs_drain = False
         self._is_closed, self._is_closed_to_guests = self.is_held, False
         self._is_spent = False
         for sequence in self.expire(now):
@@ -239,7 +239,7 @@ class Scheduler:
             )
             self._has_guests = bool(guests)
             self._prefill(budget, now, schedule)
-        schedule.items.sort(key=lambda item: (item.slot < 0, item.slot))
+        schedule.items.sort(key=lambda item: (item.adapter_slot < 0, item.adapter_slot))
         self._overload.rate.note(
             now,
             self._num_drained,
@@ -260,15 +260,15 @@ class Scheduler:
         self._in_flight.remove(schedule)
         for item, num_tokens in zip(schedule.items, num_new, strict=True):
             sequence = item.sequence
-            sequence.num_in_flight -= 1
-            sequence.num_drawn -= item.is_sampled
+            sequence.num_inflight_steps -= 1
+            sequence.num_inflight_tokens -= item.is_sampled
             if not sequence.is_finished:
                 num_computed = item.end
                 if item.is_sampled and not num_tokens:
                     num_computed = sequence.num_computed = item.end - 1
                 num_known = item.end + max(num_tokens - 1, 0)
                 self._account(sequence, num_computed, num_known)
-            elif not sequence.num_in_flight:
+            elif not sequence.num_inflight_steps:
                 self.leaving.remove(sequence)
                 self._release(sequence)
 
@@ -289,8 +289,8 @@ class Scheduler:
         for item in schedule.items:
             sequence = item.sequence
             sequence.num_computed = item.end
-            sequence.num_in_flight += 1
-            sequence.num_drawn += item.is_sampled
+            sequence.num_inflight_steps += 1
+            sequence.num_inflight_tokens += item.is_sampled
         if schedule.items:
             self._in_flight.append(schedule)
 
@@ -311,7 +311,9 @@ class Scheduler:
             num_tokens = sequence.num_uncomputed
             if is_on and self._grow(sequence, num_tokens, schedule):
                 schedule.items.append(ScheduledSequence(sequence, num_tokens))
-                due_s = min(due_s, sequence.due_s + sequence.num_drawn * sequence.terms.tpot_s)
+                due_s = min(
+                    due_s, sequence.due_s + sequence.num_inflight_tokens * sequence.terms.tpot_s
+                )
         return due_s
 
     def _prefill(self, budget: StepBudget, now: float, schedule: Schedule) -> None:
@@ -348,7 +350,7 @@ class Scheduler:
 
     @property
     def _is_closed_to_all(self) -> bool:
-        return self._is_closed or not (self._num_free_rows or self._has_guests)
+        return self._is_closed or not (self._num_free_slots or self._has_guests)
 
     @property
     def _is_full_up(self) -> bool:
@@ -362,8 +364,8 @@ class Scheduler:
         return is_closed or self._is_closed_to_all
 
     @property
-    def _num_free_rows(self) -> int:
-        return self.max_num_seqs - self._num_rows
+    def _num_free_slots(self) -> int:
+        return self.max_num_seqs - self._num_used_slots
 
     def _continue(self, sequence: Sequence, budget: StepBudget, schedule: Schedule) -> None:
         if sequence.num_computed >= len(sequence.tokens):
@@ -378,7 +380,7 @@ class Scheduler:
         while not sequence.block_table.grow(sequence.num_computed + num_tokens):
             self._is_closed = True
             if self._in_flight:
-                self.is_stuck = True
+                self.needs_drain = True
                 return False
             table = sequence.block_table
             victim = last_in_turn(s for s in self.running if table.may_displace(s.block_table))
@@ -389,15 +391,15 @@ class Scheduler:
 
     def _may_begin(self, sequence: Sequence) -> bool:
         """As far as it depends on rows."""
-        return self._shares.may_begin(sequence.account, self.running, self._num_free_rows)
+        return self._shares.may_begin(sequence.account, self.running, self._num_free_slots)
 
     def _make_row(self, sequence: Sequence, schedule: Schedule) -> bool:
         """There is one, or a guest gives one up, as none can before the step in flight has
         ended."""
-        if self._num_free_rows:
+        if self._num_free_slots:
             return True
         if self._in_flight:
-            self.is_stuck = True
+            self.needs_drain = True
             return False
         victim = self._shares.victim(sequence.account, self.running)
         if victim is not None:
@@ -546,7 +548,7 @@ class Scheduler:
         if sequence.num_computed > sequence.num_charged:
             num_cached = sequence.num_computed - sequence.num_charged
             self._queue.charge(sequence, CACHED_COST * num_cached)
-        sequence.row = self._rows.allocate(sequence.tokens)
+        sequence.slot = self._slots.allocate(sequence.tokens)
         sequence.status = SequenceStatus.RUNNING
         self.running.append(sequence)
         self._queue.start(sequence)
@@ -562,9 +564,9 @@ class Scheduler:
         if sequence.lease is not None:
             sequence.lease.release()
             sequence.lease = None
-        if sequence.row is not None:
-            self._rows.free(sequence.row)
-            sequence.row = None
+        if sequence.slot is not None:
+            self._slots.free(sequence.slot)
+            sequence.slot = None
 
     def _fail(self, sequence: Sequence, schedule: Schedule, code: ErrorCode, message: str) -> None:
         self._queue.remove(sequence, is_waiting=True)

@@ -64,22 +64,24 @@ class Sequence:
         self.tokens = list(request.tokens)
         self.num_prompt = len(request.tokens) - request.num_resumed
         self.num_computed = 0
-        self.num_in_flight = 0
-        """Steps in flight that compute rows of it: as long, it keeps all that it has."""
-        self.num_drawn = 0
-        """Tokens that steps in flight draw for it: not among `tokens` yet."""
+        self.num_inflight_steps = 0
+        """Steps in flight that compute its tokens. While there are any it keeps its pages, slot and
+        lease."""
+        self.num_inflight_tokens = 0
+        """Tokens that steps in flight draw for it. They are not in `tokens` yet."""
         self.num_cached = 0
         self.num_reached = 0
         """Prompt positions computed or found by the steps that have ended, preempted or not."""
         self.status = SequenceStatus.WAITING
         self.block_table = block_table
         self.lease: AdapterLease | None = None
-        self.row: int | None = None
+        self.slot: int | None = None
+        """Of the token buffer, while it runs."""
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.logprobs: list[TokenLogprobs] = []
-        """Of generated tokens that are not told yet."""
-        self.num_untold = 0
-        """Generated tokens that the gateway does not know of."""
+        """Of the generated tokens that are not sent yet."""
+        self.num_unsent_tokens = 0
+        """Generated tokens that are not sent to the gateway yet."""
         self._hasher = PageHasher(
             model=request.model,
             domain=request.cache_domain,
@@ -127,7 +129,7 @@ class Sequence:
     @property
     def length(self) -> int:
         """Tokens it has when the steps in flight have ended, if none of them is its last."""
-        return len(self.tokens) + self.num_drawn
+        return len(self.tokens) + self.num_inflight_tokens
 
     @property
     def num_uncomputed(self) -> int:
@@ -137,17 +139,17 @@ class Sequence:
     def is_generating(self) -> bool:
         """The next step may continue it: the prompt is computed, there is more to generate than
         what is in flight, and that need not be known before."""
-        if self.num_drawn and self.needs_host_token:
+        if self.num_inflight_tokens and self.needs_host_token:
             return False
-        return (not self.is_pending or self.num_drawn > 0) and self.length < self.max_len
+        return (not self.is_pending or self.num_inflight_tokens > 0) and self.length < self.max_len
 
     @property
     def is_activated(self) -> bool:
-        """The adapter, if any, acts on the next row."""
+        """Whether the adapter, if any, acts on the next token."""
         return self.num_computed >= self.request.activation
 
     def num_next(self, budget: int) -> int:
-        """Rows the next step may compute: one chunk never crosses the activation."""
+        """Tokens the next step may compute: one chunk never crosses the activation."""
         end = self.length if self.is_activated else self.request.activation
         return min(end - self.num_computed, budget)
 
@@ -168,7 +170,7 @@ class Sequence:
     @property
     def is_prefilling(self) -> bool:
         """Its tokens are not all computed, and no step that does the rest is in flight."""
-        return self.is_pending and not self.num_drawn
+        return self.is_pending and not self.num_inflight_tokens
 
     @property
     def is_waiting(self) -> bool:
@@ -212,16 +214,16 @@ class Sequence:
         self.tokens += tokens[:num_taken]
         if logprobs is not None:
             self.logprobs += logprobs[:num_taken]
-        self.num_untold += num_taken
+        self.num_unsent_tokens += num_taken
         if (
             finish_reason is None
             and not is_first
-            and self.num_untold < self.request.stream_interval
+            and self.num_unsent_tokens < self.request.stream_interval
         ):
             return None
         output = SequenceOutput(
             id=self.request.id,
-            tokens=self.tokens[-self.num_untold :],
+            tokens=self.tokens[-self.num_unsent_tokens :],
             logprobs=self.logprobs or None,
             prompt_logprobs=self.prompt_logprobs
             if is_first and self.params.prompt_logprobs is not None
@@ -230,7 +232,7 @@ class Sequence:
             stop_token=self.tokens[-1] if finish_reason is FinishReason.STOP else None,
             num_cached_tokens=self.num_cached if is_first or finish_reason else 0,
         )
-        self.logprobs, self.num_untold = [], 0
+        self.logprobs, self.num_unsent_tokens = [], 0
         return output
 
     def end_within(self, tokens: list[int]) -> tuple[int, FinishReason | None]:

@@ -39,7 +39,7 @@ class StepBudget:
         """Rows left for a prompt that has `context` tokens computed, at least one: unless it is
         spent."""
         seconds = min(self._seconds, self._guest_s) if is_guest else self._seconds
-        within = self._step_time.rows_within(seconds, context)
+        within = self._step_time.tokens_within(seconds, context)
         return int(min(self.num_rows, max(within, self._floor, 1)))
 
     def take(self, num_rows: int, context: int) -> None:

@@ -1,6 +1,6 @@
-"""How long a step takes, learned from those that were.
+"""How long a step takes, learned from the steps before it.
 
-seconds = t0 + t1 x rows + t2 x positions that the rows attend to
+seconds = t0 + t1 x tokens + t2 x positions that the tokens attend to
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 
 MEMORY = 0.995
-"""Of what was measured before, at each new step."""
+"""Weight that each new step leaves to the measurements before it."""
 RECENT = 0.9
 """The same, of a `RecentRatio`."""
 MIN_STEPS = 8
-"""Before that nothing is predicted."""
+"""Steps to measure before the first prediction: fewer do not tell three coefficients apart."""
 UNITS = (1.0, 1e2, 1e5)
-"""A step, rows and attended positions, brought near one."""
+"""Scale of each coefficient, so that all three are near one."""
 RIDGE = 1e-9
 """Towards zero, in parts of the largest product: what the steps so far do not tell apart is shared
 between the coefficients. Far above what rounding leaves of a pivot that is none."""
@@ -30,11 +30,11 @@ class StepTime:
         self._num_steps = 0
         self._coefficients: tuple[float, float, float] | None = None
 
-    def note(self, num_rows: int, num_attended: int, seconds: float) -> None:
-        """num_attended: positions that its rows read, together."""
+    def note(self, num_tokens: int, num_attended: int, seconds: float) -> None:
+        """num_attended: earlier positions that its tokens read, summed over the tokens."""
         if seconds <= 0.0:
             return
-        values = (1, num_rows, num_attended)
+        values = (1, num_tokens, num_attended)
         features = [v / unit / seconds for v, unit in zip(values, UNITS, strict=True)]
         for i, x in enumerate(features):
             row = self._products[i]
@@ -44,24 +44,24 @@ class StepTime:
         self._num_steps += 1
         self._coefficients = None
 
-    def predict(self, num_rows: int, num_attended: int) -> float:
+    def predict(self, num_tokens: int, num_attended: int) -> float:
         """Seconds; 0 before enough was measured."""
-        step, row, position = self._solved()
-        return step + row * num_rows + position * num_attended
+        step, token, position = self._solved()
+        return step + token * num_tokens + position * num_attended
 
-    def seconds_of(self, num_rows: int, context: int) -> float:
-        """What so many rows of a prompt add to a step, `context` positions being before them."""
-        _, row, position = self._solved()
-        return num_rows * (row + position * context)
+    def seconds_of(self, num_tokens: int, context: int) -> float:
+        """What `num_tokens` tokens of a prompt add to a step, behind `context` positions."""
+        _, token, position = self._solved()
+        return num_tokens * (token + position * context)
 
-    def prompt_seconds(self, num_tokens: float, context: float, rows_a_step: int) -> float:
-        """Seconds to compute prompts of `num_tokens` in all, in steps of `rows_a_step` rows that
+    def prompt_seconds(self, num_tokens: float, context: float, step_tokens: int) -> float:
+        """Seconds to compute prompts of `num_tokens` in all, in steps of `step_tokens` tokens that
         read `context` positions each; 0 before enough was measured."""
-        step, row, position = self._solved()
-        return num_tokens * (step / rows_a_step + row + position * context)
+        step, token, position = self._solved()
+        return num_tokens * (step / step_tokens + token + position * context)
 
-    def rows_within(self, seconds: float, context: int) -> float:
-        """The rows of a prompt that add so much at most."""
+    def tokens_within(self, seconds: float, context: int) -> float:
+        """Tokens of a prompt that add at most `seconds` to a step."""
         cost = self.seconds_of(1, context)
         return max(seconds, 0.0) / cost if cost > 0.0 else math.inf
 
@@ -73,7 +73,7 @@ class StepTime:
         return self._coefficients
 
     def _solve(self) -> tuple[float, float, float]:
-        """Those that would be negative are left out, one by one."""
+        """The coefficients. One that would be negative is set to zero, one by one."""
         kept = [0, 1, 2]
         while True:
             values = self._solve_for(kept)
@@ -82,8 +82,8 @@ class StepTime:
                 break
             kept.remove(negative[0])
         found = dict(zip(kept, values, strict=True))
-        step, row, position = (found.get(i, 0.0) / UNITS[i] for i in range(3))
-        return step, row, position
+        step, token, position = (found.get(i, 0.0) / UNITS[i] for i in range(3))
+        return step, token, position
 
     def _solve_for(self, kept: list[int]) -> list[float]:
         """The normal equations of these coefficients, by Gaussian elimination."""
@@ -105,7 +105,7 @@ class StepTime:
 
 
 class RecentRatio:
-    """Of two sums that forget: of late so much of the one came with so much of the other."""
+    """Ratio of two recent sums; older terms lose weight with each new one."""
 
     def __init__(self) -> None:
         self._over = self._under = 0.0
@@ -116,5 +116,5 @@ class RecentRatio:
 
     @property
     def value(self) -> float:
-        """0 before anything is known."""
+        """0 before the first term."""
         return self._over / self._under if self._under > 0.0 else 0.0

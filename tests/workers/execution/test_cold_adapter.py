@@ -10,7 +10,7 @@ import pytest
 
 from tests.adapters.pools import House, SteppedExecutor
 from tests.workers.simulation import generate
-from tests.workers.simulator import VOCAB, FakeClock, Rows, SimulatedRunner
+from tests.workers.simulator import VOCAB, FakeClock, SimulatedRunner, Slots
 from workers.execution.engine import Engine
 from workers.execution.step_input import PendingStep, StepInput
 from workers.execution.step_ring import StepRing
@@ -49,17 +49,17 @@ class Box:
 
     def __init__(self, folder: Path, *, num_units: int = 16, max_num_seqs: int = 8) -> None:
         self.house = house = House(folder, [4] * 3, num_units=num_units)
-        rows = Rows(max_num_seqs)
-        self.runner = ScriptedRunner(FakeClock(), rows)
+        slots = Slots(max_num_seqs)
+        self.runner = ScriptedRunner(FakeClock(), slots)
         self.runner.script = {}
         self.scheduler = Scheduler(
             house.kv,
             house.pool,
-            rows,
+            slots,
             max_num_seqs=max_num_seqs,
             max_batched_tokens=64,
         )
-        rows.scheduler = self.scheduler
+        slots.scheduler = self.scheduler
         engine = Engine(
             ModelInfo("model", "m", 4096),
             self.scheduler,

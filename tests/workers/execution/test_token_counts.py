@@ -50,7 +50,7 @@ class ScriptedDevice(SimulatedRunner):
 
     def draw(self, step: StepInput, index: int, digest: bytes) -> list[int]:
         slot, end = int(step.sequence_slots[index]), int(step.starts[index] + step.counts[index])
-        known, request = self.rows.tokens[slot], self.rows.sequence(slot).request
+        known, request = self.slots.tokens[slot], self.slots.sequence(slot).request
         count = self.chance.choice(self.counts)
         self.given.append(count)
         drawn: list[int] = []
@@ -176,7 +176,7 @@ def test_a_sequence_that_needs_its_token_is_in_no_step_ahead(needs_host_token: b
 
     class Watching(ScriptedDevice):
         def launch(self, step: StepInput):
-            in_flight.append(self.rows.sequence(int(step.sequence_slots[0])).num_in_flight)
+            in_flight.append(self.slots.sequence(int(step.sequence_slots[0])).num_inflight_steps)
             return super().launch(step)
 
     simulation = Simulation(runner=Watching, runs_ahead=True)
@@ -193,7 +193,7 @@ def test_other_than_one_token_beside_a_step_ahead_fails_the_sequence(count: int)
     simulation = Simulation(runner=ScriptedDevice, runs_ahead=True)
     assert isinstance(simulation.runner, ScriptedDevice)
     simulation.runner.counts = (count,)
-    simulation.rows.tokens[0] = {}
+    simulation.slots.tokens[0] = {}
     simulation.submit(generate(0, [1, 2, 3], 30))
     simulation.step()
     simulation.step()

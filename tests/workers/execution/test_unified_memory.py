@@ -16,7 +16,7 @@ from adapters.pool.load_cost import copy_s
 from memory.runs import UNIT_BYTES
 from tests.adapters.pools import House, SteppedExecutor
 from tests.workers.simulation import generate, prompt_of
-from tests.workers.simulator import VOCAB, Rows, SimulatedRunner
+from tests.workers.simulator import VOCAB, SimulatedRunner, Slots
 from workers.execution.engine import Engine
 from workers.execution.step_ring import StepRing
 from workers.scheduling.scheduler import Scheduler
@@ -85,13 +85,15 @@ class Box:
         house = self.house
         pool, kv = house.pool, house.kv
         self.ring = StepRing()
-        rows = Rows(MAX_NUM_SEQS)
-        self.scheduler = Scheduler(kv, pool, rows, max_num_seqs=MAX_NUM_SEQS, max_batched_tokens=64)
-        rows.scheduler = self.scheduler
+        slots = Slots(MAX_NUM_SEQS)
+        self.scheduler = Scheduler(
+            kv, pool, slots, max_num_seqs=MAX_NUM_SEQS, max_batched_tokens=64
+        )
+        slots.scheduler = self.scheduler
         self.engine = Engine(
             ModelInfo("model", "m", 4096),
             self.scheduler,
-            SimulatedRunner(house, rows, SECONDS_PER_TOKEN),  # pyright: ignore
+            SimulatedRunner(house, slots, SECONDS_PER_TOKEN),  # pyright: ignore
             kv,
             pool,
             self.ring,

@@ -10,7 +10,7 @@ from pathlib import Path
 from memory.page_key import PAGE_TOKENS
 from tests.adapters.pools import House, SteppedExecutor
 from tests.workers.simulation import generate, prompt_of
-from tests.workers.simulator import VOCAB, FakeClock, Rows, SimulatedRunner
+from tests.workers.simulator import VOCAB, FakeClock, SimulatedRunner, Slots
 from workers.execution.engine import Engine
 from workers.execution.step_ring import StepRing
 from workers.scheduling.scheduler import Scheduler
@@ -45,15 +45,15 @@ class Box:
         )
         self.clock = FakeClock()
         house = self.house
-        rows = Rows(num_rows)
+        slots = Slots(num_rows)
         self.scheduler = Scheduler(
-            house.kv, house.pool, rows, max_num_seqs=num_rows, max_batched_tokens=512
+            house.kv, house.pool, slots, max_num_seqs=num_rows, max_batched_tokens=512
         )
-        rows.scheduler = self.scheduler
+        slots.scheduler = self.scheduler
         self.engine = Engine(
             ModelInfo("model", "m", 4096),
             self.scheduler,
-            SimulatedRunner(self.clock, rows),
+            SimulatedRunner(self.clock, slots),
             house.kv,
             house.pool,
             StepRing(),

@@ -438,4 +438,4 @@ def test_the_step_budget_is_kept_and_decodes_go_first() -> None:
     for _ in range(5):
         simulation.step()
     assert len(simulation.outputs[0]) == before + 5
-    assert max(simulation.ring.last()["num_rows"]) == 32
+    assert max(simulation.ring.last()["num_tokens"]) == 32

@@ -18,33 +18,35 @@ steps = st.lists(st.tuples(st.integers(1, 8), st.integers(0, 10**6), seconds), m
 @example([(1, 0, 3e-8), (2, 0, 7e-8)] * 40)
 def test_any_steps_give_a_prediction(noted: list[tuple[int, int, float]]) -> None:
     learned = StepTime()
-    for num_rows, num_attended, took_s in noted:
-        learned.note(num_rows, num_attended, took_s)
-    for num_rows, num_attended, _ in noted:
-        predicted = learned.predict(num_rows, num_attended)
+    for num_tokens, num_attended, took_s in noted:
+        learned.note(num_tokens, num_attended, took_s)
+    for num_tokens, num_attended, _ in noted:
+        predicted = learned.predict(num_tokens, num_attended)
         assert math.isfinite(predicted) and predicted >= 0.0
-    assert learned.rows_within(1.0, 100) >= 0.0
+    assert learned.tokens_within(1.0, 100) >= 0.0
 
 
 @given(seconds, st.integers(1, 512), st.integers(0, 10**6))
 def test_what_always_takes_as_long_is_predicted_so(
-    took_s: float, num_rows: int, num_attended: int
+    took_s: float, num_tokens: int, num_attended: int
 ) -> None:
     learned = StepTime()
     for _ in range(20):
-        learned.note(num_rows, num_attended, took_s)
-    assert math.isclose(learned.predict(num_rows, num_attended), took_s, rel_tol=1e-3)
+        learned.note(num_tokens, num_attended, took_s)
+    assert math.isclose(learned.predict(num_tokens, num_attended), took_s, rel_tol=1e-3)
 
 
 @given(st.floats(1e-6, 1.0), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
-def test_what_rows_and_positions_add_is_told_apart(
-    step_s: float, row_share: float, position_share: float
+def test_what_tokens_and_positions_add_is_told_apart(
+    step_s: float, token_share: float, position_share: float
 ) -> None:
-    row_s, position_s = step_s * row_share / 100, step_s * position_share / 1e5
+    token_s, position_s = step_s * token_share / 100, step_s * position_share / 1e5
     learned = StepTime()
     work = [(1 + 7 * i % 97, 1000 * (1 + 31 * i % 89)) for i in range(200)]
-    for num_rows, num_attended in work:
-        learned.note(num_rows, num_attended, step_s + row_s * num_rows + position_s * num_attended)
-    for num_rows, num_attended in work:
-        exact = step_s + row_s * num_rows + position_s * num_attended
-        assert math.isclose(learned.predict(num_rows, num_attended), exact, rel_tol=1e-3)
+    for num_tokens, num_attended in work:
+        learned.note(
+            num_tokens, num_attended, step_s + token_s * num_tokens + position_s * num_attended
+        )
+    for num_tokens, num_attended in work:
+        exact = step_s + token_s * num_tokens + position_s * num_attended
+        assert math.isclose(learned.predict(num_tokens, num_attended), exact, rel_tol=1e-3)
