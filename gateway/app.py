@@ -29,7 +29,7 @@ from gateway.http.openapi import Document
 from gateway.http.request import GatewayRequest
 from gateway.http.routes import completions, health, models, tokens
 from gateway.limits.admission import Admission
-from gateway.limits.leases import Leases, PostgresExchange
+from gateway.limits.leases import Leases, PostgresLeaseRenewal
 from gateway.metering.usage import UsageRecorder
 from gateway.metering.wal import WriteAheadLog
 from gateway.text.tokenizer import Tokenizers
@@ -66,9 +66,9 @@ class Gateway:
         self.tokenizers = Tokenizers(config.model_folder)
         leases = None
         if database is not None:
-            exchange = PostgresExchange(database, config.catalog_stale_s)
+            renewal = PostgresLeaseRenewal(database, config.catalog_stale_s)
             leases = Leases(
-                exchange,
+                renewal,
                 config.instance_id,
                 config.catalog_stale_s,
                 wait_s=config.limits_wait_s,

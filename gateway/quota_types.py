@@ -1,4 +1,4 @@
-"""What is limited, over which stretches of time, and what a request takes of each limit."""
+"""Kinds of limits, their windows of time, and what a request takes of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request may take: reserved before it runs, settled when it has ended in whatever way."""
+"""Admission of a request: its limits are reserved before it runs and settled when it ends."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from gateway.limits.rate_headers import is_shown
 from gateway.quota_types import Cost, Kind, Limit, Tariff, leased_bits
 
 AT_ONCE = 1024
-"""Completion tokens that a choice reserves at a time."""
+"""Completion tokens that a choice reserves at a time: small enough to leave room for others, large
+enough that a renewal is rarely waited for."""
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What a request took, in tokens. Each prompt counts once, however many choices it has."""
+    """Tokens that a request took. Each prompt counts once, however many choices it has."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -64,7 +65,7 @@ class RequestCharge:
 
 
 class Part(msgspec.Struct, frozen=True):
-    """What was reserved together."""
+    """Holds that were reserved together, and the tokens that they cover."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -72,8 +73,8 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Reservation:
-    """Of one request. Completion tokens are promised some at a time: more is reserved well before
-    they are used up, and where that is refused the answer ends."""
+    """What one request has reserved. Completion tokens are promised some at a time: more is
+    reserved well before they are used up, and where that is refused the answer ends."""
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class Reservation:
         self.max_tokens = max_tokens
         self.admitted_at = time.time()
         self.holder = "" if leases is None else leases.holder
-        """Whose slices it is reserved from, all of it."""
+        """The holder of the leases that all of it is reserved from."""
         self.leased = leased_bits(tenant_id, limits)
         self._leases = leases
         self._limits = limits
@@ -166,10 +167,10 @@ class Reservation:
         holds = await self._leases.take(wanted, self.admitted_at)
         if self.holder != self._leases.holder:
             if self._parts:
-                # What is used leaves the slices of one holder, and its own are lost.
+                # What is used leaves the leases of one holder, and those are lost.
                 for hold in holds:
                     self._leases.settle(hold, 0)
-                raise QuotaUnavailable("The slices of limits were lost meanwhile.")
+                raise QuotaUnavailable("The leases of limits were lost meanwhile.")
             self.holder = self._leases.holder
         self._parts.append(Part(prompt, completion, holds))
         self._promised += completion
@@ -181,7 +182,7 @@ class Reservation:
 
 
 def _used(hold: Hold, metered: int, cost: int) -> int:
-    kind = hold.account.kind
+    kind = hold.quota.kind
     if kind is Kind.CONCURRENT_REQUESTS:
         return 0
     return cost if kind.counts_money else metered

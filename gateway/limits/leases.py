@@ -1,4 +1,4 @@
-"""Carries the exchanges of a LeaseBook to the database, and lets requests wait for them."""
+"""Leases of limits: renews the book's leases in the database, and lets requests wait for that."""
 
 from __future__ import annotations
 
@@ -14,61 +14,74 @@ import msgspec
 from admin.database import AdminError, Database
 from admin.queries import sql
 from gateway.exceptions import QuotaUnavailable
-from gateway.limits.quota import Answer, Ask, Call, Hold, LeaseBook, Waiter
+from gateway.limits.lease_book import (
+    LeaseBook,
+    LeaseRecall,
+    LeaseRequest,
+    LeaseResponse,
+    Waiter,
+)
+from gateway.limits.quota import Hold
 from gateway.limits.rate_headers import exceeded, rate_limit_headers
 from gateway.quota_types import BUDGETS, Limit
 
 log = logging.getLogger(__name__)
 
 CHANNEL = "loraplex_quota"
-"""NOTIFY channel of the calls to give back."""
+"""NOTIFY channel of recalls."""
 SWEEP_INTERVAL_S = 1.0
-"""Between two exchanges at most: others go by it whether we live."""
+"""Longest pause between two renewals, in seconds: other gateways take them as a sign of life."""
 PACE_S = 0.01
-"""Between two exchanges while requests wait: what comes meanwhile is asked together."""
-EXCHANGE_TIMEOUT_S = 2.0
-ASKS_AT_ONCE = 1000
-"""The database answers some thousands a second, and other gateways wait for that."""
+"""Pause between two renewals while requests wait, in seconds: what comes meanwhile goes
+together."""
+RENEWAL_TIMEOUT_S = 2.0
+REQUESTS_AT_ONCE = 1000
+"""Lease requests in one renewal: the database takes some thousands a second, and other gateways
+wait for it."""
 RETRY_S = 0.25
 UPKEEP_INTERVAL_S = 30.0
 
 Wanted = Sequence[tuple[Limit, int]]
 
 
-class Exchange(Protocol):
-    async def exchange(self, holder: str, number: int, asks: list[Ask]) -> list[Answer] | None:
-        """The same number again gets the same answer. None: the holder has lost all that it held.
-        Raises AdminError."""
+class LeaseRenewal(Protocol):
+    async def renew(
+        self, holder: str, number: int, requests: list[LeaseRequest]
+    ) -> list[LeaseResponse] | None:
+        """The responses, in the order of the requests. The same number again gets the same
+        responses. None: the holder has lost all that it held. Raises AdminError."""
         ...
 
-    async def listen(self, hear: Callable[[Call], None]) -> None: ...
+    async def listen(self, hear: Callable[[LeaseRecall], None]) -> None: ...
 
     async def upkeep(self) -> None: ...
 
     async def release(self, holders: Sequence[str]) -> None:
-        """Of gateways that are gone, all of whose usage is loaded. What they held of a minute stays
-        counted until it is over."""
+        """Forgets gateways that are gone and all of whose usage is loaded. What they held of a
+        minute stays counted until it is over."""
         ...
 
 
-class PostgresExchange:
+class PostgresLeaseRenewal:
     def __init__(self, database: Database, lifetime_s: float) -> None:
         self._database = database
         self._lifetime_s = lifetime_s
 
-    async def exchange(self, holder: str, number: int, asks: list[Ask]) -> list[Answer] | None:
-        given = [msgspec.structs.asdict(ask) for ask in asks]
+    async def renew(
+        self, holder: str, number: int, requests: list[LeaseRequest]
+    ) -> list[LeaseResponse] | None:
+        given = [msgspec.structs.asdict(request) for request in requests]
         async with self._database.acquire() as connection:
             row = await connection.fetchval(
                 sql["quota_exchange"], holder, number, self._lifetime_s, given
             )
-        return None if row is None else msgspec.convert(row, list[Answer])
+        return None if row is None else msgspec.convert(row, list[LeaseResponse])
 
-    async def listen(self, hear: Callable[[Call], None]) -> None:
+    async def listen(self, hear: Callable[[LeaseRecall], None]) -> None:
         def heard(payload: str) -> None:
-            # Empty: the connection is new. Who called meanwhile calls again.
+            # Empty: the connection is new. Recalls that were missed come again.
             if payload:
-                hear(msgspec.json.decode(payload, type=Call))
+                hear(msgspec.json.decode(payload, type=LeaseRecall))
 
         await self._database.listen(CHANNEL, heard)
 
@@ -84,23 +97,24 @@ class PostgresExchange:
 class Leases:
     """`take` before a request runs, `settle` when it has ended; `run` beside them.
 
-    While the database is away the slices held go on, and of a new minute the share that was held of
-    the last, for `lifetime_s` at most: by then others may have them.
+    While the database is away the leases held go on, and of a new minute the share that was held of
+    the last, for `lifetime_s` at most: after that other gateways may be granted them.
     """
 
     def __init__(
         self,
-        exchange: Exchange,
+        renewal: LeaseRenewal,
         gateway_id: str,
         lifetime_s: float,
         clock: Callable[[], float] = time.time,
         wait_s: float = 1.0,
     ) -> None:
-        """wait_s: so long a request waits for the database, or for others to give back."""
+        """wait_s: seconds that a request waits for the database, or for other gateways to
+        return."""
         self.holder = gateway_id
-        """Changes when all was lost: what is settled later must not be taken from new slices."""
+        """Changes when all was lost: what is settled later must not be taken from new leases."""
         self._gateway_id = gateway_id
-        self._exchange = exchange
+        self._renewal = renewal
         self._lifetime_s = lifetime_s
         self._clock = clock
         self._wait_s = wait_s
@@ -108,15 +122,15 @@ class Leases:
         self._number = 0
         self._num_losses = 0
         self._is_away = False
-        """The last exchange has failed."""
+        """Whether the last renewal has failed."""
         self._valid_until = time.monotonic() + lifetime_s
         self._wake = asyncio.Event()
         self._ends: dict[Waiter, asyncio.Future[None]] = {}
         self._delivery: asyncio.Task[None] | None = None
-        """The exchange under way. It outlives `run`: what its answer grants must be known."""
+        """The renewal in flight. It outlives `run`: what its response grants must be known."""
 
     async def take(self, wanted: Wanted, admitted_at: float) -> list[Hold]:
-        """Reserves so much of each limit, all or nothing: of budgets in the windows in which the
+        """Reserves the amount of each limit, all or nothing: of budgets in the windows in which the
         request was admitted, of all others now. Raises QuotaExceeded, QuotaUnavailable."""
         deadline = time.monotonic() + self._wait_s
         while True:
@@ -124,11 +138,11 @@ class Leases:
                 raise QuotaUnavailable("Limits cannot be checked: the database is away.")
             now = self._clock()
             holds = [
-                Hold(self._book.account(limit, self._at(limit, admitted_at, now), now), amount)
+                Hold(self._book.quota(limit, self._at(limit, admitted_at, now), now), amount)
                 for limit, amount in wanted
             ]
             for hold in holds:
-                if hold.amount > hold.account.limit:
+                if hold.amount > hold.quota.limit:
                     raise exceeded(hold, self._clock())
             if self._book.take(holds):
                 if self._book.is_due:
@@ -146,20 +160,20 @@ class Leases:
 
     def settle(self, hold: Hold, used: int) -> None:
         self._book.settle(hold, used)
-        if hold.account.num_waiting:
+        if hold.quota.num_waiting:
             self._end(self._book.serve(self._clock()))
 
     def headers(self, limits: Sequence[Limit]) -> dict[str, str]:
         """`x-ratelimit-*` headers that tell what is left of these limits now."""
         now = self._clock()
-        return rate_limit_headers([self._book.account(limit, now, now) for limit in limits], now)
+        return rate_limit_headers([self._book.quota(limit, now, now) for limit in limits], now)
 
     def believe_catalog(self) -> None:
         """A newer catalog says which limits there are."""
         self._book.believe_catalog()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Renews until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._listen())
             tasks.create_task(self._keep_up())
@@ -169,8 +183,8 @@ class Leases:
                 if time.monotonic() >= next_sweep:
                     self._book.sweep(self._clock())
                     next_sweep = time.monotonic() + SWEEP_INTERVAL_S
-                asks = self._book.gather(self._clock())
-                self._delivery = asyncio.create_task(self._deliver(asks))
+                requests = self._book.gather(self._clock())
+                self._delivery = asyncio.create_task(self._deliver(requests))
                 await asyncio.shield(self._delivery)
                 self._end(self._book.serve(self._clock()))
                 await asyncio.sleep(PACE_S)
@@ -180,48 +194,50 @@ class Leases:
                             await self._wake.wait()
 
     async def release(self, gateways: Sequence[str]) -> None:
-        """What gateways held that are gone, and all of whose usage is loaded. Raises AdminError."""
-        await self._exchange.release(gateways)
+        """Forgets gateways that are gone and all of whose usage is loaded. Raises AdminError."""
+        await self._renewal.release(gateways)
 
     async def leave(self) -> None:
-        """When `run` has ended, nothing is in flight and all usage is loaded. Gives back what was
-        not used. Raises AdminError; cancelled, what was held of a minute stays counted."""
+        """Returns what is unused, once `run` has ended, nothing is in flight and all usage is
+        loaded. Raises AdminError. If cancelled, what was held of a minute stays counted."""
         try:
             if self._delivery is not None:
                 await self._delivery
-            asks = self._book.give_back(self._clock())
-            for i in range(0, len(asks), ASKS_AT_ONCE):
-                await self._answered(asks[i : i + ASKS_AT_ONCE])
+            requests = self._book.give_back(self._clock())
+            for i in range(0, len(requests), REQUESTS_AT_ONCE):
+                await self._renewed(requests[i : i + REQUESTS_AT_ONCE])
         finally:
             if self._delivery is not None:
                 self._delivery.cancel()
-        await self._exchange.release([self._gateway_id])
+        await self._renewal.release([self._gateway_id])
 
-    async def _deliver(self, asks: list[Ask]) -> None:
-        """In as many exchanges as it takes; in one if there is nothing to ask."""
-        answers: list[Answer] = []
+    async def _deliver(self, requests: list[LeaseRequest]) -> None:
+        """Sends the requests in as many renewals as they need, in one if there are none."""
+        responses: list[LeaseResponse] = []
         is_late = False
-        for i in range(0, max(1, len(asks)), ASKS_AT_ONCE):
-            part, sent_at = await self._answered(asks[i : i + ASKS_AT_ONCE])
+        for i in range(0, max(1, len(requests)), REQUESTS_AT_ONCE):
+            part, sent_at = await self._renewed(requests[i : i + REQUESTS_AT_ONCE])
             is_late = is_late or sent_at > self._valid_until
             self._valid_until = sent_at + self._lifetime_s
             if part is None:
                 self._lose()
                 return
-            answers += part
-        self._book.apply(answers)
+            responses += part
+        self._book.apply(responses)
         if is_late:
-            # Others may have been given what was held of rates meanwhile.
+            # Other gateways may have been granted what was held of rates meanwhile.
             self._book.give_up()
 
-    async def _answered(self, asks: list[Ask]) -> tuple[list[Answer] | None, float]:
-        """By the database, once, however often it takes; and when that was asked."""
+    async def _renewed(
+        self, requests: list[LeaseRequest]
+    ) -> tuple[list[LeaseResponse] | None, float]:
+        """The database's responses, retried until they come, and when the last try was sent."""
         self._number += 1
         while True:
             sent_at = time.monotonic()
             try:
-                async with asyncio.timeout(EXCHANGE_TIMEOUT_S):
-                    answers = await self._exchange.exchange(self.holder, self._number, asks)
+                async with asyncio.timeout(RENEWAL_TIMEOUT_S):
+                    responses = await self._renewal.renew(self.holder, self._number, requests)
                 break
             except Exception as error:
                 if not self._is_away:
@@ -236,10 +252,10 @@ class Leases:
                 self._end(self._book.serve(self._clock()))
                 await asyncio.sleep(RETRY_S)
         self._is_away = False
-        return answers, sent_at
+        return responses, sent_at
 
     def _lose(self) -> None:
-        log.warning("the slices of limits are lost: the database was away for too long")
+        log.warning("the leases of limits are lost: the database was away for too long")
         self._book.lose()
         self._num_losses += 1
         self.holder = f"{self._gateway_id}#{self._num_losses}"
@@ -263,7 +279,7 @@ class Leases:
         finally:
             del self._ends[waiter]
         if not waiter.is_done:
-            unfollowed = next((hold for hold in waiter.holds if hold.account.call), None)
+            unfollowed = next((hold for hold in waiter.holds if hold.quota.recall), None)
             self._book.leave(waiter)
             if unfollowed is not None:
                 raise exceeded(unfollowed, self._clock())
@@ -286,19 +302,19 @@ class Leases:
                 end.set_result(None)
 
     async def _listen(self) -> None:
-        def hear(call: Call) -> None:
-            self._book.hear(call)
+        def hear(recall: LeaseRecall) -> None:
+            self._book.hear(recall)
             self._wake.set()
 
         while True:
             try:
-                return await self._exchange.listen(hear)
+                return await self._renewal.listen(hear)
             except AdminError as error:
-                log.warning("calls to give back slices go unheard: %s", error)
+                log.warning("recalls of leases are not heard: %s", error)
                 await asyncio.sleep(SWEEP_INTERVAL_S)
 
     async def _keep_up(self) -> None:
         while True:
             await asyncio.sleep(UPKEEP_INTERVAL_S)
             with contextlib.suppress(AdminError):
-                await self._exchange.upkeep()
+                await self._renewal.upkeep()

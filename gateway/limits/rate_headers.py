@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from gateway.exceptions import QuotaExceeded
-from gateway.limits.quota import Account, Hold
+from gateway.limits.quota import Hold, QuotaWindow
 from gateway.quota_types import Kind, Span
 
 SLOT_FREES_S = 1.0
@@ -23,45 +23,45 @@ def is_shown(kind: Kind) -> bool:
     return kind in _NAMES
 
 
-def rate_limit_headers(accounts: Sequence[Account], now: float) -> dict[str, str]:
+def rate_limit_headers(quotas: Sequence[QuotaWindow], now: float) -> dict[str, str]:
     """`x-ratelimit-*` as OpenAI names them. Where the tenant and the key both have a limit, of the
     one that leaves less. What other gateways hold counts as taken."""
-    tightest: dict[str, Account] = {}
-    for account in accounts:
-        name = _NAMES.get(account.kind)
-        if name and (name not in tightest or account.left < tightest[name].left):
-            tightest[name] = account
+    tightest: dict[str, QuotaWindow] = {}
+    for quota in quotas:
+        name = _NAMES.get(quota.kind)
+        if name and (name not in tightest or quota.left < tightest[name].left):
+            tightest[name] = quota
     headers: dict[str, str] = {}
-    for name, account in tightest.items():
-        headers[f"x-ratelimit-limit-{name}"] = str(account.limit)
-        headers[f"x-ratelimit-remaining-{name}"] = str(min(account.left, account.limit))
-        headers[f"x-ratelimit-reset-{name}"] = duration(account.window.end - now)
+    for name, quota in tightest.items():
+        headers[f"x-ratelimit-limit-{name}"] = str(quota.limit)
+        headers[f"x-ratelimit-remaining-{name}"] = str(min(quota.left, quota.limit))
+        headers[f"x-ratelimit-reset-{name}"] = duration(quota.window.end - now)
     return headers
 
 
 def exceeded(hold: Hold, now: float) -> QuotaExceeded:
     """The refusal of a request whose `hold` does not fit."""
-    account = hold.account
-    is_budget = account.kind.span in (Span.DAY, Span.MONTH)
+    quota = hold.quota
+    is_budget = quota.kind.span in (Span.DAY, Span.MONTH)
     frees_in_s = SLOT_FREES_S
-    if account.window.end < math.inf:
-        frees_in_s = max(0.0, account.window.end - now)
-    is_possible = hold.amount <= account.limit
-    subject = "tenant" if account.key[0].startswith("ten_") else "API key"
-    shown = [_shown(account.kind, each) for each in (account.limit, account.left, hold.amount)]
+    if quota.window.end < math.inf:
+        frees_in_s = max(0.0, quota.window.end - now)
+    is_possible = hold.amount <= quota.limit
+    subject = "tenant" if quota.key[0].startswith("ten_") else "API key"
+    shown = [_shown(quota.kind, each) for each in (quota.limit, quota.left, hold.amount)]
     message = (
-        f"The limit {account.kind.value} of this {subject} is {shown[0]}; {shown[1]} of it is "
+        f"The limit {quota.kind.value} of this {subject} is {shown[0]}; {shown[1]} of it is "
         f"left and this request needs {shown[2]}. "
     )
     if not is_possible:
         message += "It can never be served: ask for less at a time."
-    elif account.kind is Kind.CONCURRENT_REQUESTS:
+    elif quota.kind is Kind.CONCURRENT_REQUESTS:
         message += "It frees when a request under way ends."
     else:
         message += f"It frees in {duration(frees_in_s)}."
     return QuotaExceeded(
         message,
-        param=account.kind.value,
+        param=quota.kind.value,
         code="insufficient_quota" if is_budget else "rate_limit_exceeded",
         frees_in_s=frees_in_s if is_possible else None,
         is_worth_a_retry=is_possible and not is_budget,

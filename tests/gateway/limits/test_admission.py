@@ -14,7 +14,7 @@ from gateway.limits.admission import AT_ONCE, Reservation, Usage
 from gateway.limits.leases import Leases
 from gateway.limits.quota import Hold
 from gateway.quota_types import Kind, Limit, Tariff
-from tests.gateway.exchanges import ModelExchange, Wire
+from tests.gateway.lease_renewals import LeaseModel, Wire
 from tests.gateway.live import eventually
 
 PROMPT_TOKENS = 100
@@ -26,7 +26,7 @@ class Bench:
     """One gateway over a model of the database."""
 
     def __init__(self) -> None:
-        self.model = ModelExchange()
+        self.model = LeaseModel()
         self.leases = Leases(Wire(self.model), "g1", 300)
 
     def limits(self, **amounts: int) -> list[Limit]:
@@ -148,7 +148,7 @@ async def test_where_more_is_refused_it_is_asked_for_again_when_half_of_the_rest
 async def test_slices_that_were_lost_before_it_began_are_not_those_of_a_request(
     bench: Bench,
 ) -> None:
-    """Or else its usage would be taken out of slices that nobody holds."""
+    """Or else its usage would be taken out of leases that nobody holds."""
     first, second = bench.limits(tokens_per_day=AMPLE, tokens_per_month=AMPLE)
     await bench.admit([first], 3000)
     bench.model.drop("g1")

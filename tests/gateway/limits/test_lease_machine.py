@@ -10,9 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.limits.quota import IDLE_S, Hold, Key, LeaseBook, Waiter
+from gateway.limits.lease_book import LeaseBook, Waiter
+from gateway.limits.quota import IDLE_S, Hold, Key
 from gateway.quota_types import Kind, Limit, Span, window
-from tests.gateway.exchanges import GONE, ModelExchange
+from tests.gateway.lease_renewals import GONE, LeaseModel
 from tests.scale import scaled
 
 NOW = 1_790_000_000.0
@@ -52,7 +53,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.database = ModelExchange()
+        self.database = LeaseModel()
         self.database.limits = {("ten_a", kind.value): top for kind, top in LIMITS.items()}
         self.now = NOW
         self.used_in_minutes: Counter[Key] = Counter()
@@ -76,29 +77,29 @@ class LeaseMachine(RuleBasedStateMachine):
 
     def _check_refusal(self, hold: Hold) -> None:
         """What is used or promised anywhere, and this: more than the limit."""
-        key = hold.account.key
+        key = hold.quota.key
         promised = sum(
             each.amount
             for gateway in self.gateways
             for holds in gateway.running
             for each in holds
-            if each.account.key == key
+            if each.quota.key == key
         )
         used = self.database.loaded[key] + sum(
             amount
             for gateway in self.gateways
             for each, amount in gateway.unloaded
-            if each.account.key == key
+            if each.quota.key == key
         )
         used += self.database.leases.get((key, GONE), 0)
         used += sum(gateway.used_in_minutes[key] for gateway in self.gateways)
-        assert used + promised + hold.amount > hold.account.limit
+        assert used + promised + hold.amount > hold.quota.limit
 
     @rule(which=st.integers(0, GATEWAYS - 1), amounts=amounts)
     def ask(self, which: int, amounts: dict[Kind, int]) -> None:
         gateway = self.gateways[which]
         holds = [
-            Hold(gateway.book.account(Limit("ten_a", kind, LIMITS[kind]), self.now, self.now), n)
+            Hold(gateway.book.quota(Limit("ten_a", kind, LIMITS[kind]), self.now, self.now), n)
             for kind, n in amounts.items()
         ]
         if gateway.book.take(holds):
@@ -107,7 +108,7 @@ class LeaseMachine(RuleBasedStateMachine):
             gateway.waiting.append(gateway.book.wait(holds))
 
     @rule(which=st.integers(0, GATEWAYS - 1), is_lost=st.booleans(), sweeps=st.booleans())
-    def exchange(self, which: int, is_lost: bool, sweeps: bool) -> None:
+    def renew(self, which: int, is_lost: bool, sweeps: bool) -> None:
         gateway = self.gateways[which]
         if gateway.asks is None:
             if sweeps:
@@ -135,12 +136,12 @@ class LeaseMachine(RuleBasedStateMachine):
         gateway = data.draw(st.sampled_from([g for g in self.gateways if g.running]))
         holds = gateway.running.pop(data.draw(st.integers(0, len(gateway.running) - 1)))
         for hold in holds:
-            is_counted = hold.account.kind is not Kind.CONCURRENT_REQUESTS
+            is_counted = hold.quota.kind is not Kind.CONCURRENT_REQUESTS
             used = data.draw(st.integers(0, hold.amount)) if is_counted else 0
             gateway.book.settle(hold, used)
-            if hold.account.kind is Kind.TOKENS_PER_MINUTE:
-                gateway.used_in_minutes[hold.account.key] += used
-                self.used_in_minutes[hold.account.key] += used
+            if hold.quota.kind is Kind.TOKENS_PER_MINUTE:
+                gateway.used_in_minutes[hold.quota.key] += used
+                self.used_in_minutes[hold.quota.key] += used
             elif used:
                 gateway.unloaded.append((hold, used))
         self._finish(gateway)
@@ -151,17 +152,17 @@ class LeaseMachine(RuleBasedStateMachine):
 
     def _load(self, gateway: Gateway) -> None:
         for hold, used in gateway.unloaded:
-            self.database.load(hold.account.key, gateway.name, used)
+            self.database.load(hold.quota.key, gateway.name, used)
         gateway.unloaded.clear()
 
     @rule(which=st.integers(0, GATEWAYS - 1))
     def die(self, which: int) -> None:
-        """Another takes over its write-ahead log, loads it, and only then its slices are free."""
+        """Another takes over its write-ahead log, loads it, and only then its leases are free."""
         gateway = self.gateways[which]
         for holds in gateway.running:
             for hold in holds:
-                if hold.account.kind is Kind.TOKENS_PER_MINUTE:
-                    self.used_in_minutes[hold.account.key] += hold.amount
+                if hold.quota.kind is Kind.TOKENS_PER_MINUTE:
+                    self.used_in_minutes[hold.quota.key] += hold.amount
         self._replace(which)
 
     @precondition(lambda self: any(not (g.running or g.waiting) for g in self.gateways))
@@ -174,7 +175,7 @@ class LeaseMachine(RuleBasedStateMachine):
         key = ("ten_a", Kind.TOKENS_PER_MINUTE.value, window(Span.MINUTE, self.now).name)
         left_by_others = self.database.leases.get((key, GONE), 0)
         if gateway.asks is not None:
-            self.exchange(which, False, False)
+            self.renew(which, False, False)
         gateway.asks = gateway.book.give_back(self.now)
         gateway.number += 1
         assert self.database.answer(gateway.name, gateway.number, gateway.asks) is not None
@@ -200,9 +201,9 @@ class LeaseMachine(RuleBasedStateMachine):
             assert self.database.loaded[key] + self.database.held(key) <= limit
             promised = self.database.loaded[key]
             for gateway in self.gateways:
-                promised += sum(n for hold, n in gateway.unloaded if hold.account.key == key)
+                promised += sum(n for hold, n in gateway.unloaded if hold.quota.key == key)
                 for holds in gateway.running:
-                    promised += sum(hold.amount for hold in holds if hold.account.key == key)
+                    promised += sum(hold.amount for hold in holds if hold.quota.key == key)
             promised += self.used_in_minutes[key]
             assert promised <= limit
 
@@ -220,7 +221,7 @@ class LeaseMachine(RuleBasedStateMachine):
         for _ in range(3):
             self.now += IDLE_S + 1
             for which in range(GATEWAYS):
-                self.exchange(which, False, True)
+                self.renew(which, False, True)
         for kind in LIMITS:
             key = ("ten_a", kind.value, window(kind.span, self.now).name)
             left = 0

@@ -1,4 +1,4 @@
-"""Requests and their gateway's slices: who waits for the database, and what goes on without it."""
+"""Requests and their gateway's leases: who waits for the database, and what goes on without it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import pytest
 
 from admin.errors import DatabaseUnavailable
 from gateway.exceptions import QuotaExceeded, QuotaUnavailable
+from gateway.limits.lease_book import AHEAD_S, LeaseRequest, LeaseResponse
 from gateway.limits.leases import SWEEP_INTERVAL_S, Leases
-from gateway.limits.quota import AHEAD_S, Answer, Ask, Hold
+from gateway.limits.quota import Hold
 from gateway.quota_types import Kind, Limit
-from tests.gateway.exchanges import ModelExchange, Wire
+from tests.gateway.lease_renewals import LeaseModel, Wire
 from tests.gateway.live import eventually
 
 NOON = 1_790_000_040.0
@@ -42,11 +43,13 @@ class FaultyWire(Wire):
     is_deaf = False
     """The database does what it is asked, and its answer is lost."""
 
-    async def exchange(self, holder: str, number: int, asks: list[Ask]) -> list[Answer] | None:
+    async def renew(
+        self, holder: str, number: int, asks: list[LeaseRequest]
+    ) -> list[LeaseResponse] | None:
         if holder == self.cut_off:
             raise DatabaseUnavailable("it does not answer this one")
         await asyncio.sleep(self.delay_s)
-        answers = await super().exchange(holder, number, asks)
+        answers = await super().renew(holder, number, asks)
         if self.is_deaf:
             raise DatabaseUnavailable("its answer is lost")
         return answers
@@ -57,7 +60,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.model = ModelExchange()
+        self.model = LeaseModel()
         self.wire = FaultyWire(self.model)
         for limit in (REQUESTS, AT_ONCE):
             self.set(limit)
@@ -99,8 +102,8 @@ class Bench:
     async def away(self, leases: Leases) -> None:
         """The gateway has noticed when this returns."""
         self.wire.is_away = True
-        before = self.wire.num_exchanges
-        await eventually(lambda: self.wire.num_exchanges > before + 1)
+        before = self.wire.num_renewals
+        await eventually(lambda: self.wire.num_renewals > before + 1)
 
 
 @pytest.fixture
@@ -116,7 +119,7 @@ async def test_most_requests_wait_for_nobody(bench: Bench) -> None:
             await asyncio.sleep(0)
             assert taking.done()
             await asyncio.sleep(0.005)
-    assert bench.wire.num_exchanges < 15
+    assert bench.wire.num_renewals < 15
 
 
 async def test_what_is_held_goes_on_without_the_database(bench: Bench) -> None:
@@ -155,8 +158,8 @@ async def test_a_new_minute_without_the_database_has_the_share_of_the_last(bench
         assert sum(served.values()) <= REQUESTS.amount
         # Back again, what they took is known: nobody gets it twice.
         bench.wire.is_away = False
-        before = bench.wire.num_exchanges
-        await eventually(lambda: bench.wire.num_exchanges > before + 2)
+        before = bench.wire.num_renewals
+        await eventually(lambda: bench.wire.num_renewals > before + 2)
         served[one] += await bench.take_all(one)
     assert sum(served.values()) == REQUESTS.amount
 
@@ -201,8 +204,8 @@ async def test_a_share_beside_a_grant_that_was_not_heard_of_is_part_of_it(bench:
         bench.clock.now += 60
         num_served = await bench.take_all(leases)
         bench.wire.is_deaf = False
-        before = bench.wire.num_exchanges
-        await eventually(lambda: bench.wire.num_exchanges > before)
+        before = bench.wire.num_renewals
+        await eventually(lambda: bench.wire.num_renewals > before)
         num_served += await bench.take_all(leases)
     assert num_served == REQUESTS.amount
 
@@ -226,8 +229,8 @@ async def test_the_slice_of_the_next_minute_is_there_when_it_begins(bench: Bench
     async with bench.gateway() as leases:
         bench.clock.now += 60 - AHEAD_S + 1
         await bench.take(leases)
-        before = bench.wire.num_exchanges
-        await eventually(lambda: bench.wire.num_exchanges > before + 1)
+        before = bench.wire.num_renewals
+        await eventually(lambda: bench.wire.num_renewals > before + 1)
         bench.clock.now += AHEAD_S
         taking = asyncio.ensure_future(bench.take(leases))
         await asyncio.sleep(0)
@@ -254,7 +257,7 @@ async def test_who_is_heard_of_again_holds_nothing_ready(bench: Bench) -> None:
         await bench.away(leases)
         await asyncio.sleep(1.1)
         bench.wire.is_away = False
-        await eventually(lambda: bench.model.held(held.account.key) == 1)
+        await eventually(lambda: bench.model.held(held.quota.key) == 1)
         await bench.take(leases, AT_ONCE, 9)
         assert leases.holder == "g1"
 
@@ -364,16 +367,16 @@ async def test_the_killed_keep_what_they_held_of_a_minute(bench: Bench) -> None:
     assert num_served <= REQUESTS.amount
 
 
-async def test_who_leaves_amid_an_exchange_ends_it_first(bench: Bench) -> None:
+async def test_who_leaves_amid_an_renewal_ends_it_first(bench: Bench) -> None:
     """Its answer may be a grant that nobody would give back."""
     async with bench.gateway(leaves=True) as leases:
         await bench.take(leases)
         bench.wire.delay_s = 0.2
         waiting = asyncio.create_task(bench.take(leases, REQUESTS, 80))
-        before = bench.wire.num_exchanges
+        before = bench.wire.num_renewals
         await asyncio.sleep(0.1)
         waiting.cancel()
-        assert bench.wire.num_exchanges == before
+        assert bench.wire.num_renewals == before
     async with bench.gateway("g2") as other:
         bench.wire.delay_s = 0.0
         assert await bench.take_all(other) >= REQUESTS.amount - 2

@@ -6,14 +6,15 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from admin.errors import DatabaseUnavailable
-from gateway.limits.quota import Answer, Ask, Call, Key
+from gateway.limits.lease_book import LeaseRecall, LeaseRequest, LeaseResponse
+from gateway.limits.quota import Key
 from gateway.quota_types import Kind, Span
 
 GONE = ""
 """Holder of what gateways that are gone held of minutes."""
 
 
-class ModelExchange:
+class LeaseModel:
     """`quota_exchange` of the migrations, one call after the other; calls to give back are kept in
     `heard` for the test to deliver."""
 
@@ -23,16 +24,16 @@ class ModelExchange:
         self.loaded: defaultdict[Key, int] = defaultdict(int)
         self.leases: dict[tuple[Key, str], int] = {}
         """By limit and holder."""
-        self.heard: list[Call] = []
+        self.heard: list[LeaseRecall] = []
         self._answered: defaultdict[tuple[Key, str], int] = defaultdict(int)
-        self._holders: dict[str, tuple[int, list[Answer]]] = {}
+        self._holders: dict[str, tuple[int, list[LeaseResponse]]] = {}
         self._calls = 0
 
     def held(self, key: Key) -> int:
         return sum(amount for (of, _), amount in self.leases.items() if of == key)
 
     def load(self, key: Key, holder: str, amount: int) -> None:
-        """Usage that was reserved from a slice."""
+        """Usage that was reserved from a lease."""
         self.loaded[key] += amount
         if (key, holder) in self.leases:
             self.leases[key, holder] -= amount
@@ -45,7 +46,9 @@ class ModelExchange:
                 self.leases[key, GONE] = self.leases.get((key, GONE), 0) + amount
             self._answered.pop(place, None)
 
-    def answer(self, holder: str, number: int, asks: Sequence[Ask]) -> list[Answer] | None:
+    def answer(
+        self, holder: str, number: int, asks: Sequence[LeaseRequest]
+    ) -> list[LeaseResponse] | None:
         last, told = self._holders.get(holder, (0, []))
         if number == last:
             return told
@@ -56,7 +59,7 @@ class ModelExchange:
         self._holders[holder] = number, answers
         return answers
 
-    def _answer(self, holder: str, ask: Ask) -> Answer:
+    def _answer(self, holder: str, ask: LeaseRequest) -> LeaseResponse:
         key = (ask.subject, ask.kind, ask.start)
         place = key, holder
         limit = self.limits.get(key[:2])
@@ -83,21 +86,23 @@ class ModelExchange:
                 for (of, other), amount in self.leases.items()
             )
             if missing:
-                self.heard.append(Call(*key, call))
-        return Answer(gift, None if limit is None else free - gift, missing, call)
+                self.heard.append(LeaseRecall(*key, call))
+        return LeaseResponse(gift, None if limit is None else free - gift, missing, call)
 
 
 class Wire:
     """The exchange of gateways in one process with a model, which may be away."""
 
-    def __init__(self, model: ModelExchange) -> None:
+    def __init__(self, model: LeaseModel) -> None:
         self.model = model
         self.is_away = False
-        self.num_exchanges = 0
-        self._listeners: list[Callable[[Call], None]] = []
+        self.num_renewals = 0
+        self._listeners: list[Callable[[LeaseRecall], None]] = []
 
-    async def exchange(self, holder: str, number: int, asks: list[Ask]) -> list[Answer] | None:
-        self.num_exchanges += 1
+    async def renew(
+        self, holder: str, number: int, asks: list[LeaseRequest]
+    ) -> list[LeaseResponse] | None:
+        self.num_renewals += 1
         if self.is_away:
             raise DatabaseUnavailable("it is away")
         answers = self.model.answer(holder, number, asks)
@@ -107,7 +112,7 @@ class Wire:
                 listener(call)
         return answers
 
-    async def listen(self, hear: Callable[[Call], None]) -> None:
+    async def listen(self, hear: Callable[[LeaseRecall], None]) -> None:
         self._listeners.append(hear)
 
     async def upkeep(self) -> None:

@@ -1,4 +1,4 @@
-"""The database answers exchanges as the model does that the other tests rely on."""
+"""The database answers renewals as the model does that the other tests rely on."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from admin.database import EVERYTHING, Database
 from admin.queries import sql
 from admin.tenants.tenants import delete_tenant, find_tenant
 from gateway.limits.admission import AT_ONCE, Reservation, Usage
-from gateway.limits.leases import Leases, PostgresExchange
-from gateway.limits.quota import IDLE_S, Ask, Call
+from gateway.limits.lease_book import LeaseRecall, LeaseRequest
+from gateway.limits.leases import Leases, PostgresLeaseRenewal
+from gateway.limits.quota import IDLE_S
 from gateway.quota_types import Kind, Limit, Span, Tariff, window
 from tests.admin.usage.test_usage import load, row
-from tests.gateway.exchanges import ModelExchange
+from tests.gateway.lease_renewals import LeaseModel
 from tests.gateway.live import WAIT_S, Live, eventually
 from tests.postgres import server
 from tests.scale import scaled
@@ -40,17 +41,17 @@ class Both:
     def __init__(self, live: Live) -> None:
         self.live = live
         self.subject = live.tenant_id
-        self.model = ModelExchange()
+        self.model = LeaseModel()
         self.model.limits = {(self.subject, kind.value): top for kind, top in LIMITS.items()}
-        self.exchange = PostgresExchange(live.database, lifetime_s=300)
+        self.renewal = PostgresLeaseRenewal(live.database, lifetime_s=300)
         self.numbers = dict.fromkeys(HOLDERS, 0)
 
-    async def ask(self, holder: str, asks: list[Ask], *, again: bool = False) -> None:
+    async def ask(self, holder: str, asks: list[LeaseRequest], *, again: bool = False) -> None:
         self.numbers[holder] += not again
         number = self.numbers[holder]
         asks.sort(key=lambda ask: ask.kind)
         expected = self.model.answer(holder, number, asks)
-        assert await self.exchange.exchange(holder, number, asks) == expected
+        assert await self.renewal.renew(holder, number, asks) == expected
 
     async def load(self, holder: str, amount: int, number: int) -> None:
         key = (self.subject, Kind.TOKENS_PER_DAY.value, today())
@@ -67,13 +68,13 @@ async def test_answers_are_those_of_the_model(live: Live, seed: int) -> None:
     starts = {Kind.CONCURRENT_REQUESTS: "-infinity", Kind.TOKENS_PER_DAY: today()}
     for step in range(60):
         holder = draw.choice(HOLDERS)
-        asks: list[Ask] = []
+        asks: list[LeaseRequest] = []
         for kind in draw.sample(list(LIMITS), draw.randint(0, 2)):
             key = (both.subject, kind.value, starts[kind])
             held = both.model.leases.get((key, holder), 0)
             need = draw.choice([0, 0, 1, LIMITS[kind] // 3, LIMITS[kind]])
             newest = max((call.call for call in both.model.heard), default=0)
-            ask = Ask(
+            ask = LeaseRequest(
                 *key,
                 taken=draw.choice([0, 0, 0, 1]),
                 returned=draw.randint(0, max(0, held)),
@@ -103,15 +104,15 @@ async def test_answers_are_those_of_the_model(live: Live, seed: int) -> None:
 async def test_days_are_of_utc_whatever_the_servers_time_zone(
     live: Live, zone: str, noon: datetime
 ) -> None:
-    """What is loaded leaves its slice."""
+    """What is loaded leaves its lease."""
     (here,) = await live.fetch("SELECT current_database() AS name")
     await live.limit(tokens_per_day=1000)
     dsn = f"{server().dsn(here['name'])}&timezone={zone}"
     database = await Database.connect(dsn, sees=EVERYTHING)
     try:
         day = window(Span.DAY, noon.timestamp()).name
-        ask = Ask(live.tenant_id, Kind.TOKENS_PER_DAY.value, day, need=100, want=100)
-        (answer,) = await PostgresExchange(database, 300).exchange("g1", 1, [ask]) or []
+        ask = LeaseRequest(live.tenant_id, Kind.TOKENS_PER_DAY.value, day, need=100, want=100)
+        (answer,) = await PostgresLeaseRenewal(database, 300).renew("g1", 1, [ask]) or []
         fields = {"tenant_id": live.tenant_id, "gateway": "g1", "leased": 1}
         await load(database, [row(97, noon, **fields)])  # 100 tokens
     finally:
@@ -125,64 +126,67 @@ async def test_a_minutes_use_outlives_its_holders(live: Live, kind: Kind) -> Non
     """One is released, one has been silent for longer than its lease, one was forgotten."""
     await live.limit(**{kind.value: 10})
     key = (live.tenant_id, kind.value, window(Span.MINUTE, time.time()).name)
-    exchange = PostgresExchange(live.database, 300)
+    renewal = PostgresLeaseRenewal(live.database, 300)
     for gateway in ("g1", "g2", "g3"):
-        assert await exchange.exchange(gateway, 1, [Ask(*key, need=2, want=2)])
+        assert await renewal.renew(gateway, 1, [LeaseRequest(*key, need=2, want=2)])
     held = await live.fetch("SELECT sum(granted)::int AS held FROM quota_leases")
-    await exchange.release(["g1"])
+    await renewal.release(["g1"])
     for gateway, silent_for in (("g2", "5 minutes"), ("g3", "2 hours")):
         await live.fetch(
             "UPDATE quota_holders SET seen_at = past, until = past"
             " FROM (SELECT now() - $2::text::interval AS past) p WHERE gateway_id = $1 RETURNING 1",
             *(gateway, silent_for),
         )
-    await exchange.upkeep()
+    await renewal.upkeep()
     assert await live.fetch("SELECT sum(granted)::int AS held FROM quota_leases") == held
     left = 10 - held[0]["held"]
-    (answer,) = await exchange.exchange("g4", 1, [Ask(*key, need=left + 1)]) or []
+    (answer,) = await renewal.renew("g4", 1, [LeaseRequest(*key, need=left + 1)]) or []
     # Nobody who is gone is waited for.
     assert (answer.granted, answer.remaining, answer.unanswered) == (0, left, 0)
 
 
 async def test_minutes_that_are_over_are_forgotten(live: Live) -> None:
     await live.limit(requests_per_minute=10)
-    exchange = PostgresExchange(live.database, 300)
+    renewal = PostgresLeaseRenewal(live.database, 300)
     past = window(Span.MINUTE, time.time() - 180).name
-    ask = Ask(live.tenant_id, Kind.REQUESTS_PER_MINUTE.value, past, need=2)
-    assert await exchange.exchange("g1", 1, [ask])
-    await exchange.release(["g1"])
-    await exchange.upkeep()
+    ask = LeaseRequest(live.tenant_id, Kind.REQUESTS_PER_MINUTE.value, past, need=2)
+    assert await renewal.renew("g1", 1, [ask])
+    await renewal.release(["g1"])
+    await renewal.upkeep()
     assert await nothing_held(live)
 
 
 async def test_a_call_is_heard_by_all_who_listen(live: Live) -> None:
     await live.limit(concurrent_requests=4)
-    exchange, heard = PostgresExchange(live.database, 300), list[Call]()
-    await exchange.listen(heard.append)
+    renewal, heard = PostgresLeaseRenewal(live.database, 300), list[LeaseRecall]()
+    await renewal.listen(heard.append)
     key = (live.tenant_id, "concurrent_requests", "-infinity")
-    await exchange.exchange("g1", 1, [Ask(*key, need=4)])
-    (answer,) = await exchange.exchange("g2", 1, [Ask(*key, need=1)]) or []
+    await renewal.renew("g1", 1, [LeaseRequest(*key, need=4)])
+    (answer,) = await renewal.renew("g2", 1, [LeaseRequest(*key, need=1)]) or []
     assert (answer.granted, answer.unanswered) == (0, 1)
     await eventually(lambda: heard)
-    assert heard == [Call(*key, answer.call)]
+    assert heard == [LeaseRecall(*key, answer.call)]
 
 
 async def test_of_rates_the_silent_hold_nothing(live: Live) -> None:
     """Of budgets they do: they may have used what is not loaded yet."""
     await live.limit(concurrent_requests=4, tokens_per_day=4)
-    silent, other = PostgresExchange(live.database, 0.01), PostgresExchange(live.database, 300)
+    silent, other = (
+        PostgresLeaseRenewal(live.database, 0.01),
+        PostgresLeaseRenewal(live.database, 300),
+    )
     keys = [(live.tenant_id, "concurrent_requests", "-infinity"), budget(live)]
-    assert await silent.exchange("g1", 1, [Ask(*key, need=4) for key in keys])
+    assert await silent.renew("g1", 1, [LeaseRequest(*key, need=4) for key in keys])
     await asyncio.sleep(0.1)
-    answers = await other.exchange("g2", 1, [Ask(*key, need=1) for key in keys]) or []
+    answers = await other.renew("g2", 1, [LeaseRequest(*key, need=1) for key in keys]) or []
     assert [answer.granted > 0 for answer in answers] == [True, False]
     await other.upkeep()
     (row,) = await live.fetch("SELECT kind FROM quota_leases WHERE gateway_id = 'g1'")
     assert row["kind"] == "tokens_per_day"
     # It speaks again, and what it held of the budget is as it was.
-    returned = [Ask(*keys[1], returned=4)]
-    assert await silent.exchange("g1", 2, returned)
-    (answer,) = await other.exchange("g2", 2, [Ask(*keys[1], need=1)]) or []
+    returned = [LeaseRequest(*keys[1], returned=4)]
+    assert await silent.renew("g1", 2, returned)
+    (answer,) = await other.renew("g2", 2, [LeaseRequest(*keys[1], need=1)]) or []
     assert answer.granted > 0
 
 
@@ -190,34 +194,37 @@ async def test_what_a_rate_lost_meanwhile_is_not_returned(live: Live) -> None:
     """A gateway was cut off, and others were given what it held. When it gives that back, nobody
     gets it once more."""
     await live.limit(concurrent_requests=4)
-    silent, other = PostgresExchange(live.database, 0.01), PostgresExchange(live.database, 300)
+    silent, other = (
+        PostgresLeaseRenewal(live.database, 0.01),
+        PostgresLeaseRenewal(live.database, 300),
+    )
     key = (live.tenant_id, "concurrent_requests", "-infinity")
-    assert await silent.exchange("g1", 1, [Ask(*key, need=4)])
+    assert await silent.renew("g1", 1, [LeaseRequest(*key, need=4)])
     await asyncio.sleep(0.1)
     await other.upkeep()
-    (answer,) = await other.exchange("g2", 1, [Ask(*key, need=4)]) or []
+    (answer,) = await other.renew("g2", 1, [LeaseRequest(*key, need=4)]) or []
     assert answer.granted == 4
     for number, returned in ((2, 3), (3, 1)):
-        (answer,) = await silent.exchange("g1", number, [Ask(*key, returned=returned)]) or []
+        (answer,) = await silent.renew("g1", number, [LeaseRequest(*key, returned=returned)]) or []
         assert (answer.granted, answer.remaining) == (0, 0)
-    (answer,) = await other.exchange("g2", 2, [Ask(*key, need=1)]) or []
+    (answer,) = await other.renew("g2", 2, [LeaseRequest(*key, need=1)]) or []
     assert (answer.granted, answer.unanswered) == (0, 0)
 
 
-async def test_upkeep_and_an_exchange_do_not_wait_for_each_other(live: Live) -> None:
-    """Each locks some slices that nothing is held of, in another order."""
+async def test_upkeep_and_an_renewal_do_not_wait_for_each_other(live: Live) -> None:
+    """Each locks some leases that nothing is held of, in another order."""
     await live.limit(tokens_per_day=4, concurrent_requests=4)
-    first = Ask(live.tenant_id, "concurrent_requests", "-infinity", need=1)
-    second = Ask(*budget(live), need=1)
-    exchange = PostgresExchange(live.database, 300)
+    first = LeaseRequest(live.tenant_id, "concurrent_requests", "-infinity", need=1)
+    second = LeaseRequest(*budget(live), need=1)
+    renewal = PostgresLeaseRenewal(live.database, 300)
     for number, ask in enumerate((second, first)):
-        assert await exchange.exchange("g1", 2 * number + 1, [ask])
+        assert await renewal.renew("g1", 2 * number + 1, [ask])
         given_back = msgspec.structs.replace(ask, need=0, returned=4)
-        assert await exchange.exchange("g1", 2 * number + 2, [given_back])
+        assert await renewal.renew("g1", 2 * number + 2, [given_back])
     async with live.database.transaction() as connection:
         asked = [[msgspec.structs.asdict(ask)] for ask in (first, second)]
         await connection.fetchval(sql["quota_exchange"], "g1", 5, 300.0, asked[0])
-        upkeep = asyncio.create_task(exchange.upkeep())
+        upkeep = asyncio.create_task(renewal.upkeep())
         await asyncio.wait([upkeep], timeout=0.5)
         await connection.fetchval(sql["quota_exchange"], "g1", 6, 300.0, asked[1])
     await upkeep
@@ -226,7 +233,7 @@ async def test_upkeep_and_an_exchange_do_not_wait_for_each_other(live: Live) -> 
 
 
 async def test_a_tenant_goes_while_its_limits_are_asked_for(live: Live) -> None:
-    """An exchange locks limits in the order of their subjects."""
+    """A renewal locks limits in the order of their subjects."""
     subjects = ["k00000000001", "k00000000002"]
     for subject in reversed(subjects):
         await live.fetch(
@@ -245,7 +252,7 @@ async def test_a_tenant_goes_while_its_limits_are_asked_for(live: Live) -> None:
             await delete_tenant(connection, await find_tenant(connection, live.tenant_id))
 
     async with live.database.transaction() as connection:
-        asks = [Ask(subject, Kind.TOKENS_PER_DAY, today(), need=1) for subject in subjects]
+        asks = [LeaseRequest(subject, Kind.TOKENS_PER_DAY, today(), need=1) for subject in subjects]
         asked = [[msgspec.structs.asdict(ask)] for ask in asks]
         await connection.fetchval(sql["quota_exchange"], "g1", 1, 300.0, asked[0])
         deletion = asyncio.create_task(delete())
@@ -302,8 +309,8 @@ async def test_many_limits_at_once(live: Live) -> None:
 async def running(live: Live, clock: Callable[[], float]) -> AsyncIterator[Leases]:
     """Slices of one gateway; afterwards it uses them for long enough that all are given back."""
     ahead_s = 0.0
-    exchange = PostgresExchange(live.database, 300)
-    leases = Leases(exchange, "g1", 300, lambda: clock() + ahead_s, wait_s=WAIT_S)
+    renewal = PostgresLeaseRenewal(live.database, 300)
+    leases = Leases(renewal, "g1", 300, lambda: clock() + ahead_s, wait_s=WAIT_S)
     task = asyncio.create_task(leases.run())
     yield leases
     ahead_s = IDLE_S + 1
@@ -346,8 +353,8 @@ async def test_a_limit_that_is_lifted_and_set_again_leaves_nothing_held(live: Li
 
 
 async def test_of_what_was_reserved_before_and_after_a_loss_nothing_stays_held(live: Live) -> None:
-    """As when Postgres fails over to a standby that lacks the last exchanges: what an answer takes
-    is of the slices that it began with."""
+    """As when Postgres fails over to a standby that lacks the last renewals: what an answer takes
+    is of the leases that it began with."""
     await live.limit(tokens_per_day=100_000)
     async with running(live, time.time) as leases:
         reservation = Reservation(
@@ -375,14 +382,14 @@ def budget(live: Live) -> tuple[str, str, str]:
 
 async def test_who_was_away_for_too_long_has_lost_all(live: Live) -> None:
     await live.limit(tokens_per_day=4)
-    exchange = PostgresExchange(live.database, 300)
-    assert await exchange.exchange("g1", 1, [Ask(*budget(live), need=4)]) is not None
+    renewal = PostgresLeaseRenewal(live.database, 300)
+    assert await renewal.renew("g1", 1, [LeaseRequest(*budget(live), need=4)]) is not None
     await live.fetch("UPDATE quota_holders SET until = now() - interval '61 minutes' RETURNING 1")
-    await exchange.upkeep()
+    await renewal.upkeep()
     assert not await live.fetch("SELECT 1 FROM quota_leases")
-    assert await exchange.exchange("g1", 2, []) is None
-    assert await exchange.exchange("g1#1", 1, [Ask(*budget(live), need=4)]) is not None
-    await exchange.release(["g1"])
+    assert await renewal.renew("g1", 2, []) is None
+    assert await renewal.renew("g1#1", 1, [LeaseRequest(*budget(live), need=4)]) is not None
+    await renewal.release(["g1"])
     assert not await live.fetch("SELECT 1 FROM quota_leases")
 
 
@@ -394,18 +401,18 @@ async def test_who_owes_much_more_than_a_limit_stops_nobody(live: Live) -> None:
     await live.limit(spend_per_month=100 * dollar, concurrent_requests=4)
     month = window(Span.MONTH, now.timestamp()).name
     asks = [
-        Ask(live.tenant_id, "concurrent_requests", "-infinity", need=4),
-        Ask(live.tenant_id, "spend_per_month", month, need=dollar),
+        LeaseRequest(live.tenant_id, "concurrent_requests", "-infinity", need=4),
+        LeaseRequest(live.tenant_id, "spend_per_month", month, need=dollar),
     ]
-    slots, money = await PostgresExchange(live.database, 300).exchange("g1", 1, asks) or []
+    slots, money = await PostgresLeaseRenewal(live.database, 300).renew("g1", 1, asks) or []
     assert (slots.granted, money.granted) == (4, 0)
     assert money.remaining == (100 - 16 * 10**6) * dollar
 
 
 async def test_a_limit_that_is_gone(live: Live) -> None:
     """A limit that is not there any more is said to be none, and leaves nothing behind."""
-    exchange = PostgresExchange(live.database, 300)
-    ask = Ask("ten_x", "tokens_per_day", today(), need=4)
-    (answer,) = await exchange.exchange("g1", 1, [ask]) or []
+    renewal = PostgresLeaseRenewal(live.database, 300)
+    ask = LeaseRequest("ten_x", "tokens_per_day", today(), need=4)
+    (answer,) = await renewal.renew("g1", 1, [ask]) or []
     assert (answer.granted, answer.remaining) == (0, None)
     assert not await live.fetch("SELECT 1 FROM quota_leases")

@@ -1,0 +1,327 @@
+"""The book of leases: what each limit may still give out here, and what the next renewal requests.
+
+`leases.py` carries its requests to the database, tests carry them to a model of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from gateway.limits.quota import IDLE_S, Hold, Key, QuotaWindow
+from gateway.quota_types import BUDGETS, Limit, Span, Window, window
+
+AHEAD_S = 3.0
+"""Seconds before a window ends at which a lease of the next one is requested, if it is in use."""
+
+
+class LeaseRequest(msgspec.Struct, frozen=True):
+    """What a renewal reports and requests of one limit: a row of the SQL function
+    `quota_exchange`."""
+
+    subject: str
+    kind: str
+    start: str
+    taken: int = 0
+    """Taken without a grant since the last renewal."""
+    returned: int = 0
+    answered: int = 0
+    """Number of the newest recall that this gateway has followed."""
+    need: int = 0
+    """The least that helps: below it nothing is granted and other gateways are recalled."""
+    want: int = 0
+    call: int = 0
+    """Number of our recall that is still open; 0: none."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.taken or self.returned or self.answered or self.need or self.want)
+
+
+class LeaseResponse(msgspec.Struct, frozen=True):
+    """The database's answer to one `LeaseRequest`."""
+
+    granted: int
+    remaining: int | None
+    """What no gateway holds now. None: there is no such limit any more."""
+    unanswered: int
+    """Number of gateways that have not followed the recall yet."""
+    call: int
+
+
+class LeaseRecall(msgspec.Struct, frozen=True):
+    """Another gateway's demand to return what is held ready of a limit."""
+
+    subject: str
+    kind: str
+    start: str
+    call: int
+
+
+class Waiter:
+    """A client's request that its gateway's leases do not cover."""
+
+    def __init__(self, holds: Sequence[Hold]) -> None:
+        self.holds = holds
+        self.is_done = False
+        self.is_served = False
+        self.refused: Hold | None = None
+        """The hold that is refused. Done, neither served nor refused: its window ended, try
+        again."""
+
+    @property
+    def quotas(self) -> list[QuotaWindow]:
+        return [hold.quota for hold in self.holds]
+
+
+class LeaseBook:
+    """All quota windows of this gateway. It waits for nothing and does no I/O: `gather` returns
+    what the next renewal requests, `apply` takes the responses."""
+
+    def __init__(self) -> None:
+        self.waiters: list[Waiter] = []
+        """In order of arrival. Requests for the same limit are served in this order."""
+        self._current: dict[tuple[str, str], QuotaWindow] = {}
+        self._held: dict[Key, QuotaWindow] = {}
+        """The current windows, the next ones, and past ones with requests in flight."""
+        self._due: dict[QuotaWindow, None] = {}
+        """Windows to consider in the next renewal."""
+        self._recalls: list[LeaseRecall] = []
+        """Recalls of limits that this gateway does not hold."""
+        self._requested: list[QuotaWindow | None] = []
+        """The window of each request of the renewal in flight; None: a recall answered."""
+        self._windows: dict[Span, Window] = {}
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a renewal should not wait for the next sweep."""
+        return bool(self._due or self._recalls)
+
+    def quota(self, limit: Limit, at: float, now: float) -> QuotaWindow:
+        """The limit in the window that holds `at`: now, or the admission of a request in flight."""
+        place = limit.subject, limit.kind.value
+        quota = self._current.get(place)
+        if quota is None or not quota.window.holds(at):
+            before, quota = quota, self._open(limit, self._window(limit.kind.span, at), quota)
+            if before is None or before.window.end <= quota.window.start:
+                self._current[place] = quota
+        if limit.amount < quota.limit:
+            self._give_up(quota)
+        quota.limit = limit.amount
+        quota.highest = max(quota.highest, limit.amount)
+        quota.used_at = now
+        return quota
+
+    def take(self, holds: Sequence[Hold]) -> bool:
+        """Reserves all holds or none. False: the request must wait for a renewal or behind
+        others."""
+        if not all(hold.fits and not hold.quota.num_waiting for hold in holds):
+            return False
+        self._commit(holds)
+        return True
+
+    def settle(self, hold: Hold, used: int) -> None:
+        """Replaces a reservation by what was used, once for each hold that was taken."""
+        hold.quota.reserved -= hold.amount
+        hold.quota.used += used
+
+    def wait(self, holds: Sequence[Hold]) -> Waiter:
+        """Queues a request whose holds do not fit."""
+        waiter = Waiter(holds)
+        self.waiters.append(waiter)
+        for quota in waiter.quotas:
+            quota.is_refused = quota.is_refused and quota.num_waiting > 0
+            quota.num_waiting += 1
+            self._due[quota] = None
+        return waiter
+
+    def leave(self, waiter: Waiter) -> None:
+        """Removes a waiter from the queue."""
+        self.waiters.remove(waiter)
+        waiter.is_done = True
+        for quota in waiter.quotas:
+            quota.num_waiting -= 1
+            if not quota.num_waiting:
+                quota.recall = 0
+
+    def serve(self, now: float) -> list[Waiter]:
+        """Waiters that are served, refused or past, removed from the queue."""
+        done: list[Waiter] = []
+        blocked: set[QuotaWindow] = set()
+        for waiter in list(self.waiters):
+            first = [hold for hold in waiter.holds if hold.quota not in blocked]
+            waiter.is_served = len(first) == len(waiter.holds) and all(hold.fits for hold in first)
+            if waiter.is_served:
+                self._commit(waiter.holds)
+            else:
+                waiter.refused = next((hold for hold in first if hold.is_refused), None)
+                is_past = any(quota.is_past(now) for quota in waiter.quotas)
+                if waiter.refused is None and not is_past:
+                    blocked.update(waiter.quotas)
+                    continue
+            self.leave(waiter)
+            done.append(waiter)
+        for quota in blocked:
+            self._due[quota] = None
+        return done
+
+    def hear(self, recall: LeaseRecall) -> None:
+        """Notes a recall, which the next renewal follows."""
+        quota = self._held.get((recall.subject, recall.kind, recall.start))
+        if quota is None:
+            self._recalls.append(recall)
+        else:
+            quota.recall_to_answer = max(quota.recall_to_answer, recall.call)
+            self._due[quota] = None
+
+    def share(self) -> None:
+        """In an outage: takes, of what is waited for, this gateway's share of the window before."""
+        for quota in {quota for waiter in self.waiters for quota in waiter.quotas}:
+            part = int(quota.limit * quota.may_share)
+            quota.granted += part
+            quota.taken += part
+            quota.may_share = 0.0
+
+    def sweep(self, now: float) -> None:
+        """Finds windows that are due because time has passed. Called about once a second."""
+        for place, quota in self._current.items():
+            if quota.window.end <= now + AHEAD_S and now - quota.used_at < IDLE_S:
+                limit = Limit(place[0], quota.kind, quota.limit)
+                self._open(limit, window(limit.kind.span, quota.window.end), quota)
+        for quota in self._held.values():
+            if quota.taken or quota.wants_more(now) or quota.gives_back(now):
+                self._due[quota] = None
+
+    def gather(self, now: float) -> list[LeaseRequest]:
+        """What the next renewal requests; `apply` must follow before the next `gather`."""
+        needs = self._needs()
+        requests: list[LeaseRequest] = []
+        self._requested = []
+        for quota in list(self._due):
+            request = self._request(quota, needs.get(quota, (0, 0)), now)
+            if not request.is_empty:
+                requests.append(request)
+                self._requested.append(quota)
+            if quota.is_done(now):
+                self._forget(quota)
+        self._due.clear()
+        for each in self._recalls:
+            requests.append(LeaseRequest(each.subject, each.kind, each.start, answered=each.call))
+            self._requested.append(None)
+        self._recalls.clear()
+        return requests
+
+    def apply(self, responses: Sequence[LeaseResponse]) -> None:
+        """Takes up the responses to what `gather` returned last."""
+        for quota, response in zip(self._requested, responses, strict=True):
+            if quota is None:
+                continue
+            # What was taken meanwhile without a grant is covered by this one.
+            taken_of_it = min(quota.taken, response.granted)
+            quota.taken -= taken_of_it
+            quota.granted += response.granted - taken_of_it
+            quota.last_grant = response.granted or quota.last_grant
+            quota.remaining = response.remaining or 0
+            quota.is_void = response.remaining is None
+            quota.may_share = 0.0
+            quota.recall = response.call if response.unanswered else 0
+            quota.is_refused = quota.needed > quota.ready and not response.unanswered
+        self._requested = []
+
+    def see_nothing(self) -> None:
+        """Forgets what no gateway holds, as after a failed renewal."""
+        for quota in self._held.values():
+            quota.remaining = 0
+
+    def give_up(self) -> None:
+        """Returns all that is held ready with the next renewal."""
+        for quota in self._held.values():
+            self._give_up(quota)
+
+    def give_back(self, now: float) -> list[LeaseRequest]:
+        """The last renewal of a gateway that leaves; `apply` need not follow. It returns what is
+        unused of a minute: what is held then stays counted until the minute is over."""
+        requests: list[LeaseRequest] = []
+        for quota in self._held.values():
+            if quota.kind.span is Span.MINUTE and not quota.is_past(now):
+                self._give_up(quota)
+                requests.append(LeaseRequest(*quota.key, quota.taken, quota.returning))
+        return [request for request in requests if not request.is_empty]
+
+    def lose(self) -> None:
+        """Forgets all leases. Requests in flight go on, and are held no more."""
+        for waiter in list(self.waiters):
+            self.leave(waiter)
+        self._current.clear()
+        self._held.clear()
+        self._due.clear()
+        self._recalls.clear()
+        self._requested = []
+
+    def believe_catalog(self) -> None:
+        """Trusts the newer catalog on which limits there are."""
+        for quota in self._held.values():
+            quota.is_void = False
+
+    def _open(self, limit: Limit, window: Window, before: QuotaWindow | None) -> QuotaWindow:
+        quota = QuotaWindow(limit, window)
+        known = self._held.setdefault(quota.key, quota)
+        # Nothing of a new budget: gateways that reach the database may be granted all of it.
+        is_new_rate = known is quota and limit.kind not in BUDGETS
+        if is_new_rate and before is not None and before.window.end == window.start:
+            share = max(0, before.granted) / max(1, before.highest)
+            quota.may_share = min(1.0, share)
+        return known
+
+    def _forget(self, quota: QuotaWindow) -> None:
+        self._held.pop(quota.key, None)
+        if self._current.get(quota.key[:2]) is quota:
+            del self._current[quota.key[:2]]
+
+    def _window(self, span: Span, at: float) -> Window:
+        known = self._windows.get(span)
+        if known is None or not known.holds(at):
+            known = self._windows[span] = window(span, at)
+        return known
+
+    def _commit(self, holds: Sequence[Hold]) -> None:
+        for hold in holds:
+            quota = hold.quota
+            quota.reserved += hold.amount
+            if quota.is_void and quota.spare < 0:
+                # The limit may be set again, and this use leaves the lease when it is loaded.
+                quota.taken -= quota.spare
+                quota.granted -= quota.spare
+            if quota.is_low:
+                self._due[quota] = None
+
+    def _needs(self) -> dict[QuotaWindow, tuple[int, int]]:
+        """By window that is waited for: what the first waiter needs, and what all need together."""
+        needs: dict[QuotaWindow, tuple[int, int]] = {}
+        for waiter in self.waiters:
+            for hold in waiter.holds:
+                first, total = needs.get(hold.quota, (hold.amount, 0))
+                needs[hold.quota] = first, total + hold.amount
+        return needs
+
+    def _request(self, quota: QuotaWindow, needs: tuple[int, int], now: float) -> LeaseRequest:
+        first, total = needs
+        gives_back = quota.gives_back(now)
+        if gives_back:
+            self._give_up(quota)
+        need, want = max(0, first - quota.ready), max(0, total - quota.ready)
+        if not gives_back and quota.wants_more(now):
+            want = max(want, 1)
+        quota.needed = first
+        recall = quota.recall if need else 0
+        told = quota.taken, quota.returning, quota.recall_to_answer
+        quota.taken = quota.returning = quota.recall_to_answer = 0
+        return LeaseRequest(*quota.key, *told, need, want, recall)
+
+    def _give_up(self, quota: QuotaWindow) -> None:
+        """Returns what the window has to spare with the next renewal."""
+        if quota.spare > 0:
+            quota.returning += quota.spare
+            quota.granted -= quota.spare
+            self._due[quota] = None
