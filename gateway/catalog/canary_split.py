@@ -1,4 +1,4 @@
-"""Which version of a canary set a caller gets: the same one each time, as long as the set lasts."""
+"""The version of a canary set that a caller gets: the same each time, as long as the set lasts."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def pick_version(alias: Alias, subject: str) -> int:
 
 
 def _draw(alias: Alias, newest: int, subject: str) -> int:
-    """Uniform in [0, 2^64). The newest version is part of it, or the same callers would try out
-    every canary."""
+    """Uniform in [0, 2^64). The newest version is part of the hash: otherwise the same callers
+    would get every canary."""
     digest = hashlib.sha256()
     fields = {"t": alias.tenant_id, "n": alias.name, "a": alias.alias, "v": newest, "s": subject}
     for tag, value in fields.items():

@@ -1,7 +1,7 @@
-"""What may be called by which name, by whom: the gateway's view of the control plane, in memory.
+"""The catalog: keys, tenants, models and adapters as of one generation, in memory.
 
-A `CatalogView` is immutable and replaced whole, so a request that has resolved its model keeps its
-version whatever is promoted meanwhile.
+A `CatalogView` is immutable and replaced whole, so a request that has resolved its model keeps that
+version, whatever is promoted meanwhile.
 """
 
 from __future__ import annotations
@@ -36,26 +36,28 @@ from workers.wire.protocol import AdapterRef, DesiredModel, ServiceClass
 
 DEFAULT_ALIAS = "prod"
 NOTHING = ServingData()
-NOBODY = TenantPart()
-"""Of a tenant that is not there."""
-UNKNOWN = AdapterPart()
-"""Of a name that is not there."""
+NO_TENANT = TenantPart()
+"""The part of a tenant that does not exist."""
+NO_ADAPTER = AdapterPart()
+"""The part of an adapter name that does not exist."""
 CATCH_UP_S = 1.0
+"""Seconds that an unknown name waits for changes of the catalog on their way."""
 MAX_LOOKUPS = 2
-"""At a time, so that unknown names cannot keep the database from others."""
+"""Concurrent looks at the generation, so that unknown names do not occupy the database."""
 
 
-class Target(msgspec.Struct, frozen=True):
+class ResolvedModel(msgspec.Struct, frozen=True):
     """What a model name means: a base model, and an immutable adapter version on it or none."""
 
     name: str
-    """As asked."""
+    """The name in the request."""
     base: BaseModel
     version: ServedVersion | None = None
     canary: Alias | None = None
     """The canary set that the version was chosen from."""
     checksums: Mapping[str, str] = {}
-    """Of the version's packed image, by worker layout, as far as it is proved."""
+    """Worker layout to the checksum of the version's packed image, of layouts that have proved
+    it."""
     is_template_approved: bool = True
 
     @property
@@ -65,7 +67,7 @@ class Target(msgspec.Struct, frozen=True):
 
     @property
     def adapter(self) -> AdapterRef | None:
-        """The version, wherever it is."""
+        """The version without a layout's checksum."""
         return self.adapter_for("")
 
     def adapter_for(self, layout: str) -> AdapterRef | None:
@@ -77,7 +79,7 @@ class Target(msgspec.Struct, frozen=True):
         return AdapterRef(version.digest, name, self.checksums.get(layout, ""))
 
     def chat_template(self) -> str | None:
-        """The version's own, None: the base model's. Raises TemplateNotApproved."""
+        """The version's own template; None: the base model's. Raises TemplateNotApproved."""
         template = self.serving.chat_template
         if template is not None and not self.is_template_approved:
             raise TemplateNotApproved(
@@ -89,10 +91,11 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class CatalogView:
-    """What is served from as of one instant, indexed."""
+    """One generation of the catalog, indexed."""
 
     def __init__(self, snapshot: CatalogSnapshot, before: CatalogView | None = None) -> None:
-        """before: what is as it was, where the snapshot is of what has changed only."""
+        """before: the view to take unchanged parts from, if the snapshot holds changed parts
+        only."""
         self.generation = snapshot.generation
         self.models: dict[str, BaseModel] = {model.name: model for model in snapshot.models}
         self.workers = snapshot.workers
@@ -103,7 +106,7 @@ class CatalogView:
         self.keys_by_hash: dict[bytes, ApiKey] = {}
         self._tenants: dict[str | None, TenantPart] = {}
         self._adapters: dict[str, dict[str, AdapterPart]] = {}
-        """By tenant's id, by name; those of a tenant are shared with other views."""
+        """Tenant id to adapter name to part. A tenant's dict is shared between views."""
         self._pinned: dict[AdapterPlace, list[Alias]] = {}
         self._judged: dict[AdapterPlace, list[Alias]] = {}
         tenants, adapters = tenants_of(snapshot), adapters_of(snapshot)
@@ -135,7 +138,7 @@ class CatalogView:
             self.keys[key.id] = self.keys_by_hash[key.hash] = key
 
     def _remove_tenant(self, tenant_id: str | None) -> None:
-        part = self._tenants.pop(tenant_id, NOBODY)
+        part = self._tenants.pop(tenant_id, NO_TENANT)
         if part.tenant is not None:
             del self.tenants[part.tenant.id]
         for key in part.keys:
@@ -159,47 +162,48 @@ class CatalogView:
         self._judged.pop(place, None)
 
     def _tenant(self, tenant_id: str) -> TenantPart:
-        return self._tenants.get(tenant_id, NOBODY)
+        return self._tenants.get(tenant_id, NO_TENANT)
 
     def _adapters_of(self, tenant: Tenant) -> Mapping[str, AdapterPart]:
         return self._adapters.get(tenant.id, {})
 
-    def resolve(self, tenant: Tenant, name: str, subject: str = "") -> Target:
-        """`name`, `name@alias`, `name@7`, `tenant/...` of these, or a base; ModelNotFound.
+    def resolve(self, tenant: Tenant, name: str, subject: str = "") -> ResolvedModel:
+        """Resolves `name`, `name@alias`, `name@7`, `tenant/...` of these, or a base model. Raises
+        ModelNotFound.
 
-        `subject` is whose request it is: a canary set gives each the same version every time.
+        subject: the caller. A canary set gives one subject the same version every time.
         """
         if base := self.models.get(name):
-            return Target(name=name, base=base)
+            return ResolvedModel(name=name, base=base)
         adapter, selected = self._select(tenant, name)
         if isinstance(selected, int):
-            return self._target(tenant, name, adapter, [selected])
+            return self._resolved(tenant, name, adapter, [selected])
         choices = [pick_version(selected, subject), selected.version]
-        return self._target(
+        return self._resolved(
             tenant, name, adapter, choices, selected if selected.canary is not None else None
         )
 
     def limits_of(self, tenant_id: str, key_subject: str) -> tuple[Limit, ...]:
-        """The tenant's own and the key's; see ApiKey.quota_subject."""
+        """Limits of the tenant and of the key (ApiKey.quota_subject)."""
         limits = self._tenant(tenant_id).limits
         return limits.get(tenant_id, ()) + limits.get(key_subject, ())
 
     def service(self, tenant_id: str) -> Service:
-        """What its requests get of a worker that others want too."""
+        """The tenant's weight and class on a busy worker."""
         quota = self._tenant(tenant_id).quotas.get(tenant_id)
         if quota is None:
             return ORDINARY
         return Service(quota.weight, ServiceClass(quota.service_class))
 
     def tariff(self, model: str, tenant_id: str) -> Tariff:
-        """model: served name of the base model."""
+        """Prices and cached weight of a tenant's requests. model: served name of the base model."""
         quota = self._tenant(tenant_id).quotas.get(tenant_id)
         weight = 100 if quota is None else quota.cached_weight
         return Tariff(self._prices.get(model, FREE), weight)
 
     def names(self, tenant: Tenant) -> list[str]:
-        """Base models, then the tenant's adapters by each name that an alias gives them. An alias
-        may point to a version that is no longer ready, and then has no card."""
+        """Names of base models, then of the tenant's adapters, one for each alias. An alias whose
+        version is no longer ready has no card."""
         names = list(self.models)
         parts = self._adapters_of(tenant)
         for adapter in sorted(parts):
@@ -208,7 +212,8 @@ class CatalogView:
         return names
 
     def card(self, tenant: Tenant, name: str) -> ModelCard:
-        """Of a canary set its stable version, and the split. ModelNotFound as `resolve`."""
+        """The name's card; of a canary set, that of its stable version with the split. Raises
+        ModelNotFound as `resolve`."""
         if base := self.models.get(name):
             return ModelCard(
                 id=name,
@@ -220,8 +225,8 @@ class CatalogView:
             )
         adapter, selected = self._select(tenant, name)
         number = selected if isinstance(selected, int) else selected.version
-        target = self._target(tenant, name, adapter, [number])
-        version = target.version
+        resolved = self._resolved(tenant, name, adapter, [number])
+        version = resolved.version
         assert version is not None
         serving = version.serving
         return ModelCard(
@@ -229,30 +234,30 @@ class CatalogView:
             created=int(version.created_at.timestamp()),
             owned_by=tenant.name,
             root=f"{adapter}@{number}",
-            parent=target.base.name,
-            max_model_len=target.base.max_model_len,
+            parent=resolved.base.name,
+            max_model_len=resolved.base.max_model_len,
             adapter=AdapterCard(
                 version=number,
                 canary=None if isinstance(selected, int) else selected.canary,
                 has_chat_template=serving.chat_template is not None,
-                is_chat_template_approved=target.is_template_approved,
+                is_chat_template_approved=resolved.is_template_approved,
                 stop=serving.stop,
                 defaults=serving.defaults,
                 metadata=serving.metadata,
             ),
         )
 
-    def pinned(self) -> Iterator[Target]:
-        """What pinned aliases name, all versions of a canary set."""
+    def pinned(self) -> Iterator[ResolvedModel]:
+        """Versions that pinned aliases point to, all versions of a canary set included."""
         for aliases in self._pinned.values():
             for alias in aliases:
                 for number in alias.canary or (alias.version,):
                     with contextlib.suppress(ModelNotFound):
                         tenant = self.tenants[alias.tenant_id]
-                        yield self._target(tenant, alias.name, alias.name, [number])
+                        yield self._resolved(tenant, alias.name, alias.name, [number])
 
     def desired_models(self) -> list[DesiredModel]:
-        """One for each digest, whatever names it is served under."""
+        """One desired model for each digest, whatever names it is served under."""
         by_digest: dict[str, list[BaseModel]] = {}
         for model in self.models.values():
             by_digest.setdefault(model.digest, []).append(model)
@@ -267,40 +272,41 @@ class CatalogView:
         ]
 
     def judged(self) -> Iterator[Alias]:
-        """Canary sets that may go back by themselves."""
+        """Canary sets with a policy, which may be rolled back automatically."""
         for aliases in self._judged.values():
             yield from aliases
 
     def _select(self, tenant: Tenant, name: str) -> tuple[str, Alias | int]:
-        """The adapter's name, and the alias or version number that is meant."""
+        """The adapter's name, and the alias or version number that `name` selects. Raises
+        ModelNotFound."""
         owner, slash, rest = name.rpartition("/")
         if slash and owner != tenant.name:
             raise ModelNotFound(name)
         adapter, at, selector = rest.partition("@")
         if selector.isascii() and selector.isdigit() and len(selector) < 10:
             return adapter, int(selector)
-        part = self._adapters_of(tenant).get(adapter, UNKNOWN)
+        part = self._adapters_of(tenant).get(adapter, NO_ADAPTER)
         alias = part.aliases.get(selector if at else DEFAULT_ALIAS)
         if alias is None:
             raise ModelNotFound(name)
         return adapter, alias
 
-    def _target(
+    def _resolved(
         self,
         tenant: Tenant,
         name: str,
         adapter: str,
         numbers: Iterable[int],
         canary: Alias | None = None,
-    ) -> Target:
-        """The first of these versions that is ready; ModelNotFound."""
-        part = self._adapters_of(tenant).get(adapter, UNKNOWN)
+    ) -> ResolvedModel:
+        """The first of these versions that is ready. Raises ModelNotFound."""
+        part = self._adapters_of(tenant).get(adapter, NO_ADAPTER)
         for number in numbers:
             version = part.versions.get(number)
             base = self.models.get(version.base_name) if version else None
             if version is not None and base is not None:
                 template = version.serving.template_digest
-                return Target(
+                return ResolvedModel(
                     name=name,
                     base=base,
                     version=version,
@@ -312,16 +318,16 @@ class CatalogView:
 
 
 class Catalog:
-    """Holds the newest view; `run` keeps it so."""
+    """Holds the newest view; `run` replaces it."""
 
     def __init__(self, source: SnapshotSource, stale_s: float = math.inf) -> None:
-        """stale_s: how long a view is served from that cannot be confirmed to be the newest."""
+        """stale_s: seconds that a view is served that cannot be confirmed to be the newest."""
         self._source = source
         self._stale_s = stale_s
         self._view: CatalogView | None = None
         self._watchers: list[Callable[[CatalogView], None]] = []
         self._next = asyncio.Event()
-        """Set by the next view, which brings a new one."""
+        """Set by the next view, which replaces the event."""
         self._lookups = asyncio.Semaphore(MAX_LOOKUPS)
         self.loaded = asyncio.Event()
 
@@ -341,19 +347,19 @@ class Catalog:
 
     @property
     def unconfirmed_s(self) -> float:
-        """How long it is not known whether the view is the newest; 0: it is."""
+        """Seconds since the view was last confirmed to be the newest; 0: it is."""
         return self._source.unconfirmed_s
 
     @property
     def is_stale(self) -> bool:
         return self._source.unconfirmed_s > self._stale_s
 
-    async def resolve(self, caller: Principal, name: str, subject: str) -> Target:
-        """In the newest view, as it is when this returns. Raises ModelNotFound, also for what the
-        key may not use, Overloaded.
+    async def resolve(self, caller: Principal, name: str, subject: str) -> ResolvedModel:
+        """Resolves in the view that is newest when this returns. Raises ModelNotFound, also for a
+        model the key may not use, and Overloaded.
 
-        Before a name is called unknown, changes on their way are waited for: its owner may just
-        have been told that it is ready.
+        An unknown name waits for changes on their way: its owner may just have read that it is
+        ready.
         """
         if not caller.may_use(name):
             raise ModelNotFound(name)
@@ -372,7 +378,7 @@ class Catalog:
                     await self._next.wait()
 
     def watch(self, callback: Callable[[CatalogView], None]) -> None:
-        """Calls back with each new view, once it is the one that requests resolve in."""
+        """Calls back with each new view, after requests resolve in it."""
         self._watchers.append(callback)
 
     async def run(self) -> None:

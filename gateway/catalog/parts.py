@@ -1,5 +1,5 @@
-"""The parts of the catalog: what is one tenant's, and what is one adapter's, indexed. A view that
-follows another takes over those of which nothing has changed."""
+"""The parts of the catalog: one tenant's keys and limits, one adapter's versions and aliases. A new
+view takes over the parts in which nothing has changed."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from gateway.quota_types import Limit, limits_of
 
 
 class TenantPart:
-    """But for its adapters. Complete once `tenants_of` returns it; not changed afterwards."""
+    """A tenant with its keys and limits. Not changed after `tenants_of` has returned it."""
 
     def __init__(self) -> None:
         self.tenant: Tenant | None = None
-        """None: of the admin keys, which are nobody's."""
+        """None: the part of the admin keys."""
         self.keys: list[ApiKey] = []
         self.quotas: dict[str, Quota] = {}
-        """By subject, as are the limits."""
+        """By subject, as `limits`."""
         self.limits: dict[str, tuple[Limit, ...]] = {}
 
     def add_quota(self, quota: Quota) -> None:
@@ -36,11 +36,11 @@ class TenantPart:
 
 
 class AdapterPart:
-    """Complete once `adapters_of` returns it; not changed afterwards."""
+    """An adapter name with its versions. Not changed after `adapters_of` has returned it."""
 
     def __init__(self) -> None:
         self.versions: dict[int, ServedVersion] = {}
-        """Those that are ready, by number."""
+        """Ready versions by number."""
         self.aliases: dict[str, Alias] = {}
         self._checksums: dict[tuple[str, str], dict[str, str]] = {}
 
@@ -50,7 +50,7 @@ class AdapterPart:
 
     @property
     def judged(self) -> list[Alias]:
-        """Canary sets that may go back by themselves."""
+        """Canary sets with a policy, which may be rolled back automatically."""
         return [
             alias
             for alias in self.aliases.values()
@@ -58,7 +58,7 @@ class AdapterPart:
         ]
 
     def checksums(self, version: ServedVersion, base_digest: str) -> Mapping[str, str]:
-        """Of the version's packed image for this base, by worker layout, as far as it is proved."""
+        """Worker layout to the checksum of the version's packed image for this base model."""
         return self._checksums.get((version.digest, base_digest), {})
 
     def add_version(self, version: ServedVersion, proofs: list[AdapterProof]) -> None:
@@ -69,7 +69,7 @@ class AdapterPart:
 
 
 def tenants_of(snapshot: CatalogSnapshot) -> dict[str | None, TenantPart]:
-    """By tenant's id; None: the admin keys."""
+    """Parts by tenant id; None: the admin keys."""
     parts: defaultdict[str | None, TenantPart] = defaultdict(TenantPart)
     subjects: dict[str, TenantPart] = {}
     for tenant in snapshot.tenants:

@@ -17,27 +17,27 @@ log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 10.0
 LOAD_INTERVAL_S = 0.2
-"""Between two loads at least: many changes at once are seen together."""
+"""Shortest pause between two loads, in seconds: many changes at once are loaded together."""
 RETRY_INTERVAL_S = 1.0
-"""Between two looks while the database is away."""
+"""Seconds between two looks while the database is away."""
 LOOK_TIMEOUT_S = 10.0
-"""A generation that is not there by then: the database is away, though it may be connected."""
+"""Seconds without an answer after which the database counts as away, though it is connected."""
 
 
 class SnapshotSource(Protocol):
     @property
     def unconfirmed_s(self) -> float:
-        """How long it could not be found out whether the last snapshot still is the newest; 0 as
-        long as it can."""
+        """Seconds since the last snapshot was confirmed to be the newest; 0 while the database
+        answers."""
         ...
 
     async def generation(self) -> int:
-        """Of what a snapshot would be taken from now. Raises AdminError if it cannot be found."""
+        """The generation a snapshot would have now. Raises AdminError."""
         ...
 
     def snapshots(self) -> AsyncIterator[CatalogSnapshot]:
-        """The current one, then one after each change, for ever; of all tenants, or of those that
-        have changed since the one before."""
+        """The current snapshot, then one after each change, without end. Each holds all tenants, or
+        those that have changed since the one before."""
         ...
 
 
@@ -53,7 +53,7 @@ class PostgresSource:
         self._confirmed_at = time.monotonic()
         self._is_away = False
         self._server: object = None
-        """When the one that the last snapshot is of was started."""
+        """Start time of the database server that the last snapshot came from."""
 
     @property
     def unconfirmed_s(self) -> float:

@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from gateway.catalog.catalog import CatalogView, Target
+from gateway.catalog.catalog import CatalogView, ResolvedModel
 from gateway.dispatch.routing import Report, Standing, Work, Workers, pick
 from gateway.exceptions import ModelUnsatisfiable, NoWorker
 from workers.wire.client import WorkerClient
@@ -107,7 +107,7 @@ class Fleet:
         able = [client for client in self.clients if _serves(client, model)]
         return [c for c in able if not c.is_silent] or able
 
-    def prefetch(self, target: Target) -> None:
+    def prefetch(self, target: ResolvedModel) -> None:
         """Has the only worker that the target's request can go to bring the adapter nearer now.
         Among several its prompt decides, which is not read yet."""
         if target.version is None:

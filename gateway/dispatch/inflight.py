@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 
-from gateway.catalog.catalog import Target
+from gateway.catalog.catalog import ResolvedModel
 from gateway.dispatch.outcomes import Outcomes
 
 
@@ -17,13 +17,13 @@ class Flights:
         self.by_version: Counter[str] = Counter()
         """`<tenant id>/<name>/<version>` to how many; none that is zero."""
 
-    def begin(self, target: Target) -> Flight:
+    def begin(self, target: ResolvedModel) -> Flight:
         """Must follow the resolving at once: nobody would know of a request that waits between."""
         return Flight(self, target)
 
 
 class Flight:
-    def __init__(self, flights: Flights, target: Target) -> None:
+    def __init__(self, flights: Flights, target: ResolvedModel) -> None:
         version = target.version
         self.target = target
         self.started_at = time.perf_counter()

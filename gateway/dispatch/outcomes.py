@@ -9,7 +9,7 @@ import msgspec
 
 from admin.database import Database
 from admin.queries import sql
-from gateway.catalog.catalog import Target
+from gateway.catalog.catalog import ResolvedModel
 from gateway.exceptions import TemplateNotApproved, is_our_fault
 
 STEPS_PER_OCTAVE = 4
@@ -60,7 +60,9 @@ class Outcomes:
     def __init__(self) -> None:
         self._pending: dict[tuple[int, int], Tally] = {}
 
-    def add(self, target: Target, failure: BaseException | None, ttft_s: float | None) -> None:
+    def add(
+        self, target: ResolvedModel, failure: BaseException | None, ttft_s: float | None
+    ) -> None:
         """One request has ended. What the caller did wrong, or to leave, is no error."""
         if target.canary is None or target.canary.change is None or target.version is None:
             return

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from gateway.catalog.auth import Principal
-from gateway.catalog.catalog import Target
+from gateway.catalog.catalog import ResolvedModel
 from gateway.dialects.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from gateway.dispatch.activation import find_activation
 from gateway.exceptions import InvalidRequest
@@ -25,7 +25,10 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 async def chat_prompts(
-    tokenizer: ModelTokenizer, target: Target, asked: ChatCompletionRequest, caller: Principal
+    tokenizer: ModelTokenizer,
+    target: ResolvedModel,
+    asked: ChatCompletionRequest,
+    caller: Principal,
 ) -> list[Prompt]:
     """Raises TemplateNotApproved."""
     template, max_tokens = target.chat_template(), target.base.max_model_len
@@ -39,7 +42,7 @@ async def chat_prompts(
 
 
 async def completion_prompts(
-    tokenizer: ModelTokenizer, target: Target, asked: CompletionRequest, caller: Principal
+    tokenizer: ModelTokenizer, target: ResolvedModel, asked: CompletionRequest, caller: Principal
 ) -> list[Prompt]:
     given, num_choices, max_tokens = asked.prompts, asked.n or 1, target.base.max_model_len
     check_ids(asked, target)
@@ -59,7 +62,7 @@ async def completion_prompts(
     return await _prompts(tokenizer, target, caller, prompts, given if asked.echo else [])
 
 
-def check_ids(asked: GenerationRequest, target: Target) -> None:
+def check_ids(asked: GenerationRequest, target: ResolvedModel) -> None:
     """Raises InvalidRequest if a parameter names an id that the model does not have."""
     size = target.base.shape.vocab_size
     for param, ids in (("logit_bias", asked.logit_bias), ("stop_token_ids", asked.stop_token_ids)):
@@ -69,7 +72,7 @@ def check_ids(asked: GenerationRequest, target: Target) -> None:
 
 async def _prompts(
     tokenizer: ModelTokenizer,
-    target: Target,
+    target: ResolvedModel,
     caller: Principal,
     tokenised: list[list[int]],
     echoed: Sequence[str | list[int]],
@@ -95,11 +98,11 @@ async def _prompts(
     return await tokenizer.work_on(tokenised, caller.cache_domain, make)
 
 
-def make_prompt(target: Target, tokens: list[int], echo: str = "") -> Prompt:
+def make_prompt(target: ResolvedModel, tokens: list[int], echo: str = "") -> Prompt:
     """The prompt, with the place from which the target's adapter acts on it."""
     return Prompt(tokens, echo, find_activation(tokens, invocation_of(target)))
 
 
-def invocation_of(target: Target) -> tuple[int, ...]:
+def invocation_of(target: ResolvedModel) -> tuple[int, ...]:
     """The invocation tokens of the target's adapter; none of an ordinary adapter."""
     return () if target.version is None else target.version.invocation_tokens

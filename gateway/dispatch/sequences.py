@@ -9,7 +9,7 @@ import msgspec
 
 from admin.records import GenerationDefaults, ServedVersion
 from gateway.catalog.auth import Principal
-from gateway.catalog.catalog import Target
+from gateway.catalog.catalog import ResolvedModel
 from gateway.dialects.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.dispatch.choice import Choice
 from gateway.dispatch.failover import Failover
@@ -37,7 +37,7 @@ class Call(msgspec.Struct, frozen=True):
     request_id: str
     caller: Principal
     asked: Asked
-    target: Target
+    target: ResolvedModel
     tokenizer: ModelTokenizer
     prompts: list[Prompt]
     deadline: float

@@ -61,7 +61,7 @@ class Live:
 
     def process(self, dsn: str, **options: Any) -> GatewayProcess:
         """A gateway in a process of its own; `dsn` may lead to the database by way of a proxy."""
-        places = {"store": str(self._store), "spool": str(self.wal)}
+        places = {"store": str(self._store), "wal": str(self.wal)}
         return GatewayProcess(Options(dsn=dsn, worker=self.worker.address, **places, **options))
 
     @asynccontextmanager

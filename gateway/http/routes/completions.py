@@ -11,7 +11,7 @@ import msgspec
 
 from admin.client_address import client_address
 from gateway.catalog.auth import INFERENCE, Principal, requires
-from gateway.catalog.catalog import Target
+from gateway.catalog.catalog import ResolvedModel
 from gateway.dialects.formats import ChatFormat, CompletionFormat, Format, ResponseIdentity
 from gateway.dialects.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.dispatch.generation import Generation
@@ -36,7 +36,7 @@ CHAT = msgspec.json.Decoder(ChatCompletionRequest)
 COMPLETION = msgspec.json.Decoder(CompletionRequest)
 
 A = TypeVar("A", ChatCompletionRequest, CompletionRequest)
-Encode = Callable[[ModelTokenizer, Target, A, Principal], Awaitable[list[Prompt]]]
+Encode = Callable[[ModelTokenizer, ResolvedModel, A, Principal], Awaitable[list[Prompt]]]
 
 
 @HotRoute("/v1/chat/completions", http_method="POST", guards=[requires(INFERENCE)], status_code=200)
@@ -99,7 +99,7 @@ async def answer(
 
 
 async def prepare(
-    request: GatewayRequest, asked: A, target: Target, service: Service, encode: Encode[A]
+    request: GatewayRequest, asked: A, target: ResolvedModel, service: Service, encode: Encode[A]
 ) -> Call:
     """Checks the request's size, then tokenises."""
     deadline = request.deadline

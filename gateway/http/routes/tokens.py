@@ -6,7 +6,7 @@ import msgspec
 from litestar import post
 
 from gateway.catalog.auth import INFERENCE, requires
-from gateway.catalog.catalog import Target
+from gateway.catalog.catalog import ResolvedModel
 from gateway.dialects.schemas import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -72,11 +72,11 @@ async def detokenize(request: GatewayRequest) -> DetokenizeResponse:
     return DetokenizeResponse(prompt=prompt)
 
 
-def _most(target: Target) -> int:
+def _most(target: ResolvedModel) -> int:
     return max(target.base.max_model_len, MIN_COUNTED)
 
 
-async def _tokenizer(request: GatewayRequest, model: str) -> tuple[Target, ModelTokenizer]:
+async def _tokenizer(request: GatewayRequest, model: str) -> tuple[ResolvedModel, ModelTokenizer]:
     caller = request.user
     target = await request.gateway.catalog.resolve(caller, model, caller.key.id)
     return target, await request.gateway.tokenizers.get(target.base.digest)
