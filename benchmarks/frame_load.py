@@ -18,7 +18,7 @@ from workers.wire.protocol import (
     Generate,
     Hello,
     SequenceOutput,
-    StepOutput,
+    StepFrame,
     ToGateway,
 )
 
@@ -41,7 +41,7 @@ class FrameLink(asyncio.Protocol):
         now = time.perf_counter()
         for payload in self._frames.cut(data):
             message = _decoder.decode(payload)
-            if isinstance(message, StepOutput):
+            if isinstance(message, StepFrame):
                 for output in message.sequences:
                     self._streams[output.id].take(output, now)
                     if output.finish_reason is not None:

@@ -28,7 +28,7 @@ from workers.wire.protocol import (
     ProbeResult,
     Pulse,
     SequenceOutput,
-    StepOutput,
+    StepFrame,
     ToGateway,
     ToWorker,
     WorkerStatus,
@@ -147,7 +147,7 @@ class _Gateway(asyncio.Protocol):
             self._adapters[digest] = AdapterStatus(digest, "device", 1 << 20, 0, False)
         first = self._worker.output(request, 0, 1)
         assert first is not None
-        self._send(StepOutput([first]))
+        self._send(StepFrame([first]))
         if first.finish_reason is None:
             self._running[request.id] = request, 1, 1
             self._worker.num_open += 1
@@ -169,7 +169,7 @@ class _Gateway(asyncio.Protocol):
                 del self._running[request.id]
                 self._worker.num_open -= 1
         if outputs:
-            self._send(StepOutput(outputs))
+            self._send(StepFrame(outputs))
         elif not self._running:
             self._step.cancel()
             self._step = None

@@ -1,5 +1,5 @@
 """Steps of the engine that only generate, on random weights: with the next step launched ahead and
-not, with the step replayed out of a graph and not. Imported where msgspec and safetensors are."""
+not, with the step run as a graph and not. Imported where msgspec and safetensors are."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ def engine_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
         attention, kv = model.cache(rows, context)(1, context)
         ids = torch.zeros(rows, dtype=torch.int32, device=bench.device)
         device_s = bench.seconds(partial(model.forward, Batch(ids, attention, kv, None)))
-        for runs_ahead, replays in product((False, True), repeat=2):
-            engine, ring = make_engine(model, rows, context + 2 * num_steps, runs_ahead, replays)
+        for runs_ahead, graphs in product((False, True), repeat=2):
+            engine, ring = make_engine(model, rows, context + 2 * num_steps, runs_ahead, graphs)
             step_s, host_us = timed(engine, ring, rows, context, num_steps)
             yield {
                 "model": model.shape.name,
                 "rows": rows,
                 "ahead": runs_ahead,
-                "replayed": replays,
+                "graphs": graphs,
                 "ms": step_s * 1e3,
                 "gap_us": (step_s - device_s) * 1e6,
                 "host_us": host_us,
@@ -86,7 +86,7 @@ def engine_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
 
 
 def make_engine(
-    model: ShapedModel, rows: int, max_len: int, runs_ahead: bool, replays: bool
+    model: ShapedModel, rows: int, max_len: int, runs_ahead: bool, graphs: bool
 ) -> tuple[Engine, StepRing]:
     device, page_bytes = model.ops.device, model.layout.page_bytes
     num_pages = rows * -(-max_len // PAGE_TOKENS) + rows
@@ -101,7 +101,7 @@ def make_engine(
     tables = AdapterTables(offsets, offsets, torch.zeros(size, dtype=torch.int32, device=device))
     runner = ModelRunner(
         *(cast(Decoder, Shaped(model, max_len)), model.ops, memory, buffer, tables),
-        replays_steps=replays,
+        uses_graphs=graphs,
     )
     scheduler = Scheduler(kv, pool, buffer, max_num_seqs=rows, max_batched_tokens=2048)
     ring = StepRing()

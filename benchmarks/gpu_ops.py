@@ -14,7 +14,7 @@ import torch
 from benchmarks.gpu_timing import Bench
 from benchmarks.shaped_model import ShapedModel
 from ops import triton_lora, triton_table
-from ops.base import PAGE_TOKENS, LoRABatch, SamplingBatch, Site
+from ops.base import PAGE_TOKENS, FusedLinear, LoRABatch, SamplingBatch
 from ops.triton_table import Blocks
 
 CONTEXT = 1024
@@ -85,19 +85,19 @@ def op_rows(bench: Bench, model: ShapedModel, rows: int) -> Iterator[dict[str, A
         if count > rows:
             continue
         lora = model.assign(model.adapters(count, (rank,)), rows, count)
-        for name, site in shape.sites.items():
-            x, y = random(rows, site.in_features), random(rows, sum(site.widths))
-            elements = len(site.widths) * site.in_features + sum(site.widths)
+        for name, fused in shape.fused_linears.items():
+            x, y = random(rows, fused.in_features), random(rows, sum(fused.widths))
+            elements = len(fused.widths) * fused.in_features + sum(fused.widths)
             num_bytes = count * rank * elements * 2 + x[0].nbytes + 2 * y[0].nbytes
 
             def run(
                 x: list[torch.Tensor] = x,
                 y: list[torch.Tensor] = y,
-                site: Site = site,
+                fused: FusedLinear = fused,
                 lora: LoRABatch = lora,
             ) -> None:
                 for n in layers:
-                    ops.add_lora(y[n % copies], x[n % copies], site, n, lora)
+                    ops.add_lora(y[n % copies], x[n % copies], fused, n, lora)
 
             measured = row(f"add_lora {name}", num_bytes, shape.layers, run)
             yield {**measured, "adapters": count, "rank": rank}
@@ -113,20 +113,23 @@ def beside_rows(bench: Bench, model: ShapedModel, rows: int) -> Iterator[dict[st
         if count > rows:
             continue
         lora = model.assign(model.adapters(count, (rank,)), rows, count)
-        for name, site in shape.sites.items():
-            x = torch.randn(rows, site.in_features, device=bench.device).to(model.dtype)
-            shrinks = triton_table.shrink(rows, count, site.in_features, rank, x.itemsize)
+        for name, fused in shape.fused_linears.items():
+            x = torch.randn(rows, fused.in_features, device=bench.device).to(model.dtype)
+            shrinks = triton_table.shrink(rows, count, fused.in_features, rank, x.itemsize)
             expands = triton_table.expand(rows, count, rank, x.itemsize)
 
             def behind(
-                name: str = name, site: Site = site, lora: LoRABatch = lora, x: torch.Tensor = x
+                name: str = name,
+                fused: FusedLinear = fused,
+                lora: LoRABatch = lora,
+                x: torch.Tensor = x,
             ) -> None:
                 for n in layers:
-                    ops.add_lora(ops.linear(x, model.layers[n][name]), x, site, n, lora)
+                    ops.add_lora(ops.linear(x, model.layers[n][name]), x, fused, n, lora)
 
             def beside(
                 name: str = name,
-                site: Site = site,
+                fused: FusedLinear = fused,
                 lora: LoRABatch = lora,
                 x: torch.Tensor = x,
                 shrinks: Blocks = shrinks,
@@ -134,16 +137,16 @@ def beside_rows(bench: Bench, model: ShapedModel, rows: int) -> Iterator[dict[st
             ) -> None:
                 for n in layers:
                     with _forked(side):
-                        planes = triton_lora.shrink(x, site, n, lora, shrinks)
+                        planes = triton_lora.shrink(x, fused, n, lora, shrinks)
                     y = ops.linear(x, model.layers[n][name])
                     if side is not None:
                         torch.cuda.current_stream().wait_stream(side)
-                    triton_lora.expand_add(y, planes, site, n, lora, expands)
+                    triton_lora.expand_add(y, planes, fused, n, lora, expands)
 
             took = bench.seconds(behind), bench.seconds(beside)
             yield {
                 "model": shape.name,
-                "site": name,
+                "linear": name,
                 "rows": rows,
                 "adapters": count,
                 "rank": rank,
@@ -165,16 +168,16 @@ def _forked(side: torch.cuda.Stream | None) -> AbstractContextManager[object]:
 def sweep(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
     """Block sizes of shrink and expand at gate_up, for triton_table. Wider expands than it allows
     are timed too; whether they are right is for tests/ops/test_cuda.py to say."""
-    site, layers = model.shape.sites["gate_up"], range(model.shape.layers)
+    fused, layers = model.shape.fused_linears["gate_up"], range(model.shape.layers)
     for rows, count, rank in ((8, 1, 16), (32, 8, 16), (32, 32, 16), (128, 32, 64), (2048, 1, 16)):
         lora = model.assign(model.adapters(count, (rank,)), rows, count)
-        x = torch.randn(rows, site.in_features, device=bench.device).to(model.dtype)
-        y = torch.zeros(rows, sum(site.widths), device=bench.device, dtype=model.dtype)
+        x = torch.randn(rows, fused.in_features, device=bench.device).to(model.dtype)
+        y = torch.zeros(rows, sum(fused.widths), device=bench.device, dtype=model.dtype)
 
         def shrink(
             blocks: Blocks, x: torch.Tensor = x, lora: LoRABatch = lora
         ) -> list[triton_lora.Planes]:
-            return [triton_lora.shrink(x, site, n, lora, blocks) for n in layers]
+            return [triton_lora.shrink(x, fused, n, lora, blocks) for n in layers]
 
         def expand(
             blocks: Blocks,
@@ -183,7 +186,7 @@ def sweep(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
             lora: LoRABatch = lora,
         ) -> None:
             for n in layers:
-                triton_lora.expand_add(y, planes, site, n, lora, blocks)
+                triton_lora.expand_add(y, planes, fused, n, lora, blocks)
 
         def row(
             kind: str, blocks: Blocks, chosen: Blocks, run: Callable[[], object]
@@ -192,7 +195,7 @@ def sweep(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
             return {"kind": kind, "us": took * 1e6, "in_table": blocks == chosen, **asdict(blocks)}
 
         what = {"T": rows, "adapters": count, "rank": rank}
-        chosen = triton_table.shrink(rows, count, site.in_features, rank, 2)
+        chosen = triton_table.shrink(rows, count, fused.in_features, rank, 2)
         for height, depth, split in product((1, 16, 64), (128, 256), (1, 4, 8)):
             blocks = Blocks(height, chosen.columns, depth, split, 4, 3)
             yield what | row("shrink", blocks, chosen, partial(shrink, blocks))

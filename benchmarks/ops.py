@@ -20,21 +20,21 @@ from torch import Tensor
 from ops.base import (
     AdapterTables,
     AttentionBatch,
+    FusedLinear,
     KVCacheView,
     KVLayout,
     LoRABatch,
     Ops,
-    Site,
 )
 from ops.registry import select
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, DIM, INNER, VOCAB = 30, 576, 9, 3, 64, 1536, 49152
 QKV = (HEADS + 2 * KV_HEADS) * DIM
-SITES = (
-    Site((0, 1, 2), (HIDDEN, KV_HEADS * DIM, KV_HEADS * DIM), HIDDEN),
-    Site((3,), (HIDDEN,), HIDDEN),
-    Site((4, 5), (INNER, INNER), HIDDEN),
-    Site((6,), (HIDDEN,), INNER),
+FUSED_LINEARS = (
+    FusedLinear((0, 1, 2), (HIDDEN, KV_HEADS * DIM, KV_HEADS * DIM), HIDDEN),
+    FusedLinear((3,), (HIDDEN,), HIDDEN),
+    FusedLinear((4, 5), (INNER, INNER), HIDDEN),
+    FusedLinear((6,), (HIDDEN,), INNER),
 )
 
 
@@ -150,7 +150,7 @@ def attention_rows(ops: Ops, dtype: torch.dtype) -> Iterator[Row]:
 
 
 def lora_rows(ops: Ops, dtype: torch.dtype) -> Iterator[Row]:
-    """All four sites of all layers: one row of the table is a whole step's LoRA."""
+    """All four linears of all layers: one row of the table is a whole step's LoRA."""
     ranks = (8, 8, 16, 16, 32, 32, 64, 64)
     cases = {
         "E, 8 rows": (ranks, [1] * 8),
@@ -162,19 +162,19 @@ def lora_rows(ops: Ops, dtype: torch.dtype) -> Iterator[Row]:
     for name, (slot_ranks, rows) in cases.items():
         lora, num_bytes = make_lora(slot_ranks, rows, dtype)
         total = sum(rows)
-        inputs = {site: torch.randn(total, site.in_features) for site in SITES}
-        outputs = {site: torch.zeros(total, sum(site.widths)) for site in SITES}
+        inputs = {fused: torch.randn(total, fused.in_features) for fused in FUSED_LINEARS}
+        outputs = {fused: torch.zeros(total, sum(fused.widths)) for fused in FUSED_LINEARS}
         work = sum(
-            2.0 * r * n * (site.in_features + width)
+            2.0 * r * n * (fused.in_features + width)
             for r, n in zip(slot_ranks, rows, strict=True)
-            for site in SITES
-            for width in site.widths
+            for fused in FUSED_LINEARS
+            for width in fused.widths
         )
 
         def run(lora=lora, inputs=inputs, outputs=outputs) -> None:
             for layer in range(LAYERS):
-                for site in SITES:
-                    ops.add_lora(outputs[site], inputs[site], site, layer, lora)
+                for fused in FUSED_LINEARS:
+                    ops.add_lora(outputs[fused], inputs[fused], fused, layer, lora)
 
         yield Row(f"add_lora {name}, a step", run, 1, num_bytes, work * LAYERS, {})
 
@@ -189,11 +189,11 @@ def make_lora(ranks: tuple[int, ...], rows: list[int], dtype: torch.dtype) -> tu
     at = 0
     for slot, r in enumerate(ranks):
         for layer in range(LAYERS):
-            for site in SITES:
-                for projection, width in zip(site.projections, site.widths, strict=True):
+            for fused in FUSED_LINEARS:
+                for projection, width in zip(fused.projections, fused.widths, strict=True):
                     a_offset[slot, layer, projection] = at
-                    b_offset[slot, layer, projection] = at + r * site.in_features * dtype.itemsize
-                    at += r * (site.in_features + width) * dtype.itemsize
+                    b_offset[slot, layer, projection] = at + r * fused.in_features * dtype.itemsize
+                    at += r * (fused.in_features + width) * dtype.itemsize
     starts = torch.tensor([0, *torch.tensor(rows).cumsum(0).tolist()], dtype=torch.int32)
     slots = torch.arange(len(ranks), dtype=torch.int32)
     arena = torch.zeros(at, dtype=torch.uint8)

@@ -15,13 +15,13 @@ from ops.base import (
     PAGE_TOKENS,
     AdapterTables,
     AttentionBatch,
+    FusedLinear,
     KVCacheView,
     KVLayout,
     LoRABatch,
     Ops,
     PackedLinear,
     QKNorm,
-    Site,
 )
 from workers.device.weight_image import Arrival, WeightImage
 
@@ -39,28 +39,28 @@ class Shape:
     qk_norm: bool = False
 
     @property
-    def sites(self) -> dict[str, Site]:
+    def fused_linears(self) -> dict[str, FusedLinear]:
         q, kv = self.heads * self.dim, self.kv_heads * self.dim
         return {
-            "qkv": Site((0, 1, 2), (q, kv, kv), self.hidden),
-            "output": Site((3,), (self.hidden,), q),
-            "gate_up": Site((4, 5), (self.inner, self.inner), self.hidden),
-            "down": Site((6,), (self.hidden,), self.inner),
+            "qkv": FusedLinear((0, 1, 2), (q, kv, kv), self.hidden),
+            "output": FusedLinear((3,), (self.hidden,), q),
+            "gate_up": FusedLinear((4, 5), (self.inner, self.inner), self.hidden),
+            "down": FusedLinear((6,), (self.hidden,), self.inner),
         }
 
     @property
     def linear_parameters(self) -> int:
         """Read once a decode step, the head included."""
-        sites = self.sites.values()
-        a_layer = sum(site.in_features * sum(site.widths) for site in sites)
+        fused_linears = self.fused_linears.values()
+        a_layer = sum(fused.in_features * sum(fused.widths) for fused in fused_linears)
         return self.layers * a_layer + self.hidden * self.vocab
 
     @property
     def rank_elements(self) -> int:
         """Of an adapter on all seven projections, for each unit of rank."""
-        sites = self.sites.values()
+        fused_linears = self.fused_linears.values()
         return self.layers * sum(
-            len(site.widths) * site.in_features + sum(site.widths) for site in sites
+            len(fused.widths) * fused.in_features + sum(fused.widths) for fused in fused_linears
         )
 
 
@@ -112,9 +112,12 @@ class ShapedModel:
         end_part()
         self.layers: list[dict[str, PackedLinear]] = []
         for _ in range(shape.layers):
-            sites = shape.sites.items()
+            fused_linears = shape.fused_linears.items()
             self.layers.append(
-                {name: linear(sum(site.widths), site.in_features) for name, site in sites}
+                {
+                    name: linear(sum(fused.widths), fused.in_features)
+                    for name, fused in fused_linears
+                }
             )
             end_part()
         self.head = linear(shape.vocab, shape.hidden)
@@ -137,7 +140,7 @@ class ShapedModel:
 
     def hidden(self, batch: Batch) -> Tensor:
         """[T, K], the last norm applied."""
-        ops, sites = self.ops, self.shape.sites
+        ops, fused_linears = self.ops, self.shape.fused_linears
         self.arrival.wait(0)
         residual = ops.embed(batch.ids, self.table)
         x = ops.rms_norm(residual, self.norm, 1e-5)
@@ -145,7 +148,7 @@ class ShapedModel:
         def linear(name: str, x: Tensor, layer: int) -> Tensor:
             y = ops.linear(x, self.layers[layer][name])
             if batch.lora is not None:
-                ops.add_lora(y, x, sites[name], layer, batch.lora)
+                ops.add_lora(y, x, fused_linears[name], layer, batch.lora)
             return y
 
         scale, heads = self.shape.dim**-0.5, self.shape.heads
@@ -198,9 +201,9 @@ class ShapedModel:
             r = ranks[slot % len(ranks)]
             rank[slot] = r
             for layer in range(shape.layers):
-                for site in shape.sites.values():
-                    for projection, width in zip(site.projections, site.widths, strict=True):
-                        for offset, columns in ((a, site.in_features), (b, width)):
+                for fused in shape.fused_linears.values():
+                    for projection, width in zip(fused.projections, fused.widths, strict=True):
+                        for offset, columns in ((a, fused.in_features), (b, width)):
                             offset[slot, layer, projection] = at
                             at += -(-r * columns * itemsize // 64) * 64
         device = self.ops.device

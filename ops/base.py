@@ -1,10 +1,10 @@
 """The kernel seam: what a backend must offer, and the structures it is called with.
 
 Every tensor lives on the backend's device. Sequences of a step are laid out one after the other:
-row `t` is one token of one sequence; a sequence's rows are contiguous; sequences that share an
-adapter slot are neighbours, base-only sequences come last.
+a sequence's tokens are contiguous; sequences that share an adapter slot are neighbours, base-only
+sequences come last. A row of a matrix is one token's, unless it says otherwise.
 
-    S  sequences in the step        T  rows (tokens) in the step      L  layers
+    S  sequences in the step        T  tokens in the step             L  layers
     H  query heads, G  KV heads     D  head size                      V  vocabulary
 
 Activations are in `activation_dtype(weights)`; on CPU that is float32 whatever the serving dtype,
@@ -32,7 +32,7 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 Activation = Literal["silu", "gelu_tanh"]
 
 StreamName = Literal["adapters", "tables", "weights"]
-"""What is copied beside the steps: an entry of a table does not wait for megabytes."""
+"""Side streams, one for each kind of copy: a table's entry does not wait for megabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +74,18 @@ class KVCacheView:
 class AttentionBatch:
     """Who attends to what in one step.
 
-    query_start  int32 [S + 1]        rows of sequence s are query_start[s]..query_start[s + 1]
-    row_seq      int32 [T]            sequence of each row
+    query_start  int32 [S + 1]        tokens of sequence s are query_start[s]..query_start[s + 1]
+    token_seq    int32 [T]            sequence of each token
     positions    int32 [T]            absolute position of each row in its sequence
-    context_lens int32 [S]            tokens of the sequence in KV with this step's rows written
+    context_lens int32 [S]            tokens of the sequence in KV, this step's included
     block_tables int64 [S, P]         byte offset in the arena of each page; entries past the
                                       context are undefined and must not be read
-    max_query    int                  largest number of rows of a sequence
+    max_query    int                  largest number of tokens of a sequence in the step
     max_context  int                  largest context_lens
     """
 
     query_start: Tensor
-    row_seq: Tensor
+    token_seq: Tensor
     positions: Tensor
     context_lens: Tensor
     block_tables: Tensor
@@ -121,10 +121,10 @@ class AdapterTables:
 
 @dataclass(frozen=True, slots=True)
 class LoRABatch:
-    """Rows of a step by adapter slot.
+    """Tokens of a step by adapter slot.
 
-    segment_start int32 [N + 1]   rows of segment n are segment_start[n]..segment_start[n + 1];
-                                  the rows after segment_start[N] are base only
+    segment_start int32 [N + 1]   tokens of segment n are segment_start[n]..segment_start[n + 1];
+                                  the tokens after segment_start[N] are base only
     segment_slot  int32 [N]       adapter slot; slots may repeat
     """
 
@@ -137,7 +137,7 @@ class LoRABatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class FusedLinear:
     """A linear whose output is one or more projections side by side.
 
     projections: indices into PROJECTIONS, in output column order; widths: their output columns.
@@ -162,10 +162,10 @@ class PackedLinear(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AdaptedLinear:
-    """A packed weight and the site that adapters add to."""
+    """A packed weight and which projections it holds, for adapters to add to."""
 
     weight: PackedLinear
-    site: Site
+    fused: FusedLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ class SamplingBatch:
     seed        int64 [N]     position int64 [N]   choice int64 [N]   the key of the random numbers
     presence, frequency float32 [N]   OpenAI penalties over generated tokens, 0 = off
     repetition  float32 [N]   over prompt and generated tokens, 1 = off
-    token_buffer int32 [rows, max_model_len]; buffer_row int32 [N]; prompt_len, total_len int32 [N]
+    token_buffer int32 [slots, max_model_len]; buffer_slot, prompt_len, total_len int32 [N]
                               the tokens the penalties count
     bias_start int32 [N + 1], bias_ids int32 [B], bias_values float32 [B]
                               logit bias as ragged rows; -inf bans a token
@@ -234,7 +234,7 @@ class SamplingBatch:
     frequency: Tensor
     repetition: Tensor
     token_buffer: Tensor
-    buffer_row: Tensor
+    buffer_slot: Tensor
     prompt_len: Tensor
     total_len: Tensor
     bias_start: Tensor
@@ -245,25 +245,25 @@ class SamplingBatch:
     has_bias: bool
 
 
-class Mark(Protocol):
-    """A point in what a device has to do."""
+class DeviceEvent(Protocol):
+    """A point in the work of a device."""
 
     def synchronize(self) -> None:
         """Returns when everything before it is done."""
         ...
 
     def query(self) -> bool:
-        """Everything before it is done."""
+        """Whether everything before it is done."""
         ...
 
     def wait(self) -> None:
-        """What the thread submits from now on is done after everything before it. The host does
-        not wait."""
+        """Has the device do what the thread submits from now on after everything before the event.
+        The host does not wait."""
         ...
 
 
-class Passed:
-    """The mark of a backend whose ops return when they have computed."""
+class PassedEvent:
+    """The event of a backend whose ops return when they are done: it is always passed."""
 
     def synchronize(self) -> None:
         pass
@@ -280,7 +280,7 @@ EVEN = range(2, sys.maxsize, 2)
 
 
 class HostOps:
-    """What the backends share whose ops return when they have computed."""
+    """Device calls of a backend whose ops return when they are done."""
 
     shares_tables = False
     head_dims = EVEN
@@ -291,8 +291,8 @@ class HostOps:
     def side_stream(self, name: StreamName, *, waits: bool = True) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def mark(self) -> Mark:
-        return Passed()
+    def record_event(self) -> DeviceEvent:
+        return PassedEvent()
 
     def table_linear(self: Ops, table: Tensor) -> PackedLinear:
         return self.pack_linear(table)
@@ -382,10 +382,12 @@ class Compute(Protocol):
         """Semantics: act(gate) * up.  Shape: [T, 2 * I] (gate first) -> [T, I]."""
         ...
 
-    def add_lora(self, y: Tensor, x: Tensor, site: Site, layer: int, lora: LoRABatch) -> None:
-        """Semantics: for every segment and every projection of the site with rank > 0:
+    def add_lora(
+        self, y: Tensor, x: Tensor, fused: FusedLinear, layer: int, lora: LoRABatch
+    ) -> None:
+        """Semantics: for every segment and every projection of the fused linear with rank > 0:
         y[rows, columns] += (x[rows] A^T) B, partial sums in float32, y changed in place.
-        Shape: x [T, K], y [T, sum(site.widths)]. Rows outside the segments are untouched.
+        Shape: x [T, K], y [T, sum(fused.widths)]. Rows outside the segments are untouched.
         """
         ...
 
@@ -432,19 +434,19 @@ class Device(Protocol):
         ...
 
     def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """What does the work again, at less cost to the host where the backend can: it reads and
-        writes where the work did, and returns the same tensor each time.
+        """A function that does the work again, at less cost to the host where the backend can. It
+        reads and writes where the work did, and returns the same tensor each time.
         """
         ...
 
     def side_stream(self, name: StreamName, *, waits: bool = True) -> AbstractContextManager[None]:
-        """What the thread submits within is done beside the steps in flight and not behind them:
-        for memory that none of them uses. What goes by one name is done in its order. waits: it is
-        done when this ends."""
+        """Work submitted inside is done beside the steps in flight, not behind them: for memory
+        that none of them uses. Work of one stream is done in its order. waits: it is done when
+        the block ends."""
         ...
 
-    def mark(self) -> Mark:
-        """A point in the work submitted so far. Does not wait for it."""
+    def record_event(self) -> DeviceEvent:
+        """An event behind the work submitted so far. Does not wait for it."""
         ...
 
 

@@ -18,6 +18,7 @@ from ops.base import (
     PROJECTIONS,
     Activation,
     AttentionBatch,
+    FusedLinear,
     HostOps,
     KVCacheView,
     LayerStack,
@@ -26,7 +27,6 @@ from ops.base import (
     PackedLinear,
     QKNorm,
     SamplingBatch,
-    Site,
 )
 from ops.block_hash import HASH_BLOCK, hash_keys
 from ops.cpu_layers import NativeLayers, NativeStep
@@ -35,7 +35,7 @@ from ops.weight_format import WeightFormat
 
 SAMPLING_POINTERS = (
     *("temperature", "top_k", "top_p", "min_p", "seed", "position", "choice"),
-    *("presence", "frequency", "repetition", "token_buffer", "buffer_row"),
+    *("presence", "frequency", "repetition", "token_buffer", "buffer_slot"),
     *("prompt_len", "total_len", "bias_start", "bias_ids", "bias_values"),
 )
 
@@ -93,7 +93,9 @@ class CpuOps(HostOps):
             function.argtypes, function.restype = arguments, None
         self.rounds_input = bool(self._lib.rounds_input())
         """Whether a bfloat16 linear rounds its input, too: where the processor multiplies so."""
-        self._sites: dict[Site, tuple[ctypes.Array[c_int32], ctypes.Array[c_int32]]] = {}
+        self._fused_linears: dict[
+            FusedLinear, tuple[ctypes.Array[c_int32], ctypes.Array[c_int32]]
+        ] = {}
         self.threads = threads or torch.get_num_threads()
         runtimes = build.mapped_openmp()
         if self.threads > 1 and len(runtimes) > 1:
@@ -167,7 +169,7 @@ class CpuOps(HostOps):
             norm = (qk_norm.q_weight.data_ptr(), qk_norm.k_weight.data_ptr(), qk_norm.eps)
         self._lib.rope_write_kv(
             *(qkv.data_ptr(), rows, num_heads, num_kv, dim, rope.data_ptr(), *norm),
-            *(batch.row_seq.data_ptr(), batch.positions.data_ptr()),
+            *(batch.token_seq.data_ptr(), batch.positions.data_ptr()),
             *(tables.data_ptr(), tables.stride(0), kv.arena.data_ptr()),
             *(layer * layout.layer_bytes, WeightFormat.of(layout.dtype)),
         )
@@ -206,12 +208,14 @@ class CpuOps(HostOps):
         )
         return y
 
-    def add_lora(self, y: Tensor, x: Tensor, site: Site, layer: int, lora: LoRABatch) -> None:
-        assert _is_float(x) and _is_float(y) and x.shape[1] == site.in_features
+    def add_lora(
+        self, y: Tensor, x: Tensor, fused: FusedLinear, layer: int, lora: LoRABatch
+    ) -> None:
+        assert _is_float(x) and _is_float(y) and x.shape[1] == fused.in_features
         tables = lora.tables
-        projections, widths = self._site_arrays(site)
+        projections, widths = self._fused_arrays(fused)
         self._lib.add_lora(
-            *(y.data_ptr(), x.data_ptr(), site.in_features, projections, widths, len(widths)),
+            *(y.data_ptr(), x.data_ptr(), fused.in_features, projections, widths, len(widths)),
             *(layer, tables.rank.shape[1]),
             *(lora.segment_start.data_ptr(), lora.segment_slot.data_ptr()),
             *(len(lora.segment_slot), tables.a_offset.data_ptr(), tables.b_offset.data_ptr()),
@@ -263,12 +267,14 @@ class CpuOps(HostOps):
         )
         return hashes
 
-    def _site_arrays(self, site: Site) -> tuple[ctypes.Array[c_int32], ctypes.Array[c_int32]]:
-        arrays = self._sites.get(site)
+    def _fused_arrays(
+        self, fused: FusedLinear
+    ) -> tuple[ctypes.Array[c_int32], ctypes.Array[c_int32]]:
+        arrays = self._fused_linears.get(fused)
         if arrays is None:
-            assert max(site.projections) < len(PROJECTIONS)
-            kind = c_int32 * len(site.projections)
-            arrays = self._sites[site] = (kind(*site.projections), kind(*site.widths))
+            assert max(fused.projections) < len(PROJECTIONS)
+            kind = c_int32 * len(fused.projections)
+            arrays = self._fused_linears[fused] = (kind(*fused.projections), kind(*fused.widths))
         return arrays
 
 

@@ -45,7 +45,7 @@ class NativeLayer(Structure):
 class NativeStep(Structure):
     _fields_ = (
         *((name, c_int64) for name in ("rows", "num_seqs", "max_context", "table_stride")),
-        *((name, c_void_p) for name in ("query_start", "row_seq", "positions", "block_tables")),
+        *((name, c_void_p) for name in ("query_start", "token_seq", "positions", "block_tables")),
         ("arena", c_void_p),
         *((name, c_int64) for name in ("layer_bytes", "num_kv", "dim", "kv_format")),
         ("num_segments", c_int64),
@@ -107,15 +107,15 @@ def _layer(w: LayerWeights) -> NativeLayer:
 
 
 def _linear(linear: AdaptedLinear) -> NativeLinear:
-    weight, site = linear.weight, linear.site
+    weight, fused = linear.weight, linear.fused
     assert isinstance(weight, PanelLinear)
-    array = c_int32 * len(site.widths)
+    array = c_int32 * len(fused.widths)
     return NativeLinear(
         weight=weight.panels_ptr,
         bias=weight.bias_ptr,
-        projections=array(*site.projections),
-        widths=array(*site.widths),
-        num_projections=len(site.widths),
+        projections=array(*fused.projections),
+        widths=array(*fused.widths),
+        num_projections=len(fused.widths),
         in_features=weight.in_features,
         out_features=weight.out_features,
         format=weight.format,
@@ -138,7 +138,7 @@ def _step(rows: int, batch: AttentionBatch, kv: KVCacheView, lora: LoRABatch | N
         max_context=batch.max_context,
         table_stride=tables.stride(0),
         query_start=batch.query_start.data_ptr(),
-        row_seq=batch.row_seq.data_ptr(),
+        token_seq=batch.token_seq.data_ptr(),
         positions=batch.positions.data_ptr(),
         block_tables=tables.data_ptr(),
         arena=kv.arena.data_ptr(),

@@ -27,14 +27,14 @@ from ops.base import (
     EVEN,
     Activation,
     AttentionBatch,
+    DeviceEvent,
+    FusedLinear,
     KVCacheView,
     LoRABatch,
-    Mark,
     PackedLinear,
-    Passed,
+    PassedEvent,
     QKNorm,
     SamplingBatch,
-    Site,
     StreamName,
 )
 from ops.block_hash import hash_blocks
@@ -155,15 +155,17 @@ class CudaOps:
         assert gate_up.is_contiguous()
         return triton_pointwise.gated_activation(gate_up, activation)
 
-    def add_lora(self, y: Tensor, x: Tensor, site: Site, layer: int, lora: LoRABatch) -> None:
+    def add_lora(
+        self, y: Tensor, x: Tensor, fused: FusedLinear, layer: int, lora: LoRABatch
+    ) -> None:
         assert x.is_contiguous() and y.is_contiguous() and x.dtype is y.dtype
-        assert x.shape[1] == site.in_features and y.shape[1] == sum(site.widths)
+        assert x.shape[1] == fused.in_features and y.shape[1] == sum(fused.widths)
         rows, segments, ranks = len(x), len(lora.segment_slot), lora.max_rank
         if rows and segments and ranks:
             blocks = triton_table.shrink(rows, segments, x.shape[1], ranks, x.itemsize)
-            planes = triton_lora.shrink(x, site, layer, lora, blocks)
+            planes = triton_lora.shrink(x, fused, layer, lora, blocks)
             blocks = triton_table.expand(rows, segments, ranks, y.itemsize)
-            triton_lora.expand_add(y, planes, site, layer, lora, blocks)
+            triton_lora.expand_add(y, planes, fused, layer, lora, blocks)
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
         assert logits.dtype is torch.float32 and logits.is_contiguous()
@@ -219,9 +221,9 @@ class CudaOps:
         if waits:
             stream.synchronize()
 
-    def mark(self) -> Mark:
+    def record_event(self) -> DeviceEvent:
         if self.device.type == "cpu":
-            return Passed()
-        mark = torch.cuda.Event()
-        mark.record()
-        return mark
+            return PassedEvent()
+        event = torch.cuda.Event()
+        event.record()
+        return event

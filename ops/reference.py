@@ -13,13 +13,13 @@ from ops.base import (
     PAGE_TOKENS,
     Activation,
     AttentionBatch,
+    FusedLinear,
     HostOps,
     KVCacheView,
     LoRABatch,
     PackedLinear,
     QKNorm,
     SamplingBatch,
-    Site,
 )
 from ops.block_hash import hash_blocks
 
@@ -89,7 +89,7 @@ class ReferenceOps(HostOps):
         _rotate(q, angles)
         _rotate(k, angles)
         for row, (seq, position) in enumerate(
-            zip(batch.row_seq.tolist(), batch.positions.tolist(), strict=True)
+            zip(batch.token_seq.tolist(), batch.positions.tolist(), strict=True)
         ):
             page = int(batch.block_tables[seq, position // PAGE_TOKENS])
             keys, values = _page(kv, layer, page)
@@ -135,18 +135,20 @@ class ReferenceOps(HostOps):
             return torch.nn.functional.silu(gate) * up
         return torch.nn.functional.gelu(gate, approximate="tanh") * up
 
-    def add_lora(self, y: Tensor, x: Tensor, site: Site, layer: int, lora: LoRABatch) -> None:
+    def add_lora(
+        self, y: Tensor, x: Tensor, fused: FusedLinear, layer: int, lora: LoRABatch
+    ) -> None:
         tables = lora.tables
         starts = lora.segment_start.tolist()
         for segment, slot in enumerate(lora.segment_slot.tolist()):
             rows = slice(starts[segment], starts[segment + 1])
             column = 0
-            for projection, width in zip(site.projections, site.widths, strict=True):
+            for projection, width in zip(fused.projections, fused.widths, strict=True):
                 rank = int(tables.rank[slot, layer, projection])
                 if rank > 0 and rows.start < rows.stop:
                     a_offset = int(tables.a_offset[slot, layer, projection])
                     b_offset = int(tables.b_offset[slot, layer, projection])
-                    a = _matrix(lora.arena, a_offset, rank, site.in_features, lora.dtype)
+                    a = _matrix(lora.arena, a_offset, rank, fused.in_features, lora.dtype)
                     b = _matrix(lora.arena, b_offset, rank, width, lora.dtype)
                     y[rows, column : column + width] += x[rows] @ a.T @ b
                 column += width
@@ -212,7 +214,7 @@ def _sample_row(logits: Tensor, batch: SamplingBatch, row: int) -> int:
 
 def _penalise(logits: Tensor, batch: SamplingBatch, row: int) -> None:
     """Repetition over all tokens, then frequency and presence over the generated ones."""
-    tokens = batch.token_buffer[int(batch.buffer_row[row])].long()
+    tokens = batch.token_buffer[int(batch.buffer_slot[row])].long()
     prompt_len, total_len = int(batch.prompt_len[row]), int(batch.total_len[row])
     seen = tokens[:total_len].unique()
     values, repetition = logits[seen], batch.repetition[row]

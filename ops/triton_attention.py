@@ -96,7 +96,7 @@ def paged_attention(
     if has_parts:
         _combine[(num_rows, num_heads)](
             *(parts, maxima, sums, out),
-            *(batch.query_start, batch.row_seq, batch.context_lens, window or 0),
+            *(batch.query_start, batch.token_seq, batch.context_lens, window or 0),
             HAS_WINDOW=window is not None,
             SHORT_TOKENS=short_tokens,
             HEADS=num_heads,
@@ -304,7 +304,7 @@ def _combine(
     sums,
     out,
     query_start,
-    row_seq,
+    token_seq,
     context_lens,
     window,
     HAS_WINDOW: tl.constexpr,
@@ -318,7 +318,7 @@ def _combine(
 ):
     """One row and head from its parts, summed in one order whatever finished first."""
     row = tl.program_id(0)
-    seq = tl.load(row_seq + row)
+    seq = tl.load(token_seq + row)
     num_rows = tl.load(query_start + seq + 1) - tl.load(query_start + seq)
     _, num_tiles = _tiles(num_rows, tl.load(context_lens + seq), window, HAS_WINDOW, TILE)
     num_parts = tl.cdiv(num_tiles, _tiles_a_part(num_tiles, TILE, PARTS, PART_TOKENS))

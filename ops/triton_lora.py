@@ -1,4 +1,4 @@
-"""Segmented LoRA (SGMV, Chen et al. 2023; S-LoRA, Sheng et al. 2023): two launches a site.
+"""Segmented LoRA (SGMV, Chen et al. 2023; S-LoRA, Sheng et al. 2023): two launches a linear.
 
 Shrink multiplies rows by their adapter's A and leaves float32 planes, one for each part of the
 sum; expand adds the planes in one order, multiplies by B and adds to the base's output. There are
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ops.base import PROJECTIONS, LoRABatch, Site
+from ops.base import PROJECTIONS, FusedLinear, LoRABatch
 from ops.triton_bgmv import expand_rows, shrink_rows
 from ops.triton_sgmv import expand_segments, shrink_segments
 from ops.triton_table import ALIGNMENT, Blocks, blocks_of
@@ -35,8 +35,8 @@ class Planes:
         return self.values.shape[0]
 
 
-def shrink(x: Tensor, site: Site, layer: int, lora: LoRABatch, blocks: Blocks) -> Planes:
-    """Semantics: planes.sum(0)[t, i, :rank] = x[t] A^T for projection i of the site.
+def shrink(x: Tensor, fused: FusedLinear, layer: int, lora: LoRABatch, blocks: Blocks) -> Planes:
+    """Semantics: planes.sum(0)[t, i, :rank] = x[t] A^T for projection i of the fused linear.
     Shape: x [T, K]; A [rank, K] -> planes [split, T, P, R], R a power of two.
     DType: x any float, A the adapter's dtype raised to x's, sums float32.
 
@@ -47,13 +47,19 @@ def shrink(x: Tensor, site: Site, layer: int, lora: LoRABatch, blocks: Blocks) -
     num_segments = len(lora.segment_slot)
     rank_tiles = blocks_of(lora.max_rank, blocks.columns)
     ranks = rank_tiles * blocks.columns
-    values = x.new_empty(blocks.split, num_rows, len(site.projections), ranks, dtype=torch.float32)
+    values = x.new_empty(blocks.split, num_rows, len(fused.projections), ranks, dtype=torch.float32)
     kernel = shrink_rows if blocks.rows == 1 else shrink_segments
     places = _places(num_rows, num_segments, blocks)
-    kernel[(places, len(site.projections) * rank_tiles, blocks.split)](
-        *(x, lora.arena.view(lora.dtype), values, *_where(site, layer, lora), lora.tables.a_offset),
+    kernel[(places, len(fused.projections) * rank_tiles, blocks.split)](
+        *(
+            x,
+            lora.arena.view(lora.dtype),
+            values,
+            *_where(fused, layer, lora),
+            lora.tables.a_offset,
+        ),
         *(num_rows, depth),
-        PROJECTIONS=len(site.projections),
+        PROJECTIONS=len(fused.projections),
         RANKS=ranks,
         ROWS=blocks.rows,
         COLUMNS=blocks.columns,
@@ -68,10 +74,10 @@ def shrink(x: Tensor, site: Site, layer: int, lora: LoRABatch, blocks: Blocks) -
 
 
 def expand_add(
-    y: Tensor, planes: Planes, site: Site, layer: int, lora: LoRABatch, blocks: Blocks
+    y: Tensor, planes: Planes, fused: FusedLinear, layer: int, lora: LoRABatch, blocks: Blocks
 ) -> None:
     """Semantics: y[t, columns of i] += planes.sum(0)[t, i, :rank] B^T, in place.
-    Shape: y [T, sum(site.widths)]; B [N, rank], scaled.
+    Shape: y [T, sum(fused.widths)]; B [N, rank], scaled.
     DType: the sum over planes is float32, rounded to y's dtype for the matrix form (the row form
     keeps it), the product float32, rounded once with y.
 
@@ -79,13 +85,13 @@ def expand_add(
     gate_up of Llama 3 8B: 29.4 MB + 3.7 MB, 7.7 us at 4.3 TB/s.
     """
     num_rows, num_segments = len(y), len(lora.segment_slot)
-    widths = (*site.widths, *(0,) * (MAX_PROJECTIONS - len(site.widths)))
+    widths = (*fused.widths, *(0,) * (MAX_PROJECTIONS - len(fused.widths)))
     kernel = expand_rows if blocks.rows == 1 else expand_segments
-    tiles = sum(blocks_of(width, blocks.columns) for width in site.widths)
+    tiles = sum(blocks_of(width, blocks.columns) for width in fused.widths)
     kernel[(_places(num_rows, num_segments, blocks), tiles)](
-        *(y, lora.arena.view(lora.dtype), planes.values, *_where(site, layer, lora)),
+        *(y, lora.arena.view(lora.dtype), planes.values, *_where(fused, layer, lora)),
         *(lora.tables.b_offset, num_rows, *widths),
-        PROJECTIONS=len(site.projections),
+        PROJECTIONS=len(fused.projections),
         RANKS=planes.values.shape[-1],
         ROWS=blocks.rows,
         COLUMNS=blocks.columns,
@@ -103,11 +109,11 @@ def _places(num_rows: int, num_segments: int, blocks: Blocks) -> int:
     return num_rows if blocks.rows == 1 else num_rows // blocks.rows + num_segments
 
 
-def _where(site: Site, layer: int, lora: LoRABatch) -> tuple[Tensor | int, ...]:
+def _where(fused: FusedLinear, layer: int, lora: LoRABatch) -> tuple[Tensor | int, ...]:
     """What the kernels need to find a segment's row in the tables."""
-    first = site.projections[0]
-    assert len(site.projections) <= MAX_PROJECTIONS
-    assert site.projections == tuple(range(first, first + len(site.projections)))
+    first = fused.projections[0]
+    assert len(fused.projections) <= MAX_PROJECTIONS
+    assert fused.projections == tuple(range(first, first + len(fused.projections)))
     num_layers = lora.tables.rank.shape[1]
     return (
         *(lora.segment_start, lora.segment_slot, len(lora.segment_slot), lora.tables.rank),

@@ -37,7 +37,7 @@ def rope_write_kv(
     if len(qkv):
         _rope_write_kv[(len(qkv), blocks_of(heads, HEADS_A_PROGRAM))](
             *(qkv, rope, norm.q_weight, norm.k_weight, norm.eps, arena),
-            *(batch.row_seq, batch.positions, batch.block_tables, batch.block_tables.stride(0)),
+            *(batch.token_seq, batch.positions, batch.block_tables, batch.block_tables.stride(0)),
             layer * layout.layer_bytes // layout.dtype.itemsize,
             HAS_NORM=qk_norm is not None,
             Q_HEADS=num_heads,
@@ -60,7 +60,7 @@ def _rope_write_kv(
     k_weight,
     eps,
     arena,
-    row_seq,
+    token_seq,
     positions,
     block_tables,
     table_stride,
@@ -109,7 +109,7 @@ def _rope_write_kv(
     tl.store(qkv + at + DIM // 2, new_second.to(qkv.dtype.element_ty), mask=inside & is_query)
 
     # K and V of a layer lie one after the other, so V's heads follow K's.
-    seq = tl.load(row_seq + row).to(tl.int64)
+    seq = tl.load(token_seq + row).to(tl.int64)
     page = tl.load(block_tables + seq * table_stride + position // PAGE) // ALIGN * STEP
     cell = (head - Q_HEADS)[:, None] * PAGE + position % PAGE
     to = arena + page + layer_start + cell * DIM + lane[None, :]

@@ -40,7 +40,7 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
         bins = min(power_of_two(vocab), 1024)
         _penalise[(rows, blocks_of(vocab, bins))](
             *(logits, batch.presence, batch.frequency, batch.repetition, batch.token_buffer),
-            *(batch.token_buffer.stride(0), batch.buffer_row, batch.prompt_len, batch.total_len),
+            *(batch.token_buffer.stride(0), batch.buffer_slot, batch.prompt_len, batch.total_len),
             *(vocab,),
             BINS=bins,
             BLOCK=1024,
@@ -85,7 +85,7 @@ def _penalise(
     repetition,
     token_buffer,
     buffer_stride,
-    buffer_row,
+    buffer_slot,
     prompt_len,
     total_len,
     vocab,
@@ -100,7 +100,7 @@ def _penalise(
         return
     first_token = tl.program_id(1) * BINS
     prompt, total = tl.load(prompt_len + row), tl.load(total_len + row)
-    tokens = token_buffer + tl.load(buffer_row + row).to(tl.int64) * buffer_stride
+    tokens = token_buffer + tl.load(buffer_slot + row).to(tl.int64) * buffer_stride
     seen = tl.zeros((BINS,), tl.int32)
     generated = tl.zeros((BINS,), tl.int32)
     for first in range(0, total, BLOCK):

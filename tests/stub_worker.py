@@ -26,7 +26,7 @@ from workers.wire.protocol import (
     ProbeResult,
     PromptProgress,
     SequenceOutput,
-    StepOutput,
+    StepFrame,
     TokenLogprobs,
     WorkerStatus,
 )
@@ -161,7 +161,7 @@ class StubWorker:
                     last = running.reply.last_progress
                     progress = [] if last is None else [PromptProgress(sequence_id, *last)]
                     end = SequenceOutput(sequence_id, [], finish_reason=FinishReason.ABORT)
-                    self.server.deliver([(connection, StepOutput([end], progress))])
+                    self.server.deliver([(connection, StepFrame([end], progress))])
             case Disconnected():
                 lost = [key for key in self._running if key[0] == connection]
                 self.aborted += [self._running.pop(key).request.id for key in lost]
@@ -194,7 +194,7 @@ class StubWorker:
             if reply.progress is not None and not running.has_told:
                 running.has_told = True
                 progress = PromptProgress(running.request.id, *reply.progress)
-                self.server.deliver([(running.connection, StepOutput([], [progress]))])
+                self.server.deliver([(running.connection, StepFrame([], [progress]))])
             if running.num_idle < reply.idle_steps:
                 running.num_idle += 1
                 continue
@@ -213,7 +213,7 @@ class StubWorker:
             outputs.setdefault(running.connection, []).append(output)
             if output.finish_reason is not None:
                 del self._running[key]
-        steps = [(connection, StepOutput(each)) for connection, each in outputs.items()]
+        steps = [(connection, StepFrame(each)) for connection, each in outputs.items()]
         self.server.deliver([*failures, *steps])
 
     def _output(self, running: _Running) -> SequenceOutput:

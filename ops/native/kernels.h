@@ -15,7 +15,7 @@ void gated_activation(const float* gate_up, int64_t rows, int64_t width, int sil
 
 void rope_write_kv(float* qkv, int64_t rows, int64_t num_heads, int64_t num_kv, int64_t dim,
                    const float* rope, const float* q_weight, const float* k_weight, float eps,
-                   const int32_t* row_seq, const int32_t* positions, const int64_t* block_tables,
+                   const int32_t* token_seq, const int32_t* positions, const int64_t* block_tables,
                    int64_t table_stride, char* arena, int64_t layer, int format);
 
 void paged_attention(const float* qkv, int64_t num_seqs, const int32_t* query_start,

@@ -30,7 +30,7 @@ struct Layer {
 
 struct Step {
     int64_t rows, num_seqs, max_context, table_stride;
-    const int32_t *query_start, *row_seq, *positions;
+    const int32_t *query_start, *token_seq, *positions;
     const int64_t* block_tables;
     char* arena;
     int64_t layer_bytes, num_kv, dim, kv_format;
@@ -73,7 +73,7 @@ void run_layer(const Layer& layer, const Step& step, Scratch& scratch, float* x,
     float* mixed = sized(scratch.mixed, rows * layer.output.in_features);
     project(layer.qkv, step, index, x, qkv);
     rope_write_kv(qkv, rows, heads, step.num_kv, step.dim, layer.rope, layer.q.weight,
-                  layer.k.weight, layer.q.eps, step.row_seq, step.positions, step.block_tables,
+                  layer.k.weight, layer.q.eps, step.token_seq, step.positions, step.block_tables,
                   step.table_stride, step.arena, offset, step.kv_format);
     paged_attention(qkv, step.num_seqs, step.query_start, step.positions, step.max_context,
                     step.block_tables, step.table_stride, step.arena, offset, step.kv_format,

@@ -1,4 +1,4 @@
-// y += (x A^T) B for every segment and projection of one site (SGMV), after Punica's shrink and expand.
+// y += (x A^T) B for every segment and projection of one fused linear (SGMV), after Punica's shrink and expand.
 //
 // A is [rank, K], B [rank, N]. Shrink: each (row, rank) is a dot product over K in LANES partial sums.
 // Expand: each element of y is one chain of multiply-adds over the ranks. Neither order depends on the

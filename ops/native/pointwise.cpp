@@ -164,7 +164,7 @@ EXPORT void gated_activation(const float* gate_up, int64_t rows, int64_t width, 
 // page: K as [G][D][16], V as [G][16][D], from byte `layer` of each page on.
 EXPORT void rope_write_kv(float* qkv, int64_t rows, int64_t num_heads, int64_t num_kv, int64_t dim,
                           const float* rope, const float* q_weight, const float* k_weight,
-                          float eps, const int32_t* row_seq, const int32_t* positions,
+                          float eps, const int32_t* token_seq, const int32_t* positions,
                           const int64_t* block_tables, int64_t table_stride, char* arena,
                           int64_t layer, int format) {
     const Heads heads{num_heads, num_kv, dim};
@@ -172,7 +172,7 @@ EXPORT void rope_write_kv(float* qkv, int64_t rows, int64_t num_heads, int64_t n
 #pragma omp parallel for schedule(static) num_threads(team(4 * rows * width)) if (rows > 1)
     for (int64_t r = 0; r < rows; r++) {
         const int64_t position = positions[r], slot = position % PAGE;
-        char* page = arena + block_tables[row_seq[r] * table_stride + position / PAGE] + layer;
+        char* page = arena + block_tables[token_seq[r] * table_stride + position / PAGE] + layer;
         const float* angles = rope + position * dim;
         float* row = qkv + r * width;
         if (format == BF16)

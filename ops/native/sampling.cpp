@@ -258,7 +258,7 @@ struct Sampling {
     const float *top_p, *min_p;
     const int64_t *seed, *position, *choice;
     const float *presence, *frequency, *repetition;
-    const int32_t *token_buffer, *buffer_row, *prompt_len, *total_len;
+    const int32_t *token_buffer, *buffer_slot, *prompt_len, *total_len;
     const int32_t *bias_start, *bias_ids;
     const float* bias_values;
     int64_t token_buffer_stride;
@@ -273,7 +273,7 @@ int32_t sample_row(float* logits, int64_t vocab, const Sampling& s, int64_t r) {
             logits[s.bias_ids[i]] += s.bias_values[i];
     if (s.has_penalties)
         penalise(logits, vocab,
-                 {s.token_buffer + s.buffer_row[r] * s.token_buffer_stride, s.prompt_len[r],
+                 {s.token_buffer + s.buffer_slot[r] * s.token_buffer_stride, s.prompt_len[r],
                   s.total_len[r], s.presence[r], s.frequency[r], s.repetition[r]});
     const float temperature = s.temperature[r];
     if (temperature == 0.0f) return argmax(logits, vocab);

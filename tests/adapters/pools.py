@@ -24,7 +24,7 @@ from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS, PageHasher, page_keys
 from memory.reuse import ReuseByKey
 from memory.runs import UNIT_BYTES, AdapterRuns
-from ops.base import PROJECTIONS, LoRABatch, Site
+from ops.base import PROJECTIONS, FusedLinear, LoRABatch
 from ops.reference import ReferenceOps
 from tests.adapters.files import BASE, write_adapter
 
@@ -195,7 +195,7 @@ class House:
             segment_slot=torch.from_numpy(segments.slot),
             max_rank=64,
         )
-        self.ops.add_lora(y, torch.eye(k), Site((projection,), (n,), k), layer, batch)
+        self.ops.add_lora(y, torch.eye(k), FusedLinear((projection,), (n,), k), layer, batch)
         return y
 
     def serves(self, slot: int, index: int) -> bool:

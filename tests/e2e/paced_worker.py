@@ -18,7 +18,7 @@ STEP_S, ROW_S = 0.012, 1 / 20_000
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """The mark of a step that ends then."""
+    """The event of a step that ends then."""
 
     at_s: float
 
@@ -41,7 +41,7 @@ class PacedRunner(ModelRunner):
         begin_s = max(time.monotonic(), self._free_s)
         launched = super().launch(step)
         self._free_s = begin_s + STEP_S + ROW_S * step.num_tokens
-        return replace(launched, mark=Due(self._free_s))
+        return replace(launched, event=Due(self._free_s))
 
 
 class PacedWorker(Worker):

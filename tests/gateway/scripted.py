@@ -30,7 +30,7 @@ from workers.wire.protocol import (
     ModelStatus,
     Prefetch,
     SequenceOutput,
-    StepOutput,
+    StepFrame,
     WorkerStatus,
 )
 
@@ -153,4 +153,4 @@ class ScriptedWorker:
 
     def _flush(self, connection: int) -> None:
         if outputs := self._due.pop(connection, None):
-            self._server.deliver([(connection, StepOutput(outputs))])
+            self._server.deliver([(connection, StepFrame(outputs))])

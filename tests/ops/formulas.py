@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from ops.base import AttentionBatch, LoRABatch, QKNorm, Site
+from ops.base import AttentionBatch, FusedLinear, LoRABatch, QKNorm
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -49,7 +49,7 @@ def attention(
     out = torch.empty_like(queries, dtype=torch.float64)
     group = queries.shape[1] // keys[0].shape[1]
     for row, (seq, position) in enumerate(
-        zip(batch.row_seq.tolist(), batch.positions.tolist(), strict=True)
+        zip(batch.token_seq.tolist(), batch.positions.tolist(), strict=True)
     ):
         first = 0 if window is None else max(0, position - window + 1)
         for head in range(queries.shape[1]):
@@ -63,14 +63,14 @@ def attention(
     return out
 
 
-def lora(x: Tensor, site: Site, layer: int, batch: LoRABatch, factors: dict) -> Tensor:
+def lora(x: Tensor, fused: FusedLinear, layer: int, batch: LoRABatch, factors: dict) -> Tensor:
     """What is added to y. factors[slot, layer, projection] = (A, B), absent where the rank is 0."""
-    delta = torch.zeros(len(x), sum(site.widths), dtype=torch.float64)
+    delta = torch.zeros(len(x), sum(fused.widths), dtype=torch.float64)
     bounds = batch.segment_start.tolist()
     for n, slot in enumerate(batch.segment_slot.tolist()):
         for row in range(bounds[n], bounds[n + 1]):
             pieces = []
-            for projection, width in zip(site.projections, site.widths, strict=True):
+            for projection, width in zip(fused.projections, fused.widths, strict=True):
                 a, b = factors.get((slot, layer, projection), (None, None))
                 piece = torch.zeros(width, dtype=torch.float64)
                 if a is not None:

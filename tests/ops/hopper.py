@@ -23,12 +23,12 @@ from ops.base import (
     PAGE_TOKENS,
     AdapterTables,
     AttentionBatch,
+    FusedLinear,
     KVCacheView,
     KVLayout,
     LoRABatch,
     QKNorm,
     SamplingBatch,
-    Site,
 )
 from ops.cuda import CudaOps
 
@@ -131,9 +131,9 @@ def add_lora(
         torch.zeros(segments).int(),
         max_rank,
     )
-    site = Site((4, 5), (INNER, INNER), HIDDEN)
-    y = torch.empty(rows, sum(site.widths), dtype=dtype)
-    ops.add_lora(y, torch.empty(rows, HIDDEN, dtype=dtype), site, layer, lora)
+    fused = FusedLinear((4, 5), (INNER, INNER), HIDDEN)
+    y = torch.empty(rows, sum(fused.widths), dtype=dtype)
+    ops.add_lora(y, torch.empty(rows, HIDDEN, dtype=dtype), fused, layer, lora)
 
 
 def sample(ops: CudaOps, rows: int, num_top: int = 16) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ops import triton_attention, triton_lora
-from ops.base import LoRABatch, Ops, Site, StreamName
+from ops.base import FusedLinear, LoRABatch, Ops, StreamName
 from ops.cuda import CudaOps
 from ops.registry import select
 from ops.triton_table import AttentionBlocks, Blocks
@@ -60,12 +60,14 @@ def test_attention_in_bfloat16(triton_ops: Ops, case: Case):
 @pytest.mark.parametrize("rows", [[1, 2, 1], [20, 0, 3]])
 def test_lora_in_bfloat16(triton_ops: Ops, rows: list[int]):
     torch.manual_seed(0)
-    site = Site((0, 1, 2), (80, 16, 40), 300)
-    lora, factors = make_lora(triton_ops, site, [[8, 0, 5], [16, 64, 1]], BFLOAT16, rows, [1, 0, 1])
+    fused = FusedLinear((0, 1, 2), (80, 16, 40), 300)
+    lora, factors = make_lora(
+        triton_ops, fused, [[8, 0, 5], [16, 64, 1]], BFLOAT16, rows, [1, 0, 1]
+    )
     x = torch.randn(sum(rows) + 2, 300).to(BFLOAT16)
     y = torch.randn(len(x), 136).to(BFLOAT16)
-    expected = y.double() + formulas.lora(x, site, LAYER, lora, factors)
-    triton_ops.add_lora(y, x, site, LAYER, lora)
+    expected = y.double() + formulas.lora(x, fused, LAYER, lora, factors)
+    triton_ops.add_lora(y, x, fused, LAYER, lora)
     torch.testing.assert_close(y.double(), expected, rtol=2e-2, atol=6e-2)
 
 
@@ -87,24 +89,24 @@ def test_pointwise_in_bfloat16(triton_ops: Ops):
 def test_a_captured_size_serves_fewer_adapters(triton_ops: Ops, num_active: int, rows_each: int):
     """Launches are sized by capacity: segments that are not there have slot -1 and no rows."""
     torch.manual_seed(0)
-    capacity, site = 5, Site((4, 5), (48, 48), 64)
+    capacity, fused = 5, FusedLinear((4, 5), (48, 48), 64)
     rows = [rows_each] * num_active + [0] * (capacity - num_active)
     slots = [n % 2 if n < num_active else -1 for n in range(capacity)]
     ranks = [[8, 4], [3, 0]]
-    lora, factors = make_lora(triton_ops, site, ranks, torch.float32, rows, slots)
+    lora, factors = make_lora(triton_ops, fused, ranks, torch.float32, rows, slots)
     x = torch.randn(capacity * rows_each, 64)
     y = torch.randn(len(x), 96)
-    expected = y.double() + formulas.lora(x, site, LAYER, lora, factors)
-    triton_ops.add_lora(y, x, site, LAYER, lora)
+    expected = y.double() + formulas.lora(x, fused, LAYER, lora, factors)
+    triton_ops.add_lora(y, x, fused, LAYER, lora)
     torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_rows_of_slot_minus_one_are_base_only(triton_ops: Ops):
-    site = Site((3,), (48,), 64)
-    lora, _ = make_lora(triton_ops, site, [[8]], torch.float32, [3, 20], [-1, -1])
+    fused = FusedLinear((3,), (48,), 64)
+    lora, _ = make_lora(triton_ops, fused, [[8]], torch.float32, [3, 20], [-1, -1])
     y = torch.randn(23, 48)
     before = y.clone()
-    triton_ops.add_lora(y, torch.randn(23, 64), site, LAYER, lora)
+    triton_ops.add_lora(y, torch.randn(23, 64), fused, LAYER, lora)
     assert torch.equal(y, before)
 
 
@@ -141,13 +143,13 @@ def test_no_block_size_reads_what_was_not_written(
     On a GPU this decides whether triton_table.MAX_EXPAND_COLUMNS may be 128.
     """
     torch.manual_seed(rank)
-    site = Site((0, 1, 2), (144, 16, 40), 72)
+    fused = FusedLinear((0, 1, 2), (144, 16, 40), 72)
     lora, factors = make_lora(
-        triton_ops, site, [[rank, 0, 2]], dtype, SWEEP_SEGMENTS, [0] * len(SWEEP_SEGMENTS)
+        triton_ops, fused, [[rank, 0, 2]], dtype, SWEEP_SEGMENTS, [0] * len(SWEEP_SEGMENTS)
     )
     x = torch.randn(sum(SWEEP_SEGMENTS) + 1, 72).to(dtype)
     start = torch.randn(len(x), 200).to(dtype)
-    expected = start.double() + formulas.lora(x, site, LAYER, lora, factors)
+    expected = start.double() + formulas.lora(x, fused, LAYER, lora, factors)
     there = on_device(lora)
     tolerance = 1e-4 if dtype is torch.float32 else 8e-2
     for rows, columns, split in SWEEP_BLOCKS:
@@ -156,8 +158,8 @@ def test_no_block_size_reads_what_was_not_written(
 
         def add(blocks: Blocks = blocks, wide: Blocks = wide) -> Tensor:
             y = start.clone().to(DEVICE)
-            planes = triton_lora.shrink(x.to(DEVICE), site, LAYER, there, blocks)
-            triton_lora.expand_add(y, planes, site, LAYER, there, wide)
+            planes = triton_lora.shrink(x.to(DEVICE), fused, LAYER, there, blocks)
+            triton_lora.expand_add(y, planes, fused, LAYER, there, wide)
             return y.cpu()
 
         y = add()
@@ -195,7 +197,7 @@ def test_attention_is_the_same_in_any_number_of_programs(
         there = replace(
             batch,
             query_start=batch.query_start.to(DEVICE),
-            row_seq=batch.row_seq.to(DEVICE),
+            token_seq=batch.token_seq.to(DEVICE),
             positions=batch.positions.to(DEVICE),
             context_lens=batch.context_lens.to(DEVICE),
             block_tables=batch.block_tables.to(DEVICE),

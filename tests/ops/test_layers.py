@@ -27,7 +27,7 @@ from ops.base import (
 from tests.ops.test_attention import make_batch
 from workers.device.weight_image import Arrival
 from workers.layers.decoder_layer import OpByOp
-from workers.layers.linear import make_site
+from workers.layers.linear import fused_linear
 from workers.layers.rope_spec import RopeSpec
 from workers.layers.rotary import rope_table
 
@@ -42,7 +42,7 @@ def make_layer(ops: Ops, layer: int, dtype: torch.dtype) -> LayerWeights:
         out = sum(widths.values())
         weight = (torch.randn(out, in_features) / in_features**0.5).to(dtype)
         bias = torch.randn(out) if "q_proj" in widths else None
-        return AdaptedLinear(ops.pack_linear(weight, bias), make_site(in_features, **widths))
+        return AdaptedLinear(ops.pack_linear(weight, bias), fused_linear(in_features, **widths))
 
     return LayerWeights(
         layer,

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ops.base import AdapterTables, LoRABatch, Ops, Site
+from ops.base import AdapterTables, FusedLinear, LoRABatch, Ops
 from tests.ops import formulas
 
 NUM_LAYERS, LAYER = 3, 2
@@ -12,15 +12,15 @@ RANKS = st.sampled_from([0, 0, 1, 4, 5, 12, 64, 128])
 
 
 @st.composite
-def sites(draw: st.DrawFn) -> Site:
+def fused_linears(draw: st.DrawFn) -> FusedLinear:
     projections = draw(st.sampled_from([(0, 1, 2), (3,), (4, 5), (6,)]))
     widths = draw(st.lists(st.sampled_from([16, 40, 64, 96, 1100]), min_size=3, max_size=3))
-    return Site(projections, tuple(widths[: len(projections)]), draw(st.integers(1, 900)))
+    return FusedLinear(projections, tuple(widths[: len(projections)]), draw(st.integers(1, 900)))
 
 
 def make_lora(
     ops: Ops,
-    site: Site,
+    fused: FusedLinear,
     ranks: list[list[int]],
     dtype: torch.dtype,
     rows: list[int],
@@ -32,10 +32,10 @@ def make_lora(
     a_offset = torch.full((num_slots, NUM_LAYERS, 7), -(2**60))
     b_offset, factors, blobs, at = a_offset.clone(), {}, [], 64
     for slot, of_slot in enumerate(ranks):
-        for projection, width, r in zip(site.projections, site.widths, of_slot, strict=False):
+        for projection, width, r in zip(fused.projections, fused.widths, of_slot, strict=False):
             if r == 0:
                 continue
-            a = (torch.randn(r, site.in_features) / site.in_features**0.5).to(dtype)
+            a = (torch.randn(r, fused.in_features) / fused.in_features**0.5).to(dtype)
             b = torch.randn(r, width).to(dtype)
             factors[slot, LAYER, projection] = (a, b)
             rank[slot, LAYER, projection] = r
@@ -54,55 +54,57 @@ def make_lora(
 
 
 @settings(max_examples=20, deadline=None)
-@given(data=st.data(), site=sites(), dtype=st.sampled_from([torch.bfloat16, torch.float32]))
-def test_add_lora(ops: Ops, data: st.DataObject, site: Site, dtype):
+@given(
+    data=st.data(), fused=fused_linears(), dtype=st.sampled_from([torch.bfloat16, torch.float32])
+)
+def test_add_lora(ops: Ops, data: st.DataObject, fused: FusedLinear, dtype):
     ranks = data.draw(st.lists(st.lists(RANKS, min_size=3, max_size=3), min_size=1, max_size=4))
     rows = data.draw(st.lists(st.sampled_from([0, 1, 1, 2, 3, 9, 45]), max_size=5))
     slots = [data.draw(st.integers(0, len(ranks) - 1)) for _ in rows]
     base_rows = data.draw(st.integers(0, 3))
     torch.manual_seed(data.draw(st.integers(0, 2**31)))
-    lora, factors = make_lora(ops, site, ranks, dtype, rows, slots)
-    x = torch.randn(sum(rows) + base_rows, site.in_features)
-    y = torch.randn(len(x), sum(site.widths))
-    expected = y.double() + formulas.lora(x, site, LAYER, lora, factors)
+    lora, factors = make_lora(ops, fused, ranks, dtype, rows, slots)
+    x = torch.randn(sum(rows) + base_rows, fused.in_features)
+    y = torch.randn(len(x), sum(fused.widths))
+    expected = y.double() + formulas.lora(x, fused, LAYER, lora, factors)
     before = y.clone()
-    ops.add_lora(y, x, site, LAYER, lora)
+    ops.add_lora(y, x, fused, LAYER, lora)
     torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
     assert torch.equal(y[sum(rows) :], before[sum(rows) :])
 
 
 def test_layers_that_an_adapter_skips_stay(ops: Ops):
-    site = Site((4, 5), (64, 64), 32)
-    lora, _ = make_lora(ops, site, [[8, 8]], torch.float32, [4], [0])
+    fused = FusedLinear((4, 5), (64, 64), 32)
+    lora, _ = make_lora(ops, fused, [[8, 8]], torch.float32, [4], [0])
     y = torch.randn(4, 128)
     before = y.clone()
-    ops.add_lora(y, torch.randn(4, 32), site, LAYER - 1, lora)
+    ops.add_lora(y, torch.randn(4, 32), fused, LAYER - 1, lora)
     assert torch.equal(y, before)
 
 
 def test_no_segments(ops: Ops):
-    site = Site((3,), (64,), 32)
-    lora, _ = make_lora(ops, site, [[8]], torch.float32, [], [])
+    fused = FusedLinear((3,), (64,), 32)
+    lora, _ = make_lora(ops, fused, [[8]], torch.float32, [], [])
     y = torch.randn(4, 64)
     before = y.clone()
-    ops.add_lora(y, torch.randn(4, 32), site, LAYER, lora)
+    ops.add_lora(y, torch.randn(4, 32), fused, LAYER, lora)
     assert torch.equal(y, before)
 
 
 @settings(max_examples=15, deadline=None)
 @given(
-    site=sites(),
+    fused=fused_linears(),
     rows=st.lists(st.integers(1, 70), min_size=2, max_size=4),
     dtype=st.sampled_from([torch.bfloat16, torch.float32]),
     seed=st.integers(0, 2**31),
 )
-def test_a_row_has_the_same_bits_in_any_batch(cpu: Ops, site: Site, rows, dtype, seed):
+def test_a_row_has_the_same_bits_in_any_batch(cpu: Ops, fused: FusedLinear, rows, dtype, seed):
     torch.manual_seed(seed)
     ranks, slots = [[5, 64, 0], [12, 1, 128]], [n % 2 for n in range(len(rows))]
-    lora, _ = make_lora(cpu, site, ranks, dtype, rows, slots)
-    x, y = torch.randn(sum(rows), site.in_features), torch.randn(sum(rows), sum(site.widths))
+    lora, _ = make_lora(cpu, fused, ranks, dtype, rows, slots)
+    x, y = torch.randn(sum(rows), fused.in_features), torch.randn(sum(rows), sum(fused.widths))
     alone = y.clone()
-    cpu.add_lora(y, x, site, LAYER, lora)
+    cpu.add_lora(y, x, fused, LAYER, lora)
     bounds = lora.segment_start.tolist()
     for n, slot in enumerate(slots):
         row = bounds[n + 1] - 1
@@ -110,5 +112,5 @@ def test_a_row_has_the_same_bits_in_any_batch(cpu: Ops, site: Site, rows, dtype,
         starts = torch.tensor([0, 1], dtype=torch.int32)
         slot_ids = torch.tensor([slot], dtype=torch.int32)
         one = LoRABatch(lora.arena, dtype, lora.tables, starts, slot_ids, 128)
-        cpu.add_lora(single, x[row : row + 1].contiguous(), site, LAYER, one)
+        cpu.add_lora(single, x[row : row + 1].contiguous(), fused, LAYER, one)
         assert torch.equal(single[0], y[row])

@@ -39,7 +39,7 @@ def make_batch(num_rows: int, **changes: Any) -> SamplingBatch:
     fields["position"] = changes.pop("position", torch.arange(num_rows))
     fields |= {
         "token_buffer": torch.zeros(num_rows, 1, dtype=torch.int32),
-        "buffer_row": torch.arange(num_rows, dtype=torch.int32),
+        "buffer_slot": torch.arange(num_rows, dtype=torch.int32),
         "bias_start": torch.zeros(num_rows + 1, dtype=torch.int32),
         "bias_ids": torch.empty(0, dtype=torch.int32),
         "bias_values": torch.empty(0),
@@ -204,7 +204,7 @@ def test_penalties_count_the_rows_tokens(ops: Ops):
     buffer = torch.tensor([[0] * 6, [3, 3, 4, 5, 5, 9], [18] * 6], dtype=torch.int32)
     lengths = {
         "token_buffer": buffer,
-        "buffer_row": torch.tensor([1, 2], dtype=torch.int32),
+        "buffer_slot": torch.tensor([1, 2], dtype=torch.int32),
         "prompt_len": torch.tensor([2, 1], dtype=torch.int32),
         "total_len": torch.tensor([5, 3], dtype=torch.int32),
         "has_penalties": True,

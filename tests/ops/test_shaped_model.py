@@ -60,7 +60,7 @@ def test_the_gpu_benchmark_runs_from_a_plain_checkout(tmp_path: Path):
     assert [row["adapters"] for row in steps] == [0, 2]
     assert steps[1]["bytes_ms"] > steps[0]["bytes_ms"]
     assert [row["adapters"] for row in results["transformers tiny"]] == [0, 2]
-    assert {row["site"] for row in results["streams, 2 rows"]} == TINY.sites.keys()
+    assert {row["linear"] for row in results["streams, 2 rows"]} == TINY.fused_linears.keys()
     (swap,) = results["swap tiny"]
     assert swap["same"] and swap["of_bytes"] > 0 and swap["first_token_ms"] > 0
     assert "msgspec" in results["engine tiny"][0]["left_out"]
@@ -79,6 +79,6 @@ def test_the_engine_is_timed_in_all_its_forms():
 
     bench = Bench(torch.device("cpu"), deadline=math.inf, tiny=True)
     rows = list(engine_rows(bench, ShapedModel(select("reference"), TINY, torch.float32, 64)))
-    forms = [(row["ahead"], row["replayed"]) for row in rows]
+    forms = [(row["ahead"], row["graphs"]) for row in rows]
     assert forms == [(False, False), (False, True), (True, False), (True, True)]
     assert all(row["tokens_s"] > 0 and row["host_us"] > 0 for row in rows)

@@ -98,7 +98,7 @@ class PagedModel:
             input_ids=torch.tensor([t for _, tokens in work for t in tokens], dtype=torch.int32),
             attention=AttentionBatch(
                 query_start=query_start,
-                row_seq=torch.repeat_interleave(torch.arange(len(work)), counts).int(),
+                token_seq=torch.repeat_interleave(torch.arange(len(work)), counts).int(),
                 positions=torch.tensor(positions, dtype=torch.int32),
                 context_lens=torch.tensor(contexts, dtype=torch.int32),
                 block_tables=block_tables,

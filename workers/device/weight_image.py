@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ops.base import Mark, Ops
+from ops.base import DeviceEvent, Ops
 from workers.device.device_memory import AddressRange
 
 ALIGNMENT = 256
@@ -20,29 +20,29 @@ class Arrival:
     embedding, each layer, and the head."""
 
     def __init__(self) -> None:
-        self._marks: Sequence[Mark] = ()
+        self._events: Sequence[DeviceEvent] = ()
 
-    def begin(self, marks: Sequence[Mark]) -> None:
-        """marks: the end of each part's copy."""
-        self._marks = marks
+    def begin(self, events: Sequence[DeviceEvent]) -> None:
+        """events: the end of each part's copy."""
+        self._events = events
 
     @property
     def is_complete(self) -> bool:
         """Nothing has to wait any more."""
-        if self._marks and self._marks[-1].query():
-            self._marks = ()
-        return not self._marks
+        if self._events and self._events[-1].query():
+            self._events = ()
+        return not self._events
 
     def wait(self, part: int) -> None:
         """What the thread submits from now on is computed when the part is there."""
-        if self._marks:
-            self._marks[part].wait()
+        if self._events:
+            self._events[part].wait()
 
     def synchronize(self) -> None:
         """Returns when all is there."""
-        if self._marks:
-            self._marks[-1].synchronize()
-        self._marks = ()
+        if self._events:
+            self._events[-1].synchronize()
+        self._events = ()
 
 
 class WeightImage:
@@ -101,13 +101,13 @@ class WeightImage:
             self._addresses.unback()
             raise
 
-    def _copy(self) -> list[Mark]:
-        marks: list[Mark] = []
+    def _copy(self) -> list[DeviceEvent]:
+        events: list[DeviceEvent] = []
         with self._ops.side_stream("weights", waits=False):
             for part in self.parts:
                 self._addresses.tensor[part].copy_(self._host[part], non_blocking=True)
-                marks.append(self._ops.mark())
-        return marks
+                events.append(self._ops.record_event())
+        return events
 
     def leave(self) -> None:
         """Its memory is spare then. No step that uses it may be in flight."""

@@ -22,7 +22,7 @@ class BatchInputs(NamedTuple, Generic[A]):
 
     buffer_slots int64 [T]     token buffer slot of each token
     buffer_positions int64 [T] and its position there
-    query_start int32 [S + 1], row_seq int32 [T], positions int32 [T], context_lens int32 [S],
+    query_start int32 [S + 1], token_seq int32 [T], positions int32 [T], context_lens int32 [S],
     block_tables int64 [S, P]  as in `AttentionBatch`
     last_tokens int64 [N]      for each sampled sequence, its last token's index among the T
     segment_start int32 [G + 1], segment_slot int32 [G]   as in `LoRABatch`; without adapters G is 0
@@ -31,7 +31,7 @@ class BatchInputs(NamedTuple, Generic[A]):
     buffer_slots: A
     buffer_positions: A
     query_start: A
-    row_seq: A
+    token_seq: A
     positions: A
     context_lens: A
     block_tables: A
@@ -55,16 +55,18 @@ def build_inputs(step: StepInput) -> tuple[BatchInputs[Array], StepShape]:
     num_sequences = len(counts)
     query_start = np.zeros(num_sequences + 1, np.int32)
     np.cumsum(counts, out=query_start[1:])
-    row_seq = np.repeat(np.arange(num_sequences, dtype=np.int32), counts)
-    positions = np.arange(query_start[-1], dtype=np.int32) - query_start[row_seq] + starts[row_seq]
+    token_seq = np.repeat(np.arange(num_sequences, dtype=np.int32), counts)
+    positions = (
+        np.arange(query_start[-1], dtype=np.int32) - query_start[token_seq] + starts[token_seq]
+    )
     context = starts + counts
     segments = build_segments(list(zip(step.adapter_slots.tolist(), counts.tolist(), strict=True)))
     sampled = np.fromiter((sample.sequence for sample in step.samples), np.int64, len(step.samples))
     inputs = BatchInputs[Array](
-        buffer_slots=step.sequence_slots[row_seq],
+        buffer_slots=step.sequence_slots[token_seq],
         buffer_positions=positions.astype(np.int64),
         query_start=query_start,
-        row_seq=row_seq,
+        token_seq=token_seq,
         positions=positions,
         context_lens=context,
         block_tables=step.block_tables,
@@ -95,7 +97,7 @@ def forward_batch(
         )
     attention = AttentionBatch(
         query_start=inputs.query_start,
-        row_seq=inputs.row_seq,
+        token_seq=inputs.token_seq,
         positions=inputs.positions,
         context_lens=inputs.context_lens,
         block_tables=inputs.block_tables,

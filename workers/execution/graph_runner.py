@@ -58,7 +58,7 @@ class GraphInputs:
             buffer_slots=many,
             buffer_positions=many,
             query_start=np.zeros(num_tokens + 1, np.int32),
-            row_seq=few,
+            token_seq=few,
             positions=few,
             context_lens=few,
             block_tables=np.zeros((num_tokens, 0), np.int64),
@@ -83,7 +83,7 @@ class GraphInputs:
         host = new_host_buffer(end, self._device)
         to = BatchInputs[Array](*self._packing.arrays(host))
         to.query_start[:] = np.arange(len(to.query_start))
-        to.row_seq[:] = to.last_tokens[:] = np.arange(len(to.row_seq))
+        to.token_seq[:] = to.last_tokens[:] = np.arange(len(to.token_seq))
         _pad(to.buffer_slots, inputs.buffer_slots, 0)
         _pad(to.buffer_positions, inputs.buffer_positions, 0)
         _pad(to.positions, inputs.positions, 0)

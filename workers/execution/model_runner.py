@@ -13,11 +13,11 @@ from adapters.pool.tiers import AdapterLease
 from ops.base import (
     PAGE_TOKENS,
     AdapterTables,
+    DeviceEvent,
+    FusedLinear,
     KVCacheView,
     LoRABatch,
-    Mark,
     Ops,
-    Site,
 )
 from workers.execution.batch_builder import BatchInputs, StepShape, build_inputs, forward_batch
 from workers.execution.graph_runner import GraphRunner, Limits
@@ -40,9 +40,9 @@ class ModelRunner:
         buffer: TokenBuffer,
         tables: AdapterTables,
         *,
-        replays_steps: bool = False,
+        uses_graphs: bool = False,
     ) -> None:
-        """arena: uint8, the device's memory. replays_steps: steps in which all sequences generate
+        """arena: uint8, the device's memory. uses_graphs: steps in which all sequences generate
         run as captured graphs (`GraphRunner`); no sequence uses the first page then."""
         self.model = model
         self._ops = ops
@@ -51,7 +51,7 @@ class ModelRunner:
         self._tables = tables
         self._sampler = Sampler(ops, buffer)
         self._graphs: GraphRunner | None = None
-        if replays_steps:
+        if uses_graphs:
             max_len = model.plan.max_model_len
             num_pages, num_slots = -(-max_len // PAGE_TOKENS), len(tables.rank)
             limits = Limits(num_pages, max_len, num_slots)
@@ -80,7 +80,7 @@ class ModelRunner:
             tokens,
             scores,
             prompts,
-            self._ops.mark(),
+            self._ops.record_event(),
             build_us=(built - begin) // 1000,
             forward_us=(computed - built) // 1000,
             sample_us=(perf_counter_ns() - computed) // 1000,
@@ -88,11 +88,11 @@ class ModelRunner:
 
     @torch.inference_mode()
     def lora_deltas(
-        self, lease: AdapterLease, layer: int, inputs: list[tuple[Site, Tensor]]
+        self, lease: AdapterLease, layer: int, inputs: list[tuple[FusedLinear, Tensor]]
     ) -> list[Tensor]:
-        """What the leased adapter adds at sites of the layer, by the op and tables of `launch`.
+        """What the leased adapter adds to linears of the layer, by the op and tables of `launch`.
 
-        Shape: x [T, in] of each site, the same T -> y [T, sum(site.widths)], on the CPU. DType:
+        Shape: x [T, in] of each linear, the same T -> y [T, sum(fused.widths)], on the CPU. DType:
         activation in, float32 out.
         """
         device, dtype = self._ops.device, self._view.layout.dtype
@@ -106,10 +106,10 @@ class ModelRunner:
             max_rank=lease.max_rank,
         )
         deltas: list[Tensor] = []
-        for site, x in inputs:
+        for fused, x in inputs:
             x = x.to(device, self._ops.activation_dtype(dtype))
-            y = torch.zeros(num_tokens, sum(site.widths), dtype=x.dtype, device=device)
-            self._ops.add_lora(y, x, site, layer, lora)
+            y = torch.zeros(num_tokens, sum(fused.widths), dtype=x.dtype, device=device)
+            self._ops.add_lora(y, x, fused, layer, lora)
             deltas.append(y.float().cpu())
         return deltas
 
@@ -146,20 +146,20 @@ class ModelRunner:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step on the device. Its tensors are on the host once the mark is passed."""
+    """A step on the device. Its tensors are on the host once the event is passed."""
 
     step: StepInput
     tokens: Tensor | None
     scores: Scores | None
     prompts: list[Scores]
-    mark: Mark
+    event: DeviceEvent
     build_us: int
     forward_us: int
     sample_us: int
 
     def result(self) -> StepOutput:
         begin = perf_counter_ns()
-        self.mark.synchronize()
+        self.event.synchronize()
         results = [SequenceResult() for _ in range(len(self.step.counts))]
         if self.tokens is not None:
             logprobs = iter([] if self.scores is None else self.scores.read())

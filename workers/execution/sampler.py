@@ -108,7 +108,7 @@ class Sampler:
         drawn = self._ops.sample(logits, batch)
         # The next step may be launched before the host sees which sample has no token.
         tokens = drawn.clamp_min(0)
-        self._buffer.scatter(batch.buffer_row, batch.position, tokens)
+        self._buffer.scatter(batch.buffer_slot, batch.position, tokens)
         scores = None
         if raw is not None:
             scores = self._score(raw, tokens[inputs.scored], inputs.num_top)
@@ -161,7 +161,7 @@ def _columns(step: StepInput) -> dict[str, Array]:
         "presence": column([p.presence_penalty for p in params], np.float32),
         "frequency": column([p.frequency_penalty for p in params], np.float32),
         "repetition": column([p.repetition_penalty for p in params], np.float32),
-        "buffer_row": step.sequence_slots[[s.sequence for s in samples]].astype(np.int32),
+        "buffer_slot": step.sequence_slots[[s.sequence for s in samples]].astype(np.int32),
         "prompt_len": column([sample.num_prompt for sample in samples], np.int32),
         "total_len": positions.astype(np.int32),
         "bias_start": bias_start,

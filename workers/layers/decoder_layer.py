@@ -64,7 +64,7 @@ def run_layer(
     def linear(x: Tensor, linear: AdaptedLinear) -> Tensor:
         y = ops.linear(x, linear.weight)
         if lora is not None:
-            ops.add_lora(y, x, linear.site, w.layer, lora)
+            ops.add_lora(y, x, linear.fused, w.layer, lora)
         return y
 
     def norm(x: Tensor, norm: Norm, residual: Tensor | None = None) -> Tensor:

@@ -1,11 +1,11 @@
-"""Which projections lie side by side in a linear's output."""
+"""Fused linears by the names of their projections."""
 
 from __future__ import annotations
 
-from ops.base import PROJECTIONS, Site
+from ops.base import PROJECTIONS, FusedLinear
 
 
-def make_site(in_features: int, **widths: int) -> Site:
-    """The site of the named projections, side by side in the order given."""
+def fused_linear(in_features: int, **widths: int) -> FusedLinear:
+    """The fused linear of the named projections, side by side in the order given."""
     projections = tuple(PROJECTIONS.index(name) for name in widths)
-    return Site(projections, tuple(widths.values()), in_features)
+    return FusedLinear(projections, tuple(widths.values()), in_features)

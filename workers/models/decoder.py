@@ -9,7 +9,7 @@ from workers.device.weight_image import Arrival, WeightImage
 from workers.layers.decoder_layer import bind_layers
 from workers.layers.embedding import Embedding, LMHead
 from workers.layers.forward_batch import ForwardBatch
-from workers.layers.linear import make_site
+from workers.layers.linear import fused_linear
 from workers.layers.rope_spec import RopeSpec
 from workers.layers.rotary import rope_table
 from workers.models.checkpoint import Checkpoint, weight_files
@@ -110,13 +110,17 @@ def load_layer(loader: WeightLoader, spec: ModelSpec, layer: int, rope: Tensor) 
         spec.num_heads,
         qkv=AdaptedLinear(
             loader.linear(qkv, bias=spec.qkv_bias),
-            make_site(hidden, q_proj=q, k_proj=kv, v_proj=kv),
+            fused_linear(hidden, q_proj=q, k_proj=kv, v_proj=kv),
         ),
-        output=AdaptedLinear(loader.linear([f"{attention}.o_proj"]), make_site(q, o_proj=hidden)),
+        output=AdaptedLinear(
+            loader.linear([f"{attention}.o_proj"]), fused_linear(q, o_proj=hidden)
+        ),
         gate_up=AdaptedLinear(
-            loader.linear(gate_up), make_site(hidden, gate_proj=inner, up_proj=inner)
+            loader.linear(gate_up), fused_linear(hidden, gate_proj=inner, up_proj=inner)
         ),
-        down=AdaptedLinear(loader.linear([f"{mlp}.down_proj"]), make_site(inner, down_proj=hidden)),
+        down=AdaptedLinear(
+            loader.linear([f"{mlp}.down_proj"]), fused_linear(inner, down_proj=hidden)
+        ),
         rope=rope,
         qk_norm=_load_qk_norm(loader, spec, attention) if spec.qk_norm else None,
         scale=spec.attention_scale,

@@ -46,9 +46,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_batched_tokens: int = 512
     runs_ahead: bool | None = None
     """A step is scheduled while the one before it is computed."""
-    replays_steps: bool | None = None
-    """Steps in which all sequences generate are padded, captured and replayed. Of both, None: where
-    the device computes beside the host."""
+    uses_graphs: bool | None = None
+    """Steps in which all sequences generate run as captured graphs. None, for this and
+    `runs_ahead`: where the device computes beside the host."""
     keeps_weights: bool = False
     """Packed weights stay on the host too, one image a model, and come from there to addresses that
     they have each time. On a GPU always."""

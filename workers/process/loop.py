@@ -26,7 +26,7 @@ from workers.wire.protocol import (
     Prefetch,
     Probe,
     PromptProgress,
-    StepOutput,
+    StepFrame,
     WorkerStatus,
 )
 
@@ -279,10 +279,10 @@ class WorkerLoop:
             self._deliver(delivery)
 
 
-def frames(events: list[Event]) -> list[tuple[int, StepOutput | Failed]]:
+def frames(events: list[Event]) -> list[tuple[int, StepFrame | Failed]]:
     """One frame with all that the events have for a connection, and after these the failures: a
     sequence that fails has told before how far its prompt has come."""
-    steps: defaultdict[int, StepOutput] = defaultdict(lambda: StepOutput([], []))
+    steps: defaultdict[int, StepFrame] = defaultdict(lambda: StepFrame([], []))
     failures: list[tuple[int, Failed]] = []
     for connection, event in events:
         if isinstance(event, Failed):

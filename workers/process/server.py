@@ -32,7 +32,7 @@ from workers.wire.protocol import (
     Probe,
     ProbeResult,
     Pulse,
-    StepOutput,
+    StepFrame,
     ToGateway,
     ToWorker,
     WorkerStatus,
@@ -61,7 +61,7 @@ class Disconnected(msgspec.Struct, frozen=True):
 
 
 Command = Generate | Abort | Prefetch | Probe | Desired | Drain | Disconnected
-Answer = StepOutput | Failed | ProbeResult | WorkerStatus | CachedPages | Models
+Answer = StepFrame | Failed | ProbeResult | WorkerStatus | CachedPages | Models
 Delivery = Sequence[tuple[int, Answer]]
 """What one engine step has for each connection. A WorkerStatus is for all, whatever its number, as
 are CachedPages and Models."""
@@ -268,21 +268,21 @@ class Server:
         """A step too large for one frame goes one sequence at a time; a sequence too large
         fails."""
         match message:
-            case StepOutput(sequences=[output], progress=[]):
+            case StepFrame(sequences=[output], progress=[]):
                 if self._engine is not None:
                     self._engine.post(number, Abort(output.id))
                 self._send(number, Failed(output.id, ErrorCode.INVALID, f"the answer is {error}"))
-            case StepOutput(sequences=outputs, progress=progress):
+            case StepFrame(sequences=outputs, progress=progress):
                 if progress:
-                    self._send(number, StepOutput([], progress))
+                    self._send(number, StepFrame([], progress))
                 for output in outputs:
-                    self._send(number, StepOutput([output]))
+                    self._send(number, StepFrame([output]))
             case _:
                 self._drop(number)
 
     def _note_ends(self, number: int, message: Answer | Pulse) -> None:
         match message:
-            case StepOutput(sequences=outputs):
+            case StepFrame(sequences=outputs):
                 for output in outputs:
                     if output.finish_reason is not None:
                         self._end(number, output.id)

@@ -179,9 +179,9 @@ class Worker:
         return self.ops.device.type == "cuda"
 
     @property
-    def _replays_steps(self) -> bool:
-        replays_steps = self.config.replays_steps
-        return self._is_beside if replays_steps is None else replays_steps
+    def _uses_graphs(self) -> bool:
+        uses_graphs = self.config.uses_graphs
+        return self._is_beside if uses_graphs is None else uses_graphs
 
     def _select_ops(self) -> Ops:
         if self.config.threads is not None:
@@ -302,7 +302,7 @@ class Worker:
             tables = pool.tables
             return self.runner(
                 *(model, self.ops, self.memory, buffer, tables),
-                replays_steps=self._replays_steps,
+                uses_graphs=self._uses_graphs,
             )
 
         examiner = Examiner(self.store, plan.folder, plan.spec, plan.shape, pool.layout)

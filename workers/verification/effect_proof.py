@@ -21,8 +21,8 @@ from adapters.pool.factors import Factors
 from adapters.pool.image import AdapterImage
 from adapters.pool.lora import ImageLayout, pack
 from adapters.store.folder import DIGEST, NotInStore, Store
-from ops.base import PROJECTIONS, Site
-from workers.layers.linear import make_site
+from ops.base import PROJECTIONS, FusedLinear
+from workers.layers.linear import fused_linear
 from workers.models.spec import ModelSpec
 from workers.verification.scoring import score_tokens
 
@@ -31,7 +31,12 @@ PROBE_TOKENS = 16
 PROBE_ROWS = 4
 """Rows of x: a wrong factor shows in each."""
 
-SITES = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
+FUSED_LINEARS = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("o_proj",),
+    ("gate_proj", "up_proj"),
+    ("down_proj",),
+)
 
 DELTA_ERROR = {torch.float32: 1e-5, torch.bfloat16: 2**-6}
 """Allowed error of a projection's product, as a part of its norm. float32: the order of sums (seen:
@@ -56,8 +61,8 @@ class NotProved(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """checksum: of the image that the files give. deltas[layer][site], float32 [PROBE_ROWS, out]:
-    x A B of the site's projections side by side. scores, base_scores float32 [PROBE_TOKENS - 1]:
+    """checksum: of the image that the files give. deltas[layer][linear], float32 [PROBE_ROWS, out]:
+    x A B of the linear's projections side by side. scores, base_scores float32 [PROBE_TOKENS - 1]:
     log-probability of each token of the probe but the first, with the adapter and without."""
 
     checksum: str
@@ -91,8 +96,8 @@ class Examiner:
         self.tokens: list[int] = torch.randint(
             spec.vocab_size, (PROBE_TOKENS,), generator=random
         ).tolist()
-        self.inputs = [(site, _rows(site, random)) for site in _sites(shape)]
-        """A site and its x, float32 [PROBE_ROWS, in], exact in bfloat16."""
+        self.inputs = [(fused, _rows(fused, random)) for fused in _fused_linears(shape)]
+        """A fused linear and its x, float32 [PROBE_ROWS, in], exact in bfloat16."""
 
     def expect(self, digest: str) -> Expected:
         """Reads the adapter's files. Raises AdapterRejected, AdapterUnavailable or OSError."""
@@ -110,16 +115,16 @@ class Examiner:
         return Expected(
             checksum=AdapterImage.of(digest, *pack(files, self._shape, self.layout)).checksum,
             deltas=[
-                [self._delta(factors, layer, site, x) for site, x in self.inputs]
+                [self._delta(factors, layer, fused, x) for fused, x in self.inputs]
                 for layer in range(self._shape.num_layers)
             ],
             scores=self._score(factors),
             base_scores=self._base_scores,
         )
 
-    def _delta(self, factors: Factors, layer: int, site: Site, x: Tensor) -> Tensor:
+    def _delta(self, factors: Factors, layer: int, fused: FusedLinear, x: Tensor) -> Tensor:
         parts: list[Tensor] = []
-        for projection, width in zip(site.projections, site.widths, strict=True):
+        for projection, width in zip(fused.projections, fused.widths, strict=True):
             found = factors.read(layer, projection)
             parts.append(
                 torch.zeros(len(x), width) if found is None else x @ found[0].T @ found[1].T
@@ -140,11 +145,11 @@ class Examiner:
         allowed = DELTA_ERROR[self.layout.dtype]
         worst, where = allowed, None
         for layer, (wanted, computed) in enumerate(zip(expected.deltas, deltas, strict=True)):
-            for (site, _), want, got in zip(self.inputs, wanted, computed, strict=True):
+            for (fused, _), want, got in zip(self.inputs, wanted, computed, strict=True):
                 for projection, w, g in zip(
-                    site.projections,
-                    want.split(site.widths, dim=1),
-                    got.split(site.widths, dim=1),
+                    fused.projections,
+                    want.split(fused.widths, dim=1),
+                    got.split(fused.widths, dim=1),
                     strict=True,
                 ):
                     error = _relative_error(g, w)
@@ -188,17 +193,17 @@ class Examiner:
         return effect
 
 
-def _sites(shape: BaseModelShape) -> list[Site]:
-    sites: list[Site] = []
-    for names in SITES:
+def _fused_linears(shape: BaseModelShape) -> list[FusedLinear]:
+    fused_linears: list[FusedLinear] = []
+    for names in FUSED_LINEARS:
         sizes = {name: shape.projection_shape(name) for name in names}
         widths = {name: width for name, (_, width) in sizes.items()}
-        sites.append(make_site(sizes[names[0]][0], **widths))
-    return sites
+        fused_linears.append(fused_linear(sizes[names[0]][0], **widths))
+    return fused_linears
 
 
-def _rows(site: Site, random: torch.Generator) -> Tensor:
-    return torch.randn(PROBE_ROWS, site.in_features, generator=random).bfloat16().float()
+def _rows(fused: FusedLinear, random: torch.Generator) -> Tensor:
+    return torch.randn(PROBE_ROWS, fused.in_features, generator=random).bfloat16().float()
 
 
 def _relative_error(got: Tensor, wanted: Tensor) -> float:

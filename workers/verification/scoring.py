@@ -40,7 +40,7 @@ class MergedLoader(WeightLoader):
     ) -> None:
         super().__init__(checkpoint, ReferenceOps(), dtype, ProgressMeter(0, None))
         self._factors = factors
-        self._sites = {
+        self._projections = {
             f"{shape.module_path(layer, name)}.weight": (layer, index)
             for layer in range(shape.num_layers)
             for index, name in enumerate(PROJECTIONS)
@@ -48,8 +48,10 @@ class MergedLoader(WeightLoader):
 
     def _read(self, name: str, dtype: torch.dtype) -> Tensor:
         weight = super()._read(name, dtype).float()
-        site = self._sites.get(name)
-        found = None if self._factors is None or site is None else self._factors.read(*site)
+        projection = self._projections.get(name)
+        found = (
+            None if self._factors is None or projection is None else self._factors.read(*projection)
+        )
         return weight if found is None else torch.addmm(weight, found[1], found[0])
 
 
@@ -97,7 +99,7 @@ def _one_sequence(tokens: list[int], layout: KVLayout) -> ForwardBatch:
     arena = torch.zeros(num_pages * layout.page_bytes, dtype=torch.uint8)
     attention = AttentionBatch(
         query_start=torch.tensor([0, num_tokens], dtype=torch.int32),
-        row_seq=torch.zeros(num_tokens, dtype=torch.int32),
+        token_seq=torch.zeros(num_tokens, dtype=torch.int32),
         positions=torch.arange(num_tokens, dtype=torch.int32),
         context_lens=torch.tensor([num_tokens], dtype=torch.int32),
         block_tables=torch.arange(num_pages).unsqueeze(0) * layout.page_bytes,

@@ -33,7 +33,7 @@ from workers.wire.protocol import (
     PromptProgress,
     Pulse,
     SequenceOutput,
-    StepOutput,
+    StepFrame,
     ToGateway,
     WorkerStatus,
 )
@@ -329,7 +329,7 @@ class WorkerClient:
     def _dispatch(self, message: ToGateway) -> None:
         """Outputs of sequences already given up are dropped."""
         match message:
-            case StepOutput(sequences=outputs, progress=progress):
+            case StepFrame(sequences=outputs, progress=progress):
                 for each in progress:
                     self._put(each.id, each, is_last=False)
                 for output in outputs:

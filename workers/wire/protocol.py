@@ -261,7 +261,7 @@ class PromptProgress(msgspec.Struct, frozen=True, array_like=True):
     found more than was told of it."""
 
 
-class StepOutput(msgspec.Struct, frozen=True, omit_defaults=True, tag="step"):
+class StepFrame(msgspec.Struct, frozen=True, omit_defaults=True, tag="step"):
     """Everything one engine step has for this gateway; `progress` comes before `sequences`."""
 
     sequences: list[SequenceOutput]
@@ -387,4 +387,4 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 ToWorker = Hello | Generate | Abort | Prefetch | Probe | Desired | Drain
-ToGateway = Hello | Models | Pulse | StepOutput | Failed | ProbeResult | WorkerStatus | CachedPages
+ToGateway = Hello | Models | Pulse | StepFrame | Failed | ProbeResult | WorkerStatus | CachedPages

@@ -143,7 +143,7 @@ def answers(config: WorkerConfig, requests: list[Generate]) -> tuple[dict[int, l
 FORMS = {
     "in-turn": {},
     "ahead": {"runs_ahead": True},
-    "as-on-a-gpu": {"runs_ahead": True, "replays_steps": True, "keeps_weights": True},
+    "as-on-a-gpu": {"runs_ahead": True, "uses_graphs": True, "keeps_weights": True},
 }
 
 

@@ -90,7 +90,7 @@ def test_every_base_of_a_kernel_is_mapped_while_models_swap(tmp_path: Path) -> N
     are given as the arena stays accessible."""
     house = House(tmp_path)
     names = ("one", "two")
-    config = house.config(*names, ops="reference", device_memory=64 << 20, replays_steps=True)
+    config = house.config(*names, ops="reference", device_memory=64 << 20, uses_graphs=True)
     with Driver(config, WorkerOnDouble) as driver:
         for number in range(6):
             name = names[number % 2]

@@ -16,7 +16,7 @@ from benchmarks.gpu_engine import make_engine
 from benchmarks.gpu_swap import swap_rows
 from benchmarks.gpu_timing import Bench
 from benchmarks.shaped_model import TINY, ShapedModel
-from ops.base import Mark, Ops
+from ops.base import DeviceEvent, Ops
 from ops.reference import ReferenceOps
 from ops.registry import select
 from tests.doubles import make_model
@@ -39,10 +39,10 @@ NEEDS_GPU = [
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
-class LateMark:
+class LateEvent:
     """Of one copy: what it brings is there when somebody has waited for it."""
 
-    def __init__(self, note: Callable[[LateMark], None]) -> None:
+    def __init__(self, note: Callable[[LateEvent], None]) -> None:
         self._note = note
         self.is_passed = False
 
@@ -58,7 +58,7 @@ class LateMark:
 
 
 class Ahead:
-    """A mark that the device has not passed; the host does not wait for it."""
+    """An event that the device has not passed; the host does not wait for it."""
 
     is_passed = False
 
@@ -73,12 +73,12 @@ class Ahead:
 
 
 class LateOps:
-    """A backend whose marks are late, and which notes what it does and what is waited for."""
+    """A backend whose events are late, and which notes what it does and what is waited for."""
 
     def __init__(self, ops: Ops) -> None:
         self._ops = ops
         self.log: list[str] = []
-        self.marks: list[LateMark] = []
+        self.events: list[LateEvent] = []
         self.there: list[Tensor] = []
 
     def __getattr__(self, name: str) -> object:
@@ -88,9 +88,9 @@ class LateOps:
         self.log.append("linear")
         return self._ops.linear(x, weight)  # pyright: ignore
 
-    def mark(self) -> Mark:
-        self.marks.append(LateMark(self._arrive))
-        return self.marks[-1]
+    def record_event(self) -> DeviceEvent:
+        self.events.append(LateEvent(self._arrive))
+        return self.events[-1]
 
     def hold_back(self, home: Home) -> None:
         """The parts that were copied are not there yet."""
@@ -98,8 +98,8 @@ class LateOps:
         self._late = [part.clone() for part in self.there]
         home.addresses.tensor.fill_(0xFF)
 
-    def _arrive(self, mark: LateMark) -> None:
-        part = self.marks.index(mark)
+    def _arrive(self, event: LateEvent) -> None:
+        part = self.events.index(event)
         self.there[part].copy_(self._late[part])
         self.log.append(f"part {part}")
 
@@ -189,7 +189,7 @@ def test_it_leaves_when_its_copy_has_ended(tmp_path: Path) -> None:
     home.image.bring()
     late.hold_back(home)
     home.image.leave()
-    assert late.marks[-1].is_passed
+    assert late.events[-1].is_passed
     home.image.bring()
 
 
@@ -223,14 +223,14 @@ def test_steps_are_captured_when_all_weights_are_there() -> None:
     ops = Capturing()
     model = ShapedModel(ops, TINY, torch.float32, 64)
     arrival = model.arrival = Arrival()
-    arrival.begin([mark := Ahead()] * 3)
-    engine, _ = make_engine(model, 1, 64, runs_ahead=False, replays=True)
+    arrival.begin([event := Ahead()] * 3)
+    engine, _ = make_engine(model, 1, 64, runs_ahead=False, graphs=True)
     params = SamplingParams(40, seed=0, temperature=0.0, ignore_eos=True)
     assert engine.submit(0, Generate(0, "", "model", [1, 2, 3], params, cache_domain="")) is None
     for _ in range(5):
         assert engine.step()
     assert engine.num_generated_tokens == 5 and not ops.num_captured
-    mark.is_passed = True
+    event.is_passed = True
     for _ in range(5):
         assert engine.step()
     assert ops.num_captured == 1

@@ -23,7 +23,7 @@ from workers.wire.protocol import (
     AdapterRef,
     ModelInfo,
     Prefetch,
-    StepOutput,
+    StepFrame,
     WorkerStatus,
 )
 
@@ -116,7 +116,7 @@ class Box:
 
     def _take(self, delivery: Delivery) -> None:
         for _, message in delivery:
-            for output in message.sequences if isinstance(message, StepOutput) else []:
+            for output in message.sequences if isinstance(message, StepFrame) else []:
                 self.first_tokens.setdefault(output.id, self.runner.num_steps)
                 if output.id == BACKGROUND and output.finish_reason is not None:
                     self.loop.stop()

@@ -72,7 +72,7 @@ class Steps:
             buffer_slots=np.array([self.buffer.allocate(tokens) for tokens in prompts], np.int64),
             buffer_positions=positions.astype(np.int64),
             query_start=np.arange(count + 1, dtype=np.int32),
-            row_seq=np.arange(count, dtype=np.int32),
+            token_seq=np.arange(count, dtype=np.int32),
             positions=positions,
             context_lens=positions + 1,
             block_tables=tables,
@@ -231,7 +231,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Setup:
     return Setup(tmp_path_factory.mktemp("llama"), "llama", {"a": {"rank": 4}, "b": {"rank": 20}})
 
 
-def test_a_worker_that_replays_and_runs_ahead_answers_alike(llama: Setup) -> None:
+def test_a_worker_with_graphs_that_runs_ahead_answers_alike(llama: Setup) -> None:
     """The whole form that a GPU has, under preemption."""
     rng = random.Random(2)
     requests = [
@@ -243,8 +243,8 @@ def test_a_worker_that_replays_and_runs_ahead_answers_alike(llama: Setup) -> Non
         )
         for number in range(24)
     ]
-    plain = played(llama, requests, runs_ahead=False, replays_steps=False)
-    form = played(llama, requests, runs_ahead=True, replays_steps=True)
+    plain = played(llama, requests, runs_ahead=False, uses_graphs=False)
+    form = played(llama, requests, runs_ahead=True, uses_graphs=True)
     assert form == plain
 
 

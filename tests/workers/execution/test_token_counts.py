@@ -12,8 +12,7 @@ import pytest
 from tests.workers.execution.test_ahead import answer, asked
 from tests.workers.simulation import Simulation, StubPool, generate, prompt_of
 from tests.workers.simulator import Late, SimulatedRunner, acting, alone, next_token, prefix_digests
-from workers.execution.step_input import PendingStep, StepInput
-from workers.execution.step_input import StepOutput as DeviceOutput
+from workers.execution.step_input import PendingStep, StepInput, StepOutput
 from workers.process.loop import frames
 from workers.wire.protocol import (
     ErrorCode,
@@ -21,7 +20,7 @@ from workers.wire.protocol import (
     Generate,
     OutputKind,
     SequenceOutput,
-    StepOutput,
+    StepFrame,
     TokenLogprobs,
 )
 
@@ -38,7 +37,7 @@ class ScriptedDevice(SimulatedRunner):
     def launch(self, step: StepInput) -> PendingStep:
         launched = super().launch(step)
 
-        def compute() -> DeviceOutput:
+        def compute() -> StepOutput:
             output = launched.result()
             for sample in step.samples:
                 if sample.params.logprobs is not None:
@@ -154,7 +153,7 @@ def test_frames_carry_the_tokens_of_a_step() -> None:
     while simulation.engine.has_work:
         for connection, frame in frames(simulation.engine.step()):
             assert connection == 0
-            assert isinstance(frame, StepOutput)
+            assert isinstance(frame, StepFrame)
             for output in frame.sequences:
                 sent[output.id].append(output)
     (scores,) = sent[0]

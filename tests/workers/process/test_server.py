@@ -37,7 +37,7 @@ from workers.wire.protocol import (
     Pulse,
     SamplingParams,
     SequenceOutput,
-    StepOutput,
+    StepFrame,
     ToGateway,
     TokenLogprobs,
     WorkerStatus,
@@ -125,7 +125,7 @@ async def test_a_gateway_hears_the_models_and_each_step_in_one_frame(engine: Eng
         assert one.hello == Hello(PROTOCOL_VERSION, "w", engine.models)
         first, second = await submit(engine, one, 1, 2), await submit(engine, two, 3)
         assert first != second and engine.server.num_open == 3
-        frame = StepOutput([output(1), output(2, FinishReason.STOP)])
+        frame = StepFrame([output(1), output(2, FinishReason.STOP)])
         failed = Failed(3, ErrorCode.INTERNAL, "no")
         engine.step([(first, frame), (second, failed)])
         assert await one.receive() == frame
@@ -134,7 +134,7 @@ async def test_a_gateway_hears_the_models_and_each_step_in_one_frame(engine: Eng
         one.connection.send(Abort(1))
         await until(lambda: engine.posted[-1] == (first, Abort(1)))
         assert engine.server.num_open == 1, "its end is not told yet"
-        last = StepOutput([output(1, FinishReason.ABORT)], [PromptProgress(1, 1, 0)])
+        last = StepFrame([output(1, FinishReason.ABORT)], [PromptProgress(1, 1, 0)])
         engine.step([(first, last)])
         assert await one.receive() == last
         assert engine.server.num_open == 0
@@ -161,17 +161,17 @@ async def test_a_gateway_that_leaves_has_its_work_aborted(engine: Engine) -> Non
         number = await submit(engine, gate, 1)
     await until(lambda: engine.posted[-1] == (number, Disconnected()))
     assert engine.server.num_open == 0
-    engine.step([(number, StepOutput([output(1)]))])
+    engine.step([(number, StepFrame([output(1)]))])
     assert engine.posted.count((number, Disconnected())) == 1
 
 
 async def test_a_gateway_that_does_not_read_is_cut_and_others_go_on(engine: Engine) -> None:
     async with gateway(engine) as slow, gateway(engine) as quick:
         lazy, eager = await submit(engine, slow, 1), await submit(engine, quick, 2)
-        large = StepOutput([SequenceOutput(1, [70_000] * 100_000)])
+        large = StepFrame([SequenceOutput(1, [70_000] * 100_000)])
         for _ in range(40):
-            engine.step([(lazy, large), (eager, StepOutput([output(2)]))])
-            assert await quick.receive() == StepOutput([output(2)])
+            engine.step([(lazy, large), (eager, StepFrame([output(2)]))])
+            assert await quick.receive() == StepFrame([output(2)])
         assert (lazy, Disconnected()) in engine.posted
         assert (eager, Disconnected()) not in engine.posted and engine.server.num_open == 1
 
@@ -208,7 +208,7 @@ async def test_drain_waits_for_what_runs(engine: Engine) -> None:
         draining = asyncio.create_task(engine.server.drain())
         await until(lambda: isinstance(engine.posted[-1][1], Drain))
         engine.step([(0, msgspec.structs.replace(STATUS, draining=True))])
-        engine.step([(number, StepOutput([output(1, FinishReason.STOP)]))])
+        engine.step([(number, StepFrame([output(1, FinishReason.STOP)]))])
         await asyncio.sleep(0.02)
         assert not draining.done() and not engine.server.is_ready
         engine.step([(number, Failed(2, ErrorCode.INTERNAL, "no"))])
@@ -217,7 +217,7 @@ async def test_drain_waits_for_what_runs(engine: Engine) -> None:
 
 async def test_the_end_sends_what_was_taken(engine: Engine) -> None:
     """However much that is; who does not read it holds the end up for a second at most."""
-    large = StepOutput([SequenceOutput(1, [70_000] * 500_000, finish_reason=FinishReason.STOP)])
+    large = StepFrame([SequenceOutput(1, [70_000] * 500_000, finish_reason=FinishReason.STOP)])
     async with gateway(engine) as gate, gateway(engine) as deaf:
         number, other = await submit(engine, gate, 1), await submit(engine, deaf, 2)
         engine.step([(number, large), (other, large)])
@@ -241,8 +241,8 @@ async def test_a_step_too_large_for_a_frame_goes_in_parts_or_fails_alone(engine:
     whole = SequenceOutput(2, [5], prompt_logprobs=many * 2)
     async with gateway(engine) as gate:
         number = await submit(engine, gate, 1, 2)
-        engine.step([(number, StepOutput([half, whole]))])
-        assert await gate.receive() == StepOutput([half])
+        engine.step([(number, StepFrame([half, whole]))])
+        assert await gate.receive() == StepFrame([half])
         failed = await gate.receive()
         assert isinstance(failed, Failed) and (failed.id, failed.code) == (2, ErrorCode.INVALID)
         assert engine.posted[-1] == (number, Abort(2)) and engine.server.num_open == 1

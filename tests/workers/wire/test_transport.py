@@ -25,7 +25,7 @@ from workers.wire.protocol import (
     Prefetch,
     SamplingParams,
     SequenceOutput,
-    StepOutput,
+    StepFrame,
 )
 from workers.wire.transport.base import (
     ConnectionLost,
@@ -96,10 +96,10 @@ async def test_messages_arrive_in_order_both_ways(wire: Wire) -> None:
     theirs = await wire.accepted.get()
     for number in range(300):
         ours.send(Abort(number))
-        theirs.send(StepOutput([SequenceOutput(number, [number])]))
+        theirs.send(StepFrame([SequenceOutput(number, [number])]))
     for number in range(300):
         assert await theirs.receive() == Abort(number)
-        assert await ours.receive() == StepOutput([SequenceOutput(number, [number])])
+        assert await ours.receive() == StepFrame([SequenceOutput(number, [number])])
     await ours.close()
     assert await theirs.receive() is None
 
@@ -137,7 +137,7 @@ async def test_an_announced_length_over_the_limit_closes_before_any_of_it_is_rea
         await theirs.receive()
     await assert_closed(reader, writer)
     with pytest.raises(ConnectionLost):
-        theirs.send(StepOutput([]))
+        theirs.send(StepFrame([]))
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ async def test_a_side_that_ended_its_sending_still_receives(wire: Wire) -> None:
     theirs = await wire.accepted.get()
     writer.write_eof()
     assert await theirs.receive() is None
-    theirs.send(StepOutput([]))
+    theirs.send(StepFrame([]))
     length = int.from_bytes(await reader.readexactly(4), "big")
     assert b"step" in await reader.readexactly(length)
     writer.close()
