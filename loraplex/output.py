@@ -15,14 +15,15 @@ from loraplex.errors import OutputLost
 
 log = logging.getLogger("loraplex")
 
-Progress = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 """Called with what is done and how much it is in all; bytes if nothing else is said."""
 UNBROKEN = 10_000
 """Columns of a table that goes into a file or a pipe."""
 
 
 class _Output(io.FileIO):
-    """Standard output, whose failure is told from that of any other file."""
+    """Standard output. A failed write to it raises an error of its own, unlike one to another
+    file."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -84,7 +85,7 @@ def relay(name: str, line: str) -> None:
 
 
 @contextmanager
-def progress(what: str, then: str = "") -> Iterator[Progress]:
+def progress(what: str, then: str = "") -> Iterator[ProgressCallback]:
     """A bar on a terminal, a line each tenth elsewhere; `then` is what goes on at its end."""
     if not sys.stderr.isatty() or logging.root.handlers:
         yield _Lines(what, then)
@@ -106,7 +107,7 @@ def progress(what: str, then: str = "") -> Iterator[Progress]:
 
 
 @contextmanager
-def counting(what: str) -> Iterator[Progress]:
+def counting(what: str) -> Iterator[ProgressCallback]:
     """As `progress`, of things that are not bytes."""
     if not sys.stderr.isatty():
         yield _Lines(what, "")

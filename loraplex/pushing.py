@@ -17,7 +17,7 @@ from admin.adapters.serving_data import check_names, parse_serving
 from admin.errors import Invalid
 from loraplex.api import Api
 from loraplex.errors import ApiFailure, NoAnswer, Refused
-from loraplex.output import Progress
+from loraplex.output import ProgressCallback
 from loraplex.tar import Tar
 
 IN_PIECES_ABOVE = 64 << 20
@@ -31,7 +31,7 @@ TRY_AGAIN = ("upload_offset", "upload_busy")
 Version = dict[str, Any]
 
 
-def push(api: Api, folder: Path, fields: dict[str, Any], report: Progress) -> Version:
+def push(api: Api, folder: Path, fields: dict[str, Any], report: ProgressCallback) -> Version:
     """The version that the server made of it, ready or not; `fields` are those of the route.
 
     What can be refused without the files is refused before they are sent; while as many uploads are
@@ -93,7 +93,9 @@ def _check(api: Api, fields: dict[str, Any]) -> None:
         raise ApiFailure(f"a base model is named {name}")
 
 
-def _push_at_once(api: Api, files: list[Path], fields: dict[str, Any], report: Progress) -> Version:
+def _push_at_once(
+    api: Api, files: list[Path], fields: dict[str, Any], report: ProgressCallback
+) -> Version:
     total, done = sum(file.stat().st_size for file in files), 0
 
     def count(num_bytes: int) -> None:
@@ -124,7 +126,7 @@ def push_in_pieces(
     api: Api,
     folder: Path,
     fields: dict[str, Any],
-    report: Progress,
+    report: ProgressCallback,
     piece_bytes: int = PIECE_BYTES,
 ) -> Version:
     """As `push`, whatever the size."""

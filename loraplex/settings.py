@@ -109,7 +109,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     transport_workers: tuple[str, ...] = ()
     """The same of workers, for gateways, beside the check of the address."""
     trusted_proxies: tuple[str, ...] = ()
-    """Addresses or networks of proxies whose X-Forwarded-For is believed; default: nobody's."""
+    """Addresses or networks of proxies whose X-Forwarded-For is believed; default: none."""
     max_connections: Positive | None = None
     """Open connections of one server; default: what the limit of descriptors leaves."""
     max_connections_per_address: Annotated[int, msgspec.Meta(ge=0)] | None = None

@@ -18,12 +18,12 @@ from adapters.store.folder import NotInStore, Store, is_read_only
 from loraplex.box.children import CHILD_FOLDER, python
 from loraplex.death import die_with_parent
 from loraplex.errors import BadSettings, ImportFailed
-from loraplex.output import Progress
+from loraplex.output import ProgressCallback
 from loraplex.private import read_private, write_private
 from loraplex.settings import Settings
 
 
-def import_model(source: Path, settings: Settings, progress: Progress) -> str:
+def import_model(source: Path, settings: Settings, progress: ProgressCallback) -> str:
     """The digest under which the store now holds the model. Raises ImportFailed, BadSettings.
 
     A source that has not changed since is known by the name, size and time of its files.
@@ -53,7 +53,7 @@ def _is_there(store: Store, digest: str) -> bool:
     return True
 
 
-def _import_apart(source: Path, settings: Settings, progress: Progress) -> str:
+def _import_apart(source: Path, settings: Settings, progress: ProgressCallback) -> str:
     command = python("-m", "loraplex.box.importing", str(source), settings.store_location)
     command += [str(settings.home), str(settings.min_free_disk)]
     with subprocess.Popen(

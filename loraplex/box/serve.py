@@ -200,7 +200,7 @@ class Box:
                 tell(f"adapter {name}")
 
     async def _stop(self) -> None:
-        # Ours too must go, or callers would wait in its queue for nobody.
+        # Ours must close too: clients would wait in its queue for ever.
         self._listener.close()
         self._management.close()
         await self._gateway.stop(GATEWAY_DRAIN_S)
@@ -324,7 +324,7 @@ def _lock(descriptor: int, home: Path) -> None:
 
 @contextlib.contextmanager
 def _database(settings: Settings) -> Iterator[tuple[EmbeddedPostgres | None, str]]:
-    """The embedded server and its URL, or the URL of one that is somebody else's."""
+    """The embedded server and its URL, or the URL of an external one."""
     if settings.database_url:
         yield None, settings.database_url
         return

@@ -22,7 +22,7 @@ class BrokenChain(LoraplexError):
 
 @click.group("audit")
 def audit_group() -> None:
-    """The log of all changes: who did what, in a chain that shows what was rewritten."""
+    """The log of all changes, with their keys, in a hash chain that shows rewritten rows."""
 
 
 @audit_group.command("list")

@@ -80,7 +80,7 @@ def show_model(name: str, as_json: bool) -> None:
 @model_group.command("load")
 @click.argument("name")
 def load(name: str) -> None:
-    """Let workers load it again, when somebody asks for it; `pin` loads it at once."""
+    """Let workers load it again when it is requested; `pin` loads it at once."""
     _move(name, to="auto", unless="pinned")
 
 

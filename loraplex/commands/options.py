@@ -112,7 +112,7 @@ def route(*names: str) -> str:
 @contextmanager
 def api() -> Iterator[Api]:
     """The running server, with the settings of the environment."""
-    # Not needed by commands that call nobody, and slow to import.
+    # Slow to import, and not needed by commands that call no server.
     from loraplex.api import connect
 
     with connect(load_settings({})) as found:

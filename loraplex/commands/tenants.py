@@ -21,7 +21,7 @@ expiry_option = click.option("--expires-at", help="Such as 2027-01-31T00:00:00Z.
 
 @click.group("tenant")
 def tenant_group() -> None:
-    """Tenants: who may call, and whose adapters are whose."""
+    """Tenants: owners of keys, adapters, limits and usage."""
 
 
 @tenant_group.command("create")
@@ -53,9 +53,9 @@ def show_tenant(name: str, as_json: bool) -> None:
 
 @tenant_group.command("change")
 @click.argument("name")
-@click.option("--sharing-group", required=True, help="Who shares cached prefixes; '' is nobody.")
+@click.option("--sharing-group", required=True, help="Group that shares cached prefixes; '': none.")
 def change_tenant(name: str, sharing_group: str) -> None:
-    """Change whom a tenant shares cached prefixes with."""
+    """Change the group of tenants that a tenant shares cached prefixes with."""
     with api() as server:
         server.patch(route("tenants", name), {"sharing_group": sharing_group or None})
     click.echo(f"{name} shares with {f'group {sharing_group}' if sharing_group else 'nobody'}")

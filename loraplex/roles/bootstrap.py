@@ -1,4 +1,4 @@
-"""What must be in database and data directory before anybody can ask for anything over REST."""
+"""What database and data directory must hold before the first REST call: schema, keys, models."""
 
 from __future__ import annotations
 

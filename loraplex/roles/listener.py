@@ -40,8 +40,8 @@ def is_loopback(listener: socket.socket) -> bool:
 
 
 def serves_apart(listener: socket.socket, tls: ssl.SSLContext | None) -> bool:
-    """Whether the admin plane is on the management listener alone: others reach the public one, or
-    TLS names it by a name that this machine does not use."""
+    """Whether the admin plane is on the management listener alone: other hosts reach the public
+    one, or TLS names it by a name that this machine does not use."""
     return tls is not None or not is_loopback(listener)
 
 

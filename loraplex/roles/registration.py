@@ -1,4 +1,5 @@
-"""A worker whose command tells the database where it is: workers never speak to it themselves."""
+"""Registration: the worker command writes the worker's address to the database, which the worker
+process itself never connects to."""
 
 from __future__ import annotations
 

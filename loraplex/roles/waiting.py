@@ -35,9 +35,8 @@ async def until_there(
 ) -> T:
     """What `attempt` returns, tried again for as long as it raises DatabaseUnavailable.
 
-    Meanwhile whoever comes to the listener is told 503, and `report` hears why. What waiting does
-    not mend is raised: DatabaseMisconfigured, and whatever else it raises.
-    """
+    Meanwhile clients of the listener get 503, and `report` is called with the reason. What waiting
+    does not mend is raised: DatabaseMisconfigured, and whatever else it raises."""
     trying = asyncio.create_task(
         retry(attempt, lambda reason: report(f"waiting for the database: {reason}"))
     )
@@ -72,7 +71,7 @@ async def _number(message: Message, _: Scope) -> None:
 class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """They are for who waits."""
+        """Leaves signals to the caller."""
         yield
 
 
@@ -86,7 +85,7 @@ async def _refusing(listener: socket.socket, tls: ssl.SSLContext | None) -> Asyn
         logging_config=None,
     )
     server = _Server(make_config(app, drain_s=1, tls=tls))
-    # It closes what it is given; those who are in the queue then are for who serves next.
+    # It closes what it is given; connections queued by then go to the server that comes next.
     serving = asyncio.create_task(server.serve(sockets=[listener.dup()]))
     try:
         yield
