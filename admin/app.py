@@ -17,13 +17,14 @@ from admin.http.controllers.models import ModelController
 from admin.http.controllers.organization import OrganizationController
 from admin.http.controllers.prices import PriceController
 from admin.http.controllers.quotas import KeyQuotaController, TenantQuotaController
-from admin.http.controllers.schema import SchemaController
 from admin.http.controllers.tenants import TenantController
 from admin.http.controllers.uploads import UploadController
 from admin.http.controllers.usage import UsageController
 from admin.http.controllers.workers import WorkerController
+from admin.http.openapi import Requirements, document
 from admin.http.parameters import check_parameters
 from admin.http.request import AdminRequest, add_request_id
+from admin.openapi import StructSchemas
 from admin.plane import AdminPlane
 
 MAX_BODY_BYTES = 64 << 10
@@ -45,7 +46,6 @@ def create_app(config: AdminConfig, *, database: Database, store: Store) -> Lite
         KeyQuotaController,
         PriceController,
         WorkerController,
-        SchemaController,
     ]
     return Litestar(
         route_handlers=[
@@ -58,6 +58,7 @@ def create_app(config: AdminConfig, *, database: Database, store: Store) -> Lite
         request_max_body_size=MAX_BODY_BYTES,
         exception_handlers={Exception: problems.to_response},
         before_send=[add_request_id],
-        openapi_config=None,
+        openapi_config=document(MAX_BODY_BYTES),
+        plugins=[StructSchemas(), Requirements()],
         logging_config=None,
     )

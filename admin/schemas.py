@@ -21,8 +21,11 @@ def page(found: list[T], limit: int) -> Page[T]:
     return Page(data=found[:limit], has_more=len(found) > limit)
 
 
-EntityName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
-AliasName = Annotated[str, msgspec.Meta(pattern=r"^(?![0-9]+\Z)[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
+# `$(?!\n)` ends a text for Python as for ECMAScript, whose patterns an OpenAPI document has.
+EntityName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$(?!\n)")]
+AliasName = Annotated[
+    str, msgspec.Meta(pattern=r"^(?![0-9]+$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}$(?!\n)")
+]
 
 
 class Deleted(msgspec.Struct, frozen=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -23,6 +23,8 @@ class PolicySet(CanaryPolicy, frozen=True, omit_defaults=True, forbid_unknown_fi
 
 class AliasSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Either a version, or a canary set."""
+
+    example: ClassVar[dict[str, Any]] = {"canary": {"7": 90, "8": 10}}
 
     version: VersionNumber | None = None
     canary: dict[VersionNumber, Weight] | None = None

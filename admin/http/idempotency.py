@@ -37,7 +37,7 @@ IdempotencyKey = Annotated[
     str | None,
     HeaderParameter(
         name="Idempotency-Key",
-        pattern=r"^[!-~]{1,255}\Z",
+        pattern=r"^[!-~]{1,255}$(?!\n)",
         description="Again within 24 hours with the same request: the first answer, and no change.",
     ),
 ]

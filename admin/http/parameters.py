@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from litestar import Request
 from litestar.handlers import BaseRouteHandler
@@ -10,6 +10,15 @@ from litestar.params import HeaderParameter, ParameterKwarg, PathParameter, Quer
 from litestar.typing import FieldDefinition
 
 from admin.errors import Invalid
+
+TenantName = Annotated[
+    str | None,
+    QueryParameter(
+        description="Whose, by id or name; an admin key must say, a tenant's may only name its own."
+    ),
+]
+After = Annotated[str, QueryParameter(description="Where the page before ended.")]
+Limit = Annotated[int, QueryParameter(ge=1, le=1000, description="Of what a page holds.")]
 
 READS_QUERY = "reads_query"
 """In a handler's `opt`: it checks the names in its query by itself."""

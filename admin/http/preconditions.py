@@ -37,9 +37,13 @@ def etag(view: msgspec.Struct) -> str:
     return f'"{base64.urlsafe_b64encode(digest[:18]).decode()}"'
 
 
-def tagged(view: T, tag: str | None = None) -> Response[T]:
-    """An answer with its ETag; `tag`: if that is not of the whole view."""
-    return Response(view, headers={"etag": tag or etag(view)})
+class Tagged(Response[T]):
+    """An answer with its ETag."""
+
+
+def tagged(view: T, tag: str | None = None) -> Tagged[T]:
+    """tag: the ETag if it is not of the whole view."""
+    return Tagged(view, headers={"etag": tag or etag(view)})
 
 
 def check(if_match: str | None, current: str | None) -> None:

@@ -23,20 +23,6 @@ class Problem(msgspec.Struct, frozen=True):
     type: str
 
 
-class ErrorDetails(msgspec.Struct, frozen=True):
-    """More may be there, by `code`: of a refused adapter field, got, allowed and hint."""
-
-    message: str
-    type: str
-    param: str | None
-    """The field, parameter or header that is wrong."""
-    code: str | None
-
-
-class ErrorBody(msgspec.Struct, frozen=True):
-    error: ErrorDetails
-
-
 INVALID = "invalid_request_error"
 AWAY = "The database does not answer."
 

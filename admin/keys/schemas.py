@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -14,12 +14,17 @@ Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 ModelName = Annotated[
     str,
     msgspec.Meta(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@(\*|[A-Za-z0-9][A-Za-z0-9._-]{0,63}))?\Z",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@(\*|[A-Za-z0-9][A-Za-z0-9._-]{0,63}))?$(?!\n)",
     ),
 ]
 
 
 class KeyCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    example: ClassVar[dict[str, Any]] = {
+        "name": "ci",
+        "scopes": ["inference"],
+        "models": ["bot@staging"],
+    }
     scopes: frozenset[str] | None = None
     """Default: all a tenant's key can have, or admin for an admin key."""
     name: Annotated[str, msgspec.Meta(max_length=128)] = ""
@@ -41,6 +46,7 @@ class KeyCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KeyRotate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    example: ClassVar[dict[str, Any]] = {"overlap_s": 3600}
     overlap_s: Annotated[int, msgspec.Meta(ge=0, le=30 * 86400)] = 3600
     """How long the old key goes on."""
     expires_at: Moment | None = None

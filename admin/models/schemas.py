@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from admin.records import BaseModel, ModelState, Residency
 from admin.schemas import EntityName
 
-Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
 Length = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
 
 class ModelRegister(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    example: ClassVar[dict[str, Any]] = {
+        "name": "llama",
+        "digest": "b" * 64,
+        "max_model_len": 8192,
+    }
     name: EntityName
     digest: Digest
     """Of a model in the store."""
@@ -24,6 +29,8 @@ class ModelRegister(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class ModelChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is left out stays."""
+
+    example: ClassVar[dict[str, Any]] = {"max_model_len": 4096}
 
     digest: Digest | None = None
     """Other weights, while no adapter is bound to those there are."""

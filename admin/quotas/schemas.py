@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from decimal import Decimal
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -21,6 +21,8 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Minutes, days and months are those of UTC. 0: nothing."""
 
+    example: ClassVar[dict[str, Any]] = {"requests_per_minute": 60, "spend_per_day": "5.00"}
+
     requests_per_minute: Count | None = None
     tokens_per_minute: Count | None = None
     """Of prompts and answers."""
@@ -34,6 +36,12 @@ class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 class TenantLimits(KeyLimits, frozen=True, kw_only=True):
     """Of all its keys together."""
+
+    example: ClassVar[dict[str, Any]] = {
+        "tokens_per_day": 2_000_000,
+        "spend_per_month": "250.00",
+        "adapters": 20,
+    }
 
     adapters: Count | None = None
     """Names."""

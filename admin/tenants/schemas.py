@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -11,6 +12,7 @@ from admin.schemas import EntityName
 
 
 class TenantCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    example: ClassVar[dict[str, Any]] = {"name": "acme", "sharing_group": "family"}
     name: EntityName
     """Not like a tenant's id."""
     sharing_group: EntityName | None = None
@@ -18,6 +20,8 @@ class TenantCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class TenantChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is left out stays."""
+
+    example: ClassVar[dict[str, Any]] = {"sharing_group": "family"}
 
     sharing_group: EntityName | msgspec.UnsetType | None = msgspec.UNSET
     """Tenants of one group share cached prefixes; null: with nobody."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -13,6 +13,7 @@ from admin.uploads.upload import VersionFields
 
 
 class UploadCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    example: ClassVar[dict[str, Any]] = {"bytes": 1048576, "filename": "bot.tar"}
     bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 50)]
     filename: Annotated[str, msgspec.Meta(max_length=255)]
     """Says by its end what it is: .tar or .zip."""
@@ -44,6 +45,12 @@ class RejectedUploadView(msgspec.Struct, frozen=True):
 
 class VersionCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A version of what was uploaded."""
+
+    example: ClassVar[dict[str, Any]] = {
+        "upload": "upl_000000000000000000000000",
+        "name": "bot",
+        "alias": "prod",
+    }
 
     upload: str
     name: str

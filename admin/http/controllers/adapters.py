@@ -14,6 +14,7 @@ from admin.adapters.schemas import AdapterSummaryView, AdapterView, Retired, Ver
 from admin.audit.audit import changing
 from admin.errors import NotFound
 from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
+from admin.http.parameters import After, Limit, TenantName
 from admin.http.request import AdminRequest
 from admin.schemas import Page, page
 
@@ -22,14 +23,15 @@ OWN = [requires(ADMIN, ADAPTERS_WRITE)]
 
 class AdapterController(Controller):
     path = "/adapters"
+    tags = ("adapters",)
 
     @get(guards=OWN)
     async def list_adapters(
         self,
         request: AdminRequest,
-        tenant: FromQuery[str | None] = None,
-        after: FromQuery[str] = "",
-        limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
+        tenant: TenantName = None,
+        after: After = "",
+        limit: Limit = 100,
     ) -> Page[AdapterSummaryView]:
         """By name."""
         async with request.reading() as connection:
@@ -39,7 +41,7 @@ class AdapterController(Controller):
 
     @get("/{name:str}", guards=OWN)
     async def show_adapter(
-        self, request: AdminRequest, name: FromPath[str], tenant: FromQuery[str | None] = None
+        self, request: AdminRequest, name: FromPath[str], tenant: TenantName = None
     ) -> AdapterView:
         async with request.reading() as connection:
             owner = await tenant_for(connection, request.user, tenant)
@@ -47,7 +49,7 @@ class AdapterController(Controller):
 
     @delete("/{name:str}", guards=OWN, status_code=200)
     async def delete_adapter(
-        self, request: AdminRequest, name: FromPath[str], tenant: FromQuery[str | None] = None
+        self, request: AdminRequest, name: FromPath[str], tenant: TenantName = None
     ) -> Retired:
         """With all its versions and aliases. Requests that have one of them go on."""
         async with changing(request.plane.database, request.actor) as connection:
@@ -60,9 +62,9 @@ class AdapterController(Controller):
         self,
         request: AdminRequest,
         name: FromPath[str],
-        tenant: FromQuery[str | None] = None,
+        tenant: TenantName = None,
         after: Annotated[int, QueryParameter(ge=0, le=versions.MAX_VERSION)] = 0,
-        limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
+        limit: Limit = 100,
     ) -> Page[VersionView]:
         """By number, rejected ones too, with the reason."""
         async with request.reading() as connection:
@@ -76,7 +78,7 @@ class AdapterController(Controller):
         request: AdminRequest,
         name: FromPath[str],
         version: FromPath[int],
-        tenant: FromQuery[str | None] = None,
+        tenant: TenantName = None,
         verify: FromQuery[bool] = False,
     ) -> VersionView:
         """`stored` tells whether the store has its files, by their sizes; with `verify` by every
@@ -93,7 +95,7 @@ class AdapterController(Controller):
         request: AdminRequest,
         name: FromPath[str],
         version: FromPath[int],
-        tenant: FromQuery[str | None] = None,
+        tenant: TenantName = None,
     ) -> Retired:
         """409 while an alias points to it. Requests that have it go on."""
         async with changing(request.plane.database, request.actor) as connection:
@@ -107,7 +109,7 @@ class AdapterController(Controller):
         request: AdminRequest,
         name: FromPath[str],
         version: FromPath[int],
-        tenant: FromQuery[str | None] = None,
+        tenant: TenantName = None,
     ) -> VersionView:
         """Lets this version's chat template run, and the same text of any other. Versions that are
         proved and waited for this are ready."""

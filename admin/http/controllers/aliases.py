@@ -5,8 +5,8 @@ An admin key says whose with `tenant`.
 
 from __future__ import annotations
 
-from litestar import Controller, Response, delete, get, post, put
-from litestar.params import FromPath, FromQuery, JSONBody
+from litestar import Controller, delete, get, post, put
+from litestar.params import FromPath, JSONBody
 
 from admin.adapters import aliases
 from admin.adapters.describe import describe_alias
@@ -16,7 +16,8 @@ from admin.database import Connection
 from admin.errors import Invalid, NotFound
 from admin.http import preconditions
 from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
-from admin.http.preconditions import IfMatch, etag, tagged
+from admin.http.parameters import TenantName
+from admin.http.preconditions import IfMatch, Tagged, etag, tagged
 from admin.http.request import AdminRequest
 from admin.records import CanaryPolicy, Tenant
 from admin.schemas import Deleted
@@ -26,6 +27,7 @@ OWN = [requires(ADMIN, ADAPTERS_WRITE)]
 
 class AliasController(Controller):
     path = "/adapters/{name:str}/aliases/{alias:str}"
+    tags = ("adapters",)
 
     @get(guards=OWN)
     async def show_alias(
@@ -33,8 +35,8 @@ class AliasController(Controller):
         request: AdminRequest,
         name: FromPath[str],
         alias: FromPath[str],
-        tenant: FromQuery[str | None] = None,
-    ) -> Response[AliasView]:
+        tenant: TenantName = None,
+    ) -> Tagged[AliasView]:
         """With its history."""
         async with request.reading() as connection:
             owner = await tenant_for(connection, request.user, tenant)
@@ -47,9 +49,9 @@ class AliasController(Controller):
         name: FromPath[str],
         alias: FromPath[str],
         data: JSONBody[AliasSet],
-        tenant: FromQuery[str | None] = None,
+        tenant: TenantName = None,
         if_match: IfMatch = None,
-    ) -> Response[AliasView]:
+    ) -> Tagged[AliasView]:
         """Promote a version or start a canary: in one step, for every request from then on."""
         async with request.transaction() as connection:
             owner = await tenant_for(connection, request.user, tenant)
@@ -70,7 +72,7 @@ class AliasController(Controller):
         request: AdminRequest,
         name: FromPath[str],
         alias: FromPath[str],
-        tenant: FromQuery[str | None] = None,
+        tenant: TenantName = None,
         if_match: IfMatch = None,
     ) -> Deleted:
         """409 for `prod`, which goes with the adapter."""
@@ -86,9 +88,9 @@ class AliasController(Controller):
         request: AdminRequest,
         name: FromPath[str],
         alias: FromPath[str],
-        tenant: FromQuery[str | None] = None,
+        tenant: TenantName = None,
         if_match: IfMatch = None,
-    ) -> Response[AliasView]:
+    ) -> Tagged[AliasView]:
         """Undo the last move: back to the version or canary set before it. Twice undoes nothing:
         who may have to repeat the request gives If-Match."""
         async with request.transaction() as connection:
@@ -103,9 +105,9 @@ class AliasController(Controller):
         request: AdminRequest,
         name: FromPath[str],
         alias: FromPath[str],
-        tenant: FromQuery[str | None] = None,
+        tenant: TenantName = None,
         if_match: IfMatch = None,
-    ) -> Response[AliasView]:
+    ) -> Tagged[AliasView]:
         """Keep what it points to on the device, now and after every move; 409 beyond the quota."""
         return await _pin(request, name, alias, tenant, if_match, pinned=True)
 
@@ -115,9 +117,9 @@ class AliasController(Controller):
         request: AdminRequest,
         name: FromPath[str],
         alias: FromPath[str],
-        tenant: FromQuery[str | None] = None,
+        tenant: TenantName = None,
         if_match: IfMatch = None,
-    ) -> Response[AliasView]:
+    ) -> Tagged[AliasView]:
         """Leave it to its use whether it stays on the device."""
         return await _pin(request, name, alias, tenant, if_match, pinned=False)
 
@@ -133,7 +135,7 @@ async def _pin(
     if_match: str | None,
     *,
     pinned: bool,
-) -> Response[AliasView]:
+) -> Tagged[AliasView]:
     async with request.transaction() as connection:
         owner = await tenant_for(connection, request.user, tenant)
         await _check(connection, owner, name, alias, if_match)

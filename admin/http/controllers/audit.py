@@ -12,6 +12,7 @@ from litestar.params import FromQuery, QueryParameter
 from admin.audit import audit
 from admin.audit.audit import AuditEntry
 from admin.http.guards import ADMIN, requires
+from admin.http.parameters import Limit, TenantName
 from admin.http.request import AdminRequest
 from admin.schemas import Page, page
 
@@ -65,15 +66,16 @@ class VerificationView(msgspec.Struct, frozen=True):
 
 class AuditController(Controller):
     path = "/audit"
+    tags = ("audit",)
 
     @get(guards=[requires(ADMIN)])
     async def list_entries(
         self,
         request: AdminRequest,
-        tenant: FromQuery[str | None] = None,
+        tenant: TenantName = None,
         object: FromQuery[str | None] = None,
         after: Annotated[int | None, QueryParameter(ge=1, le=MAX_SEQ)] = None,
-        limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
+        limit: Limit = 100,
     ) -> Page[AuditView]:
         """Newest first. `tenant` is an id, which outlives its tenant; `after` is a seq."""
         async with request.reading() as connection:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 from datetime import UTC, datetime
-from typing import Annotated
 
 import msgspec
 from litestar import Controller, Response, delete, get, post
-from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+from litestar.params import FromPath, JSONBody
 
 from admin.catalog_lock import lock_catalog
 from admin.database import Connection
@@ -16,7 +15,8 @@ from admin.errors import Invalid
 from admin.http import preconditions
 from admin.http.guards import ADMIN, requires
 from admin.http.idempotency import IdempotencyKey, Once, once
-from admin.http.preconditions import IfMatch, etag, tagged
+from admin.http.parameters import After, Limit
+from admin.http.preconditions import IfMatch, Tagged, etag, tagged
 from admin.http.request import AdminRequest
 from admin.keys import keys
 from admin.keys.keys import KeyRights
@@ -28,6 +28,7 @@ from admin.tenants import tenants
 
 class KeyController(Controller):
     path = "/"
+    tags = ("keys",)
 
     @post("/tenants/{tenant:str}/keys", guards=[requires(ADMIN)])
     async def create_key(
@@ -53,8 +54,8 @@ class KeyController(Controller):
         self,
         request: AdminRequest,
         tenant: FromPath[str],
-        after: FromQuery[str] = "",
-        limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
+        after: After = "",
+        limit: Limit = 100,
     ) -> Page[KeyView]:
         """By id, revoked and expired ones too."""
         async with request.reading() as connection:
@@ -85,15 +86,15 @@ class KeyController(Controller):
     async def list_admin_keys(
         self,
         request: AdminRequest,
-        after: FromQuery[str] = "",
-        limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
+        after: After = "",
+        limit: Limit = 100,
     ) -> Page[KeyView]:
         async with request.reading() as connection:
             found = await keys.list_keys(connection, None, after, limit + 1)
         return page([KeyView.of(key) for key in found], limit)
 
     @get("/keys/{key_id:str}", guards=[requires(ADMIN)])
-    async def show_key(self, request: AdminRequest, key_id: FromPath[str]) -> Response[KeyView]:
+    async def show_key(self, request: AdminRequest, key_id: FromPath[str]) -> Tagged[KeyView]:
         """A key without its text. The ETag leaves out when it was last used."""
         async with request.reading() as connection:
             return _tagged(KeyView.of(await keys.get_key(connection, key_id)))
@@ -123,7 +124,7 @@ class KeyController(Controller):
     @delete("/keys/{key_id:str}", guards=[requires(ADMIN)], status_code=200)
     async def revoke_key(
         self, request: AdminRequest, key_id: FromPath[str], if_match: IfMatch = None
-    ) -> Response[KeyView]:
+    ) -> Tagged[KeyView]:
         """For good, and when this is answered, everywhere. The record stays."""
         async with request.transaction() as connection:
             await _check(connection, key_id, if_match)
@@ -147,7 +148,7 @@ def _tag(view: KeyView) -> str:
     return etag(msgspec.structs.replace(view, last_used_at=None))
 
 
-def _tagged(view: KeyView) -> Response[KeyView]:
+def _tagged(view: KeyView) -> Tagged[KeyView]:
     return tagged(view, _tag(view))
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
 
 from litestar import Controller, Response, delete, get, patch, post
-from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+from litestar.params import FromPath, JSONBody
 
 from adapters.manifest import BaseModelShape
 from admin.catalog_lock import lock_catalog
@@ -15,7 +14,8 @@ from admin.errors import Invalid, Overtaken
 from admin.http import preconditions
 from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires
 from admin.http.idempotency import IdempotencyKey, Once, once
-from admin.http.preconditions import IfMatch, etag, tagged
+from admin.http.parameters import After, Limit
+from admin.http.preconditions import IfMatch, Tagged, etag, tagged
 from admin.http.request import AdminRequest
 from admin.models import models
 from admin.models.schemas import ModelChange, ModelDetails, ModelRegister, ModelView
@@ -26,6 +26,7 @@ from admin.workers import workers
 
 class ModelController(Controller):
     path = "/models"
+    tags = ("models",)
 
     @post(guards=[requires(ADMIN)])
     async def register_model(
@@ -47,8 +48,8 @@ class ModelController(Controller):
     async def list_models(
         self,
         request: AdminRequest,
-        after: FromQuery[str] = "",
-        limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
+        after: After = "",
+        limit: Limit = 100,
     ) -> Page[ModelDetails]:
         """By name, each with its tier on each worker."""
         async with request.reading() as connection:
@@ -57,9 +58,7 @@ class ModelController(Controller):
         return page([ModelDetails.with_states(m, states[m.digest]) for m in found], limit)
 
     @get("/{name:str}", guards=[requires(ADMIN, ADAPTERS_WRITE)])
-    async def show_model(
-        self, request: AdminRequest, name: FromPath[str]
-    ) -> Response[ModelDetails]:
+    async def show_model(self, request: AdminRequest, name: FromPath[str]) -> Tagged[ModelDetails]:
         """What is served under the name, and in which tier each worker has it. The ETag is of the
         model alone."""
         async with request.reading() as connection:
@@ -75,7 +74,7 @@ class ModelController(Controller):
         name: FromPath[str],
         data: JSONBody[ModelChange],
         if_match: IfMatch = None,
-    ) -> Response[ModelView]:
+    ) -> Tagged[ModelView]:
         """409 for other weights while adapters are bound to those there are. Workers load, keep or
         unload it by its residency, when what runs in the way has ended."""
         async with request.reading() as connection:

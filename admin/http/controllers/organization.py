@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from itertools import groupby
@@ -12,9 +13,12 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 from litestar import Controller, get
+from litestar.enums import ParamType
+from litestar.openapi.spec import OpenAPIType, Parameter, Schema
 
 from admin.errors import Invalid
 from admin.http.guards import ADMIN, requires
+from admin.http.openapi import AdminOperation
 from admin.http.parameters import READS_QUERY
 from admin.http.request import AdminRequest
 from admin.money import PICO
@@ -59,6 +63,40 @@ _COMMA = re.compile(",(?! )")
 SINGLE = ("start_time", "end_time", "bucket_width", "limit", "page")
 MOST_SUMS = 20_000
 """In a page, unless its first bucket has more: it then ends before what was asked for."""
+
+
+def _describe(asked: Parameters) -> list[Parameter]:
+    """What the document says of a report's parameters."""
+    number = Schema(type=OpenAPIType.INTEGER, minimum=0, maximum=99_999_999_999)
+    text = Schema(type=OpenAPIType.STRING)
+    dimension = Schema(enum=list(asked.dimensions))
+    schemas = {
+        "start_time": number,
+        "end_time": number,
+        "page": number,
+        "bucket_width": Schema(enum=list(asked.widths)),
+        "limit": Schema(type=OpenAPIType.INTEGER, minimum=1, maximum=asked.widths["1d"].most),
+        **dict.fromkeys(asked.lists, Schema(type=OpenAPIType.ARRAY, items=text)),
+        "group_by": Schema(type=OpenAPIType.ARRAY, items=dimension),
+    }
+    return [
+        Parameter(name, ParamType.QUERY, schema=schema, required=name == "start_time")
+        for name, schema in schemas.items()
+    ]
+
+
+@dataclass
+class CompletionsOperation(AdminOperation):
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.parameters = [*_describe(COMPLETIONS)]
+
+
+@dataclass
+class CostsOperation(AdminOperation):
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.parameters = [*_describe(COSTS)]
 
 
 class UsageResult(msgspec.Struct, frozen=True):
@@ -111,14 +149,25 @@ class Buckets(msgspec.Struct, Generic[T], frozen=True):
 
 class OrganizationController(Controller):
     path = "/v1/organization"
+    tags = ("organization",)
 
-    @get("/usage/completions", guards=[requires(ADMIN)], opt={READS_QUERY: True})
+    @get(
+        "/usage/completions",
+        guards=[requires(ADMIN)],
+        opt={READS_QUERY: True},
+        operation_class=CompletionsOperation,
+    )
     async def show_completions(self, request: AdminRequest) -> Buckets[UsageResult]:
         """Every bucket from `start_time` to `end_time`, those without requests too. Raises Invalid
         for a parameter that is wrong or not supported."""
         return await _answer(request, COMPLETIONS, _usage)
 
-    @get("/costs", guards=[requires(ADMIN)], opt={READS_QUERY: True})
+    @get(
+        "/costs",
+        guards=[requires(ADMIN)],
+        opt={READS_QUERY: True},
+        operation_class=CostsOperation,
+    )
     async def show_costs(self, request: AdminRequest) -> Buckets[CostResult]:
         """The same of what it cost."""
         return await _answer(request, COSTS, _costs)

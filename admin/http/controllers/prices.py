@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from datetime import datetime
 from decimal import Decimal
-from typing import Annotated
+from typing import Any, ClassVar
 
 import msgspec
-from litestar import Controller, Response, delete, get, put
-from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+from litestar import Controller, delete, get, put
+from litestar.params import FromPath, JSONBody
 
 from admin.catalog_lock import lock_catalog
 from admin.database import Connection
 from admin.errors import Invalid, NotFound
 from admin.http import preconditions
 from admin.http.guards import ADMIN, requires
-from admin.http.preconditions import IfMatch, etag, tagged
+from admin.http.parameters import After, Limit
+from admin.http.preconditions import IfMatch, Tagged, etag, tagged
 from admin.http.request import AdminRequest
 from admin.models import models
 from admin.money import MICRO, count_dollars, format_dollars
@@ -29,6 +30,8 @@ MAX_DOLLARS = 1_000_000
 
 class PriceSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Dollars for a million tokens, such as "2.50"; up to 1,000,000 with 6 decimals."""
+
+    example: ClassVar[dict[str, Any]] = {"input": "0.20", "cached_input": "0.05", "output": "0.60"}
 
     input: Decimal
     output: Decimal
@@ -59,13 +62,14 @@ class PriceView(msgspec.Struct, frozen=True):
 
 class PriceController(Controller):
     path = "/prices"
+    tags = ("prices",)
 
     @get(guards=[requires(ADMIN)])
     async def list_prices(
         self,
         request: AdminRequest,
-        after: FromQuery[str] = "",
-        limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
+        after: After = "",
+        limit: Limit = 100,
     ) -> Page[PriceView]:
         """By model. One that is not here costs nothing."""
         async with request.reading() as connection:
@@ -73,7 +77,7 @@ class PriceController(Controller):
         return page([PriceView.of(price) for price in found], limit)
 
     @get("/{model:str}", guards=[requires(ADMIN)])
-    async def show_price(self, request: AdminRequest, model: FromPath[str]) -> Response[PriceView]:
+    async def show_price(self, request: AdminRequest, model: FromPath[str]) -> Tagged[PriceView]:
         async with request.reading() as connection:
             return tagged(PriceView.of(await prices.find_price(connection, model)))
 
@@ -84,7 +88,7 @@ class PriceController(Controller):
         model: FromPath[str],
         data: JSONBody[PriceSet],
         if_match: IfMatch = None,
-    ) -> Response[PriceView]:
+    ) -> Tagged[PriceView]:
         """For requests from now on."""
         price = _price(model, data)
         async with request.transaction() as connection:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from litestar import Controller, Response, delete, get, put
+from litestar import Controller, delete, get, put
 from litestar.params import FromPath, JSONBody
 
 from admin.catalog_lock import lock_catalog
@@ -10,7 +10,7 @@ from admin.database import Connection
 from admin.errors import Invalid, NotFound
 from admin.http import preconditions
 from admin.http.guards import ADMIN, USAGE_READ, requires, tenant_for
-from admin.http.preconditions import IfMatch, etag, tagged
+from admin.http.preconditions import IfMatch, Tagged, etag, tagged
 from admin.http.request import AdminRequest
 from admin.keys import keys
 from admin.quotas import quotas
@@ -32,11 +32,12 @@ OWN = [requires(ADMIN, USAGE_READ)]
 
 class TenantQuotaController(Controller):
     path = "/tenants/{tenant:str}/quota"
+    tags = ("quotas",)
 
     @get(guards=OWN)
     async def show_quota(
         self, request: AdminRequest, tenant: FromPath[str]
-    ) -> Response[TenantQuotaView]:
+    ) -> Tagged[TenantQuotaView]:
         """Its limits, and of those that are set what is used and left. The ETag is of the limits
         alone."""
         async with request.reading() as connection:
@@ -50,7 +51,7 @@ class TenantQuotaController(Controller):
         tenant: FromPath[str],
         data: JSONBody[TenantLimits],
         if_match: IfMatch = None,
-    ) -> Response[TenantQuotaView]:
+    ) -> Tagged[TenantQuotaView]:
         """All of it at once. 409 if its aliases pin more bytes already; what else is over a
         limit stays, and nothing is added to it."""
         async with request.transaction() as connection:
@@ -74,11 +75,12 @@ class TenantQuotaController(Controller):
 
 class KeyQuotaController(Controller):
     path = "/keys/{key_id:str}/quota"
+    tags = ("quotas",)
 
     @get(guards=OWN)
     async def show_quota(
         self, request: AdminRequest, key_id: FromPath[str]
-    ) -> Response[KeyQuotaView]:
+    ) -> Tagged[KeyQuotaView]:
         """As of a tenant. A tenant's key sees its own."""
         async with request.reading() as connection:
             key, owner_id = await _find_key(connection, key_id, request.user)
@@ -91,7 +93,7 @@ class KeyQuotaController(Controller):
         key_id: FromPath[str],
         data: JSONBody[KeyLimits],
         if_match: IfMatch = None,
-    ) -> Response[KeyQuotaView]:
+    ) -> Tagged[KeyQuotaView]:
         """All its limits at once; those of its tenant hold too. They are those of the keys that it
         was rotated from and to as well."""
         async with request.transaction() as connection:
@@ -136,7 +138,7 @@ async def _check(
     preconditions.check(if_match, etag(limits_of(kind, quota)))
 
 
-async def _show_tenants(connection: Connection, owner: Tenant) -> Response[TenantQuotaView]:
+async def _show_tenants(connection: Connection, owner: Tenant) -> Tagged[TenantQuotaView]:
     quota = await quotas.find_quota(connection, owner.id, None)
     used = await quotas.limits_in_use(connection, quota)
     used |= await quotas.holdings_in_use(connection, quota)
@@ -145,7 +147,7 @@ async def _show_tenants(connection: Connection, owner: Tenant) -> Response[Tenan
     return tagged(view, etag(limits_of(TenantLimits, quota)))
 
 
-async def _show_keys(connection: Connection, key: ApiKey, owner_id: str) -> Response[KeyQuotaView]:
+async def _show_keys(connection: Connection, key: ApiKey, owner_id: str) -> Tagged[KeyQuotaView]:
     quota = await quotas.find_quota(connection, owner_id, key.quota_subject)
     used = await quotas.limits_in_use(connection, quota)
     use = {name: UseView.of(name, each) for name, each in used.items()}

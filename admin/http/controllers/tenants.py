@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import msgspec
 from litestar import Controller, Response, delete, get, patch, post
-from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+from litestar.params import FromPath, JSONBody
 
 from admin.adapters import contents
 from admin.catalog_lock import lock_catalog
@@ -14,7 +12,8 @@ from admin.database import Connection
 from admin.http import preconditions
 from admin.http.guards import ADMIN, requires
 from admin.http.idempotency import IdempotencyKey, Once, once
-from admin.http.preconditions import IfMatch, etag, tagged
+from admin.http.parameters import After, Limit
+from admin.http.preconditions import IfMatch, Tagged, etag, tagged
 from admin.http.request import AdminRequest
 from admin.quotas import quotas
 from admin.quotas.schemas import quota_of
@@ -26,6 +25,7 @@ from admin.tenants.schemas import TenantChange, TenantCreate, TenantView
 
 class TenantController(Controller):
     path = "/tenants"
+    tags = ("tenants",)
 
     @post(guards=[requires(ADMIN)])
     async def create_tenant(
@@ -49,8 +49,8 @@ class TenantController(Controller):
     async def list_tenants(
         self,
         request: AdminRequest,
-        after: FromQuery[str] = "",
-        limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
+        after: After = "",
+        limit: Limit = 100,
     ) -> Page[TenantView]:
         """By name."""
         async with request.reading() as connection:
@@ -58,9 +58,7 @@ class TenantController(Controller):
         return page([TenantView.of(tenant) for tenant in found], limit)
 
     @get("/{tenant:str}", guards=[requires(ADMIN)])
-    async def show_tenant(
-        self, request: AdminRequest, tenant: FromPath[str]
-    ) -> Response[TenantView]:
+    async def show_tenant(self, request: AdminRequest, tenant: FromPath[str]) -> Tagged[TenantView]:
         """By id or name."""
         async with request.reading() as connection:
             return tagged(TenantView.of(await tenants.find_tenant(connection, tenant)))
@@ -72,7 +70,7 @@ class TenantController(Controller):
         tenant: FromPath[str],
         data: JSONBody[TenantChange],
         if_match: IfMatch = None,
-    ) -> Response[TenantView]:
+    ) -> Tagged[TenantView]:
         """For requests from now on."""
         async with request.transaction() as connection:
             changed = await _checked(connection, tenant, if_match)

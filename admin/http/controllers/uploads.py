@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from litestar import Controller, Response, delete, get, patch, post
-from litestar.params import FromPath, FromQuery, JSONBody
+from litestar.enums import ParamType
+from litestar.openapi import ResponseSpec
+from litestar.openapi.spec import (
+    OpenAPIFormat,
+    OpenAPIMediaType,
+    OpenAPIType,
+    Parameter,
+    RequestBody,
+    Schema,
+)
+from litestar.params import FromPath, JSONBody
 
 from adapters.errors import AdapterRejected
 from admin.adapters import versions
@@ -19,8 +30,11 @@ from admin.database import Connection
 from admin.errors import Forbidden, Invalid
 from admin.http.body import decode_json, read_all
 from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
+from admin.http.openapi import AdminOperation
+from admin.http.parameters import TenantName
 from admin.http.request import AdminRequest
 from admin.models import models
+from admin.openapi import flat, refused
 from admin.records import BaseModel, ServingData, Tenant
 from admin.schemas import Deleted, Page, page
 from admin.uploads.resumable import PartialUpload
@@ -32,10 +46,54 @@ PARTS = [requires(ADMIN, ADAPTERS_WRITE, changes_rows=False)]
 """Of an upload's bytes, which are bounded themselves."""
 JSON = "application/json"
 MAX_JSON_BYTES = 1 << 20
+UPLOADING = (404, 408, 409, 413, 507)
+"""Statuses of refusals of routes that take files."""
+BINARY = Schema(type=OpenAPIType.STRING, format=OpenAPIFormat.BINARY)
+TEXT = Schema(type=OpenAPIType.STRING)
+
+
+@dataclass
+class VersionOperation(AdminOperation):
+    """Takes a form or a JSON body."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        texts = ("name", "model", "tenant", "alias", "sha256", "serving", "approve_template")
+        files = ("adapter_config.json", "adapter_model.safetensors", "file")
+        properties = {**dict.fromkeys(texts, TEXT), **dict.fromkeys(files, BINARY)}
+        form = Schema(type=OpenAPIType.OBJECT, required=["name"], properties={**properties})
+        self.request_body = RequestBody(
+            {MULTIPART: OpenAPIMediaType(form), JSON: OpenAPIMediaType(flat(VersionCreate))},
+            required=True,
+        )
+
+
+@dataclass
+class AppendOperation(AdminOperation):
+    """Takes bytes, and where they belong."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        offset = Schema(type=OpenAPIType.INTEGER, minimum=0, maximum=10**15 - 1)
+        header = Parameter("upload-offset", ParamType.HEADER, schema=offset, required=True)
+        self.parameters = [*(self.parameters or ()), header]
+        content = {"application/octet-stream": OpenAPIMediaType(BINARY)}
+        self.request_body = RequestBody(content, required=True)
 
 
 class UploadController(Controller):
-    @post("/adapters", guards=OWN, request_max_body_size=None)
+    tags = ("adapters",)
+
+    @post(
+        "/adapters",
+        guards=OWN,
+        request_max_body_size=None,
+        operation_class=VersionOperation,
+        responses={
+            200: ResponseSpec(VersionView, generate_examples=False, description="Already there."),
+            **refused(*UPLOADING, 429),
+        },
+    )
     async def create_version(self, request: AdminRequest) -> Response[VersionView]:
         """Makes a version, of the files of a form or of an upload that came before.
 
@@ -69,7 +127,7 @@ class UploadController(Controller):
                     return await _make(request, fields, staged, archive)
         raise Invalid(f"send {MULTIPART}, or {JSON} with an upload", "content_type")
 
-    @post("/uploads", guards=OWN)
+    @post("/uploads", guards=OWN, responses=refused(507))
     async def create_upload(
         self, request: AdminRequest, data: JSONBody[UploadCreate]
     ) -> UploadView:
@@ -79,7 +137,7 @@ class UploadController(Controller):
 
     @get("/uploads/rejected", guards=OWN)
     async def list_rejected(
-        self, request: AdminRequest, tenant: FromQuery[str | None] = None
+        self, request: AdminRequest, tenant: TenantName = None
     ) -> Page[RejectedUploadView]:
         """Uploads whose files were refused, newest first, with the reason: the last 20, for 7
         days."""
@@ -92,7 +150,13 @@ class UploadController(Controller):
     async def show_upload(self, request: AdminRequest, upload_id: FromPath[str]) -> UploadView:
         return _view(request, await request.plane.uploads.find(request.user, upload_id))
 
-    @patch("/uploads/{upload_id:str}", guards=PARTS, request_max_body_size=None)
+    @patch(
+        "/uploads/{upload_id:str}",
+        guards=PARTS,
+        request_max_body_size=None,
+        operation_class=AppendOperation,
+        responses=refused(*UPLOADING),
+    )
     async def append(self, request: AdminRequest, upload_id: FromPath[str]) -> UploadView:
         """Adds the body at the header `upload-offset`; 409 with the right one if it is another.
 

@@ -6,16 +6,21 @@ import base64
 import csv
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import MAXYEAR, MINYEAR, UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
 import msgspec
 from litestar import Controller, Response, get
+from litestar.openapi import ResponseSpec
+from litestar.openapi.spec import OpenAPIMediaType, OpenAPIResponse, OpenAPIType, Schema
 from litestar.params import FromQuery, QueryParameter
 
 from admin.errors import Invalid
 from admin.http.guards import ADMIN, USAGE_READ, requires, tenant_for
+from admin.http.openapi import AdminOperation
+from admin.http.parameters import After, TenantName
 from admin.http.request import AdminRequest
 from admin.money import PICO, format_dollars
 from admin.usage.usage import Mark, UsageQuestion, UsageSum, Width, report
@@ -62,10 +67,26 @@ class UsagePage(msgspec.Struct, frozen=True):
     object: str = "list"
 
 
+@dataclass
+class UsageOperation(AdminOperation):
+    """Answers in CSV too."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        answer = (self.responses or {})["200"]
+        assert isinstance(answer, OpenAPIResponse) and answer.content is not None
+        answer.content["text/csv"] = OpenAPIMediaType(Schema(type=OpenAPIType.STRING))
+
+
 class UsageController(Controller):
     path = "/usage"
+    tags = ("usage",)
 
-    @get(guards=[requires(ADMIN, USAGE_READ)])
+    @get(
+        guards=[requires(ADMIN, USAGE_READ)],
+        operation_class=UsageOperation,
+        responses={200: ResponseSpec(UsagePage, generate_examples=False, description="OK")},
+    )
     async def show_usage(
         self,
         request: AdminRequest,
@@ -73,9 +94,9 @@ class UsageController(Controller):
         end: FromQuery[datetime | None] = None,
         bucket: FromQuery[Literal["1h", "1d"]] = "1d",
         group_by: FromQuery[str] = "",
-        tenant: FromQuery[str | None] = None,
+        tenant: TenantName = None,
         format: FromQuery[Literal["json", "csv"] | None] = None,
-        after: FromQuery[str] = "",
+        after: After = "",
         limit: Annotated[int, QueryParameter(ge=1, le=10_000)] = 1000,
     ) -> Response[Any]:
         """Of the buckets from the one that holds `start` (default: seven days before `end`) to the

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from litestar import Controller, delete, get, post
-from litestar.params import FromPath, FromQuery, QueryParameter
+from litestar.params import FromPath
 
 from admin.http.guards import ADMIN, requires
+from admin.http.parameters import After, Limit
 from admin.http.request import AdminRequest
 from admin.schemas import Page, page
 from admin.workers import workers
@@ -16,13 +15,14 @@ from admin.workers.schemas import WorkerDetails, WorkerView
 
 class WorkerController(Controller):
     path = "/workers"
+    tags = ("workers",)
 
     @get(guards=[requires(ADMIN)])
     async def list_workers(
         self,
         request: AdminRequest,
-        after: FromQuery[str] = "",
-        limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
+        after: After = "",
+        limit: Limit = 100,
     ) -> Page[WorkerView]:
         """By id. One that is lost stays in the list for half a minute."""
         async with request.reading() as connection:

@@ -15,7 +15,6 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.routes import HTTPRoute
 
 from admin.database import EVERYTHING
-from admin.http.openapi import EXAMPLES
 from admin.http.parameters import parameters
 from admin.records import TENANT_SCOPES
 from tests.admin.conftest import Plane
@@ -31,6 +30,7 @@ ABSENT: dict[str, str] = {
     "version": "77",
     "upload_id": "upl_000000000000000000000000",
     "worker_id": "none",
+    "path": "none",
 }
 """What a path or a query can name, and one that is not there."""
 
@@ -89,6 +89,7 @@ async def matrix(plane: Plane, base: str) -> Matrix:
         "version": "1",
         "upload_id": upload.json()["id"],
         "worker_id": "worker-1",
+        "path": "openapi.json",
     }
     callers = [plane.bearing(str(key["key"])) for key in keys]
     return Matrix(plane, plane.url.removesuffix("/admin/v1"), foreign, callers)
@@ -108,7 +109,7 @@ def requests(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """URL and arguments; whose it is, is named where the route takes it, and is not."""
     data = handler.parsed_data_field
-    body = None if data is None else EXAMPLES.get(data.annotation, {})
+    body = None if data is None else data.annotation.example
     arguments: dict[str, Any] = {"json": body} if data is not None else {}
     if path.startswith("/admin/v1/uploads") and method == "PATCH":
         arguments = {"content": b"abc", "headers": {"upload-offset": "0"}}

@@ -26,7 +26,6 @@ from schemathesis.specs.openapi import checks
 from admin.app import create_app
 from admin.config import AdminConfig
 from admin.database import EVERYTHING, Database
-from admin.http.openapi import make_document
 from admin.keys.keys import create_key
 from admin.records import TENANT_SCOPES
 from tests.admin.conftest import PEPPER, write_model
@@ -56,7 +55,7 @@ def make_app() -> Litestar:
     return create_app(config, database=None, store=None)  # type: ignore[arg-type]
 
 
-SCHEMA: Any = schemathesis.openapi.from_dict(make_document(make_app()))
+SCHEMA: Any = schemathesis.openapi.from_dict(make_app().openapi_schema.to_schema())
 OPERATIONS = [
     (method, path)
     for path, methods in SCHEMA.raw_schema["paths"].items()

@@ -1,0 +1,134 @@
+"""What the framework needs to write a plane's OpenAPI document: how structs are decoded, and the
+shape of an error."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import msgspec
+from litestar.openapi import ResponseSpec
+from litestar.openapi.spec import (
+    Components,
+    OpenAPIHeader,
+    OpenAPIMediaType,
+    OpenAPIResponse,
+    Operation,
+    Reference,
+    Schema,
+    SecurityScheme,
+)
+from litestar.params import BodyKwarg
+from litestar.plugins import OpenAPISchemaPlugin
+from litestar.typing import FieldDefinition
+
+REFERENCE = "#/components/schemas/{name}"
+Headers = Mapping[str, OpenAPIHeader]
+
+
+class ErrorDetails(msgspec.Struct, frozen=True):
+    """Some codes bring more fields: a refused adapter has field, got, allowed and hint."""
+
+    message: str
+    type: str
+    param: str | None
+    """The field, parameter or header that is wrong."""
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """The body of every error, as OpenAI shapes it."""
+
+    error: ErrorDetails
+
+
+class StructSchemas(OpenAPISchemaPlugin):
+    """Schemas of structs as msgspec decodes and encodes them.
+
+    The framework's own schemas leave out bounds below the first level of a type and that unknown
+    fields are refused. A struct's class variable `example` becomes the schema's example.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, dict[str, Any]] = {}
+
+    def is_plugin_supported_field(self, field_definition: FieldDefinition) -> bool:
+        return not field_definition.is_union and field_definition.is_subclass_of(msgspec.Struct)
+
+    def to_openapi_schema(self, field_definition: FieldDefinition, schema_creator: Any) -> Any:
+        """Reference to the struct's schema, which is put into the document with all it names."""
+        kind = field_definition.annotation
+        (own,), named = msgspec.json.schema_components([kind], ref_template=REFERENCE)
+        own_name = own["$ref"].rpartition("/")[2]
+        if "example" in vars(kind):
+            named[own_name]["examples"] = [kind.example]
+        for name, written in named.items():
+            known = self._known.setdefault(name, written)
+            assert known == written, f"two types are named {name}"
+            fill(
+                schema_creator.schema_registry.get_schema_for_field_definition(_key(name)), written
+            )
+        return schema_creator.schema_registry.get_reference_for_field_definition(_key(own_name))
+
+
+def _key(name: str) -> FieldDefinition:
+    """Stands for a named schema in the framework's registry."""
+    kwarg = BodyKwarg(schema_component_key=name)
+    return FieldDefinition.from_kwarg(annotation=dict, name=name, kwarg_definition=kwarg)
+
+
+def fill(schema: Schema, written: Mapping[str, Any]) -> Schema:
+    """The schema with the JSON Schema `written`, whose values stay as they are."""
+    for name, value in written.items():
+        setattr(schema, re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name), value)
+    return schema
+
+
+def flat(kind: type[msgspec.Struct]) -> Schema:
+    """Schema of a struct that names no other, for where the framework makes none."""
+    (own,), named = msgspec.json.schema_components([kind])
+    example = vars(kind).get("example")
+    return fill(Schema(examples=example and [example]), named[own["$ref"].rpartition("/")[2]])
+
+
+def refused(*statuses: int) -> dict[int, ResponseSpec]:
+    """What a handler's `responses` says of the refusals that it may answer with."""
+    return {status: ResponseSpec(ErrorBody, generate_examples=False) for status in sorted(statuses)}
+
+
+def refusal(text: str, headers: Headers) -> OpenAPIResponse:
+    """A refusal as the components of a document describe it."""
+    body = Reference(REFERENCE.format(name=ErrorBody.__name__))
+    content = {"application/json": OpenAPIMediaType(body)}
+    return OpenAPIResponse(text, headers={**headers}, content=content)
+
+
+def components(refusals: Mapping[int, OpenAPIResponse]) -> Components:
+    key = SecurityScheme(type="http", scheme="bearer", bearer_format="lpx_...")
+    responses = {str(status): each for status, each in refusals.items()}
+    return Components(responses={**responses}, security_schemes={"key": key})
+
+
+def header(
+    written: Mapping[str, Any], *, required: bool = True, description: str | None = None
+) -> OpenAPIHeader:
+    """written: the header's JSON Schema."""
+    return OpenAPIHeader(fill(Schema(), written), required=required, description=description)
+
+
+@dataclass
+class PlaneOperation(Operation):
+    """An operation whose refusals are those of the document's components."""
+
+    always: ClassVar[Headers] = {}
+    """Headers of every other answer."""
+
+    def __post_init__(self) -> None:
+        responses = self.responses or {}
+        for status, response in responses.items():
+            if int(status) >= 400:
+                responses[status] = Reference(f"#/components/responses/{status}")
+            elif isinstance(response, OpenAPIResponse):
+                response.headers = {**(response.headers or {}), **self.always}
