@@ -44,6 +44,9 @@ class ErrorBody(msgspec.Struct, frozen=True):
     error: ErrorDetails
 
 
+ERROR = Reference(REFERENCE.format(name=ErrorBody.__name__))
+
+
 class StructSchemas(OpenAPISchemaPlugin):
     """Schemas of structs as msgspec decodes and encodes them.
 
@@ -100,8 +103,7 @@ def refused(*statuses: int) -> dict[int, ResponseSpec]:
 
 def refusal(text: str, headers: Headers) -> OpenAPIResponse:
     """A refusal as the components of a document describe it."""
-    body = Reference(REFERENCE.format(name=ErrorBody.__name__))
-    content = {"application/json": OpenAPIMediaType(body)}
+    content = {"application/json": OpenAPIMediaType(ERROR)}
     return OpenAPIResponse(text, headers={**headers}, content=content)
 
 
@@ -128,7 +130,13 @@ class PlaneOperation(Operation):
     def __post_init__(self) -> None:
         responses = self.responses or {}
         for status, response in responses.items():
-            if int(status) >= 400:
+            assert isinstance(response, OpenAPIResponse)
+            if _is_refusal(response):
                 responses[status] = Reference(f"#/components/responses/{status}")
-            elif isinstance(response, OpenAPIResponse):
+            else:
                 response.headers = {**(response.headers or {}), **self.always}
+
+
+def _is_refusal(response: OpenAPIResponse) -> bool:
+    bodies = [content.schema for content in (response.content or {}).values()]
+    return ERROR in bodies

@@ -7,14 +7,13 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
-from litestar import Litestar, Router
+from litestar import Litestar
 from litestar.datastructures import State
-from litestar.openapi import OpenAPIConfig
 
 from admin.database import Database
 from admin.keys.last_use import KeyUses
+from admin.openapi import StructSchemas
 from gateway import exceptions as errors
-from gateway.catalog.auth import public
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.source import SnapshotSource
 from gateway.config import GatewayConfig
@@ -25,7 +24,7 @@ from gateway.dispatch.inflight import Flights
 from gateway.dispatch.outcomes import Outcomes
 from gateway.dispatch.worker_discovery import Roster
 from gateway.http.handlers import DataPlane
-from gateway.http.openapi import Document
+from gateway.http.openapi import Requirements, document
 from gateway.http.request import GatewayRequest
 from gateway.http.routes import completions, health, models, tokens
 from gateway.limits.admission import Admission
@@ -164,13 +163,7 @@ def create_app(
         state=State({"gateway": gateway}),
         request_class=GatewayRequest,
         exception_handlers={Exception: errors.to_response},
-        openapi_config=OpenAPIConfig(
-            title="loraplex",
-            version="1",
-            render_plugins=[Document()],
-            openapi_router=Router(
-                "/schema", route_handlers=[], guards=[public], include_in_schema=False
-            ),
-        ),
+        openapi_config=document(),
+        plugins=[StructSchemas(), Requirements()],
         logging_config=None,
     )

@@ -32,6 +32,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "admin.keys",
         "admin.body_budget",
         "admin.client_address",
+        "admin.openapi",
     ),
     "loraplex": PACKAGES,
 }

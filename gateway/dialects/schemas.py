@@ -7,7 +7,7 @@ comment; every other field is refused by name. `null` always means absent.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -103,6 +103,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 class ChatCompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
+    example: ClassVar[dict[str, Any]] = {
+        "model": "support-bot",
+        "messages": [{"role": "user", "content": "Where is my parcel?"}],
+    }
+
     messages: Annotated[list[Message], Meta(min_length=1, max_length=4096)]
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
@@ -130,6 +135,12 @@ class ChatCompletionRequest(GenerationRequest, frozen=True, kw_only=True):
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     """POST /v1/completions."""
+
+    example: ClassVar[dict[str, Any]] = {
+        "model": "support-bot@staging",
+        "prompt": "Once",
+        "max_tokens": 16,
+    }
 
     prompt: (
         str
@@ -180,6 +191,8 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /tokenize: a text as a completion's prompt, or messages as a chat's."""
 
+    example: ClassVar[dict[str, Any]] = {"model": "support-bot", "prompt": "Once"}
+
     model: str
     prompt: str | None = None
     messages: Annotated[list[Message], Meta(min_length=1, max_length=4096)] | None = None
@@ -199,6 +212,8 @@ class TokenizeResponse(msgspec.Struct, frozen=True):
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /detokenize."""
+
+    example: ClassVar[dict[str, Any]] = {"model": "support-bot", "tokens": [12, 7]}
 
     model: str
     tokens: list[TokenId]

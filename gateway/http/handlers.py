@@ -10,14 +10,17 @@ from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp, Message, Middleware, Receive, Scope, Send
 
 from gateway.exceptions import ErrorAnswer, forget_frames
-from gateway.http.request import GatewayRequest, add_request_headers, keep_charge
+from gateway.http.request import GatewayRequest, add_request_headers, decoder_of, keep_charge
 
 
 class HotRoute(HTTPRouteHandler):
-    """Its function takes the request and returns an ASGI application, which raises only before it
-    has sent anything. It is called as simply as that, after its guards: what the framework's route
-    does for handlers of any kind costs more than authorisation and routing together, and what it
-    does for an exception as much as the request did until then."""
+    """A route whose function takes the request and its body as a struct, and returns an ASGI
+    application, which raises only before it has sent anything.
+
+    It is called as simply as that, after its guards: what the framework's route does for handlers
+    of any kind costs more than authorisation and routing together, and what it does for an
+    exception as much as the request did until then.
+    """
 
     def resolve_middleware(self) -> list[Middleware]:
         return [self._in_place_of]
@@ -25,13 +28,14 @@ class HotRoute(HTTPRouteHandler):
     def as_app(self) -> ASGIApp:
         handler: Any = cast(Any, self)
         guards = handler.resolve_guards()
+        decoder = decoder_of(handler.parsed_data_field.annotation)
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             request = GatewayRequest(scope, receive, send)
             try:
                 for guard in guards:
                     await guard(request, self)
-                response: ASGIApp = await handler.fn(request)
+                response: ASGIApp = await handler.fn(request, await request.decode(decoder))
                 await response(scope, receive, send)
             except Exception as error:
                 try:

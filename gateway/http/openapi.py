@@ -1,40 +1,34 @@
-"""The OpenAPI document: routes from the framework, bodies from the structs that decode them, and
-what each route may refuse."""
+"""What the framework's OpenAPI document of the data plane cannot take from a handler's signature:
+refusals, and headers of requests and answers."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from litestar import MediaType, Request
-from litestar.openapi.plugins import OpenAPIRenderPlugin
-
-from gateway.dialects.schemas import (
-    MAX_BODY_BYTES,
-    ChatCompletionRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
+from litestar import MediaType, Router
+from litestar.enums import ParamType
+from litestar.handlers import HTTPRouteHandler
+from litestar.openapi import OpenAPIConfig, ResponseSpec
+from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.openapi.spec import (
+    OpenAPIHeader,
+    OpenAPIMediaType,
+    OpenAPIResponse,
+    OpenAPIType,
+    Parameter,
+    Schema,
 )
+from litestar.plugins import ReceiveRoutePlugin
+from litestar.routes import BaseRoute, HTTPRoute
+
+from admin.openapi import PlaneOperation, components, header, refusal, refused
+from gateway.catalog.auth import INFERENCE, public
+from gateway.dialects.schemas import MAX_BODY_BYTES
+from gateway.http.handlers import HotRoute
 from gateway.http.request import MAX_TIMEOUT_S
 
-BODIES = {
-    "/v1/chat/completions": ChatCompletionRequest,
-    "/v1/completions": CompletionRequest,
-    "/tokenize": TokenizeRequest,
-    "/detokenize": DetokenizeRequest,
-}
-COMPLETIONS = ("/v1/chat/completions", "/v1/completions")
-PUBLIC = ("/livez", "/readyz", "/health", "/version")
-EXAMPLES: dict[str, Any] = {
-    "/v1/chat/completions": {
-        "model": "support-bot",
-        "messages": [{"role": "user", "content": "Where is my parcel?"}],
-    },
-    "/v1/completions": {"model": "support-bot@staging", "prompt": "Once", "max_tokens": 16},
-    "/tokenize": {"model": "support-bot", "prompt": "Once"},
-    "/detokenize": {"model": "support-bot", "tokens": [12, 7]},
-}
 REFUSALS = {
     400: "The request is wrong or asks for what is not supported; `param` names the field.",
     401: "No API key, or none that is valid.",
@@ -45,51 +39,42 @@ REFUSALS = {
     413: f"More than {MAX_BODY_BYTES} bytes.",
     429: "A limit of the tenant or the key is reached; when it frees is in Retry-After.",
     500: "The worker failed, or workers were lost of this request.",
-    503: "Overloaded, or nobody there to serve it now.",
+    503: "Overloaded, or no worker there to serve it now.",
     504: "No answer began within the time that the request had (`x-request-timeout`).",
 }
-TIMEOUT: dict[str, Any] = {
-    "name": "x-request-timeout",
-    "in": "header",
-    "description": "Seconds until nobody wants a first token any more; 600 unless given.",
-    "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMEOUT_S},
+ALWAYS = {
+    "x-request-id": header({"type": "string", "pattern": "^req_"}),
+    "openai-processing-ms": header({"type": "integer", "minimum": 0}),
 }
-ALWAYS: dict[str, Any] = {
-    "x-request-id": {"required": True, "schema": {"type": "string", "pattern": "^req_"}},
-    "openai-processing-ms": {"required": True, "schema": {"type": "integer", "minimum": 0}},
-}
-SECONDS: dict[str, Any] = {"schema": {"type": "integer", "minimum": 1}}
-LIMITS: dict[str, Any] = {
-    f"x-ratelimit-{what}-{unit}": {
-        "description": "Where the tenant or the key has such a limit.",
-        "schema": {"type": "string" if what == "reset" else "integer"},
-    }
+LIMITS = {
+    f"x-ratelimit-{what}-{unit}": header(
+        {"type": "string" if what == "reset" else "integer"},
+        required=False,
+        description="Where the tenant or the key has such a limit.",
+    )
     for unit in ("requests", "tokens")
     for what in ("limit", "remaining", "reset")
 }
-SERVED: dict[str, Any] = {
-    "loraplex-worker": {"required": True, "schema": {"type": "string"}},
-    "loraplex-adapter-version": {
-        "description": "Where the model is an adapter.",
-        "schema": {"type": "integer", "minimum": 1},
-    },
+SERVED = {
+    "loraplex-worker": header({"type": "string"}),
+    "loraplex-adapter-version": header(
+        {"type": "integer", "minimum": 1},
+        required=False,
+        description="Where the model is an adapter.",
+    ),
 }
+SECONDS = header({"type": "integer", "minimum": 1}, required=False)
+FINAL = header({"const": "false"}, required=False)
+TIMEOUT = Parameter(
+    "x-request-timeout",
+    ParamType.HEADER,
+    schema=Schema(type=OpenAPIType.NUMBER, exclusive_minimum=0, maximum=MAX_TIMEOUT_S),
+    description="Seconds until the first token is of no use any more; 600 unless given.",
+)
 
 
-class ErrorDetails(msgspec.Struct, frozen=True):
-    message: str
-    type: str
-    param: str | None
-    """The field that is wrong."""
-    code: str | None
-
-
-class ErrorBody(msgspec.Struct, frozen=True):
-    error: ErrorDetails
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """Of a completion; fields as OpenAI's."""
+class Completion(msgspec.Struct, frozen=True):
+    """The answer of a completion route; fields as OpenAI's."""
 
     id: str
     object: str
@@ -99,87 +84,86 @@ class Answer(msgspec.Struct, frozen=True):
     usage: dict[str, Any]
 
 
-class Document(OpenAPIRenderPlugin):
-    """Serves the document as JSON, and nothing that loads scripts from elsewhere. It is made at the
-    first request: 20 ms of CPU time."""
-
-    def __init__(self) -> None:
-        super().__init__(path="/openapi.json", media_type=MediaType.JSON)
-        self._made: bytes | None = None
-
-    def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
-        if self._made is None:
-            self._made = msgspec.json.encode(complete(openapi_schema))
-        return self._made
+@dataclass
+class PublicOperation(PlaneOperation):
+    always = ALWAYS
 
 
-def complete(schema: dict[str, Any]) -> dict[str, Any]:
-    """The framework's document with what it cannot know."""
-    kinds = [*BODIES.values(), ErrorBody, Answer]
-    bodies, components = msgspec.json.schema_components(
-        kinds, ref_template="#/components/schemas/{name}"
-    )
-    refusal, answer = bodies[-2:]
-    for path, body in zip(BODIES, bodies, strict=False):
-        content = {"schema": body, "example": EXAMPLES[path]}
-        schema["paths"][path]["post"]["requestBody"] = {
-            "required": True,
-            "content": {"application/json": content},
-        }
-    for path, methods in schema["paths"].items():
-        for operation in methods.values():
-            responses = operation["responses"]
-            responses["200"]["headers"] = dict(ALWAYS)
-            if path not in PUBLIC:
-                responses["200"]["headers"] |= LIMITS
-            if path in COMPLETIONS:
-                operation["parameters"] = [TIMEOUT]
-                responses["200"]["headers"] |= SERVED
-                responses["200"]["content"] = {
-                    "application/json": {"schema": answer},
-                    "text/event-stream": {"schema": {"type": "string"}},
-                }
-            if path in PUBLIC:
-                operation["security"] = []
-                if path == "/version":
-                    responses |= {str(status): _refusal(status, refusal) for status in (429, 503)}
-            else:
-                operation["security"] = [{"key": ["inference"]}]
-                responses.pop("400", None)
-                responses |= {str(status): _refusal(status, refusal) for status in _statuses(path)}
-    for path in ("/readyz", "/health"):
-        responses = schema["paths"][path]["get"]["responses"]
-        responses["503"] = responses["200"] | {"description": "Not ready; `reason` says why."}
-    parts = schema.setdefault("components", {})
-    parts.setdefault("schemas", {}).update(components)
-    parts["securitySchemes"] = {
-        "key": {"type": "http", "scheme": "bearer", "bearerFormat": "lpx_..."}
+@dataclass
+class KeyOperation(PlaneOperation):
+    always = ALWAYS | LIMITS
+
+
+@dataclass
+class GenerationOperation(PlaneOperation):
+    """Takes a deadline, and may answer as a stream."""
+
+    always = ALWAYS | LIMITS | SERVED
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.parameters = [*(self.parameters or ()), TIMEOUT]
+        answer = (self.responses or {})["200"]
+        assert isinstance(answer, OpenAPIResponse) and answer.content is not None
+        answer.content["text/event-stream"] = OpenAPIMediaType(Schema(type=OpenAPIType.STRING))
+
+
+class Requirements(ReceiveRoutePlugin):
+    """Writes down for each handler what follows from its guard and its signature."""
+
+    def receive_route(self, route: BaseRoute) -> None:
+        if not isinstance(route, HTTPRoute):
+            return
+        for handler in route.route_handlers:
+            if handler.resolve_include_in_schema():
+                _describe(route, handler)
+
+
+def _describe(route: HTTPRoute, handler: HTTPRouteHandler) -> None:
+    guards: Any = handler.resolve_guards()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    if public in guards:
+        handler.operation_class = PublicOperation
+        return
+    handler.security = [{"key": [INFERENCE]}]
+    handler.operation_class = KeyOperation
+    statuses = {401, 403, 429, 503}
+    if route.path_parameters:
+        statuses |= {400, 404}
+    if handler.parsed_data_field is not None:
+        statuses |= {400, 404, 408, 409, 413}
+    answers: dict[int, ResponseSpec] = {}
+    if isinstance(handler, HotRoute):
+        handler.operation_class = GenerationOperation
+        statuses |= {500, 504}
+        answers[200] = ResponseSpec(Completion, generate_examples=False, description="The answer.")
+    handler.responses = answers | refused(*statuses)
+
+
+def document() -> OpenAPIConfig:
+    """The document is public, at /schema."""
+    refusals = {
+        status: refusal(text, ALWAYS | _headers(status)) for status, text in REFUSALS.items()
     }
-    return schema
+    return OpenAPIConfig(
+        title="loraplex",
+        version="1",
+        components=components(refusals),
+        use_handler_docstrings=True,
+        # Nothing that loads scripts from elsewhere.
+        render_plugins=[JsonRenderPlugin(media_type=MediaType.JSON)],
+        openapi_router=Router(
+            "/schema", route_handlers=[], guards=[public], include_in_schema=False
+        ),
+    )
 
 
-def _statuses(path: str) -> list[int]:
-    """Of refusals."""
-    found = [401, 403, 429, 503]
-    if path in BODIES:
-        found += [400, 404, 408, 409, 413]
-    if path in COMPLETIONS:
-        found += [500, 504]
-    if path.endswith("{model}"):
-        found += [400, 404]
-    return sorted(found)
-
-
-def _refusal(status: int, body: dict[str, Any]) -> dict[str, Any]:
-    headers = dict(ALWAYS)
+def _headers(status: int) -> dict[str, OpenAPIHeader]:
+    """Of a refusal."""
+    headers: dict[str, OpenAPIHeader] = {}
     if status == 401:
-        headers["www-authenticate"] = {"required": True, "schema": {"const": "Bearer"}}
+        headers["www-authenticate"] = header({"const": "Bearer"})
     if status in (429, 503):
         headers |= {"retry-after": SECONDS, "retry-after-ms": SECONDS}
     if status in (409, 429, 500, 504):
-        headers["x-should-retry"] = {"schema": {"const": "false"}}
-    return {
-        "description": REFUSALS[status],
-        "headers": headers,
-        "content": {"application/json": {"schema": body}},
-    }
+        headers["x-should-retry"] = FINAL
+    return headers

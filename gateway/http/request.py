@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import time
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -31,6 +32,8 @@ _EXCEEDED = {
     "tenant": "Too many bytes of this tenant's requests are being read.",
     "all": "Too many bytes of requests are being read.",
 }
+decoder_of = cache(msgspec.json.Decoder)
+"""The decoder of a type, made once."""
 _SECONDS = re.compile(r"[0-9]{1,5}(\.[0-9]{1,9})?")
 
 
@@ -42,9 +45,21 @@ class GatewayRequest(Request[Principal, Any, State]):
         self.gateway: Gateway = self.app.state["gateway"]
         self.num_bytes = 0
         """Of the body, once it is read."""
+        self._whole: bytes | None = None
         number_request(scope)
 
     async def body(self) -> bytes:
+        """The body, until it is decoded. Raises as `_read`."""
+        if self._whole is None:
+            self._whole = await self._read()
+        return self._whole
+
+    async def json(self) -> Any:
+        """The body as what the handler takes as `data`. Raises as `decode`."""
+        data: Any = self.route_handler.parsed_data_field
+        return await self.decode(decoder_of(data.annotation))
+
+    async def _read(self) -> bytes:
         """As the framework's own, which indexes all headers and goes through a generator.
 
         Raises RequestEntityTooLarge, at once where the length is announced; BodyTimeout; Overloaded
@@ -71,6 +86,8 @@ class GatewayRequest(Request[Principal, Any, State]):
             if (excess := held.excess) is not None:
                 raise Overloaded(_EXCEEDED[excess], code="too_many_body_bytes")
             is_whole = not message["more_body"]
+        if not body:
+            raise InvalidRequest("The body is not valid JSON: Input data was truncated")
         self.num_bytes = len(body)
         return bytes(body)
 
@@ -78,7 +95,9 @@ class GatewayRequest(Request[Principal, Any, State]):
         """The body as a struct; its bytes are then given back. Raises as `body` and
         `decode_request`."""
         try:
-            return decode_request(decoder, await self.body())
+            body = await self.body()
+            self._whole = b""
+            return decode_request(decoder, body)
         finally:
             held_body(self.scope).release()
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-import msgspec
+from litestar.params import JSONBody
 
 from admin.client_address import client_address
 from gateway.catalog.auth import INFERENCE, Principal, requires
@@ -32,29 +32,26 @@ from workers.wire.protocol import ModelInfo
 
 log = logging.getLogger(__name__)
 
-CHAT = msgspec.json.Decoder(ChatCompletionRequest)
-COMPLETION = msgspec.json.Decoder(CompletionRequest)
-
 A = TypeVar("A", ChatCompletionRequest, CompletionRequest)
 Encode = Callable[[ModelTokenizer, ResolvedModel, A, Principal], Awaitable[list[Prompt]]]
 
 
 @HotRoute("/v1/chat/completions", http_method="POST", guards=[requires(INFERENCE)], status_code=200)
-async def create_chat_completion(request: GatewayRequest) -> GenerationResponse:
+async def create_chat_completion(
+    request: GatewayRequest, data: JSONBody[ChatCompletionRequest]
+) -> GenerationResponse:
     """Answers a conversation, as one body or as a stream of server-sent events."""
-    asked = await request.decode(CHAT)
     default_tokens = request.gateway.config.default_chat_tokens
-    return await answer(request, asked, chat_prompts, default_tokens, ChatFormat, "chatcmpl")
+    return await answer(request, data, chat_prompts, default_tokens, ChatFormat, "chatcmpl")
 
 
 @HotRoute("/v1/completions", http_method="POST", guards=[requires(INFERENCE)], status_code=200)
-async def create_completion(request: GatewayRequest) -> GenerationResponse:
+async def create_completion(
+    request: GatewayRequest, data: JSONBody[CompletionRequest]
+) -> GenerationResponse:
     """Continues one or many prompts, as one body or as a stream of server-sent events."""
-    asked = await request.decode(COMPLETION)
     default_tokens = request.gateway.config.default_completion_tokens
-    return await answer(
-        request, asked, completion_prompts, default_tokens, CompletionFormat, "cmpl"
-    )
+    return await answer(request, data, completion_prompts, default_tokens, CompletionFormat, "cmpl")
 
 
 async def answer(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 
 from litestar import Response, get
+from litestar.openapi import ResponseSpec
 
+from admin.openapi import refused
 from gateway.catalog.auth import public
 from gateway.http.request import GatewayRequest
 
@@ -16,7 +18,15 @@ async def livez() -> dict[str, str]:
     return {"status": "ok"}
 
 
-@get(["/readyz", "/health"], guards=[public])
+@get(
+    ["/readyz", "/health"],
+    guards=[public],
+    responses={
+        503: ResponseSpec(
+            dict[str, str], generate_examples=False, description="Not ready; `reason` says why."
+        )
+    },
+)
 async def readyz(request: GatewayRequest) -> Response[dict[str, str]]:
     """Requests can be served: the catalog is loaded and not stale, a worker is ready that could
     serve a base model, and nothing drains."""
@@ -26,7 +36,7 @@ async def readyz(request: GatewayRequest) -> Response[dict[str, str]]:
     return Response({"status": "unavailable", "reason": reason}, status_code=503)
 
 
-@get("/version", guards=[public])
+@get("/version", guards=[public], responses=refused(429, 503))
 async def get_version() -> dict[str, str]:
     try:
         return {"version": version("loraplex")}

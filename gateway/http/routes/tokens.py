@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
 from litestar import post
+from litestar.params import JSONBody
 
 from gateway.catalog.auth import INFERENCE, requires
 from gateway.catalog.catalog import ResolvedModel
@@ -22,28 +22,24 @@ MIN_COUNTED = 1 << 15
 MAX_TEXT_BYTES = 2 << 20
 """Of the text of an answer: far more would wait in memory for a client that does not read it."""
 
-TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
-DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
-
 
 @post("/tokenize", guards=[requires(INFERENCE)], status_code=200)
-async def tokenize(request: GatewayRequest) -> TokenizeResponse:
+async def tokenize(request: GatewayRequest, data: JSONBody[TokenizeRequest]) -> TokenizeResponse:
     """The ids that a prompt or a conversation becomes."""
-    asked = await request.decode(TOKENIZE)
-    target, tokenizer = await _tokenizer(request, asked.model)
-    if asked.messages is not None:
-        with_prompt = asked.add_generation_prompt is not False
+    target, tokenizer = await _tokenizer(request, data.model)
+    if data.messages is not None:
+        with_prompt = data.add_generation_prompt is not False
         tokens = await tokenizer.encode_chat(
-            asked.messages,
+            data.messages,
             domain=request.user.cache_domain,
             template=target.chat_template(),
             add_generation_prompt=with_prompt,
             max_tokens=_most(target),
         )
     else:
-        with_specials = asked.add_special_tokens is not False
+        with_specials = data.add_special_tokens is not False
         (tokens,) = await tokenizer.encode_many(
-            [asked.prompt or ""],
+            [data.prompt or ""],
             domain=request.user.cache_domain,
             add_special_tokens=with_specials,
             max_tokens=_most(target),
@@ -54,20 +50,21 @@ async def tokenize(request: GatewayRequest) -> TokenizeResponse:
 
 
 @post("/detokenize", guards=[requires(INFERENCE)], status_code=200)
-async def detokenize(request: GatewayRequest) -> DetokenizeResponse:
+async def detokenize(
+    request: GatewayRequest, data: JSONBody[DetokenizeRequest]
+) -> DetokenizeResponse:
     """The text of token ids, special tokens included."""
-    asked = await request.decode(DETOKENIZE)
-    target, tokenizer = await _tokenizer(request, asked.model)
+    target, tokenizer = await _tokenizer(request, data.model)
     size, most = target.base.shape.vocab_size, _most(target)
-    if len(asked.tokens) > most:
+    if len(data.tokens) > most:
         raise ContextLengthExceeded(
-            f"At most {most} tokens are taken for this model; you sent {len(asked.tokens)}.",
+            f"At most {most} tokens are taken for this model; you sent {len(data.tokens)}.",
             param="tokens",
         )
-    if asked.tokens and max(asked.tokens) >= size:
+    if data.tokens and max(data.tokens) >= size:
         raise InvalidRequest(f"Token ids must be below {size}.", param="tokens")
     prompt = await tokenizer.decode(
-        asked.tokens, domain=request.user.cache_domain, max_bytes=MAX_TEXT_BYTES
+        data.tokens, domain=request.user.cache_domain, max_bytes=MAX_TEXT_BYTES
     )
     return DetokenizeResponse(prompt=prompt)
 
