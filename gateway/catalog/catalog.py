@@ -25,10 +25,10 @@ from admin.records import (
     ServingData,
     Tenant,
 )
-from gateway.catalog.auth import Principal
 from gateway.catalog.canary_split import pick_version
 from gateway.catalog.cards import AdapterCard, ModelCard
 from gateway.catalog.parts import AdapterPart, TenantPart, adapters_of, tenants_of
+from gateway.catalog.principal import Principal
 from gateway.catalog.source import SnapshotSource
 from gateway.exceptions import CatalogStale, ModelNotFound, Overloaded, TemplateNotApproved
 from gateway.quota_types import FREE, ORDINARY, Limit, Service, Tariff

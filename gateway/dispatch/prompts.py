@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.catalog.auth import Principal
 from gateway.catalog.catalog import ResolvedModel
+from gateway.catalog.principal import Principal
 from gateway.dialects.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from gateway.dispatch.activation import find_activation
 from gateway.exceptions import InvalidRequest

@@ -8,8 +8,8 @@ import time
 import msgspec
 
 from admin.records import GenerationDefaults, ServedVersion
-from gateway.catalog.auth import Principal
 from gateway.catalog.catalog import ResolvedModel
+from gateway.catalog.principal import Principal
 from gateway.dialects.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.dispatch.choice import Choice
 from gateway.dispatch.failover import Failover

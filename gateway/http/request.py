@@ -7,7 +7,7 @@ import os
 import re
 import time
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from litestar import Request
@@ -16,14 +16,13 @@ from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.types import Message, Scope
 
 from admin.body_budget import held_body
-from gateway.catalog.auth import CHARGE, Principal
+from gateway.catalog.principal import Principal
 from gateway.dialects.schemas import MAX_BODY_BYTES, decode_request
 from gateway.exceptions import BodyTimeout, InvalidRequest, Overloaded
 from gateway.headers import find_header
-
-if TYPE_CHECKING:
-    from gateway.app import Gateway
-    from gateway.limits.admission import RequestCharge
+from gateway.http.guards import CHARGE
+from gateway.http.services import Gateway
+from gateway.limits.admission import RequestCharge
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.catalog.auth import Principal
 from gateway.catalog.catalog import CatalogView
+from gateway.catalog.principal import Principal
 from gateway.exceptions import ApiError, QuotaUnavailable
 from gateway.limits.bounds import completion_tokens
 from gateway.limits.leases import Leases

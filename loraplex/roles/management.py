@@ -13,9 +13,10 @@ from litestar.handlers import BaseRouteHandler
 from admin.client_address import client_address
 from admin.http.problems import to_response
 from gateway import exceptions as errors
-from gateway.app import Gateway
-from gateway.catalog.auth import Connection, authenticate, check_address, public
+from gateway.catalog.auth import authenticate, check_address
 from gateway.headers import find_header
+from gateway.http.guards import Connection, public
+from gateway.http.services import Gateway
 from loraplex.telemetry import CONTENT_TYPE_LATEST, render_metrics
 
 METRICS = "/metrics"

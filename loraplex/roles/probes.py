@@ -11,7 +11,7 @@ from admin.database import Database
 from admin.errors import AdminError
 from admin.http.problems import to_response
 from admin.queries import catalog_generation
-from gateway.catalog.auth import public
+from gateway.http.guards import public
 from gateway.http.routes.health import get_version, livez
 
 FRESH_S = 1.0

@@ -16,7 +16,7 @@ from litestar.types import Message, Scope
 
 from admin.errors import DatabaseUnavailable
 from admin.http import problems
-from gateway.catalog.auth import public
+from gateway.http.guards import public
 from gateway.http.routes.health import get_version, livez
 from gateway.http.server import make_config
 from loraplex.roles.retrying import retry

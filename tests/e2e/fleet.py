@@ -17,10 +17,11 @@ from openai import AsyncOpenAI
 
 from adapters.store.folder import LocalStore
 from admin.records import Alias, BaseModel, CatalogSnapshot, ServedVersion, Tenant
-from gateway.app import Gateway, create_app
+from gateway.app import create_app
 from gateway.config import GatewayConfig
 from gateway.dispatch.fleet import Fleet
 from gateway.dispatch.routing import Work
+from gateway.http.services import Gateway
 from tests.doubles import make_model, write_adapter
 from tests.e2e.tiny import MAX_MODEL_LEN, NAME, Tiny
 from tests.gateway.live import eventually

@@ -16,9 +16,10 @@ from admin.body_budget import BodyBudget
 from admin.database import Database
 from admin.keys import keys
 from admin.records import TENANT_SCOPES
-from gateway.app import Gateway, create_app
+from gateway.app import create_app
 from gateway.catalog.source import PostgresSource
 from gateway.config import GatewayConfig
+from gateway.http.services import Gateway
 from tests.adapters.files import BASE
 from tests.admin.lifecycle import make_ready, make_tenant
 from tests.doubles import make_tokenizer

@@ -26,9 +26,10 @@ from admin.records import (
     hash_key,
     new_key,
 )
-from gateway.app import Gateway, create_app
+from gateway.app import create_app
 from gateway.config import GatewayConfig
 from gateway.http.server import bind, make_server
+from gateway.http.services import Gateway
 from tests.doubles import SIZES, make_tokenizer
 from tests.gateway.pepper import PEPPER
 from tests.gateway.scripted import DIGEST, MAX_MODEL_LEN, ScriptedWorker

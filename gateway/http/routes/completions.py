@@ -10,8 +10,8 @@ from typing import NamedTuple, TypeVar
 from litestar.params import JSONBody
 
 from admin.client_address import client_address
-from gateway.catalog.auth import INFERENCE, Principal, requires
 from gateway.catalog.catalog import ResolvedModel
+from gateway.catalog.principal import Principal
 from gateway.dialects.formats import ChatFormat, CompletionFormat, Format, ResponseIdentity
 from gateway.dialects.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.dispatch.generation import Generation
@@ -20,6 +20,7 @@ from gateway.dispatch.prompts import Prompt, chat_prompts, completion_prompts
 from gateway.dispatch.request_usage import RequestUsage
 from gateway.dispatch.sequences import Call, check_answer_of, plan, work_of
 from gateway.dispatch.shedding import Place
+from gateway.http.guards import INFERENCE, requires
 from gateway.http.handlers import HotRoute
 from gateway.http.request import GatewayRequest
 from gateway.http.streaming import GenerationResponse, Headers, StreamResponse, WholeResponse

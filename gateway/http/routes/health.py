@@ -8,7 +8,7 @@ from litestar import Response, get
 from litestar.openapi import ResponseSpec
 
 from admin.openapi import refused
-from gateway.catalog.auth import public
+from gateway.http.guards import public
 from gateway.http.request import GatewayRequest
 
 

@@ -8,10 +8,10 @@ import contextlib
 from litestar import get
 from litestar.params import FromPath
 
-from gateway.catalog.auth import INFERENCE, requires
 from gateway.catalog.cards import ModelCard
 from gateway.dialects.schemas import ModelList
 from gateway.exceptions import ModelNotFound
+from gateway.http.guards import INFERENCE, requires
 from gateway.http.request import GatewayRequest
 
 CARDS_AT_ONCE = 100

@@ -5,7 +5,6 @@ from __future__ import annotations
 from litestar import post
 from litestar.params import JSONBody
 
-from gateway.catalog.auth import INFERENCE, requires
 from gateway.catalog.catalog import ResolvedModel
 from gateway.dialects.schemas import (
     DetokenizeRequest,
@@ -14,6 +13,7 @@ from gateway.dialects.schemas import (
     TokenizeResponse,
 )
 from gateway.exceptions import ContextLengthExceeded, InvalidRequest
+from gateway.http.guards import INFERENCE, requires
 from gateway.http.request import GatewayRequest
 from gateway.text.tokenizer import ModelTokenizer
 

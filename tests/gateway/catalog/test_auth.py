@@ -8,8 +8,8 @@ from litestar import Litestar
 from litestar.routes import HTTPRoute
 
 from gateway.app import create_app
-from gateway.catalog.auth import public
 from gateway.config import GatewayConfig
+from gateway.http.guards import public
 from tests.gateway.pepper import PEPPER
 from tests.gateway.service import FedSource, Service, snapshot
 

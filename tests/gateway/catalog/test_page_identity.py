@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from admin.records import Alias, ApiKey, BaseModel, CatalogSnapshot, ServedVersion, Tenant
-from gateway.catalog.auth import Principal
 from gateway.catalog.catalog import CatalogView
+from gateway.catalog.principal import Principal
 from gateway.dialects.schemas import CompletionRequest
 from gateway.dispatch.prompts import make_prompt
 from gateway.dispatch.sequences import Call, _generate, work_of

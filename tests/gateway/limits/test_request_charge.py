@@ -10,7 +10,7 @@ import pytest
 from litestar.handlers import HTTPRouteHandler
 
 from gateway.app import ROUTES
-from gateway.catalog.auth import public
+from gateway.http.guards import public
 from tests.gateway.limits.test_quotas import limited
 from tests.gateway.live import Live, Served, eventually
 from tests.stub_worker import Reply

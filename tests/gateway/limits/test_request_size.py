@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from admin.records import ApiKey, ServedVersion, Tenant
-from gateway.catalog.auth import Principal
 from gateway.catalog.catalog import CatalogView
+from gateway.catalog.principal import Principal
 from gateway.dialects.schemas import MAX_BODY_BYTES, CompletionRequest, decode_request
 from gateway.dispatch.prompts import Prompt, completion_prompts
 from gateway.exceptions import InvalidRequest

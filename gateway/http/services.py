@@ -1,0 +1,76 @@
+"""What the handlers work with: one of each in a gateway process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from admin.database import Database
+from admin.keys.last_use import KeyUses
+from gateway.catalog.catalog import Catalog
+from gateway.catalog.source import SnapshotSource
+from gateway.config import GatewayConfig
+from gateway.dispatch.failover import Failover
+from gateway.dispatch.fleet import Fleet
+from gateway.dispatch.inflight import Flights
+from gateway.dispatch.outcomes import Outcomes
+from gateway.dispatch.worker_discovery import Roster
+from gateway.limits.admission import Admission
+from gateway.limits.leases import Leases, PostgresLeaseRenewal
+from gateway.metering.usage import UsageRecorder
+from gateway.metering.wal import WriteAheadLog
+from gateway.text.tokenizer import Tokenizers
+from workers.wire.client import WorkerClient
+
+
+class Gateway:
+    """Made once; `gateway.app` runs what of it has to run."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        source: SnapshotSource,
+        clients: Sequence[WorkerClient],
+        database: Database | None,
+    ) -> None:
+        self.config = config
+        self.catalog = Catalog(source, config.catalog_stale_s)
+        self.tokenizers = Tokenizers(config.model_folder)
+        self.leases: Leases | None = None
+        if database is not None:
+            renewal = PostgresLeaseRenewal(database, config.catalog_stale_s)
+            self.leases = leases = Leases(
+                renewal,
+                config.instance_id,
+                config.catalog_stale_s,
+                wait_s=config.limits_wait_s,
+            )
+            self.catalog.watch(lambda _: leases.believe_catalog())
+        self.admission = Admission(self.leases)
+        self.roster = Roster(clients, self._connect)
+        self.fleet = Fleet(self.roster.clients)
+        self.failover = Failover(self.fleet, config.failover_wait_s)
+        self.flights = Flights(Outcomes())
+        self.turned_away: set[str] = set()
+        """Ids of tenants whose newest request was refused before it ran. Nothing is prefetched for
+        their next one, so that refused requests displace no other tenant's adapters."""
+        self.key_uses = KeyUses()
+        self.wal = WriteAheadLog(config.wal, config.instance_id)
+        self.usage_recorder = UsageRecorder(self.wal, config.max_wal_bytes)
+        self.is_draining = False
+        self.catalog.watch(self.roster.follow)
+        self.catalog.watch(self.fleet.want)
+
+    def why_not_ready(self) -> str | None:
+        """The reason why requests cannot be served, or None."""
+        if self.is_draining:
+            return "draining"
+        if self.catalog.view is None:
+            return "the catalog is not loaded"
+        if self.catalog.is_stale:
+            return "the catalog is stale: the database does not answer"
+        return self.fleet.why_not_serving()
+
+    def _connect(self, address: str) -> WorkerClient:
+        """A client of a worker, not yet connected."""
+        config = self.config
+        return WorkerClient(address, instance_id=config.instance_id, security=config.security)
