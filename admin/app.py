@@ -6,7 +6,6 @@ from litestar import Litestar, Router
 from litestar.datastructures import State
 
 from adapters.store.folder import Store
-from admin.config import AdminConfig
 from admin.database import Database
 from admin.http import problems
 from admin.http.controllers.adapters import AdapterController
@@ -23,9 +22,9 @@ from admin.http.controllers.usage import UsageController
 from admin.http.controllers.workers import WorkerController
 from admin.http.openapi import Requirements, document
 from admin.http.parameters import check_parameters
+from admin.http.plane import AdminConfig, AdminPlane
 from admin.http.request import AdminRequest, add_request_id
 from admin.openapi import StructSchemas
-from admin.plane import AdminPlane
 
 MAX_BODY_BYTES = 64 << 10
 """Of every request but an upload, which has its own bounds."""

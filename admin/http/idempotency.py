@@ -1,37 +1,17 @@
-"""Creates that a client may repeat with the header Idempotency-Key: done once, answered alike.
-
-What was answered is kept for a day, in the transaction of the change itself: after a crash there
-are both or neither. A twin that comes meanwhile waits for the first one. A refusal changes nothing
-and is not kept, so the header is free again.
-
-An answer that holds a secret is not kept whole: what is secret follows from `Once.seed`, and that
-from the pepper, a random nonce that is kept, and the header, which only the client has.
-"""
+"""The header Idempotency-Key of creates that a client may repeat; see `admin.idempotency`."""
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import hmac
-import logging
 import secrets
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
 from typing import Annotated, Any
 
 import msgspec
 from litestar import Response
 from litestar.params import HeaderParameter
 
-from admin.database import EVERYTHING, Connection, Database
-from admin.errors import AdminError, IdempotencyKeyReused
 from admin.http.request import AdminRequest
-from admin.queries import sql
-
-log = logging.getLogger(__name__)
-
-KEPT = timedelta(hours=24)
-CLEANING_INTERVAL_S = 600.0
+from admin.idempotency import Claim, Once, digest_of, done_once
 
 IdempotencyKey = Annotated[
     str | None,
@@ -41,15 +21,6 @@ IdempotencyKey = Annotated[
         description="Again within 24 hours with the same request: the first answer, and no change.",
     ),
 ]
-
-
-class Once(msgspec.Struct, frozen=True):
-    """A create, while it is done."""
-
-    connection: Connection
-    """In the transaction of the change."""
-    seed: bytes
-    """32 bytes nobody can guess; of a repeated request those of the first."""
 
 
 async def once(
@@ -70,63 +41,18 @@ async def once(
             answer = msgspec.json.encode(await create(Once(connection, seed)))
             was_done = False
         else:
-            seed, answer, was_done = await _claim(request, connection, header, create)
+            pepper, key_id = request.plane.config.pepper, request.user.id
+            claim = Claim(pepper, key_id, header, await _digest(request))
+            seed, answer, was_done = await done_once(connection, claim, create)
     body = answer if finish is None else finish(answer, seed)
     headers = {"idempotent-replayed": "true"} if was_done else None
     return Response(body, media_type="application/json", headers=headers)
 
 
-async def _claim(
-    request: AdminRequest,
-    connection: Connection,
-    header: str,
-    create: Callable[[Once], Awaitable[msgspec.Struct]],
-) -> tuple[bytes, bytes, bool]:
-    """Seed, answer, and whether it was done before."""
-    pepper = request.plane.config.pepper
-    row_id = _keyed(pepper, b"idempotency", request.user.id.encode(), header.encode())
-    digest = await _digest(request)
-    row = await connection.fetchrow(
-        sql["idempotency_claim"], row_id, digest, secrets.token_bytes(32)
-    )
-    assert row is not None
-    if row["request"] != digest:
-        raise IdempotencyKeyReused(
-            "this Idempotency-Key came before with another request", param="Idempotency-Key"
-        )
-    seed = _keyed(pepper, b"seed", row["nonce"], header.encode())
-    if row["answer"] is not None:
-        return seed, row["answer"].encode(), True
-    answer = msgspec.json.encode(await create(Once(connection, seed)))
-    await connection.execute(sql["idempotency_answer"], row_id, answer.decode())
-    return seed, answer, False
-
-
-async def forget_for_ever(database: Database) -> None:
-    """Removes what was kept long enough, now and then."""
-    while True:
-        try:
-            async with database.transaction(EVERYTHING) as connection:
-                await connection.execute(sql["idempotency_forget"], KEPT)
-        except AdminError as error:
-            log.warning("could not forget what creates answered: %s", error)
-        await asyncio.sleep(CLEANING_INTERVAL_S)
-
-
 async def _digest(request: AdminRequest) -> bytes:
-    parts = (
+    return digest_of(
         request.method.encode(),
         request.scope["path"].encode(),
         request.scope["query_string"],
         await request.body(),
     )
-    return hashlib.sha256(_joined(*parts)).digest()
-
-
-def _keyed(pepper: bytes, *parts: bytes) -> bytes:
-    return hmac.digest(pepper, _joined(*parts), hashlib.sha256)
-
-
-def _joined(*parts: bytes) -> bytes:
-    """No two lists of parts read the same."""
-    return b"".join(len(part).to_bytes(8, "big") + part for part in parts)

@@ -6,7 +6,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from litestar import Request
 from litestar.datastructures import State
@@ -19,10 +19,8 @@ from admin.client_address import client_address
 from admin.database import Connection
 from admin.errors import Overloaded, Stalled
 from admin.http.body import decode_json, keep_coming
+from admin.http.plane import AdminPlane
 from admin.records import ApiKey
-
-if TYPE_CHECKING:
-    from admin.plane import AdminPlane
 
 ADMIN = "admin"
 """Stands for the tenant of admin keys, which have none, where bytes are counted."""

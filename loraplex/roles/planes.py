@@ -20,10 +20,9 @@ import admin.app
 import gateway.app
 from adapters.store.folder import Store
 from admin.body_budget import BodyBudget
-from admin.config import AdminConfig
 from admin.database import EVERYTHING, Database
+from admin.http.plane import AdminConfig, AdminPlane
 from admin.migrate import check_schema
-from admin.plane import AdminPlane
 from gateway.catalog.source import PostgresSource
 from gateway.config import GatewayConfig
 from gateway.http import server

@@ -12,8 +12,8 @@ import pytest
 
 from adapters.store.folder import LocalStore
 from admin.app import create_app
-from admin.config import AdminConfig
 from admin.database import EVERYTHING, Database
+from admin.http.plane import AdminConfig
 from admin.keys.keys import create_key
 from tests.adapters.files import BASE
 from tests.postgres import fresh_database

@@ -14,10 +14,11 @@ from admin.database import Connection
 from admin.errors import Invalid
 from admin.http import preconditions
 from admin.http.guards import ADMIN, requires
-from admin.http.idempotency import IdempotencyKey, Once, once
+from admin.http.idempotency import IdempotencyKey, once
 from admin.http.parameters import After, Limit
 from admin.http.preconditions import IfMatch, Tagged, etag, tagged
 from admin.http.request import AdminRequest
+from admin.idempotency import Once
 from admin.keys import keys
 from admin.keys.keys import KeyRights
 from admin.keys.schemas import KeyCreate, KeyCreated, KeyRotate, KeyView

@@ -13,10 +13,11 @@ from admin.database import Connection
 from admin.errors import Invalid, Overtaken
 from admin.http import preconditions
 from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires
-from admin.http.idempotency import IdempotencyKey, Once, once
+from admin.http.idempotency import IdempotencyKey, once
 from admin.http.parameters import After, Limit
 from admin.http.preconditions import IfMatch, Tagged, etag, tagged
 from admin.http.request import AdminRequest
+from admin.idempotency import Once
 from admin.models import models
 from admin.models.schemas import ModelChange, ModelDetails, ModelRegister, ModelView
 from admin.records import BaseModel

@@ -11,10 +11,11 @@ from admin.catalog_lock import lock_catalog
 from admin.database import Connection
 from admin.http import preconditions
 from admin.http.guards import ADMIN, requires
-from admin.http.idempotency import IdempotencyKey, Once, once
+from admin.http.idempotency import IdempotencyKey, once
 from admin.http.parameters import After, Limit
 from admin.http.preconditions import IfMatch, Tagged, etag, tagged
 from admin.http.request import AdminRequest
+from admin.idempotency import Once
 from admin.quotas import quotas
 from admin.quotas.schemas import quota_of
 from admin.records import Tenant

@@ -24,8 +24,8 @@ from schemathesis.checks import load_all_checks
 from schemathesis.specs.openapi import checks
 
 from admin.app import create_app
-from admin.config import AdminConfig
 from admin.database import EVERYTHING, Database
+from admin.http.plane import AdminConfig
 from admin.keys.keys import create_key
 from admin.records import TENANT_SCOPES
 from tests.admin.conftest import PEPPER, write_model

@@ -11,8 +11,8 @@ from litestar.handlers import HTTPRouteHandler
 
 from adapters.store.folder import LocalStore
 from admin.app import create_app
-from admin.config import AdminConfig
 from admin.database import Database
+from admin.http.plane import AdminConfig
 from tests.admin.conftest import PEPPER, Plane, write_model
 
 

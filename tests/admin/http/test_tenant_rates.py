@@ -10,9 +10,9 @@ import pytest
 
 from adapters.store.folder import LocalStore
 from admin.app import create_app
-from admin.config import AdminConfig
 from admin.database import Database
 from admin.errors import RateExceeded
+from admin.http.plane import AdminConfig
 from admin.http.tenant_rates import BURST_MINUTES, READS_PER_WRITE, TenantRates
 from admin.keys.keys import ADMIN_SCOPES, create_key
 from admin.records import TENANT_SCOPES

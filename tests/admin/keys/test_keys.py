@@ -13,8 +13,8 @@ from litestar.routes import HTTPRoute
 
 from adapters.store.folder import LocalStore
 from admin.app import create_app
-from admin.config import AdminConfig
 from admin.database import Database
+from admin.http.plane import AdminConfig
 from admin.keys.keys import create_key
 from admin.keys.last_use import KeyUses
 from admin.keys.lookup import KeyLookup

@@ -9,7 +9,7 @@ import pytest
 from adapters.store.folder import LocalStore
 from admin.database import EVERYTHING, Database
 from admin.queries import catalog_generation, load_catalog, sql
-from admin.reaper import Reaper
+from admin.upkeep.reaper import Reaper
 from admin.workers.workers import FORGOTTEN_S, LOST_S, leave, register_worker
 from tests.admin.audit.test_audit import entries
 from tests.admin.conftest import Plane

@@ -13,8 +13,8 @@ import pytest
 from adapters.format.validator import CONFIG_NAME, WEIGHTS_NAME
 from adapters.store.folder import LocalStore
 from admin.app import create_app
-from admin.config import AdminConfig
 from admin.database import Database
+from admin.http.plane import AdminConfig
 from admin.keys.keys import create_key
 from tests.adapters.files import write_adapter
 from tests.gateway.live import Live, Served, eventually

@@ -1,4 +1,4 @@
-"""What the controllers work with, one of each in a process."""
+"""What the controllers work with: one of each in a process."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
+import msgspec
+
 from adapters.errors import AdapterRejected
 from adapters.format.validator import CONFIG_NAME, WEIGHTS_NAME
 from adapters.manifest import AdapterManifest, BaseModelShape
@@ -21,16 +23,16 @@ from admin.adapters.stored import StoredContent, inspect
 from admin.adapters.versions import NewVersion, VersionDetails
 from admin.audit.audit import Actor, changing
 from admin.audit.retention import keep_audit_days
-from admin.config import AdminConfig
 from admin.database import Database
 from admin.errors import AdminError, DatabaseUnavailable, Invalid, Overloaded
-from admin.http.idempotency import forget_for_ever
 from admin.http.tenant_rates import TenantRates
+from admin.idempotency import forget_for_ever
 from admin.keys.last_use import WRITE_INTERVAL_S, KeyUses
 from admin.keys.lookup import KeyLookup
 from admin.queries import catalog_generation, sql
-from admin.reaper import Reaper
+from admin.quotas.schemas import TenantLimits
 from admin.records import AdapterState, BaseModel, Tenant
+from admin.upkeep.reaper import Reaper
 from admin.uploads.resumable import ResumableUploads
 from admin.uploads.upload import OVERHEAD_BYTES, Forms
 from admin.uploads.validation import Validation
@@ -40,6 +42,29 @@ log = logging.getLogger(__name__)
 
 RETIREMENT_WAIT_S = 2.0
 KNOWN_WAIT_S = 1.0
+
+
+class AdminConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The admin plane's settings, as `loraplex` hands them over."""
+
+    pepper: bytes
+    """The secret of the keyed hash of API keys."""
+    max_upload_bytes: int = 1 << 30
+    max_lora_rank: int = 256
+    usage_days: int = 90
+    """How long the rows of single requests are kept, today included."""
+    audit_days: int = 400
+    """How long rows of the audit log are kept."""
+    tenant_writes_per_minute: int = 60
+    """Changes that a tenant's keys may make; five minutes' worth of them at once."""
+    default_quota: TenantLimits | None = None
+    """Limits of a tenant that is created."""
+    upload_idle_s: float = 60.0
+    """Seconds of waiting for the client in which an upload must bring `min_upload_rate` on average;
+    otherwise it is given up. One in pieces that is not continued for so long is removed."""
+    min_upload_rate: int = 16 << 10
+    """Bytes a second; slower, an upload would hold its place for days. A line of 1 Mbit/s brings 7
+    times as many."""
 
 
 class AdminPlane:
