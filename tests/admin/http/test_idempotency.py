@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
+from admin import idempotency
 from admin.database import EVERYTHING, Database
-from admin.http import idempotency
 from admin.keys.keys import create_key
 from tests.admin.conftest import PEPPER, Plane, write_model
 from tests.admin.dump import dump
