@@ -4,24 +4,48 @@ weight, and costs the least to make again."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from memory.accounts import NOBODY, Ask, Ledger
 from memory.arena import Arena
 from memory.errors import require
+from memory.pages import PagePool
 from memory.places import NO_LIMIT, Idle, Loss, Stretch, cheapest_first, find_places
 from memory.runs import AdapterRuns, Run
-
-if TYPE_CHECKING:
-    from memory.kv_cache import KVCache
 
 MARGIN = 2.0
 """The other kind gives way only where it loses so many times less: or else two kinds of equal worth
 would take the same bytes from each other in turn."""
 LOOK_HOLDS = 32
 """Shortages of pages that one look at what others would lose is good for."""
+
+
+class PageHolder(Protocol):
+    """KV pages of one model, as `KVCache` holds them."""
+
+    pool: PagePool
+
+    def num_evictable(self, ask: Ask) -> int:
+        """Idle pages that give way to the ask."""
+        ...
+
+    def evict(self, num_pages: int, ask: Ask | None = None, limit: Loss = NO_LIMIT) -> int:
+        """Frees idle pages in the order of their loss, up to the limit. Returns how many."""
+        ...
+
+    def drainable(self) -> dict[int, Idle]:
+        """Extents that `drain` could free, with what their loss costs."""
+        ...
+
+    def lost_with(self, extents: Iterable[int]) -> Idle:
+        """What draining these extents together loses."""
+        ...
+
+    def drain(self, extent: int) -> None:
+        """Gives a drainable extent back to the arena."""
+        ...
 
 
 class RunHolder(Protocol):
@@ -53,11 +77,11 @@ class MemoryBroker:
         leaves it to others while it computes a step, whose bytes are in use and stay."""
         self._arena = arena
         self._runs = runs
-        self._caches: dict[str, KVCache] = {}
+        self._caches: dict[str, PageHolder] = {}
         self._holders: list[RunHolder] = []
-        self._looks: dict[KVCache, _Look] = {}
+        self._looks: dict[PageHolder, _Look] = {}
 
-    def add_cache(self, owner: str, cache: KVCache) -> None:
+    def add_cache(self, owner: str, cache: PageHolder) -> None:
         self._caches[owner] = cache
 
     def add_holder(self, holder: RunHolder) -> None:
@@ -75,7 +99,7 @@ class MemoryBroker:
     def num_holders(self) -> int:
         return len(self._holders)
 
-    def free_pages(self, cache: KVCache, num_pages: int, ask: Ask) -> bool:
+    def free_pages(self, cache: PageHolder, num_pages: int, ask: Ask) -> bool:
         """Makes so many pages free in the cache's pool. False if all that gives way does not
         suffice: then nothing is given up, but where others would give a part and no more."""
         pool = cache.pool
@@ -83,7 +107,7 @@ class MemoryBroker:
             return True
         idle = self._idle_runs(with_awaited=True)
         others = self._extents_for_pages(cache, idle, ask)
-        num_own = cache.prefix_cache.num_evictable(ask)
+        num_own = cache.num_evictable(ask)
         if num_pages > pool.num_free + num_own + len(others) * pool.pages_per_extent:
             return False
         for loss, extent in self._by_loss(others, ask):
@@ -99,13 +123,13 @@ class MemoryBroker:
         self._looks[cache] = _Look(LOOK_HOLDS)
         return num_pages <= pool.num_free
 
-    def _evict_own(self, cache: KVCache, num_pages: int, ask: Ask) -> bool:
+    def _evict_own(self, cache: PageHolder, num_pages: int, ask: Ask) -> bool:
         """As many idle pages as are missing, if their turn comes before that of all that others had
         at the last look. False: it is time to look again."""
         look = self._looks.get(cache)
         if look is None or look.uses_left == 0:
             return False
-        if num_pages > cache.prefix_cache.num_evictable(ask):
+        if num_pages > cache.num_evictable(ask):
             return False
         self._looks[cache] = look._replace(uses_left=look.uses_left - 1)
         limit = Loss(ask.turn(*look.accounts), look.cost_s) if look.accounts else NO_LIMIT
@@ -164,7 +188,7 @@ class MemoryBroker:
         }
 
     def _extents_for_pages(
-        self, cache: KVCache | None, idle: dict[Run, _IdleRun], ask: Ask
+        self, cache: PageHolder | None, idle: dict[Run, _IdleRun], ask: Ask
     ) -> dict[int, Idle]:
         """Extents that all but the cache may come to free for KV, with what that loses at least."""
         found = {

@@ -114,6 +114,10 @@ class KVCache:
             return None
         return self.pool.allocate(num_pages, tenant.name)
 
+    def num_evictable(self, ask: Ask) -> int:
+        """Idle pages that give way to the ask."""
+        return self.prefix_cache.num_evictable(ask)
+
     def evict(self, num_pages: int, ask: Ask | None = None, limit: Loss = NO_LIMIT) -> int:
         """Frees up to so many idle pages in the order of their loss, and only while that is at most
         the limit, in seconds a byte. Returns how many. ask: whom it is for; None: for nobody, at
