@@ -84,7 +84,7 @@ class Forbidden(ApiError):
 
 
 class ModelNotFound(ApiError):
-    """No such model for this tenant; the same words whoever else may own it."""
+    """The tenant has no such model. The words are the same whether or not another tenant has it."""
 
     def __init__(self, name: str) -> None:
         shown = name if len(name) <= 128 else name[:128] + "..."
@@ -211,7 +211,7 @@ def is_our_fault(error: Exception) -> bool:
 
 
 def _find_problem(error: Exception) -> Problem | None:
-    """None for what nobody foresaw."""
+    """None for an unforeseen error."""
     if isinstance(error, WorkerFailed):
         return PROBLEMS[error.code]
     if isinstance(error, ApiError):
@@ -256,7 +256,7 @@ def _retry_after(seconds: float | None) -> dict[str, str]:
 
 
 class ErrorAnswer:
-    """An error as a whole answer; an ASGI application, for whoever has nothing to add to it."""
+    """An error as a whole answer: an ASGI application."""
 
     def __init__(self, error: Exception) -> None:
         problem, message = problem_of(error)
@@ -284,7 +284,7 @@ class ErrorAnswer:
 def forget_frames(error: BaseException) -> None:
     """Of an error that is over, and of those that led to it. Their frames hold the request and all
     it came with, which hold the error: a circle that stays until the collector of cycles comes,
-    and the more of them there are the longer it holds everybody up."""
+    and the more of them there are the longer it holds up all requests."""
     each: BaseException | None = error
     while each is not None:
         each.__traceback__ = None

@@ -95,7 +95,7 @@ class CanaryJudge:
     async def _roll_back(self, connection: Connection, alias: Alias, reason: str) -> None:
         where = (alias.tenant_id, alias.name, alias.alias)
         move = (alias.version, reason, alias.change)
-        # Null if another gateway, or somebody, was first.
+        # Null if another gateway or an operator was first.
         if await connection.fetchval(sql["canary_roll_back"], *where, *move):
             log.warning("%s: %s@%s rolled back: %s", *where, reason)
 

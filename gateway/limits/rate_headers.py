@@ -1,5 +1,4 @@
-"""What callers are told of their limits: headers on every answer, and a refusal that says when to
-come back."""
+"""Limits as clients see them: headers on every answer, and a refusal with the time to retry."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from gateway.limits.quota import Hold, QuotaWindow
 from gateway.quota_types import Kind, Span
 
 SLOT_FREES_S = 1.0
-"""When one of the requests under way may have ended; nobody knows."""
+"""Seconds after which a concurrent request may have ended: a guess, for no end is known."""
 DOLLAR = 10**12
 """In pico-dollars."""
 
