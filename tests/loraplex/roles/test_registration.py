@@ -16,7 +16,7 @@ import pytest
 from admin.database import EVERYTHING, Database
 from admin.workers import workers
 from loraplex.settings import check_address
-from tests.gateway.dispatch.test_roster import connected
+from tests.gateway.dispatch.test_worker_discovery import connected
 from tests.gateway.live import Live, eventually
 from tests.stack import ROOT
 
