@@ -95,7 +95,7 @@ class House:
         async with AsyncExitStack() as stack:
             for worker in self.workers:
                 await worker.start()
-            await stack.enter_async_context(self.gateway.running(self.app))
+            await stack.enter_async_context(self.app.lifespan())
             while not all(client.is_ready for client in clients):
                 await asyncio.sleep(0.01)
             yield
