@@ -17,9 +17,9 @@ class HotRoute(HTTPRouteHandler):
     """A route whose function takes the request and its body as a struct, and returns an ASGI
     application, which raises only before it has sent anything.
 
-    It is called as simply as that, after its guards: what the framework's route does for handlers
-    of any kind costs more than authorisation and routing together, and what it does for an
-    exception as much as the request did until then.
+    It is called as simply as that, after its guards. With guard and decoding, the framework's own
+    route takes 37 us of CPU a request and this one 16; if the request is refused, 58 and 20
+    (benchmarks/hot_route.py, in turns).
     """
 
     def resolve_middleware(self) -> list[Middleware]:
