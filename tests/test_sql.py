@@ -46,7 +46,7 @@ def constants(tree: ast.Module) -> set[str]:
 
 
 def is_constant(statement: ast.expr, known: set[str]) -> bool:
-    """A literal, a name of one, or a query of a file in admin/sql by its name."""
+    """A literal, a name of one, or a query of a file in admin by its name."""
     match statement:
         case ast.Constant(value=str()):
             return True

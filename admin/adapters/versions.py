@@ -13,12 +13,11 @@ import msgspec
 
 from adapters.manifest import AdapterManifest
 from admin.adapters import aliases
-from admin.adapters.holdings import check_holdings
 from admin.catalog_lock import lock_catalog
 from admin.database import Connection
-from admin.errors import NotFound
+from admin.errors import Conflict, NotFound
 from admin.queries import from_row, sql
-from admin.records import AdapterState, AdapterVersion, ServingData
+from admin.records import AdapterState, AdapterVersion, Quota, ServingData
 
 MAX_VERSION = 2**31 - 1
 """What the database can hold."""
@@ -110,7 +109,7 @@ async def add_version(connection: Connection, new: NewVersion) -> tuple[VersionD
         await _want_alias(connection, new, row["version"], row["state"])
         found = await find_version(connection, new.tenant_id, new.name, row["version"])
         return found, False
-    await check_holdings(connection, new.tenant_id, new.name, new.manifest)
+    await _check_holdings(connection, new.tenant_id, new.name, new.manifest)
     number = await connection.fetchval(sql["version_next"], new.tenant_id, new.name)
     key = (new.tenant_id, new.name, number)
     await connection.execute(
@@ -209,3 +208,34 @@ async def approved_templates(connection: Connection, digests: set[str]) -> set[s
     """Those of these digests that may run."""
     rows = await connection.fetch(sql["templates_approved"], sorted(digests))
     return {row["digest"] for row in rows}
+
+
+async def _check_holdings(
+    connection: Connection, tenant_id: str, name: str, manifest: AdapterManifest
+) -> None:
+    """Raises Conflict unless the tenant's quota has room for a version of this content under this
+    name. The caller holds the catalog's lock.
+    """
+    row = await connection.fetchrow(sql["quota_find"], tenant_id)
+    if row is None:
+        return
+    quota = from_row(Quota, row)
+    held = await connection.fetchrow(sql["adapters_held"], tenant_id, name, manifest.digest)
+    assert held is not None
+    asked = {
+        "adapters": (quota.adapters, held["adapters"], 0 if held["has_name"] else 1),
+        "adapter_bytes": (
+            quota.adapter_bytes,
+            held["bytes"],
+            0 if held["has_content"] else manifest.file_bytes,
+        ),
+    }
+    for limit, (allowed, used, more) in asked.items():
+        if allowed is not None and more > 0 and used + more > allowed:
+            raise Conflict(
+                f"this tenant may have {allowed} {limit} and has {used}, {more} more do not fit:"
+                " delete what is not needed, or have an admin raise the limit",
+                "adapter_quota_exceeded",
+                limit,
+                {"limit": limit, "allowed": allowed, "used": used, "asked": more},
+            )

@@ -63,3 +63,8 @@ SELECT model, input, cached_input, output FROM prices ORDER BY model;
 -- name: catalog_workers
 SELECT id, address, leased_until IS NOT NULL AS is_registered, draining FROM workers
 WHERE leased_until IS NOT NULL OR draining IS NOT NULL ORDER BY registered_at, id;
+
+-- name: plan_each
+-- For what is asked of a few or of all, in this transaction: a plan for either would read all for a few, and be kept by
+-- the connection.
+SELECT set_config('plan_cache_mode', 'force_custom_plan', true);
