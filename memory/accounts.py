@@ -1,10 +1,10 @@
-"""Whose the bytes are, and who gives way to whom when they are short.
+"""Accounts of tenants, the bytes that each holds, and the order of eviction when bytes are short.
 
     level of an account = what it holds / its weight
 
-The account of the highest level gives way first, and to nobody who would then hold more for its
-weight than it does: so each is left with what max-min fairness gives it, its share of all at least,
-and may hold all that nobody else asks for.
+The account of the highest level gives way first, and to none that would then hold more for its
+weight than it does. So max-min fairness holds: each account keeps its share at least, and may hold
+all that no other asks for.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from memory.errors import require
 from memory.reuse import HALF_LIFE_S
 
 ACTIVE_S = 5 * HALF_LIFE_S
-"""Who has asked for nothing for so long has no share any more."""
+"""Seconds without a request after which an account has no share."""
 
 
 class Tenant(NamedTuple):
-    """Whose account it is, as of its last request."""
+    """An account: a tenant with its weight as of its last request."""
 
     name: str
     weight: int
 
 
-NOBODY = Tenant("", 0)
-"""What no tenant asked for is charged to it. It has no share."""
+NO_TENANT = Tenant("", 0)
+"""The account of bytes that no tenant asked for. It has no share."""
 
 
 class Accounts:
-    """The weights of those that asked for something of late."""
+    """Weights of the accounts that asked for something within `ACTIVE_S`."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._asked: dict[str, tuple[int, float]] = {}
-        """Weight, and when it was last asked for something, the longest ago first."""
+        """Weight and time of the last request, the oldest first."""
 
     def note(self, tenant: Tenant) -> None:
-        """It asks for something."""
-        if tenant.name == NOBODY.name:
+        """Notes a request of the tenant."""
+        if tenant.name == NO_TENANT.name:
             return
         now = self._clock()
         self._asked.pop(tenant.name, None)
@@ -50,13 +50,13 @@ class Accounts:
             del self._asked[first]
 
     def weight(self, name: str) -> int:
-        """0: it has no share."""
+        """Weight of the account; 0: it has no share."""
         weight, asked_s = self._asked.get(name, (0, -math.inf))
         return weight if self._clock() - asked_s <= ACTIVE_S else 0
 
 
-class Ledger:
-    """How much of one thing each account holds."""
+class BytesHeld:
+    """What each account holds of one resource, in its units: bytes, or block tables."""
 
     def __init__(self, accounts: Accounts, held: Iterable[tuple[str, int]] = ()) -> None:
         self.accounts = accounts
@@ -64,14 +64,14 @@ class Ledger:
         for name, amount in held:
             self.charge(name, amount)
 
-    def copy(self) -> Ledger:
-        """As it is now."""
-        copied = Ledger(self.accounts)
+    def copy(self) -> BytesHeld:
+        """A copy, which later charges do not change."""
+        copied = BytesHeld(self.accounts)
         copied.held = self.held.copy()
         return copied
 
     def charge(self, name: str, amount: int) -> None:
-        """A negative amount was given back."""
+        """Charges the amount to the account; a negative amount is given back."""
         held = self.held.get(name, 0) + amount
         require(held >= 0, f"{name!r} holds {held}")
         if held:
@@ -80,50 +80,56 @@ class Ledger:
             self.held.pop(name, None)
 
     def level(self, name: str, extra: int = 0) -> float:
-        """What it holds for its weight; with so much more."""
+        """What the account holds, and `extra` more, for its weight."""
         weight = self.accounts.weight(name)
         return (self.held.get(name, 0) + extra) / weight if weight else math.inf
 
 
 class Ask:
-    """An account that wants more, and what others would give up for it.
+    """An account that asks for more, and what others would give up for it.
 
-    `amount` counts as held already: who is about to hold most for its weight gives way itself.
-    """
+    `amount` counts as held already: an account that would hold most for its weight gives way
+    itself."""
 
     def __init__(
-        self, ledger: Ledger, name: str, amount: int, *, is_first: bool = False, spare: int = 0
+        self,
+        bytes_held: BytesHeld,
+        name: str,
+        amount: int,
+        *,
+        is_first: bool = False,
+        spare: int = 0,
     ) -> None:
-        """is_first: the account uses nothing else of the kind. One thing it may have at anybody's
-        cost, in the same order: nobody is to wait for ever for more than its share. spare: what it
-        could give up itself."""
-        self._ledger = ledger
+        """is_first: the account uses nothing else of the kind. Its first may be had at any
+        account's cost, in the same order, so that none waits for ever. spare: what it could give up
+        itself."""
+        self._bytes_held = bytes_held
         self.name = name
         self._amount = amount
         self._is_first = is_first
         self._spare = spare
 
-    def turn(self, *names: str) -> float:
-        """Of something that these hold, the last of them: the less, the sooner it goes."""
+    def priority(self, *names: str) -> float:
+        """Eviction priority of something that these accounts hold: the least is evicted first."""
         return max((-self._level(name) for name in names), default=-math.inf)
 
     def may_take(self, *names: str) -> bool:
-        """Whether all of these give way now."""
+        """Whether all of these accounts give way now."""
         return self._is_first or all(
             name == self.name or self._level(name) > self._level(self.name) for name in names
         )
 
     def most(self, name: str) -> float:
-        """What the account may lose at most, in the end."""
+        """The most that the account may lose."""
         if self._is_first or name == self.name:
             return math.inf
-        ledger, weight = self._ledger, self._ledger.accounts.weight(name)
-        if ledger.level(name) <= ledger.level(self.name, self._amount - self._spare):
+        bytes_held, weight = self._bytes_held, self._bytes_held.accounts.weight(name)
+        if bytes_held.level(name) <= bytes_held.level(self.name, self._amount - self._spare):
             return 0.0
         if not weight:
             return math.inf
-        own = ledger.held.get(self.name, 0) + self._amount - self._spare
-        return ledger.held[name] - weight * own / ledger.accounts.weight(self.name)
+        own = bytes_held.held.get(self.name, 0) + self._amount - self._spare
+        return bytes_held.held[name] - weight * own / bytes_held.accounts.weight(self.name)
 
     def _level(self, name: str) -> float:
-        return self._ledger.level(name, self._amount if name == self.name else 0)
+        return self._bytes_held.level(name, self._amount if name == self.name else 0)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from memory.accounts import Accounts, Ledger
+from memory.accounts import Accounts, BytesHeld
 from memory.errors import require
 
 
@@ -62,7 +62,7 @@ class Arena:
                 f"adapters need {adapter_floor_bytes} bytes or more ({self.adapter_floor} extents) "
                 f"and may have {ceiling_bytes} ({self.adapter_ceiling} extents of {extent_bytes})"
             )
-        self.ledger = Ledger(Accounts(clock))
+        self.bytes_held = BytesHeld(Accounts(clock))
         """Bytes of pages and runs."""
         self.backing: Backing | None = None
         """Is told what weights own from now on, and what they do not any more."""

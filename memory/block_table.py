@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memory.accounts import NOBODY, Tenant
+from memory.accounts import NO_TENANT, Tenant
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
 
@@ -17,7 +17,7 @@ class BlockTable:
              `- num_committed -'                        in the prefix cache, under their keys
     """
 
-    def __init__(self, kv: KVCache, tenant: Tenant = NOBODY) -> None:
+    def __init__(self, kv: KVCache, tenant: Tenant = NO_TENANT) -> None:
         """tenant: who is charged for the pages that it adds."""
         self._kv = kv
         self.tenant = tenant

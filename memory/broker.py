@@ -1,5 +1,5 @@
-"""Who gives way when the arena is short: what is idle, of the account that holds most for its
-weight, and costs the least to make again."""
+"""What is evicted when the arena is short: idle things of the account that holds most for its
+weight, those first that cost least to make again."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from threading import Lock
 from typing import NamedTuple, Protocol
 
-from memory.accounts import NOBODY, Ask, Ledger
+from memory.accounts import NO_TENANT, Ask, BytesHeld
+from memory.allocations import AdapterAllocations, Allocation
 from memory.arena import Arena
 from memory.errors import require
 from memory.pages import PagePool
-from memory.places import NO_LIMIT, Idle, Loss, Stretch, cheapest_first, find_places
-from memory.runs import AdapterRuns, Run
+from memory.places import NO_LIMIT, Idle, Loss, Span, cheapest_first, find_places
 
 MARGIN = 2.0
 """The other kind gives way only where it loses so many times less: or else two kinds of equal worth
@@ -48,15 +48,15 @@ class PageHolder(Protocol):
         ...
 
 
-class RunHolder(Protocol):
+class AllocationHolder(Protocol):
     """Adapters of one model."""
 
-    def idle_runs(self, *, with_awaited: bool) -> Mapping[Run, Idle]:
+    def idle_runs(self, *, with_awaited: bool) -> Mapping[Allocation, Idle]:
         """Runs that nobody reads or fills. with_awaited: those too that somebody is about to
         lease."""
         ...
 
-    def evict(self, run: Run) -> None:
+    def evict(self, run: Allocation) -> None:
         """Frees one of the idle runs."""
         ...
 
@@ -70,7 +70,7 @@ class MemoryBroker:
     one. Floor and ceiling of the arena bound the trade, and what is in use takes no part.
     """
 
-    def __init__(self, arena: Arena, runs: AdapterRuns | None = None) -> None:
+    def __init__(self, arena: Arena, runs: AdapterAllocations | None = None) -> None:
         """runs: the adapters' part of the arena, if adapters share it."""
         self.lock = Lock()
         """Held by whoever looks at or changes who owns which bytes of the arena. The engine thread
@@ -78,18 +78,18 @@ class MemoryBroker:
         self._arena = arena
         self._runs = runs
         self._caches: dict[str, PageHolder] = {}
-        self._holders: list[RunHolder] = []
+        self._holders: list[AllocationHolder] = []
         self._looks: dict[PageHolder, _Look] = {}
 
     def add_cache(self, owner: str, cache: PageHolder) -> None:
         self._caches[owner] = cache
 
-    def add_holder(self, holder: RunHolder) -> None:
+    def add_holder(self, holder: AllocationHolder) -> None:
         self._holders.append(holder)
 
     @property
-    def ledger(self) -> Ledger:
-        return self._arena.ledger
+    def bytes_held(self) -> BytesHeld:
+        return self._arena.bytes_held
 
     @property
     def num_caches(self) -> int:
@@ -111,7 +111,7 @@ class MemoryBroker:
         if num_pages > pool.num_free + num_own + len(others) * pool.pages_per_extent:
             return False
         for loss, extent in self._by_loss(others, ask):
-            loss_per_byte = Loss(loss.turn, loss.cost_s / self._arena.extent_bytes)
+            loss_per_byte = Loss(loss.priority, loss.cost_s / self._arena.extent_bytes)
             cache.evict(num_pages - pool.num_free, ask, loss_per_byte)
             lost = self._lost_with(extent, others)
             if num_pages <= pool.num_free:
@@ -132,17 +132,17 @@ class MemoryBroker:
         if num_pages > cache.num_evictable(ask):
             return False
         self._looks[cache] = look._replace(uses_left=look.uses_left - 1)
-        limit = Loss(ask.turn(*look.accounts), look.cost_s) if look.accounts else NO_LIMIT
+        limit = Loss(ask.priority(*look.accounts), look.cost_s) if look.accounts else NO_LIMIT
         return cache.evict(num_pages, ask, limit) == num_pages
 
     def allocate_run(
-        self, num_bytes: int, account: str = NOBODY.name, *, is_first: bool = False
-    ) -> Run | None:
+        self, num_bytes: int, account: str = NO_TENANT.name, *, is_first: bool = False
+    ) -> Allocation | None:
         """A run of at least num_bytes, where the loss is least. None if no place can be cleared.
         is_first: the account uses no other adapter."""
         assert self._runs is not None, "no adapters share this arena"
         # By what each holds now: else the first of several things might go in vain.
-        ask = Ask(self.ledger.copy(), account, self._runs.rounded(num_bytes), is_first=is_first)
+        ask = Ask(self.bytes_held.copy(), account, self._runs.rounded(num_bytes), is_first=is_first)
         while (run := self._runs.allocate(num_bytes, account)) is None:
             if not (self._clear_place(self._runs, num_bytes, ask) or self._arena.sink_weights()):
                 return None
@@ -165,7 +165,7 @@ class MemoryBroker:
 
     def at_any_cost(self) -> Ask:
         """For nobody in particular."""
-        return Ask(self.ledger, NOBODY.name, 0, is_first=True)
+        return Ask(self.bytes_held, NO_TENANT.name, 0, is_first=True)
 
     def held_bytes(self) -> tuple[Counter[str], Counter[str]]:
         """Of pages and of runs, by account."""
@@ -177,18 +177,18 @@ class MemoryBroker:
     def check_integrity(self) -> None:
         """Raises IntegrityError unless each account is charged with what it holds."""
         pages, runs = self.held_bytes()
-        held, charged = pages + runs, self.ledger.held
+        held, charged = pages + runs, self.bytes_held.held
         require(held == charged, f"accounts hold {held}, charged are {charged}")
 
-    def _idle_runs(self, *, with_awaited: bool) -> dict[Run, _IdleRun]:
+    def _idle_runs(self, *, with_awaited: bool) -> dict[Allocation, _IdleAllocation]:
         return {
-            run: _IdleRun(holder, lost)
+            run: _IdleAllocation(holder, lost)
             for holder in self._holders
             for run, lost in holder.idle_runs(with_awaited=with_awaited).items()
         }
 
     def _extents_for_pages(
-        self, cache: PageHolder | None, idle: dict[Run, _IdleRun], ask: Ask
+        self, cache: PageHolder | None, idle: dict[Allocation, _IdleAllocation], ask: Ask
     ) -> dict[int, Idle]:
         """Extents that all but the cache may come to free for KV, with what that loses at least."""
         found = {
@@ -209,13 +209,13 @@ class MemoryBroker:
             if all(ask.most(name) > 0 for name in lost.accounts)
         }
 
-    def _share(self, run: Run, cost: float) -> float:
+    def _share(self, run: Allocation, cost: float) -> float:
         """Of the cost of a run, for one of the extents that it frees."""
         return cost * min(1.0, self._arena.extent_bytes / run.num_bytes)
 
     def _by_loss(self, extents: dict[int, Idle], ask: Ask) -> Iterator[tuple[Loss, int]]:
         def loss_of(lost: Idle) -> Loss:
-            return Loss(ask.turn(*lost.accounts), MARGIN * lost.cost_s)
+            return Loss(ask.priority(*lost.accounts), MARGIN * lost.cost_s)
 
         bounds = [(extent, loss_of(lost)) for extent, lost in extents.items()]
         return cheapest_first(bounds, lambda extent: loss_of(self._lost_with(extent, extents)))
@@ -225,7 +225,7 @@ class MemoryBroker:
         owner = self._arena.kv_owner(extent)
         return extents[extent] if owner is None else self._caches[owner].lost_with([extent])
 
-    def _clear(self, extent: int, idle: dict[Run, _IdleRun]) -> None:
+    def _clear(self, extent: int, idle: dict[Allocation, _IdleAllocation]) -> None:
         owner = self._arena.kv_owner(extent)
         if owner is not None:
             self._caches[owner].drain(extent)
@@ -233,7 +233,7 @@ class MemoryBroker:
             for run in self._runs.by_extent().get(extent, ()):
                 idle[run].holder.evict(run)
 
-    def _clear_place(self, runs: AdapterRuns, num_bytes: int, ask: Ask) -> bool:
+    def _clear_place(self, runs: AdapterAllocations, num_bytes: int, ask: Ask) -> bool:
         """Gives up what lies in the place of least loss for so many bytes; where only the ceiling
         is in the way, the adapter of least loss. False, and nothing is given up, if that cannot
         help."""
@@ -242,63 +242,65 @@ class MemoryBroker:
         num_idle_bytes = sum(run.num_bytes for run in idle)
         if runs.num_used_bytes - num_idle_bytes + num_bytes > runs.capacity_bytes:
             return False
-        stretches = self._stretches(runs, idle, ask)
-        places = dict(find_places(stretches, num_bytes))
+        spans = self._spans(runs, idle, ask)
+        places = dict(find_places(spans, num_bytes))
         by_loss = cheapest_first(
-            places.items(), lambda place: self._loss_of(stretches[slice(*place)], ask)
+            places.items(), lambda place: self._loss_of(spans[slice(*place)], ask)
         )
         for _, place in by_loss:
-            if runs.is_allowed(stretches[place[0]].start, stretches[place[1] - 1].end, num_bytes):
-                return self._give_up(stretches[slice(*place)], idle)
+            if runs.is_allowed(spans[place[0]].start, spans[place[1] - 1].end, num_bytes):
+                return self._give_up(spans[slice(*place)], idle)
         if not places or not idle:
             return False
         least = min(idle, key=lambda run: (*_loss_per_byte(run, idle[run].lost, ask), run.offset))
         idle[least].holder.evict(least)
         return True
 
-    def _stretches(self, runs: AdapterRuns, idle: dict[Run, _IdleRun], ask: Ask) -> list[Stretch]:
+    def _spans(
+        self, runs: AdapterAllocations, idle: dict[Allocation, _IdleAllocation], ask: Ask
+    ) -> list[Span]:
         """All bytes that adapters could have, by place."""
         size = self._arena.extent_bytes
-        stretches = [Stretch(*hole) for hole in runs.holes()]
-        stretches += [Stretch(r.start * size, r.stop * size) for r in self._arena.free_ranges()]
+        spans = [Span(*hole) for hole in runs.holes()]
+        spans += [Span(r.start * size, r.stop * size) for r in self._arena.free_ranges()]
         for run, (_, (accounts, cost)) in idle.items():
-            loss = Loss(ask.turn(*accounts), cost)
-            stretches.append(Stretch(run.offset, run.offset + run.num_bytes, loss, run=run))
+            loss = Loss(ask.priority(*accounts), cost)
+            spans.append(Span(run.offset, run.offset + run.num_bytes, loss, run=run))
         for cache in self._caches.values():
             for extent, (accounts, cost) in cache.drainable().items():
                 if ask.may_take(*accounts):
-                    loss = Loss(ask.turn(*accounts), MARGIN * cost)
+                    loss = Loss(ask.priority(*accounts), MARGIN * cost)
                     start = extent * size
-                    stretches.append(Stretch(start, start + size, loss, extent=extent))
-        return sorted(stretches, key=lambda stretch: stretch.start)
+                    spans.append(Span(start, start + size, loss, extent=extent))
+        return sorted(spans, key=lambda span: span.start)
 
-    def _loss_of(self, place: list[Stretch], ask: Ask) -> Loss | None:
+    def _loss_of(self, place: list[Span], ask: Ask) -> Loss | None:
         """None: pages elsewhere would go with it that do not give way."""
-        extents = [stretch.extent for stretch in place if stretch.extent is not None]
-        turn = max(stretch.loss.turn for stretch in place)
-        cost_s = sum(stretch.loss.cost_s for stretch in place if stretch.extent is None)
+        extents = [span.extent for span in place if span.extent is not None]
+        priority = max(span.loss.priority for span in place)
+        cost_s = sum(span.loss.cost_s for span in place if span.extent is None)
         for owner, cache in self._caches.items():
             accounts, cost = cache.lost_with(
                 [extent for extent in extents if self._arena.kv_owner(extent) == owner]
             )
             if not ask.may_take(*accounts):
                 return None
-            turn = max(turn, ask.turn(*accounts))
+            priority = max(priority, ask.priority(*accounts))
             cost_s += MARGIN * cost
-        return Loss(turn, cost_s)
+        return Loss(priority, cost_s)
 
-    def _give_up(self, place: list[Stretch], idle: dict[Run, _IdleRun]) -> bool:
+    def _give_up(self, place: list[Span], idle: dict[Allocation, _IdleAllocation]) -> bool:
         """False if nobody has anything there."""
-        for stretch in place:
-            if stretch.run is not None:
-                idle[stretch.run].holder.evict(stretch.run)
-            elif stretch.extent is not None:
-                self._clear(stretch.extent, idle)
-        return any(stretch.is_held for stretch in place)
+        for span in place:
+            if span.run is not None:
+                idle[span.run].holder.evict(span.run)
+            elif span.extent is not None:
+                self._clear(span.extent, idle)
+        return any(span.is_held for span in place)
 
 
-class _IdleRun(NamedTuple):
-    holder: RunHolder
+class _IdleAllocation(NamedTuple):
+    holder: AllocationHolder
     lost: Idle
 
 
@@ -311,5 +313,5 @@ class _Look(NamedTuple):
     cost_s: float = 0.0
 
 
-def _loss_per_byte(run: Run, lost: Idle, ask: Ask) -> Loss:
-    return Loss(ask.turn(*lost.accounts), lost.cost_s / run.num_bytes)
+def _loss_per_byte(run: Allocation, lost: Idle, ask: Ask) -> Loss:
+    return Loss(ask.priority(*lost.accounts), lost.cost_s / run.num_bytes)

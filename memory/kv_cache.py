@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from threading import Lock
 
-from memory.accounts import NOBODY, Ask, Ledger, Tenant
+from memory.accounts import NO_TENANT, Ask, BytesHeld, Tenant
 from memory.arena import Arena
 from memory.broker import MemoryBroker
 from memory.page_key import PAGE_TOKENS
@@ -41,8 +41,8 @@ class KVCache:
         self._broker.add_cache(owner, self)
         self.pool = PagePool(arena, owner, page_bytes)
         self.prefix_cache = PrefixCache(self.pool, clock)
-        self._ledger = arena.ledger
-        self.tables = Ledger(arena.ledger.accounts)
+        self._bytes_held = arena.bytes_held
+        self.tables = BytesHeld(arena.bytes_held.accounts)
         """Block tables that have pages."""
         self._prefill = (float(PAGE_TOKENS), PAGE_TOKENS * SECONDS_PER_TOKEN)
         """Tokens and seconds of late."""
@@ -88,12 +88,12 @@ class KVCache:
         """For so many pages more."""
         size = self.pool.page_bytes
         spare = self.prefix_cache.num_idle_of(tenant.name) * size
-        return Ask(self._ledger, tenant.name, num_pages * size, is_first=is_first, spare=spare)
+        return Ask(self._bytes_held, tenant.name, num_pages * size, is_first=is_first, spare=spare)
 
     def make_room(
         self,
         num_pages: int,
-        tenant: Tenant = NOBODY,
+        tenant: Tenant = NO_TENANT,
         *,
         num_beside: int = 0,
         is_first: bool = False,
@@ -101,12 +101,12 @@ class KVCache:
         """Sees to it that so many pages are free, at the cost of what is idle here or at others and
         gives way to the tenant. False if that does not suffice. num_beside: pages more, for others.
         is_first: none of the tenant's other sequences has pages here."""
-        self._ledger.accounts.note(tenant)
+        self._bytes_held.accounts.note(tenant)
         ask = self.ask(num_pages, tenant, is_first=is_first)
         return self._broker.free_pages(self, num_pages + num_beside, ask)
 
     def allocate(
-        self, num_pages: int, tenant: Tenant = NOBODY, *, is_first: bool = False
+        self, num_pages: int, tenant: Tenant = NO_TENANT, *, is_first: bool = False
     ) -> list[int] | None:
         """New pages with one reference each, the caller's; None if even `make_room` does not
         help."""
@@ -124,7 +124,7 @@ class KVCache:
         anybody's cost."""
         ask = ask or self._broker.at_any_cost()
         max_reuse = limit.cost_s * self.pool.page_bytes / self.page_cost_s
-        return self.prefix_cache.evict(num_pages, ask, (limit.turn, max_reuse))
+        return self.prefix_cache.evict(num_pages, ask, (limit.priority, max_reuse))
 
     def drainable(self) -> dict[int, Idle]:
         """Extents that `drain` could free, with what the loss of the pages in them costs: seconds

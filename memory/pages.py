@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memory.accounts import NOBODY
+from memory.accounts import NO_TENANT
 from memory.arena import Arena
 from memory.errors import require
 
@@ -48,7 +48,7 @@ class PagePool:
         """Pages `allocate` would find now, in extents held and in those the arena would give."""
         return self._num_held_free + self._arena.num_kv_obtainable * self.pages_per_extent
 
-    def allocate(self, num_pages: int, account: str = NOBODY.name) -> list[int] | None:
+    def allocate(self, num_pages: int, account: str = NO_TENANT.name) -> list[int] | None:
         """New pages with one reference each, the caller's; None, and nothing changed, if they are
         too few."""
         if num_pages > self.num_free:
@@ -103,7 +103,7 @@ class PagePool:
         return first + extents * self._arena.extent_bytes + places * self.page_bytes
 
     def _charge(self, account: str, num_pages: int) -> None:
-        self._arena.ledger.charge(account, num_pages * self.page_bytes)
+        self._arena.bytes_held.charge(account, num_pages * self.page_bytes)
 
     def _fullest_extent(self) -> int:
         for extents in self._extents_with[1:]:

@@ -1,4 +1,4 @@
-"""Rows of adjacent bytes that could be cleared for one run, and which costs the least."""
+"""Places that could be cleared for one allocation, and the one whose loss costs least."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from heapq import heapify, heappop, heappush
 from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
-from memory.runs import Run
+from memory.allocations import Allocation
 
 SLACK = 1.25
 """A choice so close to the best is good enough, and much quicker."""
@@ -19,17 +19,18 @@ T = TypeVar("T")
 
 
 class Idle(NamedTuple):
-    """What could be given up: whose it is, and what its loss costs, in seconds to make it again,
-    times its expected reuse."""
+    """Something that could be evicted: its accounts, and what the loss costs: seconds to make it
+    again, times its expected reuse."""
 
     accounts: Collection[str]
     cost_s: float
 
 
 class Loss(NamedTuple):
-    """Orders what could be given up for somebody. turn: of the last of those who lose by it."""
+    """Orders what could be evicted. priority: eviction priority, the highest of the accounts that
+    lose."""
 
-    turn: float
+    priority: float
     cost_s: float
 
 
@@ -38,14 +39,14 @@ NO_LIMIT = Loss(math.inf, math.inf)
 
 
 @dataclass(slots=True, eq=False)
-class Stretch:
+class Span:
     """Bytes start..end that are free, or would be if their holder gave them up."""
 
     start: int
     end: int
     loss: Loss = NOTHING
     """For KV with this extent alone, so at least that."""
-    run: Run | None = None
+    run: Allocation | None = None
     extent: int | None = None
 
     @property
@@ -53,30 +54,28 @@ class Stretch:
         return self.run is not None or self.extent is not None
 
 
-def find_places(
-    stretches: Sequence[Stretch], num_bytes: int
-) -> Iterator[tuple[tuple[int, int], Loss]]:
-    """Every shortest row of adjacent stretches that is long enough, the highest first, as the
-    (start, stop) of a slice with its loss. stretches: in order."""
-    lost = list(accumulate((stretch.loss.cost_s for stretch in stretches), initial=0.0))
-    last = len(stretches) - 1
+def find_places(spans: Sequence[Span], num_bytes: int) -> Iterator[tuple[tuple[int, int], Loss]]:
+    """Every shortest row of adjacent spans that is long enough, the highest first, as the
+    (start, stop) of a slice with its loss. spans: in order."""
+    lost = list(accumulate((span.loss.cost_s for span in spans), initial=0.0))
+    last = len(spans) - 1
     latest: deque[int] = deque()
-    """Stretches of the row whose turn comes later than that of all before them in it."""
-    for first in range(len(stretches) - 1, -1, -1):
-        if first < last and stretches[first].end != stretches[first + 1].start:
+    """Spans of the row whose priority is above that of all before them in it."""
+    for first in range(len(spans) - 1, -1, -1):
+        if first < last and spans[first].end != spans[first + 1].start:
             last = first
             latest.clear()
-        while latest and stretches[latest[0]].loss.turn <= stretches[first].loss.turn:
+        while latest and spans[latest[0]].loss.priority <= spans[first].loss.priority:
             latest.popleft()
         latest.appendleft(first)
-        start = stretches[first].start
-        while stretches[last].start - start >= num_bytes:
+        start = spans[first].start
+        while spans[last].start - start >= num_bytes:
             last -= 1
         while latest[-1] > last:
             latest.pop()
-        if stretches[last].end - start >= num_bytes:
-            turn = stretches[latest[-1]].loss.turn
-            yield (first, last + 1), Loss(turn, lost[last + 1] - lost[first])
+        if spans[last].end - start >= num_bytes:
+            priority = spans[latest[-1]].loss.priority
+            yield (first, last + 1), Loss(priority, lost[last + 1] - lost[first])
 
 
 def cheapest_first(
@@ -84,8 +83,8 @@ def cheapest_first(
 ) -> Iterator[tuple[Loss, T]]:
     """Items by loss, the costs roughly: none comes before one that costs `SLACK` times less.
 
-    bounds: each loses at least so much; the loss itself is asked for only of those whose turn it
-    may be. None: it is not to be had.
+    bounds: lower bounds of the losses; the loss itself is computed only for items that may be next.
+    None: the item cannot be evicted.
     """
     items = [(bound, False, order, item) for order, (item, bound) in enumerate(bounds)]
     heapify(items)
@@ -103,4 +102,4 @@ def cheapest_first(
 
 
 def _with_slack(loss: Loss) -> Loss:
-    return Loss(loss.turn, SLACK * loss.cost_s)
+    return Loss(loss.priority, SLACK * loss.cost_s)

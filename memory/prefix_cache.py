@@ -186,8 +186,8 @@ class PrefixCache:
         for account in self._idle_of:
             self._file_turn(turns, account, ask, now)
         while num_freed < num_pages and turns:
-            turn, _, reuse, account = turns[0]
-            if (turn, reuse) > limit or not ask.may_take(account):
+            priority, _, reuse, account = turns[0]
+            if (priority, reuse) > limit or not ask.may_take(account):
                 break
             heappop(turns)
             node = self._least_leaf(account, now)
@@ -309,7 +309,7 @@ class PrefixCache:
         node = self._least_leaf(account, now)
         if node is not None:
             is_other = account != ask.name
-            heappush(turns, (ask.turn(account), is_other, self._reuse(node, now), account))
+            heappush(turns, (ask.priority(account), is_other, self._reuse(node, now), account))
 
     def _with_descendants(self, extents: Iterable[int]) -> list[_Node]:
         """Idle pages of the extents and all pages after them, each behind those after it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from adapters.pool.image import AdapterImage
 from adapters.pool.tiers import Entry, Holder
-from memory.accounts import Accounts, Ask, Ledger
+from memory.accounts import Accounts, Ask, BytesHeld
 from memory.errors import require
 
 
@@ -58,14 +58,14 @@ class HostTier:
     def _ask(self, entry: Entry) -> Ask:
         """What somebody waits for may displace anything, if nothing else of the account is waited
         for or on its way."""
-        ledger = Ledger(self._accounts, ((e.account, e.image_bytes) for e in self._entries))
+        bytes_held = BytesHeld(self._accounts, ((e.account, e.image_bytes) for e in self._entries))
         own = (e for e in self._entries if e.account == entry.account and e is not entry)
         is_first = _is_awaited(entry) and not any(e.loading or _is_awaited(e) for e in own)
-        return Ask(ledger, entry.account, entry.image_bytes, is_first=is_first)
+        return Ask(bytes_held, entry.account, entry.image_bytes, is_first=is_first)
 
     def _worth_per_byte(self, entry: Entry, ask: Ask) -> tuple[bool, float, float]:
         is_awaited, cost_s = entry.holder.host_worth(entry)
-        return is_awaited, ask.turn(entry.account), cost_s / entry.image_bytes
+        return is_awaited, ask.priority(entry.account), cost_s / entry.image_bytes
 
     def check_integrity(self, holder: Holder, entries: list[Entry]) -> None:
         """Raises IntegrityError unless the images of all entries of the holder are here, and all

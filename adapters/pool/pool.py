@@ -31,12 +31,12 @@ from adapters.pool.lora import ImageLayout
 from adapters.pool.slots import Slots
 from adapters.pool.tiers import AdapterLease, AdapterResidency, Entry, Tier
 from adapters.store.folder import Store
-from memory.accounts import NOBODY, Ask, Ledger, Tenant
+from memory.accounts import NO_TENANT, Ask, BytesHeld, Tenant
+from memory.allocations import AdapterAllocations, Allocation
 from memory.broker import MemoryBroker
 from memory.errors import require
 from memory.places import Idle
 from memory.reuse import ReuseByKey
-from memory.runs import AdapterRuns, Run
 from ops.base import AdapterTables, Ops
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class AdapterPool:
     def __init__(
         self,
         memory: Tensor,
-        runs: AdapterRuns,
+        runs: AdapterAllocations,
         broker: MemoryBroker,
         *,
         store: Store,
@@ -91,7 +91,7 @@ class AdapterPool:
         self._requests = requests
         self._ops = ops
         self._loader = AdapterLoader(store, shape, dtype, ops, cache)
-        self._accounts = broker.ledger.accounts
+        self._accounts = broker.bytes_held.accounts
         self._host = host
         self._largest = {
             "device": runs.capacity_bytes,
@@ -108,7 +108,7 @@ class AdapterPool:
         self._fetches = LoadQueue(executor or self._thread("adapter-fetcher"), broker.lock)
         self._copies = LoadQueue(executor or self._thread("adapter-copier"), broker.lock)
         self._entries: dict[str, Entry] = {}
-        self._resident: dict[Run, Entry] = {}
+        self._resident: dict[Allocation, Entry] = {}
         self._pins: dict[str, Entry] = {}
         self._slots = Slots(num_slots, shape.num_layers, ops)
         self._num_polls = 0
@@ -134,7 +134,7 @@ class AdapterPool:
     def is_loading(self) -> bool:
         return self._fetches.num_open + self._copies.num_open > 0
 
-    def prefetch(self, ref: AdapterRef, tenant: Tenant = NOBODY) -> None:
+    def prefetch(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> None:
         """There is a request for the adapter: it starts to come to the host, where it then waits
         for somebody who wants it on the device."""
         entry = self._entry(ref)
@@ -143,7 +143,7 @@ class AdapterPool:
         if entry.image is None and entry.slot is None:
             self._fetch(entry)
 
-    def expect(self, ref: AdapterRef, tenant: Tenant = NOBODY) -> None:
+    def expect(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> None:
         """An `acquire` will follow with the next step: the adapter starts to come to the device."""
         entry = self._entry(ref)
         self._charge(entry, tenant)
@@ -158,7 +158,7 @@ class AdapterPool:
         self._drop_load(entry)
         self.forget(entry)
 
-    def acquire(self, ref: AdapterRef, tenant: Tenant = NOBODY) -> AdapterLease | None:
+    def acquire(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> AdapterLease | None:
         """A lease, or None: not on the device yet, ask again in the next step.
 
         Raises AdapterUnavailable when it could not be loaded; after a while a call tries again.
@@ -201,7 +201,7 @@ class AdapterPool:
         idle."""
         entry = self._entry(ref)
         is_first = self._is_first(entry.account)
-        asks = [Ask(self._broker.ledger, entry.account, entry.image_bytes, is_first=is_first)]
+        asks = [Ask(self._broker.bytes_held, entry.account, entry.image_bytes, is_first=is_first)]
         if not self._slots.num_free:
             asks.append(self._ask_for_slot(entry.account, is_first=is_first))
         return all(ask.may_take(self._entries[other].account) for ask in asks)
@@ -225,7 +225,7 @@ class AdapterPool:
             self.forget(entry)
         self._keep_pins()
 
-    def idle_runs(self, *, with_awaited: bool) -> Mapping[Run, Idle]:
+    def idle_runs(self, *, with_awaited: bool) -> Mapping[Allocation, Idle]:
         now = self._clock()
         return {
             run: Idle((entry.account,), entry.device_loss_s(now))
@@ -233,17 +233,17 @@ class AdapterPool:
             if self._is_idle(entry) and (with_awaited or not self._is_awaited(entry))
         }
 
-    def evict(self, run: Run) -> None:
+    def evict(self, run: Allocation) -> None:
         """Takes an idle adapter off the device."""
         self.num_evictions += 1
         self._free_device(self._resident[run])
 
-    def evict_idle(self, account: str = NOBODY.name, *, is_first: bool = True) -> bool:
+    def evict_idle(self, account: str = NO_TENANT.name, *, is_first: bool = True) -> bool:
         """Takes an idle adapter off the device whose slot the account needs: of who holds most
         slots for its weight, that of least loss per byte. False if none is idle and gives way."""
         ask = self._ask_for_slot(account, is_first=is_first)
         losses = {
-            run: (ask.turn(*lost.accounts), lost.cost_s / run.num_bytes, run.offset)
+            run: (ask.priority(*lost.accounts), lost.cost_s / run.num_bytes, run.offset)
             for run, lost in self.idle_runs(with_awaited=False).items()
             if ask.may_take(*lost.accounts)
         }
@@ -363,7 +363,7 @@ class AdapterPool:
     def _charge(self, entry: Entry, tenant: Tenant) -> None:
         """The tenant has asked for the adapter last. What nobody's request asks for stays whose it
         is."""
-        if tenant.name == NOBODY.name:
+        if tenant.name == NO_TENANT.name:
             return
         self._accounts.note(tenant)
         entry.account = tenant.name
@@ -437,10 +437,10 @@ class AdapterPool:
         return not any(e.leases or e.loading or self._is_awaited(e) for e in own)
 
     def _ask_for_slot(self, account: str, *, is_first: bool) -> Ask:
-        slots = Ledger(self._accounts, ((e.account, 1) for e in self._resident.values()))
+        slots = BytesHeld(self._accounts, ((e.account, 1) for e in self._resident.values()))
         return Ask(slots, account, 1, is_first=is_first)
 
-    def _take_run(self, account: str, num_bytes: int) -> Run | None:
+    def _take_run(self, account: str, num_bytes: int) -> Allocation | None:
         """With a slot free for it too."""
         if num_bytes >= self._refused.get(account, num_bytes + 1):
             return None

@@ -11,9 +11,9 @@ from adapters.errors import AdapterUnavailable
 from adapters.pool.image import AdapterImage
 from adapters.pool.load_cost import build_s, copy_s, fetch_s
 from adapters.pool.load_queue import Load
-from memory.accounts import NOBODY
+from memory.accounts import NO_TENANT
+from memory.allocations import Allocation
 from memory.reuse import Reuse
-from memory.runs import Run
 
 SHADOW = 0.1
 """What a host image is worth while the device has the adapter too: it only makes it quicker to
@@ -56,12 +56,12 @@ class Entry:
     holder: Holder
     reuse: Reuse = field(default_factory=Reuse)
     """Requests for it."""
-    account: str = NOBODY.name
+    account: str = NO_TENANT.name
     """Who asked for it last: its bytes are charged to it."""
     image: AdapterImage | None = None
     image_bytes: int = 0
     """Of its image, once one was here."""
-    run: Run | None = None
+    run: Allocation | None = None
     slot: int | None = None
     max_rank: int = 0
     checksum: str = ""

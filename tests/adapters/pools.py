@@ -17,13 +17,13 @@ from adapters.pool.lora import ImageLayout, pack
 from adapters.pool.pool import AdapterPool
 from adapters.pool.segments import build_segments
 from adapters.store.folder import LocalStore
+from memory.allocations import UNIT_BYTES, AdapterAllocations
 from memory.arena import Arena
 from memory.block_table import BlockTable
 from memory.broker import MemoryBroker
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS, PageHasher, page_keys
 from memory.reuse import ReuseByKey
-from memory.runs import UNIT_BYTES, AdapterRuns
 from ops.base import PROJECTIONS, FusedLinear, LoRABatch
 from ops.reference import ReferenceOps
 from tests.adapters.files import BASE, write_adapter
@@ -94,13 +94,13 @@ class House:
             clock=lambda: self.now,
         )
         self.arena = torch.full((num_units * UNIT_BYTES,), 255, dtype=torch.uint8)
-        self.runs = AdapterRuns(self.map)
+        self.runs = AdapterAllocations(self.map)
         self.broker = MemoryBroker(self.map, self.runs)
         self.kv = KVCache(
             self.map, "kv", UNIT_BYTES // 4, broker=self.broker, clock=lambda: self.now
         )
         self.executor = SteppedExecutor()
-        self.host = HostTier(host_bytes, self.broker.ledger.accounts)
+        self.host = HostTier(host_bytes, self.broker.bytes_held.accounts)
         self.requests = ReuseByKey(lambda: self.now)
         self.cache = ImageCache(folder / "cache", cache_bytes, self.requests.expected)
         self.num_slots = num_slots

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from memory.allocations import AdapterAllocations, Allocation
 from memory.places import Idle
-from memory.runs import AdapterRuns, Run
 
 
 class IdleRuns:
     """costs: of the idle runs. awaited: those among them that somebody is about to lease."""
 
-    def __init__(self, runs: AdapterRuns) -> None:
+    def __init__(self, runs: AdapterAllocations) -> None:
         self._runs = runs
-        self.costs: dict[Run, float] = {}
-        self.awaited: set[Run] = set()
-        self.in_use: dict[Run, float] = {}
+        self.costs: dict[Allocation, float] = {}
+        self.awaited: set[Allocation] = set()
+        self.in_use: dict[Allocation, float] = {}
 
-    def idle_runs(self, *, with_awaited: bool) -> Mapping[Run, Idle]:
+    def idle_runs(self, *, with_awaited: bool) -> Mapping[Allocation, Idle]:
         hidden = set() if with_awaited else self.awaited
         return {
             run: Idle((self._runs.account_of(run),), cost)
@@ -25,7 +25,7 @@ class IdleRuns:
             if run not in hidden
         }
 
-    def evict(self, run: Run) -> None:
+    def evict(self, run: Allocation) -> None:
         del self.costs[run]
         self.awaited.discard(run)
         self._runs.free(run)

@@ -7,12 +7,12 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memory.accounts import ACTIVE_S, NOBODY, Accounts, Ask, Ledger, Tenant
+from memory.accounts import ACTIVE_S, NO_TENANT, Accounts, Ask, BytesHeld, Tenant
+from memory.allocations import UNIT_BYTES
 from memory.arena import Arena
 from memory.block_table import BlockTable
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS, PageHasher, page_keys
-from memory.runs import UNIT_BYTES
 
 PAGE = UNIT_BYTES // 4
 ACME, GLOBEX = Tenant("acme", 1), Tenant("globex", 1)
@@ -44,7 +44,7 @@ class House:
             table.free()
 
     def num_pages(self, account: Tenant) -> int:
-        return self.arena.ledger.held.get(account.name, 0) // PAGE
+        return self.arena.bytes_held.held.get(account.name, 0) // PAGE
 
 
 @st.composite
@@ -145,7 +145,7 @@ def test_who_comes_back_gets_its_share() -> None:
     assert (house.num_pages(ACME), house.num_pages(GLOBEX)) == (8, 8)
     heavy = Tenant("heavy", 2)
     house.serve(heavy, 100)
-    assert Counter(house.arena.ledger.held) == {
+    assert Counter(house.arena.bytes_held.held) == {
         "acme": 4 * PAGE,
         "globex": 4 * PAGE,
         "heavy": 8 * PAGE,
@@ -165,17 +165,17 @@ def test_who_is_away_for_long_has_no_share() -> None:
 
 def test_what_nobody_asked_for_goes_first() -> None:
     house = House(16)
-    house.serve(NOBODY, 8)
+    house.serve(NO_TENANT, 8)
     house.serve(ACME, 8)
     house.serve(GLOBEX, 4)
-    assert (house.num_pages(NOBODY), house.num_pages(ACME)) == (4, 8)
+    assert (house.num_pages(NO_TENANT), house.num_pages(ACME)) == (4, 8)
 
 
 def test_what_several_hold_goes_when_the_last_of_them_gives_way() -> None:
     accounts = Accounts(lambda: 0.0)
     for tenant in (ACME, GLOBEX):
         accounts.note(tenant)
-    ask = Ask(Ledger(accounts, [(ACME.name, 6), (GLOBEX.name, 2)]), NOBODY.name, 0)
-    assert ask.turn(ACME.name) < ask.turn(GLOBEX.name)
+    ask = Ask(BytesHeld(accounts, [(ACME.name, 6), (GLOBEX.name, 2)]), NO_TENANT.name, 0)
+    assert ask.priority(ACME.name) < ask.priority(GLOBEX.name)
     for names in ((ACME.name, GLOBEX.name), (GLOBEX.name, ACME.name)):
-        assert ask.turn(*names) == ask.turn(GLOBEX.name)
+        assert ask.priority(*names) == ask.priority(GLOBEX.name)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from memory.allocations import UNIT_BYTES, AdapterAllocations
 from memory.arena import Arena
 from memory.errors import IntegrityError
 from memory.pages import PagePool
-from memory.runs import UNIT_BYTES, AdapterRuns
 
 EXTENT = 4 * UNIT_BYTES
 
 
 def test_kv_grows_from_the_low_end_and_adapters_from_the_high_end() -> None:
     arena = Arena(6 * EXTENT, EXTENT)
-    runs = AdapterRuns(arena)
+    runs = AdapterAllocations(arena)
     pool = PagePool(arena, "m", EXTENT)
     assert pool.allocate(2) == [0, 1]
     run = runs.allocate(EXTENT + 1)
@@ -26,7 +26,7 @@ def test_kv_grows_from_the_low_end_and_adapters_from_the_high_end() -> None:
 
 def test_kv_leaves_the_floor_and_adapters_keep_to_the_ceiling() -> None:
     arena = Arena(6 * EXTENT, EXTENT, EXTENT + 1, 3 * EXTENT)
-    runs = AdapterRuns(arena)
+    runs = AdapterAllocations(arena)
     pool = PagePool(arena, "m", EXTENT)
     assert pool.num_free == 4 and pool.allocate(5) is None
     assert pool.allocate(4) is not None and arena.map() == "kkkk.."
@@ -51,14 +51,14 @@ def test_sizes_that_contradict_each_other_are_refused(
 
 def test_an_extent_that_is_not_whole_units_or_a_page_larger_than_one_is_refused() -> None:
     with pytest.raises(ValueError, match="units"):
-        AdapterRuns(Arena(EXTENT, UNIT_BYTES - 1))
+        AdapterAllocations(Arena(EXTENT, UNIT_BYTES - 1))
     with pytest.raises(ValueError, match="page"):
         PagePool(Arena(EXTENT, EXTENT), "m", EXTENT + 1)
 
 
 def test_small_runs_share_an_extent_and_the_last_gives_it_back() -> None:
     arena = Arena(4 * EXTENT, EXTENT)
-    runs = AdapterRuns(arena)
+    runs = AdapterAllocations(arena)
     small = [runs.allocate(UNIT_BYTES) for _ in range(4)]
     assert arena.map() == "...a"
     for run in small:
@@ -69,7 +69,7 @@ def test_small_runs_share_an_extent_and_the_last_gives_it_back() -> None:
 
 def test_a_run_prefers_the_place_that_takes_no_new_extent() -> None:
     arena = Arena(4 * EXTENT, EXTENT)
-    runs = AdapterRuns(arena)
+    runs = AdapterAllocations(arena)
     three, hole, rest = (runs.allocate(n * UNIT_BYTES) for n in (3, 2, 3))
     assert three and hole and rest and arena.map() == "..aa"
     runs.free(hole)
@@ -100,7 +100,7 @@ def test_offsets_follow_extents_and_keep_the_shape() -> None:
 
 def test_giving_back_what_is_not_held_is_a_named_error() -> None:
     arena = Arena(2 * EXTENT, EXTENT)
-    runs, pool = AdapterRuns(arena), PagePool(arena, "m", UNIT_BYTES)
+    runs, pool = AdapterAllocations(arena), PagePool(arena, "m", UNIT_BYTES)
     run = runs.allocate(1)
     assert run is not None
     runs.free(run)

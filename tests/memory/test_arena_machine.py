@@ -16,9 +16,9 @@ from hypothesis.stateful import (
     rule,
 )
 
+from memory.allocations import UNIT_BYTES, AdapterAllocations, Allocation
 from memory.arena import Arena
 from memory.pages import PagePool
-from memory.runs import UNIT_BYTES, AdapterRuns, Run
 
 EXTENT = 4 * UNIT_BYTES
 WEIGHTS = ("small", "unpaged")
@@ -46,10 +46,10 @@ class SharedArena(RuleBasedStateMachine):
         super().__init__()
         self.arena = Arena(12 * EXTENT + 5, EXTENT, 3 * EXTENT - 1, 8 * EXTENT)
         self.lent = self.arena.backing = Lent()
-        self.adapter_runs = AdapterRuns(self.arena)
+        self.adapter_runs = AdapterAllocations(self.arena)
         self.pools = {name: PagePool(self.arena, name, size) for name, size in PAGE_BYTES.items()}
         self.references: dict[tuple[str, int], int] = {}
-        self.live_runs: set[Run] = set()
+        self.live_runs: set[Allocation] = set()
         self.weights: dict[str, int] = dict.fromkeys(WEIGHTS, 0)
 
     @rule(owner=st.sampled_from(WEIGHTS), count=st.integers(1, 12))
@@ -120,7 +120,7 @@ class SharedArena(RuleBasedStateMachine):
         return run
 
     @rule(run=runs)
-    def free_run(self, run: Run) -> None:
+    def free_run(self, run: Allocation) -> None:
         if run in self.live_runs:
             self.live_runs.remove(run)
             self.adapter_runs.free(run)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from memory.accounts import Tenant
+from memory.allocations import UNIT_BYTES, AdapterAllocations, Allocation
 from memory.arena import Arena
 from memory.broker import MARGIN, MemoryBroker
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
-from memory.runs import UNIT_BYTES, AdapterRuns, Run
 from tests.memory.holder import IdleRuns
 from tests.memory.test_prefix_cache import compute, keys_of, num_matched
 
@@ -24,7 +24,7 @@ class House:
         top = None if ceiling is None else ceiling * UNIT_BYTES
         self.now = 0.0
         self.arena = Arena(num_extents * UNIT_BYTES, UNIT_BYTES, floor * UNIT_BYTES, top)
-        self.runs = AdapterRuns(self.arena)
+        self.runs = AdapterAllocations(self.arena)
         self.broker = MemoryBroker(self.arena, self.runs)
         self.adapters = IdleRuns(self.runs)
         self.broker.add_holder(self.adapters)
@@ -36,7 +36,7 @@ class House:
         )
         self.kv.note_prefill(10**9, 1e9)
 
-    def load(self, cost_s: float, num_units: int = 1) -> Run | None:
+    def load(self, cost_s: float, num_units: int = 1) -> Allocation | None:
         """An idle adapter of that cost."""
         run = self.broker.allocate_run(num_units * UNIT_BYTES)
         if run is not None:
@@ -114,7 +114,7 @@ def test_of_what_one_has_in_two_models_no_more_is_taken_than_is_fair() -> None:
     for kv in (house.kv, house.other):
         compute(kv, keys_of(1, 2, 3, 4), Tenant("globex", 1)).free()
     assert not house.kv.make_room(6, Tenant("acme", 1))
-    assert house.arena.ledger.held == {"globex": PAGES * house.kv.pool.page_bytes}
+    assert house.arena.bytes_held.held == {"globex": PAGES * house.kv.pool.page_bytes}
     house.kv.check_integrity(held=())
 
 
@@ -126,11 +126,11 @@ def test_a_run_clears_the_cheapest_place_and_no_more() -> None:
     by_place = [house.adapters.costs[run] for run in sorted(house.adapters.costs, key=place)]
     assert by_place == [1.0, 9.0, 3.0, 2.0, 9.0, 1.0]
     large = house.broker.allocate_run(2 * UNIT_BYTES)
-    assert large == Run(2 * UNIT_BYTES, 2 * UNIT_BYTES)
+    assert large == Allocation(2 * UNIT_BYTES, 2 * UNIT_BYTES)
     assert sorted(house.adapters.costs.values()) == [1.0, 1.0, 9.0, 9.0] and None not in runs
 
 
-def place(run: Run) -> int:
+def place(run: Allocation) -> int:
     return run.offset
 
 
@@ -178,7 +178,7 @@ def test_weights_make_way_for_a_run_where_others_are_free() -> None:
     assert house.broker.allocate_weights("low", 2) == house.broker.allocate_weights("m", 2) == 2
     house.arena.free_weights("low")
     assert house.arena.map() == "k..ww."
-    assert house.load(1.0, num_units=3) == Run(3 * UNIT_BYTES, 3 * UNIT_BYTES)
+    assert house.load(1.0, num_units=3) == Allocation(3 * UNIT_BYTES, 3 * UNIT_BYTES)
     assert house.arena.map() == "kwwaaa"
     low.free()
 
@@ -201,9 +201,9 @@ def test_nothing_goes_in_vain_where_a_place_and_the_ceiling_are_in_the_way() -> 
     house = House(8, floor=1, ceiling=6)
     acme, globex, initech = Tenant("acme", 3), Tenant("globex", 1), Tenant("initech", 1)
     for tenant in (acme, globex, initech):
-        house.broker.ledger.accounts.note(tenant)
+        house.broker.bytes_held.accounts.note(tenant)
 
-    def load(tenant: Tenant, num_units: int, *, is_first: bool = False) -> Run:
+    def load(tenant: Tenant, num_units: int, *, is_first: bool = False) -> Allocation:
         num_bytes = num_units * UNIT_BYTES
         run = house.broker.allocate_run(num_bytes, tenant.name, is_first=is_first)
         assert run is not None

@@ -9,13 +9,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from memory.accounts import NOBODY, Tenant
+from memory.accounts import NO_TENANT, Tenant
+from memory.allocations import UNIT_BYTES, AdapterAllocations
 from memory.arena import Arena
 from memory.block_table import BlockTable
 from memory.broker import MemoryBroker
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS, PageHasher
-from memory.runs import UNIT_BYTES, AdapterRuns
 from tests.memory.holder import IdleRuns
 
 PAGE_BYTES = {"m": UNIT_BYTES // 4, "n": UNIT_BYTES // 3}
@@ -25,7 +25,7 @@ OWNERS = [
     ("m", "group:pair", GLOBEX),
     ("m", "group:pair", INITECH),
     ("n", "tenant:acme", ACME),
-    ("n", "tenant:nobody", NOBODY),
+    ("n", "tenant:nobody", NO_TENANT),
 ]
 """(model, cache domain, whom it is charged to)."""
 HASHERS = [PageHasher(model=model, domain=domain) for model, domain, _ in OWNERS]
@@ -58,7 +58,7 @@ class SharedArena(RuleBasedStateMachine):
         self.arena = Arena(
             8 * UNIT_BYTES, UNIT_BYTES, UNIT_BYTES, 6 * UNIT_BYTES, clock=lambda: self.now
         )
-        self.runs = AdapterRuns(self.arena)
+        self.runs = AdapterAllocations(self.arena)
         self.broker = MemoryBroker(self.arena, self.runs)
         self.adapters = IdleRuns(self.runs)
         self.broker.add_holder(self.adapters)
@@ -74,13 +74,13 @@ class SharedArena(RuleBasedStateMachine):
         return self.arena.map(), idle, set(self.adapters.costs), set(self.adapters.in_use)
 
     def levels(self) -> dict[str, float]:
-        return {name: self.arena.ledger.level(name) for name in self.arena.ledger.held}
+        return {name: self.arena.bytes_held.level(name) for name in self.arena.bytes_held.held}
 
     def check_losers(
         self, asker: Tenant, before: dict[str, float], held: dict[str, int], *, is_first: bool
     ) -> None:
         """Whoever lost something held more for its weight than the asker does now."""
-        now = self.arena.ledger
+        now = self.arena.bytes_held
         for name, num_bytes in held.items():
             if name != asker.name and now.held.get(name, 0) < num_bytes:
                 assert is_first or before[name] > now.level(asker.name)
@@ -137,7 +137,7 @@ class SharedArena(RuleBasedStateMachine):
         missing = -(-end // PAGE_TOKENS) - len(pages)
         own = (s for s in self.sequences if s.kv is kv and s.account == sequence.account)
         is_first = not any(s.table.pages for s in own if s is not sequence)
-        levels, held = self.levels(), dict(self.arena.ledger.held)
+        levels, held = self.levels(), dict(self.arena.bytes_held.held)
         if not sequence.table.grow(end):
             assert sequence.table.pages == pages and (missing > num_free or not is_first)
             if is_first or held.keys() <= {sequence.account.name}:
@@ -187,12 +187,12 @@ class SharedArena(RuleBasedStateMachine):
     @rule(
         num_units=st.integers(1, 4),
         cost=st.sampled_from([0.0, 1e-4, 1.0]),
-        account=st.sampled_from([ACME, GLOBEX, INITECH, NOBODY]),
+        account=st.sampled_from([ACME, GLOBEX, INITECH, NO_TENANT]),
         is_first=st.booleans(),
     )
     def load_adapter(self, num_units: int, cost: float, account: Tenant, is_first: bool) -> None:
-        self.broker.ledger.accounts.note(account)
-        before, levels, held = self.snapshot(), self.levels(), dict(self.arena.ledger.held)
+        self.broker.bytes_held.accounts.note(account)
+        before, levels, held = self.snapshot(), self.levels(), dict(self.arena.bytes_held.held)
         run = self.broker.allocate_run(num_units * UNIT_BYTES, account.name, is_first=is_first)
         if run is None:
             assert self.snapshot() == before, "given up in vain"
@@ -246,7 +246,7 @@ class SharedArena(RuleBasedStateMachine):
             self.adapters.go_idle(0, is_awaited=False)
         for run in list(self.adapters.costs):
             self.adapters.evict(run)
-        assert self.arena.map() == "." * 8 and not self.arena.ledger.held
+        assert self.arena.map() == "." * 8 and not self.arena.bytes_held.held
 
 
 TestSharedArena = SharedArena.TestCase

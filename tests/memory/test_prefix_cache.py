@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from memory.accounts import NOBODY, Ask, Tenant
+from memory.accounts import NO_TENANT, Ask, Tenant
+from memory.allocations import UNIT_BYTES
 from memory.arena import Arena
 from memory.block_table import BlockTable
 from memory.errors import IntegrityError
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS, PageHasher, page_keys
-from memory.runs import UNIT_BYTES
 
 HASHER = PageHasher(model="m", domain="acme")
 
@@ -24,7 +24,7 @@ def keys_of(*words: int) -> list[bytes]:
     return page_keys(HASHER, [word for word in words for _ in range(PAGE_TOKENS)])
 
 
-def compute(kv: KVCache, keys: list[bytes], tenant: Tenant = NOBODY) -> BlockTable:
+def compute(kv: KVCache, keys: list[bytes], tenant: Tenant = NO_TENANT) -> BlockTable:
     """A sequence that has all these pages computed and shared."""
     table = BlockTable(kv, tenant)
     table.match_prefix(keys, len(keys) * PAGE_TOKENS)
@@ -107,10 +107,10 @@ def test_what_is_worth_as_much_as_the_limit_goes_and_what_is_worth_more_does_not
     arena = Arena(UNIT_BYTES, UNIT_BYTES)
     kv = KVCache(arena, "m", UNIT_BYTES // 4, clock=lambda: 0.0)
     compute(kv, keys_of(1)).free()
-    ask = Ask(arena.ledger, NOBODY.name, 0, is_first=True)
-    turn, chance = ask.turn(NOBODY.name), 1 / (1 + 2)
-    assert kv.prefix_cache.evict(1, ask, (turn, 0.99 * chance)) == 0
-    assert kv.prefix_cache.evict(1, ask, (turn, chance)) == 1
+    ask = Ask(arena.bytes_held, NO_TENANT.name, 0, is_first=True)
+    priority, chance = ask.priority(NO_TENANT.name), 1 / (1 + 2)
+    assert kv.prefix_cache.evict(1, ask, (priority, 0.99 * chance)) == 0
+    assert kv.prefix_cache.evict(1, ask, (priority, chance)) == 1
 
 
 def test_allocation_evicts_what_is_idle_and_never_what_is_used() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from adapters.errors import AdapterUnavailable
-from memory.accounts import NOBODY, Tenant
+from memory.accounts import NO_TENANT, Tenant
 from memory.arena import Arena
 from memory.kv_cache import KVCache
 from tests.workers.simulator import END, VOCAB, FakeClock, SimulatedRunner, Slots, alone
@@ -60,12 +60,12 @@ class StubPool:
     def is_leased(self) -> bool:
         return any(self.leases.values())
 
-    def prefetch(self, ref: AdapterRef, tenant: Tenant = NOBODY) -> None:
+    def prefetch(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> None:
         self.asked.setdefault(ref.digest, self.delay_steps)
 
     expect = prefetch
 
-    def acquire(self, ref: AdapterRef, tenant: Tenant = NOBODY) -> StubLease | None:
+    def acquire(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> StubLease | None:
         if ref.digest in self.broken:
             raise AdapterUnavailable("adapter.test", "it is broken")
         if ref.digest not in self.slots:

@@ -19,12 +19,12 @@ from adapters.pool.host_tier import HostTier
 from adapters.pool.image import ImageCache
 from adapters.pool.pool import AdapterPool
 from adapters.store.opening import open_store
+from memory.allocations import UNIT_BYTES, AdapterAllocations
 from memory.arena import Arena
 from memory.broker import MemoryBroker
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
 from memory.reuse import ReuseByKey
-from memory.runs import UNIT_BYTES, AdapterRuns
 from ops.base import Ops
 from workers.base_models.fetcher import ModelFetcher
 from workers.base_models.loader import ModelLoader
@@ -115,9 +115,9 @@ class Worker:
             ) from error
         self.arena.backing = self._device_memory
         self.memory = self._device_memory.tensor
-        self.runs = AdapterRuns(self.arena)
+        self.runs = AdapterAllocations(self.arena)
         self.broker = MemoryBroker(self.arena, self.runs)
-        self._host_tier = HostTier(config.host_adapter_memory, self.broker.ledger.accounts)
+        self._host_tier = HostTier(config.host_adapter_memory, self.broker.bytes_held.accounts)
         self._adapter_requests = ReuseByKey(time.monotonic)
         self._image_cache = ImageCache(
             config.cache_dir,
@@ -199,7 +199,7 @@ class Worker:
     def status(self, draining: bool, generation: int) -> WorkerStatus:
         """What is, now. On the engine's thread only."""
         engines = self.engines.values()
-        held, adapters = self.arena.ledger.held, self.runs.held_bytes()
+        held, adapters = self.arena.bytes_held.held, self.runs.held_bytes()
         return WorkerStatus(
             instance_id=self.instance_id,
             draining=draining,

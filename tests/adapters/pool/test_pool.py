@@ -14,7 +14,7 @@ from adapters.pool.image import AdapterImage
 from adapters.pool.lora import ImageTables
 from adapters.pool.tiers import AdapterLease
 from memory.accounts import Tenant
-from memory.runs import UNIT_BYTES
+from memory.allocations import UNIT_BYTES
 from tests.adapters.files import BASE
 from tests.adapters.pools import House, Ref
 

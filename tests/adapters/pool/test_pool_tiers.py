@@ -17,7 +17,7 @@ from adapters.pool.image import AdapterImage, ImageCache
 from adapters.pool.load_queue import Load, LoadQueue
 from adapters.pool.lora import ImageTables
 from memory.accounts import Tenant
-from memory.runs import UNIT_BYTES
+from memory.allocations import UNIT_BYTES
 from tests.adapters.pools import House, SteppedExecutor
 
 ONE_UNIT, TWO_UNITS = 4, 16

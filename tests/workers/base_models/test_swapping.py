@@ -17,7 +17,7 @@ import torch
 
 from adapters.manifest import BaseModelShape
 from adapters.store.folder import LocalStore
-from memory.runs import UNIT_BYTES
+from memory.allocations import UNIT_BYTES
 from ops.base import PackedLinear
 from tests.doubles import make_adapter, make_model, write_adapter
 from tests.scale import scaled

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adapters.pool.load_cost import copy_s
-from memory.runs import UNIT_BYTES
+from memory.allocations import UNIT_BYTES
 from tests.adapters.pools import House, SteppedExecutor
 from tests.workers.simulation import generate, prompt_of
 from tests.workers.simulator import VOCAB, SimulatedRunner, Slots

@@ -88,7 +88,7 @@ class Box:
         assert num_steps is not None, "it does not come to rest"
 
     def held(self, tenant: str) -> int:
-        return self.house.map.ledger.held.get(tenant, 0)
+        return self.house.map.bytes_held.held.get(tenant, 0)
 
 
 def flood(box: Box, turn: int) -> None:

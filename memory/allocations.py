@@ -1,4 +1,4 @@
-"""Contiguous runs of bytes for adapters, of any size, at the high end of the arena."""
+"""Contiguous allocations of bytes for adapters, of any size, at the high end of the arena."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from memory.accounts import NOBODY
+from memory.accounts import NO_TENANT
 from memory.arena import Arena
 from memory.errors import require
 
@@ -16,16 +16,16 @@ UNIT_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Allocation:
     """Bytes offset..offset + num_bytes of the arena; num_bytes is whole units."""
 
     offset: int
     num_bytes: int
 
 
-class AdapterRuns:
-    """Runs of 64 KiB units over adjacent adapter extents, each charged to an account. The only user
-    of the arena's adapter extents.
+class AdapterAllocations:
+    """Allocations of 64 KiB units over adjacent adapter extents, each charged to an account. The
+    only user of the arena's adapter extents.
 
     Holes are free units inside adapter extents: sorted, disjoint, coalesced, as [start, end) in
     units. No hole covers a whole extent, for that extent went back to the arena.
@@ -39,7 +39,7 @@ class AdapterRuns:
         self._arena = arena
         self._extent_units = arena.extent_bytes // UNIT_BYTES
         self._holes: list[tuple[int, int]] = []
-        self._runs: dict[Run, str] = {}
+        self._runs: dict[Allocation, str] = {}
         """With the accounts that they are charged to."""
 
     @property
@@ -55,7 +55,7 @@ class AdapterRuns:
         """The largest run that could ever be: all the adapters' ceiling allows."""
         return self._arena.adapter_ceiling * self._arena.extent_bytes
 
-    def place_of(self, run: Run) -> range:
+    def place_of(self, run: Allocation) -> range:
         """Bytes of the device's memory that the run has."""
         start = self._arena.first_byte + run.offset
         return range(start, start + run.num_bytes)
@@ -65,9 +65,9 @@ class AdapterRuns:
         """Bytes of a run of at least num_bytes."""
         return -(-num_bytes // UNIT_BYTES) * UNIT_BYTES
 
-    def by_extent(self) -> dict[int, list[Run]]:
+    def by_extent(self) -> dict[int, list[Allocation]]:
         """The runs that lie in each extent, wholly or in part."""
-        found: dict[int, list[Run]] = {}
+        found: dict[int, list[Allocation]] = {}
         size = self._arena.extent_bytes
         for run in self._runs:
             for extent in range(run.offset // size, -(-(run.offset + run.num_bytes) // size)):
@@ -94,7 +94,7 @@ class AdapterRuns:
             held[account] += run.num_bytes
         return held
 
-    def allocate(self, num_bytes: int, account: str = NOBODY.name) -> Run | None:
+    def allocate(self, num_bytes: int, account: str = NO_TENANT.name) -> Allocation | None:
         """A run of at least num_bytes: where it costs the fewest new extents, then the highest
         place.
 
@@ -108,24 +108,24 @@ class AdapterRuns:
             return None
         self._take_extents(start, start + num_units)
         self._carve(start, start + num_units)
-        run = Run(start * UNIT_BYTES, num_units * UNIT_BYTES)
+        run = Allocation(start * UNIT_BYTES, num_units * UNIT_BYTES)
         self._runs[run] = account
-        self._arena.ledger.charge(account, run.num_bytes)
+        self._arena.bytes_held.charge(account, run.num_bytes)
         return run
 
-    def account_of(self, run: Run) -> str:
+    def account_of(self, run: Allocation) -> str:
         return self._runs[run]
 
-    def charge(self, run: Run, account: str) -> None:
+    def charge(self, run: Allocation, account: str) -> None:
         """To this account from now on."""
-        self._arena.ledger.charge(self._runs[run], -run.num_bytes)
-        self._arena.ledger.charge(account, run.num_bytes)
+        self._arena.bytes_held.charge(self._runs[run], -run.num_bytes)
+        self._arena.bytes_held.charge(account, run.num_bytes)
         self._runs[run] = account
 
-    def free(self, run: Run) -> None:
+    def free(self, run: Allocation) -> None:
         """Gives the run back, and to the arena each extent that no run touches any more."""
         require(run in self._runs, f"{run} is not a live run")
-        self._arena.ledger.charge(self._runs.pop(run), -run.num_bytes)
+        self._arena.bytes_held.charge(self._runs.pop(run), -run.num_bytes)
         start = run.offset // UNIT_BYTES
         self._return_extents(*self._add_hole(start, start + run.num_bytes // UNIT_BYTES))
 
@@ -137,7 +137,7 @@ class AdapterRuns:
             if end - start >= num_units:
                 return end - num_units
         best: tuple[int, int] | None = None
-        for start, end in self._stretches():
+        for start, end in self._spans():
             if end - start < num_units:
                 continue
             for place in (start, end - num_units):
@@ -147,7 +147,7 @@ class AdapterRuns:
             return None
         return -best[1]
 
-    def _stretches(self) -> list[tuple[int, int]]:
+    def _spans(self) -> list[tuple[int, int]]:
         """Maximal intervals of units in holes and free extents."""
         size = self._extent_units
         free = [(r.start * size, r.stop * size) for r in self._arena.free_ranges()]
