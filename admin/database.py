@@ -33,9 +33,9 @@ Row = Mapping[str, Any]
 Isolation = Literal["read_committed", "repeatable_read", "serializable"]
 
 APP_ROLE = "loraplex_app"
-"""What everybody works as but who migrates: it owns nothing."""
+"""The role of every process but migrations: it owns nothing."""
 EVERYTHING = "*"
-"""For the operator, and for work that is nobody's request."""
+"""For the operator, and for work that no request asked for."""
 NOTHING = ""
 
 CONNECT_TIMEOUT_S = 10

@@ -93,7 +93,7 @@ async def migrate(
         # The lock belongs to the session: it is freed by itself if this process dies.
         await connection.execute("SELECT pg_advisory_lock($1)", LOCK_ID)
         try:
-            # Who may create nothing can still find that there is nothing to do.
+            # A role that may create nothing can still find that there is nothing to do.
             if await connection.fetchval("SELECT to_regclass('schema_migrations')") is None:
                 await _check_encoding(connection)
                 await connection.execute(_CREATE_TABLE)

@@ -31,7 +31,7 @@ CATALOG_CHANNEL = "loraplex_catalog"
 """NOTIFY channel; the payload is the new generation."""
 
 ROWS_AT_ONCE = 500
-"""Whoever loads a catalog of thousands streams to others between two parts of it."""
+"""Rows of a catalog loaded at a time: a gateway serves streams between two parts of it."""
 
 T = TypeVar("T")
 

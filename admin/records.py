@@ -89,7 +89,7 @@ class Tenant(msgspec.Struct, frozen=True):
     name: str
     """Unique; what people write, also in `tenant/adapter`."""
     sharing_group: str | None = None
-    """Tenants of one group share cached prefixes; None: shared with nobody."""
+    """Tenants of one group share cached prefixes; None: the tenant shares none."""
     created_at: datetime | None = None
 
 
@@ -340,7 +340,7 @@ class KnownWorker(msgspec.Struct, frozen=True):
     is_registered: bool
     """It is to be connected to."""
     draining: bool | None = None
-    """As it is wanted; None: nobody has said anything."""
+    """Whether it was asked to drain; None: nothing was asked."""
 
 
 AdapterPlace = tuple[str, str]

@@ -27,7 +27,7 @@ REMOVER = "-"
 
 @asynccontextmanager
 async def held(database: Database, digest: str) -> AsyncGenerator[str, None]:
-    """Nobody removes the content from the store while this lasts; if it raises, the content is
+    """Keeps the content in the store while this lasts; if it raises, the content is
     due for removal unless a version names it. Yields the holder, for `check_held`.
 
     Raises Overtaken if the content is being removed, and that takes long.
@@ -75,7 +75,7 @@ async def _renewed(database: Database, digest: str, holder: str) -> AsyncGenerat
 
 async def _write_hold(database: Database, query: str, digest: str, holder: str) -> bool:
     async with database.transaction() as connection:
-        # Else somebody could have found the content free just before and remove it just after.
+        # Else a reaper could have found the content free just before and remove it just after.
         await lock_catalog(connection)
         return await connection.fetchval(sql[query], digest, holder) is not None
 
@@ -92,7 +92,7 @@ async def leave(connection: Connection, digest: str) -> None:
 
 
 async def remove_due(database: Database, remove: Callable[[str], Awaitable[None]]) -> None:
-    """Calls `remove(digest)` for each content that is due, held by nobody and named by none."""
+    """Calls `remove(digest)` for each content that is due, neither held nor named."""
     async with database.acquire() as connection:
         due = [row["digest"] for row in await connection.fetch(sql["contents_due"])]
     for digest in due:
@@ -110,7 +110,7 @@ async def remove_due(database: Database, remove: Callable[[str], Awaitable[None]
 async def _remove(
     database: Database, digest: str, remover: str, remove: Callable[[str], Awaitable[None]]
 ) -> None:
-    """The store may be slow, and nobody's change waits for it: only who wants the content does."""
+    """The store may be slow: only requests for the content wait for it."""
     try:
         async with _renewed(database, digest, remover):
             await remove(digest)

@@ -52,7 +52,7 @@ class VersionDetails(AdapterVersion, frozen=True, kw_only=True):
     """Every live gateway knows that it is ready."""
     retired_at: datetime | None = None
     attempts: int | None = None
-    """How often somebody set out to prove it."""
+    """Proofs that were begun."""
     detail: str | None = None
     """Why it is not proved yet."""
 

@@ -1,8 +1,8 @@
 """The audit log: a hash chain that triggers write in the transaction of each change.
 
 A row's hash covers its fields and the hash of the row before it, so what was changed or taken out
-since shows where the chain breaks. Only who rewrites all that follows escapes that, and not from
-somebody who kept the newest hash: `verify` ends with it.
+since shows where the chain breaks. Rewriting all rows that follow hides it, but not from an
+operator with a copy of the newest hash: `verify` ends with it.
 
 Old rows are pruned by `admin/audit/retention.py`. A prune leaves a row of the chain with the number
 and the hash of the last row that it removed, and `verify` begins there. It is sealed by a keyed
@@ -49,7 +49,7 @@ class AuditEntry(msgspec.Struct, frozen=True):
     """1, 2, 3, ..."""
     at: datetime
     key_id: str
-    """'system': nobody's request."""
+    """'system' where no request made the change."""
     tenant_id: str | None
     action: str
     """Such as key.revoke, version.ready, alias.auto_rollback."""

@@ -1,4 +1,4 @@
-"""Who calls, and what each route requires of them. The key is looked up at every call.
+"""The caller's key, and the scopes each route requires. The key is looked up at every call.
 
 A route without a guard of this file does not exist: a test walks them all.
 """

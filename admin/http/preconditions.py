@@ -1,6 +1,7 @@
 """ETag and If-Match: a change is made only to what the caller has seen.
 
-Whoever checks holds the catalog's lock, in the transaction of the change: nobody can come between.
+The check is made under the catalog's lock, in the transaction of the change: no other change comes
+between.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class AdminRequest(Request[ApiKey, Any, State]):
 
     async def stream(self) -> AsyncGenerator[bytes]:
         """The body as it comes; its bytes count as held until the answer. Raises Stalled if it
-        comes too slowly, and, which nobody reads, if the client leaves; Overloaded."""
+        comes too slowly, and, unread, if the client leaves; Overloaded."""
         held, chunks, num_bytes = held_body(self.scope), self._chunks(), 0
         began = asyncio.get_running_loop().time()
         while True:
@@ -93,7 +93,7 @@ class AdminRequest(Request[ApiKey, Any, State]):
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[Connection]:
         """It sees what the caller may, and what changes in it is logged as the caller's. It is
-        left when gateways go by it: who is told of a change finds it in force."""
+        left when gateways go by it: a client that is told of a change finds it in force."""
         async with changing(self.plane.database, self.actor) as connection:
             yield connection
         await self.plane.until_known()

@@ -1,4 +1,4 @@
-"""When each key was last used: noted in memory by whoever lets it pass, written now and then."""
+"""When each key was last used: noted in memory when it passes a guard, written now and then."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class TenantChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     example: ClassVar[dict[str, Any]] = {"sharing_group": "family"}
 
     sharing_group: EntityName | msgspec.UnsetType | None = msgspec.UNSET
-    """Tenants of one group share cached prefixes; null: with nobody."""
+    """Tenants of one group share cached prefixes; null: the tenant shares none."""
 
 
 class TenantView(msgspec.Struct, frozen=True):

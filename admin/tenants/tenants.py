@@ -35,7 +35,7 @@ async def find_tenant(connection: Connection, reference: str) -> Tenant:
 async def set_sharing_group(
     connection: Connection, tenant: Tenant, sharing_group: str | None
 ) -> Tenant:
-    """None: it shares with nobody. Raises Invalid."""
+    """Sets the sharing group; None: the tenant shares none. Raises Invalid."""
     row = await connection.fetchrow(sql["tenant_set_sharing_group"], tenant.id, sharing_group)
     assert row is not None
     return from_row(Tenant, row)

@@ -1,4 +1,4 @@
-"""Removes what nobody needs any more: retired versions, emptied adapters, contents without a
+"""Removes what is no longer needed: retired versions, emptied adapters, contents without a
 version, faults of such, workers that are lost. Any number of processes may do so at once, and die
 while they do."""
 

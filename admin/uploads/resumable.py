@@ -1,7 +1,7 @@
 """Uploads in pieces: each a folder in the store's incoming area, which outlives this process.
 
 What has come is the size of its data file; what is written there is on the disk before any answer
-says so. One that nobody continues is swept with all else that lies there untouched.
+says so. An upload that is not continued is swept with all else that lies there untouched.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class ResumableUploads:
         """Adds a piece that starts at `offset` and has so many bytes (0: unknown); what came of one
         that broke off stays.
 
-        Raises NotFound, Conflict (another offset, or somebody else writes), TooLarge (more than was
+        Raises NotFound, Conflict (another offset or writer), TooLarge (more than was
         declared: nothing of the excess is kept), Stalled, OSError.
         """
         await self.find(key, upload_id)
@@ -163,8 +163,9 @@ class ResumableUploads:
     async def completing(
         self, key: ApiKey, upload_id: str, sha256: str | None
     ) -> AsyncGenerator[PartialUpload]:
-        """The whole upload, nobody else's meanwhile. It is gone afterwards, but for errors that may
-        pass or are not its own. Raises NotFound, Conflict, Invalid (another checksum)."""
+        """The whole upload, held against other requests meanwhile. It is removed afterwards, unless
+        the error may pass or is not its own. Raises NotFound, Conflict, Invalid (another
+        checksum)."""
         await self.find(key, upload_id)
         with _held(self._store.incoming / upload_id):
             found = await self.find(key, upload_id)
@@ -179,7 +180,7 @@ class ResumableUploads:
             await _remove(found.folder)
 
     async def delete(self, key: ApiKey, upload_id: str) -> None:
-        """Raises NotFound, Conflict (somebody writes)."""
+        """Raises NotFound, Conflict (a request writes)."""
         found = await self.find(key, upload_id)
         with _held(found.folder):
             await _remove(found.folder)

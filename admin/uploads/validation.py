@@ -85,7 +85,7 @@ class Validation:
             await self._idle.pop().kill()
 
     async def _run(self, task: Task) -> Outcome:
-        """In a second sandbox if the first dies, be it that somebody killed it while idle."""
+        """In a second sandbox if the first dies, such as one killed while idle."""
         for _ in range(2):
             sandbox = self._idle.pop() if self._idle else await _Sandbox.start()
             outcome = None

@@ -67,7 +67,7 @@ class UsageSum(msgspec.Struct, frozen=True):
         return self.cost - self.input_cost - self.cached_input_cost - self.output_cost
 
 
-Mark = tuple[datetime, str, str, str, Annotated[int, msgspec.Meta(ge=0, lt=2**31)], str]
+Cursor = tuple[datetime, str, str, str, Annotated[int, msgspec.Meta(ge=0, lt=2**31)], str]
 """A sum's place in a report: its start and what tells it apart."""
 
 
@@ -91,7 +91,7 @@ class UsageQuestion(msgspec.Struct, frozen=True, kw_only=True):
 async def report(
     connection: Connection,
     asked: UsageQuestion,
-    after: Mark | None = None,
+    after: Cursor | None = None,
     limit: int | None = None,
 ) -> list[UsageSum]:
     """By time, then by what is told apart. Sums by minute are of the rows that are kept, and none

@@ -1,6 +1,6 @@
-"""Workers: registered by whoever runs them, reported by gateways. Functions of a connection.
+"""Workers: registered by their own process, reported by gateways. Functions of a connection.
 
-Nobody here talks to a worker: what is wanted of one reaches it by way of the gateways.
+The admin plane never talks to a worker: what is wanted of one reaches it through the gateways.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Worker(msgspec.Struct, frozen=True):
     is_registered: bool
     """Gateways find it by its registration; else it stands in their settings."""
     draining: bool | None
-    """As it is wanted; None: nobody has said anything."""
+    """Whether it was asked to drain; None: nothing was asked."""
     registered_at: datetime
     reported_at: datetime | None
     reported_by: str | None
@@ -178,7 +178,7 @@ async def leave(database: Database, worker_id: str) -> None:
 
 
 async def forget_lost(database: Database) -> None:
-    """Removes those that nobody has heard of for long."""
+    """Removes workers that have not reported for long."""
     async with database.transaction(EVERYTHING) as connection:
         if not await connection.fetchval(sql["workers_gone"], FORGOTTEN_S):
             return

@@ -92,7 +92,7 @@ class AliasController(Controller):
         if_match: IfMatch = None,
     ) -> Tagged[AliasView]:
         """Undo the last move: back to the version or canary set before it. Twice undoes nothing:
-        who may have to repeat the request gives If-Match."""
+        a client that may have to repeat the request gives If-Match."""
         async with request.transaction() as connection:
             owner = await tenant_for(connection, request.user, tenant)
             await _check(connection, owner, name, alias, if_match)

@@ -23,7 +23,7 @@ class AuditView(msgspec.Struct, frozen=True):
     seq: int
     at: datetime
     key_id: str
-    """'system': nobody's request."""
+    """'system' where no request made the change."""
     tenant_id: str | None
     action: str
     """Such as key.revoke, version.ready, alias.auto_rollback."""

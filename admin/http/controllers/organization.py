@@ -30,7 +30,7 @@ T = TypeVar("T")
 class Widths(NamedTuple):
     width: Width
     default: int
-    """Buckets a page if nobody says how many."""
+    """Buckets a page unless `limit` is given."""
     most: int
 
 

@@ -64,8 +64,8 @@ class TenantQuotaController(Controller):
     async def clear_quota(
         self, request: AdminRequest, tenant: FromPath[str], if_match: IfMatch = None
     ) -> Deleted:
-        """No limits any more, the weight and class of everybody, and no pins: 409 while there are
-        some."""
+        """Removes all limits; weight and class become the defaults. 409 while aliases of the
+        tenant are pinned."""
         async with request.transaction() as connection:
             owner = await tenants.find_tenant(connection, tenant)
             await _check(connection, TenantLimits, owner.id, None, if_match)

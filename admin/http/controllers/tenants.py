@@ -83,7 +83,7 @@ class TenantController(Controller):
     async def delete_tenant(
         self, request: AdminRequest, tenant: FromPath[str], if_match: IfMatch = None
     ) -> Deleted:
-        """With its keys, its adapters and the files nobody else has."""
+        """Removes the tenant with its keys, its adapters and the files no other tenant has."""
         async with request.transaction() as connection:
             doomed = await _checked(connection, tenant, if_match)
             await contents.leave_tenant(connection, doomed.id)

@@ -23,7 +23,7 @@ from admin.http.openapi import AdminOperation
 from admin.http.parameters import After, TenantName
 from admin.http.request import AdminRequest
 from admin.money import PICO, format_dollars
-from admin.usage.usage import Mark, UsageQuestion, UsageSum, Width, report
+from admin.usage.usage import Cursor, UsageQuestion, UsageSum, Width, report
 
 DEFAULT_SPAN = timedelta(days=7)
 WIDTHS = {"1h": Width.HOUR, "1d": Width.DAY}
@@ -191,12 +191,12 @@ def _cursor(last: UsageSum) -> str:
     return base64.urlsafe_b64encode(msgspec.json.encode((last.start, *apart))).decode()
 
 
-def _read_cursor(text: str) -> Mark | None:
+def _read_cursor(text: str) -> Cursor | None:
     if not text:
         return None
     try:
-        mark = msgspec.json.decode(base64.urlsafe_b64decode(text), type=Mark)
+        cursor = msgspec.json.decode(base64.urlsafe_b64decode(text), type=Cursor)
     except (ValueError, msgspec.DecodeError) as error:
         raise Invalid("after is not what a page before said", "invalid", "after") from error
-    _aware(mark[0], "after")
-    return mark
+    _aware(cursor[0], "after")
+    return cursor
