@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from admin.database import EVERYTHING, Database
 from admin.queries import sql
-from admin.usage.usage import Mark, UsageQuestion, Width, report
+from admin.usage.usage import Cursor, UsageQuestion, Width, report
 from tests.admin.conftest import Plane
 from tests.scale import scaled
 
@@ -524,7 +524,7 @@ async def test_a_report_reads_what_it_is_about(database: Database, dsn: str) -> 
     end = start + timedelta(hours=200)
     one = await Database.connect(dsn, sees=EVERYTHING, max_size=1)
 
-    async def num_read(after: Mark | None = None, tenants: list[str] | None = None) -> int:
+    async def num_read(after: Cursor | None = None, tenants: list[str] | None = None) -> int:
         """Rows, for one page."""
         asked = UsageQuestion(
             start=start, end=end, width=Width.HOUR, tenants=tenants, by_tenant=True
