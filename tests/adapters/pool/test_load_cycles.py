@@ -160,7 +160,7 @@ def test_load_cycles_leave_nothing_behind(setup: Setup, refs: list[AdapterRef]) 
         progress=lambda *_: None,
     )
     engine = worker.engines[setup.digest]
-    pool = engine._pool
+    pool = engine.pool
     traffic = Traffic(setup, worker, seed=5)
     for ref in refs:
         for prompt in range(NUM_PROMPTS):
@@ -218,15 +218,15 @@ def test_a_request_keeps_its_adapter_whatever_else_wants_the_room(
     traffic.ask(refs[1], 0)
     while engine.scheduler.running[0].adapter == refs[0]:
         with worker.broker.lock:
-            on_device = [s.digest for s in engine._pool.status() if s.tier == "device"]
+            on_device = [s.digest for s in engine.pool.status() if s.tier == "device"]
             assert on_device == [refs[0].digest]
-            assert not engine._pool.evict_idle()
+            assert not engine.pool.evict_idle()
         traffic.step()
         if not engine.scheduler.running:
             break
     traffic.finish()
     assert traffic.num_answered == 6 and not engine.num_integrity_failures
-    engine._pool.close()
+    engine.pool.close()
 
 
 def test_what_leaves_host_and_device_is_free_memory(tmp_path: Path) -> None:
