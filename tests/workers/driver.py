@@ -13,7 +13,7 @@ from adapters.format.validator import AdapterFiles, validate
 from adapters.manifest import BaseModelShape
 from adapters.store.folder import LocalStore
 from workers.process.config import WorkerConfig
-from workers.process.server import Answer, Delivery
+from workers.process.server import Delivery, WorkerMessage
 from workers.process.worker import Worker
 from workers.wire.prefix_index import PrefixIndex
 from workers.wire.protocol import (
@@ -108,7 +108,7 @@ class Driver:
                 self._take(message)
         return self.status
 
-    def _take(self, message: Answer) -> None:
+    def _take(self, message: WorkerMessage) -> None:
         if isinstance(message, WorkerStatus):
             self.status = message
             return

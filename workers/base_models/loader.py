@@ -18,7 +18,7 @@ from ops.base import Ops
 from workers.device.weight_image import WeightImage
 from workers.models.decoder import Decoder
 from workers.models.plan import ModelPlan
-from workers.models.progress import Progress
+from workers.models.progress import ByteProgress
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,9 @@ class ModelLoader:
 
         return Load(self._thread.submit(self.load_here, plan, image, check), stop)
 
-    def load_here(self, plan: ModelPlan, image: WeightImage | None, progress: Progress) -> Loaded:
+    def load_here(
+        self, plan: ModelPlan, image: WeightImage | None, progress: ByteProgress
+    ) -> Loaded:
         """On the calling thread, with as many kernel threads as that has."""
         before = resident_bytes()
         begin = perf_counter()

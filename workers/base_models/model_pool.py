@@ -19,9 +19,9 @@ from workers.execution.engine import Event
 from workers.execution.model_runner import ModelRunner
 from workers.models.decoder import Decoder
 from workers.models.plan import ModelPlan
-from workers.models.progress import Progress
+from workers.models.progress import ByteProgress
 from workers.scheduling.demand import Demand
-from workers.verification.adapter_verifier import Prober, Target
+from workers.verification.adapter_verifier import AdapterVerifier, ModelInstance
 from workers.wire.protocol import UNSATISFIABLE, DesiredModel, ErrorCode, ModelStatus
 
 log = logging.getLogger(__name__)
@@ -31,11 +31,11 @@ LOAD_BYTES_PER_S = 1e9
 
 
 @dataclass(slots=True, eq=False)
-class Hosted:
-    """One registered model."""
+class RegisteredModel:
+    """A registered base model and the state of its weights."""
 
     plan: ModelPlan
-    target: Target
+    instance: ModelInstance
     state: ModelState
     make_runner: Callable[[Decoder], ModelRunner]
     num_bytes: int
@@ -51,7 +51,7 @@ class Hosted:
     """Of its last load."""
 
 
-class Swapper:
+class ModelPool:
     """All registered models of a worker. Used on the engine thread, with the memory's lock held but
     for `load_now` and `close`."""
 
@@ -62,9 +62,9 @@ class Swapper:
         broker: MemoryBroker,
         loader: ModelLoader,
         fetcher: ModelFetcher,
-        prober: Prober,
+        verifier: AdapterVerifier,
         *,
-        build: Callable[[str, ModelPlan], Hosted],
+        build: Callable[[str, ModelPlan], RegisteredModel],
         clock: Callable[[], float],
     ) -> None:
         """build: makes all that a model needs but its weights, and adds it to the residency; raises
@@ -74,100 +74,100 @@ class Swapper:
         self._broker = broker
         self._loader = loader
         self._fetcher = fetcher
-        self._prober = prober
+        self._verifier = verifier
         self._build = build
         self._clock = clock
-        self._hosted: dict[str, Hosted] = {}
+        self._models: dict[str, RegisteredModel] = {}
         self._desired: dict[str, DesiredModel] = {}
 
     @property
     def is_busy(self) -> bool:
         """Something is on its way, or somebody waits for it."""
-        is_arriving = any(hosted.arriving_s is not None for hosted in self._hosted.values())
+        is_arriving = any(model.arriving_s is not None for model in self._models.values())
         return is_arriving or self._fetcher.is_busy or not self._residency.is_settled
 
-    def add(self, name: str, plan: ModelPlan) -> Target:
+    def add(self, name: str, plan: ModelPlan) -> ModelInstance:
         """Registers a model of the store, without its weights. Raises ValueError."""
-        hosted = self._hosted[plan.digest] = self._build(name, plan)
-        self._heed(hosted)
-        return hosted.target
+        model = self._models[plan.digest] = self._build(name, plan)
+        self._heed(model)
+        return model.instance
 
-    def load_now(self, digest: str, progress: Progress) -> bool:
+    def load_now(self, digest: str, progress: ByteProgress) -> bool:
         """Brings a model to the device on the calling thread, if nobody has to leave for it. Raises
         CheckpointError and OSError."""
-        hosted = self._hosted[digest]
-        state = hosted.state
+        model = self._models[digest]
+        state = model.state
         if state.num_extents > self._residency.num_free:
             return False
         self._broker.allocate_weights(digest, state.num_extents)
-        self._take(hosted, self._loader.load_here(hosted.plan, hosted.image, progress))
-        if hosted.image is not None:
-            hosted.image.arrival.synchronize()
-            self._note_arrival(hosted)
+        self._take(model, self._loader.load_here(model.plan, model.image, progress))
+        if model.image is not None:
+            model.image.arrival.synchronize()
+            self._note_arrival(model)
         return True
 
     def want(self, models: Iterable[DesiredModel]) -> None:
         """All that the catalog has. Those not known yet are fetched; one that it has no more stays,
         unless others need its place."""
         self._desired = {model.digest: model for model in models}
-        for hosted in self._hosted.values():
-            self._heed(hosted)
+        for model in self._models.values():
+            self._heed(model)
         for digest, model in self._desired.items():
-            if digest not in self._hosted:
+            if digest not in self._models:
                 self._fetcher.fetch(digest, model.name)
         self._fetcher.forget(set(self._desired))
 
     def refusal(self, digest: str) -> str | None:
         """Why there is no use in waiting for the model now."""
-        hosted = self._hosted.get(digest)
-        if hosted is None:
+        model = self._models.get(digest)
+        if model is None:
             return None
-        if hosted.state.is_unloaded:
+        if model.state.is_unloaded:
             return "the base model is unloaded"
-        if hosted.error and self._clock() < hosted.state.retry_s:
+        if model.error and self._clock() < model.state.retry_s:
             return "the base model could not be loaded; it will be tried again"
         return None
 
     def advance(self) -> list[Event]:
         """Between two steps: takes what has come, decides, and has it done."""
         events: list[Event] = []
-        for hosted in self._hosted.values():
-            events += self._take_loaded(hosted)
-            self._note_arrival(hosted)
-        orders = self._residency.decide({d: self._demand(h) for d, h in self._hosted.items()})
+        for model in self._models.values():
+            events += self._take_loaded(model)
+            self._note_arrival(model)
+        orders = self._residency.decide({d: self._demand(h) for d, h in self._models.items()})
         for digest in orders.cancel:
-            self._give_up(self._hosted[digest])
+            self._give_up(self._models[digest])
         for digest in orders.leave:
-            events += self._leave(self._hosted[digest])
-        for digest, hosted in self._hosted.items():
-            hosted.target.engine.is_held = digest in orders.held
-            if hosted.state.is_unloaded:
+            events += self._leave(self._models[digest])
+        for digest, model in self._models.items():
+            model.instance.engine.is_held = digest in orders.held
+            if model.state.is_unloaded:
                 message = "the base model was unloaded"
-                events += hosted.target.engine.fail_waiting(ErrorCode.MODEL_UNAVAILABLE, message)
+                events += model.instance.engine.fail_waiting(ErrorCode.MODEL_UNAVAILABLE, message)
         for digest in orders.preempt:
-            events += self._hosted[digest].target.engine.suspend()
-        for digest in orders.hopeless:
-            events += self._disappoint(self._hosted[digest])
-        for hosted in self._hosted.values():
-            if hosted.state.is_gathering:
-                events += self._gather(hosted)
+            events += self._models[digest].instance.engine.suspend()
+        for digest in orders.unsatisfiable:
+            events += self._fail_unsatisfiable(self._models[digest])
+        for model in self._models.values():
+            if model.state.is_gathering:
+                events += self._gather(model)
         return events
 
-    def take_fetched(self) -> list[Target]:
+    def take_fetched(self) -> list[ModelInstance]:
         """Models that have come to this machine, registered now."""
-        targets: list[Target] = []
+        instances: list[ModelInstance] = []
         for name, plan in self._fetcher.take():
             try:
-                targets.append(self.add(name, plan))
+                instances.append(self.add(name, plan))
                 self._fetcher.registered(plan.digest)
                 log.info("model %s (%s) is registered", name, plan.digest[:12])
             except ValueError as error:
                 self._fetcher.fail(plan.digest, name, error, is_unsatisfiable=True)
-        return targets
+        return instances
 
     def status(self) -> list[ModelStatus]:
         """Registered models, then those on their way to this machine."""
-        here = [self._status(hosted) for hosted in self._hosted.values()]
+        here = [self._status(model) for model in self._models.values()]
         return here + [
             ModelStatus(
                 *(digest, f.name, 0, 0, 0, 0, 0, 0, 0, 0),
@@ -179,35 +179,35 @@ class Swapper:
 
     def close(self) -> None:
         """Waits for the load in progress, which is of no use any more."""
-        for hosted in self._hosted.values():
-            if hosted.load is not None:
-                hosted.load.cancel()
+        for model in self._models.values():
+            if model.load is not None:
+                model.load.cancel()
         self._loader.close()
         self._fetcher.close()
 
-    def _status(self, hosted: Hosted) -> ModelStatus:
-        state = hosted.state
+    def _status(self, model: RegisteredModel) -> ModelStatus:
+        state = model.state
         return msgspec.structs.replace(
-            hosted.target.engine.report.status(),
+            model.instance.engine.report.status(),
             tier=state.tier,
-            num_bytes=hosted.num_bytes,
+            num_bytes=model.num_bytes,
             num_swaps=state.num_swaps,
             idle_s=0.0 if state.has_work else self._clock() - state.used_s,
             load_s=state.load_s,
-            error=hosted.error,
+            error=model.error,
         )
 
-    def _heed(self, hosted: Hosted) -> None:
+    def _heed(self, model: RegisteredModel) -> None:
         """What the catalog says of it."""
-        desired = self._desired.get(hosted.plan.digest)
-        hosted.state.is_named = desired is not None or not self._desired
-        hosted.state.is_pinned = desired is not None and desired.is_pinned
-        hosted.state.is_unloaded = desired is not None and desired.is_unloaded
+        desired = self._desired.get(model.plan.digest)
+        model.state.is_named = desired is not None or not self._desired
+        model.state.is_pinned = desired is not None and desired.is_pinned
+        model.state.is_unloaded = desired is not None and desired.is_unloaded
 
-    def _demand(self, hosted: Hosted) -> Demand:
+    def _demand(self, model: RegisteredModel) -> Demand:
         """A probe runs, or waits for its model, as a request does."""
-        demand = hosted.target.engine.demand
-        num_running, num_waiting = self._prober.num_probes(hosted.plan.digest)
+        demand = model.instance.engine.demand
+        num_running, num_waiting = self._verifier.num_probes(model.plan.digest)
         if not num_running and not num_waiting:
             return demand
         return Demand(
@@ -217,107 +217,107 @@ class Swapper:
             demand.is_short,
         )
 
-    def _gather(self, hosted: Hosted) -> list[Event]:
+    def _gather(self, model: RegisteredModel) -> list[Event]:
         """What is idle now becomes the model's; when it has all, the load begins."""
-        digest, num_extents = hosted.plan.digest, hosted.state.num_extents
+        digest, num_extents = model.plan.digest, model.state.num_extents
         missing = num_extents - self._arena.num_weight_extents(digest)
         if self._broker.allocate_weights(digest, missing) < missing:
             return []
         self._residency.begun(digest)
-        runner = hosted.runner
+        runner = model.runner
         if runner is not None:
-            return self._try(hosted, lambda: self._attach(hosted, runner, hosted.state.load_s))
-        hosted.load = self._loader.load(hosted.plan, hosted.image)
+            return self._try(model, lambda: self._attach(model, runner, model.state.load_s))
+        model.load = self._loader.load(model.plan, model.image)
         return []
 
-    def _take_loaded(self, hosted: Hosted) -> list[Event]:
-        load = hosted.load
+    def _take_loaded(self, model: RegisteredModel) -> list[Event]:
+        load = model.load
         if load is None or not load.is_done:
             return []
-        hosted.load = None
-        return self._try(hosted, lambda: self._take(hosted, load.result()))
+        model.load = None
+        return self._try(model, lambda: self._take(model, load.result()))
 
-    def _try(self, hosted: Hosted, work: Callable[[], None]) -> list[Event]:
+    def _try(self, model: RegisteredModel, work: Callable[[], None]) -> list[Event]:
         try:
             work()
         except Exception as error:
-            log.exception("model %s could not be loaded", hosted.plan.digest[:12])
+            log.exception("model %s could not be loaded", model.plan.digest[:12])
             # They hold what was read so far, and each other by way of the load.
             traceback.clear_frames(error.__traceback__)
-            return self._fail(hosted, f"{type(error).__name__}: {error}")
+            return self._fail(model, f"{type(error).__name__}: {error}")
         return []
 
-    def _take(self, hosted: Hosted, loaded: Loaded) -> None:
-        hosted.num_bytes = loaded.model.num_bytes
-        runner = hosted.make_runner(loaded.model)
-        if hosted.image is None:
-            self._attach(hosted, runner, loaded.seconds)
+    def _take(self, model: RegisteredModel, loaded: Loaded) -> None:
+        model.num_bytes = loaded.model.num_bytes
+        runner = model.make_runner(loaded.model)
+        if model.image is None:
+            self._attach(model, runner, loaded.seconds)
         else:
-            self._attach(hosted, runner, hosted.state.load_s)
-            hosted.runner = runner
+            self._attach(model, runner, model.state.load_s)
+            model.runner = runner
 
-    def _attach(self, hosted: Hosted, runner: ModelRunner, load_s: float) -> None:
+    def _attach(self, model: RegisteredModel, runner: ModelRunner, load_s: float) -> None:
         """load_s: what the next load is expected to take."""
-        if hosted.image is not None:
+        if model.image is not None:
             begin_s = self._clock()
-            hosted.image.bring()
-            hosted.arriving_s = begin_s
-        hosted.error = ""
-        hosted.target.engine.attach(runner)
-        hosted.target.pool.is_on_device = True
-        self._residency.loaded(hosted.plan.digest, load_s)
+            model.image.bring()
+            model.arriving_s = begin_s
+        model.error = ""
+        model.instance.engine.attach(runner)
+        model.instance.pool.is_on_device = True
+        self._residency.loaded(model.plan.digest, load_s)
 
-    def _note_arrival(self, hosted: Hosted) -> None:
+    def _note_arrival(self, model: RegisteredModel) -> None:
         """A copy is on its way while its model computes; so long does the next one take, too."""
-        image, since_s = hosted.image, hosted.arriving_s
+        image, since_s = model.image, model.arriving_s
         if image is not None and since_s is not None and image.arrival.is_complete:
-            hosted.arriving_s = None
-            hosted.state.load_s = self._clock() - since_s
+            model.arriving_s = None
+            model.state.load_s = self._clock() - since_s
             log.info(
                 "model %s: copied to the device in %.3f s",
-                hosted.plan.digest[:12],
-                hosted.state.load_s,
+                model.plan.digest[:12],
+                model.state.load_s,
             )
 
-    def _leave(self, hosted: Hosted) -> list[Event]:
+    def _leave(self, model: RegisteredModel) -> list[Event]:
         """What runs goes on when the model is back: pages stay in the prefix cache, adapters on the
         host."""
-        digest, target = hosted.plan.digest, hosted.target
-        events = target.engine.suspend()
-        self._prober.put_back(digest)
-        target.pool.leave_device()
-        held: list[object] = [target.engine.detach()]
-        if hosted.image is not None:
-            hosted.arriving_s = None
-            hosted.image.leave()
-        if hosted.image is None or hosted.state.is_unloaded:
-            hosted.runner = None
-            held += [] if hosted.image is None else [hosted.image.drop()]
+        digest, instance = model.plan.digest, model.instance
+        events = instance.engine.suspend()
+        self._verifier.put_back(digest)
+        instance.pool.leave_device()
+        held: list[object] = [instance.engine.detach()]
+        if model.image is not None:
+            model.arriving_s = None
+            model.image.leave()
+        if model.image is None or model.state.is_unloaded:
+            model.runner = None
+            held += [] if model.image is None else [model.image.drop()]
             self._loader.discard(digest, held)
         self._arena.free_weights(digest)
         return events
 
-    def _give_up(self, hosted: Hosted) -> None:
+    def _give_up(self, model: RegisteredModel) -> None:
         """The load is not wanted any more."""
-        if hosted.load is not None:
-            hosted.load.cancel()
-            hosted.load = None
-        self._arena.free_weights(hosted.plan.digest)
+        if model.load is not None:
+            model.load.cancel()
+            model.load = None
+        self._arena.free_weights(model.plan.digest)
 
-    def _fail(self, hosted: Hosted, error: str) -> list[Event]:
-        hosted.error = error
-        self._give_up(hosted)
-        self._residency.failed(hosted.plan.digest)
+    def _fail(self, model: RegisteredModel, error: str) -> list[Event]:
+        model.error = error
+        self._give_up(model)
+        self._residency.failed(model.plan.digest)
         message = "the base model could not be loaded"
-        return hosted.target.engine.fail_waiting(ErrorCode.MODEL_UNAVAILABLE, message)
+        return model.instance.engine.fail_waiting(ErrorCode.MODEL_UNAVAILABLE, message)
 
-    def _disappoint(self, hosted: Hosted) -> list[Event]:
-        """There will be no memory for it."""
+    def _fail_unsatisfiable(self, model: RegisteredModel) -> list[Event]:
+        """Fails the first waiting request: there will be no memory for the model."""
         reason = "its memory is held by what is pinned"
-        if hosted.state.tier == "loading":
-            return self._fail(hosted, reason)
-        if not hosted.state.is_here:
-            hosted.error = reason
-        return hosted.target.engine.fail_first(
+        if model.state.tier == "loading":
+            return self._fail(model, reason)
+        if not model.state.is_here:
+            model.error = reason
+        return model.instance.engine.fail_first(
             ErrorCode.OVERLOADED, f"the base model lacks memory: {reason}"
         )

@@ -48,7 +48,7 @@ class Orders:
     """May admit nobody, as long as this is said."""
     preempt: set[str] = field(default_factory=set[str])
     """Their memory is needed now."""
-    hopeless: list[str] = field(default_factory=list[str])
+    unsatisfiable: list[str] = field(default_factory=list[str])
     """What they need can never be had beside what is pinned."""
 
 
@@ -241,7 +241,7 @@ class Residency:
         others = [m for m in self.models.values() if m is not claim and m.is_here]
         if missing > sum(m.num_extents for m in others if not m.is_pinned):
             claim.retry_s = now + (0.0 if claim.has_work else self._retry_after_s)
-            orders.hopeless.append(claim.digest)
+            orders.unsatisfiable.append(claim.digest)
             return []
         is_overdue = now - since >= self._max_wait_s
         able = [m for m in others if self._may_leave(m, now, is_overdue=is_overdue)]
@@ -284,7 +284,7 @@ class Residency:
         if pressed_s >= self._max_drain_s:
             orders.preempt |= others.keys()
         if pressed_s >= self._max_drain_s + SETTLE_S:
-            orders.hopeless.append(claim.digest)
+            orders.unsatisfiable.append(claim.digest)
 
 
 def _order_of_leaving(model: ModelState) -> tuple[bool, bool, float]:

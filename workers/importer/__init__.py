@@ -8,12 +8,12 @@ from adapters.store.folder import Store
 from workers.importer.canonical import ImportRefused, publish
 from workers.importer.gguf import write_from_gguf
 from workers.importer.huggingface import write_from_huggingface
-from workers.models.progress import Progress
+from workers.models.progress import ByteProgress
 
 __all__ = ["ImportRefused", "import_model"]
 
 
-def import_model(path: Path, store: Store, progress: Progress | None = None) -> str:
+def import_model(path: Path, store: Store, progress: ByteProgress | None = None) -> str:
     """Imports a Hugging Face directory or a `.gguf` file and returns the digest of its folder.
 
     The same source gives the same digest, and importing it again changes nothing. Raises

@@ -15,10 +15,10 @@ from workers.importer.gguf_tokenizer import build_tokenizer, build_tokenizer_con
 from workers.importer.safetensors_file import write_safetensors
 from workers.models import read_spec
 from workers.models.checkpoint import SINGLE_FILE, expected_tensors
-from workers.models.progress import Progress, ProgressMeter
+from workers.models.progress import ByteProgress, ProgressMeter
 
 
-def write_from_gguf(source: Path, folder: Path, progress: Progress | None) -> None:
+def write_from_gguf(source: Path, folder: Path, progress: ByteProgress | None) -> None:
     """Weights are dequantised in float32 and stored as bfloat16, rounded to nearest even."""
     try:
         reader = GGUFReader(source)

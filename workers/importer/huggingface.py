@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from workers.importer.canonical import CHUNK_BYTES, ImportRefused, complete_config, write_json
 from workers.models import read_spec
 from workers.models.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, weight_files
-from workers.models.progress import Progress, ProgressMeter
+from workers.models.progress import ByteProgress, ProgressMeter
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
@@ -28,7 +28,7 @@ class SamplingRanges(msgspec.Struct):
     repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=10)] | None = None
 
 
-def write_from_huggingface(source: Path, folder: Path, progress: Progress | None) -> None:
+def write_from_huggingface(source: Path, folder: Path, progress: ByteProgress | None) -> None:
     """Checks config, weights and tokenizer before the first byte is copied."""
     config = _read_object(source / "config.json")
     spec = read_spec(config)
@@ -83,7 +83,7 @@ def _generation_config(source: Path) -> dict[str, Any]:
     return config
 
 
-def _copy_weights(source: Path, folder: Path, progress: Progress | None) -> None:
+def _copy_weights(source: Path, folder: Path, progress: ByteProgress | None) -> None:
     paths = weight_files(source)
     meter = ProgressMeter(sum(path.stat().st_size for path in paths), progress)
     for path in paths:

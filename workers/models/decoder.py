@@ -15,7 +15,7 @@ from workers.layers.rotary import rope_table
 from workers.models.checkpoint import Checkpoint, weight_files
 from workers.models.loader import WeightLoader
 from workers.models.plan import ModelPlan
-from workers.models.progress import Progress, ProgressMeter
+from workers.models.progress import ByteProgress, ProgressMeter
 from workers.models.spec import ModelSpec
 
 
@@ -56,7 +56,7 @@ class Decoder:
         ops: Ops,
         *,
         image: WeightImage | None = None,
-        progress: Progress | None = None,
+        progress: ByteProgress | None = None,
     ) -> Decoder:
         """Reads a canonical folder and packs its weights one by one. image: they become this, and
         the model computes when that has been brought to the device.

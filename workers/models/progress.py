@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-Progress = Callable[[int, int], None]
+ByteProgress = Callable[[int, int], None]
 """Called with the bytes done and the bytes in all; the last call has both equal."""
 
 
 class ProgressMeter:
     """Counts bytes towards a total and reports each advance."""
 
-    def __init__(self, total: int, progress: Progress | None) -> None:
+    def __init__(self, total: int, progress: ByteProgress | None) -> None:
         self._total = total
         self._done = 0
         self._progress = progress

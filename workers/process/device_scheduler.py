@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from workers.execution.engine import Engine
 
 
-class EngineTurns:
+class DeviceScheduler:
     """Engines by what they were given of the device."""
 
     def __init__(self) -> None:

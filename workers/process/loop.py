@@ -9,11 +9,11 @@ from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import assert_never
 
-from workers.base_models.model_pool import Swapper
+from workers.base_models.model_pool import ModelPool
 from workers.execution.engine import Engine, Event
-from workers.process.device_scheduler import EngineTurns
+from workers.process.device_scheduler import DeviceScheduler
 from workers.process.server import SERVER, Command, Delivery, Disconnected
-from workers.verification.adapter_verifier import CONNECTION, Prober, refuse_draining
+from workers.verification.adapter_verifier import CONNECTION, AdapterVerifier, refuse_draining
 from workers.wire.protocol import (
     Abort,
     Desired,
@@ -51,21 +51,21 @@ class WorkerLoop:
         engines: dict[str, Engine],
         *,
         memory: Lock,
-        prober: Prober,
-        swapper: Swapper | None = None,
+        verifier: AdapterVerifier,
+        model_pool: ModelPool | None = None,
         deliver: Callable[[Delivery], None],
         status: Callable[[bool, int], WorkerStatus],
         clock: Callable[[], float],
     ) -> None:
-        """memory: the lock of the arena that the engines share. swapper: of models that come and
-        go; None: all engines have their weights. status: what is, given whether the worker drains
-        and the generation it has."""
+        """memory: the lock of the arena that the engines share. model_pool: None where all engines
+        keep their weights. status: builds the worker's status from whether it drains and the
+        generation of the desired state that it has."""
         self.engines = engines
         """Replaced, never changed, when a model is registered: other threads read it."""
-        self._turns = EngineTurns()
-        self._swapper = swapper
+        self._device_scheduler = DeviceScheduler()
+        self._model_pool = model_pool
         self._memory = memory
-        self._prober = prober
+        self._verifier = verifier
         self._deliver = deliver
         self._status = status
         self._clock = clock
@@ -126,15 +126,15 @@ class WorkerLoop:
                 self._emit([event for e in self.engines.values() for event in e.expire()])
             self._emit(self._step())
             with self._memory:
-                self._deliver_some(self._prober.advance())
+                self._deliver_some(self._verifier.advance())
                 self._report()
                 self._report_pages()
                 self._check()
             self._busy_since = None
         with self._memory:
-            self._prober.close()
-        if self._swapper is not None:
-            self._swapper.close()
+            self._verifier.close()
+        if self._model_pool is not None:
+            self._model_pool.close()
         self.is_ready = False
 
     def _step(self) -> list[Event]:
@@ -142,19 +142,19 @@ class WorkerLoop:
         look."""
         events: list[Event] = []
         able = [e for e in self.engines.values() if e.has_work and not e.is_stalled]
-        for engine in self._turns.order(self.engines.values()):
+        for engine in self._device_scheduler.order(self.engines.values()):
             begin_s = self._clock()
             events += engine.step(is_alone=len(able) <= 1)
             if not engine.is_stalled:
-                self._turns.charge(engine, self._clock() - begin_s)
+                self._device_scheduler.charge(engine, self._clock() - begin_s)
                 break
         return events
 
     def _advance_models(self) -> None:
-        if self._swapper is None:
+        if self._model_pool is None:
             return
-        self._emit(self._swapper.advance())
-        registered = self._swapper.take_fetched()
+        self._emit(self._model_pool.advance())
+        registered = self._model_pool.take_fetched()
         if registered:
             self.engines = self.engines | {t.engine.info.digest: t.engine for t in registered}
             self._pinned_generation = -1
@@ -180,11 +180,11 @@ class WorkerLoop:
             return 0.0
         if (
             self.has_work
-            or self._prober.has_work
+            or self._verifier.has_work
             or any(engine.pool.is_loading for engine in engines)
         ):
             return LOAD_POLL_S
-        if self._swapper is not None and self._swapper.is_busy:
+        if self._model_pool is not None and self._model_pool.is_busy:
             return LOAD_POLL_S
         return max(self._next_status_s - self._clock(), LOAD_POLL_S)
 
@@ -198,7 +198,7 @@ class WorkerLoop:
             case Disconnected():
                 for engine in self.engines.values():
                     engine.abort_connection(connection)
-                self._prober.abort_connection(connection)
+                self._verifier.abort_connection(connection)
             case Probe():
                 self._probe(connection, message)
             case Desired():
@@ -213,7 +213,7 @@ class WorkerLoop:
         self._is_leaving |= is_leaving
         self.is_draining = is_on or self._is_leaving
         if self.is_draining:
-            self._deliver_some(self._prober.drain())
+            self._deliver_some(self._verifier.drain())
             self._emit([e for engine in self.engines.values() for e in engine.give_back()])
         self._next_status_s = self._clock()
 
@@ -231,7 +231,7 @@ class WorkerLoop:
 
     def _probe(self, connection: int, probe: Probe) -> None:
         draining = refuse_draining(probe) if self.is_draining else None
-        refused = draining or self._prober.start(connection, probe)
+        refused = draining or self._verifier.start(connection, probe)
         if refused is not None:
             self._deliver([(connection, refused)])
 
@@ -241,8 +241,8 @@ class WorkerLoop:
         if desired.generation < self.generation or is_applied:
             return
         self.generation = self._pinned_generation = desired.generation
-        if self._swapper is not None:
-            self._swapper.want(desired.models)
+        if self._model_pool is not None:
+            self._model_pool.want(desired.models)
         for digest, engine in self.engines.items():
             engine.keep(pin.adapter for pin in desired.pins if pin.model == digest)
 
@@ -258,7 +258,7 @@ class WorkerLoop:
             failed = Failed(request.id, ErrorCode.DRAINING, "the worker is draining")
         elif engine is None:
             failed = Failed(request.id, ErrorCode.MODEL_UNKNOWN, "the worker lacks this base model")
-        elif self._swapper is not None and (reason := self._swapper.refusal(request.model)):
+        elif self._model_pool is not None and (reason := self._model_pool.refusal(request.model)):
             failed = Failed(request.id, ErrorCode.MODEL_UNAVAILABLE, reason)
         else:
             self._emit(engine.offer(connection, request))
@@ -271,7 +271,7 @@ class WorkerLoop:
             if connection != CONNECTION:
                 told.append((connection, event))
             elif not isinstance(event, PromptProgress):
-                self._prober.take(event)
+                self._verifier.take(event)
         self._deliver_some(frames(told))
 
     def _deliver_some(self, delivery: Delivery) -> None:

@@ -61,8 +61,8 @@ class Disconnected(msgspec.Struct, frozen=True):
 
 
 Command = Generate | Abort | Prefetch | Probe | Desired | Drain | Disconnected
-Answer = StepFrame | Failed | ProbeResult | WorkerStatus | CachedPages | Models
-Delivery = Sequence[tuple[int, Answer]]
+WorkerMessage = StepFrame | Failed | ProbeResult | WorkerStatus | CachedPages | Models
+Delivery = Sequence[tuple[int, WorkerMessage]]
 """What one engine step has for each connection. A WorkerStatus is for all, whatever its number, as
 are CachedPages and Models."""
 
@@ -237,7 +237,7 @@ class Server:
                 case _:
                     self._send(number, message)
 
-    def _send_to_all(self, message: Answer) -> None:
+    def _send_to_all(self, message: WorkerMessage) -> None:
         for number in list(self._gateways):
             self._send(number, message)
 
@@ -250,7 +250,7 @@ class Server:
                 log.warning("gateway %s is cut: %d bytes unread", gateway.instance_id, unsent)
                 self._drop(number)
 
-    def _send(self, number: int, message: Answer | Pulse) -> None:
+    def _send(self, number: int, message: WorkerMessage | Pulse) -> None:
         gateway = self._gateways.get(number)
         if gateway is None:
             return
@@ -280,7 +280,7 @@ class Server:
             case _:
                 self._drop(number)
 
-    def _note_ends(self, number: int, message: Answer | Pulse) -> None:
+    def _note_ends(self, number: int, message: WorkerMessage | Pulse) -> None:
         match message:
             case StepFrame(sequences=outputs):
                 for output in outputs:

@@ -28,7 +28,7 @@ from memory.reuse import ReuseByKey
 from ops.base import Ops
 from workers.base_models.fetcher import ModelFetcher
 from workers.base_models.loader import ModelLoader
-from workers.base_models.model_pool import LOAD_BYTES_PER_S, Hosted, Swapper
+from workers.base_models.model_pool import LOAD_BYTES_PER_S, ModelPool, RegisteredModel
 from workers.base_models.residency import Residency
 from workers.device.cuda_memory import CudaVirtualMemory
 from workers.device.device_memory import DeviceMemory, HostMemory, MappedMemory, gib
@@ -46,8 +46,8 @@ from workers.process.server import Delivery
 from workers.scheduling.queue_limits import QueueBounds
 from workers.scheduling.scheduler import Scheduler
 from workers.scheduling.step_cost import MIN_STEPS
-from workers.verification.adapter_verifier import Prober, Target
-from workers.verification.effect_proof import Examiner
+from workers.verification.adapter_verifier import AdapterVerifier, ModelInstance
+from workers.verification.effect_proof import EffectProof
 from workers.wire.protocol import (
     ErrorCode,
     Failed,
@@ -60,7 +60,7 @@ from workers.wire.protocol import (
 
 log = logging.getLogger(__name__)
 
-Progress = Callable[[str, int, int], None]
+ModelProgress = Callable[[str, int, int], None]
 """Called with what is loading, the bytes done and the bytes in all."""
 
 PAGES_PER_EXTENT = 8
@@ -85,7 +85,7 @@ class Worker:
 
     runner: type[ModelRunner] = ModelRunner
 
-    def __init__(self, config: WorkerConfig, *, instance_id: str, progress: Progress) -> None:
+    def __init__(self, config: WorkerConfig, *, instance_id: str, progress: ModelProgress) -> None:
         """Brings models to the device in the order of the config, as far as there is room. Raises
         CannotServe, and what `Decoder.load` raises."""
         self.config = config
@@ -125,49 +125,49 @@ class Worker:
             self._adapter_requests.expected,
             self.ops.block_hashes,
         )
-        self.targets: dict[str, Target] = {}
-        self.prober = Prober(self.targets, clock=time.monotonic)
+        self.instances: dict[str, ModelInstance] = {}
+        self.verifier = AdapterVerifier(self.instances, clock=time.monotonic)
         self._residency = Residency(
             self.arena.num_kv_extents,
             clock=time.monotonic,
             max_wait_s=config.max_model_wait_s,
             max_drain_s=config.max_model_drain_s,
         )
-        self.swapper = Swapper(
+        self.model_pool = ModelPool(
             self._residency,
             self.arena,
             self.broker,
             ModelLoader(self.ops),
             ModelFetcher(self._read_plan, clock=time.monotonic),
-            self.prober,
+            self.verifier,
             build=self._build,
             clock=time.monotonic,
         )
         for digest, plan in plans.items():
             try:
-                self.swapper.add(names[digest], plan)
+                self.model_pool.add(names[digest], plan)
             except CannotServeModel as error:
                 raise CannotServe(f"model {names[digest]}: {error}") from error
         for digest, name in names.items():
-            if self.swapper.load_now(digest, partial(progress, name)):
-                warm_up(self.targets[digest].engine)
+            if self.model_pool.load_now(digest, partial(progress, name)):
+                warm_up(self.instances[digest].engine)
 
     def close(self) -> None:
         """When its loop has ended: adapters that wait to be loaded do not hold the process up."""
-        for target in self.targets.values():
-            target.pool.close()
+        for instance in self.instances.values():
+            instance.pool.close()
 
     @property
     def engines(self) -> dict[str, Engine]:
-        return {digest: target.engine for digest, target in self.targets.items()}
+        return {digest: instance.engine for digest, instance in self.instances.items()}
 
     def make_loop(self, deliver: Callable[[Delivery], None]) -> WorkerLoop:
         """The thread that runs the engines; `start` it once."""
         return WorkerLoop(
             self.engines,
             memory=self.broker.lock,
-            prober=self.prober,
-            swapper=self.swapper,
+            verifier=self.verifier,
+            model_pool=self.model_pool,
             deliver=deliver,
             status=self.status,
             clock=time.monotonic,
@@ -203,7 +203,7 @@ class Worker:
         return WorkerStatus(
             instance_id=self.instance_id,
             draining=draining,
-            models=self.swapper.status(),
+            models=self.model_pool.status(),
             adapters=[adapter for engine in engines for adapter in engine.report.adapters()],
             arena_bytes=self.arena.num_bytes + self.arena.num_beside * self.arena.extent_bytes,
             extents=self.arena.map(),
@@ -231,7 +231,7 @@ class Worker:
             torch.float32 if is_widened else plan.dtype, shares_tables=self.ops.shares_tables
         )
 
-    def _build(self, name: str, plan: ModelPlan) -> Hosted:
+    def _build(self, name: str, plan: ModelPlan) -> RegisteredModel:
         """All that the model needs but its weights. Raises CannotServeModel, or CannotServe where a
         setting is too large."""
         config, digest = self.config, plan.digest
@@ -305,12 +305,12 @@ class Worker:
                 uses_graphs=self._uses_graphs,
             )
 
-        examiner = Examiner(self.store, plan.folder, plan.spec, plan.shape, pool.layout)
-        target = self.targets[digest] = Target(engine, pool, examiner)
+        effect_proof = EffectProof(self.store, plan.folder, plan.spec, plan.shape, pool.layout)
+        instance = self.instances[digest] = ModelInstance(engine, pool, effect_proof)
         state = self._residency.add(digest, num_extents, weight_bytes / LOAD_BYTES_PER_S)
         addresses = self._device_memory.reserve(num_extents)
         image = None if addresses is None else WeightImage(addresses, self.ops)
-        return Hosted(plan, target, state, make_runner, weight_bytes, image)
+        return RegisteredModel(plan, instance, state, make_runner, weight_bytes, image)
 
     def _max_kv_extents(self, num_extents: int) -> int:
         """Extents of KV that a model whose weights have `num_extents` may have. Raises CannotServe

@@ -28,7 +28,7 @@ from adapters.pool.pool import AdapterPool
 from adapters.pool.tiers import AdapterLease
 from workers.execution.engine import Engine
 from workers.execution.model_runner import ModelRunner
-from workers.verification.effect_proof import Examiner, NotProved
+from workers.verification.effect_proof import EffectProof, NotProved
 from workers.wire.protocol import (
     AdapterRef,
     ErrorCode,
@@ -48,7 +48,7 @@ Work = Generator[None, None, T]
 """Advanced once a step."""
 
 CONNECTION = -2
-"""Of the prober's own sequences."""
+"""Connection number of the verifier's own sequences."""
 
 MAX_QUEUED = 64
 STEP_BUDGET_S = 5e-4
@@ -58,12 +58,12 @@ NICENESS = 10
 
 
 @dataclass(slots=True)
-class Target:
-    """What a probe of one base model needs."""
+class ModelInstance:
+    """One base model on this worker: what a probe of its adapters needs."""
 
     engine: Engine
     pool: AdapterPool
-    examiner: Examiner
+    effect_proof: EffectProof
     base_scores: Tensor | None = None
 
     @property
@@ -74,14 +74,17 @@ class Target:
         return runner
 
 
-class Prober:
-    """Used on the engine thread. targets: by the base model's digest."""
+class AdapterVerifier:
+    """Proves the effect of adapters, one probe at a time. Used on the engine thread.
 
-    def __init__(self, targets: dict[str, Target], *, clock: Callable[[], float]) -> None:
-        self._targets = targets
+    instances: by the base model's digest.
+    """
+
+    def __init__(self, instances: dict[str, ModelInstance], *, clock: Callable[[], float]) -> None:
+        self._instances = instances
         self._clock = clock
         self._thread = ThreadPoolExecutor(
-            1, thread_name_prefix="prober", initializer=_leave_the_cores
+            1, thread_name_prefix="verifier", initializer=_leave_the_cores
         )
         self._queue: deque[tuple[int, Probe]] = deque()
         self._active: tuple[int, Probe, Work[ProbeResult]] | None = None
@@ -94,7 +97,7 @@ class Prober:
 
     def start(self, connection: int, probe: Probe) -> ProbeResult | None:
         """Queues the probe, or says why not."""
-        if probe.model not in self._targets:
+        if probe.model not in self._instances:
             return _refuse(probe, "adapter.probe.no_model", "the worker lacks this base model")
         if len(self._queue) >= MAX_QUEUED:
             return _refuse(probe, "adapter.probe.busy", f"{MAX_QUEUED} probes are waiting")
@@ -131,11 +134,11 @@ class Prober:
             self._queue.appendleft((connection, probe))
 
     def take(self, event: SequenceOutput | Failed) -> None:
-        """An event of one of the prober's own sequences."""
+        """Takes an event of one of the verifier's own sequences."""
         self._events.append(event)
 
     def abort_connection(self, connection: int) -> None:
-        """Nobody waits for its probes any more."""
+        """Drops the probes of a connection that has ended."""
         self._queue = deque(item for item in self._queue if item[0] != connection)
         if self._active is not None and self._active[0] == connection:
             self._active[2].close()
@@ -157,7 +160,7 @@ class Prober:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _is_here(self, model: str) -> bool:
-        return self._targets[model].engine.runner is not None
+        return self._instances[model].engine.runner is not None
 
     def _answer(self, probe: Probe) -> Work[ProbeResult]:
         """Errors become data."""
@@ -176,19 +179,19 @@ class Prober:
         return ProbeResult(probe.id, error=code, message=message, is_final=is_final)
 
     def _prove(self, probe: Probe) -> Work[ProbeResult]:
-        target, digest = self._targets[probe.model], probe.adapter.digest
-        examiner = target.examiner
-        expected = yield from self._on_thread(lambda: examiner.expect(digest))
+        instance, digest = self._instances[probe.model], probe.adapter.digest
+        effect_proof = instance.effect_proof
+        expected = yield from self._on_thread(lambda: effect_proof.expect(digest))
         proved = AdapterRef(digest, probe.adapter.name, expected.checksum)
-        lease = yield from self._lease(target.pool, AdapterRef(digest))
+        lease = yield from self._lease(instance.pool, AdapterRef(digest))
         try:
             checksum = lease.checksum
-            deltas = yield from self._measure(target, lease)
+            deltas = yield from self._measure(instance, lease)
         finally:
             lease.release()
-        wrong = yield from self._on_thread(lambda: examiner.check_deltas(expected, deltas))
+        wrong = yield from self._on_thread(lambda: effect_proof.check_deltas(expected, deltas))
         if checksum != expected.checksum:
-            target.pool.prefetch(proved)
+            instance.pool.prefetch(proved)
             raise NotProved(
                 "adapter.effect.mismatch" if wrong else "adapter.image.mismatch",
                 f"the image is not what the files give, and is replaced: {wrong or checksum}",
@@ -196,12 +199,12 @@ class Prober:
             )
         if wrong is not None:
             raise NotProved("adapter.effect.mismatch", wrong, is_final=True)
-        if target.base_scores is None:
-            target.base_scores, _ = yield from self._score(target, None)
-        scores, top = yield from self._score(target, proved)
-        effect = examiner.check_scores(expected, scores, target.base_scores)
+        if instance.base_scores is None:
+            instance.base_scores, _ = yield from self._score(instance, None)
+        scores, top = yield from self._score(instance, proved)
+        effect = effect_proof.check_scores(expected, scores, instance.base_scores)
         fingerprint = Fingerprint([t for t, _ in top], [p for _, p in top], effect)
-        return ProbeResult(probe.id, examiner.layout.version, checksum, fingerprint)
+        return ProbeResult(probe.id, effect_proof.layout.version, checksum, fingerprint)
 
     def _on_thread(self, call: Callable[[], T]) -> Work[T]:
         future: Future[T] = self._thread.submit(call)
@@ -224,18 +227,18 @@ class Prober:
             yield
         return lease
 
-    def _measure(self, target: Target, lease: AdapterLease) -> Work[list[list[Tensor]]]:
+    def _measure(self, instance: ModelInstance, lease: AdapterLease) -> Work[list[list[Tensor]]]:
         deltas: list[list[Tensor]] = []
         begin = self._clock()
-        for layer in range(target.examiner.layout.num_layers):
+        for layer in range(instance.effect_proof.layout.num_layers):
             if self._clock() - begin > STEP_BUDGET_S:
                 yield
                 begin = self._clock()
-            deltas.append(target.runner.lora_deltas(lease, layer, target.examiner.inputs))
+            deltas.append(instance.runner.lora_deltas(lease, layer, instance.effect_proof.inputs))
         return deltas
 
     def _score(
-        self, target: Target, adapter: AdapterRef | None
+        self, instance: ModelInstance, adapter: AdapterRef | None
     ) -> Work[tuple[Tensor, list[tuple[int, float]]]]:
         """The engine's log-probability of each token of the probe but the first, float32
         [PROBE_TOKENS - 1], and its likeliest next tokens."""
@@ -243,8 +246,8 @@ class Prober:
         request = Generate(
             self._num_generates,
             "probe",
-            target.engine.info.digest,
-            target.examiner.tokens,
+            instance.engine.info.digest,
+            instance.effect_proof.tokens,
             SamplingParams(
                 max_tokens=1,
                 seed=0,
@@ -257,13 +260,13 @@ class Prober:
             adapter=adapter,
         )
         self._events.clear()
-        if (failed := target.engine.submit(CONNECTION, request)) is not None:
+        if (failed := instance.engine.submit(CONNECTION, request)) is not None:
             raise _not_scored(failed)
         try:
             while not self._events:
                 yield
         finally:
-            target.engine.abort(CONNECTION, request.id)
+            instance.engine.abort(CONNECTION, request.id)
         output = self._events.popleft()
         if isinstance(output, Failed):
             raise _not_scored(output)

@@ -71,8 +71,9 @@ class Expected:
     base_scores: Tensor
 
 
-class Examiner:
-    """Knows what adapters of one base model must do. Used by one thread, but for what is constant.
+class EffectProof:
+    """Computes what adapters of one base model must do, and compares. Used by one thread, except
+    for what is constant.
 
     folder: the canonical model. layout: of the images whose checksums are wanted; its dtype is the
     serving dtype.

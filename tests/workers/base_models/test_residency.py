@@ -187,7 +187,7 @@ def test_every_request_is_served_within_the_bound(data: st.DataObject) -> None:
     deadline_s = world.clock.now + 1000
     while world.has_work:
         world.tick()
-        assert not world.orders.hopeless
+        assert not world.orders.unsatisfiable
         assert world.clock.now < deadline_s, world.residency.models
     slowest_s = max(m.load_s for m in models.values())
     turn_s = max(slowest_s, LEAST_STAY_S) + max_drain_s + slowest_s + 6 * TICK_S
@@ -317,14 +317,14 @@ def test_pinned_ones_come_unasked_and_never_leave() -> None:
     assert {name for _, name in world.left} == {"b", "c"} and "a" in world.on_device()
 
 
-def test_what_cannot_fit_beside_pins_is_said_to_be_hopeless() -> None:
+def test_what_cannot_fit_beside_pins_is_unsatisfiable() -> None:
     world = World({"a": Model(2, 0.1), "b": Model(3, 0.1), "c": Model(1, 0.1)}, 4)
     world.residency.models["a"].is_pinned = True
     world.run_until(1.0)
     world.ask("b", 1.0)
     world.ask("c", 1.0)
     world.tick()
-    assert world.orders.hopeless == ["b"] and world.orders.load == ["c"]
+    assert world.orders.unsatisfiable == ["b"] and world.orders.load == ["c"]
 
 
 def test_an_unloaded_one_drains_and_stays_away() -> None:

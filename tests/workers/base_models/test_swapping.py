@@ -479,7 +479,7 @@ def test_adapters_on_the_host_have_one_bound_for_all_models(house: House) -> Non
         with Driver(config) as driver:
             for name in FAMILIES:
                 driver.loop.post(0, Prefetch(house.digests[name], house.refs[name][0]))
-            pools = [target.pool for target in driver.worker.targets.values()]
+            pools = [instance.pool for instance in driver.worker.instances.values()]
             while any(pool.is_loading for pool in pools):
                 sleep(0.001)
             return [one.num_bytes for pool in pools for one in pool.status() if one.tier == "host"]

@@ -17,7 +17,7 @@ from workers.execution.step_ring import StepRing
 from workers.process.loop import WorkerLoop
 from workers.process.server import Delivery
 from workers.scheduling.scheduler import Scheduler
-from workers.verification.adapter_verifier import Prober
+from workers.verification.adapter_verifier import AdapterVerifier
 from workers.wire.protocol import (
     Abort,
     AdapterRef,
@@ -74,7 +74,7 @@ class Box:
         self.loop = WorkerLoop(
             {"model": engine},
             memory=house.broker.lock,
-            prober=Prober({}, clock=self.runner.clock),
+            verifier=AdapterVerifier({}, clock=self.runner.clock),
             deliver=self._take,
             status=lambda *_: WorkerStatus("w", False, [], [], 0, "", {}, 0, 0.0),
             clock=self.runner.clock,

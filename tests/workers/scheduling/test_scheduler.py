@@ -28,7 +28,7 @@ from workers.process.loop import INTEGRITY_PERIOD_S, WorkerLoop
 from workers.scheduling.deadlines import MIN_KEPT
 from workers.scheduling.fairness import CACHED_COST, PREFILL_COST
 from workers.scheduling.sequence import Sequence
-from workers.verification.adapter_verifier import Prober
+from workers.verification.adapter_verifier import AdapterVerifier
 from workers.wire.protocol import (
     Abort,
     AdapterRef,
@@ -317,7 +317,7 @@ def test_an_idle_loop_finds_a_page_without_a_holder(caplog: pytest.LogCaptureFix
     loop = WorkerLoop(
         {"model": engine},
         memory=simulation.kv.lock,
-        prober=Prober({}, clock=simulation.clock),
+        verifier=AdapterVerifier({}, clock=simulation.clock),
         deliver=lambda _: None,
         status=status,
         clock=simulation.clock,

@@ -64,18 +64,18 @@ def add(
 @DTYPES
 def test_what_peft_saved_is_proved(llama: Setup, backend: str, dtype: str) -> None:
     with Driver(llama.config(ops=backend, dtype=dtype)) as driver:
-        examiner = driver.worker.targets[llama.digest].examiner
+        effect_proof = driver.worker.instances[llama.digest].effect_proof
         results = {
             name: driver.probe(number, llama.digest, ref)
             for number, (name, ref) in enumerate(llama.refs.items())
         }
     assert {name: result.error for name, result in results.items()} == dict.fromkeys(results, "")
-    assert {result.layout for result in results.values()} == {examiner.layout.version}
+    assert {result.layout for result in results.values()} == {effect_proof.layout.version}
     assert len({result.checksum for result in results.values()}) == len(results)
     if dtype == "bfloat16":
         return
     oracle = Oracle(llama.model, llama.folders)
-    prompt = examiner.tokens
+    prompt = effect_proof.tokens
     for name in ADAPTERS:
         fingerprint = results[name].fingerprint
         assert fingerprint is not None
@@ -149,7 +149,7 @@ def test_a_wrong_image_is_refused_by_the_projections_name_and_replaced(
         name: add(store, shape, tmp_path / str(seed), seed=seed) for seed, name in enumerate(SPOILS)
     }
     with Driver(llama.config(ops=backend, dtype=dtype, cache_dir=tmp_path / "cache")) as driver:
-        layout = driver.worker.targets[llama.digest].examiner.layout
+        layout = driver.worker.instances[llama.digest].effect_proof.layout
         for number, (name, ref) in enumerate(refs.items()):
             spoil, where = SPOILS[name]
             files = AdapterFiles.in_folder(store.adapter_folder(ref.digest))
@@ -173,7 +173,7 @@ def test_the_right_image_that_computes_something_else_is_refused_for_good(
     ref = add(store, shape, tmp_path / "a", seed=20)
     with Driver(llama.config()) as driver:
         assert driver.probe(0, llama.digest, ref).error == ""
-        layout = driver.worker.targets[llama.digest].examiner.layout
+        layout = driver.worker.instances[llama.digest].effect_proof.layout
         tables, payload = pack(
             AdapterFiles.in_folder(store.adapter_folder(ref.digest)), shape, layout
         )
@@ -197,7 +197,7 @@ def test_a_wrong_image_never_serves_a_reference_with_a_checksum(
         driver.submit(llama.generate(1, prompt, 8, None))
         driver.wait()
         right, base = driver.answers[0], driver.answers[1]
-        layout = driver.worker.targets[llama.digest].examiner.layout
+        layout = driver.worker.instances[llama.digest].effect_proof.layout
     assert right != base
     tables, payload = pack(AdapterFiles.in_folder(store.adapter_folder(ref.digest)), shape, layout)
     tables.rank[:] = 0
@@ -214,10 +214,10 @@ def test_a_wrong_image_never_serves_a_reference_with_a_checksum(
 def test_no_effect_and_another_effect_are_told_apart(llama: Setup) -> None:
     """The comparison of log-probabilities alone: what the engine would say is made up here."""
     with Driver(llama.config()) as driver:
-        examiner = driver.worker.targets[llama.digest].examiner
-    expected, other = (examiner.expect(llama.refs[name].digest) for name in ("r4", "r12-mlp"))
+        effect_proof = driver.worker.instances[llama.digest].effect_proof
+    expected, other = (effect_proof.expect(llama.refs[name].digest) for name in ("r4", "r12-mlp"))
     base = expected.base_scores
-    assert examiner.check_scores(expected, expected.scores + 1e-5, base) > 1
+    assert effect_proof.check_scores(expected, expected.scores + 1e-5, base) > 1
     nan = torch.full_like(base, float("nan"))
     for scores, code in (
         (base, "adapter.effect.none"),
@@ -225,10 +225,10 @@ def test_no_effect_and_another_effect_are_told_apart(llama: Setup) -> None:
         (nan, "adapter.effect.logits"),
     ):
         with pytest.raises(NotProved) as caught:
-            examiner.check_scores(expected, scores, base)
+            effect_proof.check_scores(expected, scores, base)
         assert caught.value.code == code and caught.value.is_final
     noop = replace(expected, deltas=[[torch.zeros(1, 1)]], scores=base)
-    assert examiner.check_scores(noop, base, base) == 0
+    assert effect_proof.check_scores(noop, base, base) == 0
 
 
 def test_logits_that_are_no_numbers_prove_nothing(tmp_path: Path) -> None:
@@ -345,10 +345,10 @@ def test_streams_beside_probes_are_as_without_and_everything_is_given_back(
                     assert driver.await_probe(number).error == ""
             driver.wait()
             assert set(driver.ended.values()) == {FinishReason.LENGTH}
-        target = driver.worker.targets[llama.digest]
-        target.pool.check_integrity()
-        assert not any(status.leases for status in target.pool.status())
-        assert not target.engine.has_work
+        instance = driver.worker.instances[llama.digest]
+        instance.pool.check_integrity()
+        assert not any(status.leases for status in instance.pool.status())
+        assert not instance.engine.has_work
         return driver.answers
 
     assert run(with_probes=True) == run(with_probes=False)
