@@ -47,6 +47,12 @@ def test_one_name_is_two_adapters_for_two_tenants(demo: Stack) -> None:
     assert "bees" in ask(demo, "acme", "smollm2-135m-instruct", question).lower()
 
 
+def test_the_wheel_brings_the_native_kernels(demo: Stack) -> None:
+    """Without them the reference is served, as slowly as a warning says."""
+    assert "op backend" in demo.log
+    assert "slow reference ops" not in demo.log
+
+
 def test_an_adapter_can_answer_in_json(demo: Stack) -> None:
     answer = ask(demo, "acme", "formatter", "What colour is the sky?")
     assert isinstance(json.loads(answer), dict)
