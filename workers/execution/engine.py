@@ -116,7 +116,7 @@ class Engine:
         self.runner = runner
         """None while the weights are not on the device: all else goes on."""
         self.is_held = False
-        """Nobody who waits is admitted."""
+        """No waiting sequence is admitted."""
         self.pool = pool
         self.report = EngineReport(info, scheduler, kv, pool, ring)
         self._kv = kv
@@ -163,7 +163,7 @@ class Engine:
         return [self._refuse(refusal) for refusal in refusals]
 
     def expire(self) -> list[Event]:
-        """Drops what waits for a first token that nobody wants any more."""
+        """Fails waiting sequences whose time for a first token is over."""
         expired = self.scheduler.expire(self._clock())
         return [self._fail(sequence, ErrorCode.EXPIRED, EXPIRED) for sequence in expired]
 
@@ -184,7 +184,7 @@ class Engine:
 
     @property
     def demand(self) -> Demand:
-        """What it asks of the device."""
+        """What the engine asks of the device."""
         scheduler = self.scheduler
         num_extents = -(-scheduler.num_pages_wanted // self._kv.pool.pages_per_extent)
         return Demand(
@@ -203,7 +203,7 @@ class Engine:
         return runner
 
     def suspend(self) -> list[Event]:
-        """Everything that runs waits again and keeps its tokens, those in flight too."""
+        """Puts all running sequences back to waiting. They keep their tokens."""
         events: list[Event] = []
         while self._in_flight:
             step = self._in_flight.popleft()
@@ -212,14 +212,14 @@ class Engine:
         return events
 
     def fail_waiting(self, code: ErrorCode, message: str) -> list[Event]:
-        """All that waits, whether it has begun or not."""
+        """Fails all waiting sequences, whether they have begun or not."""
         waiting = [s for s in self._sequences.values() if s.status is SequenceStatus.WAITING]
         for sequence in waiting:
             self.scheduler.remove(sequence)
         return [self._fail(sequence, code, message) for sequence in waiting]
 
     def fail_first(self, code: ErrorCode, message: str) -> list[Event]:
-        """The one that would be the next to run."""
+        """Fails the waiting sequence that would be the next to run."""
         sequence = self.scheduler.first_waiting
         if sequence is None:
             return []

@@ -31,7 +31,7 @@ one that ran ahead, to what the host did for it, the wait for its end being in `
 
 
 class StepRing:
-    """Written by the engine thread, read by anybody; a reader may see the newest record half
+    """Written by the engine thread, read by any thread. A reader may see the newest record half
     written."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a rotary embedding is like; torch-free, for whoever only reads configs."""
+"""Parameters of a rotary embedding; torch-free, for modules that only read configurations."""
 
 from __future__ import annotations
 

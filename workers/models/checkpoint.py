@@ -72,7 +72,7 @@ class Checkpoint:
     """Open weight files. Tensors are mapped, and copied only when asked for."""
 
     def __init__(self, folder: Path, framework: Literal["pt", "np"] = "pt") -> None:
-        """framework: numpy's for who only checks, without torch."""
+        """framework: numpy's for checks without torch."""
         self._stack = ExitStack()
         self._handles: dict[str, Any] = {}
         for path in weight_files(folder):
