@@ -91,7 +91,7 @@ class Traffic:
     def hint_at_random(self, refs: list[AdapterRef]) -> None:
         """As gateways do when they have authenticated a request."""
         with self.memory:
-            self.engine.prefetch(self.rng.choice(refs))
+            self.engine.pool.prefetch(self.rng.choice(refs))
 
     def step(self) -> None:
         """Each answer is whole and the one that its adapter always gives."""
@@ -131,8 +131,8 @@ def refs(setup: Setup) -> list[AdapterRef]:
 
 
 def prove(engine: Engine, pool: AdapterPool) -> None:
-    engine.check_integrity()
-    assert engine.num_integrity_failures == 0
+    engine.report.check_integrity()
+    assert engine.report.num_integrity_failures == 0
     on_host = sum(entry.num_bytes for entry in pool.status() if entry.tier == "host")
     assert on_host <= HOST_BYTES
 
@@ -225,7 +225,7 @@ def test_a_request_keeps_its_adapter_whatever_else_wants_the_room(
         if not engine.scheduler.running:
             break
     traffic.finish()
-    assert traffic.num_answered == 6 and not engine.num_integrity_failures
+    assert traffic.num_answered == 6 and not engine.report.num_integrity_failures
     engine.pool.close()
 
 
