@@ -471,6 +471,8 @@ class Scheduler:
         if self.running or self._in_flight or self._pool.is_loading or self._pool.is_leased:
             return
         if sequence.adapter is not None and self._pool.lay_anew(sequence.adapter):
+            # No other sequence begins in this step: the pool still refuses what found no room before.
+            self._is_closed = True
             return
         self.is_short = self._kv.has_neighbours
         if not self.is_short:

@@ -15,8 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memory.accounts import NO_TENANT, Tenant
 from tests.workers.simulation import (
     Simulation,
+    StubLease,
     StubPool,
     assert_equals_alone,
     generate,
@@ -209,6 +211,36 @@ def test_a_broken_adapter_fails_only_its_own() -> None:
     assert simulation.finished[0] is ErrorCode.ADAPTER_UNAVAILABLE
     assert_equals_alone(simulation, [good])
     simulation.assert_at_rest()
+
+
+class CrowdedPool(StubPool):
+    """Idle adapters leave no room until they are laid anew, and a shortage is remembered until the
+    next step, as in `AdapterPool`."""
+
+    is_crowded = True
+    is_refused = False
+
+    def acquire(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> StubLease | None:
+        if self.is_crowded or self.is_refused:
+            self.is_refused = True
+            self.asked[ref.digest] = -1
+            return None
+        return super().acquire(ref, tenant)
+
+    def lay_anew(self, ref: AdapterRef) -> bool:
+        was_crowded, self.is_crowded = self.is_crowded, False
+        return was_crowded
+
+    def poll(self) -> None:
+        self.is_refused = False
+
+
+def test_room_made_for_one_adapter_fails_no_sequence_of_another() -> None:
+    simulation = Simulation(pool=CrowdedPool(num_slots=1))
+    for number, adapter in enumerate("abc"):
+        simulation.submit(generate(number, [1, 2, 3], adapter=adapter))
+    simulation.run()
+    assert all(isinstance(end, FinishReason) for end in simulation.finished.values())
 
 
 def test_abort_frees_everything_within_one_step() -> None:
