@@ -471,7 +471,7 @@ class Scheduler:
         if self.running or self._in_flight or self._pool.is_loading or self._pool.is_leased:
             return
         if sequence.adapter is not None and self._pool.lay_anew(sequence.adapter):
-            # No other sequence begins in this step: the pool still refuses what found no room before.
+            # No other sequence begins in this step: the pool refuses until the next one.
             self._is_closed = True
             return
         self.is_short = self._kv.has_neighbours
