@@ -45,7 +45,14 @@ EXCLUDED = [
 ]
 REPORTED = (
     *("key_uses", "gateways", "usage", "usage_hourly", "usage_totals", "version_outcomes"),
-    *("quota_holders", "quota_leases", "adapter_faults", "version_proving", "usage_kept"),
+    *(
+        "quota_holders",
+        "quota_leases",
+        "adapter_faults",
+        "version_proving",
+        "version_proofs",
+        "usage_kept",
+    ),
     *("adapter_proofs", "catalog_generation", "catalog_changes", "workers"),
 )
 """What gateways write while they serve."""
