@@ -9,7 +9,7 @@ from functools import partial
 from tests.workers.simulation import Simulation
 from tests.workers.simulator import FakeClock, Late, Slots
 from workers.execution.step_input import PendingStep, SequenceResult, StepInput, StepOutput
-from workers.scheduling.fairness import DECODE_COST, PREFILL_COST
+from workers.scheduling.fairness_policy import DECODE_COST, PREFILL_COST
 from workers.wire.protocol import Failed, Generate, SequenceOutput
 
 STEP_S, ROW_S = 0.010, 0.001

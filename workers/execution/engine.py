@@ -124,6 +124,8 @@ class Engine:
         self._end_tokens = end_tokens
         self._clock = clock
         self._runs_ahead = runs_ahead
+        self._schedule = Schedule()
+        """The last one."""
         self._in_flight: deque[InFlightStep] = deque()
         self._num_failed_steps = 0
         """In a row."""
@@ -188,7 +190,7 @@ class Engine:
         scheduler = self.scheduler
         num_extents = -(-scheduler.num_pages_wanted // self._kv.pool.pages_per_extent)
         return Demand(
-            len(scheduler.running), scheduler.num_waiting, num_extents, scheduler.is_short
+            len(scheduler.running), scheduler.num_waiting, num_extents, self._schedule.is_short
         )
 
     def attach(self, runner: Runner) -> None:
@@ -250,7 +252,7 @@ class Engine:
         """Launches a step if anything fits and collects those before it; itself too, unless it may
         be ahead: the device does nothing else (`is_alone`), or else one engine's step would count
         as time of another's. A step that fails fails its own sequences and no others."""
-        events = self._collect() if self.scheduler.needs_drain else []
+        events = self._collect() if self._schedule.needs_drain else []
         is_launched, failed = self._launch()
         num_ahead = 1 if is_launched and is_alone and self._runs_ahead else 0
         return events + failed + self._collect(num_ahead)
@@ -261,8 +263,8 @@ class Engine:
         start_s = self._clock()
         with self._kv.lock:
             self.pool.poll()
-            self.scheduler.is_held = self.is_held or self.runner is None
-            schedule = self.scheduler.schedule(start_s)
+            is_held = self.is_held or self.runner is None
+            schedule = self._schedule = self.scheduler.schedule(start_s, is_held=is_held)
             failed = [self._fail(*failure) for failure in schedule.failed]
             self.is_stalled = not schedule.items and not self._in_flight
         if not schedule.items or self.runner is None:

@@ -51,7 +51,7 @@ class EngineReport:
         seconds = ended_s - max(launched_s, self._ended_s)
         self._ended_s = ended_s
         num_tokens, num_prefill = schedule.num_tokens, schedule.num_prefill_tokens
-        self._scheduler.step_time.note(num_tokens, schedule.num_attended, seconds)
+        self._scheduler.policy.step_time.note(num_tokens, schedule.num_attended, seconds)
         if 2 * num_prefill > num_tokens:
             self._kv.note_prefill(num_tokens, seconds)
             self._prefill_rate.note(num_tokens, seconds)

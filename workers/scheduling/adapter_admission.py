@@ -1,49 +1,73 @@
-"""An adapter that finds no room on the device is not passed over for ever: after a while another is
-drained for it.
+"""Which waiting sequence gets its adapter onto the device, and which adapter is drained for it.
 
     short --(patience)--> starving: a victim takes no new sequences --(its last ends)--> loaded
 
-The victim is of those in use the one that ends soonest, but a tenant that was charged less than the
-one that waits is spared while others can be found. Sequences that end before the victim would
-anyway may still begin on it. While anybody starves, only those may load anything: what becomes free
-is theirs. So an adapter waits for room at most its patience and, for each victim it needs, the
-longest sequence that runs on it; those that starve longer come first.
+An adapter that finds no room is passed over until its first sequence's time to first token is over;
+then it starves. Its victim is the adapter in use that ends soonest; adapters of tenants that were
+charged less than the starving one are spared if there is another. A sequence that ends before the
+victim would anyway may still begin on it. While an adapter starves, no others may load. So an
+adapter waits for room at most its patience and, for each victim it needs, the longest sequence that
+runs on it; the one that starves longest is first.
 
-Where nobody uses an adapter, sequences of the base have all the memory: nobody begins then but
-those that starve, until enough of what runs has ended.
+If no adapter is in use, sequences of the base model hold the memory. Then only sequences of
+starving adapters begin, until enough of the running ones have ended.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from enum import Enum, auto
 
-if TYPE_CHECKING:
-    from workers.scheduling.sequence import Sequence
-    from workers.wire.protocol import AdapterRef
+from adapters.pool.pool import AdapterPool
+from workers.scheduling.sequence import Sequence
+
+MAX_ASKED = 32
+"""Adapters that are requested from the pool in one step and not on the device."""
 
 
-class AdapterTurns:
-    """Adapters by digest."""
+class LeaseOutcome(Enum):
+    HELD = auto()
+    """The sequence has its lease, or needs none."""
+    LATER = auto()
+    """The adapter is on its way, or it is another adapter's turn."""
+    NO_MEMORY = auto()
+    """The adapter was asked for and finds too few bytes on the device."""
 
-    def __init__(self) -> None:
+
+class AdapterAdmission:
+    """Leases of adapters for sequences, and the victims of starving adapters. Adapters go by
+    digest."""
+
+    def __init__(self, pool: AdapterPool) -> None:
+        self._pool = pool
+        self._now = 0.0
+        self._asked: set[str] = set()
+        """Adapters asked for in vain in this step."""
         self._starves_at_s: dict[str, float] = {}
-        """Those short of room."""
+        """Adapters short of room -> when their patience ends."""
         self._victims: dict[str, tuple[str, int]] = {}
-        """Starving adapter -> whom it waits for, and the steps that one may still need."""
+        """Starving adapter -> its victim, and the steps that the victim may still need."""
         self._lacks_pages = False
-        """One starves, and there is no victim: pages of sequences must come free."""
+        """An adapter starves and there is no victim: pages of sequences must come free."""
         self._waiting: defaultdict[str, dict[Sequence, None]] = defaultdict(dict)
-        """Sequences, in the order of arrival."""
+        """Waiting sequences of each adapter, in the order of arrival."""
 
-    @property
-    def is_open(self) -> bool:
-        """Nobody starves: any adapter may load."""
-        return not self._victims and not self._lacks_pages
+    def expect(self, sequence: Sequence) -> None:
+        """Starts the load of its adapter ahead of the next step, unless an adapter starves."""
+        if sequence.adapter is not None and not self._victims and not self._lacks_pages:
+            self._pool.expect(sequence.adapter, sequence.block_table.tenant)
 
-    def is_awaited(self, digest: str) -> bool:
-        return digest in self._waiting
+    def prefetch(self, sequence: Sequence) -> None:
+        """Brings its adapter to the host."""
+        if sequence.adapter is not None:
+            self._pool.prefetch(sequence.adapter, sequence.block_table.tenant)
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Cancels the load of its adapter, unless other sequences wait for it."""
+        adapter = sequence.adapter
+        if adapter is not None and adapter.digest not in self._waiting:
+            self._pool.cancel(adapter)
 
     def note_waiting(self, sequence: Sequence) -> None:
         if sequence.adapter is not None:
@@ -56,57 +80,73 @@ class AdapterTurns:
         del self._waiting[digest][sequence]
         if not self._waiting[digest]:
             del self._waiting[digest]
-            self.note_served(digest)
+            self._forget(digest)
+
+    def begin_step(self, now: float, in_use: Iterable[Sequence]) -> None:
+        """Chooses victims for adapters that have begun to starve, or whose victim has ended without
+        making enough room. in_use: sequences that hold their leases."""
+        self._now = now
+        self._asked.clear()
+        self._lacks_pages = False
+        starving = sorted(
+            (due_s, digest) for digest, due_s in self._starves_at_s.items() if due_s <= now
+        )
+        if starving:
+            self._choose_victims([digest for _, digest in starving], list(in_use))
+
+    def acquire(self, sequence: Sequence) -> LeaseOutcome:
+        """Leases the sequence's adapter if it is on the device; otherwise has it loaded.
+
+        Raises AdapterUnavailable if it can never be loaded.
+        """
+        ref = sequence.adapter
+        if ref is None:
+            return LeaseOutcome.HELD if self.may_start(sequence, None) else LeaseOutcome.LATER
+        digest = ref.digest
+        if digest in self._asked or not self.may_start(sequence, digest):
+            return LeaseOutcome.LATER
+        may_load = len(self._asked) < MAX_ASKED and self.may_load(digest)
+        if not may_load and not self._pool.is_here(ref):
+            return LeaseOutcome.LATER
+        sequence.lease = self._pool.acquire(ref, sequence.block_table.tenant)
+        if sequence.lease is not None:
+            self._forget(digest)
+            return LeaseOutcome.HELD
+        self._asked.add(digest)
+        if self._pool.is_short(ref):
+            due_s = self._now + sequence.terms.ttft_s
+            self._starves_at_s[digest] = min(self._starves_at_s.get(digest, due_s), due_s)
+        return LeaseOutcome.NO_MEMORY if self._pool.num_lacking(ref) else LeaseOutcome.LATER
 
     def may_load(self, digest: str) -> bool:
+        """Whether room may be used for the adapter: only starving ones while there are any."""
         if self._lacks_pages:
             return digest in self._starves_at_s
         return not self._victims or digest in self._victims
 
     def may_start(self, sequence: Sequence, digest: str | None) -> bool:
-        """Not on a victim, unless it ends before the victim would anyway. digest: None for the base
-        model."""
+        """Whether the adapter takes the sequence: not as a victim, unless the sequence ends before
+        the victim would anyway. digest: None for the base model."""
         if self._lacks_pages:
             return digest in self._starves_at_s
         if not self._victims:
             return True
         limits = [limit for victim, limit in self._victims.values() if victim == digest]
-        return not limits or num_left(sequence) <= min(limits)
+        return not limits or _num_left(sequence) <= min(limits)
 
-    def note_short(self, sequence: Sequence, digest: str, now: float) -> None:
-        """The sequence asked for its adapter, and there was no room."""
-        due_s = now + sequence.terms.ttft_s
-        self._starves_at_s[digest] = min(self._starves_at_s.get(digest, due_s), due_s)
-
-    def note_served(self, digest: str) -> None:
-        """It is there, or nobody waits for it any more."""
+    def _forget(self, digest: str) -> None:
+        """The adapter is on the device, or no sequence waits for it any more."""
         self._starves_at_s.pop(digest, None)
         self._victims.pop(digest, None)
 
-    def choose_victims(
-        self,
-        now: float,
-        running: Iterable[Sequence],
-        may_displace: Callable[[AdapterRef, str], bool],
-        num_lacking: Callable[[AdapterRef], int],
-    ) -> None:
-        """For those that have begun to starve, or whose victim has ended without making enough
-        room. may_displace: whether an adapter may have the room of another. num_lacking: bytes that
-        it found no room for."""
-        self._lacks_pages = False
-        starving = sorted(
-            (due_s, digest) for digest, due_s in self._starves_at_s.items() if due_s <= now
-        )
-        if not starving:
-            return
-        running = list(running)
+    def _choose_victims(self, starving: list[str], running: list[Sequence]) -> None:
         in_use = _in_use(running)
         for digest, (victim, limit) in list(self._victims.items()):
             if victim in in_use:
                 self._victims[digest] = victim, min(limit - 1, in_use[victim][1])
             else:
                 del self._victims[digest]
-        for _, digest in starving:
+        for digest in starving:
             if digest in self._victims or digest not in self._waiting:
                 continue
             taken = {victim for victim, _ in self._victims.values()}
@@ -117,33 +157,33 @@ class AdapterTurns:
                 for other, use in in_use.items()
                 if other not in taken
                 and other not in self._victims
-                and may_displace(first.adapter, other)
+                and self._pool.may_displace(first.adapter, other)
             }
             if not free:
                 must_wait = bool(running) and not self._victims
-                self._lacks_pages |= must_wait and num_lacking(first.adapter) > 0
+                self._lacks_pages |= must_wait and self._pool.num_lacking(first.adapter) > 0
                 continue
             charged = _charged(first)
             victim = min(free, key=lambda d: (free[d][0] < charged, free[d][1], d))
             self._victims[digest] = victim, free[victim][1]
 
 
-def num_left(sequence: Sequence) -> int:
-    """Tokens it may still generate."""
+def _num_left(sequence: Sequence) -> int:
+    """Tokens the sequence may still generate."""
     return sequence.max_len - len(sequence.tokens)
 
 
 def _charged(sequence: Sequence) -> tuple[float, float]:
-    account = sequence.account
-    return account.line.counter, account.counter
+    tenant = sequence.tenant_queue
+    return tenant.class_queue.counter, tenant.counter
 
 
 def _in_use(running: Iterable[Sequence]) -> dict[str, tuple[tuple[float, float], int]]:
-    """Leased adapters: what the least charged of its tenants was charged, the most tokens left."""
+    """Leased adapters -> the least charge of its tenants, and the most tokens that are left."""
     used: dict[str, tuple[tuple[float, float], int]] = {}
     for sequence in running:
         if sequence.adapter is not None:
-            charged, left = _charged(sequence), num_left(sequence)
+            charged, left = _charged(sequence), _num_left(sequence)
             if (other := used.get(sequence.adapter.digest)) is not None:
                 charged, left = min(charged, other[0]), max(left, other[1])
             used[sequence.adapter.digest] = charged, left

@@ -1,11 +1,46 @@
-"""What the scheduler decided for a step."""
+"""What the scheduler decided for a step, and its answer for one waiting sequence."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 from workers.scheduling.sequence import Sequence
 from workers.wire.protocol import ErrorCode, OutputKind
+
+Failure = tuple[ErrorCode, str]
+
+
+class BlockReason(Enum):
+    """What a sequence lacks in this step."""
+
+    BUDGET = "budget"
+    """Tokens, or time: the step is full."""
+    SLOT = "slot"
+    """A sequence slot."""
+    ADAPTER = "adapter"
+    """Its adapter on the device."""
+    PREFIX = "prefix"
+    """A page that another sequence is computing now."""
+    PAGES = "pages"
+    """KV pages for all its tokens."""
+    MODEL = "model"
+    """The base model: it admits no sequence in this step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The sequence runs. num_tokens: of its prompt, in this step."""
+
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """The sequence waits and holds nothing. failure: why it can never run."""
+
+    reason: BlockReason
+    failure: Failure | None = None
 
 
 @dataclass(slots=True)
@@ -49,7 +84,11 @@ class Schedule:
     failed: list[tuple[Sequence, ErrorCode, str]] = field(default_factory=list)
     num_preempted: int = 0
     begin_s: float = 0.0
-    """When its computation can begin."""
+    """Time at which its computation can begin."""
+    needs_drain: bool = False
+    """The next step can be scheduled only when those in flight have ended."""
+    is_short: bool = False
+    """The first waiting sequence lacks memory that other models hold."""
 
     @property
     def num_tokens(self) -> int:

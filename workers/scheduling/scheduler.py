@@ -1,41 +1,32 @@
 """Which sequences run in the next step, and with how many tokens.
 
-Whose turn it is comes from `FairQueue`; what fits is decided here and nowhere else: sequence rows,
-KV pages, adapter leases and the step's budget. No tensors.
+`FairnessPolicy` orders them; what fits is decided here and nowhere else: sequence slots, KV pages,
+adapter leases. No tensors.
 """
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from adapters.errors import AdapterUnavailable
 from adapters.pool.load_cost import copy_s
+from adapters.pool.pool import AdapterPool
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
-from workers.scheduling.adapter_admission import AdapterTurns
-from workers.scheduling.deadlines import Deadlines
-from workers.scheduling.fairness import (
-    CACHED_COST,
-    DECODE_COST,
-    PREFILL_COST,
-    Account,
-    FairQueue,
-    last_in_turn,
+from workers.scheduling.adapter_admission import AdapterAdmission, LeaseOutcome
+from workers.scheduling.fair_queue import FairQueue, last_in_turn
+from workers.scheduling.fairness_policy import FairnessPolicy
+from workers.scheduling.queue_limits import QueueBounds, QueueLimits, Refusal
+from workers.scheduling.schedule import (
+    Admitted,
+    Blocked,
+    BlockReason,
+    Failure,
+    Schedule,
+    ScheduledSequence,
 )
-from workers.scheduling.queue_limits import Overload, QueueBounds, Refusal
-from workers.scheduling.row_shares import RowShares
-from workers.scheduling.schedule import Schedule, ScheduledSequence
 from workers.scheduling.sequence import Sequence, SequenceStatus
-from workers.scheduling.step_budget import StepBudget
-from workers.scheduling.step_cost import StepTime
 from workers.wire.protocol import ErrorCode
-
-if TYPE_CHECKING:
-    from adapters.pool.pool import AdapterPool
-
-MAX_ASKED = 32
-"""Adapters not on the device that may be asked for in one step: those of the next in turn."""
 
 EXPIRED = "its time was over before its prompt could begin"
 
@@ -51,12 +42,13 @@ class SlotAllocator(Protocol):
 class Scheduler:
     """Continuous batching with chunked prefill, prefix reuse and preemption by recompute.
 
-    A step has a row for each sequence that generates, and prompts as far as `StepBudget` lets them.
+    A step has the next tokens of each sequence that generates, and prompts as far as the policy's
+    budget lets them.
 
-    A step may be scheduled while the one before it is in flight: each sequence is taken to go on.
-    Of one that has ended by then the row is for nothing: `update` leaves no trace of it. What a
-    step in flight uses stays as it is until its `update`, so nobody is preempted meanwhile: a
-    sequence that lacks pages is left out, and `needs_drain` until nothing is in flight.
+    A step may be scheduled while the one before it is in flight; each sequence is then assumed to
+    go on. If it has ended by then, `update` leaves no trace of its tokens. Pages, slots and leases
+    that a step in flight uses stay until its `update`, so no sequence is preempted meanwhile: one
+    that lacks pages is left out, and the schedule says `needs_drain`.
     """
 
     def __init__(
@@ -70,44 +62,29 @@ class Scheduler:
         max_pages: int | None = None,
         bounds: QueueBounds = QueueBounds(),  # noqa: B008
     ) -> None:
-        """max_pages: that one sequence may need; None: all that the arena has."""
+        """max_pages: of one sequence; None: all pages of the arena."""
         self._kv = kv
         self._pool = pool
         self._slots = slots
+        self._max_pages = kv.num_total if max_pages is None else max_pages
         self.max_num_seqs = max_num_seqs
         self.max_batched_tokens = max_batched_tokens
         self._queue = FairQueue()
-        self._shares = RowShares(self._queue, max_num_seqs)
-        self.step_time = StepTime()
-        self._overload = Overload(self._queue, bounds, self.step_time, max_batched_tokens)
-        self._turns = AdapterTurns()
-        self._deadlines = Deadlines()
-        self._num_drained = self._num_drained_tokens = 0
-        """What left the queue since the last step."""
-        self._asked: set[str] = set()
-        """Adapters that were asked for in vain in this step."""
-        self._is_closed = False
-        """Nobody begins any more in this step."""
-        self._is_closed_to_guests = False
-        self._is_spent = False
-        """It has no more time for whoever is next in turn."""
-        self._has_guests = False
-        """Some of them run."""
+        self.policy = FairnessPolicy(
+            self._queue, max_num_seqs=max_num_seqs, max_batched_tokens=max_batched_tokens
+        )
+        self._adapters = AdapterAdmission(pool)
+        self._limits = QueueLimits(self._queue, bounds, self.policy.step_time, max_batched_tokens)
         self.running: list[Sequence] = []
         self.leaving: list[Sequence] = []
-        """Ended, but a step in flight computes rows of them."""
+        """Ended sequences of which a step in flight computes tokens."""
         self._in_flight: list[Schedule] = []
-        """Not updated yet, the oldest first."""
-        self.needs_drain = False
-        """The next step can be scheduled when those in flight have ended, not before."""
+        """Schedules without their `update`, the oldest first."""
+        self._computing: set[bytes | None] = set()
+        """Keys of the pages that running prompts compute next."""
         self.num_preemptions = 0
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
-        self._max_pages = kv.num_total if max_pages is None else max_pages
-        self.is_held = False
-        """Nobody who waits is admitted."""
-        self.is_short = False
-        """In the last step the first who waited found too few pages, and other models have them."""
 
     @property
     def waiting(self) -> list[Sequence]:
@@ -115,12 +92,13 @@ class Scheduler:
 
     @property
     def first_waiting(self) -> Sequence | None:
-        """Who would be the next to run."""
+        """The waiting sequence that is next in turn."""
         return next((s for s in self._queue.in_turn(lambda _: False) if s.is_waiting), None)
 
     @property
     def num_pages_wanted(self) -> int:
-        """Of the first who waits, in all; or as much memory, for its adapter."""
+        """Pages the first waiting sequence needs in total, those its adapter's bytes take up
+        included."""
         first = self.first_waiting
         if first is None:
             return 0
@@ -137,31 +115,25 @@ class Scheduler:
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Of prompts: neither computed nor known to be cached."""
+        """Prompt tokens that are neither computed nor known to be cached."""
         return self._queue.num_waiting_tokens + sum(
             s.num_uncomputed for s in self.running if s.is_prefilling
         )
 
     @property
     def weight(self) -> int:
-        """Of all tenants with work here."""
+        """Sum of the weights of all tenants with work here."""
         return self._queue.weight
-
-    @property
-    def has_free_row(self) -> bool:
-        """One more sequence would not wait for another to end."""
-        return self._num_used_slots + self.num_waiting < self.max_num_seqs
-
-    @property
-    def _num_used_slots(self) -> int:
-        """Slots of the token buffer that are taken."""
-        return len(self.running) + len(self.leaving)
 
     @property
     def num_free_pages(self) -> int:
         return self._kv.num_free
 
-    def refusal(self, sequence: Sequence) -> tuple[ErrorCode, str] | None:
+    @property
+    def _num_free_slots(self) -> int:
+        return self.max_num_seqs - len(self.running) - len(self.leaving)
+
+    def refusal(self, sequence: Sequence) -> Failure | None:
         """Why the sequence could never run, even alone."""
         num_pages = _num_pages(sequence.max_len)
         if num_pages > self._max_pages:
@@ -172,25 +144,23 @@ class Scheduler:
         return None
 
     def refuse_for(self, newcomer: Sequence, now: float) -> list[Refusal]:
-        """Who must not wait so that the newcomer may: nobody, others, or the newcomer itself."""
-        return self._overload.refuse_for(newcomer, now, self._num_free_slots, self.running)
+        """Sequences to refuse so that the newcomer may wait: none, other ones, or the newcomer."""
+        return self._limits.refuse_for(newcomer, now, self._num_free_slots, self.running)
 
     def expect(self, sequence: Sequence) -> None:
-        """It will be added: the load of its adapter need not wait for the step's end."""
-        if sequence.adapter is not None and self.has_free_row and self._turns.is_open:
-            self._pool.expect(sequence.adapter, sequence.block_table.tenant)
+        """Starts the load of its adapter if the sequence, to be added next, has a free slot."""
+        if self.num_waiting < self._num_free_slots:
+            self._adapters.expect(sequence)
 
     def add(self, sequence: Sequence) -> None:
-        """Queues it; its adapter starts to load at once."""
-        if sequence.adapter is not None:
-            self._pool.prefetch(sequence.adapter, sequence.block_table.tenant)
-        self._deadlines.add(sequence, self.num_waiting + len(self.running))
-        self._queue.add(sequence)
-        self._turns.note_waiting(sequence)
+        """Queues the sequence; its adapter starts to load at once."""
+        self._adapters.prefetch(sequence)
+        self.policy.add(sequence, self.num_waiting + len(self.running))
+        self._adapters.note_waiting(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Frees all it holds, whatever it was doing; if a step in flight uses it, then at its
-        end."""
+        """Frees all that the sequence holds, in whatever state; what a step in flight uses is freed
+        at that step's end."""
         if sequence.status is SequenceStatus.RUNNING:
             self.running.remove(sequence)
             if sequence.num_inflight_steps:
@@ -200,59 +170,44 @@ class Scheduler:
             self._queue.remove(sequence, is_waiting=False)
         elif sequence.status is SequenceStatus.WAITING:
             self._queue.remove(sequence, is_waiting=True)
-            self._turns.note_not_waiting(sequence)
-            self._cancel_load(sequence)
+            self._adapters.note_not_waiting(sequence)
+            self._adapters.cancel(sequence)
         sequence.status = SequenceStatus.FINISHED
 
     def suspend(self) -> None:
-        """Everything that runs waits again and keeps its tokens. Nothing is in flight."""
+        """Puts all running sequences back to waiting with their tokens. No step is in flight."""
         for sequence in list(self.running):
             self._put_back(sequence)
 
     def expire(self, now: float) -> list[Sequence]:
-        """Removes and returns what waits for a first token that nobody wants any more, and has not
-        begun."""
-        expired = self._deadlines.take_passed(now)
+        """Removes and returns waiting sequences whose time for a first token is over."""
+        expired = self.policy.take_expired(now)
         for sequence in expired:
             self.remove(sequence)
         return expired
 
-    def schedule(self, now: float) -> Schedule:
-        """The next step: a row for each sequence that generates, then prompts in turn, those begun
-        and those that can begin."""
-        schedule = Schedule(begin_s=max([now, *map(self._end_s, self._in_flight)]))
-        self.is_short = self.needs_drain = False
-        self._is_closed, self._is_closed_to_guests = self.is_held, False
-        self._is_spent = False
+    def schedule(self, now: float, *, is_held: bool = False) -> Schedule:
+        """The next step: the next tokens of each sequence that generates, then prompts in turn,
+        those begun and those admitted. is_held: no waiting sequence is admitted."""
+        in_flight_s = (each.begin_s + self.policy.predict_s(each) for each in self._in_flight)
+        schedule = Schedule(begin_s=max([now, *in_flight_s]))
+        self.policy.begin_step()
+        if is_held:
+            self.policy.block(None, BlockReason.MODEL)
         for sequence in self.expire(now):
             schedule.failed.append((sequence, ErrorCode.EXPIRED, EXPIRED))
-        due_s = self._decode(schedule)
+        self._decode(schedule)
         if self._queue.has_pending:
-            guests = set(filter(self._queue.is_guest, {s.account for s in self.running}))
-            others = [item for item in schedule.items if item.sequence.account not in guests]
-            budget = StepBudget(
-                self.step_time,
-                num_rows=self.max_batched_tokens - schedule.num_tokens,
-                decode_s=self._step_s(schedule),
-                without_guests_s=self._step_s(Schedule(others)) if schedule.items else math.inf,
-                seconds=due_s - schedule.begin_s,
-            )
-            self._has_guests = bool(guests)
-            self._prefill(budget, now, schedule)
+            self.policy.begin_prompts(schedule, self.running, self._num_free_slots)
+            self._prefill(now, schedule)
         schedule.items.sort(key=lambda item: (item.adapter_slot < 0, item.adapter_slot))
-        self._overload.rate.note(
-            now,
-            self._num_drained,
-            self._num_drained_tokens,
-            is_backlogged=self.num_waiting > 0 and self._is_full_up,
-        )
-        self._num_drained = self._num_drained_tokens = 0
+        self._limits.note_step(now, is_backlogged=self.num_waiting > 0 and self.policy.is_full)
         self._depart(schedule)
         return schedule
 
     def update(self, schedule: Schedule, num_new: list[int]) -> None:
-        """The step has ended: what it computed is charged, full pages may now be shared. Not of
-        sequences that have ended: they let go of what they had.
+        """Charges what the step computed, and shares its full pages. Sequences that have ended
+        meanwhile free what they hold.
 
         num_new: new tokens that each sequence of the schedule takes. One that was given none, where
         one was expected, computes its last token again.
@@ -266,121 +221,78 @@ class Scheduler:
                 num_computed = item.end
                 if item.is_sampled and not num_tokens:
                     num_computed = sequence.num_computed = item.end - 1
-                num_known = item.end + max(num_tokens - 1, 0)
-                self._account(sequence, num_computed, num_known)
+                self.policy.charge_generated(sequence, item.end + max(num_tokens - 1, 0))
+                self._commit(sequence, num_computed)
             elif not sequence.num_inflight_steps:
                 self.leaving.remove(sequence)
                 self._release(sequence)
 
-    def _account(self, sequence: Sequence, num_computed: int, num_known: int) -> None:
-        """Takes note of how many of its tokens are computed by now, and charges those generated,
-        each once: all but the last of `num_known`. A prompt is charged when it is scheduled."""
-        if num_known > sequence.num_charged:
-            self._queue.charge(sequence, DECODE_COST * (num_known - sequence.num_charged))
-            sequence.num_charged = num_known
-        num_full = num_computed // PAGE_TOKENS
-        if num_full > sequence.block_table.num_committed:
-            sequence.block_table.commit(sequence.page_keys[:num_full])
-        if sequence.is_pending and num_computed == len(sequence.tokens):
-            self._queue.leave(sequence)
+    def admit(self, sequence: Sequence, schedule: Schedule) -> Admitted | Blocked:
+        """Starts a waiting sequence if it fits into the step; otherwise it holds nothing."""
+        tenant = sequence.tenant_queue
+        if not self.policy.room(sequence):
+            return Blocked(BlockReason.BUDGET)
+        if not self.policy.may_have_slot(tenant, self.running, self._num_free_slots):
+            return Blocked(BlockReason.SLOT)
+        blocked = self._acquire_adapter(sequence, schedule)
+        if blocked is None:
+            blocked = self._find_pages(sequence, schedule) or self._find_slot(sequence, schedule)
+        if blocked is not None:
+            self._release(sequence)
+            return blocked
+        return self._start(sequence)
 
-    def _depart(self, schedule: Schedule) -> None:
-        """From now on it is in flight."""
-        for item in schedule.items:
-            sequence = item.sequence
-            sequence.num_computed = item.end
-            sequence.num_inflight_steps += 1
-            sequence.num_inflight_tokens += item.is_sampled
-        if schedule.items:
-            self._in_flight.append(schedule)
-
-    def _end_s(self, schedule: Schedule) -> float:
-        """When it should have ended."""
-        return schedule.begin_s + self._step_s(schedule)
-
-    def _step_s(self, schedule: Schedule) -> float:
-        """As predicted."""
-        return self.step_time.predict(schedule.num_tokens, schedule.num_attended)
-
-    def _decode(self, schedule: Schedule) -> float:
-        """The tokens that sequences which generate have not computed yet: one each, unless the last
-        step gave several. Returns when the first of their next tokens is due."""
-        due_s = math.inf
+    def _decode(self, schedule: Schedule) -> None:
+        """Schedules the uncomputed tokens of sequences that generate: one each, unless the last
+        step gave several."""
         for sequence in list(self.running):
             is_on = sequence.status is SequenceStatus.RUNNING and sequence.is_generating
             num_tokens = sequence.num_uncomputed
             if is_on and self._grow(sequence, num_tokens, schedule):
                 schedule.items.append(ScheduledSequence(sequence, num_tokens))
-                due_s = min(
-                    due_s, sequence.due_s + sequence.num_inflight_tokens * sequence.terms.tpot_s
-                )
-        return due_s
 
-    def _prefill(self, budget: StepBudget, now: float, schedule: Schedule) -> None:
-        """Gives prompts their rows, in turn. Passed over: those whose adapter is not there, and
-        those whose next page another sequence computes right now. After the first that lacks pages
-        or a row nobody new begins, or no guest if it is one; after a guest that the step has no
-        more time for, nobody at all: they would be given more than is their due."""
-        self._asked.clear()
+    def _prefill(self, now: float, schedule: Schedule) -> None:
+        """Schedules prompts in turn, as far as the budget goes."""
         begun = [sequence for sequence in self.running if sequence.is_pending]
-        if self._is_closed_to_all and not begun:
+        if self.policy.is_closed and not begun:
             return
-        in_use = [*self.running, *self.leaving]
-        pool = self._pool
-        self._turns.choose_victims(now, in_use, pool.may_displace, pool.num_lacking)
-        computing = {sequence.next_page_key for sequence in begun}
-        for sequence in self._queue.in_turn(self._is_full):
-            if budget.is_spent(is_guest=self._queue.is_guest(sequence.account)):
-                self._is_spent = True
-                return
+        self._adapters.begin_step(now, [*self.running, *self.leaving])
+        self._computing = {sequence.next_page_key for sequence in begun}
+        for sequence in self.policy.in_turn():
             if not sequence.is_waiting:
-                self._continue(sequence, budget, schedule)
-            elif not self._may_begin(sequence):
-                self._close(sequence)
-            elif self._acquire_adapter(sequence, now, schedule):
-                self._admit(sequence, computing, budget, schedule)
+                self._continue(sequence, schedule)
+                continue
+            match self.admit(sequence, schedule):
+                case Admitted(num_tokens):
+                    self._take(sequence, num_tokens, schedule)
+                case Blocked(reason, failure):
+                    self.policy.block(sequence, reason)
+                    if failure is not None:
+                        self._fail(sequence, failure, schedule)
 
-    def _close(self, sequence: Sequence) -> None:
-        """It lacks something, and who comes after it may not take that before it does. From a guest
-        only other guests may not: it has had more than its due of late, and is none afterwards."""
-        if self._queue.is_guest(sequence.account):
-            self._is_closed_to_guests = True
-        else:
-            self._is_closed = True
-
-    @property
-    def _is_closed_to_all(self) -> bool:
-        return self._is_closed or not (self._num_free_slots or self._has_guests)
-
-    @property
-    def _is_full_up(self) -> bool:
-        """Rows, pages or time are short: it is no adapter or base model that those who wait wait
-        for."""
-        is_short = self._is_spent or self._is_closed_to_all or self._is_closed_to_guests
-        return is_short and not self.is_held
-
-    def _is_full(self, account: Account) -> bool:
-        is_closed = self._is_closed_to_guests and self._queue.is_guest(account)
-        return is_closed or self._is_closed_to_all
-
-    @property
-    def _num_free_slots(self) -> int:
-        return self.max_num_seqs - self._num_used_slots
-
-    def _continue(self, sequence: Sequence, budget: StepBudget, schedule: Schedule) -> None:
+    def _continue(self, sequence: Sequence, schedule: Schedule) -> None:
+        """Schedules the next chunk of a begun prompt."""
         if sequence.num_computed >= len(sequence.tokens):
             return  # the rest of it is in flight
-        num_tokens = self._num_next(sequence, budget)
+        room = self.policy.room(sequence)
+        if not room:
+            self.policy.block(sequence, BlockReason.BUDGET)
+            return
+        num_tokens = sequence.num_next(room)
         if self._grow(sequence, num_tokens, schedule):
-            self._take(sequence, num_tokens, budget, schedule)
+            self._take(sequence, num_tokens, schedule)
+
+    def _take(self, sequence: Sequence, num_tokens: int, schedule: Schedule) -> None:
+        schedule.items.append(ScheduledSequence(sequence, num_tokens))
+        self.policy.take(sequence, num_tokens)
 
     def _grow(self, sequence: Sequence, num_tokens: int, schedule: Schedule) -> bool:
-        """Pages for its next rows, preempting while memory is short. False: it was preempted
-        itself, or nobody can be before the step in flight has ended."""
+        """Allocates pages for its next tokens, preempting while memory is short. False: the
+        sequence was preempted itself, or a step in flight must end first."""
         while not sequence.block_table.grow(sequence.num_computed + num_tokens):
-            self._is_closed = True
+            self.policy.block(sequence, BlockReason.PAGES)
             if self._in_flight:
-                self.needs_drain = True
+                schedule.needs_drain = True
                 return False
             table = sequence.block_table
             victim = last_in_turn(s for s in self.running if table.may_displace(s.block_table))
@@ -389,156 +301,80 @@ class Scheduler:
                 return False
         return True
 
-    def _may_begin(self, sequence: Sequence) -> bool:
-        """As far as it depends on rows."""
-        return self._shares.may_begin(sequence.account, self.running, self._num_free_slots)
-
-    def _make_row(self, sequence: Sequence, schedule: Schedule) -> bool:
-        """There is one, or a guest gives one up, as none can before the step in flight has
-        ended."""
-        if self._num_free_slots:
-            return True
-        if self._in_flight:
-            self.needs_drain = True
-            return False
-        victim = self._shares.victim(sequence.account, self.running)
-        if victim is not None:
-            self._preempt(victim, schedule)
-        return victim is not None
-
-    def _preempt(self, victim: Sequence, schedule: Schedule) -> None:
-        self._put_back(victim)
-        schedule.items = [item for item in schedule.items if item.sequence is not victim]
-        schedule.num_preempted += 1
-
-    def _num_next(self, sequence: Sequence, budget: StepBudget) -> int:
-        is_guest = self._queue.is_guest(sequence.account)
-        return sequence.num_next(budget.room(sequence.num_computed, is_guest=is_guest))
-
-    def _take(
-        self, sequence: Sequence, num_tokens: int, budget: StepBudget, schedule: Schedule
-    ) -> None:
-        """Rows of a prompt. They are charged at once, for whoever is next in turn depends on it,
-        but not again after a preemption."""
-        schedule.items.append(ScheduledSequence(sequence, num_tokens))
-        budget.take(num_tokens, sequence.num_computed)
-        end = sequence.num_computed + num_tokens
-        num_new = end - max(sequence.num_charged, sequence.num_computed)
-        if num_new > 0:
-            self._queue.charge(sequence, PREFILL_COST * num_new)
-            sequence.num_charged = end
-
-    def _put_back(self, sequence: Sequence) -> None:
-        """It waits again, and keeps its tokens."""
-        self.running.remove(sequence)
-        self._release(sequence)
-        sequence.status = SequenceStatus.WAITING
-        self._queue.put_back(sequence)
-        self._turns.note_waiting(sequence)
-        self.num_preemptions += 1
-
-    def _admit(
-        self,
-        sequence: Sequence,
-        computing: set[bytes | None],
-        budget: StepBudget,
-        schedule: Schedule,
-    ) -> None:
-        self._match_prefix(sequence)
-        key = sequence.next_page_key
-        if key is not None and key in computing:
-            self._release(sequence)
-        elif not self._has_room(sequence):
-            self._release(sequence)
-            self._close(sequence)
-            message = (
-                f"needs {_num_pages(len(sequence.tokens))} KV pages of {PAGE_TOKENS} tokens, "
-                "more than there are beside its adapter and those that are pinned"
-            )
-            self._lack_memory(sequence, schedule, ErrorCode.PROMPT_TOO_LONG, message)
-        elif not self._make_row(sequence, schedule):
-            self._release(sequence)
-            self._is_closed = True
-        else:
-            self._start(sequence, budget, schedule)
-            computing.add(sequence.next_page_key)
-
-    def _lack_memory(
-        self, sequence: Sequence, schedule: Schedule, code: ErrorCode, message: str
-    ) -> None:
-        """It finds too little. If nothing of ours will come free, others' memory may; if nobody
-        else has any, it fails."""
-        if self.running or self._in_flight or self._pool.is_loading or self._pool.is_leased:
-            return
-        if sequence.adapter is not None and self._pool.lay_anew(sequence.adapter):
-            # No other sequence begins in this step: the pool refuses until the next one.
-            self._is_closed = True
-            return
-        self.is_short = self._kv.has_neighbours
-        if not self.is_short:
-            self._fail(sequence, schedule, code, message)
-
-    def _acquire_adapter(self, sequence: Sequence, now: float, schedule: Schedule) -> bool:
-        ref = sequence.adapter
-        if ref is None:
-            return self._turns.may_start(sequence, None)
-        if ref.digest in self._asked or not self._turns.may_start(sequence, ref.digest):
-            return False
-        is_here = self._pool.is_here(ref)
-        if not is_here and (len(self._asked) >= MAX_ASKED or not self._turns.may_load(ref.digest)):
-            return False
+    def _acquire_adapter(self, sequence: Sequence, schedule: Schedule) -> Blocked | None:
         try:
-            sequence.lease = self._pool.acquire(ref, sequence.block_table.tenant)
+            outcome = self._adapters.acquire(sequence)
         except AdapterUnavailable as error:
-            self._fail(sequence, schedule, ErrorCode.ADAPTER_UNAVAILABLE, str(error))
-            return False
-        if sequence.lease is None:
-            self._asked.add(ref.digest)
-            if self._pool.is_short(ref):
-                self._turns.note_short(sequence, ref.digest, now)
-            if self._pool.num_lacking(ref):
-                message = "there is no room for it beside the adapters that are pinned"
-                self._lack_memory(sequence, schedule, ErrorCode.ADAPTER_UNAVAILABLE, message)
-            return False
-        self._turns.note_served(ref.digest)
-        if sequence.lease.num_loaded_bytes:
-            self._charge_load(sequence, sequence.lease.num_loaded_bytes)
-        return True
+            return Blocked(BlockReason.ADAPTER, (ErrorCode.ADAPTER_UNAVAILABLE, str(error)))
+        if outcome is LeaseOutcome.LATER:
+            return Blocked(BlockReason.ADAPTER)
+        if outcome is LeaseOutcome.NO_MEMORY:
+            message = "there is no room for it beside the adapters that are pinned"
+            failure = ErrorCode.ADAPTER_UNAVAILABLE, message
+            return self._lack_memory(sequence, schedule, Blocked(BlockReason.ADAPTER, failure))
+        if sequence.lease is not None and sequence.lease.num_loaded_bytes:
+            tokens_per_s = PAGE_TOKENS / self._kv.page_cost_s
+            self.policy.charge_load(
+                sequence, copy_s(sequence.lease.num_loaded_bytes) * tokens_per_s
+            )
+        return None
 
-    def _charge_load(self, sequence: Sequence, num_bytes: int) -> None:
-        """As many tokens as could be prefilled while the bytes are copied."""
-        seconds_per_token = self._kv.page_cost_s / PAGE_TOKENS
-        self._queue.charge(sequence, PREFILL_COST * copy_s(num_bytes) / seconds_per_token)
-
-    def _cancel_load(self, sequence: Sequence) -> None:
-        """Unless others wait for the same adapter."""
-        adapter = sequence.adapter
-        if adapter is not None and not self._turns.is_awaited(adapter.digest):
-            self._pool.cancel(adapter)
-
-    def _match_prefix(self, sequence: Sequence) -> None:
+    def _find_pages(self, sequence: Sequence, schedule: Schedule) -> Blocked | None:
+        """Takes cached pages of its prefix and makes room for all its tokens, beside what begun
+        prompts still need: no prompt stops half way."""
+        table = sequence.block_table
         if sequence.params.prompt_logprobs is None:
             num_matchable = len(sequence.tokens) - 1
-            sequence.num_computed = sequence.block_table.match_prefix(
-                sequence.page_keys, num_matchable
-            )
-
-    def _has_room(self, sequence: Sequence) -> bool:
-        """Pages for all its tokens are obtainable, beside those that begun prompts still need: none
-        need stop half way."""
-        table = sequence.block_table
+            sequence.num_computed = table.match_prefix(sequence.page_keys, num_matchable)
+        key = sequence.next_page_key
+        if key is not None and key in self._computing:
+            return Blocked(BlockReason.PREFIX)
         num_own, num_beside = _num_missing(sequence), 0
         for begun in self.running:
             if begun.is_pending and begun.request.tenant == sequence.request.tenant:
                 num_own += _num_missing(begun)
             elif begun.is_pending:
                 num_beside += _num_missing(begun)
-        return self._kv.make_room(
+        if self._kv.make_room(
             num_own, table.tenant, num_beside=num_beside, is_first=table.is_first
+        ):
+            return None
+        self._release(sequence)
+        message = (
+            f"needs {_num_pages(len(sequence.tokens))} KV pages of {PAGE_TOKENS} tokens, "
+            "more than there are beside its adapter and those that are pinned"
         )
+        failure = ErrorCode.PROMPT_TOO_LONG, message
+        return self._lack_memory(sequence, schedule, Blocked(BlockReason.PAGES, failure))
 
-    def _start(self, sequence: Sequence, budget: StepBudget, schedule: Schedule) -> None:
-        num_tokens = self._num_next(sequence, budget)
+    def _find_slot(self, sequence: Sequence, schedule: Schedule) -> Blocked | None:
+        """Preempts a sequence of an over-share tenant if no slot is free; none can be while a step
+        is in flight."""
+        if self._num_free_slots:
+            return None
+        if self._in_flight:
+            schedule.needs_drain = True
+            return Blocked(BlockReason.SLOT)
+        victim = self.policy.victim(sequence.tenant_queue, self.running)
+        if victim is None:
+            return Blocked(BlockReason.SLOT)
+        self._preempt(victim, schedule)
+        return None
+
+    def _lack_memory(self, sequence: Sequence, schedule: Schedule, blocked: Blocked) -> Blocked:
+        """The answer for a sequence that finds too little memory: it fails only if none will come
+        free here, the adapters cannot be laid out anew, and other models hold none."""
+        is_idle = not (self.running or self._in_flight)
+        if not is_idle or self._pool.is_loading or self._pool.is_leased:
+            return Blocked(blocked.reason)
+        if sequence.adapter is not None and self._pool.lay_anew(sequence.adapter):
+            # The pool grants no lease before the next step.
+            return Blocked(BlockReason.MODEL)
+        schedule.is_short = self._kv.has_neighbours
+        return Blocked(blocked.reason) if schedule.is_short else blocked
+
+    def _start(self, sequence: Sequence) -> Admitted:
+        num_tokens = sequence.num_next(self.policy.room(sequence))
         if not sequence.block_table.grow(sequence.num_computed + num_tokens):
             raise AssertionError("pages counted as obtainable were not")
         if not sequence.num_reached or sequence.num_computed > sequence.num_reached:
@@ -547,20 +383,51 @@ class Scheduler:
         if not sequence.num_charged:
             self.num_queried_tokens += len(sequence.tokens)
             self.num_hit_tokens += sequence.num_computed
-        if sequence.num_computed > sequence.num_charged:
-            num_cached = sequence.num_computed - sequence.num_charged
-            self._queue.charge(sequence, CACHED_COST * num_cached)
+        self.policy.charge_cached(sequence)
         sequence.slot = self._slots.allocate(sequence.tokens)
         sequence.status = SequenceStatus.RUNNING
         self.running.append(sequence)
         self._queue.start(sequence)
-        self._turns.note_not_waiting(sequence)
-        self._num_drained += 1
-        self._num_drained_tokens += len(sequence.tokens)
-        self._take(sequence, num_tokens, budget, schedule)
+        self._adapters.note_not_waiting(sequence)
+        self._limits.note_started(sequence)
+        self._computing.add(sequence.next_page_key)
+        return Admitted(num_tokens)
+
+    def _depart(self, schedule: Schedule) -> None:
+        """Notes that the step is in flight."""
+        for item in schedule.items:
+            sequence = item.sequence
+            sequence.num_computed = item.end
+            sequence.num_inflight_steps += 1
+            sequence.num_inflight_tokens += item.is_sampled
+        if schedule.items:
+            self._in_flight.append(schedule)
+
+    def _commit(self, sequence: Sequence, num_computed: int) -> None:
+        """Puts its full pages into the prefix cache; with its whole prompt computed it needs no
+        turn any more."""
+        num_full = num_computed // PAGE_TOKENS
+        if num_full > sequence.block_table.num_committed:
+            sequence.block_table.commit(sequence.page_keys[:num_full])
+        if sequence.is_pending and num_computed == len(sequence.tokens):
+            self._queue.leave(sequence)
+
+    def _preempt(self, victim: Sequence, schedule: Schedule) -> None:
+        self._put_back(victim)
+        schedule.items = [item for item in schedule.items if item.sequence is not victim]
+        schedule.num_preempted += 1
+
+    def _put_back(self, sequence: Sequence) -> None:
+        """Makes a running sequence wait again; it keeps its tokens."""
+        self.running.remove(sequence)
+        self._release(sequence)
+        sequence.status = SequenceStatus.WAITING
+        self._queue.put_back(sequence)
+        self._adapters.note_waiting(sequence)
+        self.num_preemptions += 1
 
     def _release(self, sequence: Sequence) -> None:
-        """Gives back pages, adapter and row; the sequence could start anew."""
+        """Gives back pages, adapter and slot; the sequence could start anew."""
         sequence.block_table.free()
         sequence.num_computed = 0
         if sequence.lease is not None:
@@ -570,11 +437,11 @@ class Scheduler:
             self._slots.free(sequence.slot)
             sequence.slot = None
 
-    def _fail(self, sequence: Sequence, schedule: Schedule, code: ErrorCode, message: str) -> None:
+    def _fail(self, sequence: Sequence, failure: Failure, schedule: Schedule) -> None:
         self._queue.remove(sequence, is_waiting=True)
-        self._turns.note_not_waiting(sequence)
+        self._adapters.note_not_waiting(sequence)
         sequence.status = SequenceStatus.FINISHED
-        schedule.failed.append((sequence, code, message))
+        schedule.failed.append((sequence, *failure))
 
 
 def _num_pages(num_tokens: int) -> int:
@@ -582,5 +449,6 @@ def _num_pages(num_tokens: int) -> int:
 
 
 def _num_missing(sequence: Sequence) -> int:
-    """Pages for its tokens; it may have one more, for the token that a step in flight draws."""
+    """Pages its tokens still need; it may already have one for the token that a step in flight
+    draws."""
     return max(_num_pages(len(sequence.tokens)) - len(sequence.block_table.pages), 0)

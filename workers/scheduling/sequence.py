@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from memory.block_table import BlockTable
 from memory.page_key import PageHasher
-from workers.scheduling.fairness import TERMS
+from workers.scheduling.tenant_queue import TERMS, TenantQueue
 from workers.wire.protocol import (
     AdapterRef,
     FinishReason,
@@ -21,7 +21,6 @@ from workers.wire.protocol import (
 
 if TYPE_CHECKING:
     from adapters.pool.pool import AdapterLease
-    from workers.scheduling.fairness import Account
 
 
 class SequenceStatus(Enum):
@@ -91,8 +90,8 @@ class Sequence:
             layout=layout,
         )
         self._page_keys: list[bytes] = []
-        self.account: Account
-        """Who is charged, from when the sequence is queued."""
+        self.tenant_queue: TenantQueue[Sequence]
+        """Queue of the tenant that is charged; set when the sequence is queued."""
         self.is_pending = False
         """Queued, and its tokens are not all computed."""
         self.num_charged = 0

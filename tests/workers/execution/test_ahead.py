@@ -111,7 +111,7 @@ def test_a_row_for_nothing_leaves_no_trace(seed: int) -> None:
         requests = [asked(rng, number, [0], [None, "a"]) for number in range(16)]
         for request in requests:
             simulation.submit(request)
-        account = simulation.scheduler.waiting[0].account
+        account = simulation.scheduler.waiting[0].tenant_queue
         simulation.run()
         simulation.assert_at_rest()
         cache, engine = simulation.kv.prefix_cache, simulation.engine
@@ -249,7 +249,7 @@ def test_a_prompt_fills_the_steps_that_a_stream_leaves_and_makes_no_token_late()
     """A step begins when those in flight have ended, and its token is due after theirs."""
     simulation = Simulation(num_pages=400, max_batched_tokens=2000, runner=Device, runs_ahead=True)
     for num_rows in range(1, 200):
-        simulation.scheduler.step_time.note(num_rows, 0, step_s(num_rows))
+        simulation.scheduler.policy.step_time.note(num_rows, 0, step_s(num_rows))
     requests = (
         generate(0, [token], 60, service_class=ServiceClass.INTERACTIVE) for token in range(VOCAB)
     )

@@ -114,7 +114,7 @@ def test_each_token_is_charged_once(counts: tuple[int, ...]) -> None:
         sequence.needs_host_token = True
         simulation.run()
         assert simulation.outputs[0] == alone(request)
-        return sequence.account.counter
+        return sequence.tenant_queue.counter
 
     assert charged(counts) == charged((1,))
 

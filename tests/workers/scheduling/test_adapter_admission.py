@@ -6,20 +6,42 @@ from collections.abc import Callable
 
 import pytest
 
+from memory.accounts import Tenant
 from tests.workers.scheduling.test_fair_queue import Bench
-from workers.scheduling.adapter_admission import AdapterTurns
+from workers.scheduling.adapter_admission import AdapterAdmission, LeaseOutcome
 from workers.scheduling.sequence import Sequence
-from workers.wire.protocol import AdapterRef
+from workers.scheduling.tenant_queue import TERMS
+from workers.wire.protocol import AdapterRef, ServiceClass
 
 LATER = 1e3
 """By when everybody's patience is over."""
 
 
-class Device:
-    """Adapters in use, for others to wait for; none lacks pages."""
+class FullPool:
+    """A pool without room on the device for any adapter; none lacks pages."""
 
     def __init__(self) -> None:
-        self.turns = AdapterTurns()
+        self.may_displace: Callable[[AdapterRef, str], bool] = lambda *_: True
+
+    def is_here(self, ref: AdapterRef) -> bool:
+        return False
+
+    def is_short(self, ref: AdapterRef) -> bool:
+        return True
+
+    def num_lacking(self, ref: AdapterRef) -> int:
+        return 0
+
+    def acquire(self, ref: AdapterRef, tenant: Tenant) -> None:
+        return None
+
+
+class Device:
+    """Adapters in use, for others to wait for."""
+
+    def __init__(self) -> None:
+        self.pool = FullPool()
+        self.turns = AdapterAdmission(self.pool)  # pyright: ignore[reportArgumentType]
         self.bench = Bench()
         self.running: list[Sequence] = []
 
@@ -29,10 +51,11 @@ class Device:
     def want(self, adapter: str, at: float) -> None:
         sequence = self.bench.add("t", adapter=adapter)
         self.turns.note_waiting(sequence)
-        self.turns.note_short(sequence, adapter, at)
+        self.turns.begin_step(at, self.running)
+        assert self.turns.acquire(sequence) is LeaseOutcome.LATER
 
-    def choose(self, may_displace: Callable[[AdapterRef, str], bool] = lambda *_: True) -> None:
-        self.turns.choose_victims(LATER, self.running, may_displace, lambda _: 0)
+    def choose(self, now: float = LATER) -> None:
+        self.turns.begin_step(now, self.running)
 
     def limit(self, adapter: str) -> int | None:
         """What may still begin on it is no longer than this; None: it makes room for nobody."""
@@ -48,16 +71,16 @@ def device() -> Device:
     return Device()
 
 
-def test_who_starves_longer_gets_what_ends_sooner_and_keeps_it(device: Device) -> None:
+def test_the_adapter_that_starves_longest_gets_what_ends_first_and_keeps_it(device: Device) -> None:
     device.use("long", 30)
     device.use("short", 10)
-    device.want("first", at=1.0)
-    device.choose()
+    for at, name in enumerate(("first", "second", "third"), start=1):
+        device.want(name, at=float(at))
+    patience_s = TERMS[ServiceClass.STANDARD].ttft_s
+    device.choose(1.0 + patience_s)
     assert (device.limit("short"), device.limit("long")) == (10, None)
-    device.choose()
+    device.choose(1.0 + patience_s)
     assert (device.limit("short"), device.limit("long")) == (9, None)
-    device.want("second", at=2.0)
-    device.want("third", at=3.0)
     device.choose()
     assert (device.limit("short"), device.limit("long")) == (8, 30)
     loads = [device.turns.may_load(name) for name in ("first", "second", "third", "other")]
@@ -80,6 +103,7 @@ def test_who_finds_nobody_does_not_keep_others_from_it(device: Device) -> None:
     device.use("small", 10)
     device.want("large", at=1.0)
     device.want("other", at=2.0)
-    device.choose(lambda wanted, _: wanted.digest == "other")
+    device.pool.may_displace = lambda wanted, _: wanted.digest == "other"
+    device.choose()
     assert device.limit("small") == 10
     assert device.turns.may_load("other") and not device.turns.may_load("large")

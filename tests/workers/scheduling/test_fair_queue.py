@@ -13,8 +13,8 @@ from memory.arena import Arena
 from memory.block_table import BlockTable
 from memory.kv_cache import KVCache
 from tests.workers.scheduling.test_fairness import ask
-from workers.scheduling.fairness import MAX_PASSED, FairQueue
-from workers.scheduling.row_shares import RowShares
+from workers.scheduling.fair_queue import MAX_PASSED, FairQueue
+from workers.scheduling.fairness_policy import FairnessPolicy
 from workers.scheduling.sequence import Sequence, SequenceStatus
 from workers.wire.protocol import ServiceClass
 
@@ -137,9 +137,11 @@ def test_what_looking_costs_is_bounded_for_each_tenant(bench: Bench) -> None:
     assert list(turns) == [last, *many[MAX_PASSED:]]
 
 
-def test_the_newest_row_of_the_guest_that_has_most_is_given_up(bench: Bench) -> None:
-    """Whoever else was charged more, and whoever runs that is no guest."""
-    tenants = (("some", 4, 1), ("most", 6, 1), ("no guest", 8, 1), ("asks", 1, 20))
+def test_the_newest_sequence_of_the_over_share_tenant_with_most_slots_gives_way(
+    bench: Bench,
+) -> None:
+    """Not of a tenant that was charged more, nor of one within its share that runs more."""
+    tenants = (("some", 4, 1), ("most", 6, 1), ("within", 8, 1), ("asks", 1, 20))
     rows: dict[str, list[Sequence]] = {}
     for tenant, num_rows, weight in tenants:
         rows[tenant] = []
@@ -151,7 +153,7 @@ def test_the_newest_row_of_the_guest_that_has_most_is_given_up(bench: Bench) -> 
     for _ in range(100):
         bench.queue.charge(rows["most"][0], 100.0)
         bench.queue.charge(rows["some"][0], 110.0)
-    shares = RowShares(bench.queue, 16)
+    policy = FairnessPolicy(bench.queue, max_num_seqs=16, max_batched_tokens=512)
     running = [sequence for each in rows.values() for sequence in each]
-    assert shares.victim(rows["asks"][0].account, running) is rows["most"][-1]
-    assert shares.victim(rows["some"][0].account, running) is None
+    assert policy.victim(rows["asks"][0].tenant_queue, running) is rows["most"][-1]
+    assert policy.victim(rows["some"][0].tenant_queue, running) is None

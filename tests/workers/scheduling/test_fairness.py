@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from tests.scale import scaled
 from tests.workers.counting import ROW_S, Market
 from tests.workers.simulation import StubPool, generate, prompt_of
-from workers.scheduling.fairness import DECODE_COST, TERMS
+from workers.scheduling.fairness_policy import DECODE_COST
 from workers.scheduling.queue_limits import QueueBounds
+from workers.scheduling.tenant_queue import TERMS
 from workers.wire.protocol import ErrorCode, Generate, ServiceClass
 
 INTERACTIVE, STANDARD, BATCH = ServiceClass
@@ -394,7 +395,7 @@ def test_a_loaded_adapter_is_charged_to_who_waited_for_it() -> None:
         market.offer(ask(rng, "a", 20, 2, adapter="x"))
         market.pool.loaded_bytes = loaded_bytes
         market.step()
-        counters.append(market.scheduler.running[0].account.counter)
+        counters.append(market.scheduler.running[0].tenant_queue.counter)
     without, with_one, with_two = counters
     assert with_one > 10 * without
     assert with_two - with_one == pytest.approx(with_one - without, rel=0.01)

@@ -28,7 +28,7 @@ from tests.workers.simulator import VOCAB
 from workers.execution.engine import MAX_FAILED_STEPS, EngineFailed
 from workers.process.loop import INTEGRITY_PERIOD_S, WorkerLoop
 from workers.scheduling.deadlines import MIN_KEPT
-from workers.scheduling.fairness import CACHED_COST, PREFILL_COST
+from workers.scheduling.fairness_policy import CACHED_COST, PREFILL_COST
 from workers.scheduling.sequence import Sequence
 from workers.verification.adapter_verifier import AdapterVerifier
 from workers.wire.protocol import (
@@ -145,7 +145,7 @@ def test_what_is_found_in_the_cache_is_charged_as_such() -> None:
     simulation.submit(generate(0, prefix, 1))
     simulation.run()
     simulation.submit(generate(1, prefix + prompt_of(rng, 16), 1))
-    account = simulation.scheduler.waiting[0].account
+    account = simulation.scheduler.waiting[0].tenant_queue
     before = account.counter
     simulation.run()
     assert account.counter - before == pytest.approx(64 * CACHED_COST + 16 * PREFILL_COST)
@@ -160,7 +160,7 @@ def test_what_a_preemption_loses_is_computed_again_at_no_charge() -> None:
         simulation.submit(msgspec.structs.replace(generate(0, [1] * 200), params=params))
         for _ in range(2):
             simulation.step()
-        account = simulation.scheduler.running[0].account
+        account = simulation.scheduler.running[0].tenant_queue
         if is_preempted:
             simulation.suspend()
         simulation.run()

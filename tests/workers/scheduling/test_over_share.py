@@ -1,4 +1,4 @@
-"""Who lives on what others leave of the device makes them wait for little more than a step."""
+"""A tenant over its share makes other tenants wait for little more than a step."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tests.scale import scaled
 from tests.workers.counting import Market
 from tests.workers.scheduling.test_fairness import ask
 from tests.workers.simulation import Simulation, assert_equals_alone, generate, prompt_of
-from workers.scheduling.fairness import RECENT_TOKENS
+from workers.scheduling.fair_queue import RECENT_TOKENS
 from workers.scheduling.queue_limits import QueueBounds
 from workers.wire.protocol import Generate
 
 pytestmark = pytest.mark.usefixtures("both_ways")
 
-GIANT = 1000
+LONG_PROMPT = 1000
 NO_BOUNDS = QueueBounds(max_requests=1 << 20, max_tokens=1 << 40, max_wait_s=1e9)
 
 
@@ -30,10 +30,10 @@ def market(max_num_seqs: int = 32, max_batched_tokens: int = 512) -> Market:
     )
 
 
-def guests(of: Market) -> set[str]:
+def over_share(of: Market) -> set[str]:
     queue = of.scheduler._queue  # pyright: ignore[reportPrivateUsage]
-    accounts = {sequence.account for sequence in of.scheduler.running}
-    return {account.tenant for account in accounts if queue.is_guest(account)}
+    accounts = {sequence.tenant_queue for sequence in of.scheduler.running}
+    return {account.tenant for account in accounts if queue.is_over_share(account)}
 
 
 def keep_waiting(of: Market, rng: random.Random, tenant: str, length: int, count: int = 4) -> None:
@@ -41,9 +41,9 @@ def keep_waiting(of: Market, rng: random.Random, tenant: str, length: int, count
         of.offer(ask(rng, tenant, length, 20))
 
 
-def first_tokens_s(share_of_giants: float | None) -> list[float]:
+def first_tokens_s(share_of_long: float | None) -> list[float]:
     """Of three tenants that use a sixteenth of the device each; None: beside nobody. The first ten
-    seconds do not count: nobody is a guest yet."""
+    seconds do not count: no tenant is over its share yet."""
     rng = random.Random(20)
     device = market()
     lights: list[Generate] = []
@@ -53,8 +53,8 @@ def first_tokens_s(share_of_giants: float | None) -> list[float]:
     )
     for at_s, tenant in due:
         while device.clock.now < at_s:
-            if share_of_giants is not None:
-                length = GIANT if rng.random() < share_of_giants else 32
+            if share_of_long is not None:
+                length = LONG_PROMPT if rng.random() < share_of_long else 32
                 keep_waiting(device, rng, "heavy", length, count=8)
             if device.engine.has_work:
                 device.step()
@@ -68,12 +68,12 @@ def first_tokens_s(share_of_giants: float | None) -> list[float]:
     return sorted(device.first_s[n] - device.arrived_s[n] for n in counted)
 
 
-@pytest.mark.parametrize("share_of_giants", [0.0, 0.25, 1.0])
+@pytest.mark.parametrize("share_of_long", [0.0, 0.25, 1.0])
 @pytest.mark.soak
-def test_beside_giant_prompts_others_begin_nearly_as_soon_as_alone(share_of_giants: float) -> None:
+def test_beside_long_prompts_others_begin_nearly_as_soon_as_alone(share_of_long: float) -> None:
     """A chunk of 512 rows takes 51 ms here, a step without prompts 10 to 13. Ahead, this device has
     computed a step when it is launched, and what it generates is seen when the next one is too."""
-    alone, beside = first_tokens_s(None), first_tokens_s(share_of_giants)
+    alone, beside = first_tokens_s(None), first_tokens_s(share_of_long)
     last = int(0.99 * len(alone))
     assert beside[last] <= (2.5 if Simulation.runs_ahead else 1.5) * alone[last]
 
@@ -82,17 +82,17 @@ def test_who_is_alone_has_whole_chunks() -> None:
     rng = random.Random(21)
     device = market()
     for _ in range(200):
-        keep_waiting(device, rng, "heavy", GIANT)
+        keep_waiting(device, rng, "heavy", LONG_PROMPT)
         device.step()
     assert device.counts.served["heavy"] > 200 * 500
-    assert guests(device) == set()
+    assert over_share(device) == set()
 
 
-def test_who_has_no_more_than_is_his_is_nobodys_guest() -> None:
+def test_a_tenant_within_its_share_is_never_over_it() -> None:
     """Two tenants that always have something waiting; one is worth three times the other."""
     rng = random.Random(22)
     device = market()
-    were_guests: set[str] = set()
+    were_over_share: set[str] = set()
     for step in range(400):
         for tenant, weight in (("a", 3), ("b", 1)):
             waiting = [s for s in device.scheduler.waiting if s.request.tenant == tenant]
@@ -100,32 +100,32 @@ def test_who_has_no_more_than_is_his_is_nobodys_guest() -> None:
                 device.offer(ask(rng, tenant, 100, 20, weight=weight))
         device.step()
         if step > 100:
-            were_guests |= guests(device)
-    assert were_guests == set()
+            were_over_share |= over_share(device)
+    assert were_over_share == set()
 
 
-def test_a_guest_is_one_no_more_when_the_others_want_what_is_theirs() -> None:
+def test_a_tenant_is_no_longer_over_its_share_once_others_take_theirs() -> None:
     rng = random.Random(23)
     device = market()
     device.offer(ask(rng, "light", 10, 4000))
     for _ in range(200):
-        keep_waiting(device, rng, "heavy", GIANT)
+        keep_waiting(device, rng, "heavy", LONG_PROMPT)
         device.step()
-    assert guests(device) == {"heavy"}
+    assert over_share(device) == {"heavy"}
     before = dict(device.counts.served)
     while device.counts.served["light"] - before["light"] < 2 * RECENT_TOKENS:
         for tenant in ("heavy", "light"):
             waiting = [s for s in device.scheduler.waiting if s.request.tenant == tenant]
             if len(waiting) < 4:
-                device.offer(ask(rng, tenant, GIANT, 20))
+                device.offer(ask(rng, tenant, LONG_PROMPT, 20))
         device.step()
-    assert guests(device) == set()
+    assert over_share(device) == set()
     heavy = device.counts.served["heavy"] - before["heavy"]
     light = device.counts.served["light"] - before["light"]
     assert heavy == pytest.approx(light, abs=2000)
 
 
-def test_a_guest_gives_a_row_to_each_who_finds_none() -> None:
+def test_an_over_share_tenant_gives_a_slot_to_each_sequence_that_finds_none() -> None:
     rng = random.Random(24)
     device = market()
     tenants = [f"light{number}" for number in range(3)]
@@ -133,7 +133,7 @@ def test_a_guest_gives_a_row_to_each_who_finds_none() -> None:
         device.offer(ask(rng, tenant, 10, 4000))
     for _ in range(60):
         device.offer(ask(rng, "heavy", 200, 1000))
-    while len(device.scheduler.running) < 29 or guests(device) != {"heavy"}:
+    while len(device.scheduler.running) < 29 or over_share(device) != {"heavy"}:
         device.step()
     for number in range(9):
         light = ask(rng, tenants[number % 3], 100, 400)
@@ -144,12 +144,12 @@ def test_a_guest_gives_a_row_to_each_who_finds_none() -> None:
     assert device.scheduler.num_preemptions >= 4
 
 
-@pytest.mark.parametrize(("num_running", "num_of_guest"), [((9, 1, 1), 18), ((11, 6, 1), 11)])
-def test_rows_kept_for_others_are_for_who_is_nobodys_guest(
-    num_running: tuple[int, ...], num_of_guest: int
+@pytest.mark.parametrize(("num_running", "num_heavy"), [((9, 1, 1), 18), ((11, 6, 1), 11)])
+def test_slots_are_kept_for_tenants_within_their_share(
+    num_running: tuple[int, ...], num_heavy: int
 ) -> None:
-    """Though the first has more than his share of all, and in the second case so many that the
-    guest need not give one up for him."""
+    """Though the first has more than its share of all, and in the second case so many that the
+    over-share tenant need not give one up for it."""
     rng = random.Random(27)
     device = market()
     for number, count in enumerate(num_running):
@@ -157,10 +157,10 @@ def test_rows_kept_for_others_are_for_who_is_nobodys_guest(
             device.offer(ask(rng, f"light{number}", 10, 4000))
     for _ in range(60):
         device.offer(ask(rng, "heavy", 400, 1000))
-    while len(device.scheduler.running) < 29 or guests(device) != {"heavy"}:
+    while len(device.scheduler.running) < 29 or over_share(device) != {"heavy"}:
         device.step()
     running = [sequence.request.tenant for sequence in device.scheduler.running]
-    assert running.count("heavy") == num_of_guest
+    assert running.count("heavy") == num_heavy
     light = ask(rng, "light0", 20, 400)
     device.offer(light)
     for _ in range(3):
@@ -169,8 +169,8 @@ def test_rows_kept_for_others_are_for_who_is_nobodys_guest(
     assert device.scheduler.num_preemptions == 0
 
 
-def test_a_guest_that_finds_no_row_keeps_nobody_from_one() -> None:
-    """The first of two is as much in turn as the guest, the other after it."""
+def test_an_over_share_tenant_without_a_slot_keeps_no_other_from_one() -> None:
+    """The first of two is as much in turn as the over-share tenant, the other after it."""
     rng = random.Random(29)
     device = market()
     for tenant in ("light", "other"):
@@ -180,7 +180,7 @@ def test_a_guest_that_finds_no_row_keeps_nobody_from_one() -> None:
     for _ in range(200):
         device.step()
     assert len(device.scheduler.running) == 30
-    assert guests(device) == {"heavy"}
+    assert over_share(device) == {"heavy"}
     lights = [ask(rng, "light", 200, 400) for _ in range(2)]
     for light in lights:
         device.offer(light)
@@ -189,26 +189,26 @@ def test_a_guest_that_finds_no_row_keeps_nobody_from_one() -> None:
     assert all(light.id in device.first_s for light in lights)
 
 
-def test_no_row_is_taken_from_a_guest_that_has_few() -> None:
-    """It has giant prompts, the others long answers."""
+def test_no_slot_is_taken_from_an_over_share_tenant_that_has_few() -> None:
+    """It has long prompts, the others long answers."""
     rng = random.Random(26)
     device = market(max_num_seqs=16)
 
-    def keep_giants(num_steps: int) -> int:
-        was_guest = 0
+    def keep_long_prompts(num_steps: int) -> int:
+        num_over_share = 0
         for _ in range(num_steps):
             waiting = [s for s in device.scheduler.waiting if s.request.tenant == "heavy"]
             for _ in range(2 - len(waiting)):
-                device.offer(ask(rng, "heavy", GIANT, 2))
+                device.offer(ask(rng, "heavy", LONG_PROMPT, 2))
             device.step()
-            was_guest += guests(device) == {"heavy"}
-        return was_guest
+            num_over_share += over_share(device) == {"heavy"}
+        return num_over_share
 
     for num_more, num_steps in ((3, 200), (4, 100)):
         for number in range(4 * num_more):
             device.offer(ask(rng, f"light{number % 4}", 10, 2000))
-        was_guest = keep_giants(num_steps)
-    assert was_guest
+        num_over_share = keep_long_prompts(num_steps)
+    assert num_over_share
     assert len(device.scheduler.running) == 16
     assert device.scheduler.num_preemptions == 0
 

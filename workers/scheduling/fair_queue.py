@@ -1,0 +1,242 @@
+"""Pending sequences in fair order: service classes with guaranteed shares, and in each class
+tenants by weighted virtual token counters (VTC, arXiv:2401.00588). No tensors and no clock.
+
+Work is charged to its class and to its tenant in that class, in tokens by share or weight. The
+class that was charged least is next, and in it the tenant that was charged least. What one does not
+use the others have. A tenant that returns is raised to the least counter of those that stayed, so
+idleness earns no credit.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heapify, heappop, heapreplace
+
+from workers.scheduling import tenant_queue
+from workers.scheduling.sequence import Sequence
+from workers.scheduling.tenant_queue import TERMS, Turn
+from workers.wire.protocol import ServiceClass
+
+RECENT_TOKENS = 4096.0
+"""Decay constant of a tenant's recent part, in tokens charged to all tenants."""
+LEEWAY = 0.25
+"""Part of the others' share that a tenant may have had recently without being over its share."""
+MAX_PASSED = 64
+"""Sequences of one tenant that may be looked at in vain before the rest of them wait for the next
+step: bounds what a step costs."""
+
+TenantQueue = tenant_queue.TenantQueue[Sequence]
+ClassQueue = tenant_queue.ClassQueue[Sequence]
+
+
+class FairQueue:
+    """The pending sequences of a scheduler, in the order in which they are due.
+
+    A sequence is added, starts, may be put back, and leaves when its prompt is computed. It is
+    removed at its end, whatever its state.
+    """
+
+    def __init__(self) -> None:
+        self.classes = {service_class: ClassQueue(terms) for service_class, terms in TERMS.items()}
+        self.num_waiting = 0
+        self.num_waiting_tokens = 0
+        self._floor = 0.0
+        """Counter of the last class that had pending sequences."""
+        self._num_activations = 0
+        self._num_charged = 0.0
+
+    def tenant(self, service_class: ServiceClass, tenant: str, weight: int) -> TenantQueue:
+        """The tenant's queue; a new one is kept only from its first sequence on."""
+        class_queue = self.classes[service_class]
+        return class_queue.tenants.get(tenant) or TenantQueue(class_queue, tenant, weight)
+
+    @property
+    def has_pending(self) -> bool:
+        return any(each.active for each in self.classes.values())
+
+    @property
+    def weight(self) -> int:
+        """Sum of the weights of all tenants with work."""
+        return sum(each.weight for each in self.classes.values())
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        """In no order."""
+        tenants = [each for queue in self.classes.values() for each in queue.active.values()]
+        return [s for tenant in tenants for s in tenant.pending[tenant.num_started :]]
+
+    def add(self, sequence: Sequence) -> None:
+        """Queues a waiting sequence. Its tenant has the weight that it names from now on."""
+        request = sequence.request
+        tenant = self.tenant(request.service_class, request.tenant, request.weight)
+        class_queue = tenant.class_queue
+        sequence.tenant_queue = tenant
+        class_queue.tenants[request.tenant] = tenant
+        if tenant.num_sequences:
+            class_queue.weight -= tenant.weight
+        tenant.weight = request.weight
+        tenant.num_sequences += 1
+        class_queue.weight += tenant.weight
+        self._insert(sequence)
+
+    def start(self, sequence: Sequence) -> None:
+        """Notes that the sequence runs; the scheduler has changed its status."""
+        tenant = sequence.tenant_queue
+        tenant.pending.remove(sequence)
+        insort(tenant.pending, sequence, key=_turn)
+        tenant.num_started += 1
+        self._count(tenant, -1, sequence)
+
+    def put_back(self, sequence: Sequence) -> None:
+        """Notes that the sequence waits again; the scheduler has changed its status."""
+        tenant = sequence.tenant_queue
+        if sequence.is_pending:
+            tenant.pending.remove(sequence)
+            tenant.num_started -= 1
+        self._insert(sequence)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Takes out a sequence whose prompt is computed: it needs no turn any more."""
+        sequence.tenant_queue.num_started -= 1
+        self._take_out(sequence)
+
+    def remove(self, sequence: Sequence, *, is_waiting: bool) -> None:
+        """Takes out a sequence that has ended."""
+        tenant = sequence.tenant_queue
+        if is_waiting:
+            self._count(tenant, -1, sequence)
+            self._take_out(sequence)
+        elif sequence.is_pending:
+            self.leave(sequence)
+        tenant.num_sequences -= 1
+        if tenant.num_sequences == 0:
+            tenant.class_queue.weight -= tenant.weight
+            tenant.class_queue.forget_idle()
+
+    def charge(self, sequence: Sequence, cost: float) -> None:
+        """Charges work done for the sequence, in tokens."""
+        tenant = sequence.tenant_queue
+        tenant.counter += cost / tenant.weight
+        tenant.class_queue.counter += cost / tenant.class_queue.terms.share
+        part = self._recent_part(tenant)
+        tenant.recent_part = part - (1.0 - part) * math.expm1(-cost / RECENT_TOKENS)
+        self._num_charged += cost
+        tenant.recent_at = self._num_charged
+
+    def share(self, tenant: TenantQueue) -> float:
+        """Part of the device that a tenant with work is entitled to, by its class and its weight
+        there, among all tenants with work."""
+        class_queue = tenant.class_queue
+        of_classes = sum(each.terms.share for each in self.classes.values() if each.weight)
+        return class_queue.terms.share / of_classes * tenant.weight / class_queue.weight
+
+    def is_over_share(self, tenant: TenantQueue) -> bool:
+        """Whether the tenant recently had more than its share and the leeway."""
+        if tenant.recent_part <= LEEWAY:
+            return False
+        return self._recent_part(tenant) > with_leeway(self.share(tenant))
+
+    def _recent_part(self, tenant: TenantQueue) -> float:
+        num_since = self._num_charged - tenant.recent_at
+        return tenant.recent_part * math.exp(-num_since / RECENT_TOKENS)
+
+    def in_turn(self, is_closed: Callable[[TenantQueue], bool]) -> Iterator[Sequence]:
+        """Pending sequences, each once; waiting ones only while their tenant is not closed. The
+        next is chosen when it is asked for, so charges made meanwhile count. Sequences may start,
+        leave or be put back meanwhile."""
+        heaps: dict[ClassQueue, list[tuple[Turn, TenantQueue]]] = {}
+        for class_queue in self.classes.values():
+            active = class_queue.active.values()
+            tenants = [each for each in active if each.num_started or not is_closed(each)]
+            if heap := [(tenant.turn, tenant) for tenant in tenants]:
+                heapify(heap)
+                heaps[class_queue] = heap
+        reached: dict[TenantQueue, Iterator[Sequence]] = {}
+        while heaps:
+            class_queue = min(heaps, key=_counter)
+            heap = heaps[class_queue]
+            turn, tenant = heap[0]
+            if tenant not in reached:
+                reached[tenant] = _in_order(tenant, is_closed)
+            sequence = next(reached[tenant], None)
+            if sequence is not None:
+                yield sequence
+                if tenant.counter != turn[0]:
+                    heapreplace(heap, (tenant.turn, tenant))
+            else:
+                heappop(heap)
+                if not heap:
+                    del heaps[class_queue]
+
+    def _insert(self, sequence: Sequence) -> None:
+        tenant = sequence.tenant_queue
+        class_queue = tenant.class_queue
+        if not tenant.pending:
+            if not class_queue.active:
+                others = (other.counter for other in self.classes.values() if other.active)
+                least = min(others, default=self._floor)
+                class_queue.counter = max(class_queue.counter, least)
+            tenant.counter = max(tenant.counter, class_queue.least)
+            self._num_activations += 1
+            tenant.since = self._num_activations
+            class_queue.active[tenant.tenant] = tenant
+        insort(tenant.pending, sequence, key=_turn)
+        sequence.is_pending = True
+        self._count(tenant, 1, sequence)
+
+    def _take_out(self, sequence: Sequence) -> None:
+        tenant = sequence.tenant_queue
+        class_queue = tenant.class_queue
+        tenant.pending.remove(sequence)
+        sequence.is_pending = False
+        if not tenant.pending:
+            del class_queue.active[tenant.tenant]
+            if not class_queue.active:
+                class_queue.floor = tenant.counter
+            if not any(other.active for other in self.classes.values()):
+                self._floor = class_queue.counter
+
+    def _count(self, tenant: TenantQueue, sign: int, sequence: Sequence) -> None:
+        num_tokens = sign * len(sequence.tokens)
+        tenant.num_waiting_tokens += num_tokens
+        self.num_waiting += sign
+        self.num_waiting_tokens += num_tokens
+
+
+def with_leeway(share: float) -> float:
+    """The share and `LEEWAY` of the others' share."""
+    return share + LEEWAY * (1.0 - share)
+
+
+def last_in_turn(sequences: Iterable[Sequence]) -> Sequence:
+    """The sequence to preempt when memory is short: batch first, then of the class and in it the
+    tenant charged most, the newest."""
+
+    def key(sequence: Sequence) -> tuple[bool, float, float, float]:
+        tenant = sequence.tenant_queue
+        is_batch = sequence.request.service_class is ServiceClass.BATCH
+        return is_batch, tenant.class_queue.counter, tenant.counter, sequence.arrival_s
+
+    return max(sequences, key=key)
+
+
+def _turn(sequence: Sequence) -> tuple[bool, int, float, float]:
+    return (sequence.is_waiting, *sequence.order)
+
+
+def _counter(class_queue: ClassQueue) -> float:
+    return class_queue.counter
+
+
+def _in_order(tenant: TenantQueue, is_closed: Callable[[TenantQueue], bool]) -> Iterator[Sequence]:
+    """Pending sequences of one tenant, until `MAX_PASSED` in a row were charged nothing, or only
+    waiting ones are left and the tenant is closed."""
+    num_passed = 0
+    for sequence in tenant.pending.copy():
+        if num_passed == MAX_PASSED or (sequence.is_waiting and is_closed(tenant)):
+            return
+        before = tenant.counter
+        yield sequence
+        num_passed = num_passed + 1 if tenant.counter == before else 0

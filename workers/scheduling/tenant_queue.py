@@ -1,0 +1,109 @@
+"""Queues of a service class and of a tenant in it, with what each was charged. Plain data: the
+order is `FairQueue`'s."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from workers.wire.protocol import ServiceClass
+
+Item = TypeVar("Item")
+"""What is queued: a sequence."""
+
+MAX_TENANTS = 1024
+"""Of a class. Beyond it, idle tenants are forgotten whose counter a return would raise anyway."""
+
+
+class Terms(NamedTuple):
+    """What a service class is promised.
+
+    share: its part of the device while other classes have work; ttft_s: seconds to the first token;
+    tpot_s: seconds to each later token.
+    """
+
+    share: float
+    ttft_s: float
+    tpot_s: float
+
+
+TERMS = {
+    ServiceClass.INTERACTIVE: Terms(0.6, 1.0, 0.1),
+    ServiceClass.STANDARD: Terms(0.3, 4.0, 0.2),
+    ServiceClass.BATCH: Terms(0.1, 60.0, 2.0),
+}
+
+Turn = tuple[float, float, int]
+
+
+@dataclass(slots=True, eq=False)
+class TenantQueue(Generic[Item]):
+    """A tenant in one service class. counter: tokens charged, divided by its weight."""
+
+    class_queue: ClassQueue[Item]
+    tenant: str
+    weight: int
+    counter: float = 0.0
+    pending: list[Item] = field(default_factory=list[Any])
+    """Sequences whose prompt is not computed: those that run first, then by `Sequence.order`."""
+    num_sequences: int = 0
+    """Pending or generating."""
+    num_started: int = 0
+    """Pending sequences that run."""
+    num_waiting_tokens: int = 0
+    """Tokens of the pending sequences that wait."""
+    since: int = 0
+    """Number of the activation at which the tenant last began to have a pending sequence."""
+    next_room_s: float = 0.0
+    """Time until which this tenant's refused requests were told to wait."""
+    recent_part: float = 0.0
+    """Its part of the tokens charged recently, at the time of `recent_at`."""
+    recent_at: float = 0.0
+    """Tokens charged to all tenants when `recent_part` was computed."""
+
+    @property
+    def turn(self) -> Turn:
+        """Sort key. Of two tenants charged alike, as after a return from idleness, the one with
+        fewer running sequences by weight comes first."""
+        return self.counter, self.num_running / self.weight, self.since
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.pending) - self.num_started
+
+    @property
+    def num_running(self) -> int:
+        return self.num_sequences - self.num_waiting
+
+
+@dataclass(slots=True, eq=False)
+class ClassQueue(Generic[Item]):
+    """A service class. counter: tokens charged, divided by its share."""
+
+    terms: Terms
+    counter: float = 0.0
+    tenants: dict[str, TenantQueue[Item]] = field(default_factory=dict[str, Any])
+    active: dict[str, TenantQueue[Item]] = field(default_factory=dict[str, Any])
+    """Tenants with pending sequences."""
+    floor: float = 0.0
+    """Counter of the last tenant that had pending sequences."""
+    weight: int = 0
+    """Sum of the weights of the tenants with work."""
+    max_tenants: int = MAX_TENANTS
+
+    @property
+    def least(self) -> float:
+        """Counter that a returning tenant is raised to."""
+        return min((tenant.counter for tenant in self.active.values()), default=self.floor)
+
+    def forget_idle(self) -> None:
+        """Drops tenants without work whose counter a return would raise, once there are many."""
+        if len(self.tenants) <= self.max_tenants:
+            return
+        least = self.least
+        self.tenants = {
+            name: tenant
+            for name, tenant in self.tenants.items()
+            if tenant.num_sequences or tenant.counter > least
+        }
+        self.max_tenants = max(MAX_TENANTS, 2 * len(self.tenants))
