@@ -44,3 +44,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A silent stream says `: ping` this often."""
     slow_client_s: float = 30.0
     """A client that reads nothing for this long is cut."""
+
+    def default_tokens(self, *, is_chat: bool) -> int:
+        """`max_tokens` of a request that gives none."""
+        return self.default_chat_tokens if is_chat else self.default_completion_tokens

@@ -96,10 +96,7 @@ ABOVE_ROOMS = {
 }
 """They put the rooms together."""
 
-CROSSINGS = {
-    ("gateway.dispatch.prompts", "gateway.dialects.schemas"),
-    ("gateway.dispatch.sequences", "gateway.dialects.schemas"),
-}
+CROSSINGS = {}
 """Imports against the order of rooms that are still to be taken out: importer, imported."""
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from gateway.text.parsers.parser import Parser, Part, Text
 from gateway.text.stop_strings import StopStrings
 from gateway.text.tokenizer import ModelTokenizer
 from workers.wire.client import WorkerFailed
@@ -27,11 +28,16 @@ class Delta(msgspec.Struct, frozen=True):
     """What an output added to a choice."""
 
     index: int
-    text: str
+    parts: list[Part]
     scored: list[Scored]
     finish_reason: str | None
     tokens: list[int] = []
     """Generated and shown: without the end token, up to a stop string."""
+
+    @property
+    def text(self) -> str:
+        """The text that it added to the answer itself."""
+        return "".join([part.text for part in self.parts if type(part) is Text])
 
 
 class Choice:
@@ -42,20 +48,22 @@ class Choice:
         index: int,
         prompt: list[int],
         tokenizer: ModelTokenizer,
+        parser: Parser,
         *,
         stops: list[str],
         min_tokens: int = 0,
         echo: str = "",
     ) -> None:
-        """`echo` is shown before the answer and not searched for stop strings."""
+        """`echo` is shown before the answer, and neither searched for stop strings nor parsed."""
         self.index = index
         self.prompt = prompt
         self.finish_reason: str | None = None
         self.num_tokens = 0
+        self._parser = parser
         self._detokenizer = tokenizer.spelling.detokenizer()
         self._stops = StopStrings(stops) if stops else None
         self._min_tokens = min_tokens
-        self._pending = echo
+        self._echo = echo
 
     def feed(self, output: SequenceOutput) -> Delta:
         """Raises WorkerFailed if the worker gave the sequence up."""
@@ -65,15 +73,23 @@ class Choice:
         if output.stop_token is not None and visible[-1:] == [output.stop_token]:
             visible = visible[:-1]
         before = self.num_tokens
-        text = self._pending + self._decode(visible)
-        self._pending = ""
+        text = self._decode(visible)
         if self.finish_reason is None:
             self.num_tokens = before + len(output.tokens)
             if output.finish_reason is not None:
                 text += self._finish(output.finish_reason)
         num_shown = min(len(visible), self.num_tokens - before)
         scored = self._scored(output, num_shown)
-        return Delta(self.index, text, scored, self.finish_reason, visible[:num_shown])
+        return Delta(self.index, self._parse(text), scored, self.finish_reason, visible[:num_shown])
+
+    def _parse(self, text: str) -> list[Part]:
+        parts = self._parser.push(text)
+        if self.finish_reason is not None:
+            parts += self._parser.finish()
+        if self._echo:
+            parts.insert(0, Text(self._echo))
+            self._echo = ""
+        return parts
 
     def _decode(self, tokens: list[int]) -> str:
         if self._stops is None:

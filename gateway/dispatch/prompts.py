@@ -9,10 +9,11 @@ import msgspec
 
 from gateway.catalog.catalog import ResolvedModel
 from gateway.catalog.principal import Principal
-from gateway.dialects.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from gateway.dispatch.activation import find_activation
 from gateway.exceptions import InvalidRequest
+from gateway.generation_request import GenerationRequest
 from gateway.limits.bounds import check_total, completion_tokens
+from gateway.messages import Message
 from gateway.text.tokenizer import ModelTokenizer
 
 
@@ -24,28 +25,36 @@ class Prompt(msgspec.Struct, frozen=True):
     """Position from which the adapter acts; None: nowhere in this prompt."""
 
 
-async def chat_prompts(
+async def encode_prompts(
+    tokenizer: ModelTokenizer, target: ResolvedModel, asked: GenerationRequest, caller: Principal
+) -> list[Prompt]:
+    """The request's prompts as token ids. Raises InvalidRequest, TemplateNotApproved."""
+    check_ids(asked, target)
+    if asked.messages is not None:
+        return await _chat_prompts(tokenizer, target, asked, asked.messages, caller)
+    return await _completion_prompts(tokenizer, target, asked, caller)
+
+
+async def _chat_prompts(
     tokenizer: ModelTokenizer,
     target: ResolvedModel,
-    asked: ChatCompletionRequest,
+    asked: GenerationRequest,
+    messages: list[Message],
     caller: Principal,
 ) -> list[Prompt]:
-    """Raises TemplateNotApproved."""
     template, max_tokens = target.chat_template(), target.base.max_model_len
-    check_ids(asked, target)
-    tokenizer.check_chars(sum([message.num_chars for message in asked.messages]), max_tokens)
+    tokenizer.check_chars(sum([message.num_chars for message in messages]), max_tokens)
     tokens = await tokenizer.encode_chat(
-        asked.messages, domain=caller.cache_domain, template=template, max_tokens=max_tokens
+        messages, domain=caller.cache_domain, template=template, max_tokens=max_tokens
     )
-    check_total([len(tokens)], asked.n or 1, max_tokens, param="n")
+    check_total([len(tokens)], asked.num_choices, max_tokens, param="n")
     return await _prompts(tokenizer, target, caller, [tokens], [])
 
 
-async def completion_prompts(
-    tokenizer: ModelTokenizer, target: ResolvedModel, asked: CompletionRequest, caller: Principal
+async def _completion_prompts(
+    tokenizer: ModelTokenizer, target: ResolvedModel, asked: GenerationRequest, caller: Principal
 ) -> list[Prompt]:
-    given, num_choices, max_tokens = asked.prompts, asked.n or 1, target.base.max_model_len
-    check_ids(asked, target)
+    given, num_choices, max_tokens = asked.prompts, asked.num_choices, target.base.max_model_len
     fewest = [
         tokenizer.fewest_tokens(len(each)) if isinstance(each, str) else len(each) for each in given
     ]

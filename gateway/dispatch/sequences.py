@@ -10,21 +10,20 @@ import msgspec
 from admin.records import GenerationDefaults, ServedVersion
 from gateway.catalog.catalog import ResolvedModel
 from gateway.catalog.principal import Principal
-from gateway.dialects.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.dispatch.choice import Choice
 from gateway.dispatch.failover import Failover
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.prompts import Prompt
 from gateway.dispatch.routing import Work
+from gateway.generation_request import GenerationRequest
 from gateway.limits.admission import Reservation
 from gateway.limits.bounds import check_answer, completion_tokens
 from gateway.quota_types import ORDINARY, Service
+from gateway.text.parsers.parser import IdentityParser
 from gateway.text.tokenizer import ModelTokenizer, SamplingDefaults
 from workers.wire.client import WorkerClient
 from workers.wire.prefix_index import Prefix
 from workers.wire.protocol import Generate, OutputKind, SamplingParams
-
-Asked = ChatCompletionRequest | CompletionRequest
 
 WHOLE_INTERVAL = 32
 """Tokens that are told at a time to who waits for the whole answer: what a lost worker has not told
@@ -36,7 +35,7 @@ class Call(msgspec.Struct, frozen=True):
 
     request_id: str
     caller: Principal
-    asked: Asked
+    asked: GenerationRequest
     target: ResolvedModel
     tokenizer: ModelTokenizer
     prompts: list[Prompt]
@@ -50,22 +49,21 @@ class Call(msgspec.Struct, frozen=True):
     @property
     def stops(self) -> list[str]:
         """Stop strings, the caller's and the adapter's."""
-        return [*self.asked.stops, *self.target.serving.stop]
+        return [*self.asked.stop, *self.target.serving.stop]
 
 
 def check_answer_of(call: Call, default_tokens: int) -> None:
     """Raises InvalidRequest if the answer could be larger than what is sent. Of a stream the
     generated tokens do not count: it is sent as they come."""
-    asked, num_choices = call.asked, call.asked.n or 1
+    asked, num_choices = call.asked, call.asked.num_choices
     num_top, num_scored = asked.num_logprobs, 0
     if num_top is not None:
-        scores_prompts = isinstance(asked, CompletionRequest) and asked.echo
         for prompt in call.prompts:
             length = len(prompt.tokens)
-            num_scored += length if scores_prompts else 0
+            num_scored += length if asked.echo else 0
             if not asked.stream:
                 num_scored += completion_tokens(
-                    length, asked.asked_tokens, default_tokens, call.target.base.max_model_len
+                    length, asked.max_tokens, default_tokens, call.target.base.max_model_len
                 )
     num_echoed = sum([len(prompt.echo) for prompt in call.prompts])
     check_answer(num_scored * num_choices, num_top, num_echoed * num_choices)
@@ -75,7 +73,7 @@ def work_of(call: Call) -> Work:
     """What the request asks of a worker, to choose one by."""
     version = call.target.version
     prompts = [_prefix(call, prompt, version) for prompt in call.prompts]
-    num_sequences = len(prompts) * (call.asked.n or 1)
+    num_sequences = len(prompts) * call.asked.num_choices
     return Work(call.target.base.digest, version and version.digest, prompts, num_sequences)
 
 
@@ -87,7 +85,7 @@ def _prefix(call: Call, prompt: Prompt, version: ServedVersion | None) -> Prefix
         domain=call.caller.cache_domain,
         adapter=version.digest if version and prompt.activation is not None else None,
         activation=prompt.activation or 0,
-        salt=call.asked.cache_salt or "",
+        salt=call.asked.cache_salt,
     )
 
 
@@ -99,7 +97,7 @@ def plan(
     failover: Failover,
 ) -> Generation:
     """`adapter_layout` is the worker's. It has the base model, or had it and is lost by now."""
-    num_choices = call.asked.n or 1
+    num_choices = call.asked.num_choices
     requests: list[Generate] = []
     choices: list[Choice] = []
     for prompt, max_tokens in zip(call.prompts, reservation.max_tokens, strict=True):
@@ -128,12 +126,11 @@ def plan(
 
 
 def sampling_params(
-    asked: Asked, own: GenerationDefaults, defaults: SamplingDefaults, max_tokens: int
+    asked: GenerationRequest, own: GenerationDefaults, defaults: SamplingDefaults, max_tokens: int
 ) -> SamplingParams:
     """What the caller leaves out is as the adapter version's `own` defaults, the base model's
     generation_config.json or OpenAI has it, in this order."""
-    is_echo = isinstance(asked, CompletionRequest) and bool(asked.echo)
-    scores_prompt = is_echo and (asked.num_logprobs is not None or max_tokens == 0)
+    scores_prompt = asked.echo and (asked.num_logprobs is not None or max_tokens == 0)
     top_k = _first(asked.top_k, own.top_k, defaults.top_k, 0)
     repetition = (asked.repetition_penalty, own.repetition_penalty, defaults.repetition_penalty)
     return SamplingParams(
@@ -146,10 +143,10 @@ def sampling_params(
         presence_penalty=_first(asked.presence_penalty, own.presence_penalty, 0.0),
         frequency_penalty=_first(asked.frequency_penalty, own.frequency_penalty, 0.0),
         repetition_penalty=_first(*repetition, 1.0),
-        logit_bias=asked.logit_bias or None,
-        stop_token_ids=tuple(asked.stop_token_ids or ()),
-        ignore_eos=bool(asked.ignore_eos),
-        min_tokens=min(asked.min_tokens or 0, max_tokens),
+        logit_bias=asked.logit_bias,
+        stop_token_ids=asked.stop_token_ids,
+        ignore_eos=asked.ignore_eos,
+        min_tokens=min(asked.min_tokens, max_tokens),
         logprobs=asked.num_logprobs,
         prompt_logprobs=(asked.num_logprobs or 0) if scores_prompt else None,
     )
@@ -176,11 +173,11 @@ def _generate(call: Call, prompt: Prompt, layout: str, params: SamplingParams) -
         cache_domain=call.caller.cache_domain,
         adapter=None if prompt.activation is None else call.target.adapter_for(layout),
         activation=prompt.activation or 0,
-        cache_salt=call.asked.cache_salt or "",
+        cache_salt=call.asked.cache_salt,
         tenant=call.caller.tenant.id,
         weight=call.service.weight,
         service_class=call.service.service_class,
-        priority=call.asked.priority or 0,
+        priority=call.asked.priority,
         timeout_s=call.deadline - time.perf_counter(),
         stream_interval=1 if is_heard else WHOLE_INTERVAL,
         traceparent=call.traceparent,
@@ -192,7 +189,8 @@ def _choice(call: Call, prompt: Prompt, index: int) -> Choice:
         index,
         prompt.tokens,
         call.tokenizer,
+        IdentityParser(),
         stops=call.stops,
-        min_tokens=call.asked.min_tokens or 0,
+        min_tokens=call.asked.min_tokens,
         echo=prompt.echo,
     )

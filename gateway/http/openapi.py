@@ -24,7 +24,7 @@ from litestar.plugins import ReceiveRoutePlugin
 from litestar.routes import BaseRoute, HTTPRoute
 
 from admin.openapi import PlaneOperation, components, header, refusal, refused
-from gateway.dialects.schemas import MAX_BODY_BYTES
+from gateway.http.decoding import MAX_BODY_BYTES
 from gateway.http.guards import INFERENCE, public
 from gateway.http.handlers import HotRoute
 from gateway.http.request import MAX_TIMEOUT_S

@@ -17,9 +17,9 @@ from litestar.types import Message, Scope
 
 from admin.body_budget import held_body
 from gateway.catalog.principal import Principal
-from gateway.dialects.schemas import MAX_BODY_BYTES, decode_request
 from gateway.exceptions import BodyTimeout, InvalidRequest, Overloaded
 from gateway.headers import find_header
+from gateway.http.decoding import MAX_BODY_BYTES, decode_request
 from gateway.http.guards import CHARGE
 from gateway.http.services import Gateway
 from gateway.limits.admission import RequestCharge

@@ -15,24 +15,17 @@ from typing import Self
 
 from litestar.types import Receive, Scope, Send
 
-from gateway.dialects.formats import (
-    DONE,
-    PING,
-    SCORED_AT_ONCE,
-    Answer,
-    Format,
-    event,
-    join_chunks,
-    split,
-)
+from gateway.dialects.dialect import SCORED_AT_ONCE, Answer, AnswerFormat, split
 from gateway.dispatch.choice import Delta
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.request_usage import RequestUsage
-from gateway.exceptions import UsageUnavailable, error_body, forget_frames
+from gateway.exceptions import UsageUnavailable, forget_frames
 from gateway.http.http_protocol import connection_lost
 from gateway.metering.usage import Status
 
 log = logging.getLogger(__name__)
+
+PING = b": ping\n\n"
 
 Headers = list[tuple[bytes, bytes]]
 Settle = Callable[[Generation, Exception | None], None]
@@ -44,7 +37,7 @@ class GenerationResponse(ABC):
     def __init__(
         self,
         generation: Generation,
-        format: Format,
+        format: AnswerFormat,
         *,
         headers: Headers,
         usage: RequestUsage,
@@ -118,17 +111,15 @@ class StreamResponse(GenerationResponse):
     def __init__(
         self,
         generation: Generation,
-        format: Format,
+        format: AnswerFormat,
         *,
         headers: Headers,
         usage: RequestUsage,
         settle: Settle,
-        include_usage: bool,
         ping_interval_s: float,
         slow_client_s: float,
     ) -> None:
         super().__init__(generation, format, headers=headers, usage=usage, settle=settle)
-        self._include_usage = include_usage
         self._ping_interval_s = ping_interval_s
         self._slow_client_s = slow_client_s
         self._has_started = False
@@ -155,23 +146,22 @@ class StreamResponse(GenerationResponse):
                     await self._write(send, chunks)
                 deltas = await self._generation.step()
             chunks = await self._chunks(send, deltas)
-            if self._include_usage:
-                chunks += self._format.usage_chunk(self._generation.usage)
+            chunks += self._format.end(self._generation.usage)
             await self._usage.keep(self._generation, Status.COMPLETED)
-            await self._write(send, chunks + DONE, more=False)
+            await self._write(send, chunks, more=False)
         except Exception as error:
             if not self._has_started:
                 raise
             self._failure = error
             await self._keep_failure()
-            await self._write(send, event(error_body(error)), more=False)
+            await self._write(send, self._format.error_event(error), more=False)
             forget_frames(error)
 
     async def _chunks(self, send: Send, deltas: list[Delta]) -> bytes:
         """The events of these deltas. Of large ones all but the last is written, piece by piece,
         and the loop goes on in between."""
         if sum([len(delta.scored) for delta in deltas]) <= SCORED_AT_ONCE:
-            return join_chunks(self._format, deltas)
+            return b"".join([self._format.chunk(delta) for delta in deltas])
         chunks = b""
         for delta in split(deltas):
             if chunks:

@@ -10,6 +10,8 @@ from gateway.exceptions import ContextLengthExceeded, InvalidRequest
 MAX_REQUEST_TOKENS = 1 << 18
 """Prompt tokens of one request, each counted once a choice: a worker is sent so many ids. A single
 prompt may fill a context that is longer than this."""
+MAX_TOKEN_IDS = 1 << 20
+"""Of one prompt: more than any context; to look at ten times as many would hold up the loop."""
 MAX_LOGPROBS = 1 << 17
 """Log-probabilities of one answer, the likeliest others of each token included: some 10 MB of JSON.
 A worker tells those of a prompt in one frame, which takes 25 ms to read."""

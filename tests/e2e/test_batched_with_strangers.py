@@ -14,7 +14,7 @@ import torch
 from tokenizers import Tokenizer
 
 from adapters.store.folder import LocalStore
-from gateway.dialects.formats import token_text
+from gateway.dialects.openai_format import token_text
 from gateway.text.long_texts import LongTexts
 from gateway.text.tokenizer import ModelTokenizer
 from tests.e2e import demo

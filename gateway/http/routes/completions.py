@@ -1,25 +1,25 @@
-"""The routes that matter: resolve, tokenise, admit, choose, submit, stream, settle."""
+"""The routes that generate: resolve, check, tokenise, admit, choose, submit, stream, settle."""
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 from litestar.params import JSONBody
 
 from admin.client_address import client_address
 from gateway.catalog.catalog import ResolvedModel
-from gateway.catalog.principal import Principal
-from gateway.dialects.formats import ChatFormat, CompletionFormat, Format, ResponseIdentity
-from gateway.dialects.schemas import ChatCompletionRequest, CompletionRequest
+from gateway.dialects.chat_completions import ChatCompletionRequest, ChatCompletions
+from gateway.dialects.completions import CompletionRequest, Completions
+from gateway.dialects.dialect import AnswerFormat, Dialect
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.inflight import Flight
-from gateway.dispatch.prompts import Prompt, chat_prompts, completion_prompts
+from gateway.dispatch.prompts import encode_prompts
 from gateway.dispatch.request_usage import RequestUsage
 from gateway.dispatch.sequences import Call, check_answer_of, plan, work_of
 from gateway.dispatch.shedding import Place
+from gateway.generation_request import GenerationRequest
 from gateway.http.guards import INFERENCE, requires
 from gateway.http.handlers import HotRoute
 from gateway.http.request import GatewayRequest
@@ -27,14 +27,15 @@ from gateway.http.streaming import GenerationResponse, Headers, StreamResponse, 
 from gateway.limits.admission import Reservation, Usage
 from gateway.quota_types import Service
 from gateway.text.long_texts import LONG
-from gateway.text.tokenizer import ModelTokenizer
 from workers.wire.client import WorkerClient
 from workers.wire.protocol import ModelInfo
 
 log = logging.getLogger(__name__)
 
-A = TypeVar("A", ChatCompletionRequest, CompletionRequest)
-Encode = Callable[[ModelTokenizer, ResolvedModel, A, Principal], Awaitable[list[Prompt]]]
+CHAT_COMPLETIONS = ChatCompletions()
+COMPLETIONS = Completions()
+
+B = TypeVar("B")
 
 
 @HotRoute("/v1/chat/completions", http_method="POST", guards=[requires(INFERENCE)], status_code=200)
@@ -42,8 +43,7 @@ async def create_chat_completion(
     request: GatewayRequest, data: JSONBody[ChatCompletionRequest]
 ) -> GenerationResponse:
     """Answers a conversation, as one body or as a stream of server-sent events."""
-    default_tokens = request.gateway.config.default_chat_tokens
-    return await answer(request, data, chat_prompts, default_tokens, ChatFormat, "chatcmpl")
+    return await answer(request, CHAT_COMPLETIONS, data)
 
 
 @HotRoute("/v1/completions", http_method="POST", guards=[requires(INFERENCE)], status_code=200)
@@ -51,42 +51,31 @@ async def create_completion(
     request: GatewayRequest, data: JSONBody[CompletionRequest]
 ) -> GenerationResponse:
     """Continues one or many prompts, as one body or as a stream of server-sent events."""
-    default_tokens = request.gateway.config.default_completion_tokens
-    return await answer(request, data, completion_prompts, default_tokens, CompletionFormat, "cmpl")
+    return await answer(request, COMPLETIONS, data)
 
 
-async def answer(
-    request: GatewayRequest,
-    asked: A,
-    encode: Encode[A],
-    default_tokens: int,
-    dialect: type[Format],
-    prefix: str,
-) -> GenerationResponse:
-    """Whatever a request has taken is given back here if it never gets to its response."""
+async def answer(request: GatewayRequest, dialect: Dialect[B], body: B) -> GenerationResponse:
+    """The way of a request down to its response, which gives back what the request has taken when
+    it ends; a request that never gets one gives it back here."""
     gateway, caller = request.gateway, request.user
+    asked = dialect.read(body)
     gateway.usage_recorder.check()
     target = await gateway.catalog.resolve(caller, asked.model, asked.user or caller.key.id)
     flight = gateway.flights.begin(target)
     tenant_id = caller.tenant.id
     try:
         service = gateway.catalog.current.service(tenant_id)
-        full: Sequence[WorkerClient] = ()
-        if len(gateway.failover.full):
-            full = gateway.failover.full.check(
-                gateway.fleet.serving(target.base.digest),
-                Place(target.base.digest, tenant_id, service.service_class),
-                request.num_bytes,
-            )
+        full = _full_workers(request, target, service)
         if tenant_id not in gateway.turned_away:
             gateway.fleet.prefetch(target)
         if request.num_bytes > LONG:
             await gateway.admission.check(gateway.catalog.current, caller)
-        call = await prepare(request, asked, target, service, encode)
-        admitted = await admit(call, request, full, default_tokens)
+        call = await prepare(request, asked, target, service)
+        admitted = await admit(call, request, full)
         gateway.turned_away.discard(tenant_id)
         try:
-            return respond(request, call, flight, admitted, dialect, prefix)
+            format = dialect.answer_format(body, call.request_id, call.tokenizer.spelling.all)
+            return respond(request, call, flight, admitted, format)
         except BaseException:
             gateway.admission.settle(admitted.reservation, Usage())
             raise
@@ -96,8 +85,19 @@ async def answer(
         raise
 
 
+def _full_workers(
+    request: GatewayRequest, target: ResolvedModel, service: Service
+) -> Sequence[WorkerClient]:
+    """Workers whose queue has just refused such a request. Raises WorkerFailed if all have."""
+    gateway, digest = request.gateway, target.base.digest
+    if not len(gateway.failover.full):
+        return ()
+    place = Place(digest, request.user.tenant.id, service.service_class)
+    return gateway.failover.full.check(gateway.fleet.serving(digest), place, request.num_bytes)
+
+
 async def prepare(
-    request: GatewayRequest, asked: A, target: ResolvedModel, service: Service, encode: Encode[A]
+    request: GatewayRequest, asked: GenerationRequest, target: ResolvedModel, service: Service
 ) -> Call:
     """Checks the request's size, then tokenises."""
     deadline = request.deadline
@@ -108,7 +108,7 @@ async def prepare(
         asked=asked,
         target=target,
         tokenizer=tokenizer,
-        prompts=await encode(tokenizer, target, asked, request.user),
+        prompts=await encode_prompts(tokenizer, target, asked, request.user),
         deadline=deadline,
         num_bytes=request.num_bytes,
         traceparent=request.traceparent,
@@ -123,13 +123,13 @@ class Admitted(NamedTuple):
     reservation: Reservation
 
 
-async def admit(
-    call: Call, request: GatewayRequest, full: Sequence[WorkerClient], default_tokens: int
-) -> Admitted:
+async def admit(call: Call, request: GatewayRequest, full: Sequence[WorkerClient]) -> Admitted:
     """Chooses a worker, but none of the `full`, and reserves what the request may take."""
     gateway, asked, target = request.gateway, call.asked, call.target
-    most = target.serving.defaults.max_tokens or default_tokens
-    check_answer_of(call, most)
+    default_tokens = target.serving.defaults.max_tokens or gateway.config.default_tokens(
+        is_chat=asked.messages is not None
+    )
+    check_answer_of(call, default_tokens)
     work = work_of(call)
     worker = gateway.fleet.choose(work, full)
     model = worker.models[target.base.digest]
@@ -138,9 +138,9 @@ async def admit(
         call.caller,
         target.base.name,
         [len(prompt.tokens) for prompt in call.prompts],
-        asked_tokens=asked.asked_tokens,
-        default_tokens=most,
-        num_choices=asked.n or 1,
+        asked_tokens=asked.max_tokens,
+        default_tokens=default_tokens,
+        num_choices=asked.num_choices,
         max_model_len=min(target.base.max_model_len, model.max_model_len),
     )
     gateway.fleet.note_sent(worker, work)
@@ -152,20 +152,11 @@ def respond(
     call: Call,
     flight: Flight,
     admitted: Admitted,
-    dialect: type[Format],
-    prefix: str,
+    format: AnswerFormat,
 ) -> GenerationResponse:
     """Hands over to the response, which submits, streams and settles."""
-    gateway, asked = request.gateway, call.asked
+    gateway = request.gateway
     worker, model, reservation = admitted
-    include_usage = bool(asked.stream_options and asked.stream_options.include_usage)
-    format = dialect(
-        ResponseIdentity(f"{prefix}-{call.request_id}", int(time.time()), asked.model),
-        call.tokenizer.spelling.all,
-        logprobs=asked.num_logprobs is not None,
-        include_usage=include_usage,
-        token_ids=bool(asked.return_token_ids),
-    )
     generation = plan(call, reservation, worker, model.adapter_layout, gateway.failover)
     usage = RequestUsage(gateway.usage_recorder, call, reservation, request.started_at)
 
@@ -175,7 +166,7 @@ def respond(
         _log(request, call, generation)
 
     headers = _headers(call, generation)
-    if not asked.stream:
+    if not call.asked.stream:
         return WholeResponse(generation, format, headers=headers, usage=usage, settle=settle)
     return StreamResponse(
         generation,
@@ -183,7 +174,6 @@ def respond(
         headers=headers,
         usage=usage,
         settle=settle,
-        include_usage=include_usage,
         ping_interval_s=gateway.config.ping_interval_s,
         slow_client_s=gateway.config.slow_client_s,
     )

@@ -9,7 +9,7 @@ from litestar import get
 from litestar.params import FromPath
 
 from gateway.catalog.cards import ModelCard
-from gateway.dialects.schemas import ModelList
+from gateway.dialects.models import ModelList
 from gateway.exceptions import ModelNotFound
 from gateway.http.guards import INFERENCE, requires
 from gateway.http.request import GatewayRequest

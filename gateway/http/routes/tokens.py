@@ -6,7 +6,7 @@ from litestar import post
 from litestar.params import JSONBody
 
 from gateway.catalog.catalog import ResolvedModel
-from gateway.dialects.schemas import (
+from gateway.dialects.token_ids import (
     DetokenizeRequest,
     DetokenizeResponse,
     TokenizeRequest,

@@ -13,9 +13,9 @@ from typing import Any, cast
 from admin.records import Alias, ApiKey, BaseModel, CatalogSnapshot, ServedVersion, Tenant
 from gateway.catalog.catalog import CatalogView
 from gateway.catalog.principal import Principal
-from gateway.dialects.schemas import CompletionRequest
 from gateway.dispatch.prompts import make_prompt
 from gateway.dispatch.sequences import Call, _generate, work_of
+from gateway.generation_request import GenerationRequest
 from memory.page_key import PAGE_TOKENS
 from tests.adapters.files import BASE
 from workers.scheduling.sequence import Sequence
@@ -108,7 +108,7 @@ def page_keys(
 def make_call(
     view: CatalogView, tenant: Tenant, model: str, salt: str | None, tokens: list[int]
 ) -> Call:
-    asked = CompletionRequest(model=model, prompt=[*tokens], cache_salt=salt)
+    asked = GenerationRequest(model=model, prompts=[[*tokens]], cache_salt=salt or "")
     target = view.resolve(tenant, model)
     prompts = [make_prompt(target, tokens)]
     return Call("r", Principal(tenant, KEY), asked, target, cast("Any", None), prompts, 0.0, 0)

@@ -11,19 +11,15 @@ import msgspec
 import openai
 import pytest
 
-from gateway.dialects.formats import (
-    SCORED_AT_ONCE,
-    Answer,
-    ChatFormat,
-    CompletionFormat,
-    Format,
-    ResponseIdentity,
-    split,
-)
+from gateway.dialects.chat_completions import ChatFormat
+from gateway.dialects.completions import CompletionFormat
+from gateway.dialects.dialect import SCORED_AT_ONCE, Answer, split
+from gateway.dialects.openai_format import OpenAIFormat
 from gateway.dispatch.choice import Delta, Scored, ScoredToken
 from gateway.exceptions import InvalidRequest
 from gateway.limits.admission import Usage
 from gateway.limits.bounds import MAX_ECHO_CHARS, MAX_LOGPROBS, check_answer
+from gateway.text.parsers.parser import Text
 from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import ids, say
 from tests.gateway.service import Service
@@ -50,14 +46,14 @@ def scored(num_tokens: int) -> list[Scored]:
     ]
 
 
-def format_of(dialect: type[Format], spelled: Any) -> Format:
-    return dialect(ResponseIdentity("x", 1, "tiny"), spelled, logprobs=True)
+def format_of(dialect: type[OpenAIFormat], spelled: Any) -> OpenAIFormat:
+    return dialect("x", "tiny", spelled, logprobs=True)
 
 
 @pytest.mark.parametrize("dialect", [CompletionFormat, ChatFormat])
 @pytest.mark.parametrize("num_choices", [1, 40])
 async def test_a_large_body_is_written_while_the_loop_goes_on(
-    dialect: type[Format], num_choices: int
+    dialect: type[OpenAIFormat], num_choices: int
 ) -> None:
     """The same body as of its parts, and never more of it at a time than a few tokens."""
     spelled, num_tokens = Counted(), MAX_LOGPROBS // (NUM_TOP + 1) // num_choices // 4
@@ -77,7 +73,7 @@ async def test_a_large_body_is_written_while_the_loop_goes_on(
 
 
 def test_a_large_delta_is_split_into_events() -> None:
-    delta = Delta(3, "text", list(scored(3 * SCORED_AT_ONCE + 1)), "length", [7])
+    delta = Delta(3, [Text("text")], list(scored(3 * SCORED_AT_ONCE + 1)), "length", [7])
     parts = list(split([delta]))
     assert [len(part.scored) for part in parts] == [SCORED_AT_ONCE] * 3 + [1]
     assert [entry for part in parts for entry in part.scored] == delta.scored

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from gateway.dialects.schemas import ChatCompletionRequest
+from gateway.dialects.chat_completions import ChatCompletionRequest
 from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import say
 from tests.gateway.service import MAX_MODEL_LEN, Service

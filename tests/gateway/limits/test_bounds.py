@@ -14,9 +14,10 @@ import pytest
 from admin.records import ApiKey, ServedVersion, Tenant
 from gateway.catalog.catalog import CatalogView
 from gateway.catalog.principal import Principal
-from gateway.dialects.schemas import MAX_BODY_BYTES, CompletionRequest, decode_request
-from gateway.dispatch.prompts import Prompt, completion_prompts
+from gateway.dialects.completions import CompletionRequest, Completions
+from gateway.dispatch.prompts import Prompt, encode_prompts
 from gateway.exceptions import InvalidRequest
+from gateway.http.decoding import MAX_BODY_BYTES, decode_request
 from gateway.http.routes.tokens import MAX_TEXT_BYTES, MIN_COUNTED
 from gateway.limits.bounds import MAX_REQUEST_TOKENS
 from gateway.text.long_texts import LongTexts
@@ -91,9 +92,9 @@ async def prompts_of(
     tenant = Tenant(id="ten_acme", name="acme")
     key = ApiKey(id="k", tenant_id=tenant.id, hash=b"", scopes=frozenset())
     target = view.resolve(tenant, "agent@1")
-    asked = CompletionRequest(model="agent@1", **fields)
+    asked = Completions().read(CompletionRequest(model="agent@1", **fields))
     started = time.thread_time()
-    found = await completion_prompts(tokenizer, target, asked, Principal(tenant, key))
+    found = await encode_prompts(tokenizer, target, asked, Principal(tenant, key))
     return found, time.thread_time() - started
 
 

@@ -1,0 +1,112 @@
+"""OpenAI's chat completions: POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta
+
+from gateway.dialects.dialect import Answer, Dialect
+from gateway.dialects.openai_fields import Count, OpenAIRequest, TextFormat, TopLogprobs
+from gateway.dialects.openai_format import OpenAIFormat, encode, finite, token_text
+from gateway.dispatch.choice import Delta, Scored
+from gateway.exceptions import InvalidRequest
+from gateway.generation_request import GenerationRequest
+from gateway.messages import Message
+from gateway.text.detokenizer import TokenBytes
+
+
+class ChatCompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    example: ClassVar[dict[str, Any]] = {
+        "model": "support-bot",
+        "messages": [{"role": "user", "content": "Where is my parcel?"}],
+    }
+
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=4096)]
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+
+    # accepted without effect
+    response_format: TextFormat | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
+        if any(m.content is None for m in self.messages):
+            raise InvalidRequest("Each message needs 'content'.", param="messages")
+
+
+class ChatFormat(OpenAIFormat):
+    chunk_kind = "chat.completion.chunk"
+    body_kind = "chat.completion"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._begun: set[int] = set()
+
+    def chunk(self, delta: Delta) -> bytes:
+        """A choice's first chunk says the role."""
+        role = b""
+        if delta.index not in self._begun:
+            self._begun.add(delta.index)
+            role = b'%s{"index":%d,"delta":{"role":"assistant","content":""}%s' % (
+                self._head,
+                delta.index,
+                self._plain_end,
+            )
+        text = delta.text
+        if not (text or delta.scored or delta.finish_reason or self._token_ids):
+            return role
+        return b'%s%s{"index":%d,"delta":{"content":%s}%s' % (
+            role,
+            self._head,
+            delta.index,
+            encode(text),
+            self._end(delta),
+        )
+
+    def _content(self, answer: Answer) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": answer.text, "refusal": None}}
+
+    def _logprobs_of(self, index: int, scored: list[Scored]) -> dict[str, Any]:
+        content = [
+            {
+                **self._token(entry.token, entry.logprob),
+                "top_logprobs": [self._token(token, logprob) for token, logprob in entry.top],
+            }
+            for entry in scored
+        ]
+        return {"content": content, "refusal": None}
+
+    def _token(self, token: int, logprob: float | None) -> dict[str, Any]:
+        spelled = self._spelled[token]
+        return {"token": token_text(spelled), "logprob": finite(logprob), "bytes": list(spelled)}
+
+
+class ChatCompletions(Dialect[ChatCompletionRequest]):
+    id_prefix = "chatcmpl"
+
+    def read(self, body: ChatCompletionRequest) -> GenerationRequest:
+        return GenerationRequest(
+            **body.neutral_fields(),
+            messages=body.messages,
+            max_tokens=body.max_completion_tokens or body.max_tokens,
+            num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        )
+
+    def answer_format(
+        self, body: ChatCompletionRequest, request_id: str, spelled: TokenBytes
+    ) -> ChatFormat:
+        return ChatFormat(
+            f"{self.id_prefix}-{request_id}",
+            body.model,
+            spelled,
+            logprobs=bool(body.logprobs),
+            include_usage=body.include_usage,
+            token_ids=bool(body.return_token_ids),
+        )

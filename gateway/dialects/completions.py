@@ -1,0 +1,149 @@
+"""OpenAI's text completions: POST /v1/completions."""
+
+from __future__ import annotations
+
+import codecs
+from collections import defaultdict
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta
+
+from gateway.dialects.dialect import Answer, Dialect
+from gateway.dialects.openai_fields import MAX_SEQUENCES, OpenAIRequest, TokenId, TopLogprobs
+from gateway.dialects.openai_format import OpenAIFormat, encode, finite, token_text
+from gateway.dispatch.choice import Delta, Scored
+from gateway.exceptions import InvalidRequest
+from gateway.generation_request import GenerationRequest
+from gateway.limits.bounds import MAX_TOKEN_IDS
+from gateway.text.detokenizer import TokenBytes
+
+UTF8 = codecs.getincrementaldecoder("utf-8")
+
+
+class CompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
+    """POST /v1/completions."""
+
+    example: ClassVar[dict[str, Any]] = {
+        "model": "support-bot@staging",
+        "prompt": "Once",
+        "max_tokens": 16,
+    }
+
+    prompt: (
+        str
+        | Annotated[
+            list[str | TokenId | Annotated[list[TokenId], Meta(max_length=MAX_TOKEN_IDS)]],
+            Meta(min_length=1, max_length=MAX_TOKEN_IDS),
+        ]
+    )
+    max_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
+    logprobs: TopLogprobs | None = None
+    echo: bool | None = None
+
+    # accepted without effect
+    best_of: Literal[1] | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One entry a prompt, each text or token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        kinds = set(map(type, self.prompt))
+        if kinds == {int}:
+            return [self.prompt]  # pyright: ignore[reportReturnType]
+        if len(kinds) > 1:
+            raise InvalidRequest(
+                "'prompt' must be a text, token ids, or a list of one of these.", param="prompt"
+            )
+        return self.prompt  # pyright: ignore[reportReturnType]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidRequest("'max_tokens' may be 0 only with 'echo'.", param="max_tokens")
+        if len(self.prompts) * (self.n or 1) > MAX_SEQUENCES:
+            raise InvalidRequest(
+                f"'prompt' times 'n' is more than {MAX_SEQUENCES} sequences.", param="prompt"
+            )
+
+
+class CompletionFormat(OpenAIFormat):
+    chunk_kind = "text_completion"
+    body_kind = "text_completion"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._offsets: dict[int, TextOffset] = defaultdict(TextOffset)
+
+    def chunk(self, delta: Delta) -> bytes:
+        is_scored = self._logprobs and delta.scored
+        text = delta.text
+        if not (text or is_scored or delta.finish_reason or self._token_ids):
+            return b""
+        return b'%s{"index":%d,"text":%s%s' % (
+            self._head,
+            delta.index,
+            encode(text),
+            self._end(delta),
+        )
+
+    def _content(self, answer: Answer) -> dict[str, Any]:
+        return {"text": answer.text}
+
+    def _logprobs_of(self, index: int, scored: list[Scored]) -> dict[str, Any]:
+        """Offsets are of the character that a token begins or goes on with, over the whole
+        choice."""
+        spelled = [self._spelled[entry.token] for entry in scored]
+        offset = self._offsets[index]
+        return {
+            "tokens": list(map(token_text, spelled)),
+            "token_logprobs": [finite(entry.logprob) for entry in scored],
+            "top_logprobs": [self._top(entry) for entry in scored],
+            "text_offset": [offset.add(each) for each in spelled],
+        }
+
+    def _top(self, entry: Scored) -> dict[str, float | None] | None:
+        """The likeliest, and the token itself, as OpenAI has it."""
+        if entry.logprob is None:
+            return None
+        ranked = [*entry.top, (entry.token, entry.logprob)]
+        return {token_text(self._spelled[token]): finite(logprob) for token, logprob in ranked}
+
+
+class TextOffset:
+    """Where each token of one choice begins in its text, in characters."""
+
+    def __init__(self) -> None:
+        self._decoder = UTF8("replace")
+        self._num_chars = 0
+
+    def add(self, spelled: bytes) -> int:
+        """Characters that are whole before this token."""
+        before = self._num_chars
+        self._num_chars += len(self._decoder.decode(spelled))
+        return before
+
+
+class Completions(Dialect[CompletionRequest]):
+    id_prefix = "cmpl"
+
+    def read(self, body: CompletionRequest) -> GenerationRequest:
+        return GenerationRequest(
+            **body.neutral_fields(),
+            prompts=body.prompts,
+            echo=bool(body.echo),
+            max_tokens=body.max_tokens,
+            num_logprobs=body.logprobs,
+        )
+
+    def answer_format(
+        self, body: CompletionRequest, request_id: str, spelled: TokenBytes
+    ) -> CompletionFormat:
+        return CompletionFormat(
+            f"{self.id_prefix}-{request_id}",
+            body.model,
+            spelled,
+            logprobs=body.logprobs is not None,
+            include_usage=body.include_usage,
+            token_ids=bool(body.return_token_ids),
+        )

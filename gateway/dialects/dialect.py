@@ -1,0 +1,96 @@
+"""The seam of the dialects: from a body to the neutral request, from deltas to bytes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import ClassVar, Generic, TypeVar
+
+import msgspec
+
+from gateway.dispatch.choice import Delta, Scored
+from gateway.generation_request import GenerationRequest
+from gateway.limits.admission import Usage
+from gateway.text.detokenizer import TokenBytes
+
+SCORED_AT_ONCE = 192
+"""Tokens whose log-probabilities are written before the event loop goes on with others: with 20
+others each it takes about 10 ms."""
+
+B = TypeVar("B")
+
+
+class Answer(msgspec.Struct):
+    """All deltas of one choice, gathered."""
+
+    index: int
+    pieces: list[str] = []
+    scored: list[Scored] = []
+    tokens: list[int] = []
+    finish_reason: str | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.pieces.append(delta.text)
+        self.tokens.extend(delta.tokens)
+        self.scored.extend(delta.scored)
+        self.finish_reason = delta.finish_reason
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+class AnswerFormat(ABC):
+    """The bytes of one response: server-sent events, or one body."""
+
+    @abstractmethod
+    def chunk(self, delta: Delta) -> bytes:
+        """The events of a delta; empty if it has nothing to show."""
+
+    @abstractmethod
+    def end(self, usage: Usage) -> bytes:
+        """The events that end a stream whose choices have all ended."""
+
+    @abstractmethod
+    def error_event(self, error: Exception) -> bytes:
+        """The event that ends a stream which failed after it had begun."""
+
+    @abstractmethod
+    async def body(self, answers: list[Answer], usage: Usage) -> bytes:
+        """The whole answer. While a large one is made, the event loop goes on."""
+
+
+class Dialect(ABC, Generic[B]):
+    """One API: its schema `B` (a msgspec struct with every bound), and what it means."""
+
+    id_prefix: ClassVar[str]
+    """Of the id of a response, before the request's."""
+
+    @abstractmethod
+    def read(self, body: B) -> GenerationRequest:
+        """The neutral request. Raises InvalidRequest, which names the field."""
+
+    @abstractmethod
+    def answer_format(self, body: B, request_id: str, spelled: TokenBytes) -> AnswerFormat:
+        """How the answer to `body` is written. `spelled`: the bytes of each token id."""
+
+
+def slices(scored: Sequence[Scored]) -> Iterator[list[Scored]]:
+    """Scored tokens, as many at a time as are written at once."""
+    for start in range(0, len(scored), SCORED_AT_ONCE):
+        yield list(scored[start : start + SCORED_AT_ONCE])
+
+
+def split(deltas: Iterable[Delta]) -> Iterator[Delta]:
+    """The same deltas, each with as many scored tokens as are written at once: the first piece has
+    the text, the last the end."""
+    for delta in deltas:
+        if len(delta.scored) <= SCORED_AT_ONCE:
+            yield delta
+            continue
+        *pieces, last = slices(delta.scored)
+        parts, tokens = delta.parts, delta.tokens
+        for piece in pieces:
+            yield Delta(delta.index, parts, piece, None, tokens)
+            parts, tokens = [], []
+        yield Delta(delta.index, parts, last, delta.finish_reason, tokens)

@@ -1,0 +1,112 @@
+"""The fields that both of OpenAI's completion routes take, with their bounds.
+
+A field that stands in a struct is supported, or accepted without effect where it stands under that
+comment; every other field is refused by name. `null` always means absent.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from gateway.exceptions import InvalidRequest
+
+MAX_SEQUENCES = 128
+"""Prompts times choices of one request."""
+Probability = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
+MAX_BIASES = 300
+"""Entries of `logit_bias`: each is put into every step's input anew."""
+StopString = Annotated[str, Meta(min_length=1, max_length=256)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
+Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
+
+
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+
+
+class TextFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["text"]
+
+
+class OpenAIRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What both completion routes take."""
+
+    model: Annotated[str, Meta(min_length=1)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] | None = None
+    stop: str | Annotated[list[StopString], Meta(max_length=16)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Probability | None = None
+    top_k: Annotated[int, Meta(ge=-1, lt=1 << 31)] | None = None
+    min_p: Probability | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_BIASES)
+        ]
+        | None
+    ) = None
+    seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
+    priority: Annotated[int, Meta(ge=-100, le=100)] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    return_token_ids: bool | None = None
+    """Each choice also has `token_ids`, those of its text; streamed, the chunk's own."""
+
+    user: str | None = None
+    """Splits canaries; without it the API key does."""
+
+    # accepted without effect
+    metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
+    store: bool | None = None
+    service_tier: Literal["auto"] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    def neutral_fields(self) -> dict[str, Any]:
+        """The fields of the neutral request that both routes give it in the same way."""
+        return {
+            "model": self.model,
+            "stream": bool(self.stream),
+            "num_choices": self.n or 1,
+            "min_tokens": self.min_tokens or 0,
+            "stop": [self.stop] if isinstance(self.stop, str) else self.stop or [],
+            "stop_token_ids": tuple(self.stop_token_ids or ()),
+            "ignore_eos": bool(self.ignore_eos),
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "repetition_penalty": self.repetition_penalty,
+            "logit_bias": self.logit_bias or None,
+            "seed": self.seed,
+            "priority": self.priority or 0,
+            "cache_salt": self.cache_salt or "",
+            "user": self.user,
+        }
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def __post_init__(self) -> None:
+        if self.store:
+            raise InvalidRequest("Unsupported value: 'store' may only be false.", param="store")
+        if self.stop == "" or (isinstance(self.stop, str) and len(self.stop) > 256):
+            raise InvalidRequest("'stop' must have 1 to 256 characters.", param="stop")
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest(
+                "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
+            )

@@ -1,0 +1,158 @@
+"""The bytes that both of OpenAI's completion routes answer with: chunks, bodies and usage.
+
+A chunk is put together from pieces prepared once per response, since one is made for every token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, ClassVar
+
+import msgspec
+
+from gateway.dialects.dialect import SCORED_AT_ONCE, Answer, AnswerFormat, slices
+from gateway.dispatch.choice import Delta, Scored
+from gateway.exceptions import error_body
+from gateway.limits.admission import Usage
+from gateway.text.detokenizer import TokenBytes
+
+DONE = b"data: [DONE]\n\n"
+LOWEST_LOGPROB = -9999.0
+"""JSON has no infinity."""
+
+encode = msgspec.json.encode
+
+
+class OpenAIFormat(AnswerFormat):
+    """The answer to one request for chat or text completions."""
+
+    chunk_kind: ClassVar[str]
+    body_kind: ClassVar[str]
+
+    def __init__(
+        self,
+        response_id: str,
+        model: str,
+        spelled: TokenBytes,
+        *,
+        logprobs: bool,
+        include_usage: bool = False,
+        token_ids: bool = False,
+    ) -> None:
+        """`model`: the name the request gave. `spelled`: the bytes of each token id."""
+        self._id = response_id
+        self._model = model
+        self._created = int(time.time())
+        self._spelled = spelled
+        self._logprobs = logprobs
+        self._include_usage = include_usage
+        self._token_ids = token_ids
+        self._tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
+        self._plain_end = b',"logprobs":null,"finish_reason":null}]' + self._tail
+
+    @cached_property
+    def _head(self) -> bytes:
+        return b'data: {"id":%s,"object":%s,"created":%d,"model":%s,"choices":[' % (
+            encode(self._id),
+            encode(self.chunk_kind),
+            self._created,
+            encode(self._model),
+        )
+
+    def end(self, usage: Usage) -> bytes:
+        if not self._include_usage:
+            return DONE
+        return b'%s],"usage":%s}\n\n%s' % (self._head, encode(usage_object(usage)), DONE)
+
+    def error_event(self, error: Exception) -> bytes:
+        return b"data: %s\n\n" % encode(error_body(error))
+
+    async def body(self, answers: list[Answer], usage: Usage) -> bytes:
+        is_large = sum([len(answer.scored) for answer in answers]) > SCORED_AT_ONCE
+        logprobs = [
+            await self._large_logprobs(answer) if is_large else self._small_logprobs(answer)
+            for answer in answers
+        ]
+        return encode(
+            {
+                "id": self._id,
+                "object": self.body_kind,
+                "created": self._created,
+                "model": self._model,
+                "choices": [
+                    {
+                        "index": answer.index,
+                        **self._content(answer),
+                        "logprobs": scored,
+                        "finish_reason": answer.finish_reason,
+                        **({"token_ids": answer.tokens} if self._token_ids else {}),
+                    }
+                    for answer, scored in zip(answers, logprobs, strict=True)
+                ],
+                "usage": usage_object(usage),
+            }
+        )
+
+    def _small_logprobs(self, answer: Answer) -> dict[str, Any] | None:
+        return self._logprobs_of(answer.index, answer.scored) if self._logprobs else None
+
+    async def _large_logprobs(self, answer: Answer) -> dict[str, Any] | None:
+        """The same, written some tokens at a time."""
+        if not self._logprobs or not answer.scored:
+            return self._small_logprobs(answer)
+        parts: list[dict[str, bytes]] = []
+        for piece in slices(answer.scored):
+            part = self._logprobs_of(answer.index, piece)
+            parts.append({name: encode(value) for name, value in part.items()})
+            await asyncio.sleep(0)
+        return {name: _joined([part[name] for part in parts]) for name in parts[0]}
+
+    @abstractmethod
+    def _content(self, answer: Answer) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _logprobs_of(self, index: int, scored: list[Scored]) -> dict[str, Any]: ...
+
+    def _end(self, delta: Delta) -> bytes:
+        """The rest of a chunk after its text."""
+        scored = delta.scored if self._logprobs else None
+        if not scored and delta.finish_reason is None and not self._token_ids:
+            return self._plain_end
+        return b',"logprobs":%s,"finish_reason":%s%s}]%s' % (
+            encode(self._logprobs_of(delta.index, scored) if scored else None),
+            encode(delta.finish_reason),
+            b',"token_ids":%s' % encode(delta.tokens) if self._token_ids else b"",
+            self._tail,
+        )
+
+
+def token_text(spelled: bytes) -> str:
+    """A token by itself; parts of characters are written as OpenAI does, `bytes:\\xe2\\x82`."""
+    try:
+        return spelled.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def _joined(arrays: Sequence[bytes]) -> msgspec.Raw:
+    """JSON arrays as one; what is no array is the same in all."""
+    if not arrays[0].startswith(b"["):
+        return msgspec.Raw(arrays[0])
+    return msgspec.Raw(b"[%s]" % b",".join([array[1:-1] for array in arrays]))
+
+
+def finite(logprob: float | None) -> float | None:
+    return None if logprob is None else max(logprob, LOWEST_LOGPROB)
