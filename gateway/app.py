@@ -64,7 +64,7 @@ class _Tasks:
         gateway, control = self._gateway, self._control
         await gateway.wal.open()
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(each.run()) for each in (gateway.roster, gateway.fleet)]
+            running = [tasks.create_task(each.run()) for each in (gateway.discovery, gateway.fleet)]
             if control is not None:
                 running.append(tasks.create_task(control.run()))
             running.append(tasks.create_task(self._follow_catalog()))

@@ -12,7 +12,6 @@ import hashlib
 import logging
 import os
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from torch import Tensor
 from adapters.manifest import PROJECTIONS
 from adapters.pool.load_cost import build_s
 from adapters.pool.lora import ALIGNMENT, ImageTables
+from memory.tier import Tier
 from ops.block_hash import hash_blocks
 
 log = logging.getLogger(__name__)
@@ -117,7 +117,6 @@ class ImageCache:
         """Held while files come, go and are counted."""
         self._hashes_of = hashes_of
         self._root = root
-        self.max_bytes = max_bytes
         self._expected_reuse = expected_reuse
         root.mkdir(parents=True, exist_ok=True)
         # Other workers of this machine may have the same cache: what is listed may be gone.
@@ -128,14 +127,18 @@ class ImageCache:
             with suppress(FileNotFoundError):
                 files.append((path.stat(), path))
         files.sort(key=lambda item: item[0].st_mtime)
-        self._sizes = OrderedDict(
-            ((path.parent.name, path.stem), status.st_size) for status, path in files
-        )
+        self._tier = Tier[tuple[str, str]](max_bytes)
         """By layout and digest."""
+        for status, path in files:
+            self._tier.put((path.parent.name, path.stem), status.st_size)
         self._make_room(0)
 
+    @property
+    def max_bytes(self) -> int:
+        return self._tier.max_bytes
+
     def has(self, layout: str, digest: str) -> bool:
-        return (layout, digest) in self._sizes
+        return (layout, digest) in self._tier
 
     def load(self, layout: str, digest: str) -> AdapterImage | None:
         """The image, proved by its hashes, or None. A file that is damaged or cannot be read is
@@ -146,7 +149,7 @@ class ImageCache:
         except FileNotFoundError:
             # Not deleted: another worker of this machine may have written it since.
             with self._lock:
-                self._sizes.pop((layout, digest), None)
+                self._tier.drop((layout, digest))
             return None
         except (ImageCorrupt, OSError) as error:
             log.warning("a cached image is removed: %s", error)
@@ -154,8 +157,7 @@ class ImageCache:
             return None
         # It may be gone by now; and a disk that cannot be written any more may still be read.
         with self._lock, suppress(OSError):
-            self._sizes[layout, digest] = path.stat().st_size
-            self._sizes.move_to_end((layout, digest))
+            self._tier.put((layout, digest), path.stat().st_size)
             os.utime(path)
         return image
 
@@ -173,12 +175,12 @@ class ImageCache:
             except OSError as error:
                 log.warning("the image of %s cannot be cached: %s", image.digest, error)
                 return
-            self._sizes[layout, image.digest] = num_bytes
+            self._tier.put((layout, image.digest), num_bytes)
 
     def delete(self, layout: str, digest: str) -> None:
         """If the disk can; the file is not asked for any more."""
         with self._lock:
-            self._sizes.pop((layout, digest), None)
+            self._tier.drop((layout, digest))
             with suppress(OSError):
                 self._path(layout, digest).unlink()
 
@@ -186,21 +188,13 @@ class ImageCache:
         return self._root / layout / f"{digest}.img"
 
     def _make_room(self, num_bytes: int) -> None:
-        """Removes files until so many bytes fit, and a few more, so that not every image pays for
-        the search."""
-        missing = sum(self._sizes.values()) + num_bytes - self.max_bytes
-        if missing <= 0:
-            return
-        missing += self.max_bytes // 128
-        for key in sorted(self._sizes, key=self._worth):
-            if missing <= 0:
-                return
-            missing -= self._sizes[key]
+        """Removes files until so many bytes fit."""
+        for key in self._tier.victims(num_bytes, self._worth) or ():
             self.delete(*key)
 
     def _worth(self, key: tuple[str, str]) -> float:
         """Seconds that losing the file costs, a byte."""
-        size = self._sizes[key]
+        size = self._tier.size(key)
         return build_s(size) / max(size, 1) * self._expected_reuse(key[1])
 
 

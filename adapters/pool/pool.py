@@ -25,7 +25,6 @@ from adapters.manifest import BaseModelShape
 from adapters.pool.failures import Failures
 from adapters.pool.host_tier import HostTier
 from adapters.pool.image import AdapterImage, ImageCache
-from adapters.pool.load_queue import Load, LoadQueue
 from adapters.pool.loader import AdapterLoader
 from adapters.pool.lora import ImageLayout
 from adapters.pool.slots import Slots
@@ -34,12 +33,15 @@ from adapters.store.folder import Store
 from memory.accounts import NO_TENANT, Ask, BytesHeld, Tenant
 from memory.allocations import AdapterAllocations, Allocation
 from memory.broker import MemoryBroker
+from memory.copy_queue import Copy, CopyQueue
 from memory.errors import require
 from memory.places import Idle
 from memory.reuse import ReuseByKey
 from ops.base import AdapterTables, Ops
 
 log = logging.getLogger(__name__)
+
+LoadQueue = CopyQueue[AdapterImage]
 
 
 class AdapterRef(Protocol):
@@ -105,8 +107,12 @@ class AdapterPool:
         """As its base model; while that is away adapters come to the host only."""
         self._threads: list[Executor] = []
         """Its own."""
-        self._fetches = LoadQueue(executor or self._thread("adapter-fetcher"), broker.lock)
-        self._copies = LoadQueue(executor or self._thread("adapter-copier"), broker.lock)
+        self._fetches = CopyQueue[AdapterImage](
+            executor or self._thread("adapter-fetcher"), broker.lock
+        )
+        self._copies = CopyQueue[AdapterImage](
+            executor or self._thread("adapter-copier"), broker.lock
+        )
         self._entries: dict[str, Entry] = {}
         self._resident: dict[Allocation, Entry] = {}
         self._pins: dict[str, Entry] = {}
@@ -454,7 +460,7 @@ class AdapterPool:
         return run
 
     def _submit(self, queue: LoadQueue, entry: Entry, work: Callable[[], AdapterImage]) -> None:
-        entry.loading = Load(work, partial(self._finish, entry), self._is_awaited(entry))
+        entry.loading = Copy(work, partial(self._finish, entry), self._is_awaited(entry))
         queue.submit(entry.loading)
 
     def _drop_load(self, entry: Entry) -> None:

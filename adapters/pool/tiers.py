@@ -10,9 +10,9 @@ import msgspec
 from adapters.errors import AdapterUnavailable
 from adapters.pool.image import AdapterImage
 from adapters.pool.load_cost import build_s, copy_s, fetch_s
-from adapters.pool.load_queue import Load
 from memory.accounts import NO_TENANT
 from memory.allocations import Allocation
+from memory.copy_queue import Copy
 from memory.reuse import Reuse
 
 SHADOW = 0.1
@@ -68,7 +68,7 @@ class Entry:
     """Of the image that is or was last here."""
     proved: str = ""
     """The checksum that an image must have to serve, if known."""
-    loading: Load | None = None
+    loading: Copy[AdapterImage] | None = None
     failure: tuple[AdapterUnavailable, float] | None = None
     """The error and the time from which it may be tried again."""
     leases: int = 0

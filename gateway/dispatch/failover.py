@@ -24,9 +24,9 @@ from workers.wire.client import WorkerClient, WorkerFailed
 from workers.wire.prefix_index import Prefix
 from workers.wire.protocol import ErrorCode, Generate
 
-SHUN_S = 1.0
+EXCLUDED_S = 1.0
 """So long a sequence stays away from a worker that could not have it; by then its status tells."""
-MAX_FRUITLESS = 2
+MAX_WITHOUT_PROGRESS = 2
 """So many workers lost in a row without a token in between, and the sequence is refused."""
 MAX_LOST = 5
 """So many in all."""
@@ -34,7 +34,7 @@ VERDICT_S = 3.0
 """So long workers that were merely cut off have to be back until a sequence is taken for the cause
 of their loss."""
 REFUSALS = (ErrorCode.DRAINING, ErrorCode.MODEL_UNKNOWN)
-TURNED_AWAY = (ErrorCode.OVERLOADED, ErrorCode.MODEL_UNAVAILABLE)
+OVERLOADED = (ErrorCode.OVERLOADED, ErrorCode.MODEL_UNAVAILABLE)
 
 
 class Failover:
@@ -75,7 +75,7 @@ class Failover:
             self.num_retried += 1
 
 
-class Case:
+class RetryState:
     """One sequence's failures so far, and what may still be done for it."""
 
     def __init__(self, failover: Failover) -> None:
@@ -86,18 +86,18 @@ class Case:
         """It may wait for a worker."""
         self._lost: list[tuple[WorkerClient, str]] = []
         """Workers, with their instance ids."""
-        self._num_fruitful = 0
+        self._num_with_progress = 0
         """Of the lost, those before its last token."""
         self._suspected_at: float | None = None
-        self._was_turned_away = False
-        self._shunned: dict[WorkerClient, float] = {}
+        self._was_overloaded = False
+        self._excluded: dict[WorkerClient, float] = {}
         """Until when."""
         self._give_up_at: float | None = None
 
     @property
-    def shunned(self) -> list[WorkerClient]:
+    def excluded(self) -> list[WorkerClient]:
         now = time.monotonic()
-        return [worker for worker, until in self._shunned.items() if until > now]
+        return [worker for worker, until in self._excluded.items() if until > now]
 
     def gives_up(self) -> bool:
         """Whether it has waited in vain for as long as it may; the wait begins with this."""
@@ -106,11 +106,11 @@ class Case:
             self._give_up_at = now + self._failover.wait_s
         return not self._is_patient or now >= self._give_up_at
 
-    def shun(self, worker: WorkerClient, for_s: float = SHUN_S) -> None:
-        self._shunned[worker] = time.monotonic() + for_s
+    def exclude(self, worker: WorkerClient, for_s: float = EXCLUDED_S) -> None:
+        self._excluded[worker] = time.monotonic() + for_s
 
     def note_progress(self) -> None:
-        self._num_fruitful = len(self._lost)
+        self._num_with_progress = len(self._lost)
         self._give_up_at = None
 
     def add(
@@ -126,16 +126,16 @@ class Case:
         worker's when it got the sequence; `is_begun`: tokens have come, from whomever;
         `is_answering`: of any choice of its request."""
         self.failure, self._is_patient = failure, True
-        self.shun(worker, max(SHUN_S, failure.retry_after_s))
+        self.exclude(worker, max(EXCLUDED_S, failure.retry_after_s))
         if failure.code is ErrorCode.WORKER_LOST:
             self._lost.append((worker, instance_id))
             if not is_begun and not self._failover.budget.take():
                 raise failure
-        elif failure.code in TURNED_AWAY or (is_answering and failure.code is ErrorCode.EXPIRED):
+        elif failure.code in OVERLOADED or (is_answering and failure.code is ErrorCode.EXPIRED):
             self._is_patient = is_answering
-            if not is_answering and (self._was_turned_away or not self._failover.budget.take()):
+            if not is_answering and (self._was_overloaded or not self._failover.budget.take()):
                 raise failure
-            self._was_turned_away = True
+            self._was_overloaded = True
         elif failure.code not in REFUSALS:
             raise failure
 
@@ -146,7 +146,10 @@ class Case:
         A worker that is known to live by now was cut off, and not by what it was sent.
         """
         is_dead = [not worker.lives(instance_id) for worker, instance_id in self._lost]
-        if sum(is_dead[self._num_fruitful :]) < MAX_FRUITLESS and sum(is_dead) < MAX_LOST:
+        if (
+            sum(is_dead[self._num_with_progress :]) < MAX_WITHOUT_PROGRESS
+            and sum(is_dead) < MAX_LOST
+        ):
             self._suspected_at = None
             return False
         now = time.monotonic()

@@ -14,7 +14,7 @@ from functools import partial
 import msgspec
 
 from gateway.dispatch.choice import Choice, Delta
-from gateway.dispatch.failover import Case, Failover
+from gateway.dispatch.failover import Failover, RetryState
 from gateway.dispatch.prompt_usage import PromptUsage
 from gateway.exceptions import DeadlineExceeded
 from gateway.limits.admission import Reservation, Usage
@@ -32,11 +32,11 @@ from workers.wire.protocol import (
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.1
+SEARCH_INTERVAL_S = 0.1
 """How often it is looked for a worker where there was none."""
 GRACE_S = 0.5
 """So long after the deadline a worker may say that it has not begun, which costs nothing."""
-LAST_WORD_S = 2.0
+ABORT_WAIT_S = 2.0
 """How long a request that ends early waits for its workers to say how far its prompts have come. A
 worker says so after the step it is in."""
 NEVER_BEGUN = (
@@ -48,7 +48,7 @@ NEVER_BEGUN = (
 
 
 @dataclass(slots=True)
-class Run:
+class RemoteSequence:
     """One sequence on one worker, and what it has come to."""
 
     request: Generate
@@ -63,7 +63,7 @@ class Run:
     """At the worker's client."""
     tokens: list[int] = field(default_factory=list[int])
     """Generated so far, by all its workers."""
-    case: Case | None = None
+    retry_state: RetryState | None = None
     """From its first failure on."""
     followers: list[int] = field(default_factory=list[int])
     """The other choices of a prompt that this one scores, by number, until its scores have come:
@@ -109,7 +109,9 @@ class Generation:
         self._num_bytes = num_bytes
         self._prompts = [PromptUsage(len(each.prompt)) for each in choices[::num_choices]]
         self._runs = [
-            Run(request, choice, self._prompts[i // num_choices], worker, worker.instance_id)
+            RemoteSequence(
+                request, choice, self._prompts[i // num_choices], worker, worker.instance_id
+            )
             for i, (request, choice) in enumerate(zip(requests, choices, strict=True))
         ]
         for first in range(0, len(choices), num_choices):
@@ -196,11 +198,11 @@ class Generation:
 
     async def stop(self) -> None:
         """As `cancel`, and returns when the workers have told how far the prompts have come, or
-        have not for `LAST_WORD_S`. Then `usage` does not change any more."""
+        have not for `ABORT_WAIT_S`. Then `usage` does not change any more."""
         self._abort()
         if self._aborted:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LAST_WORD_S):
+                async with asyncio.timeout(ABORT_WAIT_S):
                     await self._no_more.wait()
 
     def _abort(self) -> None:
@@ -235,7 +237,7 @@ class Generation:
             if failure.code is not ErrorCode.WORKER_LOST:
                 raise
             # It was lost before it heard of this.
-            self._case(run).shun(run.worker)
+            self._retries(run).exclude(run.worker)
             self._place(number)
 
     def _send(self, number: int, worker: WorkerClient) -> None:
@@ -311,7 +313,7 @@ class Generation:
         if run.followers:
             self._begin_followers(run, output)
 
-    def _begin_followers(self, first: Run, output: SequenceOutput) -> None:
+    def _begin_followers(self, first: RemoteSequence, output: SequenceOutput) -> None:
         """The first choice has its first output, with the scores of the prompt. An answer that only
         scores is the same for all."""
         followers, first.followers = first.followers, []
@@ -351,7 +353,7 @@ class Generation:
         run = self._runs[number]
         if run.choice.finish_reason is not None:
             return
-        case = self._case(run)
+        case = self._retries(run)
         if run.has_progressed:
             case.note_progress()
         case.add(
@@ -361,10 +363,10 @@ class Generation:
         )
         self._place(number)
 
-    def _case(self, run: Run) -> Case:
-        if run.case is None:
-            run.case = Case(self._failover)
-        return run.case
+    def _retries(self, run: RemoteSequence) -> RetryState:
+        if run.retry_state is None:
+            run.retry_state = RetryState(self._failover)
+        return run.retry_state
 
     def _place(self, number: int) -> None:
         """Sends the sequence to a worker, now or as soon as there is one. Raises what it ends with
@@ -377,17 +379,17 @@ class Generation:
 
     def _is_placed(self, number: int) -> bool:
         run = self._runs[number]
-        case = self._case(run)
+        case = self._retries(run)
         if case.is_suspected():
             return False
-        while (worker := self._failover.find(run.request, case.shunned)) is not None:
+        while (worker := self._failover.find(run.request, case.excluded)) is not None:
             run.request = self._rewritten(run, worker)
             try:
                 self._send(number, worker)
             except WorkerFailed as failure:
                 if failure.code is not ErrorCode.WORKER_LOST:
                     raise
-                case.shun(worker)
+                case.exclude(worker)
                 continue
             self._failover.note_move(run.request)
             log.info("%s goes on at worker %s", run.request.request_id, run.worker_id)
@@ -396,7 +398,7 @@ class Generation:
             raise case.failure
         return False
 
-    def _rewritten(self, run: Run, worker: WorkerClient) -> Generate:
+    def _rewritten(self, run: RemoteSequence, worker: WorkerClient) -> Generate:
         """What is left to do of the sequence, for this worker."""
         request, params = run.request, run.request.params
         adapter = request.adapter and self._adapter_for(worker.models[request.model].adapter_layout)
@@ -416,7 +418,7 @@ class Generation:
     async def _look_for_workers(self) -> None:
         try:
             while self._stranded:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(SEARCH_INTERVAL_S)
                 self._stranded -= {each for each in self._stranded if self._is_placed(each)}
         except Exception as failure:
             self._fail(failure)

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 LOOK_INTERVAL_S = 0.25
 
 
-class Roster:
+class WorkerDiscovery:
     """A registered worker's client comes with its registration. It goes when the worker neither is
     registered any more nor connected: what runs there ends, and a database that was away for longer
     than leases last costs no worker. Those of the settings stay."""

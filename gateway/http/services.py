@@ -13,7 +13,7 @@ from gateway.dispatch.failover import Failover
 from gateway.dispatch.fleet import Fleet
 from gateway.dispatch.inflight import Flights
 from gateway.dispatch.outcomes import Outcomes
-from gateway.dispatch.worker_discovery import Roster
+from gateway.dispatch.worker_discovery import WorkerDiscovery
 from gateway.limits.admission import Admission
 from gateway.limits.leases import Leases, PostgresLeaseRenewal
 from gateway.metering.usage import UsageRecorder
@@ -46,18 +46,18 @@ class Gateway:
             )
             self.catalog.watch(lambda _: leases.believe_catalog())
         self.admission = Admission(self.leases)
-        self.roster = Roster(clients, self._connect)
-        self.fleet = Fleet(self.roster.clients)
+        self.discovery = WorkerDiscovery(clients, self._connect)
+        self.fleet = Fleet(self.discovery.clients)
         self.failover = Failover(self.fleet, config.failover_wait_s)
         self.flights = Flights(Outcomes())
-        self.turned_away: set[str] = set()
+        self.refused_tenants: set[str] = set()
         """Ids of tenants whose newest request was refused before it ran. Nothing is prefetched for
         their next one, so that refused requests displace no other tenant's adapters."""
         self.key_uses = KeyUses()
         self.wal = WriteAheadLog(config.wal, config.instance_id)
         self.usage_recorder = UsageRecorder(self.wal, config.max_wal_bytes)
         self.is_draining = False
-        self.catalog.watch(self.roster.follow)
+        self.catalog.watch(self.discovery.follow)
         self.catalog.watch(self.fleet.want)
 
     def why_not_ready(self) -> str | None:

@@ -10,7 +10,7 @@ import pytest
 
 from admin.records import CatalogSnapshot
 from gateway.catalog.catalog import CatalogView
-from gateway.dispatch.worker_discovery import Roster
+from gateway.dispatch.worker_discovery import WorkerDiscovery
 from gateway.periodic import repeat
 from workers.wire.client import WorkerClient
 
@@ -27,13 +27,13 @@ def repeated() -> Work:
     return repeat("nothing is done", nothing, 3600.0, wake), wake.set
 
 
-def roster() -> Work:
-    kept = Roster([], WorkerClient)
+def discovery() -> Work:
+    kept = WorkerDiscovery([], WorkerClient)
     view = CatalogView(CatalogSnapshot(1, (), (), (), (), ()))
     return kept.run(), lambda: kept.follow(view)
 
 
-@pytest.mark.parametrize("make", [repeated, roster])
+@pytest.mark.parametrize("make", [repeated, discovery])
 @pytest.mark.parametrize("num_ticks", range(5))
 async def test_it_ends_while_it_is_being_woken(make: Callable[[], Work], num_ticks: int) -> None:
     work, wake = make()

@@ -6,14 +6,15 @@ import ctypes
 import logging
 import os
 import sys
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
+from threading import Lock
 from time import perf_counter
 
 import torch
 
+from memory.copy_queue import Copy, CopyQueue
 from ops.base import Ops
 from workers.device.weight_image import WeightImage
 from workers.models.decoder import Decoder
@@ -34,24 +35,32 @@ class Loaded:
 
 
 class Load:
-    """One on its way. Ends with what `result` raises: CheckpointError, OSError, MemoryError,
-    LoadCancelled."""
+    """The weights of one model on their way. Ends with what `result` raises: CheckpointError,
+    OSError, MemoryError, LoadCancelled."""
 
-    def __init__(self, future: Future[Loaded], stop: Event) -> None:
-        self._future = future
-        self._stop = stop
+    def __init__(self) -> None:
+        self.is_cancelled = False
+        self._outcome: Loaded | BaseException | None = None
 
     @property
     def is_done(self) -> bool:
-        return self._future.done()
+        return self._outcome is not None
 
     def result(self) -> Loaded:
-        return self._future.result()
+        """The model, once it is done. Raises what ended the load."""
+        outcome, self._outcome = self._outcome, None
+        if isinstance(outcome, BaseException):
+            raise outcome
+        assert outcome is not None
+        return outcome
 
     def cancel(self) -> None:
-        """It stops before its next tensor. What was loaded goes with it."""
-        self._stop.set()
-        self._future.cancel()
+        """Has it stop before its next tensor. What was loaded goes with it."""
+        self.is_cancelled = True
+
+    def end(self, outcome: Loaded | BaseException) -> None:
+        """Called once, by the queue."""
+        self._outcome = outcome
 
 
 class ModelLoader:
@@ -62,17 +71,25 @@ class ModelLoader:
         self._thread = ThreadPoolExecutor(
             1, thread_name_prefix="model-loader", initializer=_use_one_thread
         )
+        self._lock = Lock()
+        self._copies = CopyQueue[Loaded](self._thread, self._lock)
 
     def load(self, plan: ModelPlan, image: WeightImage | None) -> Load:
         """Reads the weights to the device, or into the image. They have their extents of the arena
         by now."""
-        stop = Event()
+        load = Load()
 
-        def check(_done: int, _total: int) -> None:
-            if stop.is_set():
+        def check(_done: int = 0, _total: int = 0) -> None:
+            if load.is_cancelled:
                 raise LoadCancelled
 
-        return Load(self._thread.submit(self.load_here, plan, image, check), stop)
+        def work() -> Loaded:
+            check()
+            return self.load_here(plan, image, check)
+
+        with self._lock:
+            self._copies.submit(Copy(work, load.end, is_awaited=True))
+        return load
 
     def load_here(
         self, plan: ModelPlan, image: WeightImage | None, progress: ByteProgress

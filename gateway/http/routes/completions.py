@@ -66,13 +66,13 @@ async def answer(request: GatewayRequest, dialect: Dialect[B], body: B) -> Gener
     try:
         service = gateway.catalog.current.service(tenant_id)
         full = _full_workers(request, target, service)
-        if tenant_id not in gateway.turned_away:
+        if tenant_id not in gateway.refused_tenants:
             gateway.fleet.prefetch(target)
         if request.num_bytes > LONG:
             await gateway.admission.check(gateway.catalog.current, caller)
         call = await prepare(request, asked, target, service)
         admitted = await admit(call, request, full)
-        gateway.turned_away.discard(tenant_id)
+        gateway.refused_tenants.discard(tenant_id)
         try:
             format = dialect.answer_format(body, call.request_id, call.tokenizer.spelling.all)
             return respond(request, call, flight, admitted, format)
@@ -80,7 +80,7 @@ async def answer(request: GatewayRequest, dialect: Dialect[B], body: B) -> Gener
             gateway.admission.settle(admitted.reservation, Usage())
             raise
     except BaseException as error:
-        gateway.turned_away.add(tenant_id)
+        gateway.refused_tenants.add(tenant_id)
         flight.end(error)
         raise
 

@@ -14,10 +14,10 @@ import torch
 
 from adapters.errors import AdapterUnavailable
 from adapters.pool.image import AdapterImage, ImageCache
-from adapters.pool.load_queue import Load, LoadQueue
 from adapters.pool.lora import ImageTables
 from memory.accounts import Tenant
 from memory.allocations import UNIT_BYTES
+from memory.copy_queue import Copy, CopyQueue
 from tests.adapters.pools import House, SteppedExecutor
 
 ONE_UNIT, TWO_UNITS = 4, 16
@@ -33,18 +33,18 @@ def image_of(size: int, digest: str = "0" * 64) -> AdapterImage:
 
 def test_the_most_urgent_load_is_chosen_when_the_thread_is_free() -> None:
     executor = SteppedExecutor()
-    queue = LoadQueue(executor, Lock())
+    queue = CopyQueue[AdapterImage](executor, Lock())
     ran: list[str] = []
     outcomes: list[AdapterImage | BaseException] = []
 
-    def load(name: str, *, is_awaited: bool) -> Load:
+    def load(name: str, *, is_awaited: bool) -> Copy[AdapterImage]:
         def work() -> AdapterImage:
             ran.append(name)
             if name == "prefetched":
                 raise OSError("no such file")
             return image_of(len(ran))
 
-        made = Load(work, outcomes.append, is_awaited)
+        made = Copy(work, outcomes.append, is_awaited)
         queue.submit(made)
         return made
 
@@ -72,12 +72,12 @@ def test_submitting_never_waits_for_the_load_in_progress() -> None:
         return image_of(1)
 
     with ThreadPoolExecutor(1) as executor:
-        queue = LoadQueue(executor, lock)
-        first = Load(slow, outcomes.append, is_awaited=True)
+        queue = CopyQueue[AdapterImage](executor, lock)
+        first = Copy(slow, outcomes.append, is_awaited=True)
         with lock:
             queue.submit(first)
         assert begun.wait(20)
-        others = [Load(lambda: image_of(1), outcomes.append, False) for _ in range(100)]
+        others = [Copy(lambda: image_of(1), outcomes.append, False) for _ in range(100)]
 
         def engine_thread() -> None:
             with lock:

@@ -1,0 +1,75 @@
+"""A tier bounded in bytes: what is cheapest to bring back leaves first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+from memory.errors import require
+
+K = TypeVar("K")
+
+
+class Tier(Generic[K]):
+    """The bytes of each item of a tier, by key."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+        self._sizes: dict[K, int] = {}
+
+    def __iter__(self) -> Iterator[K]:
+        """Keys, the longest here first."""
+        return iter(self._sizes)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._sizes
+
+    def put(self, key: K, num_bytes: int) -> None:
+        """Adds the item, in place of one of this key. There must be room: see `victims`."""
+        self.drop(key)
+        self._sizes[key] = num_bytes
+        self.num_bytes += num_bytes
+
+    def drop(self, key: K) -> None:
+        """Removes the item, if it is here."""
+        self.num_bytes -= self._sizes.pop(key, 0)
+
+    def size(self, key: K) -> int:
+        """Bytes of an item that is here."""
+        return self._sizes[key]
+
+    def victims(
+        self,
+        num_bytes: int,
+        worth: Callable[[K], Any],
+        *,
+        gives_way: Callable[[K, Any], bool] = lambda _key, _worth: True,
+    ) -> list[K] | None:
+        """The items that must leave for `num_bytes` more, those of least worth first; None if not
+        enough of them give way.
+
+        worth: what losing an item costs for each of its bytes; seconds to bring it back times its
+        expected reuse, in whatever can be compared. A few more leave than must, so that not every
+        arrival pays for the search.
+        """
+        missing = self.num_bytes + num_bytes - self.max_bytes
+        if missing <= 0:
+            return []
+        wanted = missing + self.max_bytes // 128
+        victims: list[K] = []
+        worths = [(worth(key), key) for key in self._sizes]
+        for value, key in sorted(worths, key=lambda each: each[0]):
+            if wanted <= 0:
+                break
+            if gives_way(key, value):
+                victims.append(key)
+                missing -= self._sizes[key]
+                wanted -= self._sizes[key]
+        return victims if missing <= 0 else None
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError unless the bytes add up within the bound."""
+        num_bytes = sum(self._sizes.values())
+        require(num_bytes == self.num_bytes, f"{num_bytes} bytes in the tier, not {self.num_bytes}")
+        require(num_bytes <= self.max_bytes, f"{num_bytes} bytes of {self.max_bytes}")
