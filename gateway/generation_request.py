@@ -2,9 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 import msgspec
 
 from gateway.messages import Message
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True):
+    """A function that the model may call."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = {}
+    """JSON Schema of its arguments, an object."""
+    strict: bool = False
+    """Whether its arguments are held to the schema while they are generated."""
+
+
+class NamedTool(msgspec.Struct, frozen=True):
+    """A choice of tools that asks for a call of this one."""
+
+    name: str
+
+
+ToolChoice = Literal["auto", "none", "required"] | NamedTool
+
+
+class Constraint(msgspec.Struct, frozen=True):
+    """What the answer's text is held to while it is generated."""
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: str
+    """The schema as JSON, the regular expression, or the grammar in llguidance's Lark syntax."""
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,5 +71,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Likeliest tokens shown beside each one; 0: the token's own log-probability; None: none."""
     priority: int = 0
     cache_salt: str = ""
+    tools: list[Tool] = []
+    tool_choice: ToolChoice = "auto"
+    """With `tools`: whether the answer may, may not or must call one."""
+    is_parallel: bool = True
+    """Whether an answer may have more calls than one."""
+    constraint: Constraint | None = None
     user: str | None = None
     """Splits canaries; None: the API key does."""

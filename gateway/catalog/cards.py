@@ -34,3 +34,10 @@ class ModelCard(msgspec.Struct, frozen=True):
     max_model_len: int
     adapter: AdapterCard | None = None
     object: str = "model"
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    """The answer of GET /v1/models."""
+
+    data: list[ModelCard]
+    object: str = "list"

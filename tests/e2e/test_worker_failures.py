@@ -322,7 +322,8 @@ async def end_twice(process: ServerProcess) -> float:
     await asyncio.sleep(0.1)
     assert process.is_running, "it had nothing to finish"
     began_at = time.monotonic()
-    assert await process.end() == 1
+    # By the signal itself where the process has just given its handlers back.
+    assert await process.end() in (1, -signal.SIGTERM)
     return time.monotonic() - began_at
 
 

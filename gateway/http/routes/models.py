@@ -8,8 +8,7 @@ import contextlib
 from litestar import get
 from litestar.params import FromPath
 
-from gateway.catalog.cards import ModelCard
-from gateway.dialects.models import ModelList
+from gateway.catalog.cards import ModelCard, ModelList
 from gateway.exceptions import ModelNotFound
 from gateway.http.guards import INFERENCE, requires
 from gateway.http.request import GatewayRequest
