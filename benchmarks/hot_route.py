@@ -21,7 +21,8 @@ from litestar.params import JSONBody
 from admin.body_budget import HELD_BODY, BodyBudget, HeldBody
 from benchmarks.http_floors import PATH, Canned
 from gateway.dialects.chat_completions import ChatCompletionRequest
-from gateway.exceptions import InvalidRequest, to_response
+from gateway.exceptions import InvalidRequest
+from gateway.http.error_answers import to_response
 from gateway.http.handlers import DataPlane, HotRoute
 from gateway.http.request import GatewayRequest, add_request_headers
 

@@ -12,10 +12,10 @@ from litestar.datastructures import State
 
 from admin.database import Database
 from admin.openapi import StructSchemas
-from gateway import exceptions as errors
 from gateway.catalog.source import SnapshotSource
 from gateway.config import GatewayConfig
 from gateway.control.tasks import ControlTasks
+from gateway.http.error_answers import to_response
 from gateway.http.handlers import DataPlane
 from gateway.http.openapi import Requirements, document
 from gateway.http.request import GatewayRequest
@@ -105,7 +105,7 @@ def create_app(
         lifespan=[_Tasks(gateway, database).running],
         state=State({"gateway": gateway}),
         request_class=GatewayRequest,
-        exception_handlers={Exception: errors.to_response},
+        exception_handlers={Exception: to_response},
         openapi_config=document(),
         plugins=[StructSchemas(), Requirements()],
         logging_config=None,

@@ -28,15 +28,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from litestar import Request, Response
 from litestar.exceptions import HTTPException
-from litestar.types import Receive, Scope, Send
 
 from workers.wire.client import WorkerFailed
 from workers.wire.protocol import ErrorCode
-
-CODE = "refusal"
-"""Of a scope's state: the code of the error that is being answered."""
 
 log = logging.getLogger(__name__)
 
@@ -221,15 +216,16 @@ def _find_problem(error: Exception) -> Problem | None:
     return None
 
 
-def error_body(error: Exception) -> dict[str, Any]:
+def error_body(error: Exception, problem: Problem, message: str) -> dict[str, Any]:
     """`{"error": {message, type, param, code}}` as OpenAI shapes it."""
-    return _body(error, *problem_of(error))
-
-
-def _body(error: Exception, problem: Problem, message: str) -> dict[str, Any]:
     param = error.param if isinstance(error, ApiError) else None
-    code = (error.code if isinstance(error, ApiError) else None) or problem.code
+    code = code_of(error, problem)
     return {"error": {"message": message, "type": problem.type, "param": param, "code": code}}
+
+
+def code_of(error: Exception, problem: Problem) -> str | None:
+    """The error's own code, or else its problem's."""
+    return (error.code if isinstance(error, ApiError) else None) or problem.code
 
 
 def retry_headers(problem: Problem, error: Exception) -> dict[str, str]:
@@ -255,32 +251,6 @@ def _retry_after(seconds: float | None) -> dict[str, str]:
     }
 
 
-class ErrorAnswer:
-    """An error as a whole answer: an ASGI application."""
-
-    def __init__(self, error: Exception) -> None:
-        problem, message = problem_of(error)
-        self.status = problem.status
-        self.headers = retry_headers(problem, error)
-        if problem.status == 401:
-            self.headers["www-authenticate"] = "Bearer"
-        self.body = _body(error, problem, message)
-
-    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        note_code(scope, self.body)
-        body = msgspec.json.encode(self.body)
-        headers = [
-            *(
-                (name.encode("latin-1"), text.encode("latin-1"))
-                for name, text in self.headers.items()
-            ),
-            (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(body)),
-        ]
-        await send({"type": "http.response.start", "status": self.status, "headers": headers})
-        await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
 def forget_frames(error: BaseException) -> None:
     """Of an error that is over, and of those that led to it. Their frames hold the request and all
     it came with, which hold the error: a circle that stays until the collector of cycles comes,
@@ -289,20 +259,3 @@ def forget_frames(error: BaseException) -> None:
     while each is not None:
         each.__traceback__ = None
         each = each.__context__
-
-
-def note_code(scope: Any, body: dict[str, Any]) -> None:
-    """Leaves the code of an error's body for the log and the counters of refusals."""
-    scope["state"][CODE] = body["error"]["code"]
-
-
-def to_response(request: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
-    """The exception handler of the whole application."""
-    answer = ErrorAnswer(error)
-    note_code(request.scope, answer.body)
-    return Response(
-        answer.body,
-        status_code=answer.status,
-        headers=answer.headers,
-        media_type="application/json",
-    )

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import ClassVar, Generic, TypeVar
+from itertools import groupby
+from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
 from gateway.dispatch.choice import Delta, Scored
+from gateway.exceptions import Problem, error_body
 from gateway.generation_request import GenerationRequest
 from gateway.limits.admission import Usage
 from gateway.text.detokenizer import TokenBytes
+from gateway.text.parsers.parser import Part, Reasoning, Text, ToolCall
 
 SCORED_AT_ONCE = 192
 """Tokens whose log-probabilities are written before the event loop goes on with others: with 20
@@ -24,24 +27,56 @@ class Answer(msgspec.Struct):
     """All deltas of one choice, gathered."""
 
     index: int
-    pieces: list[str] = []
+    pieces: list[Part] = []
+    """As they came."""
     scored: list[Scored] = []
     tokens: list[int] = []
     finish_reason: str | None = None
+    stop: str | None = None
+    """The stop string that ended it, if one did."""
 
     def add(self, delta: Delta) -> None:
-        self.pieces.append(delta.text)
+        self.pieces.extend(delta.parts)
         self.tokens.extend(delta.tokens)
         self.scored.extend(delta.scored)
         self.finish_reason = delta.finish_reason
+        self.stop = delta.stop
+
+    @property
+    def parts(self) -> list[Part]:
+        """The pieces, those of one part that follow each other joined."""
+        return [_joined(list(pieces)) for _, pieces in groupby(self.pieces, part_key)]
 
     @property
     def text(self) -> str:
-        return "".join(self.pieces)
+        """The text of the answer itself."""
+        return "".join([piece.text for piece in self.pieces if type(piece) is Text])
+
+
+def part_key(piece: Part) -> tuple[type[Part], int]:
+    """Equal for pieces of one part: its kind and, of a tool call, its number."""
+    return type(piece), piece.index if isinstance(piece, ToolCall) else 0
+
+
+def _joined(pieces: Sequence[Part]) -> Part:
+    match pieces[0]:
+        case ToolCall(index=index, name=name):
+            written = [piece.arguments for piece in pieces if isinstance(piece, ToolCall)]
+            return ToolCall(index, name, "".join(written))
+        case Text() | Reasoning() as first:
+            spoken = [piece.text for piece in pieces if not isinstance(piece, ToolCall)]
+            return type(first)("".join(spoken))
 
 
 class AnswerFormat(ABC):
     """The bytes of one response: server-sent events, or one body."""
+
+    ping: ClassVar[bytes] = b": ping\n\n"
+    """Sent while a stream is silent; a comment, which clients skip."""
+
+    def start(self, usage: Usage) -> bytes:
+        """The events before a stream's first delta. `usage`: what is known then, the prompt's."""
+        return b""
 
     @abstractmethod
     def chunk(self, delta: Delta) -> bytes:
@@ -58,6 +93,19 @@ class AnswerFormat(ABC):
     @abstractmethod
     async def body(self, answers: list[Answer], usage: Usage) -> bytes:
         """The whole answer. While a large one is made, the event loop goes on."""
+
+
+class ErrorShape:
+    """The status and the body of an error, as OpenAI has them; a dialect may have others."""
+
+    def status(self, problem: Problem) -> int:
+        return problem.status
+
+    def body(
+        self, error: Exception, problem: Problem, message: str, request_id: str
+    ) -> dict[str, Any]:
+        """`problem` and `message` as `problem_of` has them."""
+        return error_body(error, problem, message)
 
 
 class Dialect(ABC, Generic[B]):
@@ -93,4 +141,4 @@ def split(deltas: Iterable[Delta]) -> Iterator[Delta]:
         for piece in pieces:
             yield Delta(delta.index, parts, piece, None, tokens)
             parts, tokens = [], []
-        yield Delta(delta.index, parts, last, delta.finish_reason, tokens)
+        yield Delta(delta.index, parts, last, delta.finish_reason, tokens, delta.stop)

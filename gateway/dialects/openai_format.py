@@ -16,7 +16,7 @@ import msgspec
 
 from gateway.dialects.dialect import SCORED_AT_ONCE, Answer, AnswerFormat, slices
 from gateway.dispatch.choice import Delta, Scored
-from gateway.exceptions import error_body
+from gateway.exceptions import error_body, problem_of
 from gateway.limits.admission import Usage
 from gateway.text.detokenizer import TokenBytes
 
@@ -69,7 +69,7 @@ class OpenAIFormat(AnswerFormat):
         return b'%s],"usage":%s}\n\n%s' % (self._head, encode(usage_object(usage)), DONE)
 
     def error_event(self, error: Exception) -> bytes:
-        return b"data: %s\n\n" % encode(error_body(error))
+        return b"data: %s\n\n" % encode(error_body(error, *problem_of(error)))
 
     async def body(self, answers: list[Answer], usage: Usage) -> bytes:
         is_large = sum([len(answer.scored) for answer in answers]) > SCORED_AT_ONCE

@@ -33,6 +33,8 @@ class Delta(msgspec.Struct, frozen=True):
     finish_reason: str | None
     tokens: list[int] = []
     """Generated and shown: without the end token, up to a stop string."""
+    stop: str | None = None
+    """The stop string that ended the choice, if one did."""
 
     @property
     def text(self) -> str:
@@ -80,7 +82,9 @@ class Choice:
                 text += self._finish(output.finish_reason)
         num_shown = min(len(visible), self.num_tokens - before)
         scored = self._scored(output, num_shown)
-        return Delta(self.index, self._parse(text), scored, self.finish_reason, visible[:num_shown])
+        stop = self._stops and self._stops.matched
+        parts, tokens = self._parse(text), visible[:num_shown]
+        return Delta(self.index, parts, scored, self.finish_reason, tokens, stop)
 
     def _parse(self, text: str) -> list[Part]:
         parts = self._parser.push(text)

@@ -8,11 +8,12 @@ import time
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from admin.client_address import client_address
-from gateway.exceptions import ApiError, ErrorAnswer, InvalidRequest, Overloaded, TooManyRequests
+from gateway.exceptions import ApiError, InvalidRequest, Overloaded, TooManyRequests
 from gateway.http.anonymous import AnonymousLimit
+from gateway.http.error_answers import ErrorAnswer
 from gateway.http.paths import find_ambiguity
 from gateway.http.refusals import Refusals
-from gateway.http.request import add_request_headers, number_request
+from gateway.http.request import add_request_headers
 
 PUBLIC = ("/schema", "/version")
 """Routes without a key, and those below them. Probes are not among them: they cost the same each
@@ -69,13 +70,12 @@ class Edge:
                 return None
 
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        number_request(scope)
+        answer = ErrorAnswer(error, scope)
 
         async def numbered(message: Message) -> None:
             await add_request_headers(message, scope)
             await send(message)
 
-        answer = ErrorAnswer(error)
         await answer(scope, receive, numbered)
         self._refusals.note_answer(scope, answer.status)
 

@@ -9,7 +9,8 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp, Message, Middleware, Receive, Scope, Send
 
-from gateway.exceptions import ErrorAnswer, forget_frames
+from gateway.exceptions import forget_frames
+from gateway.http.error_answers import ErrorAnswer
 from gateway.http.request import GatewayRequest, add_request_headers, decoder_of, keep_charge
 
 
@@ -39,7 +40,7 @@ class HotRoute(HTTPRouteHandler):
                 await response(scope, receive, send)
             except Exception as error:
                 try:
-                    await ErrorAnswer(error)(scope, receive, send)
+                    await ErrorAnswer(error, scope)(scope, receive, send)
                 finally:
                     forget_frames(error)
 

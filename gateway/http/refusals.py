@@ -9,7 +9,7 @@ from typing import Any
 
 from admin.client_address import address_prefix, client_address
 from gateway import telemetry
-from gateway.exceptions import CODE
+from gateway.http.error_answers import CODE
 
 INTERVAL_S = 10.0
 """At most one line in this time for each reason and address prefix."""

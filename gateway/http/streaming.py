@@ -25,8 +25,6 @@ from gateway.metering.usage import Status
 
 log = logging.getLogger(__name__)
 
-PING = b": ping\n\n"
-
 Headers = list[tuple[bytes, bytes]]
 Settle = Callable[[Generation, Exception | None], None]
 
@@ -123,6 +121,8 @@ class StreamResponse(GenerationResponse):
         self._ping_interval_s = ping_interval_s
         self._slow_client_s = slow_client_s
         self._has_started = False
+        self._start = b""
+        """Events that are sent before anything else."""
         self._write_lock = asyncio.Lock()
         self._last_write = asyncio.get_running_loop().time()
         self._watcher: asyncio.Task[None] | None = None
@@ -140,9 +140,10 @@ class StreamResponse(GenerationResponse):
     async def _stream(self, send: Send) -> None:
         try:
             deltas = await self._generation.step()
+            self._start = self._format.start(self._generation.usage)
             # Looked at before anything is awaited: what comes meanwhile is of another step.
             while not self._generation.is_done:
-                if chunks := await self._chunks(send, deltas):
+                if (chunks := await self._chunks(send, deltas)) or self._start:
                     await self._write(send, chunks)
                 deltas = await self._generation.step()
             chunks = await self._chunks(send, deltas)
@@ -182,6 +183,7 @@ class StreamResponse(GenerationResponse):
                     *self._headers,
                 ]
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
+            data, self._start = self._start + data, b""
             await send({"type": "http.response.body", "body": data, "more_body": more})
 
     def _watch(self, send: Send, client: Client) -> None:
@@ -203,7 +205,7 @@ class StreamResponse(GenerationResponse):
         """Whether the client took it in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._slow_client_s):
-                await self._write(send, PING)
+                await self._write(send, self._format.ping)
                 return True
         return False
 

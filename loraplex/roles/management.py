@@ -12,9 +12,9 @@ from litestar.handlers import BaseRouteHandler
 
 from admin.client_address import client_address
 from admin.http.problems import to_response
-from gateway import exceptions as errors
 from gateway.catalog.auth import authenticate, check_address
 from gateway.headers import find_header
+from gateway.http import error_answers
 from gateway.http.guards import Connection, public
 from gateway.http.services import Gateway
 from loraplex.telemetry import CONTENT_TYPE_LATEST, render_metrics
@@ -67,7 +67,7 @@ def _metrics_for_admins(gateway: Gateway) -> Litestar:
         if key.tenant_id is not None:
             raise NotFoundException()
 
-    return _metrics_app(admins_only, errors.to_response)
+    return _metrics_app(admins_only, error_answers.to_response)
 
 
 def _metrics_app(guard: Any, on_error: Any) -> Litestar:

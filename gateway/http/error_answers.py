@@ -1,0 +1,62 @@
+"""Errors as whole answers, each in the shape of the dialect that its path belongs to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from litestar import Request, Response
+from litestar.types import Receive, Scope, Send
+
+from gateway.dialects.dialect import ErrorShape
+from gateway.exceptions import code_of, problem_of, retry_headers
+from gateway.http.request import number_request
+
+CODE = "refusal"
+"""Of a scope's state: the code of the error that is being answered."""
+OPENAI = ErrorShape()
+
+
+def shape_of(path: str) -> ErrorShape:
+    """How errors of a path are shaped, whether or not a route is there."""
+    return OPENAI
+
+
+class ErrorAnswer:
+    """An error as a whole answer: an ASGI application."""
+
+    def __init__(self, error: Exception, scope: Scope) -> None:
+        """Leaves the error's code in the scope, for the log and the counters of refusals."""
+        number_request(scope)
+        problem, message = problem_of(error)
+        shape = shape_of(scope["path"])
+        self.status = shape.status(problem)
+        self.headers = retry_headers(problem, error)
+        if problem.status == 401:
+            self.headers["www-authenticate"] = "Bearer"
+        self.body = shape.body(error, problem, message, scope["state"]["request_id"])
+        scope["state"][CODE] = code_of(error, problem)
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        body = msgspec.json.encode(self.body)
+        headers = [
+            *(
+                (name.encode("latin-1"), text.encode("latin-1"))
+                for name, text in self.headers.items()
+            ),
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+        ]
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def to_response(request: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
+    """The exception handler of the whole application."""
+    answer = ErrorAnswer(error, request.scope)
+    return Response(
+        answer.body,
+        status_code=answer.status,
+        headers=answer.headers,
+        media_type="application/json",
+    )
