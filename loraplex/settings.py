@@ -116,14 +116,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """From one address, where no proxy is trusted; default a quarter of all, 0: no bound."""
     max_body_memory: Annotated[int, msgspec.Meta(ge=128 << 20)] = ALL
     """Bytes of request bodies that are being read, in all; a tenant may have an eighth."""
-    device: Literal["auto", "cpu"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: a GPU where there is one."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    ops: Literal["cpu", "reference"] = "cpu"
+    ops: Literal["cpu", "reference", "cuda"] | None = None
+    """Kernel backend; default: that of the device."""
     threads: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
     memory: Positive | None = None
-    """KV and adapters, beside all weights; default min(1 GiB, a quarter of the RAM)."""
+    """KV and adapters, beside all weights; default on a CPU min(1 GiB, a quarter of the RAM)."""
     device_memory: Positive | None = None
-    """In place of `memory`: weights, KV and adapters together."""
+    """In place of `memory`: weights, KV and adapters together; default on a GPU 90 % of what is
+    free there."""
     max_model_wait_s: Annotated[float, msgspec.Meta(gt=0)] = 30.0
     """When a request has waited so long for its base model, a busy one makes room."""
     max_model_drain_s: Annotated[float, msgspec.Meta(ge=0)] = 10.0
@@ -133,7 +136,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     adapter_cache: int = 16 << 30
     """Packed adapters on the worker's disk, each of which the store could give again."""
     max_num_seqs: Rows = 64
-    max_batched_tokens: Rows = 512
+    max_batched_tokens: Rows | None = None
+    """Tokens of a step; default 512 on a CPU, 2048 on a GPU."""
     max_model_len: Annotated[int, msgspec.Meta(ge=5)] | None = None
     """At least what a worker warms up with."""
     max_queued: Positive = 1024

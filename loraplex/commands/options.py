@@ -36,9 +36,9 @@ TRANSPORT: tuple[tuple[str, dict[str, Any]], ...] = (
     ),
 )
 WORKING: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("--device", {"help": "auto or cpu"}),
+    ("--device", {"help": "auto, cpu or cuda"}),
     ("--dtype", {"help": "bfloat16 or float32"}),
-    ("--ops", {"help": "cpu or reference"}),
+    ("--ops", {"help": "cpu, reference or cuda; that of the device"}),
     ("--threads", {"type": int}),
     ("--memory", {"metavar": "BYTES", "help": "KV pages and adapters, such as 512MiB"}),
     ("--device-memory", {"metavar": "BYTES", "help": "all of it, weights too, if not all fit"}),

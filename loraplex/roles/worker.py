@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from loraplex.settings import Settings
 from workers.process.config import WorkerConfig
 
@@ -19,10 +17,11 @@ def worker_config(
         listen=listen,
         security=settings.security,
         health=health,
-        ops=settings.ops,
+        device=settings.device,
+        ops=settings.ops or "",
         dtype=settings.dtype,
         threads=settings.threads,
-        memory=settings.memory or default_memory(),
+        memory=settings.memory or 0,
         device_memory=settings.device_memory,
         max_model_wait_s=settings.max_model_wait_s,
         max_model_drain_s=settings.max_model_drain_s,
@@ -34,14 +33,8 @@ def worker_config(
         max_queued=settings.max_queued,
         max_queued_tokens=settings.max_queued_tokens,
         max_queue_wait=settings.max_queue_wait,
-        max_batched_tokens=settings.max_batched_tokens,
+        max_batched_tokens=settings.max_batched_tokens or 0,
         max_model_len=settings.max_model_len,
         max_loaded_adapters=settings.max_loaded_adapters,
         log_format=settings.log_format,
     )
-
-
-def default_memory() -> int:
-    """Bytes of the arena: 1 GiB, or a quarter of a small machine's memory."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(1 << 30, total // 4)

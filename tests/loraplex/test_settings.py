@@ -81,7 +81,7 @@ def test_a_secret_may_lie_in_a_file_and_is_not_shown(tmp_path: Path):
         ({"adapter_memory": "5"}, {}, "", "not MIN:MAX"),
         ({"models": ("x",)}, {}, "", "not NAME=PATH"),
         ({}, {"LORAPLEX_MODELS": "x=/a, x=/b"}, "", "'x' is given twice"),
-        ({"device": "cuda"}, {}, "", "cuda"),
+        ({"device": "tpu"}, {}, "", "the flags.*tpu.*device"),
         ({"port": 65536}, {}, "", "the flags.*port"),
         ({"memory": "0"}, {}, "", "the flags.*memory"),
         ({"threads": 0}, {}, "", "the flags.*threads"),
@@ -193,3 +193,15 @@ def test_a_worker_is_told_how_tcp_is_secured(tmp_path: Path):
     config = worker_config(settings, {"tiny": "b" * 64}, "tcp://127.0.0.1:1", "127.0.0.1:0")
     config.write(tmp_path / "worker.json")
     assert WorkerConfig.read(tmp_path / "worker.json").security == settings.security
+
+
+@pytest.mark.parametrize("flags", [{}, {"device": "cuda", "ops": "cuda"}, {"device": "cpu"}])
+def test_a_worker_is_told_the_device_and_left_what_follows_from_it(
+    tmp_path: Path, flags: dict[str, str]
+):
+    settings = load_settings(flags | {"data_dir": str(tmp_path)}, {})
+    config = worker_config(settings, {"tiny": "b" * 64}, "unix:/w", "127.0.0.1:0")
+    assert config.device == flags.get("device", "auto")
+    assert config.ops == flags.get("ops", "")
+    left = (config.memory, config.device_memory, config.max_batched_tokens)
+    assert left == (0, None, 0)

@@ -11,10 +11,12 @@ from workers.process.logs import LogFormat
 from workers.wire.transport.base import Security
 
 DType = Literal["bfloat16", "float32"]
+Device = Literal["auto", "cpu", "cuda"]
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes in bytes. `models` maps served names to digests in the store."""
+    """Sizes in bytes. `models` maps served names to digests in the store. What is left to the
+    machine is filled in by `workers.process.machine`."""
 
     models: dict[str, str]
     store: str
@@ -26,11 +28,15 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Of TCP."""
     health: str = "127.0.0.1:0"
     """HOST:PORT or `unix:PATH` of /livez, /readyz and /metrics."""
-    ops: str = "cpu"
+    device: Device = "cpu"
+    """auto: a GPU where there is one."""
+    ops: str = ""
+    """Empty: that of the device."""
     dtype: DType = "bfloat16"
     threads: int | None = None
-    memory: int
-    """KV pages and resident adapters, beside the weights of all models, whenever they come."""
+    memory: int = 0
+    """KV pages and resident adapters, beside the weights of all models, whenever they come. 0:
+    on a GPU `device_memory` is most of what is free, on a CPU 1 GiB or a quarter of the RAM."""
     device_memory: int | None = None
     """In place of `memory`: all of it, weights included. If not all models fit they take turns."""
     max_model_wait_s: float = 30.0
@@ -43,7 +49,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     adapter_cache: int = 16 << 30
     """Packed adapters on local disk."""
     max_num_seqs: int = 64
-    max_batched_tokens: int = 512
+    max_batched_tokens: int = 0
+    """Tokens of a step. 0: 512 on a CPU, 2048 on a GPU."""
     runs_ahead: bool | None = None
     """A step is scheduled while the one before it is computed."""
     uses_graphs: bool | None = None

@@ -42,6 +42,7 @@ from workers.models.decoder import Decoder
 from workers.models.plan import ModelPlan
 from workers.process.config import WorkerConfig
 from workers.process.loop import WorkerLoop
+from workers.process.machine import CannotServe, settled
 from workers.process.server import Delivery
 from workers.scheduling.queue_limits import QueueBounds
 from workers.scheduling.scheduler import Scheduler
@@ -72,10 +73,6 @@ MAX_EXTENTS = 1024
 """More of them only make every trade of memory slower."""
 
 
-class CannotServe(ValueError):
-    """What the config asks for can never run here; the message says why."""
-
-
 class CannotServeModel(CannotServe):
     """This worker, as it is set up, cannot serve the model; the text does not name it."""
 
@@ -88,7 +85,7 @@ class Worker:
     def __init__(self, config: WorkerConfig, *, instance_id: str, progress: ModelProgress) -> None:
         """Brings models to the device in the order of the config, as far as there is room. Raises
         CannotServe, and what `Decoder.load` raises."""
-        self.config = config
+        self.config = config = settled(config)
         self.instance_id = instance_id
         self.ring = StepRing()
         self.ops = self._select_ops()

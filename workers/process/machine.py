@@ -1,0 +1,101 @@
+"""Settings that follow from the machine that a worker finds itself on: a GPU, or none."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from workers.process.config import WorkerConfig
+
+log = logging.getLogger(__name__)
+
+MIN_CAPABILITY = (8, 0)
+"""Compute capability of the first GPUs that multiply bfloat16 matrices: Ampere."""
+FREE_PERCENT = 90
+"""Of a GPU's free memory, for weights, KV and adapters. The rest is left to activations, captured
+graphs and cuBLAS."""
+CPU_TOKENS, GPU_TOKENS = 512, 2048
+"""Tokens of a step. Fewer than 2,048 leave a GPU's matrix units idle for part of a prefill."""
+
+
+class CannotServe(ValueError):
+    """What the config asks for can never run here; the message says why."""
+
+
+class Card(NamedTuple):
+    """A GPU that the `cuda` backend computes on. free_bytes: that no process has."""
+
+    name: str
+    free_bytes: int
+
+
+def find_card() -> Card | str:
+    """The current GPU, or why there is none that can be used. Makes a context on it."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device: no driver, or CUDA_VISIBLE_DEVICES hides it"
+    name = torch.cuda.get_device_name()
+    capability = torch.cuda.get_device_capability()
+    if capability < MIN_CAPABILITY:
+        needed, found = (".".join(map(str, each)) for each in (MIN_CAPABILITY, capability))
+        return f"{name} has compute capability {found}, at least {needed} is needed"
+    if find_spec("triton") is None:
+        return "Triton, which compiles the kernels, is not installed"
+    return Card(name, torch.cuda.mem_get_info()[0])
+
+
+def settled(config: WorkerConfig, find: Callable[[], Card | str] = find_card) -> WorkerConfig:
+    """The config with all that it leaves to the machine. find: asked where a GPU would be used.
+
+    Raises CannotServe, which says why there is no GPU where one is asked for.
+    """
+    if config.device == "cpu" and config.ops == "cuda":
+        raise CannotServe("ops: 'cuda' computes on a GPU, and device is 'cpu'")
+    if config.device == "cuda" and config.ops not in ("", "cuda"):
+        raise CannotServe(f"ops: {config.ops!r} computes on the CPU, and device is 'cuda'")
+    if config.device == "cpu" or config.ops in ("cpu", "reference"):
+        return _on_cpu(config)
+    card = find()
+    if isinstance(card, Card):
+        return _on_gpu(config, card)
+    if config.device == "cuda" or config.ops == "cuda":
+        setting = "device" if config.device == "cuda" else "ops"
+        raise CannotServe(f"{setting}: 'cuda' cannot be had: {card}")
+    log.info("computing on the CPU: %s", card)
+    return _on_cpu(config)
+
+
+def _on_cpu(config: WorkerConfig) -> WorkerConfig:
+    return msgspec.structs.replace(
+        config,
+        device="cpu",
+        ops=config.ops or "cpu",
+        memory=config.memory or _default_memory(),
+        max_batched_tokens=config.max_batched_tokens or CPU_TOKENS,
+    )
+
+
+def _on_gpu(config: WorkerConfig, card: Card) -> WorkerConfig:
+    device_memory = config.device_memory
+    if device_memory is None and not config.memory:
+        device_memory = card.free_bytes * FREE_PERCENT // 100
+    return msgspec.structs.replace(
+        config,
+        device="cuda",
+        ops="cuda",
+        device_memory=device_memory,
+        max_batched_tokens=config.max_batched_tokens or GPU_TOKENS,
+    )
+
+
+def _default_memory() -> int:
+    """Bytes of the arena: 1 GiB, or a quarter of a small machine's memory."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(1 << 30, total // 4)
