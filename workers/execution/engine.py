@@ -16,6 +16,7 @@ from memory.kv_cache import KVCache
 from workers.execution.engine_report import EngineReport
 from workers.execution.request_check import check_request
 from workers.execution.step_input import (
+    DeviceFailed,
     PendingStep,
     Runner,
     SequenceResult,
@@ -58,8 +59,8 @@ Event = tuple[int, SequenceOutput | PromptProgress | Failed]
 
 
 class EngineFailed(Exception):
-    """No step succeeds any more, as after an illegal access on a GPU. The process must end: it
-    fails requests so fast that it would draw ever more of them."""
+    """No step succeeds any more, or the device may still use memory that would be given out again.
+    The process must end: it fails requests so fast that it would draw ever more of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,6 +409,8 @@ class Engine:
         return sequence.connection, Failed(sequence.request.id, code, message)
 
     def _fail_step(self, schedule: Schedule, error: Exception) -> list[Event]:
+        if isinstance(error, DeviceFailed):
+            raise EngineFailed(str(error)) from error
         message = f"the engine step failed: {type(error).__name__}"
         log.exception("engine step failed", exc_info=error)
         self._num_failed_steps += 1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter_ns
 
@@ -22,7 +23,13 @@ from ops.base import (
 from workers.execution.batch_builder import BatchInputs, StepShape, build_inputs, forward_batch
 from workers.execution.graph_runner import GraphRunner, Limits
 from workers.execution.sampler import Sampler, SamplerInputs, Scores
-from workers.execution.step_input import Array, SequenceResult, StepInput, StepOutput
+from workers.execution.step_input import (
+    Array,
+    DeviceFailed,
+    SequenceResult,
+    StepInput,
+    StepOutput,
+)
 from workers.execution.token_buffer import TokenBuffer
 from workers.execution.upload import upload
 from workers.models.decoder import Decoder
@@ -60,7 +67,16 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, step: StepInput) -> LaunchedStep:
         """Computes the step's tokens, draws its samples and scores its prompts. Waits for the
-        device only while a graph is captured."""
+        device only while a graph is captured, and where the launch fails."""
+        try:
+            return self._launch(step)
+        except Exception:
+            # Kernels that were submitted before may write into the step's pages.
+            with _waiting():
+                self._ops.record_event().synchronize()
+            raise
+
+    def _launch(self, step: StepInput) -> LaunchedStep:
         begin = perf_counter_ns()
         inputs, shape = build_inputs(step)
         graph = self._prepare_graph(step, inputs, shape)
@@ -159,7 +175,8 @@ class LaunchedStep:
 
     def result(self) -> StepOutput:
         begin = perf_counter_ns()
-        self.event.synchronize()
+        with _waiting():
+            self.event.synchronize()
         results = [SequenceResult() for _ in range(len(self.step.counts))]
         if self.tokens is not None:
             logprobs = iter([] if self.scores is None else self.scores.read())
@@ -179,6 +196,15 @@ class LaunchedStep:
             forward_us=self.forward_us,
             sample_us=self.sample_us + (perf_counter_ns() - begin) // 1000,
         )
+
+
+@contextmanager
+def _waiting() -> Generator[None]:
+    """Raises DeviceFailed where the device cannot be waited for."""
+    try:
+        yield
+    except Exception as error:
+        raise DeviceFailed(f"the device cannot be waited for: {error}") from error
 
 
 def _trim(scored: TokenLogprobs, num_top: int) -> TokenLogprobs:

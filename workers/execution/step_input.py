@@ -111,11 +111,17 @@ class StepOutput:
     sample_us: int = 0
 
 
+class DeviceFailed(Exception):
+    """The device can no longer be waited for, as after an illegal access on a GPU: what it still
+    reads and writes is unknown."""
+
+
 class PendingStep(Protocol):
     """A step that was launched."""
 
     def result(self) -> StepOutput:
-        """Waits for the step's end. Raises the error of the device or its kernels."""
+        """Waits for the step's end. Raises DeviceFailed, or another error once the device has ended
+        the step."""
         ...
 
 
@@ -124,7 +130,8 @@ class Runner(Protocol):
 
     def launch(self, step: StepInput) -> PendingStep:
         """Steps are computed in the order of their launch. Pages, sequence slots and adapter slots
-        that the step names stay as they are until its result is taken."""
+        that the step names stay as they are until its result is taken. Where it raises, the device
+        has ended what was submitted of the step, or else the error is DeviceFailed."""
         ...
 
 
