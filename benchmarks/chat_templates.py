@@ -17,6 +17,7 @@ from typing import Any
 
 from transformers.utils import chat_template_utils
 
+from gateway.conversation import Conversation
 from gateway.messages import Message
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.template_budget import steps_for
@@ -43,7 +44,8 @@ def main() -> None:
     messages = [
         Message(role=ROLES[i % 2], content="What is it about? " * 6) for i in range(args.messages)
     ]
-    steps = steps_for(len(messages), sum(message.num_chars for message in messages))
+    conversation = Conversation(messages)
+    steps = steps_for(len(messages), conversation.num_chars)
     compile_template: Any = chat_template_utils._compile_jinja_template
     for path in sorted(TEMPLATES.glob("*.jinja")):
         ours = ChatTemplate(path.read_text(), SPECIAL)
@@ -59,7 +61,7 @@ def main() -> None:
             )
 
         def counted(ours: ChatTemplate = ours) -> str:
-            return ours.render(messages, steps=steps)
+            return ours.render(conversation, steps=steps)
 
         assert plain() == counted()
         pairs = [

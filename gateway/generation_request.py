@@ -19,6 +19,12 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     strict: bool = False
     """Whether its arguments are held to the schema while they are generated."""
 
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates expect it."""
+        described = {"description": self.description} if self.description else {}
+        function = {"name": self.name, **described, "parameters": self.parameters}
+        return {"type": "function", "function": function}
+
 
 class NamedTool(msgspec.Struct, frozen=True):
     """A choice of tools that asks for a call of this one."""
@@ -77,5 +83,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     is_parallel: bool = True
     """Whether an answer may have more calls than one."""
     constraint: Constraint | None = None
+    add_generation_prompt: bool = True
+    """Of `messages`: whether the prompt ends with the beginning of an answer."""
+    continue_final_message: bool = False
+    """Of `messages`: whether the answer goes on with the last one's content."""
+    template_arguments: dict[str, Any] = {}
+    """Further variables of the chat template."""
     user: str | None = None
     """Splits canaries; None: the API key does."""

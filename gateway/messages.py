@@ -7,33 +7,46 @@ from typing import Any, Literal
 import msgspec
 
 
-class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    type: Literal["text"]
-    text: str
+class MadeCall(msgspec.Struct, frozen=True):
+    """A call of a tool in an earlier answer."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates expect it: the arguments are an object, not a text."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
 
 
-class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields of type None are what an answer's message has when it is sent back as it came."""
+class Message(msgspec.Struct, frozen=True):
+    """One turn. Only an assistant's has reasoning and calls; only a tool's has a call's id."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart] | None = None
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = ""
     name: str | None = None
-    refusal: None = None
-    annotations: None = None
-    audio: None = None
-    function_call: None = None
-    tool_calls: None = None
+    """Of the speaker, or of the tool."""
+    reasoning: str = ""
+    """What the model wrote before this answer."""
+    calls: list[MadeCall] = []
+    call_id: str | None = None
+    """The call that this is the result of."""
 
     @property
     def num_chars(self) -> int:
         """Characters of its content."""
-        content = self.content or ""
-        return len(content) if isinstance(content, str) else sum([len(p.text) for p in content])
+        return len(self.content)
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates expect it: text content, `developer` under its older name."""
-        content = self.content or ""
-        if not isinstance(content, str):
-            content = "\n".join(part.text for part in content)
-        shown = {"role": "system" if self.role == "developer" else self.role, "content": content}
-        return shown if self.name is None else {**shown, "name": self.name}
+        """As chat templates expect it: what it does not have is left out."""
+        shown: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.name is not None:
+            shown["name"] = self.name
+        if self.reasoning:
+            shown["reasoning_content"] = self.reasoning
+        if self.calls:
+            shown["tool_calls"] = [call.for_template() for call in self.calls]
+        if self.call_id is not None:
+            shown["tool_call_id"] = self.call_id
+        return shown

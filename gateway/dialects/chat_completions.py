@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-from msgspec import Meta
-
+from gateway.dialects.chat_messages import (
+    ChatTool,
+    ChatToolChoice,
+    Messages,
+    neutral_choice,
+    neutral_messages,
+)
 from gateway.dialects.dialect import Answer, Dialect
 from gateway.dialects.openai_fields import Count, OpenAIRequest, TextFormat, TopLogprobs
 from gateway.dialects.openai_format import OpenAIFormat, encode, finite, token_text
 from gateway.dispatch.choice import Delta, Scored
 from gateway.exceptions import InvalidRequest
 from gateway.generation_request import GenerationRequest
-from gateway.messages import Message
 from gateway.text.detokenizer import TokenBytes
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ChatCompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
@@ -24,11 +30,20 @@ class ChatCompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
         "messages": [{"role": "user", "content": "Where is my parcel?"}],
     }
 
-    messages: Annotated[list[Message], Meta(min_length=1, max_length=4096)]
+    messages: Messages
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
+    tools: list[ChatTool] | None = None
+    tool_choice: ChatToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    """A variable of the chat template; "none" sets `enable_thinking` to false instead."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Further variables of the chat template."""
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     # accepted without effect
     response_format: TextFormat | None = None
@@ -37,8 +52,21 @@ class ChatCompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
         super().__post_init__()
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
-        if any(m.content is None for m in self.messages):
-            raise InvalidRequest("Each message needs 'content'.", param="messages")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidRequest(
+                "'continue_final_message' and 'add_generation_prompt' exclude each other.",
+                param="continue_final_message",
+            )
+
+    @property
+    def template_arguments(self) -> dict[str, Any]:
+        """What `chat_template_kwargs` says comes before what `reasoning_effort` means."""
+        arguments: dict[str, Any] = {}
+        if self.reasoning_effort == "none":
+            arguments["enable_thinking"] = False
+        elif self.reasoning_effort is not None:
+            arguments["reasoning_effort"] = self.reasoning_effort
+        return arguments | (self.chat_template_kwargs or {})
 
 
 class ChatFormat(OpenAIFormat):
@@ -94,7 +122,15 @@ class ChatCompletions(Dialect[ChatCompletionRequest]):
     def read(self, body: ChatCompletionRequest) -> GenerationRequest:
         return GenerationRequest(
             **body.neutral_fields(),
-            messages=body.messages,
+            messages=neutral_messages(body.messages),
+            tools=[tool.neutral() for tool in body.tools or ()],
+            tool_choice=neutral_choice(body.tool_choice),
+            is_parallel=body.parallel_tool_calls is not False,
+            add_generation_prompt=(
+                not body.continue_final_message and body.add_generation_prompt is not False
+            ),
+            continue_final_message=bool(body.continue_final_message),
+            template_arguments=body.template_arguments,
             max_tokens=body.max_completion_tokens or body.max_tokens,
             num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import msgspec
-from msgspec import Meta
 
+from gateway.dialects.chat_messages import ChatTool, Messages
 from gateway.dialects.openai_fields import TokenId
 from gateway.exceptions import InvalidRequest
-from gateway.messages import Message
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -19,7 +18,9 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     model: str
     prompt: str | None = None
-    messages: Annotated[list[Message], Meta(min_length=1, max_length=4096)] | None = None
+    messages: Messages | None = None
+    tools: list[ChatTool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
 

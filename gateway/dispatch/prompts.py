@@ -9,10 +9,16 @@ import msgspec
 
 from gateway.catalog.catalog import ResolvedModel
 from gateway.catalog.principal import Principal
+from gateway.conversation import conversation_of
 from gateway.dispatch.activation import find_activation
 from gateway.exceptions import InvalidRequest
 from gateway.generation_request import GenerationRequest
-from gateway.limits.bounds import check_total, completion_tokens
+from gateway.limits.bounds import (
+    check_template_arguments,
+    check_tools,
+    check_total,
+    completion_tokens,
+)
 from gateway.messages import Message
 from gateway.text.tokenizer import ModelTokenizer
 
@@ -30,6 +36,8 @@ async def encode_prompts(
 ) -> list[Prompt]:
     """The request's prompts as token ids. Raises InvalidRequest, TemplateNotApproved."""
     check_ids(asked, target)
+    check_tools(asked.tools, asked.tool_choice)
+    check_template_arguments(asked.template_arguments)
     if asked.messages is not None:
         return await _chat_prompts(tokenizer, target, asked, asked.messages, caller)
     return await _completion_prompts(tokenizer, target, asked, caller)
@@ -45,7 +53,10 @@ async def _chat_prompts(
     template, max_tokens = target.chat_template(), target.base.max_model_len
     tokenizer.check_chars(sum([message.num_chars for message in messages]), max_tokens)
     tokens = await tokenizer.encode_chat(
-        messages, domain=caller.cache_domain, template=template, max_tokens=max_tokens
+        conversation_of(asked, messages),
+        domain=caller.cache_domain,
+        template=template,
+        max_tokens=max_tokens,
     )
     check_total([len(tokens)], asked.num_choices, max_tokens, param="n")
     return await _prompts(tokenizer, target, caller, [tokens], [])

@@ -3,9 +3,14 @@ prompts and choices together."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Any
+
+import msgspec
 
 from gateway.exceptions import ContextLengthExceeded, InvalidRequest
+from gateway.generation_request import NamedTool, Tool, ToolChoice
 
 MAX_REQUEST_TOKENS = 1 << 18
 """Prompt tokens of one request, each counted once a choice: a worker is sent so many ids. A single
@@ -17,6 +22,20 @@ MAX_LOGPROBS = 1 << 17
 A worker tells those of a prompt in one frame, which takes 25 ms to read."""
 MAX_ECHO_CHARS = 4 << 20
 """Characters of prompts that one answer repeats."""
+MAX_TOOLS = 256
+MAX_SCHEMA_BYTES = 256 << 10
+"""Of all tools of a request, as JSON with names and descriptions."""
+MAX_DEPTH = 64
+"""Lists and objects inside each other, of what a caller may nest as it likes."""
+MAX_TEMPLATE_ARGUMENTS = 64
+MAX_TEMPLATE_BYTES = 64 << 10
+"""Of a caller's own variables for the chat template, as JSON."""
+TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
+VARIABLE_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]{0,63}")
+TEMPLATE_VARIABLES = frozenset(
+    ("messages", "tools", "add_generation_prompt", "continue_final_message")
+)
+"""Variables of a template that are fields of the request."""
 
 
 def completion_tokens(prompt: int, asked: int | None, default: int, max_model_len: int) -> int:
@@ -65,4 +84,85 @@ def check_answer(num_scored: int, num_top: int | None, num_echoed: int) -> None:
             f"{num_echoed}. Send fewer prompts or choices in one request.",
             param="echo",
             code="answer_too_large",
+        )
+
+
+def check_tools(tools: Sequence[Tool], choice: ToolChoice = "auto") -> None:
+    """Raises InvalidRequest if the tools are too many, too large or not told apart by name, or the
+    choice names none of them."""
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequest(
+            f"A request may have {MAX_TOOLS} tools; yours has {len(tools)}.", param="tools"
+        )
+    names = _check_names(tools)
+    if tools:
+        check_nested([tool.for_template() for tool in tools], MAX_SCHEMA_BYTES, param="tools")
+    if any(tool.strict for tool in tools):
+        raise InvalidRequest("A tool's 'strict' may only be false.", param="tools")
+    if choice in ("auto", "none"):
+        return
+    if not tools:
+        raise InvalidRequest("'tool_choice' needs 'tools'.", param="tool_choice")
+    if isinstance(choice, NamedTool) and choice.name not in names:
+        raise InvalidRequest(f"'tools' has no {choice.name[:128]!r}.", param="tool_choice")
+    raise InvalidRequest("'tool_choice' may be 'auto' or 'none'.", param="tool_choice")
+
+
+def _check_names(tools: Sequence[Tool]) -> set[str]:
+    names: set[str] = set()
+    for tool in tools:
+        if not TOOL_NAME.fullmatch(tool.name):
+            raise InvalidRequest(
+                "A tool's name has 1 to 128 letters, digits, '_', '-' or '.'; yours is "
+                f"{tool.name[:128]!r}.",
+                param="tools",
+            )
+        if tool.name in names:
+            raise InvalidRequest(f"'tools' has {tool.name!r} twice.", param="tools")
+        names.add(tool.name)
+    return names
+
+
+def check_template_arguments(arguments: dict[str, Any]) -> None:
+    """Raises InvalidRequest if a caller's variables for the chat template are too many or too
+    large, or take the place of others."""
+    param = "chat_template_kwargs"
+    if len(arguments) > MAX_TEMPLATE_ARGUMENTS:
+        raise InvalidRequest(f"At most {MAX_TEMPLATE_ARGUMENTS} variables are taken.", param=param)
+    for name in arguments:
+        if not VARIABLE_NAME.fullmatch(name) or name in TEMPLATE_VARIABLES:
+            raise InvalidRequest(
+                f"A variable has 1 to 64 letters, digits or '_', begins with a letter, and is none "
+                f"of {', '.join(sorted(TEMPLATE_VARIABLES))}; yours is {name[:64]!r}.",
+                param=param,
+            )
+    if arguments:
+        check_nested(arguments, MAX_TEMPLATE_BYTES, param=param)
+
+
+def check_nested(value: Any, max_bytes: int, *, param: str) -> None:
+    """Raises InvalidRequest if lists and objects are too deep inside each other, or the value is
+    too long as JSON."""
+    depth, level = -1, [value]
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise InvalidRequest(
+                f"'{param}' may have {MAX_DEPTH} lists and objects inside each other.", param=param
+            )
+        below: list[Any] = []
+        for each in level:
+            if isinstance(each, dict):
+                below += each.values()  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+            elif isinstance(each, list):
+                below += each  # pyright: ignore[reportUnknownArgumentType]
+        level = below
+    _check_bytes(value, max_bytes, param=param)
+
+
+def _check_bytes(value: Any, max_bytes: int, *, param: str) -> None:
+    num_bytes = len(msgspec.json.encode(value))
+    if num_bytes > max_bytes:
+        raise InvalidRequest(
+            f"'{param}' may have {max_bytes} bytes of JSON; yours has {num_bytes}.", param=param
         )

@@ -11,9 +11,11 @@ from collections import OrderedDict
 from typing import Any
 
 import jinja2
+from jinja2 import nodes
 
+from gateway.conversation import Conversation
 from gateway.exceptions import InvalidRequest
-from gateway.messages import Message
+from gateway.text.plain_tools import in_plain_messages
 from gateway.text.template_budget import BudgetExceeded, limited
 from gateway.text.template_sandbox import MAX_ERROR_CHARS, make_environment
 
@@ -26,6 +28,9 @@ RENDERING_ERRORS = (
     ValueError,
 )
 """What a template's own expressions may raise on messages it did not expect."""
+FINAL_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Put behind the content that an answer goes on with, to find where it ends; as in transformers,
+the space at its end shows whether the template trims."""
 
 
 class TemplateOverBudget(InvalidRequest):
@@ -37,6 +42,9 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
         """Raises jinja2.TemplateSyntaxError."""
+        names = ENVIRONMENT.parse(source).find_all(nodes.Name)
+        self.shows_tools = any(name.name == "tools" for name in names)
+        """Whether the template itself knows of tools, and so of calls and their results."""
         self._template: Any = ENVIRONMENT.from_string(source)
         # One plain dict: Jinja's chain of them costs as much as the rendering.
         self._template.globals = {
@@ -46,17 +54,28 @@ class ChatTemplate:
             "documents": None,
         }
 
-    def render(
-        self, messages: list[Message], *, steps: int, add_generation_prompt: bool = True
-    ) -> str:
-        """Raises InvalidRequest if the template refuses the conversation, TemplateOverBudget if
-        that takes more `steps` of `template_budget`."""
+    def render(self, conversation: Conversation, *, steps: int) -> str:
+        """The prompt's text. Tools that the template does not know are described in plain messages.
+        Raises InvalidRequest if the template refuses the conversation, TemplateOverBudget if that
+        takes more `steps` of `template_budget`."""
+        if not self.shows_tools:
+            conversation = in_plain_messages(conversation)
+        messages = [message.for_template() for message in conversation.messages]
+        if conversation.continue_final_message:
+            messages[-1]["content"] += FINAL_MARK
+        variables = conversation.template_arguments | {
+            "messages": messages,
+            "add_generation_prompt": conversation.add_generation_prompt,
+        }
+        if conversation.tools:
+            variables["tools"] = [tool.for_template() for tool in conversation.tools]
+        text = self._text(variables, steps)
+        return _until_mark(text) if conversation.continue_final_message else text
+
+    def _text(self, variables: dict[str, Any], steps: int) -> str:
         try:
             with limited(steps):
-                return self._template.render(
-                    messages=[message.for_template() for message in messages],
-                    add_generation_prompt=add_generation_prompt,
-                )
+                return self._template.render(variables)
         except BudgetExceeded:
             raise TemplateOverBudget(
                 f"The model's chat template takes more than the {steps} steps that a conversation "
@@ -69,6 +88,20 @@ class ChatTemplate:
                 f"The model's chat template refused: {str(error)[:MAX_ERROR_CHARS]}",
                 param="messages",
             ) from error
+
+
+def _until_mark(text: str) -> str:
+    """The text up to the end of the last message's content. Raises InvalidRequest if the template
+    does not show it."""
+    end = text.rfind(FINAL_MARK.strip())
+    if end < 0:
+        raise InvalidRequest(
+            "The model's chat template does not show the last message as it is, so that an answer "
+            "cannot continue it.",
+            param="continue_final_message",
+        )
+    is_trimmed = not text.startswith(FINAL_MARK, end)
+    return text[:end].rstrip() if is_trimmed else text[:end]
 
 
 class CompiledTemplates:

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import msgspec
 from tokenizers import Tokenizer
 
+from gateway.conversation import Conversation
 from gateway.exceptions import ContextLengthExceeded, InvalidRequest
-from gateway.messages import Message
 from gateway.text.chat_template import ChatTemplate, CompiledTemplates, TemplateOverBudget
 from gateway.text.detokenizer import Spelling
 from gateway.text.long_texts import LONG, TOKEN_CHARS, LongTexts
@@ -88,32 +88,21 @@ class ModelTokenizer:
 
     async def encode_chat(
         self,
-        messages: list[Message],
+        conversation: Conversation,
         *,
         domain: str,
         template: str | None = None,
-        add_generation_prompt: bool = True,
         max_tokens: int | None = None,
     ) -> list[int]:
         """As `render`; the template writes the special tokens itself, so none are added. `domain`:
         inside one, what was encoded before need not be again. Raises ContextLengthExceeded as
         `encode_many` does."""
-        text = await self.render(
-            messages,
-            domain=domain,
-            template=template,
-            add_generation_prompt=add_generation_prompt,
-        )
+        text = await self.render(conversation, domain=domain, template=template)
         self.check_chars(len(text), max_tokens)
         return await self._prompts.encode(text, domain, max_tokens=max_tokens)
 
     async def render(
-        self,
-        messages: list[Message],
-        *,
-        domain: str,
-        template: str | None = None,
-        add_generation_prompt: bool = True,
+        self, conversation: Conversation, *, domain: str, template: str | None = None
     ) -> str:
         """By an adapter version's approved `template`, else the model's own. Raises InvalidRequest
         if it refuses the conversation, or there is none. What takes long, for the size of the
@@ -121,15 +110,15 @@ class ModelTokenizer:
         chosen = self._template if template is None else await self._templates.get(template)
         if chosen is None:
             raise InvalidRequest("This model has no chat template; use completions.", param="model")
-        num_chars = sum([message.num_chars for message in messages])
+        num_chars, num_messages = conversation.num_chars, len(conversation.messages)
 
         def render(steps: int) -> str:
-            return chosen.render(messages, steps=steps, add_generation_prompt=add_generation_prompt)
+            return chosen.render(conversation, steps=steps)
 
-        if num_chars <= LONG and len(messages) <= MANY_MESSAGES:
+        if num_chars <= LONG and num_messages <= MANY_MESSAGES:
             with suppress(TemplateOverBudget):
                 return render(STEPS_ON_LOOP)
-        steps = steps_for(len(messages), num_chars)
+        steps = steps_for(num_messages, num_chars)
         return await self._long_texts.run(domain, partial(render, steps))
 
     async def decode(

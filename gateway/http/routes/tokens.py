@@ -6,6 +6,8 @@ from litestar import post
 from litestar.params import JSONBody
 
 from gateway.catalog.catalog import ResolvedModel
+from gateway.conversation import Conversation
+from gateway.dialects.chat_messages import neutral_messages
 from gateway.dialects.token_ids import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -15,6 +17,7 @@ from gateway.dialects.token_ids import (
 from gateway.exceptions import ContextLengthExceeded, InvalidRequest
 from gateway.http.guards import INFERENCE, requires
 from gateway.http.request import GatewayRequest
+from gateway.limits.bounds import check_template_arguments, check_tools
 from gateway.text.tokenizer import ModelTokenizer
 
 MIN_COUNTED = 1 << 15
@@ -28,12 +31,18 @@ async def tokenize(request: GatewayRequest, data: JSONBody[TokenizeRequest]) -> 
     """The ids that a prompt or a conversation becomes."""
     target, tokenizer = await _tokenizer(request, data.model)
     if data.messages is not None:
-        with_prompt = data.add_generation_prompt is not False
+        conversation = Conversation(
+            neutral_messages(data.messages),
+            [tool.neutral() for tool in data.tools or ()],
+            data.add_generation_prompt is not False,
+            template_arguments=data.chat_template_kwargs or {},
+        )
+        check_tools(conversation.tools)
+        check_template_arguments(conversation.template_arguments)
         tokens = await tokenizer.encode_chat(
-            data.messages,
+            conversation,
             domain=request.user.cache_domain,
             template=target.chat_template(),
-            add_generation_prompt=with_prompt,
             max_tokens=_most(target),
         )
     else:

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from gateway.conversation import Conversation
 from gateway.exceptions import InvalidRequest
-from gateway.messages import Message
+from gateway.generation_request import Tool
+from gateway.messages import MadeCall, Message
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.long_texts import LongTexts
 from gateway.text.template_budget import BASE_STEPS, STEPS_PER_MESSAGE, steps_for
@@ -29,7 +31,7 @@ TURNS = [
 SYSTEM = {"role": "system", "content": "Be short."}
 LONG_CHAT = TURNS[:4] * 1023 + TURNS[:1]
 CONVERSATIONS = [TURNS[:1], TURNS, [SYSTEM, *TURNS], LONG_CHAT]
-MESSAGES = [Message(role="user", content="Hi"), Message(role="assistant", content="ok")]
+CHAT = Conversation([Message("user", "Hi"), Message("assistant", "ok")])
 MAX_CPU_S = 5.0
 """Of one refused rendering; each attack takes minutes, or gigabytes, without the budget."""
 
@@ -140,8 +142,10 @@ def test_published_templates_render_as_in_transformers(path: Path, generates: bo
     template = ChatTemplate(source, SPECIAL)
     num_refused = 0
     for chat in CONVERSATIONS:
-        messages = [Message(**turn) for turn in chat]
-        steps = steps_for(len(messages), sum(message.num_chars for message in messages))
+        conversation = Conversation(
+            [Message(**turn) for turn in chat], add_generation_prompt=generates
+        )
+        steps = steps_for(len(chat), conversation.num_chars)
         try:
             (expected,), _ = render_jinja_template(
                 [chat], chat_template=source, add_generation_prompt=generates, **SPECIAL
@@ -149,19 +153,62 @@ def test_published_templates_render_as_in_transformers(path: Path, generates: bo
         except Exception as refusal:
             num_refused += 1
             with pytest.raises(InvalidRequest, match=str(refusal)[:20]):
-                template.render(messages, steps=steps, add_generation_prompt=generates)
+                template.render(conversation, steps=steps)
         else:
-            assert template.render(messages, steps=steps, add_generation_prompt=generates) == (
-                expected
-            )
+            assert template.render(conversation, steps=steps) == (expected)
     assert num_refused <= 1
+
+
+WITH_TOOLS = [path for path in FAMILIES if path.stem in ("qwen2.5", "qwen3")]
+
+
+@pytest.mark.parametrize("path", WITH_TOOLS, ids=[path.stem for path in WITH_TOOLS])
+def test_tools_calls_and_results_render_as_in_transformers(path: Path) -> None:
+    """Calls have arguments that are an object."""
+    source = path.read_text()
+    tool = Tool(name="add", description="Adds.", parameters={"type": "object", "properties": {}})
+    call = MadeCall("abcdefghi", "add", {"a": 1, "b": ["ü"]})
+    messages = [
+        Message("user", "2 + 2?"),
+        Message("assistant", calls=[call]),
+        Message("tool", "4", call_id="abcdefghi"),
+        Message("assistant", "It is 4."),
+        Message("user", "And 3 + 3?"),
+    ]
+    (expected,), _ = render_jinja_template(
+        [[message.for_template() for message in messages]],
+        tools=[tool.for_template()],
+        chat_template=source,
+        add_generation_prompt=True,
+        enable_thinking=False,
+        **SPECIAL,
+    )
+    conversation = Conversation(messages, [tool], template_arguments={"enable_thinking": False})
+    template = ChatTemplate(source, SPECIAL)
+    assert template.shows_tools and "Adds." in expected and "ü" in expected
+    assert template.render(conversation, steps=STEPS_ON_LOOP) == expected
+
+
+@pytest.mark.parametrize("path", FAMILIES, ids=[path.stem for path in FAMILIES])
+def test_an_answer_continues_the_last_message_as_in_transformers(path: Path) -> None:
+    source = path.read_text()
+    chat = [*TURNS[:1], {"role": "assistant", "content": "Once upon "}]
+    (expected,), _ = render_jinja_template(
+        [chat], chat_template=source, continue_final_message=True, **SPECIAL
+    )
+    conversation = Conversation(
+        [Message(**turn) for turn in chat],
+        add_generation_prompt=False,
+        continue_final_message=True,
+    )
+    assert ChatTemplate(source, SPECIAL).render(conversation, steps=STEPS_ON_LOOP) == expected
 
 
 @pytest.mark.parametrize("path", FAMILIES, ids=[path.stem for path in FAMILIES])
 def test_a_short_chat_is_rendered_within_the_steps_of_the_loop(path: Path) -> None:
     template = ChatTemplate(path.read_text(), SPECIAL)
-    messages = [Message(**turn) for turn in TURNS]
-    assert template.render(messages, steps=STEPS_ON_LOOP // 16)
+    conversation = Conversation([Message(**turn) for turn in TURNS])
+    assert template.render(conversation, steps=STEPS_ON_LOOP // 16)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -169,7 +216,7 @@ def test_hostile_templates_are_refused(name: str) -> None:
     template = ChatTemplate(HOSTILE[name], SPECIAL)
     began = time.thread_time()
     with pytest.raises(InvalidRequest) as refusal:
-        template.render(MESSAGES, steps=steps_for(len(MESSAGES), 4))
+        template.render(CHAT, steps=steps_for(len(CHAT.messages), 4))
     assert time.thread_time() - began < MAX_CPU_S
     assert len(refusal.value.message) < 1200
 
@@ -180,10 +227,10 @@ async def test_a_hostile_template_leaves_the_loop_free(tmp_path: Path) -> None:
     tokenizer = ModelTokenizer(changed(tmp_path, chat_template=template), LongTexts())
     began = time.thread_time()
     with pytest.raises(InvalidRequest) as refusal:
-        await tokenizer.render(MESSAGES, domain="acme")
+        await tokenizer.render(CHAT, domain="acme")
     assert time.thread_time() - began < 0.5
     assert refusal.value.code == "template_budget_exceeded"
-    steps = BASE_STEPS + STEPS_PER_MESSAGE * len(MESSAGES) + 4
+    steps = BASE_STEPS + STEPS_PER_MESSAGE * len(CHAT.messages) + 4
     assert str(steps) in refusal.value.message
 
 
@@ -192,7 +239,7 @@ async def test_a_long_conversation_is_rendered_beside_the_loop(tmp_path: Path) -
     tokenizer = ModelTokenizer(changed(tmp_path, chat_template=template), LongTexts())
     content: Any = "a" * (8 << 20)
     began = time.thread_time()
-    rendered = await tokenizer.render([Message(role="user", content=content)], domain="acme")
+    rendered = await tokenizer.render(Conversation([Message("user", content)]), domain="acme")
     on_loop_s = time.thread_time() - began
     assert rendered == content.upper()
     began = time.thread_time()
@@ -213,4 +260,4 @@ async def test_a_long_conversation_is_rendered_beside_the_loop(tmp_path: Path) -
 async def test_what_has_no_budget_is_refused_by_name(tmp_path: Path, template: str) -> None:
     tokenizer = ModelTokenizer(changed(tmp_path), LongTexts())
     with pytest.raises(InvalidRequest, match=r"chat templates may not use|64 bits"):
-        await tokenizer.render(MESSAGES, domain="", template=template)
+        await tokenizer.render(CHAT, domain="", template=template)

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
+from gateway.conversation import Conversation
 from gateway.exceptions import ContextLengthExceeded, InvalidRequest
 from gateway.messages import Message
 from gateway.text.chat_template import CompiledTemplates
@@ -41,7 +42,7 @@ CHAT: list[dict[str, Any]] = [
     {"role": "user", "content": "Grüße"},
     {"role": "assistant", "content": "ok"},
 ]
-MESSAGES = [Message(**message) for message in CHAT]
+CONVERSATION = Conversation([Message(**message) for message in CHAT])
 
 
 def changed(folder: Path, **config: Any) -> Path:
@@ -75,7 +76,7 @@ async def test_ids_are_those_of_transformers(
         assert await tokenizer.encode_many(TEXTS, domain="", add_special_tokens=has_specials) == [
             oracle.encode(text, add_special_tokens=has_specials) for text in TEXTS
         ]
-    assert await tokenizer.encode_chat(MESSAGES, domain="") == oracle.apply_chat_template(
+    assert await tokenizer.encode_chat(CONVERSATION, domain="") == oracle.apply_chat_template(
         CHAT, add_generation_prompt=True, tokenize=True, return_dict=False
     )
 
@@ -92,7 +93,7 @@ async def test_templates_render_as_in_transformers(
         folder = changed(tmp_path, chat_template=template)
     oracle = AutoTokenizer.from_pretrained(folder)
     assert await ModelTokenizer(folder, LongTexts()).render(
-        MESSAGES, domain=""
+        CONVERSATION, domain=""
     ) == oracle.apply_chat_template(CHAT, add_generation_prompt=True, tokenize=False)
 
 
@@ -111,7 +112,7 @@ async def test_templates_render_as_in_transformers(
 async def test_what_a_template_may_not_do(tmp_path: Path, template: str) -> None:
     tokenizer = ModelTokenizer(changed(tmp_path, chat_template=template), LongTexts())
     with pytest.raises(InvalidRequest) as refusal:
-        await tokenizer.render(MESSAGES, domain="")
+        await tokenizer.render(CONVERSATION, domain="")
     assert refusal.value.param == "messages"
 
 
@@ -132,7 +133,7 @@ async def test_a_template_that_does_not_compile_is_refused(template: str) -> Non
 async def test_a_model_without_template_does_not_chat(tmp_path: Path) -> None:
     tokenizer = ModelTokenizer(changed(tmp_path, chat_template=None), LongTexts())
     with pytest.raises(InvalidRequest, match="no chat template"):
-        await tokenizer.render(MESSAGES, domain="")
+        await tokenizer.render(CONVERSATION, domain="")
 
 
 async def test_a_text_that_must_have_too_many_tokens_is_refused(tmp_path: Path) -> None:
@@ -144,7 +145,9 @@ async def test_a_text_that_must_have_too_many_tokens_is_refused(tmp_path: Path) 
     with pytest.raises(ContextLengthExceeded, match="61 characters"):
         await tokenizer.encode_many(["Hi", turns + "a"], domain="", max_tokens=5)
     with pytest.raises(ContextLengthExceeded):
-        await tokenizer.encode_chat([Message("user", "a" * 61)], domain="", max_tokens=5)
+        await tokenizer.encode_chat(
+            Conversation([Message("user", "a" * 61)]), domain="", max_tokens=5
+        )
 
 
 def test_sampling_defaults_of_the_model(tmp_path: Path) -> None:

@@ -1,0 +1,47 @@
+"""What a chat template is given: messages, tools, and how its text is to end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gateway.generation_request import GenerationRequest, Tool
+from gateway.messages import Message
+
+
+class Conversation(msgspec.Struct, frozen=True):
+    messages: list[Message]
+    tools: list[Tool] = []
+    add_generation_prompt: bool = True
+    """Whether the text ends with the beginning of an answer."""
+    continue_final_message: bool = False
+    """Whether the text ends with the last message's content, for the model to go on with."""
+    template_arguments: dict[str, Any] = {}
+    """Further variables of the template."""
+
+    @property
+    def num_chars(self) -> int:
+        """Characters that a template may show: contents, and the rest as JSON."""
+        total = sum([message.num_chars for message in self.messages])
+        for message in self.messages:
+            if message.calls or message.reasoning:
+                total += len(message.reasoning) + _size(message.calls)
+        if self.tools or self.template_arguments:
+            total += _size(self.tools) + _size(self.template_arguments)
+        return total
+
+
+def conversation_of(asked: GenerationRequest, messages: list[Message]) -> Conversation:
+    """The conversation of a request. Tools that must not be called are not shown."""
+    return Conversation(
+        messages,
+        [] if asked.tool_choice == "none" else asked.tools,
+        asked.add_generation_prompt,
+        asked.continue_final_message,
+        asked.template_arguments,
+    )
+
+
+def _size(value: Any) -> int:
+    return len(msgspec.json.encode(value))
