@@ -420,6 +420,8 @@ class AdapterPool:
         if entry.image_bytes and self._host.victims(entry) is None:
             return
         work = partial(self._loader.fetch, entry.digest, entry.proved)
+        entry.load_times.source = self._far_tier(entry.digest)
+        entry.load_times.fetch_begun_s = self._clock()
         self._submit(self._fetches, entry, work)
 
     def _copy(self, entry: Entry, image: AdapterImage) -> None:
@@ -435,6 +437,7 @@ class AdapterPool:
             with self._ops.side_stream("adapters"):
                 return self._loader.copy(image, target)
 
+        entry.load_times.copy_begun_s = self._clock()
         self._submit(self._copies, entry, work)
 
     def _is_first(self, account: str) -> bool:
@@ -498,6 +501,7 @@ class AdapterPool:
                 start = self._runs.place_of(entry.run).start
                 entry.max_rank = self._slots.write(entry.slot, image.tables, start)
                 entry.num_unpaid_bytes = image.num_bytes
+                entry.load_times.copied_s = self._clock()
             else:
                 self._free_device(entry)
         else:
@@ -505,6 +509,7 @@ class AdapterPool:
 
     def _arrive(self, entry: Entry, image: AdapterImage) -> None:
         """A fetched image finds its place on the host, or is dropped: whoever waits asks again."""
+        entry.load_times.fetched_s = self._clock()
         victims = self._host.victims(entry)
         if victims is None:
             self.forget(entry)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -48,6 +49,27 @@ class Holder(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class LoadTimes:
+    """When an adapter last came nearer, in seconds of the pool's clock."""
+
+    source: Tier = "host"
+    """Where it was last fetched from: disk or store."""
+    fetch_begun_s: float = -math.inf
+    fetched_s: float = -math.inf
+    copy_begun_s: float = -math.inf
+    copied_s: float = -math.inf
+
+    def since(self, arrival_s: float) -> tuple[Tier, float, float] | None:
+        """The tier that the adapter was in at that time, and the begin and the end of its way to
+        the device. None: it was there."""
+        if self.copied_s <= arrival_s:
+            return None
+        if self.fetched_s > arrival_s:
+            return self.source, self.fetch_begun_s, self.copied_s
+        return "host", self.copy_begun_s, self.copied_s
+
+
 @dataclass(slots=True, eq=False)
 class Entry:
     """run and slot: both or none. While `loading` they are being filled, afterwards they serve."""
@@ -69,6 +91,7 @@ class Entry:
     proved: str = ""
     """The checksum that an image must have to serve, if known."""
     loading: Copy[AdapterImage] | None = None
+    load_times: LoadTimes = field(default_factory=LoadTimes)
     failure: tuple[AdapterUnavailable, float] | None = None
     """The error and the time from which it may be tried again."""
     leases: int = 0
@@ -141,6 +164,10 @@ class AdapterLease:
     num_loaded_bytes: int
     """Copied to the device for whoever has this lease."""
     _entry: Entry | None
+
+    def load_since(self, arrival_s: float) -> tuple[Tier, float, float] | None:
+        """As `LoadTimes.since`, while it is held."""
+        return self._entry and self._entry.load_times.since(arrival_s)
 
     def release(self) -> None:
         """A second call does nothing."""

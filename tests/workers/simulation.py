@@ -25,6 +25,7 @@ from workers.wire.protocol import (
     ModelInfo,
     PromptProgress,
     SamplingParams,
+    SequenceTimes,
 )
 
 PAGE_BYTES = 1024
@@ -36,6 +37,9 @@ class StubLease:
     slot: int
     max_rank: int = 8
     num_loaded_bytes: int = 0
+
+    def load_since(self, arrival_s: float) -> tuple[str, float, float] | None:
+        return self.pool.load
 
     def release(self) -> None:
         self.pool.leases[self.slot] -= 1
@@ -55,6 +59,8 @@ class StubPool:
     loaded_bytes: int = 0
     """Of the next adapter that is leased."""
     num_evictions: int = 0
+    load: tuple[str, float, float] | None = None
+    """What leases tell of their adapter's load: tier, begin, end."""
 
     @property
     def is_leased(self) -> bool:
@@ -163,6 +169,7 @@ class Simulation:
         self.outputs: dict[int, list[int]] = {}
         self.finished: dict[int, FinishReason | ErrorCode] = {}
         self.cached: dict[int, int] = {}
+        self.times: dict[int, SequenceTimes | None] = {}
 
     def submit(self, request: Generate) -> Failed | None:
         self.clock.now += 1e-6
@@ -191,6 +198,7 @@ class Simulation:
         for _, event in events:
             if isinstance(event, Failed):
                 self.finished[event.id] = event.code
+                self.times[event.id] = event.times
                 continue
             if isinstance(event, PromptProgress):
                 continue
@@ -199,6 +207,7 @@ class Simulation:
             if event.finish_reason is not None:
                 self.finished[event.id] = event.finish_reason
                 self.cached[event.id] = event.num_cached_tokens
+                self.times[event.id] = event.times
 
     def run(self, max_steps: int = 20_000) -> None:
         for _ in range(max_steps):

@@ -4,11 +4,14 @@ adapters load on others."""
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from memory.accounts import Tenant
 from memory.block_table import BlockTable
@@ -39,6 +42,7 @@ from workers.wire.protocol import (
     OutputKind,
     PromptProgress,
     SequenceOutput,
+    SequenceTimes,
 )
 
 if TYPE_CHECKING:
@@ -130,6 +134,8 @@ class Engine:
         self._in_flight: deque[InFlightStep] = deque()
         self._num_failed_steps = 0
         """In a row."""
+        self._left_s, self._back_s = -math.inf, -math.inf
+        """When the weights last left the device, and when they came."""
         self._sequences: dict[tuple[int, int], Sequence] = {}
         self._kept: set[str] = set()
         self.num_generated_tokens = 0
@@ -178,7 +184,12 @@ class Engine:
             return []
         events = _progress(sequence, sequence.num_computed)
         self.scheduler.remove(sequence)
-        end = SequenceOutput(id=sequence_id, tokens=[], finish_reason=FinishReason.ABORT)
+        end = SequenceOutput(
+            id=sequence_id,
+            tokens=[],
+            finish_reason=FinishReason.ABORT,
+            times=self._times(sequence),
+        )
         return [*events, (connection, end)]
 
     def abort_connection(self, connection: int) -> None:
@@ -197,12 +208,14 @@ class Engine:
     def attach(self, runner: Runner) -> None:
         """The weights have come."""
         self.runner = runner
+        self._back_s = self._clock()
         self.is_stalled = False
 
     def detach(self) -> Runner | None:
         """The weights leave; nothing may run. What waits goes on when they are back."""
         assert not self._in_flight, "a step is in flight"
         runner, self.runner = self.runner, None
+        self._left_s = self._clock()
         return runner
 
     def suspend(self) -> list[Event]:
@@ -211,7 +224,7 @@ class Engine:
         while self._in_flight:
             step = self._in_flight.popleft()
             events += self._take(step, step.wait())
-        self.scheduler.suspend()
+        self.scheduler.suspend(self._clock())
         return events
 
     def fail_waiting(self, code: ErrorCode, message: str) -> list[Event]:
@@ -344,6 +357,7 @@ class Engine:
             refusal.message,
             refusal.retry_after_s,
             refusal.pace_s,
+            self._times(sequence),
         )
         return sequence.connection, failed
 
@@ -382,6 +396,8 @@ class Engine:
             return []
         if output.finish_reason is not None:
             self._forget(sequence)
+            if (times := self._times(sequence)) is not None:
+                output = msgspec.structs.replace(output, times=times)
         return [(sequence.connection, output)]
 
     def _fail_drawing(self, sequence: Sequence, error: ErrorCode) -> Event:
@@ -398,6 +414,7 @@ class Engine:
             tokens=[],
             prompt_logprobs=sequence.prompt_logprobs,
             finish_reason=FinishReason.LENGTH,
+            times=self._times(sequence),
         )
 
     def _forget(self, sequence: Sequence) -> None:
@@ -406,7 +423,16 @@ class Engine:
 
     def _fail(self, sequence: Sequence, code: ErrorCode, message: str) -> Event:
         del self._sequences[sequence.key]
-        return sequence.connection, Failed(sequence.request.id, code, message)
+        failed = Failed(sequence.request.id, code, message, times=self._times(sequence))
+        return sequence.connection, failed
+
+    def _times(self, sequence: Sequence) -> SequenceTimes | None:
+        """When it passed the stages, for the end of a sequence whose request is traced."""
+        if sequence.request.traceparent is None:
+            return None
+        now = self._clock()
+        back_s = now if self.runner is None else self._back_s
+        return sequence.stage_times.told(now, (self._left_s, back_s))
 
     def _fail_step(self, schedule: Schedule, error: Exception) -> list[Event]:
         if isinstance(error, DeviceFailed):

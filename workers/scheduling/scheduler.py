@@ -78,6 +78,8 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.leaving: list[Sequence] = []
         """Ended sequences of which a step in flight computes tokens."""
+        self._now = 0.0
+        """Of the step that is being scheduled."""
         self._in_flight: list[Schedule] = []
         """Schedules without their `update`, the oldest first."""
         self._computing: set[bytes | None] = set()
@@ -174,8 +176,9 @@ class Scheduler:
             self._adapters.cancel(sequence)
         sequence.status = SequenceStatus.FINISHED
 
-    def suspend(self) -> None:
+    def suspend(self, now: float) -> None:
         """Puts all running sequences back to waiting with their tokens. No step is in flight."""
+        self._now = now
         for sequence in list(self.running):
             self._put_back(sequence)
 
@@ -189,6 +192,7 @@ class Scheduler:
     def schedule(self, now: float, *, is_held: bool = False) -> Schedule:
         """The next step: the next tokens of each sequence that generates, then prompts in turn,
         those begun and those admitted. is_held: no waiting sequence is admitted."""
+        self._now = now
         in_flight_s = (each.begin_s + self.policy.predict_s(each) for each in self._in_flight)
         schedule = Schedule(begin_s=max([now, *in_flight_s]))
         self.policy.begin_step()
@@ -384,6 +388,7 @@ class Scheduler:
             self.num_queried_tokens += len(sequence.tokens)
             self.num_hit_tokens += sequence.num_computed
         self.policy.charge_cached(sequence)
+        self._note_started(sequence)
         sequence.slot = self._slots.allocate(sequence.tokens)
         sequence.status = SequenceStatus.RUNNING
         self.running.append(sequence)
@@ -392,6 +397,12 @@ class Scheduler:
         self._limits.note_started(sequence)
         self._computing.add(sequence.next_page_key)
         return Admitted(num_tokens)
+
+    def _note_started(self, sequence: Sequence) -> None:
+        times, lease = sequence.stage_times, sequence.lease
+        if times.started_s is None:
+            times.started_s = self._now
+            times.adapter_load = lease and lease.load_since(sequence.arrival_s)
 
     def _depart(self, schedule: Schedule) -> None:
         """Notes that the step is in flight."""
@@ -424,6 +435,7 @@ class Scheduler:
         sequence.status = SequenceStatus.WAITING
         self._queue.put_back(sequence)
         self._adapters.note_waiting(sequence)
+        sequence.stage_times.note_preemption(self._now)
         self.num_preemptions += 1
 
     def _release(self, sequence: Sequence) -> None:

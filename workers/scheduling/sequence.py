@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from memory.block_table import BlockTable
 from memory.page_key import PageHasher
+from workers.scheduling.stage_times import StageTimes
 from workers.scheduling.tenant_queue import TERMS, TenantQueue
 from workers.wire.protocol import (
     AdapterRef,
@@ -60,6 +61,7 @@ class Sequence:
         self.connection = connection
         self.request = request
         self.arrival_s = arrival_s
+        self.stage_times = StageTimes(arrival_s)
         self.tokens = list(request.tokens)
         self.num_prompt = len(request.tokens) - request.num_resumed
         self.num_computed = 0
@@ -208,6 +210,7 @@ class Sequence:
         is_first = not self.is_begun
         if is_first:
             self.due_s = max(self.due_s, now)
+            self.stage_times.first_token_s = now
         num_taken, finish_reason = self.end_within(tokens)
         self.due_s += num_taken * self.terms.tpot_s
         self.tokens += tokens[:num_taken]

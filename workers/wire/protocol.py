@@ -134,6 +134,8 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     """So many tokens at a time are told, but the first by itself: who waits for the whole answer
     need not hear of each."""
     traceparent: str | None = None
+    """W3C trace context of the request, where it is traced: the end of the sequence then says when
+    it passed which stage."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -229,6 +231,35 @@ class ProbeResult(msgspec.Struct, frozen=True, tag="probed"):
     is_final: bool = True
 
 
+class AdapterLoadTimes(msgspec.Struct, frozen=True, array_like=True):
+    """When an adapter came to the device, in seconds since its sequence arrived at the worker."""
+
+    tier: str
+    """Where it came from: host, disk or store."""
+    begun_s: float
+    """0 if the load had begun before the sequence arrived."""
+    ended_s: float
+
+
+class SequenceTimes(msgspec.Struct, frozen=True, array_like=True):
+    """When a sequence passed the stages of its way through a worker, in seconds since it arrived
+    there. Sent with the end of a sequence that has a `traceparent`."""
+
+    ended_s: float
+    started_s: float | None = None
+    """When its first step began to be scheduled; None: it never ran."""
+    first_token_s: float | None = None
+    """When the first token generated here was there; None: none was."""
+    model_wait: tuple[float, float] | None = None
+    """When its base model left the device, 0 if that was before the sequence arrived, and when it
+    was back; None: the model was there."""
+    adapter_load: AdapterLoadTimes | None = None
+    """None: the adapter was on the device."""
+    preempted_s: list[float] = []
+    """When it was preempted: the first few times."""
+    num_preemptions: int = 0
+
+
 class SequenceOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one step did for one sequence, or as many as its `stream_interval` has. Each sequence
     ends in one with `finish_reason`, or in a `Failed`."""
@@ -243,6 +274,8 @@ class SequenceOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     num_cached_tokens: int = 0
     """Prompt tokens taken from the prefix cache, as in `PromptProgress`; on the first output and
     the last."""
+    times: SequenceTimes | None = None
+    """On the last output, if the request has a `traceparent`."""
 
 
 class PromptProgress(msgspec.Struct, frozen=True, array_like=True):
@@ -277,6 +310,8 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     pace_s: float = 0.0
     """With `overloaded`, where the queue had no room for any such request of the tenant: how long
     one place takes to come free for it."""
+    times: SequenceTimes | None = None
+    """Of a sequence that was queued, if the request has a `traceparent`."""
 
 
 class AdapterStatus(msgspec.Struct, frozen=True):

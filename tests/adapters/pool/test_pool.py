@@ -49,6 +49,29 @@ def test_prefetch_stops_at_the_host(tmp_path: Path) -> None:
     house.check()
 
 
+def test_a_lease_tells_from_which_tier_its_adapter_came(tmp_path: Path) -> None:
+    """As far as it came after the time that is asked for."""
+    house = House(tmp_path, [ONE_UNIT])
+    house.now = 10.0
+    house.pool.prefetch(house.refs[0])
+    house.now = 11.0
+    house.settle()
+    house.now = 12.0
+    assert house.pool.acquire(house.refs[0]) is None
+    house.now = 13.0
+    lease = house.load(0)
+    assert lease.load_since(9.0) == ("store", 10.0, 13.0)
+    assert lease.load_since(10.5) == ("store", 10.0, 13.0)
+    assert lease.load_since(11.0) == ("host", 12.0, 13.0)
+    assert lease.load_since(13.0) is None
+
+
+def test_one_that_was_built_before_comes_from_the_disk(tmp_path: Path) -> None:
+    House(tmp_path, [ONE_UNIT]).load(0)
+    lease = House(tmp_path, [ONE_UNIT]).load(0)
+    assert lease.load_since(-1.0) == ("disk", 0.0, 0.0)
+
+
 def test_a_prefetch_that_nobody_waits_for_is_dropped(tmp_path: Path) -> None:
     house = House(tmp_path, [ONE_UNIT, ONE_UNIT])
     for ref in house.refs:

@@ -1,0 +1,58 @@
+"""When a sequence passed the stages of its way through a worker."""
+
+from __future__ import annotations
+
+from workers.wire.protocol import AdapterLoadTimes, SequenceTimes
+
+MAX_PREEMPTIONS = 8
+"""Preemptions of one sequence whose times are kept; further ones are only counted."""
+
+
+class StageTimes:
+    """Times of one sequence, in seconds of the worker's clock."""
+
+    __slots__ = (
+        *("arrival_s", "started_s", "first_token_s", "adapter_load"),
+        *("preempted_s", "num_preemptions"),
+    )
+
+    def __init__(self, arrival_s: float) -> None:
+        self.arrival_s = arrival_s
+        self.started_s: float | None = None
+        """When it was first admitted to a step. None: it has only waited."""
+        self.first_token_s: float | None = None
+        self.adapter_load: tuple[str, float, float] | None = None
+        """Tier that its adapter came from, begin and end. None: the adapter was on the device when
+        the sequence arrived, or there is none."""
+        self.preempted_s: list[float] = []
+        """The first `MAX_PREEMPTIONS`."""
+        self.num_preemptions = 0
+
+    def note_preemption(self, now: float) -> None:
+        self.num_preemptions += 1
+        if len(self.preempted_s) < MAX_PREEMPTIONS:
+            self.preempted_s.append(now)
+
+    def told(self, now: float, model_away: tuple[float, float]) -> SequenceTimes:
+        """The times as the gateway gets them, for a sequence that ends now. model_away: when its
+        base model last left the device and came back."""
+        left_s, back_s = model_away
+        load = self.adapter_load
+        return SequenceTimes(
+            ended_s=now - self.arrival_s,
+            started_s=self._offset(self.started_s),
+            first_token_s=self._offset(self.first_token_s),
+            model_wait=(max(left_s - self.arrival_s, 0.0), back_s - self.arrival_s)
+            if back_s > self.arrival_s
+            else None,
+            adapter_load=None
+            if load is None
+            else AdapterLoadTimes(
+                load[0], max(load[1] - self.arrival_s, 0.0), load[2] - self.arrival_s
+            ),
+            preempted_s=[at_s - self.arrival_s for at_s in self.preempted_s],
+            num_preemptions=self.num_preemptions,
+        )
+
+    def _offset(self, at_s: float | None) -> float | None:
+        return None if at_s is None else at_s - self.arrival_s
