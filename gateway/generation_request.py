@@ -41,6 +41,8 @@ class Constraint(msgspec.Struct, frozen=True):
     kind: Literal["json_schema", "regex", "lark"]
     text: str
     """The schema as JSON, the regular expression, or the grammar in llguidance's Lark syntax."""
+    param: str
+    """The field that a refusal names."""
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -45,11 +45,12 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     "workers": {
         "wire": (),
         "scheduling": ("wire",),
+        "grammar": ("wire",),
         "device": (),
         "layers": ("device",),
         "models": ("layers",),
         "importer": ("models",),
-        "execution": ("models", "scheduling"),
+        "execution": ("models", "scheduling", "grammar"),
         "verification": ("execution",),
         "base_models": ("verification",),
         "process": ("base_models", "importer"),

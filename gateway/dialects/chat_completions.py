@@ -12,7 +12,7 @@ from gateway.dialects.chat_messages import (
     neutral_messages,
 )
 from gateway.dialects.dialect import Answer, Dialect
-from gateway.dialects.openai_fields import Count, OpenAIRequest, TextFormat, TopLogprobs
+from gateway.dialects.openai_fields import Count, OpenAIRequest, TopLogprobs
 from gateway.dialects.openai_format import OpenAIFormat, encode, finite, token_text
 from gateway.dispatch.choice import Delta, Scored
 from gateway.exceptions import InvalidRequest
@@ -44,9 +44,6 @@ class ChatCompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
     """Further variables of the chat template."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-
-    # accepted without effect
-    response_format: TextFormat | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from gateway.dialects.constraints import ConstraintFields
 from gateway.exceptions import InvalidRequest
 
 MAX_SEQUENCES = 128
@@ -29,11 +30,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
 
 
-class TextFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    type: Literal["text"]
-
-
-class OpenAIRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OpenAIRequest(ConstraintFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What both completion routes take."""
 
     model: Annotated[str, Meta(min_length=1)]
@@ -95,6 +92,7 @@ class OpenAIRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             "priority": self.priority or 0,
             "cache_salt": self.cache_salt or "",
             "user": self.user,
+            "constraint": self.constraint(),
         }
 
     @property

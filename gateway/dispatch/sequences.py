@@ -45,6 +45,8 @@ class Call(msgspec.Struct, frozen=True):
     """Of its body."""
     traceparent: str | None = None
     service: Service = ORDINARY
+    grammar: str = ""
+    """What the answer is held to, as a worker takes it; empty: nothing."""
 
     @property
     def stops(self) -> list[str]:
@@ -181,6 +183,7 @@ def _generate(call: Call, prompt: Prompt, layout: str, params: SamplingParams) -
         timeout_s=call.deadline - time.perf_counter(),
         stream_interval=1 if is_heard else WHOLE_INTERVAL,
         traceparent=call.traceparent,
+        grammar=call.grammar if params.max_tokens else "",
     )
 
 

@@ -18,6 +18,7 @@ from gateway.limits.admission import Admission
 from gateway.limits.leases import Leases, PostgresLeaseRenewal
 from gateway.metering.usage import UsageRecorder
 from gateway.metering.wal import WriteAheadLog
+from gateway.text.grammars import Grammars
 from gateway.text.tokenizer import Tokenizers
 from workers.wire.client import WorkerClient
 
@@ -35,6 +36,7 @@ class Gateway:
         self.config = config
         self.catalog = Catalog(source, config.catalog_stale_s)
         self.tokenizers = Tokenizers(config.model_folder)
+        self.grammars = Grammars()
         self.leases: Leases | None = None
         if database is not None:
             renewal = PostgresLeaseRenewal(database, config.catalog_stale_s)

@@ -27,6 +27,7 @@ from workers.execution.step_input import (
     build_step_input,
 )
 from workers.execution.step_ring import StepRing
+from workers.grammar.grammars import Grammars
 from workers.scheduling.demand import Demand
 from workers.scheduling.queue_limits import Refusal
 from workers.scheduling.schedule import Schedule, ScheduledSequence
@@ -115,7 +116,9 @@ class Engine:
         end_tokens: frozenset[int],
         clock: Callable[[], float],
         runs_ahead: bool = False,
+        grammars: Grammars | None = None,
     ) -> None:
+        """grammars: None refuses requests with a grammar."""
         self.info = info
         self.scheduler = scheduler
         self.runner = runner
@@ -129,6 +132,7 @@ class Engine:
         self._end_tokens = end_tokens
         self._clock = clock
         self._runs_ahead = runs_ahead
+        self._grammars = grammars
         self._schedule = Schedule()
         """The last one."""
         self._in_flight: deque[InFlightStep] = deque()
@@ -338,11 +342,17 @@ class Engine:
     def _refusal(self, sequence: Sequence) -> tuple[ErrorCode, str] | None:
         if sequence.key in self._sequences:
             return ErrorCode.INVALID, f"sequence id {sequence.request.id} is in use"
+        if sequence.request.grammar and self._grammars is None:
+            return ErrorCode.INVALID, "this model's tokenizer cannot be constrained"
         refusal = check_request(sequence, self.info, self._vocab_size)
         return refusal or self.scheduler.refusal(sequence)
 
     def _add(self, sequence: Sequence) -> None:
         self._sequences[sequence.key] = sequence
+        request = sequence.request
+        if request.grammar and self._grammars is not None:
+            generated = sequence.tokens[sequence.num_prompt :]
+            sequence.grammar = self._grammars.open(request.grammar, request.tenant, generated)
         self.is_stalled = False
         self.scheduler.add(sequence)
 
@@ -392,13 +402,19 @@ class Engine:
         num_before = len(sequence.tokens)
         output = sequence.append(result.tokens, result.logprobs, self._clock())
         self.num_generated_tokens += len(sequence.tokens) - num_before
-        if output is None:
-            return []
-        if output.finish_reason is not None:
+        if output is not None and output.finish_reason is not None:
             self._forget(sequence)
             if (times := self._times(sequence)) is not None:
                 output = msgspec.structs.replace(output, times=times)
-        return [(sequence.connection, output)]
+            return [(sequence.connection, output)]
+        events: list[Event] = [] if output is None else [(sequence.connection, output)]
+        if sequence.grammar is not None:
+            failure = sequence.grammar.take(sequence.tokens[num_before:])
+            if failure is not None:
+                self.scheduler.remove(sequence)
+                message = f"the grammar cannot be followed any further: {failure}"
+                events.append(self._fail(sequence, ErrorCode.INVALID, message))
+        return events
 
     def _fail_drawing(self, sequence: Sequence, error: ErrorCode) -> Event:
         adapter = "none" if sequence.adapter is None else sequence.adapter.digest

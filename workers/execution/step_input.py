@@ -163,11 +163,15 @@ NONE_BANNED: frozenset[int] = frozenset()
 
 
 def _sample(index: int, item: ScheduledSequence) -> SampleInput:
-    """Until `min_tokens` are generated, the tokens that end the sequence are banned."""
-    sequence, params = item.sequence, item.sequence.params
+    """Until `min_tokens` are generated, the tokens that end the sequence are banned, unless its
+    grammar allows no other."""
+    sequence, params, grammar = item.sequence, item.sequence.params, item.sequence.grammar
     may_end = item.end - sequence.num_prompt >= params.min_tokens
-    banned = NONE_BANNED if may_end else sequence.end_tokens
-    return SampleInput(index, item.end, sequence.num_prompt, params, banned)
+    if grammar is None:
+        banned = NONE_BANNED if may_end else sequence.end_tokens
+        return SampleInput(index, item.end, sequence.num_prompt, params, banned)
+    banned = NONE_BANNED if may_end or grammar.is_over else sequence.end_tokens
+    return SampleInput(index, item.end, sequence.num_prompt, params, banned, grammar.mask)
 
 
 def _score(index: int, item: ScheduledSequence) -> ScoreInput | None:

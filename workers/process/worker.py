@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from heapq import nlargest
@@ -38,6 +39,7 @@ from workers.execution.engine import Engine
 from workers.execution.model_runner import ModelRunner
 from workers.execution.step_ring import StepRing
 from workers.execution.token_buffer import TokenBuffer
+from workers.grammar.grammars import Grammars
 from workers.models.decoder import Decoder
 from workers.models.plan import ModelPlan
 from workers.process.config import WorkerConfig
@@ -122,6 +124,7 @@ class Worker:
             self._adapter_requests.expected,
             self.ops.block_hashes,
         )
+        self._grammar_thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self.instances: dict[str, ModelInstance] = {}
         self.verifier = AdapterVerifier(self.instances, clock=time.monotonic)
         self._residency = Residency(
@@ -151,6 +154,7 @@ class Worker:
 
     def close(self) -> None:
         """When its loop has ended: adapters that wait to be loaded do not hold the process up."""
+        self._grammar_thread.shutdown(wait=False, cancel_futures=True)
         for instance in self.instances.values():
             instance.pool.close()
 
@@ -293,6 +297,7 @@ class Worker:
             end_tokens=frozenset(plan.spec.eos_token_ids),
             clock=time.monotonic,
             runs_ahead=self._is_beside if config.runs_ahead is None else config.runs_ahead,
+            grammars=self._read_grammars(plan),
         )
 
         def make_runner(model: Decoder) -> ModelRunner:
@@ -308,6 +313,17 @@ class Worker:
         addresses = self._device_memory.reserve(num_extents)
         image = None if addresses is None else WeightImage(addresses, self.ops)
         return RegisteredModel(plan, instance, state, make_runner, weight_bytes, image)
+
+    def _read_grammars(self, plan: ModelPlan) -> Grammars | None:
+        """None where the model's tokenizer is not one that grammars can be compiled for."""
+        tokenizer, spec = plan.folder / "tokenizer.json", plan.spec
+        try:
+            return Grammars(
+                tokenizer, spec.vocab_size, frozenset(spec.eos_token_ids), self._grammar_thread
+            )
+        except (ValueError, OSError) as error:
+            log.warning("model %s: no structured output: %s", plan.digest[:12], error)
+            return None
 
     def _max_kv_extents(self, num_extents: int) -> int:
         """Extents of KV that a model whose weights have `num_extents` may have. Raises CannotServe

@@ -90,7 +90,7 @@ class FairnessPolicy:
         over-share tenant holds up only other over-share tenants. None: no waiting sequence."""
         if reason is BlockReason.BUDGET:
             self._is_spent = True
-        elif reason in (BlockReason.ADAPTER, BlockReason.PREFIX):
+        elif reason in (BlockReason.ADAPTER, BlockReason.PREFIX, BlockReason.GRAMMAR):
             pass  # on its way already
         elif reason is not BlockReason.MODEL and self._waits_over_share(sequence):
             self._is_closed_to_over_share = True

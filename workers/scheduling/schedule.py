@@ -24,6 +24,8 @@ class BlockReason(Enum):
     """A page that another sequence is computing now."""
     PAGES = "pages"
     """KV pages for all its tokens."""
+    GRAMMAR = "grammar"
+    """Its grammar, which is being compiled."""
     MODEL = "model"
     """The base model: it admits no sequence in this step."""
 

@@ -233,7 +233,11 @@ class Scheduler:
 
     def admit(self, sequence: Sequence, schedule: Schedule) -> Admitted | Blocked:
         """Starts a waiting sequence if it fits into the step; otherwise it holds nothing."""
-        tenant = sequence.tenant_queue
+        tenant, grammar = sequence.tenant_queue, sequence.grammar
+        if grammar is not None and grammar.failure is not None:
+            return Blocked(BlockReason.GRAMMAR, (ErrorCode.INVALID, grammar.failure))
+        if grammar is not None and not grammar.is_ready:
+            return Blocked(BlockReason.GRAMMAR)
         if not self.policy.room(sequence):
             return Blocked(BlockReason.BUDGET)
         if not self.policy.may_have_slot(tenant, self.running, self._num_free_slots):

@@ -136,6 +136,8 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     traceparent: str | None = None
     """W3C trace context of the request, where it is traced: the end of the sequence then says when
     it passed which stage."""
+    grammar: str = ""
+    """What the generated text is held to, in llguidance's JSON; empty: nothing."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

@@ -113,6 +113,7 @@ async def prepare(
         num_bytes=request.num_bytes,
         traceparent=request.traceparent,
         service=service,
+        grammar=await request.gateway.grammars.of(asked.constraint, request.user.cache_domain),
     )
 
 

@@ -1,0 +1,169 @@
+"""The fields by which OpenAI's and vLLM's requests hold an answer to a schema or a grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from gateway.exceptions import InvalidRequest
+from gateway.generation_request import Constraint
+
+MAX_CONSTRAINT_BYTES = 256 << 10
+"""Of a schema, an expression or a grammar."""
+MAX_DEPTH = 64
+"""Of a schema's nesting."""
+MAX_CHOICES = 4096
+
+Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$(?!\n)")]
+Pattern = Annotated[str, Meta(min_length=1, max_length=MAX_CONSTRAINT_BYTES)]
+Schema = dict[str, Any] | bool
+Choices = Annotated[
+    list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=MAX_CHOICES)
+]
+
+
+class TextFormat(msgspec.Struct, frozen=True, tag="text", forbid_unknown_fields=True):
+    """Any text."""
+
+
+class JsonObjectFormat(msgspec.Struct, frozen=True, tag="json_object", forbid_unknown_fields=True):
+    """Any JSON object."""
+
+
+class NamedSchema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A JSON Schema as OpenAI sends it. The answer is held to it, whatever `strict` says."""
+
+    name: Name
+    schema: Schema
+    description: str | None = None
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(msgspec.Struct, frozen=True, tag="json_schema", forbid_unknown_fields=True):
+    """JSON that a schema accepts."""
+
+    json_schema: NamedSchema
+
+
+ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's `structured_outputs`: one of these."""
+
+    json: Schema | Pattern | None = None
+    regex: Pattern | None = None
+    choice: Choices | None = None
+    grammar: Pattern | None = None
+    json_object: bool | None = None
+
+
+class ConstraintFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of a request. At most one of all may be set."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | Pattern | None = None
+    guided_regex: Pattern | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Pattern | None = None
+
+    def constraint(self) -> Constraint | None:
+        """What the answer is held to. Raises InvalidRequest, which names the field."""
+        given = self.structured_outputs or StructuredOutputs()
+        fields = (
+            _of_format(self.response_format),
+            _of_schema("guided_json", self.guided_json),
+            _of_text("guided_regex", "regex", self.guided_regex),
+            _of_choices("guided_choice", self.guided_choice),
+            _of_text("guided_grammar", "lark", self.guided_grammar),
+            _of_schema("structured_outputs", given.json),
+            _of_text("structured_outputs", "regex", given.regex),
+            _of_choices("structured_outputs", given.choice),
+            _of_text("structured_outputs", "lark", given.grammar),
+            _any_object("structured_outputs") if given.json_object else None,
+        )
+        found = [constraint for constraint in fields if constraint is not None]
+        if len(found) > 1:
+            names = ", ".join(f"'{param}'" for param in dict.fromkeys(c.param for c in found))
+            raise InvalidRequest(
+                f"An answer is held to one schema or grammar; {len(found)} are given ({names}).",
+                param=found[1].param,
+            )
+        return found[0] if found else None
+
+
+def _any_object(param: str) -> Constraint:
+    return Constraint("json_schema", '{"type":"object"}', param)
+
+
+def schema_constraint(param: str, schema: Schema) -> Constraint:
+    """JSON that the schema accepts. Raises InvalidRequest for one too large or too deep."""
+    encoded = msgspec.json.encode(schema)
+    if len(encoded) > MAX_CONSTRAINT_BYTES:
+        raise InvalidRequest(
+            f"The schema in '{param}' may have {MAX_CONSTRAINT_BYTES} bytes; it has "
+            f"{len(encoded)}.",
+            param=param,
+        )
+    if depth_of(schema) > MAX_DEPTH:
+        raise InvalidRequest(
+            f"The schema in '{param}' is nested more than {MAX_DEPTH} deep.", param=param
+        )
+    return Constraint("json_schema", encoded.decode(), param)
+
+
+def depth_of(value: Any) -> int:
+    """How deep objects and arrays are nested in a decoded JSON value, without recursion."""
+    depth, level = 0, [value]
+    while containers := [each for each in level if _is_container(each)]:
+        depth += 1
+        level = [inner for each in containers for inner in _inner(each)]
+    return depth
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, dict | list)
+
+
+def _inner(container: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return container.values() if isinstance(container, dict) else container
+
+
+def _of_format(format: ResponseFormat | None) -> Constraint | None:
+    match format:
+        case JsonObjectFormat():
+            return _any_object("response_format")
+        case JsonSchemaFormat(json_schema=named):
+            return schema_constraint("response_format", named.schema)
+        case _:
+            return None
+
+
+def _of_schema(param: str, given: Schema | str | None) -> Constraint | None:
+    if given is None:
+        return None
+    if not isinstance(given, str):
+        return schema_constraint(param, given)
+    try:
+        schema = msgspec.json.decode(given, type=dict[str, Any] | bool)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"'{param}' is not a JSON Schema: {error}", param=param) from None
+    return schema_constraint(param, schema)
+
+
+def _of_text(param: str, kind: Literal["regex", "lark"], given: str | None) -> Constraint | None:
+    return None if given is None else Constraint(kind, given, param)
+
+
+def _of_choices(param: str, given: list[str] | None) -> Constraint | None:
+    """One of these texts, as a grammar."""
+    if given is None:
+        return None
+    if sum(map(len, given)) > MAX_CONSTRAINT_BYTES:
+        raise InvalidRequest(f"'{param}' has too many characters.", param=param)
+    choices = " | ".join(msgspec.json.encode(choice).decode() for choice in given)
+    return Constraint("lark", f"start: {choices}", param)

@@ -1,0 +1,73 @@
+"""What an answer is held to, as a grammar that a worker generates by, or refused by name."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+
+from gateway.exceptions import InvalidRequest
+from gateway.generation_request import Constraint
+from gateway.text.long_texts import LongTexts
+from workers.wire import grammars
+
+MAX_CACHED = 1024
+MAX_CACHED_BYTES = 16 << 20
+"""Of the texts of grammars that are kept."""
+
+
+class Grammars:
+    """Grammars that were found to compile, the newest in use. Compiled beside the event loop, one
+    at a time for each tenant."""
+
+    def __init__(self) -> None:
+        self._threads = LongTexts()
+        self._compiled: OrderedDict[bytes, str] = OrderedDict()
+        self._num_bytes = 0
+
+    async def of(self, constraint: Constraint | None, domain: str) -> str:
+        """The grammar; empty for no constraint. domain: of the tenant. Raises InvalidRequest."""
+        if constraint is None:
+            return ""
+        key = hashlib.sha256(f"{constraint.kind}\0{constraint.text}".encode()).digest()
+        grammar = self._compiled.get(key)
+        if grammar is not None:
+            self._compiled.move_to_end(key)
+            return grammar
+        grammar = await self._threads.run(domain, lambda: compile_constraint(constraint))
+        self._keep(key, grammar)
+        return grammar
+
+    def _keep(self, key: bytes, grammar: str) -> None:
+        if key not in self._compiled:
+            self._compiled[key] = grammar
+            self._num_bytes += len(grammar)
+        while len(self._compiled) > MAX_CACHED or self._num_bytes > MAX_CACHED_BYTES:
+            _, oldest = self._compiled.popitem(last=False)
+            self._num_bytes -= len(oldest)
+
+
+def compile_constraint(constraint: Constraint) -> str:
+    """The constraint as a grammar. Raises InvalidRequest, which says what is not supported."""
+    makers = {
+        "json_schema": grammars.of_json_schema,
+        "regex": grammars.of_regex,
+        "lark": grammars.of_lark,
+    }
+    try:
+        grammar = makers[constraint.kind](constraint.text)
+    except ValueError as error:
+        raise _refused(constraint, str(error)) from None
+    refusal = grammars.refusal(grammar)
+    if refusal is not None:
+        raise _refused(constraint, refusal)
+    return grammar
+
+
+def _refused(constraint: Constraint, reason: str) -> InvalidRequest:
+    what = {"json_schema": "JSON Schema", "regex": "regular expression", "lark": "grammar"}
+    shown = reason if len(reason) <= 500 else reason[:500] + "..."
+    return InvalidRequest(
+        f"The {what[constraint.kind]} of the answer cannot be used: {shown}",
+        param=constraint.param,
+        code="unsupported_constraint",
+    )

@@ -1,0 +1,136 @@
+"""Fields that hold an answer to a schema or a grammar: what a worker gets, and what is refused."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Literal
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from tests.gateway.scripted import ScriptedWorker
+from tests.gateway.scripts import say
+
+
+class Parcel(BaseModel):
+    """An answer as the official client parses it."""
+
+    number: int
+    state: Literal["lost", "found"]
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+HI: Any = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({"response_format": {"type": "json_object"}}, '"type":"object"'),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": SCHEMA, "strict": True},
+                }
+            },
+            '"a"',
+        ),
+        ({"extra_body": {"guided_json": SCHEMA}}, '"a"'),
+        ({"extra_body": {"guided_json": '{"enum": [77]}'}}, "77"),
+        ({"extra_body": {"guided_regex": "[0-9]+"}}, "[0-9]+"),
+        ({"extra_body": {"guided_choice": ["red", 'gr"een']}}, "red"),
+        ({"extra_body": {"guided_grammar": 'start: "x"'}}, "start"),
+        ({"extra_body": {"structured_outputs": {"regex": "[a-f]"}}}, "[a-f]"),
+        ({"extra_body": {"structured_outputs": {"choice": ["red"]}}}, "red"),
+    ],
+)
+def test_a_worker_gets_the_grammar(
+    client: openai.OpenAI, worker: ScriptedWorker, fields: dict[str, Any], shown: str
+) -> None:
+    worker.script = say("{}")
+    client.chat.completions.create(model="tiny", messages=HI, **fields)
+    assert shown in worker.requests[-1].grammar
+    fields.pop("response_format", None)
+    if fields:
+        client.completions.create(model="tiny", prompt="Hi", **fields)
+        assert shown in worker.requests[-1].grammar
+
+
+@pytest.mark.parametrize("fields", [{}, {"response_format": {"type": "text"}}])
+def test_no_constraint(
+    client: openai.OpenAI, worker: ScriptedWorker, fields: dict[str, Any]
+) -> None:
+    client.chat.completions.create(model="tiny", messages=HI, **fields)
+    assert worker.requests[-1].grammar == ""
+
+
+def test_the_official_client_parses_an_answer(
+    client: openai.OpenAI, worker: ScriptedWorker
+) -> None:
+    worker.script = say('{"number": 7, "state": "lost"}')
+    answer = client.chat.completions.parse(model="tiny", messages=HI, response_format=Parcel)
+    assert answer.choices[0].message.parsed == Parcel(number=7, state="lost")
+    assert '"lost"' in worker.requests[-1].grammar
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"guided_json": {"not": {"type": "null"}}}, "guided_json", "not"),
+        ({"guided_json": {"$ref": "http://x/y"}}, "guided_json", "http://x/y"),
+        ({"guided_json": "{"}, "guided_json", "JSON Schema"),
+        ({"guided_json": nested(70)}, "guided_json", "64"),
+        ({"guided_json": {"enum": ["x" * 300_000]}}, "guided_json", "262144"),
+        ({"guided_regex": "(?<=x)a"}, "guided_regex", "look"),
+        ({"guided_grammar": "start: missing"}, "guided_grammar", "missing"),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "one schema or grammar"),
+        ({"guided_choice": []}, "guided_choice", "length"),
+        ({"response_format": {"type": "grammar"}}, "response_format", "grammar"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_by_name(
+    client: openai.OpenAI, worker: ScriptedWorker, fields: dict[str, Any], param: str, words: str
+) -> None:
+    num_before = len(worker.requests)
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="tiny", messages=HI, extra_body=fields)
+    assert refused.value.param == param
+    assert words in refused.value.message
+    assert len(worker.requests) == num_before
+
+
+def deep_choice(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"anyOf": [schema, {"type": "array", "items": schema}]}
+    return schema
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_json": deep_choice(11)},
+        {"guided_json": {"enum": [f"{n}" for n in range(20_000)]}},
+        {"guided_regex": "(a+)+(b{900}c{900}){900}"},
+        {"guided_regex": "(x|y|xy)*" * 200},
+        {"guided_grammar": "start: " + " ".join(['("a"|"b")*'] * 3000)},
+    ],
+    ids=["deep", "enum", "counted", "ambiguous", "long"],
+)
+def test_a_bomb_is_refused_or_bounded(client: openai.OpenAI, fields: dict[str, Any]) -> None:
+    """While it is compiled the event loop goes on: others are answered."""
+    begun = time.monotonic()
+    try:
+        client.chat.completions.create(model="tiny", messages=HI, max_tokens=4, extra_body=fields)
+    except openai.BadRequestError as refused:
+        assert refused.code in ("unsupported_constraint", "request_too_large", None)
+    assert time.monotonic() - begun < 20

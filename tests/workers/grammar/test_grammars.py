@@ -1,0 +1,153 @@
+"""Constrained sequences among others: always valid, and at no cost to their neighbours' tokens."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import msgspec
+import pytest
+from tokenizers import Tokenizer
+
+from tests.workers.driver import Driver
+from tests.workers.process.test_worker import Setup
+from workers.wire import grammars
+from workers.wire.protocol import ErrorCode, FinishReason, Generate, SamplingParams
+
+SCHEMAS: list[dict[str, Any]] = [
+    {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 6},
+            "age": {"type": "integer", "minimum": 0, "maximum": 130},
+            "tags": {"type": "array", "items": {"enum": ["a", "bb"]}, "maxItems": 3},
+        },
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    },
+    {"enum": ["yes", "no", 3, None]},
+    {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 4},
+    {"anyOf": [{"type": "string", "pattern": "^[A-Z]{2}[0-9]{3}$"}, {"type": "null"}]},
+]
+HOT = SamplingParams(96, 5, temperature=1.0)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Setup:
+    adapters: dict[str, dict[str, Any]] = {"r4": {"rank": 4}, "r5": {"rank": 5}, "r8": {"rank": 8}}
+    return Setup(tmp_path_factory.mktemp("tiny"), "llama", adapters)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny: Setup) -> Tokenizer:
+    return Tokenizer.from_file(str(tiny.model / "tokenizer.json"))
+
+
+def request_of(tiny: Setup, number: int, grammar: str, params: SamplingParams = HOT) -> Generate:
+    rng = random.Random(number)
+    prompt = [rng.randrange(256) for _ in range(rng.randrange(1, 40))]
+    name = rng.choice([None, *tiny.refs])
+    return Generate(
+        number,
+        str(number),
+        tiny.digest,
+        prompt,
+        msgspec.structs.replace(params, seed=number),
+        cache_domain="t",
+        adapter=None if name is None else tiny.refs[name],
+        tenant=f"t{number % 3}",
+        grammar=grammar,
+    )
+
+
+def answers_of(tiny: Setup, requests: list[Generate], **changes: Any) -> Driver:
+    with Driver(tiny.config(**changes)) as driver:
+        for request in requests:
+            driver.submit(request)
+        driver.wait()
+    return driver
+
+
+def text_of(tokenizer: Tokenizer, driver: Driver, number: int) -> str:
+    return tokenizer.decode(driver.answers[number])
+
+
+@pytest.mark.parametrize(
+    ("backend", "runs_ahead"), [("cpu", False), ("cpu", True), ("reference", False)]
+)
+def test_every_answer_is_valid_and_no_neighbour_changes(
+    tiny: Setup, tokenizer: Tokenizer, backend: str, runs_ahead: bool
+) -> None:
+    """A random model at temperature 1, with adapters, and so little memory that sequences are
+    preempted."""
+    constrained = [
+        request_of(tiny, n, grammars.of_json_schema(json.dumps(SCHEMAS[n % len(SCHEMAS)])))
+        for n in range(24)
+    ]
+    free = [request_of(tiny, n, "") for n in range(100, 112)]
+    settings = {"ops": backend, "runs_ahead": runs_ahead, "memory": 12 << 16}
+    mixed = answers_of(tiny, random.Random(1).sample([*constrained, *free], 36), **settings)
+    alone = answers_of(tiny, free, **settings)
+    num_ended = 0
+    for number in mixed.answers:
+        if number >= 100:
+            assert mixed.answers[number] == alone.answers[number]
+        elif mixed.ended[number] is FinishReason.STOP:
+            num_ended += 1
+            answer = json.loads(text_of(tokenizer, mixed, number))
+            jsonschema_rs.validate(SCHEMAS[number % len(SCHEMAS)], answer)
+        else:
+            assert mixed.ended[number] is FinishReason.LENGTH
+    assert num_ended >= 12
+
+
+def test_texts_of_a_grammar_or_an_expression(tiny: Setup, tokenizer: Tokenizer) -> None:
+    """Penalties, min_tokens and ignore_eos bend none of it; a finished text ends."""
+    bent = msgspec.structs.replace(
+        HOT, min_tokens=50, ignore_eos=True, repetition_penalty=1.9, logit_bias={65: 100.0}
+    )
+    requests = [
+        request_of(tiny, 0, grammars.of_regex("[0-9]{3}-[a-f]+x"), bent),
+        request_of(tiny, 1, grammars.of_lark('start: "a" | "b" start'), bent),
+        request_of(tiny, 2, grammars.of_lark('start: "red" | "green"'), bent),
+    ]
+    driver = answers_of(tiny, requests)
+    assert driver.ended[2] is FinishReason.STOP
+    assert text_of(tokenizer, driver, 2) in ("red", "green")
+    for number, letters in ((0, "0123456789-abcdefx"), (1, "ab")):
+        assert set(text_of(tokenizer, driver, number)) <= set(letters)
+
+
+def test_a_resumed_sequence_goes_on_by_its_grammar(tiny: Setup) -> None:
+    request = request_of(tiny, 3, grammars.of_json_schema(json.dumps(SCHEMAS[0])))
+    whole = answers_of(tiny, [request]).answers[3]
+    for num_resumed in (1, len(whole) // 2, len(whole) - 1):
+        resumed = msgspec.structs.replace(
+            request, tokens=request.tokens + whole[:num_resumed], num_resumed=num_resumed
+        )
+        assert answers_of(tiny, [resumed]).answers[3] == whole[num_resumed:]
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        grammars.of_json_schema('{"not": {"type": "integer"}}'),
+        grammars.of_regex("(?<=x)a"),
+        grammars.of_lark("start: missing"),
+        "no grammar at all {",
+    ],
+)
+def test_a_grammar_that_does_not_compile_ends_its_request_alone(tiny: Setup, grammar: str) -> None:
+    driver = answers_of(tiny, [request_of(tiny, 0, grammar), request_of(tiny, 1, "")])
+    assert driver.ended[0] is ErrorCode.INVALID
+    assert driver.ended[1] in (FinishReason.STOP, FinishReason.LENGTH)
+
+
+def test_a_model_without_a_known_tokenizer_refuses_grammars(tmp_path: Path) -> None:
+    setup = Setup(tmp_path, "llama", {})
+    (setup.model / "tokenizer.json").unlink()
+    driver = answers_of(setup, [request_of(setup, 0, grammars.of_regex("a"))])
+    assert driver.ended[0] is ErrorCode.INVALID

@@ -1,0 +1,60 @@
+"""Grammars as they travel to a worker: in llguidance's JSON, compiled within the same bounds by the
+gateway, which refuses them by name, and by the worker, which generates by them."""
+
+from __future__ import annotations
+
+import json
+
+from llguidance import LLMatcher, LLParserLimits
+
+WHITESPACE = r"[\x20\x0A\x0D\x09]{1,16}"
+"""Between the tokens of JSON: a model that writes nothing else does not go on for ever."""
+STEP_FUEL = 28_000
+"""Of the lexer, for the mask of one token: about 2 ms."""
+
+
+def limits() -> LLParserLimits:
+    """The bounds of compiling a grammar, and of each mask. Counted, so that a grammar is refused or
+    not whatever else the machine does."""
+    return LLParserLimits(
+        max_items_in_row=2_000,
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=STEP_FUEL,
+        step_max_items=20_000,
+        max_lexer_states=50_000,
+        max_grammar_size=200_000,
+        verbose_errors=False,
+    )
+
+
+def of_json_schema(schema: str) -> str:
+    """The grammar of a JSON Schema given as JSON text. Raises ValueError if it is not an object or
+    a boolean. What `x-guidance` in the schema says is overridden."""
+    if not isinstance(json.loads(schema), dict | bool):
+        raise ValueError("a JSON Schema is an object or a boolean")
+    return LLMatcher.grammar_from_json_schema(
+        schema,
+        overrides={
+            "whitespace_flexible": True,
+            "whitespace_pattern": WHITESPACE,
+            "item_separator": ",",
+            "key_separator": ":",
+            "coerce_one_of": False,
+            "lenient": False,
+        },
+    )
+
+
+def of_regex(regex: str) -> str:
+    """The grammar of a regular expression in the syntax of Rust's regex crate."""
+    return LLMatcher.grammar_from_regex(regex)
+
+
+def of_lark(lark: str) -> str:
+    """The grammar of llguidance's variant of Lark."""
+    return LLMatcher.grammar_from_lark(lark)
+
+
+def refusal(grammar: str) -> str | None:
+    """Why the grammar cannot be compiled, or None. May take 100 ms; other threads go on."""
+    return LLMatcher.validate_grammar(grammar, None, limits=limits()) or None
