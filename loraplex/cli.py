@@ -20,6 +20,7 @@ from loraplex.commands.prices import price_group
 from loraplex.commands.quotas import quota_group
 from loraplex.commands.roles import (
     admin_command,
+    bootstrap_command,
     config_command,
     gateway_command,
     migrate_command,
@@ -47,7 +48,7 @@ def cli() -> None:
 
 for command in (
     *(serve_command, gateway_command, worker_command, admin_command, migrate_command),
-    config_command,
+    *(bootstrap_command, config_command),
     *(tenant_group, key_group, audit_group, adapter_group, model_group, chat_command),
     *(quota_group, price_group, usage_command, workers_group),
 ):

@@ -68,5 +68,9 @@ class NotPrivate(LoraplexError):
     """Somebody else could read or replace what is kept there."""
 
 
+class AdminKeyExists(LoraplexError):
+    """A first admin key is not made where one is live already."""
+
+
 class ChildFailed(LoraplexError):
     """A process ended before it was ready; what it said is in the output above."""

@@ -145,6 +145,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_queue_wait: Annotated[float, msgspec.Meta(gt=0)] = 15.0
     """Requests and prompt tokens that wait for a model, and seconds that an interactive one may
     wait; beyond, requests are refused until there is room."""
+    drain_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] | None = None
+    """Seconds that running requests have to end after SIGTERM; default 30 of gateways and admin
+    planes, 120 of a worker."""
     max_lora_rank: Positive = 256
     max_loaded_adapters: Rows = 128
     """Adapter slots of the device tables: entries, not memory."""
@@ -328,6 +331,8 @@ def _read(name: str, value: Any, source: str) -> Any:
             return [check_address(each) for each in _listed(value)]
         if name == "trusted_proxies":
             return [str(ip_network(each)) for each in _listed(value)]
+        if name in ("transport_gateways", "transport_workers"):
+            return _listed(value)
     except ValueError as error:
         raise BadSettings(f"{source}: {name}: {error}") from error
     return value

@@ -40,6 +40,7 @@ from loraplex.roles.bootstrap import (
     register,
 )
 from loraplex.roles.listener import address_of, listen, listen_for_management, serves_apart
+from loraplex.roles.planes import DRAIN_S
 from loraplex.roles.precautions import warnings_of
 from loraplex.roles.tls import load_tls
 from loraplex.roles.waiting import until_there
@@ -48,8 +49,10 @@ from loraplex.settings import Settings
 from workers.process.logs import set_up_logging
 from workers.wire.protocol import UNSATISFIABLE
 
-GATEWAY_DRAIN_S = 40.0
+END_S = 10.0
+"""Beyond its drain, for a gateway to write down what was used and to end."""
 WORKER_DRAIN_S = 30.0
+"""Its requests have ended with the gateway's."""
 START_TIMEOUT_S = 600.0
 POSTGRES_LOOK_S = 0.5
 FILES = (
@@ -203,7 +206,8 @@ class Box:
         # Ours must close too: clients would wait in its queue for ever.
         self._listener.close()
         self._management.close()
-        await self._gateway.stop(GATEWAY_DRAIN_S)
+        given = self._settings.drain_s
+        await self._gateway.stop((DRAIN_S if given is None else given) + END_S)
         await self._worker.stop(WORKER_DRAIN_S)
         (self._settings.home / "serve.json").unlink(missing_ok=True)
 
@@ -255,7 +259,7 @@ class Box:
         for name in FILES:
             if (file := getattr(settings, name)) is not None:
                 environment[f"LORAPLEX_{name.upper()}"] = str(file.expanduser().absolute())
-        for name in ("max_connections", "max_connections_per_address"):
+        for name in ("max_connections", "max_connections_per_address", "drain_s"):
             if (bound := getattr(settings, name)) is not None:
                 environment[f"LORAPLEX_{name.upper()}"] = str(bound)
         if settings.trusted_proxies:

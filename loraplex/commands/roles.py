@@ -167,6 +167,26 @@ def migrate_command(**flags: Any) -> None:
     click.echo("\n".join(applied) or "nothing to do")
 
 
+@click.command("bootstrap")
+@settings_options()
+def bootstrap_command(**flags: Any) -> None:
+    """Make the first admin key of LORAPLEX_DATABASE_URL, and print it.
+
+    It takes the LORAPLEX_KEY_PEPPER of the gateways and admin planes, and is refused where an admin
+    key is live."""
+    import asyncio
+
+    from loraplex.roles.bootstrap import make_first_admin_key
+
+    settings = settings_of(flags)
+    if not settings.database_url:
+        raise click.UsageError("set LORAPLEX_DATABASE_URL; `serve` makes its own keys")
+    if not settings.key_pepper:
+        raise click.UsageError("set LORAPLEX_KEY_PEPPER, the same as of gateways and admin planes")
+    pepper = settings.key_pepper.encode()
+    click.echo(asyncio.run(make_first_admin_key(settings.database_url, pepper)))
+
+
 @click.command("config")
 @click.option("--model", "models", multiple=True, metavar="NAME=PATH")
 @click.option("--json", "as_json", is_flag=True)

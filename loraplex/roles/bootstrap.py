@@ -14,18 +14,21 @@ import msgspec
 
 from adapters.manifest import BaseModelShape
 from adapters.store.folder import Store
-from admin.database import Connection, Database
+from admin.database import EVERYTHING, Connection, Database
 from admin.errors import Invalid, NotFound
 from admin.keys import keys as api_keys
-from admin.migrate import migrate
+from admin.migrate import check_schema, migrate
 from admin.models import models
 from admin.quotas import quotas
 from admin.quotas.schemas import TenantLimits, quota_of
 from admin.records import TENANT_SCOPES, hash_key, parse_key
 from admin.tenants import tenants
-from loraplex.errors import BadSettings
+from loraplex.errors import AdminKeyExists, BadSettings
 from loraplex.private import make_private, read_private, write_private
 from loraplex.settings import Settings
+
+PAGE = 1000
+"""Admin keys that are read at a time."""
 
 
 class Keys(msgspec.Struct, forbid_unknown_fields=True):
@@ -103,6 +106,25 @@ async def ensure_keys(
                     connection, pepper, tenant_id, TENANT_SCOPES, name="serve"
                 )
     return keys
+
+
+async def make_first_admin_key(dsn: str, pepper: bytes) -> str:
+    """Text of a new admin key, for a database that has none that is live. Raises AdminKeyExists."""
+    database = await Database.connect(
+        dsn, sees=EVERYTHING, max_size=1, application_name="loraplex-bootstrap"
+    )
+    try:
+        await check_schema(database)
+        async with database.transaction() as connection:
+            now, after = datetime.now(UTC), ""
+            while page := await api_keys.list_keys(connection, None, after, PAGE):
+                if any(key.is_live(now) for key in page):
+                    raise AdminKeyExists("an admin key is live: make others with `key create`")
+                after = page[-1].id
+            _, key = await api_keys.create_key(connection, pepper, None, name="bootstrap")
+            return key
+    finally:
+        await database.close()
 
 
 async def _works(connection: Connection, pepper: bytes, text: str) -> bool:

@@ -40,7 +40,8 @@ from workers.process.collector import look_for_cycles_less
 from workers.process.logs import LogFormat, set_up_logging
 from workers.wire.client import WorkerClient
 
-DRAIN_TIMEOUT_S = 30
+DRAIN_S = 30.0
+"""Where `drain_s` says nothing."""
 MANAGEMENT_CONNECTIONS = 256
 """More than operators and their tools open, and little of the process's descriptors."""
 ADMIN_ACQUIRE_S = 2.0
@@ -171,7 +172,7 @@ class Role:
         settings = self.settings
         config = server.make_config(
             public,
-            drain_s=DRAIN_TIMEOUT_S,
+            drain_s=DRAIN_S if settings.drain_s is None else settings.drain_s,
             trusted_proxies=settings.trusted_proxies,
             max_connections=settings.max_connections,
             max_connections_per_address=settings.max_connections_per_address,

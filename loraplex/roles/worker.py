@@ -5,6 +5,9 @@ from __future__ import annotations
 from loraplex.settings import Settings
 from workers.process.config import WorkerConfig
 
+DRAIN_S = 120.0
+"""Where `drain_s` says nothing."""
+
 
 def worker_config(
     settings: Settings, models: dict[str, str], listen: str, health: str
@@ -36,5 +39,6 @@ def worker_config(
         max_batched_tokens=settings.max_batched_tokens or 0,
         max_model_len=settings.max_model_len,
         max_loaded_adapters=settings.max_loaded_adapters,
+        drain_s=DRAIN_S if settings.drain_s is None else settings.drain_s,
         log_format=settings.log_format,
     )

@@ -185,6 +185,19 @@ def test_tcp_to_workers_is_secured_or_said_not_to_be(tmp_path: Path):
         load_settings({"transport_key": str(tmp_path / "key")}, {}).security  # noqa: B018
 
 
+def test_names_of_certificates_come_from_the_environment_too():
+    given = {"LORAPLEX_TRANSPORT_GATEWAYS": "DNS:gw-1, URI:spiffe://x/gateway/*"}
+    settings = load_settings({}, given | {"LORAPLEX_TRANSPORT_WORKERS": "*"})
+    assert settings.security.gateways == ("DNS:gw-1", "URI:spiffe://x/gateway/*")
+    assert settings.security.workers == ("*",)
+
+
+def test_a_worker_drains_as_long_as_it_is_told():
+    for environ, expected in ({}, 120.0), ({"LORAPLEX_DRAIN_S": "300"}, 300.0):
+        config = worker_config(load_settings({}, environ), {}, "unix:/w", "127.0.0.1:0")
+        assert config.drain_s == expected
+
+
 def test_a_worker_is_told_how_tcp_is_secured(tmp_path: Path):
     for name in ("certificate", "key", "authority"):
         (tmp_path / name).touch()

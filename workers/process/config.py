@@ -67,8 +67,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_loaded_adapters: int = 128
     """Adapter slots: entries of the device tables, not memory."""
     drain_s: float = 120.0
+    """Seconds that running requests have to end after SIGTERM."""
     log_format: LogFormat = "text"
-    """So long what runs has to end when the process is to."""
 
     @classmethod
     def read(cls, path: Path) -> WorkerConfig:

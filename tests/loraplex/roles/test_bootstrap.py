@@ -6,7 +6,13 @@ import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from loraplex.roles.bootstrap import load_pepper
+import pytest
+
+from admin.database import EVERYTHING, Database
+from admin.keys import keys
+from admin.records import parse_key
+from loraplex.errors import AdminKeyExists
+from loraplex.roles.bootstrap import load_pepper, make_first_admin_key
 from loraplex.settings import Settings
 
 NUM_PROCESSES = 2
@@ -26,3 +32,16 @@ def test_processes_that_start_at_once_have_one_pepper(tmp_path: Path) -> None:
             assert peppers == {(folder / "pepper").read_bytes()}
             assert [path.name for path in folder.iterdir()] == ["pepper"]
             assert (folder / "pepper").stat().st_mode & 0o777 == 0o600
+
+
+async def test_there_is_one_first_admin_key(dsn: str) -> None:
+    """The next is made only where the first is revoked."""
+    first = parse_key(await make_first_admin_key(dsn, b"pepper"))
+    with pytest.raises(AdminKeyExists):
+        await make_first_admin_key(dsn, b"pepper")
+    database = await Database.connect(dsn, sees=EVERYTHING)
+    async with database.transaction() as connection:
+        assert first is not None
+        await keys.revoke_key(connection, first)
+    await database.close()
+    assert parse_key(await make_first_admin_key(dsn, b"pepper")) not in (None, first)

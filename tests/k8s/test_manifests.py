@@ -1,0 +1,364 @@
+"""The manifests without a cluster: valid, confined, and in the product's own words."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from loraplex.cli import cli
+from loraplex.settings import SECRETS, Settings, load_settings, parse_size
+from tests.k8s.definitions import SPECS
+from tests.k8s.network import Network, matches
+from tests.k8s.render import (
+    OVERLAYS,
+    RENDERED,
+    ROOT,
+    Object,
+    all_containers,
+    pod_spec,
+    render,
+    to_yaml,
+)
+
+VERSIONS = ("1.32", "1.37")
+OWN = re.compile(r"registry\.example/loraplex/(gateway|admin|worker-cpu|worker-cuda):\d+\.\d+\.\d+")
+UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
+PROCESS_BYTES = {"gateway": 512 << 20, "admin": 512 << 20, "worker": 2 << 30, "migrate": 128 << 20}
+"""What a process takes beside what its settings bound: interpreter, libraries, requests."""
+SECRET_NAMES = {
+    *("loraplex-database", "loraplex-database-owner", "loraplex-pepper", "loraplex-store"),
+    *("loraplex-gateway-tls", "loraplex-worker-tls", "postgres"),
+}
+
+every_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
+
+
+@cache
+def objects_of(overlay: str) -> list[Object]:
+    return render(ROOT / "overlays" / overlay)
+
+
+def workloads(overlay: str) -> list[Object]:
+    return [each for each in objects_of(overlay) if pod_spec(each) is not None]
+
+
+def find(overlay: str, kind: str, name: str) -> Object:
+    chosen = [
+        each
+        for each in objects_of(overlay)
+        if (each["kind"], each["metadata"]["name"]) == (kind, name)
+    ]
+    assert len(chosen) == 1, f"{kind} {name}: {len(chosen)}"
+    return chosen[0]
+
+
+def own_containers(overlay: str) -> Iterator[tuple[Object, Object]]:
+    """Each workload with each of its containers that runs the product."""
+    for workload in workloads(overlay):
+        for container in all_containers([workload]):
+            if OWN.fullmatch(container["image"]):
+                yield workload, container
+
+
+def environment(overlay: str, container: Object) -> dict[str, str]:
+    """What the container's process finds."""
+    found: dict[str, str] = {}
+    for source in container.get("envFrom", ()):
+        found |= find(overlay, "ConfigMap", source["configMapRef"]["name"])["data"]
+    return found | {each["name"]: each["value"] for each in container.get("env", ())}
+
+
+def settings_of(overlay: str, container: Object, folder: Path) -> Settings:
+    """The settings as the process reads them, secret files and all. Raises BadSettings."""
+    given = environment(overlay, container)
+    for name in SECRETS:
+        variable = f"LORAPLEX_{name.upper()}_FILE"
+        if variable in given:
+            assert is_mounted(container, given[variable]), given[variable]
+            (folder / name).write_text("secret")
+            given[variable] = str(folder / name)
+    return load_settings({}, given)
+
+
+def is_mounted(container: Object, path: str) -> bool:
+    return any(
+        path.startswith(f"{mount['mountPath']}/") for mount in container.get("volumeMounts", ())
+    )
+
+
+def command_of(container: Object) -> list[str]:
+    return [*container.get("command", ()), *container.get("args", ())]
+
+
+def num_bytes(quantity: str) -> int:
+    return int(quantity[:-2]) * UNITS[quantity[-2:]]
+
+
+@every_overlay
+def test_what_is_checked_in_is_what_the_sources_say(overlay: str) -> None:
+    made = to_yaml(objects_of(overlay), overlay)
+    assert (RENDERED / f"{overlay}.yaml").read_text() == made, "run `make manifests`"
+
+
+@every_overlay
+def test_kustomize_makes_the_same(overlay: str) -> None:
+    tool = shutil.which("kubectl")
+    if tool is None:
+        pytest.skip("needs kubectl, for its Kustomize")
+    command = [tool, "kustomize", str(ROOT / "overlays" / overlay)]
+    text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    theirs = list(yaml.safe_load_all(text))
+
+    def name(found: Object) -> tuple[str, str]:
+        return found["kind"], found["metadata"]["name"]
+
+    assert sorted(theirs, key=name) == sorted(objects_of(overlay), key=name)
+
+
+@every_overlay
+def test_every_object_is_valid(overlay: str) -> None:
+    names = [(each["kind"], each["metadata"]["name"]) for each in objects_of(overlay)]
+    assert len(set(names)) == len(names)
+    for each in objects_of(overlay):
+        if each["kind"] != "Namespace":
+            assert each["metadata"]["namespace"] == "loraplex", each["metadata"]
+        schema = SPECS.get((each["apiVersion"], each["kind"]))
+        if schema is not None:
+            jsonschema.validate(each["spec"], schema)
+            continue
+        for version in VERSIONS:
+            kubernetes_validate.validate(each, version, strict=True)
+
+
+@every_overlay
+def test_containers_are_confined(overlay: str) -> None:
+    for workload in workloads(overlay):
+        pod: Any = pod_spec(workload)
+        name = workload["metadata"]["name"]
+        context = pod["securityContext"]
+        assert context["runAsNonRoot"] and context["runAsUser"] and context["runAsGroup"], name
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert pod["enableServiceLinks"] is False, name
+        if pod.get("serviceAccountName") is None:
+            assert pod["automountServiceAccountToken"] is False, name
+        if workload["spec"].get("volumeClaimTemplates"):
+            assert context["fsGroup"] == context["runAsGroup"], name
+        for container in all_containers([workload]):
+            own = container["securityContext"]
+            assert own["readOnlyRootFilesystem"] is True, name
+            assert own["allowPrivilegeEscalation"] is False, name
+            assert own["capabilities"] == {"drop": ["ALL"]}, name
+            resources = container["resources"]
+            assert resources["requests"]["cpu"] and resources["requests"]["memory"], name
+            assert resources["limits"]["memory"] == resources["requests"]["memory"], name
+            image = container["image"].rpartition(":")
+            assert image[2] not in ("", "latest"), name
+            if workload["kind"] != "Job":
+                for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+                    assert probe in container, f"{name}: {probe}"
+
+
+@every_overlay
+def test_secrets_come_as_files(overlay: str) -> None:
+    assert not [each for each in objects_of(overlay) if each["kind"] == "Secret"]
+    for workload in workloads(overlay):
+        pod: Any = pod_spec(workload)
+        mounted = (
+            [each["secret"] for each in pod["volumes"] if "secret" in each]
+            if pod.get("volumes")
+            else []
+        )
+        assert {each["secretName"] for each in mounted} <= SECRET_NAMES
+        assert all(each["defaultMode"] == 0o440 for each in mounted)
+        for container in all_containers([workload]):
+            assert not [each for each in container.get("env", ()) if "valueFrom" in each]
+            assert not [each for each in container.get("envFrom", ()) if "secretRef" in each]
+            volumes = {each["name"] for each in pod.get("volumes", ())}
+            volumes |= {
+                each["metadata"]["name"]
+                for each in workload["spec"].get("volumeClaimTemplates", ())
+            }
+            for mount in container.get("volumeMounts", ()):
+                assert mount["name"] in volumes
+
+
+@every_overlay
+def test_commands_and_settings_are_the_product_s(overlay: str, tmp_path: Path) -> None:
+    roles: set[str] = set()
+    for _, container in own_containers(overlay):
+        command, role, *arguments = command_of(container)
+        assert command == "loraplex"
+        # Refuses a flag that is not there.
+        with cli.commands[role].make_context(role, arguments, parent=click.Context(cli)):
+            roles.add(role)
+        settings_of(overlay, container, tmp_path)
+        given = environment(overlay, container)
+        for name in ("transport_certificate", "transport_key", "transport_authority"):
+            if (file := given.get(f"LORAPLEX_{name.upper()}")) is not None:
+                assert is_mounted(container, file), file
+    assert roles == {"gateway", "worker", "admin", "migrate"}
+
+
+@every_overlay
+def test_memory_and_disk_follow_from_the_settings(overlay: str, tmp_path: Path) -> None:
+    for workload, container in own_containers(overlay):
+        settings = settings_of(overlay, container, tmp_path)
+        role = command_of(container)[1]
+        limit = num_bytes(container["resources"]["limits"]["memory"])
+        needed = PROCESS_BYTES[role]
+        disk = settings.min_free_disk
+        match role:
+            case "gateway":
+                needed += settings.max_body_memory
+                disk += settings.max_usage_wal
+            case "admin":
+                needed += settings.max_body_memory
+                disk += 2 * settings.max_upload
+            case "worker":
+                assert settings.device_memory is not None
+                needed += settings.device_memory + settings.host_adapter_memory
+                disk += settings.adapter_cache + settings.device_memory
+                assert str(settings.threads) == container["resources"]["limits"]["cpu"]
+            case _:
+                continue
+        assert needed <= limit, f"{role}: {needed} of {limit} bytes"
+        mount = next(m for m in container["volumeMounts"] if m["mountPath"] == "/var/lib/loraplex")
+        claims = {
+            each["metadata"]["name"]: each for each in workload["spec"]["volumeClaimTemplates"]
+        }
+        claim = claims[mount["name"]]["spec"]["resources"]["requests"]["storage"]
+        assert disk <= num_bytes(claim), f"{role}: {disk} of {claim}"
+
+
+@every_overlay
+def test_a_drain_fits_into_the_grace(overlay: str, tmp_path: Path) -> None:
+    for workload in workloads(overlay):
+        drains, pauses = [0.0], [0]
+        for container in all_containers([workload]):
+            role = [*command_of(container), ""][1]
+            if role in ("gateway", "admin", "worker") and OWN.fullmatch(container["image"]):
+                drain_s = settings_of(overlay, container, tmp_path).drain_s
+                assert drain_s is not None
+                drains.append(drain_s)
+            if role in ("gateway", "admin"):
+                # While proxies still send requests.
+                pauses.append(container["lifecycle"]["preStop"]["sleep"]["seconds"])
+        pod: Any = pod_spec(workload)
+        if len(drains) > 1:
+            # A sidecar drains when the containers have ended.
+            assert sum(drains) + sum(pauses) + 10 <= pod["terminationGracePeriodSeconds"]
+
+
+@every_overlay
+def test_replicas_are_spread_and_not_all_disrupted(overlay: str) -> None:
+    budgets = [each for each in objects_of(overlay) if each["kind"] == "PodDisruptionBudget"]
+    for workload, container in own_containers(overlay):
+        if command_of(container)[1] == "migrate":
+            continue
+        labels = workload["spec"]["template"]["metadata"]["labels"]
+        chosen = [each for each in budgets if matches(each["spec"]["selector"], labels)]
+        assert [each["spec"]["maxUnavailable"] for each in chosen] == [1]
+        assert workload["spec"]["selector"]["matchLabels"] == labels
+        pod: Any = pod_spec(workload)
+        if workload["metadata"]["name"] != "loraplex-admin":
+            keys = {each["topologyKey"] for each in pod["topologySpreadConstraints"]}
+            assert keys == {"kubernetes.io/hostname", "topology.kubernetes.io/zone"}
+
+
+@every_overlay
+def test_ports_and_selectors_meet(overlay: str) -> None:
+    for service in (each for each in objects_of(overlay) if each["kind"] == "Service"):
+        selector = {"matchLabels": service["spec"]["selector"]}
+        chosen = [
+            each
+            for each in workloads(overlay)
+            if matches(selector, each["spec"]["template"]["metadata"]["labels"])
+        ]
+        assert len(chosen) == 1, service["metadata"]["name"]
+        names = {port["name"] for each in all_containers(chosen) for port in each["ports"]}
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= names
+    for _, container in own_containers(overlay):
+        named = {port["name"]: port["containerPort"] for port in container.get("ports", ())}
+        given = environment(overlay, container)
+        match command_of(container)[1]:
+            case "gateway" | "admin":
+                assert str(named["http"]) == given["LORAPLEX_PORT"]
+                assert str(named["management"]) == given["LORAPLEX_MANAGEMENT_PORT"]
+            case "worker":
+                told = " ".join(container["args"])
+                assert f"--health=0.0.0.0:{named['health']}" in told
+                assert "transport" not in named or f":{named['transport']}" in told
+
+
+@every_overlay
+def test_only_gateways_reach_workers_and_only_planes_reach_postgres(overlay: str) -> None:
+    network = Network(objects_of(overlay))
+    components = set(network.components)
+    planes = components & {"gateway", "admin", "migrate", "pool"}
+    if "worker" in components:
+        assert {each for each in components if network.reaches(each, "worker", 9000)} == {"gateway"}
+        assert not network.lets_in("worker", 9000, "default")
+    if "postgres" in components:
+        assert {each for each in components if network.reaches(each, "postgres", 5432)} == planes
+        assert not network.lets_in("postgres", 5432, "default")
+    public = components & {"gateway", "pool"}
+    assert all(network.lets_in(each, 8000, "default") for each in public)
+    assert not network.lets_in("admin", 8000, "default")
+    scraped = overlay == "observability"
+    for component, port in (("gateway", 8002), ("admin", 8002), ("worker", 8001)):
+        if component in components:
+            assert network.lets_in(component, port, "monitoring") is scraped
+            assert not network.lets_in(component, port, "default")
+
+
+@pytest.mark.parametrize("overlay", [each for each in OVERLAYS if each != "gaie"])
+def test_addresses_and_certificates_name_the_pods(overlay: str, tmp_path: Path) -> None:
+    """A worker is let in by the name that it is reached by, a gateway by the name of its role."""
+    read = {
+        container["name"]: settings_of(overlay, container, tmp_path)
+        for _, container in own_containers(overlay)
+    }
+    gateway, worker = read["gateway"], read["worker"]
+    service = find(overlay, "StatefulSet", "loraplex-worker")["spec"]["serviceName"]
+    hosts = [f"loraplex-worker-{n}.{service}.loraplex.svc" for n in range(len(gateway.workers))]
+    assert list(gateway.workers) == [f"tcp://{host}:9000" for host in hosts]
+    num_most = find(overlay, "StatefulSet", "loraplex-worker")["spec"]["replicas"]
+    if overlay == "observability":
+        num_most = find(overlay, "ScaledObject", "loraplex-worker")["spec"]["maxReplicaCount"]
+    assert num_most <= len(hosts)
+    assert not gateway.insecure_transport and not worker.insecure_transport
+    if overlay == "single-gpu":
+        return  # its certificates are made by hand
+    for role, certificate in (("gateway", "loraplex-gateway"), ("worker", "loraplex-worker")):
+        spec = find(overlay, "Certificate", certificate)["spec"]
+        patterns = worker.transport_gateways if role == "gateway" else gateway.transport_workers
+        assert all(
+            any(fnmatchcase(f"DNS:{name}", pattern) for pattern in patterns)
+            for name in spec["dnsNames"]
+        )
+        other = worker.transport_gateways if role == "worker" else gateway.transport_workers
+        assert not any(fnmatchcase(f"DNS:{n}", p) for n in spec["dnsNames"] for p in other)
+        workload = find(overlay, "StatefulSet", certificate)
+        pod: Any = pod_spec(workload)
+        mounted = {each["secret"]["secretName"] for each in pod["volumes"] if "secret" in each}
+        assert spec["secretName"] in mounted
+        if role == "worker":
+            (name,) = spec["dnsNames"]
+            assert all(host.split(".", 1)[1] == name.removeprefix("*.") for host in hosts)
+
+
+def test_sizes_in_manifests_are_those_of_settings() -> None:
+    """The test's own reading of a quantity agrees with the product's."""
+    assert num_bytes("9Gi") == parse_size("9GiB") and num_bytes("256Mi") == parse_size("256MiB")
