@@ -85,6 +85,9 @@ class Slots:
         users = [*self.scheduler.running, *self.scheduler.leaving]
         return next(sequence for sequence in users if sequence.slot == slot)
 
+    def write(self, slot: int, position: int, tokens: list[int]) -> None:
+        self.tokens[slot].update(enumerate(tokens, position))
+
     def allocate(self, tokens: list[int]) -> int:
         slot = self.free_slots.pop()
         self.tokens[slot] = dict(enumerate(tokens))

@@ -400,21 +400,31 @@ class Engine:
             # The step ahead was computed as if there were one.
             return [self._fail_drawing(sequence, ErrorCode.INTERNAL)]
         num_before = len(sequence.tokens)
-        output = sequence.append(result.tokens, result.logprobs, self._clock())
-        self.num_generated_tokens += len(sequence.tokens) - num_before
+        forced = self._forced(sequence, result)
+        output = sequence.append(result.tokens + forced, result.logprobs, self._clock())
+        num_new = len(sequence.tokens) - num_before
+        self.num_generated_tokens += num_new
         if output is not None and output.finish_reason is not None:
             self._forget(sequence)
             if (times := self._times(sequence)) is not None:
                 output = msgspec.structs.replace(output, times=times)
             return [(sequence.connection, output)]
+        self.scheduler.write_tokens(sequence, num_new - len(result.tokens))
         events: list[Event] = [] if output is None else [(sequence.connection, output)]
-        if sequence.grammar is not None:
-            failure = sequence.grammar.take(sequence.tokens[num_before:])
-            if failure is not None:
-                self.scheduler.remove(sequence)
-                message = f"the grammar cannot be followed any further: {failure}"
-                events.append(self._fail(sequence, ErrorCode.INVALID, message))
+        if sequence.grammar is not None and sequence.grammar.failure is not None:
+            self.scheduler.remove(sequence)
+            message = f"the grammar cannot be followed any further: {sequence.grammar.failure}"
+            events.append(self._fail(sequence, ErrorCode.INVALID, message))
         return events
+
+    def _forced(self, sequence: Sequence, result: SequenceResult) -> list[int]:
+        """Tokens that alone can follow by its grammar and so are not drawn; none where the
+        log-probability of each is asked for."""
+        _, finish_reason = sequence.end_within(result.tokens)
+        if sequence.grammar is None or finish_reason is not None:
+            return []
+        forces = sequence.params.logprobs is None
+        return sequence.grammar.take(result.tokens, forces=forces)
 
     def _fail_drawing(self, sequence: Sequence, error: ErrorCode) -> Event:
         adapter = "none" if sequence.adapter is None else sequence.adapter.digest

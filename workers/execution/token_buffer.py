@@ -23,10 +23,14 @@ class TokenBuffer:
 
     def allocate(self, tokens: list[int]) -> int:
         slot = self._free.pop()
+        self.write(slot, 0, tokens)
+        return slot
+
+    def write(self, slot: int, position: int, tokens: list[int]) -> None:
+        """Puts tokens known to the host behind those that the slot has."""
         is_pinned = self.tokens.device.type == "cuda"
         host = torch.tensor(tokens, dtype=torch.int32, pin_memory=is_pinned)
-        self.tokens[slot, : len(tokens)].copy_(host, non_blocking=True)
-        return slot
+        self.tokens[slot, position : position + len(tokens)].copy_(host, non_blocking=True)
 
     def free(self, slot: int) -> None:
         self._free.append(slot)

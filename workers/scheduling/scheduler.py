@@ -36,6 +36,8 @@ class SlotAllocator(Protocol):
 
     def allocate(self, tokens: list[int]) -> int: ...
 
+    def write(self, slot: int, position: int, tokens: list[int]) -> None: ...
+
     def free(self, slot: int) -> None: ...
 
 
@@ -208,6 +210,12 @@ class Scheduler:
         self._limits.note_step(now, is_backlogged=self.num_waiting > 0 and self.policy.is_full)
         self._depart(schedule)
         return schedule
+
+    def write_tokens(self, sequence: Sequence, num_tokens: int) -> None:
+        """Copies its last tokens to the device, which did not draw them."""
+        if sequence.slot is not None and num_tokens:
+            position = len(sequence.tokens) - num_tokens
+            self._slots.write(sequence.slot, position, sequence.tokens[position:])
 
     def update(self, schedule: Schedule, num_new: list[int]) -> None:
         """Charges what the step computed, and shares its full pages. Sequences that have ended

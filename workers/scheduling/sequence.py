@@ -49,8 +49,9 @@ class Grammar(Protocol):
         """Whether only an end token may follow."""
         ...
 
-    def take(self, tokens: list[int]) -> str | None:
-        """Goes on over generated tokens. Returns why that fails, if it does."""
+    def take(self, tokens: list[int], *, forces: bool) -> list[int]:
+        """Goes on over generated tokens; sets `failure` if it cannot. If it `forces`, returns the
+        tokens that alone can follow, and goes on over them too."""
         ...
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -122,13 +123,35 @@ def test_texts_of_a_grammar_or_an_expression(tiny: Setup, tokenizer: Tokenizer) 
 
 
 def test_a_resumed_sequence_goes_on_by_its_grammar(tiny: Setup) -> None:
+    """From wherever an output ended."""
     request = request_of(tiny, 3, grammars.of_json_schema(json.dumps(SCHEMAS[0])))
-    whole = answers_of(tiny, [request]).answers[3]
-    for num_resumed in (1, len(whole) // 2, len(whole) - 1):
+    driver = answers_of(tiny, [request])
+    whole = driver.answers[3]
+    ends = list(accumulate(len(output.tokens) for output in driver.outputs[3]))
+    for num_resumed in (ends[0], ends[len(ends) // 2], ends[-2]):
         resumed = msgspec.structs.replace(
             request, tokens=request.tokens + whole[:num_resumed], num_resumed=num_resumed
         )
         assert answers_of(tiny, [resumed]).answers[3] == whole[num_resumed:]
+
+
+def test_what_alone_can_follow_is_not_drawn(tiny: Setup, tokenizer: Tokenizer) -> None:
+    """Such tokens take no step each, and the rest is drawn as if they had."""
+    grammar = grammars.of_lark('start: "status: " ("o" | "l") "; this is all that is said"')
+    requests = [
+        request_of(tiny, 0, grammar),
+        request_of(tiny, 0, grammar, msgspec.structs.replace(HOT, logprobs=0)),
+    ]
+    texts: list[str] = []
+    num_outputs: list[int] = []
+    for request in requests:
+        driver = answers_of(tiny, [request])
+        texts.append(text_of(tokenizer, driver, 0))
+        num_outputs.append(len(driver.outputs[0]))
+        assert driver.ended[0] is FinishReason.STOP
+    assert texts[0] == texts[1] and "; this is all" in texts[0]
+    assert num_outputs[0] <= 3 < len(texts[1]) <= num_outputs[1]
+    assert driver.outputs[0][0].logprobs is not None
 
 
 @pytest.mark.parametrize(
