@@ -208,6 +208,8 @@ class ServingData(msgspec.Struct, frozen=True, omit_defaults=True):
     ] = ()
     """Beside those of the request."""
     defaults: GenerationDefaults = GenerationDefaults()
+    pooling: Literal["last", "mean", "cls"] | None = None
+    """How embeddings are made of the last hidden states; None: as the base model's are."""
     metadata: Annotated[
         dict[
             Annotated[str, msgspec.Meta(min_length=1, max_length=64)],

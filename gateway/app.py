@@ -19,13 +19,14 @@ from gateway.http.error_answers import to_response
 from gateway.http.handlers import DataPlane
 from gateway.http.openapi import Requirements, document
 from gateway.http.request import GatewayRequest
-from gateway.http.routes import completions, health, models, tokens
+from gateway.http.routes import completions, embeddings, health, models, tokens
 from gateway.http.services import Gateway
 from workers.wire.client import WorkerClient
 
 ROUTES = [
     completions.create_chat_completion,
     completions.create_completion,
+    embeddings.create_embeddings,
     models.list_models,
     models.get_model,
     tokens.tokenize,

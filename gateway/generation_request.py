@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from gateway.messages import Message
+from workers.wire.protocol import OutputKind
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +56,13 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     messages: list[Message] | None = None
     prompts: list[str | list[int]] = []
+    kind: OutputKind = OutputKind.GENERATE
+    """`generate`: text; with `echo`, scores of the prompts too. `embed`: a vector of each prompt;
+    `max_tokens` is 0."""
+    dimensions: int | None = None
+    """Of kind `embed`: the leading numbers of each vector that are shown; None: all."""
+    prompts_param: str = "prompt"
+    """Field of the body that the prompts came from, for errors."""
     echo: bool = False
     """Whether each prompt is shown, and scored if log-probabilities are asked for, before its
     answer."""

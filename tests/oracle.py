@@ -73,6 +73,18 @@ class Oracle:
         invoked = {} if adapter is None else self._invoked(adapter, ids, num_prompt or len(tokens))
         return self._model(ids, logits_to_keep=last, **invoked).logits[0].float()
 
+    @torch.inference_mode()
+    def hidden(self, tokens: list[int], adapter: str | None) -> Tensor:
+        """float32 [len(tokens), K]: the last hidden states, after the final norm."""
+        ids = torch.tensor([tokens])
+        if adapter is None and isinstance(self._model, PeftModel):
+            with self._model.disable_adapter():
+                return self._model.get_base_model().model(ids).last_hidden_state[0].float()
+        if adapter is None:
+            return self._model.model(ids).last_hidden_state[0].float()
+        self._model.set_adapter(adapter)
+        return self._model.get_base_model().model(ids).last_hidden_state[0].float()
+
     def _invoked(self, adapter: str, ids: Tensor, num_prompt: int) -> dict[str, Any]:
         """What peft's `generate` finds in the prompt, kept for the whole sequence; else the forward
         pass would look for invocations in what was generated too."""

@@ -9,7 +9,14 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 
 from gateway.dialects.dialect import Answer, Dialect
-from gateway.dialects.openai_fields import MAX_SEQUENCES, OpenAIRequest, TokenId, TopLogprobs
+from gateway.dialects.openai_fields import (
+    MAX_SEQUENCES,
+    OpenAIRequest,
+    TokenId,
+    TokenIds,
+    TopLogprobs,
+    prompts_of,
+)
 from gateway.dialects.openai_format import OpenAIFormat, encode, finite, token_text
 from gateway.dispatch.choice import Delta, Scored
 from gateway.exceptions import InvalidRequest
@@ -31,10 +38,7 @@ class CompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
 
     prompt: (
         str
-        | Annotated[
-            list[str | TokenId | Annotated[list[TokenId], Meta(max_length=MAX_TOKEN_IDS)]],
-            Meta(min_length=1, max_length=MAX_TOKEN_IDS),
-        ]
+        | Annotated[list[str | TokenId | TokenIds], Meta(min_length=1, max_length=MAX_TOKEN_IDS)]
     )
     max_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
     logprobs: TopLogprobs | None = None
@@ -46,16 +50,7 @@ class CompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
     @property
     def prompts(self) -> list[str | list[int]]:
         """One entry a prompt, each text or token ids."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        kinds = set(map(type, self.prompt))
-        if kinds == {int}:
-            return [self.prompt]  # pyright: ignore[reportReturnType]
-        if len(kinds) > 1:
-            raise InvalidRequest(
-                "'prompt' must be a text, token ids, or a list of one of these.", param="prompt"
-            )
-        return self.prompt  # pyright: ignore[reportReturnType]
+        return prompts_of(self.prompt, param="prompt")
 
     def __post_init__(self) -> None:
         super().__post_init__()

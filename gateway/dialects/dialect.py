@@ -34,6 +34,7 @@ class Answer(msgspec.Struct):
     finish_reason: str | None = None
     stop: str | None = None
     """The stop string that ended it, if one did."""
+    vector: bytes | None = None
 
     def add(self, delta: Delta) -> None:
         self.pieces.extend(delta.parts)
@@ -41,6 +42,7 @@ class Answer(msgspec.Struct):
         self.scored.extend(delta.scored)
         self.finish_reason = delta.finish_reason
         self.stop = delta.stop
+        self.vector = delta.vector
 
     @property
     def parts(self) -> list[Part]:
@@ -68,7 +70,15 @@ def _joined(pieces: Sequence[Part]) -> Part:
             return type(first)("".join(spoken))
 
 
-class AnswerFormat(ABC):
+class BodyFormat(ABC):
+    """The bytes of one response that is never streamed."""
+
+    @abstractmethod
+    async def body(self, answers: list[Answer], usage: Usage) -> bytes:
+        """The whole answer. While a large one is made, the event loop goes on."""
+
+
+class AnswerFormat(BodyFormat):
     """The bytes of one response: server-sent events, or one body."""
 
     ping: ClassVar[bytes] = b": ping\n\n"
@@ -89,10 +99,6 @@ class AnswerFormat(ABC):
     @abstractmethod
     def error_event(self, error: Exception) -> bytes:
         """The event that ends a stream which failed after it had begun."""
-
-    @abstractmethod
-    async def body(self, answers: list[Answer], usage: Usage) -> bytes:
-        """The whole answer. While a large one is made, the event loop goes on."""
 
 
 class ErrorShape:
@@ -119,8 +125,11 @@ class Dialect(ABC, Generic[B]):
         """The neutral request. Raises InvalidRequest, which names the field."""
 
     @abstractmethod
-    def answer_format(self, body: B, request_id: str, spelled: TokenBytes) -> AnswerFormat:
-        """How the answer to `body` is written. `spelled`: the bytes of each token id."""
+    def answer_format(self, body: B, request_id: str, spelled: TokenBytes) -> BodyFormat:
+        """How the answer to `body` is written; an AnswerFormat if it may be streamed.
+
+        spelled: the bytes of each token id.
+        """
 
 
 def slices(scored: Sequence[Scored]) -> Iterator[list[Scored]]:

@@ -6,13 +6,14 @@ comment; every other field is refused by name. `null` always means absent.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta
 
 from gateway.dialects.constraints import ConstraintFields
 from gateway.exceptions import InvalidRequest
+from gateway.limits.bounds import MAX_TOKEN_IDS
 
 MAX_SEQUENCES = 128
 """Prompts times choices of one request."""
@@ -24,6 +25,7 @@ MAX_BIASES = 300
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
+TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_TOKEN_IDS)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -108,3 +110,17 @@ class OpenAIRequest(ConstraintFields, frozen=True, kw_only=True, forbid_unknown_
             raise InvalidRequest(
                 "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
             )
+
+
+def prompts_of(given: str | list[str | int | list[int]], *, param: str) -> list[str | list[int]]:
+    """One entry a prompt, each text or token ids. Raises InvalidRequest if the kinds are mixed."""
+    if isinstance(given, str):
+        return [given]
+    kinds = set(map(type, given))
+    if kinds == {int}:
+        return [cast(list[int], given)]
+    if len(kinds) > 1:
+        raise InvalidRequest(
+            f"'{param}' must be a text, token ids, or a list of one of these.", param=param
+        )
+    return cast(list[str | list[int]], given)

@@ -35,6 +35,8 @@ class Delta(msgspec.Struct, frozen=True):
     """Generated and shown: without the end token, up to a stop string."""
     stop: str | None = None
     """The stop string that ended the choice, if one did."""
+    vector: bytes | None = None
+    """Of the prompt, where one is asked for: float32, little-endian, not normalised."""
 
     @property
     def text(self) -> str:
@@ -84,7 +86,7 @@ class Choice:
         scored = self._scored(output, num_shown)
         stop = self._stops and self._stops.matched
         parts, tokens = self._parse(text), visible[:num_shown]
-        return Delta(self.index, parts, scored, self.finish_reason, tokens, stop)
+        return Delta(self.index, parts, scored, self.finish_reason, tokens, stop, output.vector)
 
     def _parse(self, text: str) -> list[Part]:
         parts = self._parser.push(text)

@@ -39,6 +39,9 @@ GRACE_S = 0.5
 ABORT_WAIT_S = 2.0
 """How long a request that ends early waits for its workers to say how far its prompts have come. A
 worker says so after the step it is in."""
+MAX_AT_ONCE = 128
+"""Sequences of one request that workers have at a time. Only vectors are asked for in larger
+numbers: a worker's queue would refuse them, and nothing is gained by more than fill its steps."""
 NEVER_BEGUN = (
     *(ErrorCode.DRAINING, ErrorCode.MODEL_UNKNOWN, ErrorCode.MODEL_UNAVAILABLE),
     *(ErrorCode.ADAPTER_UNAVAILABLE, ErrorCode.PROMPT_TOO_LONG),
@@ -120,6 +123,8 @@ class Generation:
         self._choices = choices
         self._num_running = len(choices)
         self._is_submitted = False
+        self._num_begun = 0
+        """Sequences that were sent, or are sent with a follower's scores."""
         self._is_sent = False
         """To a worker, any of it."""
         self._expiry: asyncio.TimerHandle | None = None
@@ -145,7 +150,9 @@ class Generation:
 
     @property
     def finish_reasons(self) -> list[str | None]:
-        """One a choice; None: it was given up."""
+        """One a choice; None: it was given up. Vectors have none."""
+        if self._runs[0].request.kind is OutputKind.EMBED:
+            return []
         return [run.choice.finish_reason for run in self._runs]
 
     @property
@@ -225,7 +232,8 @@ class Generation:
         left_s = self._deadline - time.perf_counter()
         self._expiry = asyncio.get_running_loop().call_later(left_s + GRACE_S, self._expire)
         waiting = {number for run in self._runs for number in run.followers}
-        for number in range(len(self._runs)):
+        for number in range(min(len(self._runs), MAX_AT_ONCE)):
+            self._num_begun += 1
             if number not in waiting:
                 self._begin(number)
 
@@ -310,8 +318,20 @@ class Generation:
             self._num_running -= 1
             if output.finish_reason is None:
                 run.worker.cancel(run.id)
+            self._begin_next()
         if run.followers:
             self._begin_followers(run, output)
+
+    def _begin_next(self) -> None:
+        """One sequence has ended: the next one takes its place."""
+        if self._num_begun == len(self._runs):
+            return
+        number = self._num_begun
+        self._num_begun += 1
+        run = self._runs[number]
+        # An answer has begun, so the deadline of the first output is met.
+        run.request = msgspec.structs.replace(run.request, timeout_s=None)
+        self._begin(number)
 
     def _begin_followers(self, first: RemoteSequence, output: SequenceOutput) -> None:
         """The first choice has its first output, with the scores of the prompt. An answer that only

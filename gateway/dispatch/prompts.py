@@ -59,7 +59,7 @@ async def _chat_prompts(
         max_tokens=max_tokens,
     )
     check_total([len(tokens)], asked.num_choices, max_tokens, param="n")
-    return await _prompts(tokenizer, target, caller, [tokens], [])
+    return await _prompts(tokenizer, target, caller, [tokens], [], asked.prompts_param)
 
 
 async def _completion_prompts(
@@ -69,17 +69,18 @@ async def _completion_prompts(
     fewest = [
         tokenizer.fewest_tokens(len(each)) if isinstance(each, str) else len(each) for each in given
     ]
-    check_total(fewest, num_choices, max_tokens, param="prompt")
+    check_total(fewest, num_choices, max_tokens, param=asked.prompts_param)
     texts = [each for each in given if isinstance(each, str)]
     encoded = iter(
         await tokenizer.encode_many(texts, domain=caller.cache_domain, max_tokens=max_tokens)
     )
     prompts = [next(encoded) if isinstance(each, str) else each for each in given]
     lengths = [len(prompt) for prompt in prompts]
-    check_total(lengths, num_choices, max_tokens, param="prompt")
+    check_total(lengths, num_choices, max_tokens, param=asked.prompts_param)
     for length in lengths:
         completion_tokens(length, asked.max_tokens, 1, max_tokens)
-    return await _prompts(tokenizer, target, caller, prompts, given if asked.echo else [])
+    echoed = given if asked.echo else []
+    return await _prompts(tokenizer, target, caller, prompts, echoed, asked.prompts_param)
 
 
 def check_ids(asked: GenerationRequest, target: ResolvedModel) -> None:
@@ -96,15 +97,16 @@ async def _prompts(
     caller: Principal,
     tokenised: list[list[int]],
     echoed: Sequence[str | list[int]],
+    param: str,
 ) -> list[Prompt]:
-    """`echoed`: the prompts as they were given, if they are to be shown. Raises InvalidRequest if a
-    prompt is empty or an id is not of the model's vocabulary."""
+    """`echoed`: the prompts as they were given, if they are to be shown. Raises InvalidRequest,
+    which names `param`, if a prompt is empty or an id is not of the model's vocabulary."""
     size = target.base.shape.vocab_size
     for tokens in tokenised:
         if not tokens:
-            raise InvalidRequest("The prompt is empty.", param="prompt")
+            raise InvalidRequest(f"The {param} is empty.", param=param)
         if max(tokens) >= size:
-            raise InvalidRequest(f"Token ids must be below {size}.", param="prompt")
+            raise InvalidRequest(f"Token ids must be below {size}.", param=param)
 
     def make() -> list[Prompt]:
         echoes = [each if isinstance(each, str) else tokenizer.text(each) for each in echoed]

@@ -17,13 +17,13 @@ from gateway.dispatch.prompts import Prompt
 from gateway.dispatch.routing import Work
 from gateway.generation_request import GenerationRequest
 from gateway.limits.admission import Reservation
-from gateway.limits.bounds import check_answer, completion_tokens
+from gateway.limits.bounds import check_answer, check_vectors, completion_tokens
 from gateway.quota_types import ORDINARY, Service
 from gateway.text.parsers.parser import IdentityParser
 from gateway.text.tokenizer import ModelTokenizer, SamplingDefaults
 from workers.wire.client import WorkerClient
 from workers.wire.prefix_index import Prefix
-from workers.wire.protocol import Generate, OutputKind, SamplingParams
+from workers.wire.protocol import Generate, OutputKind, Pooling, SamplingParams
 
 WHOLE_INTERVAL = 32
 """Tokens that are told at a time to who waits for the whole answer: what a lost worker has not told
@@ -53,11 +53,18 @@ class Call(msgspec.Struct, frozen=True):
         """Stop strings, the caller's and the adapter's."""
         return [*self.asked.stop, *self.target.serving.stop]
 
+    @property
+    def pooling(self) -> Pooling:
+        """How a vector is made: as the adapter has it, the base model, or of the last token."""
+        return Pooling(self.target.serving.pooling or self.tokenizer.pooling or Pooling.LAST)
+
 
 def check_answer_of(call: Call, default_tokens: int) -> None:
     """Raises InvalidRequest if the answer could be larger than what is sent. Of a stream the
     generated tokens do not count: it is sent as they come."""
     asked, num_choices = call.asked, call.asked.num_choices
+    if asked.kind is OutputKind.EMBED:
+        check_vectors(len(call.prompts), call.target.base.shape.hidden_size, asked.dimensions)
     num_top, num_scored = asked.num_logprobs, 0
     if num_top is not None:
         for prompt in call.prompts:
@@ -171,7 +178,7 @@ def _generate(call: Call, prompt: Prompt, layout: str, params: SamplingParams) -
         model=call.target.base.digest,
         tokens=prompt.tokens,
         params=params,
-        kind=OutputKind.GENERATE if params.max_tokens else OutputKind.SCORE,
+        kind=_kind(call.asked, params),
         cache_domain=call.caller.cache_domain,
         adapter=None if prompt.activation is None else call.target.adapter_for(layout),
         activation=prompt.activation or 0,
@@ -184,7 +191,15 @@ def _generate(call: Call, prompt: Prompt, layout: str, params: SamplingParams) -
         stream_interval=1 if is_heard else WHOLE_INTERVAL,
         traceparent=call.traceparent,
         grammar=call.grammar if params.max_tokens else "",
+        pooling=call.pooling,
     )
+
+
+def _kind(asked: GenerationRequest, params: SamplingParams) -> OutputKind:
+    """An answer of no tokens to a prompt that is echoed is the prompt's scores."""
+    if asked.kind is OutputKind.GENERATE and not params.max_tokens:
+        return OutputKind.SCORE
+    return asked.kind
 
 
 def _choice(call: Call, prompt: Prompt, index: int) -> Choice:

@@ -84,6 +84,19 @@ class Completion(msgspec.Struct, frozen=True):
     usage: dict[str, Any]
 
 
+class EmbeddingList(msgspec.Struct, frozen=True):
+    """The answer of the embeddings route; fields as OpenAI's."""
+
+    object: str
+    data: list[dict[str, Any]]
+    model: str
+    usage: dict[str, Any]
+
+
+WHOLE_ANSWERS: dict[str, type[msgspec.Struct]] = {"/v1/embeddings": EmbeddingList}
+"""Answers of the routes that never stream."""
+
+
 @dataclass
 class PublicOperation(PlaneOperation):
     always = ALWAYS
@@ -95,14 +108,22 @@ class KeyOperation(PlaneOperation):
 
 
 @dataclass
-class GenerationOperation(PlaneOperation):
-    """Takes a deadline, and may answer as a stream."""
+class ServedOperation(PlaneOperation):
+    """Runs on a worker and takes a deadline."""
 
     always = ALWAYS | LIMITS | SERVED
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.parameters = [*(self.parameters or ()), TIMEOUT]
+
+
+@dataclass
+class GenerationOperation(ServedOperation):
+    """May answer as a stream."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         answer = (self.responses or {})["200"]
         assert isinstance(answer, OpenAPIResponse) and answer.content is not None
         answer.content["text/event-stream"] = OpenAPIMediaType(Schema(type=OpenAPIType.STRING))
@@ -133,9 +154,12 @@ def _describe(route: HTTPRoute, handler: HTTPRouteHandler) -> None:
         statuses |= {400, 404, 408, 409, 413}
     answers: dict[int, ResponseSpec] = {}
     if isinstance(handler, HotRoute):
-        handler.operation_class = GenerationOperation
+        whole = WHOLE_ANSWERS.get(route.path)
+        handler.operation_class = GenerationOperation if whole is None else ServedOperation
         statuses |= {500, 504}
-        answers[200] = ResponseSpec(Completion, generate_examples=False, description="The answer.")
+        answers[200] = ResponseSpec(
+            whole or Completion, generate_examples=False, description="The answer."
+        )
     handler.responses = answers | refused(*statuses)
 
 

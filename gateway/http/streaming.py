@@ -15,7 +15,7 @@ from typing import Self
 
 from litestar.types import Receive, Scope, Send
 
-from gateway.dialects.dialect import SCORED_AT_ONCE, Answer, AnswerFormat, split
+from gateway.dialects.dialect import SCORED_AT_ONCE, Answer, AnswerFormat, BodyFormat, split
 from gateway.dispatch.choice import Delta
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.request_usage import RequestUsage
@@ -35,7 +35,6 @@ class GenerationResponse(ABC):
     def __init__(
         self,
         generation: Generation,
-        format: AnswerFormat,
         *,
         headers: Headers,
         usage: RequestUsage,
@@ -45,7 +44,6 @@ class GenerationResponse(ABC):
         `settle` is called once, when all is over, with what ended it if not the answer's end or the
         client."""
         self._generation = generation
-        self._format = format
         self._headers = headers
         self._usage = usage
         self._settle = settle
@@ -82,6 +80,18 @@ class GenerationResponse(ABC):
 class WholeResponse(GenerationResponse):
     """One JSON body when all choices have ended."""
 
+    def __init__(
+        self,
+        generation: Generation,
+        format: BodyFormat,
+        *,
+        headers: Headers,
+        usage: RequestUsage,
+        settle: Settle,
+    ) -> None:
+        super().__init__(generation, headers=headers, usage=usage, settle=settle)
+        self._format = format
+
     async def _answer(self, send: Send, client: Client) -> None:
         answers: dict[int, Answer] = {}
         for delta in await self._generation.finish():
@@ -117,7 +127,8 @@ class StreamResponse(GenerationResponse):
         ping_interval_s: float,
         slow_client_s: float,
     ) -> None:
-        super().__init__(generation, format, headers=headers, usage=usage, settle=settle)
+        super().__init__(generation, headers=headers, usage=usage, settle=settle)
+        self._format = format
         self._ping_interval_s = ping_interval_s
         self._slow_client_s = slow_client_s
         self._has_started = False

@@ -36,6 +36,8 @@ TEMPLATE_VARIABLES = frozenset(
     ("messages", "tools", "add_generation_prompt", "continue_final_message")
 )
 """Variables of a template that are fields of the request."""
+MAX_VECTOR_NUMBERS = 1 << 21
+"""Numbers of all vectors of one answer: some 40 MB of JSON, or 11 MB in base64."""
 
 
 def completion_tokens(prompt: int, asked: int | None, default: int, max_model_len: int) -> int:
@@ -165,4 +167,22 @@ def _check_bytes(value: Any, max_bytes: int, *, param: str) -> None:
     if num_bytes > max_bytes:
         raise InvalidRequest(
             f"'{param}' may have {max_bytes} bytes of JSON; yours has {num_bytes}.", param=param
+        )
+
+
+def check_vectors(num_vectors: int, size: int, dimensions: int | None) -> None:
+    """Checks an answer of vectors before it is begun. size: numbers that the model's vectors have.
+    Raises InvalidRequest."""
+    if dimensions is not None and dimensions > size:
+        raise InvalidRequest(
+            f"This model's vectors have {size} dimensions; you asked for {dimensions}.",
+            param="dimensions",
+        )
+    total = num_vectors * (dimensions or size)
+    if total > MAX_VECTOR_NUMBERS:
+        raise InvalidRequest(
+            f"The vectors of an answer may have {MAX_VECTOR_NUMBERS} numbers; yours would have "
+            f"{total}. Send fewer inputs in one request, or ask for fewer 'dimensions'.",
+            param="input",
+            code="answer_too_large",
         )

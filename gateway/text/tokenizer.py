@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from tokenizers import Tokenizer
@@ -47,6 +47,10 @@ class _TokenizerFile(msgspec.Struct):
     decoder: dict[str, Any] | None = None
 
 
+class _PoolingFile(msgspec.Struct):
+    pooling: Literal["last", "mean", "cls"] | None = None
+
+
 class ModelTokenizer:
     """Its constructor reads files and compiles the template: call it in a thread."""
 
@@ -63,6 +67,8 @@ class ModelTokenizer:
         self.defaults = msgspec.convert(
             _read_json(folder / "generation_config.json"), SamplingDefaults
         )
+        self.pooling = msgspec.convert(_read_json(folder / "pooling.json"), _PoolingFile).pooling
+        """How the model makes embeddings of its last hidden states, where it says so."""
         template = _template_source(folder, config)
         self._prompts = PromptEncoder(self._tokenizer, source, template or "", long_texts)
         self._long_texts = long_texts

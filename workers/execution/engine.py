@@ -55,7 +55,7 @@ MAX_FAILED_STEPS = 8
 """Failures in a row after which the device is at fault, not the requests."""
 
 DRAWING_ERRORS = {
-    ErrorCode.LOGITS_NAN: "the model's logits are not numbers",
+    ErrorCode.LOGITS_NAN: "the model's output is not numbers",
     ErrorCode.INTERNAL: "the step gave other than one token to a sequence of the step ahead",
 }
 
@@ -386,13 +386,17 @@ class Engine:
         if result.prompt_logprobs is not None:
             # NOTE: a preempted sequence is scored again from its start.
             sequence.prompt_logprobs[item.start :] = result.prompt_logprobs
+        if result.vector is not None:
+            sequence.add_pooled(item.start, result.vector)
         events = _progress(sequence, item.end) if item.is_prefill else []
         if result.error is not None:
             return [*events, self._fail_drawing(sequence, result.error)]
         if item.is_sampled:
             return events + self._append(sequence, result)
-        if sequence.request.kind is OutputKind.SCORE and item.end == len(sequence.tokens):
-            events.append(self._finish_prompt(sequence))
+        if sequence.request.kind is not OutputKind.GENERATE and item.end == len(sequence.tokens):
+            self._forget(sequence)
+            output = msgspec.structs.replace(sequence.finish_prompt(), times=self._times(sequence))
+            events.append((sequence.connection, output))
         return events
 
     def _append(self, sequence: Sequence, result: SequenceResult) -> list[Event]:
@@ -432,16 +436,6 @@ class Engine:
         log.error("%s: model %s, adapter %s", message, self.info.name, adapter)
         self.scheduler.remove(sequence)
         return self._fail(sequence, error, message)
-
-    def _finish_prompt(self, sequence: Sequence) -> Event:
-        self._forget(sequence)
-        return sequence.connection, SequenceOutput(
-            id=sequence.request.id,
-            tokens=[],
-            prompt_logprobs=sequence.prompt_logprobs,
-            finish_reason=FinishReason.LENGTH,
-            times=self._times(sequence),
-        )
 
     def _forget(self, sequence: Sequence) -> None:
         del self._sequences[sequence.key]

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter_ns
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from ops.base import (
 )
 from workers.execution.batch_builder import BatchInputs, StepShape, build_inputs, forward_batch
 from workers.execution.graph_runner import GraphRunner, Limits
+from workers.execution.pooler import pool, read_vectors
 from workers.execution.sampler import Sampler, SamplerInputs, Scores
 from workers.execution.step_input import (
     Array,
@@ -66,8 +68,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, step: StepInput) -> LaunchedStep:
-        """Computes the step's tokens, draws its samples and scores its prompts. Waits for the
-        device only while a graph is captured, and where the launch fails."""
+        """Computes the step's tokens, draws its samples, scores its prompts and pools their hidden
+        states. Waits for the device only while a graph is captured, and where the launch fails."""
         try:
             return self._launch(step)
         except Exception:
@@ -84,9 +86,9 @@ class ModelRunner:
         sampling = self._sampler.upload(step)
         built = perf_counter_ns()
         if graph:
-            logits, prompts = graph(), []
+            logits, prompts, pooled = graph(), [], None
         else:
-            logits, prompts = self._compute(step, BatchInputs(*tensors), shape, sampling)
+            logits, prompts, pooled = self._compute(step, BatchInputs(*tensors), shape, sampling)
         computed = perf_counter_ns()
         tokens, scores = None, None
         if logits is not None:
@@ -96,6 +98,7 @@ class ModelRunner:
             tokens,
             scores,
             prompts,
+            pooled,
             self._ops.record_event(),
             build_us=(built - begin) // 1000,
             forward_us=(computed - built) // 1000,
@@ -151,13 +154,14 @@ class ModelRunner:
         inputs: BatchInputs[Tensor],
         shape: StepShape,
         sampling: SamplerInputs,
-    ) -> tuple[Tensor | None, list[Scores]]:
-        """Logits [N, V] of the samples, and the scores of prompts."""
+    ) -> tuple[Tensor | None, list[Scores], tuple[Tensor, Tensor] | None]:
+        """Logits [N, V] of the samples, the scores of prompts, and what is pooled of them."""
         batch = forward_batch(inputs, shape, self._buffer, self._view, self._tables)
         hidden = self.model.forward(batch)
         prompts = self._sampler.score_prompts(step, sampling, hidden, self.model.logits)
         logits = self.model.logits(hidden[inputs.last_tokens]) if step.samples else None
-        return logits, prompts
+        pooled = pool(step, hidden, self.model.logits) if step.pools else None
+        return logits, prompts, pooled
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +172,7 @@ class LaunchedStep:
     tokens: Tensor | None
     scores: Scores | None
     prompts: list[Scores]
+    pooled: tuple[Tensor, Tensor] | None
     event: DeviceEvent
     build_us: int
     forward_us: int
@@ -190,6 +195,14 @@ class LaunchedStep:
                     result.tokens.append(token)
         for score, scores in zip(self.step.scores, self.prompts, strict=True):
             results[score.sequence].prompt_logprobs = scores.read()
+        if self.pooled is not None:
+            vectors = read_vectors(self.step.pools, self.pooled)
+            for asked, vector in zip(self.step.pools, vectors, strict=True):
+                result = results[asked.sequence]
+                if np.isfinite(vector).all():
+                    result.vector = vector
+                else:
+                    result.error = ErrorCode.LOGITS_NAN
         return StepOutput(
             results,
             build_us=self.build_us,

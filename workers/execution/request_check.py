@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from workers.scheduling.sequence import Sequence
-from workers.wire.protocol import ErrorCode, ModelInfo, OutputKind, SamplingParams
+from workers.wire.protocol import (
+    ErrorCode,
+    Generate,
+    ModelInfo,
+    OutputKind,
+    Pooling,
+    SamplingParams,
+)
+
+MAX_LABELS = 64
+"""Of one request: their logits are copied to the host with each step's results."""
 
 
 def check_request(
@@ -27,6 +37,8 @@ def check_request(
         return ErrorCode.INVALID, "the adapter's activation must lie in the prompt"
     if (message := _kind_refusal(params, sequence.request.kind)) is not None:
         return ErrorCode.INVALID, message
+    if (message := _vector_refusal(sequence.request, vocab_size)) is not None:
+        return ErrorCode.INVALID, message
     if num_resumed and (message := _resumption_refusal(sequence)) is not None:
         return ErrorCode.INVALID, message
     if sequence.max_len > info.max_model_len:
@@ -45,6 +57,20 @@ def _kind_refusal(params: SamplingParams, kind: OutputKind) -> str | None:
         return "max_tokens must be 0 where only the prompt is scored"
     if kind is OutputKind.SCORE and params.prompt_logprobs is None:
         return "prompt_logprobs must be set where only the prompt is scored"
+    if kind is OutputKind.EMBED and (params.max_tokens != 0 or params.prompt_logprobs is not None):
+        return "max_tokens must be 0 and prompt_logprobs absent where a vector is asked for"
+    return None
+
+
+def _vector_refusal(request: Generate, vocab_size: int) -> str | None:
+    """Why no such vector can be made of a prompt."""
+    labels = request.labels
+    if not labels:
+        return None
+    if request.kind is not OutputKind.EMBED or request.pooling is not Pooling.LAST:
+        return "labels need the kind embed and the pooling last"
+    if len(labels) > MAX_LABELS or not 0 <= min(labels) <= max(labels) < vocab_size:
+        return f"at most {MAX_LABELS} labels are taken, each in 0..{vocab_size - 1}"
     return None
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from memory.page_key import PAGE_TOKENS
 from memory.pages import PagePool
 from workers.scheduling.schedule import Schedule, ScheduledSequence
-from workers.wire.protocol import ErrorCode, SamplingParams, TokenLogprobs
+from workers.wire.protocol import ErrorCode, OutputKind, Pooling, SamplingParams, TokenLogprobs
 
 Array = NDArray[Any]
 
@@ -52,6 +52,20 @@ class ScoreInput(NamedTuple):
     num_top: int
 
 
+class PoolInput(NamedTuple):
+    """Asks for the hidden states of some tokens of one sequence, after the final norm, summed.
+
+    sequence: its index in the step.
+    first, end: which of the tokens computed in this step, counted from its first; end is exclusive.
+    labels: unless empty, the logits of these tokens after the one at `first` are asked for instead.
+    """
+
+    sequence: int
+    first: int
+    end: int
+    labels: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class StepInput:
     """What one step computes.
@@ -67,7 +81,8 @@ class StepInput:
     max_rank       int            largest rank of the adapters, 0 without any
 
     What is wanted of a sequence is said by the lists that name it: `samples` (kind *generate*, its
-    last token is computed), `scores` (its prompt's log-probabilities), or neither.
+    last token is computed), `scores` (its prompt's log-probabilities), `pools` (kind *embed*, some
+    of the tokens its vector is made of), or none.
     """
 
     sequence_slots: Array
@@ -78,6 +93,7 @@ class StepInput:
     max_rank: int
     samples: list[SampleInput]
     scores: list[ScoreInput]
+    pools: list[PoolInput] = field(default_factory=list[PoolInput])
 
     @property
     def num_tokens(self) -> int:
@@ -92,12 +108,14 @@ class SequenceResult:
     later step reads it on the device.
     logprobs: one entry a token, if asked for.
     prompt_logprobs: one entry a target of its `ScoreInput`.
-    error: why no token could be drawn.
+    vector: float32, what its `PoolInput` asks for: hidden size, or one entry a label.
+    error: why no token could be drawn, or no vector computed.
     """
 
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
+    vector: Array | None = None
     error: ErrorCode | None = None
 
 
@@ -156,6 +174,7 @@ def build_step_input(schedule: Schedule, pages: PagePool) -> StepInput:
         max_rank=max(item.max_rank for item in items),
         samples=[_sample(i, item) for i, item in enumerate(items) if item.is_sampled],
         scores=[score for i, item in enumerate(items) if (score := _score(i, item)) is not None],
+        pools=[pool for i, item in enumerate(items) if (pool := _pool(i, item)) is not None],
     )
 
 
@@ -183,3 +202,18 @@ def _score(index: int, item: ScheduledSequence) -> ScoreInput | None:
     last = min(first + item.num_tokens, item.sequence.num_prompt)
     targets = item.sequence.tokens[first:last]
     return ScoreInput(index, targets, num_top) if targets else None
+
+
+def _pool(index: int, item: ScheduledSequence) -> PoolInput | None:
+    """The tokens of this step that the sequence's vector is made of, if any are."""
+    request, num_tokens = item.sequence.request, item.num_tokens
+    if request.kind is not OutputKind.EMBED:
+        return None
+    match request.pooling:
+        case Pooling.MEAN:
+            return PoolInput(index, 0, num_tokens)
+        case Pooling.CLS:
+            return PoolInput(index, 0, 1) if item.start == 0 else None
+        case Pooling.LAST:
+            is_last = item.end == len(item.sequence.tokens)
+            return PoolInput(index, num_tokens - 1, num_tokens, request.labels) if is_last else None

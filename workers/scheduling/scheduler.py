@@ -339,12 +339,12 @@ class Scheduler:
         """Takes cached pages of its prefix and makes room for all its tokens, beside what begun
         prompts still need: no prompt stops half way."""
         table = sequence.block_table
-        if sequence.params.prompt_logprobs is None:
+        if sequence.may_skip_cached:
             num_matchable = len(sequence.tokens) - 1
             sequence.num_computed = table.match_prefix(sequence.page_keys, num_matchable)
-        key = sequence.next_page_key
-        if key is not None and key in self._computing:
-            return Blocked(BlockReason.PREFIX)
+            key = sequence.next_page_key
+            if key is not None and key in self._computing:
+                return Blocked(BlockReason.PREFIX)
         num_own, num_beside = _num_missing(sequence), 0
         for begun in self.running:
             if begun.is_pending and begun.request.tenant == sequence.request.tenant:

@@ -7,6 +7,7 @@ import math
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from memory.block_table import BlockTable
@@ -17,6 +18,8 @@ from workers.wire.protocol import (
     AdapterRef,
     FinishReason,
     Generate,
+    OutputKind,
+    Pooling,
     SamplingParams,
     SequenceOutput,
     TokenLogprobs,
@@ -110,6 +113,8 @@ class Sequence:
         self.slot: int | None = None
         """Of the token buffer, while it runs."""
         self.prompt_logprobs: list[TokenLogprobs] = []
+        self.pooled: NDArray[np.float32] | None = None
+        """Of kind embed: what the steps that have ended add to its vector."""
         self.logprobs: list[TokenLogprobs] = []
         """Of the generated tokens that are not sent yet."""
         self.num_unsent_tokens = 0
@@ -168,6 +173,14 @@ class Sequence:
     @property
     def num_uncomputed(self) -> int:
         return self.length - self.num_computed
+
+    @property
+    def may_skip_cached(self) -> bool:
+        """Whether positions found in the prefix cache need not be computed: no output is made of
+        their hidden states. The last position is always computed."""
+        if self.request.kind is OutputKind.EMBED:
+            return self.request.pooling is Pooling.LAST
+        return self.params.prompt_logprobs is None
 
     @property
     def is_generating(self) -> bool:
@@ -231,6 +244,30 @@ class Sequence:
         """Key of the first full page that is not in the prefix cache."""
         index = self.block_table.num_committed
         return self.page_keys[index] if index < len(self.page_keys) else None
+
+    def add_pooled(self, start: int, vector: NDArray[np.float32]) -> None:
+        """Takes what a step whose first token is at position `start` adds to the vector. A
+        preempted sequence begins it again."""
+        self.pooled = vector if start == 0 or self.pooled is None else self.pooled + vector
+
+    def finish_prompt(self) -> SequenceOutput:
+        """The end of a sequence that generates nothing: its scores, or its vector."""
+        if self.pooled is None:
+            return SequenceOutput(
+                id=self.request.id,
+                tokens=[],
+                prompt_logprobs=self.prompt_logprobs,
+                finish_reason=FinishReason.LENGTH,
+            )
+        is_mean = self.request.pooling is Pooling.MEAN
+        vector = self.pooled / np.float32(self.num_prompt if is_mean else 1)
+        return SequenceOutput(
+            id=self.request.id,
+            tokens=[],
+            finish_reason=FinishReason.STOP,
+            num_cached_tokens=self.num_cached,
+            vector=vector.astype("<f4").tobytes(),
+        )
 
     def append(
         self, tokens: list[int], logprobs: list[TokenLogprobs] | None, now: float

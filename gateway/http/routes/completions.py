@@ -12,7 +12,7 @@ from admin.client_address import client_address
 from gateway.catalog.catalog import ResolvedModel
 from gateway.dialects.chat_completions import ChatCompletionRequest, ChatCompletions
 from gateway.dialects.completions import CompletionRequest, Completions
-from gateway.dialects.dialect import AnswerFormat, Dialect
+from gateway.dialects.dialect import AnswerFormat, BodyFormat, Dialect
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.inflight import Flight
 from gateway.dispatch.prompts import encode_prompts
@@ -153,7 +153,7 @@ def respond(
     call: Call,
     flight: Flight,
     admitted: Admitted,
-    format: AnswerFormat,
+    format: BodyFormat,
 ) -> GenerationResponse:
     """Hands over to the response, which submits, streams and settles."""
     gateway = request.gateway
@@ -167,7 +167,7 @@ def respond(
         _log(request, call, generation)
 
     headers = _headers(call, generation)
-    if not call.asked.stream:
+    if not (call.asked.stream and isinstance(format, AnswerFormat)):
         return WholeResponse(generation, format, headers=headers, usage=usage, settle=settle)
     return StreamResponse(
         generation,

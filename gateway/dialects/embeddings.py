@@ -1,0 +1,127 @@
+"""OpenAI's embeddings: POST /v1/embeddings."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from gateway.dialects.dialect import Answer, BodyFormat, Dialect
+from gateway.dialects.openai_fields import Count, TokenId, TokenIds, prompts_of
+from gateway.exceptions import InvalidRequest
+from gateway.generation_request import GenerationRequest
+from gateway.limits.admission import Usage
+from gateway.limits.bounds import MAX_TOKEN_IDS
+from gateway.text.detokenizer import TokenBytes
+from workers.wire.protocol import OutputKind
+
+MAX_INPUTS = 2048
+"""As OpenAI has it."""
+NUMBERS_AT_ONCE = 1 << 15
+"""Numbers that are written before the event loop goes on with others: about 5 ms of them."""
+
+
+class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/embeddings. `null` always means absent."""
+
+    example: ClassVar[dict[str, Any]] = {
+        "model": "support-bot",
+        "input": ["Where is my parcel?", "My parcel is late."],
+    }
+
+    model: Annotated[str, Meta(min_length=1)]
+    input: (
+        str
+        | Annotated[list[str | TokenId | TokenIds], Meta(min_length=1, max_length=MAX_TOKEN_IDS)]
+    )
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Count | None = None
+    """Leading numbers of each vector, which are then made of length 1."""
+    user: str | None = None
+    """Splits canaries; without it the API key does."""
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One entry an input, each text or token ids."""
+        return prompts_of(self.input, param="input")
+
+    def __post_init__(self) -> None:
+        if len(self.prompts) > MAX_INPUTS:
+            raise InvalidRequest(
+                f"At most {MAX_INPUTS} inputs are taken in one request; you sent "
+                f"{len(self.prompts)}.",
+                param="input",
+            )
+
+
+class EmbeddingFormat(BodyFormat):
+    """Vectors of length 1, in the order of the inputs."""
+
+    def __init__(self, model: str, dimensions: int | None, *, is_base64: bool) -> None:
+        """`model`: the name the request gave."""
+        self._model = model
+        self._dimensions = dimensions
+        self._is_base64 = is_base64
+
+    async def body(self, answers: list[Answer], usage: Usage) -> bytes:
+        data: list[msgspec.Raw] = []
+        num_written = 0
+        for answer in answers:
+            vector = unit_vector(answer, self._dimensions)
+            entry = {"object": "embedding", "index": answer.index, "embedding": self._shown(vector)}
+            data.append(msgspec.Raw(msgspec.json.encode(entry)))
+            num_written += len(vector)
+            if num_written >= NUMBERS_AT_ONCE:
+                num_written = 0
+                await asyncio.sleep(0)
+        return msgspec.json.encode(
+            {
+                "object": "list",
+                "data": data,
+                "model": self._model,
+                "usage": {
+                    "prompt_tokens": usage.prompt_tokens,
+                    "total_tokens": usage.prompt_tokens,
+                },
+            }
+        )
+
+    def _shown(self, vector: NDArray[np.float32]) -> str | list[float]:
+        if self._is_base64:
+            return base64.b64encode(vector.tobytes()).decode()
+        return vector.tolist()
+
+
+def unit_vector(answer: Answer, dimensions: int | None) -> NDArray[np.float32]:
+    """The answer's vector, cut to its leading `dimensions` and scaled to length 1; zeros stay."""
+    assert answer.vector is not None
+    vector: NDArray[np.float32] = np.frombuffer(answer.vector, "<f4")[:dimensions]
+    length = np.linalg.norm(vector).astype(np.float32)
+    return np.divide(vector, length, out=np.zeros_like(vector), where=length > 0)
+
+
+class Embeddings(Dialect[EmbeddingRequest]):
+    id_prefix = "embd"
+
+    def read(self, body: EmbeddingRequest) -> GenerationRequest:
+        return GenerationRequest(
+            model=body.model,
+            prompts=body.prompts,
+            prompts_param="input",
+            kind=OutputKind.EMBED,
+            dimensions=body.dimensions,
+            max_tokens=0,
+            user=body.user,
+        )
+
+    def answer_format(
+        self, body: EmbeddingRequest, request_id: str, spelled: TokenBytes
+    ) -> EmbeddingFormat:
+        return EmbeddingFormat(
+            body.model, body.dimensions, is_base64=body.encoding_format == "base64"
+        )

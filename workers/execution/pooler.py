@@ -1,0 +1,58 @@
+"""From hidden states to the vectors of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from workers.execution.step_input import Array, PoolInput, StepInput
+from workers.execution.upload import upload
+
+
+def pool(
+    step: StepInput, hidden: Tensor, head: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """What the step's `PoolInput`s ask for, on its way to the host: sums of hidden states
+    [without labels, K], and logits [with labels, most labels of one], float32.
+
+    hidden [T, K]: of the step's tokens. head: hidden [n, K] -> logits float32 [n, V].
+    """
+    firsts = step.counts.cumsum() - step.counts
+    states = [pool for pool in step.pools if not pool.labels]
+    labelled = [pool for pool in step.pools if pool.labels]
+    longest = max((len(pool.labels) for pool in labelled), default=0)
+    labels = np.zeros((len(labelled), longest), np.int64)
+    for row, asked in zip(labels, labelled, strict=True):
+        row[: len(asked.labels)] = asked.labels
+    arrays = [
+        _tokens(states, firsts),
+        np.array([pool.end - pool.first for pool in states], np.int64),
+        _tokens(labelled, firsts),
+        labels,
+    ]
+    tokens, lengths, judged, label_ids = upload(arrays, hidden.device)
+    sums = hidden.new_empty((0, hidden.shape[1]), dtype=torch.float32)
+    if states:
+        chosen = hidden[tokens].float()
+        sums = torch.segment_reduce(chosen, "sum", lengths=lengths, unsafe=True)
+    logits = hidden.new_empty((0, longest), dtype=torch.float32)
+    if labelled:
+        logits = head(hidden[judged]).gather(1, label_ids)
+    return sums.to("cpu", non_blocking=True), logits.to("cpu", non_blocking=True)
+
+
+def read_vectors(pools: list[PoolInput], pooled: tuple[Tensor, Tensor]) -> list[Array]:
+    """The vector of each `PoolInput`, once the device has passed what `pool` began."""
+    sums, logits = (iter(tensor.numpy()) for tensor in pooled)
+    return [next(logits)[: len(pool.labels)] if pool.labels else next(sums) for pool in pools]
+
+
+def _tokens(pools: list[PoolInput], firsts: Array) -> Array:
+    """Indices of the pooled tokens among the step's, int64."""
+    ranges = [
+        np.arange(pool.first, pool.end, dtype=np.int64) + firsts[pool.sequence] for pool in pools
+    ]
+    return np.concatenate(ranges) if ranges else np.zeros(0, np.int64)
