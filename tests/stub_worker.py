@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 
+import numpy as np
+
 from workers.process.server import Command, Disconnected, Server
 from workers.wire.protocol import (
     Abort,
@@ -21,6 +23,7 @@ from workers.wire.protocol import (
     FinishReason,
     Generate,
     ModelInfo,
+    OutputKind,
     Prefetch,
     Probe,
     ProbeResult,
@@ -62,6 +65,7 @@ ProbeScript = Callable[[Probe], ProbeResult | None]
 """None: no answer, ever."""
 
 LAYOUT = "stub-1"
+VECTOR_SIZE = 64
 
 
 def proved(probe: Probe) -> ProbeResult:
@@ -218,6 +222,13 @@ class StubWorker:
 
     def _output(self, running: _Running) -> SequenceOutput:
         reply, params = running.reply, running.request.params
+        if running.request.kind is OutputKind.EMBED:
+            return SequenceOutput(
+                running.request.id,
+                [],
+                finish_reason=FinishReason.STOP,
+                vector=np.ones(VECTOR_SIZE, "<f4").tobytes(),
+            )
         is_first = running.num_sent == 0
         index = running.num_sent % max(len(reply.tokens), 1)
         tokens = reply.tokens[index : index + 1]

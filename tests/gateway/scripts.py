@@ -5,7 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
-from workers.wire.protocol import FinishReason, Generate, SequenceOutput, TokenLogprobs
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.doubles import SIZES
+from workers.wire.protocol import (
+    FinishReason,
+    Generate,
+    OutputKind,
+    SequenceOutput,
+    TokenLogprobs,
+)
 
 Script = Callable[[Generate], AsyncIterator[SequenceOutput]]
 
@@ -33,10 +43,31 @@ def scored(token: int, num_top: int | None) -> TokenLogprobs:
     return TokenLogprobs(token, -0.5, top)
 
 
+def vector_of(request: Generate) -> NDArray[np.float32]:
+    """Another for each prompt, and not of length 1."""
+    size = len(request.labels) or SIZES["hidden_size"]
+    return np.random.default_rng(request.tokens).normal(size=size).astype("<f4") * 3
+
+
+async def embed(request: Generate) -> AsyncIterator[SequenceOutput]:
+    """Half of the prompt was in the prefix cache."""
+    yield SequenceOutput(
+        id=request.id,
+        tokens=[],
+        finish_reason=FinishReason.STOP,
+        num_cached_tokens=len(request.tokens) // 2,
+        vector=vector_of(request).tobytes(),
+    )
+
+
 def say(text: str, *, per_step: int = 1, pause_s: float = 0.0, cached: int = 0) -> Script:
     """The text, byte by byte, then the end of turn; as much of it as max_tokens allows."""
 
     async def script(request: Generate) -> AsyncIterator[SequenceOutput]:
+        if request.kind is OutputKind.EMBED:
+            async for output in embed(request):
+                yield output
+            return
         params = request.params
         wanted = [*ids(text), IM_END]
         tokens = wanted[: params.max_tokens]

@@ -19,38 +19,27 @@ from gateway.dispatch.generation import MAX_AT_ONCE
 from gateway.metering.usage import Status, UsageRecord
 from gateway.segments import read_frames
 from tests.gateway.scripted import ScriptedWorker
-from tests.gateway.scripts import ids
+from tests.gateway.scripts import embed, ids, vector_of
 from tests.gateway.service import Service
 from workers.wire.client import WorkerFailed
 from workers.wire.protocol import (
     ErrorCode,
-    FinishReason,
     Generate,
     OutputKind,
     Pooling,
+    SamplingParams,
     SequenceOutput,
 )
 
 SIZE = 64
 
 
-def vector_of(tokens: list[int]) -> NDArray[np.float32]:
-    """Another for each prompt, and not of length 1."""
-    return np.random.default_rng(tokens).normal(size=SIZE).astype("<f4") * 3
+def vector(tokens: list[int]) -> NDArray[np.float32]:
+    return vector_of(Generate(0, "", "", tokens, SamplingParams(0, 0), ""))
 
 
-def unit(vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    return vector / np.linalg.norm(vector)
-
-
-async def embed(request: Generate) -> AsyncIterator[SequenceOutput]:
-    yield SequenceOutput(
-        id=request.id,
-        tokens=[],
-        finish_reason=FinishReason.STOP,
-        num_cached_tokens=len(request.tokens) // 2,
-        vector=vector_of(request.tokens).tobytes(),
-    )
+def unit(given: NDArray[np.float32]) -> NDArray[np.float32]:
+    return given / np.linalg.norm(given)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +71,7 @@ def test_every_form_of_input(
         shown: Any = entry.embedding
         if encoding == "base64":
             shown = np.frombuffer(base64.b64decode(shown), "<f4")
-        assert np.allclose(shown, unit(vector_of(tokens)), atol=1e-6)
+        assert np.allclose(shown, unit(vector(tokens)), atol=1e-6)
     total = sum(map(len, prompts))
     assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (total, total)
     request = worker.requests[-1]
@@ -95,7 +84,7 @@ def test_dimensions_are_cut_before_the_length_is_made_1(
 ) -> None:
     worker.script = embed
     answer = client.embeddings.create(model="support-bot", input="x", dimensions=5)
-    assert np.allclose(answer.data[0].embedding, unit(vector_of(ids("x"))[:5]), atol=1e-6)
+    assert np.allclose(answer.data[0].embedding, unit(vector(ids("x"))[:5]), atol=1e-6)
     assert worker.requests[-1].adapter is not None
 
 
@@ -121,7 +110,7 @@ def test_as_many_inputs_as_are_taken_come_back_in_order(
     assert most <= MAX_AT_ONCE
     assert len(answer.data) == 2048
     for number in (0, 1, 127, 128, 129, 2047):
-        expected = unit(vector_of(inputs[number]))
+        expected = unit(vector(inputs[number]))
         assert np.allclose(answer.data[number].embedding, expected, atol=1e-6)
 
 
