@@ -22,7 +22,7 @@ from gateway.dispatch.shedding import FullQueues
 from gateway.exceptions import NoWorker, PoisonRequest
 from workers.wire.client import WorkerClient, WorkerFailed
 from workers.wire.prefix_index import Prefix
-from workers.wire.protocol import ErrorCode, Generate
+from workers.wire.protocol import ErrorCode, Generate, version_needed
 
 EXCLUDED_S = 1.0
 """So long a sequence stays away from a worker that could not have it; by then its status tells."""
@@ -174,4 +174,5 @@ def _work_of(request: Generate) -> Work:
         activation=request.activation,
         salt=request.cache_salt,
     )
-    return Work(request.model, adapter, [prefix], 1)
+    least_version = version_needed(request.kind, request.grammar)
+    return Work(request.model, adapter, [prefix], 1, least_version)

@@ -54,7 +54,8 @@ class Fleet:
         for those excluded."""
 
         def is_able(client: WorkerClient) -> bool:
-            return _serves(client, work.model) and client not in excluded
+            is_new_enough = client.version >= work.least_version
+            return _serves(client, work.model) and is_new_enough and client not in excluded
 
         def is_heard(client: WorkerClient) -> bool:
             return is_able(client) and not client.is_silent
@@ -63,7 +64,7 @@ class Fleet:
             if any(map(usable, self.clients)):
                 break
         else:
-            raise self._why_none(work.model)
+            raise self._why_none(work)
         if len(self.clients) == 1:
             return self.clients[0]
         self._look()
@@ -83,15 +84,21 @@ class Fleet:
         model = told[0][0]
         return f"no worker can serve any base model: {model.name}: {model.tier}: {model.error}"
 
-    def _why_none(self, model: str) -> NoWorker:
+    def _why_none(self, work: Work) -> NoWorker:
         """Waiting is said not to help only where every worker there is has told that it cannot
         serve the model."""
-        found = [_find_model(client, model) for client in self.clients]
+        found = [_find_model(client, work.model) for client in self.clients]
         reasons = [m.error for m in found if m is not None and m.tier == UNSATISFIABLE]
         if found and len(reasons) == len(found):
             return ModelUnsatisfiable(
                 "No worker can serve this model, and waiting does not help: it is unsatisfiable:"
                 f" {reasons[0]}."
+            )
+        versions = [client.version for client in self.clients if _serves(client, work.model)]
+        if versions and max(versions) < work.least_version:
+            return NoWorker(
+                f"This request needs a worker that speaks protocol {work.least_version}; those that"
+                f" are ready for its model speak {max(versions)}. Try again after the upgrade."
             )
         return NoWorker("No worker is ready for this model. Try again shortly.")
 

@@ -34,7 +34,7 @@ import msgspec
 
 from gateway.dispatch.worker_pool import NUM_DRAWN, Pool, W, draw
 from workers.wire.prefix_index import Prefix
-from workers.wire.protocol import AdapterStatus, ModelStatus, WorkerStatus
+from workers.wire.protocol import OLDEST_VERSION, AdapterStatus, ModelStatus, WorkerStatus
 
 STALE_S = 3.0
 """A worker whose last status is older takes nothing that another can take."""
@@ -66,6 +66,8 @@ class Work:
     """Digest."""
     prompts: Sequence[Prefix]
     num_sequences: int
+    least_version: int = OLDEST_VERSION
+    """Of the protocol, that the worker must speak."""
     num_tokens: int = field(init=False)
     """Of all prompts."""
 

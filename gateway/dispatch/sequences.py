@@ -23,7 +23,13 @@ from gateway.text.parsers.parser import IdentityParser
 from gateway.text.tokenizer import ModelTokenizer, SamplingDefaults
 from workers.wire.client import WorkerClient
 from workers.wire.prefix_index import Prefix
-from workers.wire.protocol import Generate, OutputKind, Pooling, SamplingParams
+from workers.wire.protocol import (
+    Generate,
+    OutputKind,
+    Pooling,
+    SamplingParams,
+    version_needed,
+)
 
 WHOLE_INTERVAL = 32
 """Tokens that are told at a time to who waits for the whole answer: what a lost worker has not told
@@ -83,7 +89,13 @@ def work_of(call: Call) -> Work:
     version = call.target.version
     prompts = [_prefix(call, prompt, version) for prompt in call.prompts]
     num_sequences = len(prompts) * call.asked.num_choices
-    return Work(call.target.base.digest, version and version.digest, prompts, num_sequences)
+    return Work(
+        call.target.base.digest,
+        version and version.digest,
+        prompts,
+        num_sequences,
+        version_needed(call.asked.kind, call.grammar),
+    )
 
 
 def _prefix(call: Call, prompt: Prompt, version: ServedVersion | None) -> Prefix:

@@ -15,7 +15,6 @@ import msgspec
 
 from workers.wire.prefix_index import PrefixIndex
 from workers.wire.protocol import (
-    PROTOCOL_VERSION,
     PULSE_PERIOD_S,
     Abort,
     CachedPages,
@@ -36,6 +35,7 @@ from workers.wire.protocol import (
     ToGateway,
     ToWorker,
     WorkerStatus,
+    own_hello,
 )
 from workers.wire.transport.base import (
     FrameTooLarge,
@@ -185,7 +185,7 @@ class Server:
 
     async def _serve(self, connection: WorkerConnection) -> None:
         assert self._engine is not None
-        own = Hello(PROTOCOL_VERSION, self.instance_id, self._engine.models)
+        own = own_hello(self.instance_id, self._engine.models)
         number = next(self._numbers)
         try:
             hello = await exchange_hello(connection, own)

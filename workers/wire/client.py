@@ -15,7 +15,7 @@ import msgspec
 
 from workers.wire.prefix_index import PrefixIndex
 from workers.wire.protocol import (
-    PROTOCOL_VERSION,
+    OLDEST_VERSION,
     Abort,
     AdapterRef,
     CachedPages,
@@ -36,6 +36,8 @@ from workers.wire.protocol import (
     StepFrame,
     ToGateway,
     WorkerStatus,
+    common_version,
+    own_hello,
 )
 from workers.wire.transport.base import (
     FrameTooLarge,
@@ -147,6 +149,8 @@ class WorkerClient:
         """The worker's name for itself, once connected."""
         self.models: dict[str, ModelInfo] = {}
         """By digest; empty while there is no connection."""
+        self.version = OLDEST_VERSION
+        """Of the protocol, that this connection speaks or the last one spoke."""
         self.status: WorkerStatus | None = None
         """The last one; None while there is no connection."""
         self.status_at = 0.0
@@ -158,7 +162,7 @@ class WorkerClient:
         """What the worker has cached; empty while there is no connection."""
         self.failure = ""
         """Why there is no connection, or the last one ended; logged once."""
-        self._own_hello = Hello(PROTOCOL_VERSION, instance_id)
+        self._own_hello = own_hello(instance_id)
         self._security = security
         self._connection: GatewayConnection | None = None
         self._num_looks = 0
@@ -282,6 +286,7 @@ class WorkerClient:
         try:
             hello = await exchange_hello(connection, self._own_hello)
             self.instance_id = hello.instance_id
+            self.version = common_version(self._own_hello, hello) or OLDEST_VERSION
             self.models = {model.digest: model for model in hello.models}
             self._connection = connection
             self._num_looks, self._num_heard, self._step_age_s = 0, 0, 0.0

@@ -2,7 +2,9 @@
 torch.
 
 A frame is a 4-byte big-endian length and one msgpack-encoded message, at most `MAX_FRAME_BYTES`.
-Either side's first frame is its `Hello`. Sequence ids are chosen by the gateway and are unique on
+Either side's first frame is its `Hello`, and both speak the newest version that both have. A field
+that is added has a default, and its version stands in `version_needed` if a peer that does not know
+it would answer wrongly. Sequence ids are chosen by the gateway and are unique on
 its connection.
 """
 
@@ -12,7 +14,9 @@ from enum import StrEnum
 
 import msgspec
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
+OLDEST_VERSION = PROTOCOL_VERSION - 1
+"""Of a peer that is let in: gateways and workers of two neighbouring releases serve together."""
 MAX_FRAME_BYTES = 16 << 20
 PULSE_PERIOD_S = 0.5
 UNSATISFIABLE = "unsatisfiable"
@@ -438,8 +442,28 @@ class Pulse(msgspec.Struct, frozen=True, tag="pulse"):
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     version: int
+    """The oldest that this side speaks. Version 4 takes a peer of this number alone."""
     instance_id: str
     models: list[ModelInfo] = []
+    newest: int = 0
+    """The newest that this side speaks; 0: `version`, as version 4 sends it."""
+
+
+def own_hello(instance_id: str, models: list[ModelInfo] | None = None) -> Hello:
+    """What a side of this version says first."""
+    return Hello(OLDEST_VERSION, instance_id, models or [], PROTOCOL_VERSION)
+
+
+def common_version(own: Hello, peer: Hello) -> int | None:
+    """The newest version that both sides speak; None if there is none."""
+    newest = min(max(own.version, own.newest), max(peer.version, peer.newest))
+    return newest if newest >= max(own.version, peer.version) else None
+
+
+def version_needed(kind: OutputKind, grammar: str) -> int:
+    """The oldest version whose workers answer such a `Generate` as it is meant: 4 knows neither
+    vectors nor grammars."""
+    return 5 if grammar or kind is OutputKind.EMBED else OLDEST_VERSION
 
 
 ToWorker = Hello | Generate | Abort | Prefetch | Probe | Desired | Drain

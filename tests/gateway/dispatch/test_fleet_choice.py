@@ -17,7 +17,14 @@ from tests.gateway.live import eventually
 from tests.stub_worker import Reply, StubWorker
 from workers.wire.client import WorkerClient
 from workers.wire.prefix_index import Prefix, changed_pages
-from workers.wire.protocol import AdapterStatus, ModelStatus, WorkerStatus
+from workers.wire.protocol import (
+    OLDEST_VERSION,
+    AdapterStatus,
+    ModelStatus,
+    OutputKind,
+    WorkerStatus,
+    version_needed,
+)
 
 MODEL = "m"
 
@@ -80,6 +87,24 @@ async def test_whoever_is_excluded_gets_nothing_and_then_nobody_is_left(house: H
     house.clients.remove(second)
     with pytest.raises(NoWorker):
         house.chosen(work(), first, third)
+
+
+async def test_a_worker_of_the_version_before_gets_nothing_that_it_does_not_know(
+    house: House,
+) -> None:
+    """It would answer without it, as if it had not been asked for."""
+    for number in range(3):
+        await house.report(number)
+    needed = {version_needed(OutputKind.EMBED, ""), version_needed(OutputKind.GENERATE, "{}")}
+    assert needed == {5} and version_needed(OutputKind.GENERATE, "") == OLDEST_VERSION
+    new = Work(MODEL, None, [Prefix([1], model=MODEL, domain="d")], 1, *needed)
+    first, second, third = house.clients
+    first.version = third.version = OLDEST_VERSION
+    assert {house.chosen(new) for _ in range(20)} == {1}
+    assert len({house.chosen(work()) for _ in range(30)}) == 3
+    second.version = OLDEST_VERSION
+    with pytest.raises(NoWorker, match="This request needs a worker that speaks protocol 5"):
+        house.chosen(new)
 
 
 async def test_the_adapter_s_holder_until_it_is_busy(house: House) -> None:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import msgspec
@@ -20,6 +20,7 @@ from workers.process.health import HealthServer
 from workers.process.server import Command, Delivery, Disconnected, Server
 from workers.wire.protocol import (
     MAX_FRAME_BYTES,
+    OLDEST_VERSION,
     PROTOCOL_VERSION,
     Abort,
     AdapterRef,
@@ -41,6 +42,8 @@ from workers.wire.protocol import (
     ToGateway,
     TokenLogprobs,
     WorkerStatus,
+    common_version,
+    own_hello,
 )
 from workers.wire.transport.base import GatewayConnection, TransportError
 from workers.wire.transport.registry import connect, exchange_hello
@@ -122,7 +125,7 @@ async def submit(engine: Engine, gate: Gateway, *ids: int) -> int:
 
 async def test_a_gateway_hears_the_models_and_each_step_in_one_frame(engine: Engine) -> None:
     async with gateway(engine) as one, gateway(engine) as two:
-        assert one.hello == Hello(PROTOCOL_VERSION, "w", engine.models)
+        assert one.hello == own_hello("w", engine.models)
         first, second = await submit(engine, one, 1, 2), await submit(engine, two, 3)
         assert first != second and engine.server.num_open == 3
         frame = StepFrame([output(1), output(2, FinishReason.STOP)])
@@ -248,7 +251,22 @@ async def test_a_step_too_large_for_a_frame_goes_in_parts_or_fails_alone(engine:
         assert engine.posted[-1] == (number, Abort(2)) and engine.server.num_open == 1
 
 
-@pytest.mark.parametrize("version", [PROTOCOL_VERSION + 1, None])
+async def test_a_gateway_of_the_version_before_is_served(engine: Engine) -> None:
+    """As it says it, with one number; and its own check of ours finds that number."""
+    connection = await connect(engine.server.address)
+    before = Hello(OLDEST_VERSION, "before")
+    connection.send(before)
+    gate = Gateway(connection, cast(Hello, await connection.receive()))
+    assert gate.hello.version == before.version == common_version(before, gate.hello)
+    number = await submit(engine, gate, 1)
+    engine.step([(number, StepFrame([output(1, FinishReason.STOP)]))])
+    while not isinstance(frame := await connection.receive(), StepFrame):
+        assert frame is not None
+    assert frame.sequences == [output(1, FinishReason.STOP)]
+    await connection.close()
+
+
+@pytest.mark.parametrize("version", [OLDEST_VERSION - 1, PROTOCOL_VERSION + 1, None])
 async def test_a_gateway_of_another_version_or_without_hello_is_refused(
     engine: Engine, version: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -17,6 +17,7 @@ from tests.stub_worker import LAYOUT, Reply, Script, StubWorker, proved
 from workers.wire.client import Handle, Silence, WorkerClient, WorkerFailed
 from workers.wire.protocol import (
     MAX_FRAME_BYTES,
+    OLDEST_VERSION,
     PROTOCOL_VERSION,
     Abort,
     AdapterRef,
@@ -30,6 +31,7 @@ from workers.wire.protocol import (
     Pulse,
     SamplingParams,
     ToWorker,
+    own_hello,
 )
 from workers.wire.transport.base import ProtocolMismatch, WorkerConnection
 from workers.wire.transport.registry import listen
@@ -329,11 +331,39 @@ async def test_a_drain_can_be_taken_back(tmp_path: Path) -> None:
         await until(lambda: client.is_ready)
 
 
-async def test_a_worker_of_another_version_is_refused_by_name(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("hello", "version"),
+    [
+        (Hello(OLDEST_VERSION, "w"), OLDEST_VERSION),
+        (own_hello("w"), PROTOCOL_VERSION),
+        (Hello(PROTOCOL_VERSION, "w", newest=PROTOCOL_VERSION + 1), PROTOCOL_VERSION),
+    ],
+)
+async def test_a_worker_of_a_neighbouring_version_is_let_in(
+    tmp_path: Path, hello: Hello, version: int
 ) -> None:
     async def accept(connection: WorkerConnection) -> None:
-        connection.send(Hello(PROTOCOL_VERSION + 1, "newer"))
+        connection.send(hello)
+        while await connection.receive() is not None:
+            pass
+        await connection.close()
+        left.set()
+
+    left = asyncio.Event()
+    listener = await listen(f"unix:{tmp_path}/w", accept)
+    client = WorkerClient(listener.address)
+    async with client.connect():
+        assert client.is_ready and client.version == version
+    await left.wait()
+    await listener.close()
+
+
+@pytest.mark.parametrize("version", [OLDEST_VERSION - 1, PROTOCOL_VERSION + 1])
+async def test_a_worker_of_another_version_is_refused_by_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, version: int
+) -> None:
+    async def accept(connection: WorkerConnection) -> None:
+        connection.send(Hello(version, "newer"))
         await connection.receive()
         await connection.close()
 

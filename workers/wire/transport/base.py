@@ -4,7 +4,7 @@ TransportError
     ConnectionLost      the other side is gone, or this side closed
     FrameTooLarge       a frame over MAX_FRAME_BYTES, to be sent or announced by the other side
     MalformedFrame      bytes that are no message of the other side's language
-    ProtocolMismatch    the other side's first frame is no Hello of our version
+    ProtocolMismatch    the other side's first frame is no Hello of a version that we speak
     PeerRefused         the other side's certificate bears no name that is let in
     InsecureTransport   TCP asked for with neither mutual TLS nor leave to do without
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from workers.wire.protocol import PROTOCOL_VERSION, Failed, Hello
+from workers.wire.protocol import Failed, Hello, common_version
 from workers.wire.transport.base import (
     Accept,
     Connection,
@@ -62,11 +62,16 @@ async def exchange_hello(connection: Connection[Hello, Any], own: Hello) -> Hell
         raise PeerRefused(f"the other side refuses this one: {first.message}")
     if not isinstance(first, Hello):
         raise ProtocolMismatch(f"the first frame is a {type(first).__name__}, not a Hello")
-    if first.version != PROTOCOL_VERSION:
+    if common_version(own, first) is None:
         raise ProtocolMismatch(
-            f"{first.instance_id} speaks protocol {first.version}, this side {PROTOCOL_VERSION}"
+            f"{first.instance_id} speaks protocol {_versions(first)}, this side {_versions(own)}"
         )
     return first
+
+
+def _versions(hello: Hello) -> str:
+    newest = max(hello.version, hello.newest)
+    return str(newest) if newest == hello.version else f"{hello.version} to {newest}"
 
 
 def _transport(address: str) -> Transport:
