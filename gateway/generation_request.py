@@ -101,3 +101,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Further variables of the chat template."""
     user: str | None = None
     """Splits canaries; None: the API key does."""
+
+
+def callable_tools(asked: GenerationRequest) -> list[Tool]:
+    """The tools that the answer may call."""
+    return [] if asked.tool_choice == "none" else asked.tools

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any, ClassVar, Literal
 
 from gateway.dialects.chat_messages import (
@@ -11,13 +12,14 @@ from gateway.dialects.chat_messages import (
     neutral_choice,
     neutral_messages,
 )
-from gateway.dialects.dialect import Answer, Dialect
+from gateway.dialects.dialect import Answer, Dialect, join_parts
 from gateway.dialects.openai_fields import Count, OpenAIRequest, TopLogprobs
 from gateway.dialects.openai_format import OpenAIFormat, encode, finite, token_text
 from gateway.dispatch.choice import Delta, Scored
 from gateway.exceptions import InvalidRequest
 from gateway.generation_request import GenerationRequest
 from gateway.text.detokenizer import TokenBytes
+from gateway.text.parsers.parser import Reasoning, Text, ToolCall
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -84,19 +86,44 @@ class ChatFormat(OpenAIFormat):
                 delta.index,
                 self._plain_end,
             )
-        text = delta.text
-        if not (text or delta.scored or delta.finish_reason or self._token_ids):
+        if not (delta.parts or delta.scored or delta.finish_reason or self._token_ids):
             return role
-        return b'%s%s{"index":%d,"delta":{"content":%s}%s' % (
+        return b'%s%s{"index":%d,"delta":%s%s' % (
             role,
             self._head,
             delta.index,
-            encode(text),
+            self._delta(delta),
             self._end(delta),
         )
 
+    def _delta(self, delta: Delta) -> bytes:
+        if all(type(part) is Text for part in delta.parts):
+            return b'{"content":%s}' % encode(delta.text)
+        shown: dict[str, Any] = {}
+        for part in join_parts(delta.parts):
+            match part:
+                case Text(text):
+                    shown["content"] = shown.get("content", "") + text
+                case Reasoning(text):
+                    shown["reasoning_content"] = shown.get("reasoning_content", "") + text
+                case ToolCall():
+                    shown.setdefault("tool_calls", []).append(_call_delta(part))
+        return encode(shown)
+
     def _content(self, answer: Answer) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": answer.text, "refusal": None}}
+        parts = answer.parts
+        calls = [_whole_call(part) for part in parts if isinstance(part, ToolCall)]
+        thoughts = [part.text for part in parts if isinstance(part, Reasoning)]
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": answer.text or (None if calls else ""),
+            "refusal": None,
+        }
+        if thoughts:
+            message["reasoning_content"] = "".join(thoughts)
+        if calls:
+            message["tool_calls"] = calls
+        return {"message": message}
 
     def _logprobs_of(self, index: int, scored: list[Scored]) -> dict[str, Any]:
         content = [
@@ -111,6 +138,21 @@ class ChatFormat(OpenAIFormat):
     def _token(self, token: int, logprob: float | None) -> dict[str, Any]:
         spelled = self._spelled[token]
         return {"token": token_text(spelled), "logprob": finite(logprob), "bytes": list(spelled)}
+
+
+def _call_delta(part: ToolCall) -> dict[str, Any]:
+    """The first of a call says its id and name; the index tells whose the others are."""
+    return {"index": part.index, **(_whole_call(part) if part.name else _arguments(part))}
+
+
+def _whole_call(part: ToolCall) -> dict[str, Any]:
+    id = f"call_{secrets.token_hex(12)}"
+    function = {"name": part.name, "arguments": part.arguments}
+    return {"id": id, "type": "function", "function": function}
+
+
+def _arguments(part: ToolCall) -> dict[str, Any]:
+    return {"function": {"arguments": part.arguments}}
 
 
 class ChatCompletions(Dialect[ChatCompletionRequest]):

@@ -46,13 +46,18 @@ class Answer(msgspec.Struct):
 
     @property
     def parts(self) -> list[Part]:
-        """The pieces, those of one part that follow each other joined."""
-        return [_joined(list(pieces)) for _, pieces in groupby(self.pieces, part_key)]
+        """The pieces, joined."""
+        return join_parts(self.pieces)
 
     @property
     def text(self) -> str:
         """The text of the answer itself."""
         return "".join([piece.text for piece in self.pieces if type(piece) is Text])
+
+
+def join_parts(pieces: Iterable[Part]) -> list[Part]:
+    """The pieces, those of one part that follow each other joined."""
+    return [_joined(list(each)) for _, each in groupby(pieces, part_key)]
 
 
 def part_key(piece: Part) -> tuple[type[Part], int]:

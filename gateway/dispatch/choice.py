@@ -6,11 +6,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from gateway.text.parsers.parser import Parser, Part, Text
+from gateway.text.parsers.parser import Parser, Part, Text, ToolCall
 from gateway.text.stop_strings import StopStrings
 from gateway.text.tokenizer import ModelTokenizer
 from workers.wire.client import WorkerFailed
 from workers.wire.protocol import ErrorCode, FinishReason, SequenceOutput, TokenLogprobs
+
+TOOL_CALLS = "tool_calls"
+"""The finish reason of an answer that calls tools."""
 
 
 class ScoredToken(NamedTuple):
@@ -57,17 +60,20 @@ class Choice:
         stops: list[str],
         min_tokens: int = 0,
         echo: str = "",
+        shown: frozenset[str] = frozenset(),
     ) -> None:
-        """`echo` is shown before the answer, and neither searched for stop strings nor parsed."""
+        """`echo` is shown before the answer, and neither searched for stop strings nor parsed.
+        `shown`: special tokens that the parser wants to see."""
         self.index = index
         self.prompt = prompt
         self.finish_reason: str | None = None
         self.num_tokens = 0
         self._parser = parser
-        self._detokenizer = tokenizer.spelling.detokenizer()
+        self._detokenizer = tokenizer.spelling.detokenizer(shown)
         self._stops = StopStrings(stops) if stops else None
         self._min_tokens = min_tokens
         self._echo = echo
+        self._has_calls = False
 
     def feed(self, output: SequenceOutput) -> Delta:
         """Raises WorkerFailed if the worker gave the sequence up."""
@@ -89,9 +95,15 @@ class Choice:
         return Delta(self.index, parts, scored, self.finish_reason, tokens, stop, output.vector)
 
     def _parse(self, text: str) -> list[Part]:
+        """An answer that calls tools ends for that reason, where it would have stopped."""
         parts = self._parser.push(text)
+        if self._parser.is_over and self.finish_reason is None:
+            self.finish_reason = FinishReason.STOP.value
         if self.finish_reason is not None:
             parts += self._parser.finish()
+        self._has_calls = self._has_calls or _has_call(parts)
+        if self._has_calls and self.finish_reason == FinishReason.STOP.value:
+            self.finish_reason = TOOL_CALLS
         if self._echo:
             parts.insert(0, Text(self._echo))
             self._echo = ""
@@ -135,3 +147,7 @@ class Choice:
         if output.logprobs is not None:
             scored.extend(output.logprobs[:num_shown])
         return scored
+
+
+def _has_call(parts: list[Part]) -> bool:
+    return any(type(part) is ToolCall for part in parts)

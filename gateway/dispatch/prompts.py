@@ -20,7 +20,12 @@ from gateway.limits.bounds import (
     completion_tokens,
 )
 from gateway.messages import Message
+from gateway.text.parsers.answer_form import AnswerForm
+from gateway.text.parsers.thoughts import is_in_thought
 from gateway.text.tokenizer import ModelTokenizer
+
+TAIL_TOKENS = 16
+"""Tokens at the end of a prompt that hold the beginning of a thought, if there is one."""
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -29,6 +34,10 @@ class Prompt(msgspec.Struct, frozen=True):
     """The text that is shown before the answer."""
     activation: int | None = 0
     """Position from which the adapter acts; None: nowhere in this prompt."""
+    form: AnswerForm | None = None
+    """How its answer writes calls and thoughts; None: it is text."""
+    in_thought: bool = False
+    """Whether it ends with the beginning of a thought."""
 
 
 async def encode_prompts(
@@ -59,7 +68,10 @@ async def _chat_prompts(
         max_tokens=max_tokens,
     )
     check_total([len(tokens)], asked.num_choices, max_tokens, param="n")
-    return await _prompts(tokenizer, target, caller, [tokens], [], asked.prompts_param)
+    form = await tokenizer.answer_form(template)
+    in_thought = form.has_thoughts and is_in_thought(tokenizer.text(tokens[-TAIL_TOKENS:]))
+    prompts = await _prompts(tokenizer, target, caller, [tokens], [], asked.prompts_param)
+    return [msgspec.structs.replace(each, form=form, in_thought=in_thought) for each in prompts]
 
 
 async def _completion_prompts(

@@ -15,7 +15,7 @@ from gateway.dispatch.failover import Failover
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.prompts import Prompt
 from gateway.dispatch.routing import Work
-from gateway.generation_request import GenerationRequest
+from gateway.generation_request import GenerationRequest, callable_tools
 from gateway.limits.admission import Reservation
 from gateway.limits.bounds import check_answer, check_vectors, completion_tokens
 from gateway.quota_types import ORDINARY, Service
@@ -182,8 +182,9 @@ def _first(*values: float | None) -> float:
 
 def _generate(call: Call, prompt: Prompt, layout: str, params: SamplingParams) -> Generate:
     """The client numbers it."""
-    # Where a stop string may end it, each token is looked at before the next is generated.
-    is_heard = call.asked.stream or call.stops
+    # Each token is looked at before the next is generated, where its text may end the answer: by a
+    # stop string, or by a second call.
+    is_heard = call.asked.stream or call.stops or not call.asked.is_parallel
     return Generate(
         id=0,
         request_id=call.request_id,
@@ -215,12 +216,20 @@ def _kind(asked: GenerationRequest, params: SamplingParams) -> OutputKind:
 
 
 def _choice(call: Call, prompt: Prompt, index: int) -> Choice:
+    form, tools = prompt.form, callable_tools(call.asked)
+    parser, shown = IdentityParser(), frozenset[str]()
+    if form is not None:
+        parser = form.parser(
+            tools, is_parallel=call.asked.is_parallel, in_thought=prompt.in_thought
+        )
+        shown = form.markers(tools)
     return Choice(
         index,
         prompt.tokens,
         call.tokenizer,
-        IdentityParser(),
+        parser,
         stops=call.stops,
         min_tokens=call.asked.min_tokens,
         echo=prompt.echo,
+        shown=shown,
     )

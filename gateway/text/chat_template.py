@@ -7,6 +7,8 @@ of adapter versions that an admin has approved. None ever comes from a request.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import re
 from collections import OrderedDict
 from typing import Any
 
@@ -15,6 +17,7 @@ from jinja2 import nodes
 
 from gateway.conversation import Conversation
 from gateway.exceptions import InvalidRequest
+from gateway.text.parsers.answer_form import form_of
 from gateway.text.plain_tools import in_plain_messages
 from gateway.text.template_budget import BudgetExceeded, limited
 from gateway.text.template_sandbox import MAX_ERROR_CHARS, make_environment
@@ -33,6 +36,9 @@ FINAL_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 the space at its end shows whether the template trims."""
 
 
+SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
+
+
 class TemplateOverBudget(InvalidRequest):
     """A rendering takes more work than the conversation's budget."""
 
@@ -45,6 +51,8 @@ class ChatTemplate:
         names = ENVIRONMENT.parse(source).find_all(nodes.Name)
         self.shows_tools = any(name.name == "tools" for name in names)
         """Whether the template itself knows of tools, and so of calls and their results."""
+        self.answer_form = form_of(source, shows_tools=self.shows_tools)
+        self._wants_short_ids = "length 9" in source
         self._template: Any = ENVIRONMENT.from_string(source)
         # One plain dict: Jinja's chain of them costs as much as the rendering.
         self._template.globals = {
@@ -61,6 +69,8 @@ class ChatTemplate:
         if not self.shows_tools:
             conversation = in_plain_messages(conversation)
         messages = [message.for_template() for message in conversation.messages]
+        if self._wants_short_ids:
+            _shorten_ids(messages)
         if conversation.continue_final_message:
             messages[-1]["content"] += FINAL_MARK
         variables = conversation.template_arguments | {
@@ -88,6 +98,19 @@ class ChatTemplate:
                 f"The model's chat template refused: {str(error)[:MAX_ERROR_CHARS]}",
                 param="messages",
             ) from error
+
+
+def _shorten_ids(messages: list[dict[str, Any]]) -> None:
+    """Mistral's templates take ids of calls of nine letters and digits only."""
+    for message in messages:
+        if "tool_call_id" in message:
+            message["tool_call_id"] = _short_id(message["tool_call_id"])
+        for call in message.get("tool_calls", ()):
+            call["id"] = _short_id(call["id"])
+
+
+def _short_id(id: str) -> str:
+    return id if SHORT_ID.fullmatch(id) else hashlib.sha256(id.encode()).hexdigest()[:9]
 
 
 def _until_mark(text: str) -> str:

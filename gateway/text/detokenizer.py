@@ -98,17 +98,31 @@ class Spelling:
         spell = _spell_byte_level if self._is_byte_level else _spell_byte_fallback
         self.all = TokenBytes(tokenizer, spell)
         """The exact bytes of every id, special ones included."""
-        self._shown = TokenBytes(tokenizer, lambda text: b"" if text in special else spell(text))
+        self._special = special
+        self._tokenizer = tokenizer
+        self._spell = spell
+        self._shown: dict[frozenset[str], TokenBytes] = {}
+        """By the special tokens that are shown."""
         self._byte_tokens: dict[int, int] = {}
         if not self._is_byte_level:
             ids = ((tokenizer.token_to_id(f"<0x{byte:02X}>"), byte) for byte in range(256))
             self._byte_tokens = {token: byte for token, byte in ids if token is not None}
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
-        spelled = self._shown if skip_special_tokens else self.all
+    def detokenizer(self, shown: frozenset[str] | None = frozenset()) -> Detokenizer:
+        """`shown`: special tokens that are in the text; None: all are."""
+        spelled = self.all if shown is None else self._showing(shown & self._special)
         if self._is_byte_level:
             return ByteLevelDetokenizer(spelled)
         return ByteFallbackDetokenizer(spelled, self._byte_tokens)
+
+    def _showing(self, shown: frozenset[str]) -> TokenBytes:
+        """The bytes of ids without special tokens other than these: one table for each set."""
+        if shown not in self._shown:
+            hidden, spell = self._special - shown, self._spell
+            self._shown[shown] = TokenBytes(
+                self._tokenizer, lambda text: b"" if text in hidden else spell(text)
+            )
+        return self._shown[shown]
 
 
 def _is_byte_level(decoder: dict[str, Any] | None) -> bool:

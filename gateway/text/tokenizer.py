@@ -18,6 +18,7 @@ from gateway.exceptions import ContextLengthExceeded, InvalidRequest
 from gateway.text.chat_template import ChatTemplate, CompiledTemplates, TemplateOverBudget
 from gateway.text.detokenizer import Spelling
 from gateway.text.long_texts import LONG, TOKEN_CHARS, LongTexts
+from gateway.text.parsers.answer_form import AnswerForm
 from gateway.text.prompt_encoder import PromptEncoder
 from gateway.text.template_budget import steps_for
 
@@ -113,9 +114,7 @@ class ModelTokenizer:
         """By an adapter version's approved `template`, else the model's own. Raises InvalidRequest
         if it refuses the conversation, or there is none. What takes long, for the size of the
         conversation or by the template's own fault, is rendered beside the loop."""
-        chosen = self._template if template is None else await self._templates.get(template)
-        if chosen is None:
-            raise InvalidRequest("This model has no chat template; use completions.", param="model")
+        chosen = await self._chosen(template)
         num_chars, num_messages = conversation.num_chars, len(conversation.messages)
 
         def render(steps: int) -> str:
@@ -126,6 +125,16 @@ class ModelTokenizer:
                 return render(STEPS_ON_LOOP)
         steps = steps_for(num_messages, num_chars)
         return await self._long_texts.run(domain, partial(render, steps))
+
+    async def answer_form(self, template: str | None = None) -> AnswerForm:
+        """How answers are written by this template's models. Raises InvalidRequest as `render`."""
+        return (await self._chosen(template)).answer_form
+
+    async def _chosen(self, template: str | None) -> ChatTemplate:
+        chosen = self._template if template is None else await self._templates.get(template)
+        if chosen is None:
+            raise InvalidRequest("This model has no chat template; use completions.", param="model")
+        return chosen
 
     async def decode(
         self,

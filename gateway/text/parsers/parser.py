@@ -42,12 +42,17 @@ class Parser(ABC):
 
     @abstractmethod
     def push(self, text: str) -> list[Part]:
-        """The parts that are certain once `text` is added. Holds back no more text than the longest
-        marker of its format."""
+        """The parts that are certain once `text` is added. Of the answer's own text it holds back
+        no more than the longest marker of its format, with some white space before it."""
 
     @abstractmethod
     def finish(self) -> list[Part]:
         """The parts that were held back when the answer ends. Called once, after every `push`."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether what comes would add no more parts."""
+        return False
 
 
 class IdentityParser(Parser):
@@ -58,3 +63,28 @@ class IdentityParser(Parser):
 
     def finish(self) -> list[Part]:
         return []
+
+
+class SingleCallParser(Parser):
+    """Takes the parts of another parser up to its second call."""
+
+    def __init__(self, parser: Parser) -> None:
+        self._parser = parser
+        self._is_over = False
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_over
+
+    def push(self, text: str) -> list[Part]:
+        return [] if self._is_over else self._up_to_second_call(self._parser.push(text))
+
+    def finish(self) -> list[Part]:
+        return [] if self._is_over else self._up_to_second_call(self._parser.finish())
+
+    def _up_to_second_call(self, parts: list[Part]) -> list[Part]:
+        for number, part in enumerate(parts):
+            if isinstance(part, ToolCall) and part.index > 0:
+                self._is_over = True
+                return parts[:number]
+        return parts

@@ -55,7 +55,7 @@ def stripping(tmp_path_factory: pytest.TempPathFactory) -> ModelTokenizer:
 
 
 def in_pieces(tokenizer: ModelTokenizer, tokens: list[int], cuts: list[int], skip: bool) -> str:
-    detokenizer = tokenizer.spelling.detokenizer(skip_special_tokens=skip)
+    detokenizer = tokenizer.spelling.detokenizer(frozenset() if skip else None)
     text, start = "", 0
     for size in cuts:
         piece = detokenizer.push(tokens[start : start + size])

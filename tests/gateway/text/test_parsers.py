@@ -1,16 +1,110 @@
-"""Parsers of answers: the parts do not depend on how the text is cut into pieces."""
+"""Parsers of answers: what each format means, however the text is cut into pieces."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.generation_request import Tool
+from gateway.text.parsers.answer_form import AnswerForm, CallFormat, form_of
 from gateway.text.parsers.parser import IdentityParser, Parser, Part, Reasoning, Text, ToolCall
 
-PARSERS: list[Callable[[], Parser]] = [IdentityParser]
+TOOLS = [
+    Tool(
+        name="get_weather",
+        parameters={
+            "type": "object",
+            "properties": {
+                "city": {"type": "string"},
+                "days": {"type": "integer"},
+                "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+                "places": {"type": "array", "items": {"type": "string"}},
+                "exact": {"type": "boolean"},
+            },
+        },
+    ),
+    Tool(name="list-all", parameters={"type": "object", "properties": {}}),
+]
+ARGUMENTS: dict[str, Any] = {
+    "city": 'B"e\\rn\n<ü>',
+    "days": 3,
+    "note": None,
+    "places": ["a", "{b}"],
+    "exact": True,
+}
+FORMATS: list[CallFormat] = [
+    *("generic", "hermes", "qwen_xml", "llama_json"),
+    *("pythonic", "mistral", "gemma", "gemma4"),
+]
+
+
+def make(calls: CallFormat, *, thinks: bool = False, **options: Any) -> Parser:
+    return AnswerForm(calls, thinks).parser(TOOLS, **options)
+
+
+def write(calls: CallFormat, *made: tuple[str, dict[str, Any]]) -> str:
+    """The calls as a model of the format writes them."""
+    one = [(name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in made]
+    match calls:
+        case "generic" | "hermes":
+            return "\n".join(
+                f'<tool_call>\n{{"name": "{name}", "arguments": {text}}}\n</tool_call>'
+                for name, text in one
+            )
+        case "qwen_xml":
+            return "\n".join(
+                f"<tool_call>\n<function={name}>\n"
+                + "".join(
+                    f"<parameter={key}>\n{xml_value(value)}\n</parameter>\n"
+                    for key, value in arguments.items()
+                )
+                + "</function>\n</tool_call>"
+                for name, arguments in made
+            )
+        case "llama_json":
+            return "; ".join(f'{{"name": "{name}", "parameters": {text}}}' for name, text in one)
+        case "pythonic":
+            written = [
+                f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+                for name, arguments in made
+            ]
+            return f"[{', '.join(written)}]"
+        case "mistral":
+            written = [f'{{"name": "{name}", "arguments": {text}}}' for name, text in one]
+            return f"[TOOL_CALLS][{', '.join(written)}]"
+        case "gemma":
+            return "".join(
+                f"<start_function_call>call:{name}{gemma_value(arguments, '<escape>')}"
+                "<end_function_call>"
+                for name, arguments in made
+            )
+        case "gemma4":
+            quote = '<|"|>'
+            return "".join(
+                f"<|tool_call>call:{name}{gemma_value(arguments, quote)}<tool_call|>"
+                for name, arguments in made
+            )
+
+
+def xml_value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def gemma_value(value: Any, quote: str) -> str:
+    match value:
+        case str():
+            return quote + value + quote
+        case dict():
+            items = [f"{key}:{gemma_value(each, quote)}" for key, each in value.items()]  # pyright: ignore
+            return "{" + ",".join(items) + "}"
+        case list():
+            return "[" + ",".join(gemma_value(each, quote) for each in value) + "]"  # pyright: ignore
+        case _:
+            return json.dumps(value)
 
 
 def parse(parser: Parser, pieces: list[str]) -> list[Part]:
@@ -28,18 +122,190 @@ def join(first: Part, second: Part) -> list[Part]:
         case Reasoning(), Reasoning():
             return [Reasoning(first.text + second.text)]
         case ToolCall(), ToolCall() if first.index == second.index:
+            assert not second.name, "a name is given once"
             return [ToolCall(first.index, first.name, first.arguments + second.arguments)]
         case _:
             return [first, second]
 
 
-@pytest.mark.parametrize("make", PARSERS)
-@settings(max_examples=200, deadline=None)
-@given(pieces=st.lists(st.text(alphabet="ab<>{}/ \n", max_size=8), max_size=8))
-def test_parts_do_not_depend_on_the_pieces(make: Callable[[], Parser], pieces: list[str]) -> None:
-    whole = "".join(pieces)
-    assert parse(make(), pieces) == parse(make(), [whole]) == parse(make(), list(whole))
+def read(calls: CallFormat, text: str) -> list[Any]:
+    """Parts with the arguments of calls decoded."""
+    return [
+        (part.index, part.name, json.loads(part.arguments)) if isinstance(part, ToolCall) else part
+        for part in parse(make(calls), [text])
+    ]
+
+
+BOTH = (("get_weather", ARGUMENTS), ("list-all", {}))
+
+
+@pytest.mark.parametrize("calls", FORMATS)
+def test_calls_are_read_back(calls: CallFormat) -> None:
+    expected = [(0, "get_weather", ARGUMENTS), (1, "list-all", {})]
+    assert read(calls, write(calls, *BOTH)) == expected
+    assert read(calls, "\n" + write(calls, *BOTH) + "\n") == expected
+
+
+TAGGED: list[CallFormat] = ["generic", "hermes", "qwen_xml", "mistral", "gemma", "gemma4"]
+
+
+@pytest.mark.parametrize("calls", TAGGED)
+def test_text_before_calls_is_the_answer(calls: CallFormat) -> None:
+    text = "I look <it> up.\n\n" + write(calls, ("get_weather", {"city": "Bern"}))
+    expected = [Text("I look <it> up."), (0, "get_weather", {"city": "Bern"})]
+    assert read(calls, text) == expected
+
+
+@pytest.mark.parametrize(
+    ("calls", "text", "arguments"),
+    [
+        ("hermes", '<tool_call>[{"name": "f", "arguments": {"a": 1}}]</tool_call>', {"a": 1}),
+        ("hermes", '<tool_call>{"arguments": {"a": 1}, "id": 7, "name": "f"}', {"a": 1}),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', {"a": 1}),
+        ("hermes", '<tool_call>{"name": "f"}</tool_call>', {}),
+        ("hermes", '<tool_call>{"name": "f", "arguments": null}</tool_call>', {}),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "\n"}}</tool_call>', {"a": "\n"}),
+        ("generic", '{"name": "get_weather", "arguments": {"a": [1, "}"]}}', {"a": [1, "}"]}),
+        ("llama_json", '<|python_tag|>{"name": "get_weather", "parameters": {}}', {}),
+        ("llama_json", '{"type": "function", "name": "get_weather", "parameters": {}}', {}),
+        ("mistral", '[TOOL_CALLS]get_weather[ARGS]{"a": 1}', {"a": 1}),
+        ("mistral", '[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{"a": 1}', {"a": 1}),
+        ("mistral", '[TOOL_CALLS]get_weather{"a": 1}', {"a": 1}),
+        ("pythonic", "<|python_start|>[get_weather(a=true, b={'c': (1,)})]<|python_end|>",
+         {"a": True, "b": {"c": [1]}}),
+        ("pythonic", "[get_weather(a=Bern)]", {"a": "Bern"}),
+        ("qwen_xml", "<function=get_weather>\n<parameter=days>\nmany\n</parameter>\n</function>",
+         {"days": "many"}),
+        ("qwen_xml", "<function=get_weather>\n<parameter=note>\n7\n</parameter>\n</function>",
+         {"note": "7"}),
+        ("qwen_xml", '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>', {"a": 1}),
+    ],
+)  # fmt: skip
+def test_other_ways_to_write_a_call(calls: CallFormat, text: str, arguments: Any) -> None:
+    (call,) = read(calls, text)
+    assert call[2] == arguments
+
+
+@pytest.mark.parametrize(
+    ("calls", "text"),
+    [
+        ("hermes", "<tool_call>no</tool_call>"),
+        ("hermes", '<tool_call>{"no name": 1}'),
+        ("hermes", '{"name": "get_weather", "arguments": {}}'),
+        ("generic", '{"name": "Anna", "arguments": {}}'),
+        ("generic", '{"name": "get_weather", "age": 3}'),
+        ("generic", "<tool"),
+        ("llama_json", '[1, {"name": "get_weather"}]'),
+        ("llama_json", '{"answer": {"name": "get_weather", "parameters": {}}}'),
+        ("pythonic", "[other(a=1)]"),
+        ("pythonic", "[1, 2]"),
+        ("mistral", "[TOOL_CALLS]"),
+        ("gemma", "<start_function_call>call{"),
+        ("qwen_xml", "<function="),
+    ],
+)
+def test_what_is_no_call_is_text(calls: CallFormat, text: str) -> None:
+    assert parse(make(calls), [text]) == [Text(text)]
+
+
+@pytest.mark.parametrize("calls", FORMATS)
+def test_a_call_that_is_cut_off_is_given_as_far_as_it_came(calls: CallFormat) -> None:
+    """Nothing is made up, and nothing is given twice."""
+    whole = write(calls, ("get_weather", ARGUMENTS))
+    (call,) = parse(make(calls), [whole])
+    assert isinstance(call, ToolCall)
+    for end in range(len(whole)):
+        parts = parse(make(calls), [whole[:end]])
+        assert len(parts) <= 1
+        for part in parts:
+            match part:
+                case ToolCall(0, "get_weather", arguments):
+                    assert call.arguments.startswith(arguments)
+                case _:
+                    assert part == Text(whole[:end])
+
+
+def test_arguments_are_given_as_they_come() -> None:
+    parser = make("hermes")
+    assert parser.push('<tool_call>{"name": "f", "arguments": {"a') == [
+        ToolCall(0, "f", ""),
+        ToolCall(0, "", '{"a'),
+    ]
+    assert parser.push('": "b') == [ToolCall(0, "", '": "b')]
+
+
+def test_text_is_given_as_it_comes() -> None:
+    for calls in TAGGED:
+        parser = make(calls)
+        assert parse_piece(parser, "a ") == "a"
+        assert parse_piece(parser, "b") == " b"
+
+
+def parse_piece(parser: Parser, piece: str) -> str:
+    return "".join(part.text for part in parser.push(piece) if isinstance(part, Text))
+
+
+def test_thoughts() -> None:
+    call = write("hermes", ("list-all", {}))
+    whole = f"<think>\nHm, <tool_call>?\n</think>\n\nWell.\n{call}"
+    expected = [Reasoning("Hm, <tool_call>?"), Text("Well."), ToolCall(0, "list-all", "{}")]
+    assert parse(make("hermes", thinks=True), [whole]) == expected
+    begun = whole.removeprefix("<think>")
+    assert parse(make("hermes", thinks=True, in_thought=True), [begun]) == expected
+    assert parse(make("hermes", thinks=True), ["\n <thin"]) == [Text("\n <thin")]
+    assert parse(make("hermes", thinks=True), ["<think>on and on"]) == [Reasoning("on and on")]
+    assert parse(AnswerForm(has_thoughts=True).parser([]), [call]) == [Text(call)]
+
+
+@pytest.mark.parametrize("calls", FORMATS)
+def test_one_call_where_no_more_are_wanted(calls: CallFormat) -> None:
+    parser = make(calls, is_parallel=False)
+    (call,) = parse(parser, [write(calls, *BOTH)])
+    assert isinstance(call, ToolCall) and call.name == "get_weather"
+    assert parser.is_over
+
+
+MARKS = [
+    *("<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]"),
+    *("<function=get_weather>", "<parameter=city>", "</parameter>", "</function>"),
+    *("<start_function_call>call:", "<end_function_call>", "<escape>", "get_weather", "("),
+    *('{"name": "get_weather", "arguments": ', '{"name": "get_weather", "parameters": {"a": '),
+    *("[", "]", "{", "}", '"', "'", "\\", ",", ":", ")", " ", "\n", "=", "1", "null", "x" * 150),
+    *("<|python_tag|>", " " * 70, "<|python_start|>", '"city"', "<", "</"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+@pytest.mark.parametrize("calls", FORMATS)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_parts_do_not_depend_on_the_pieces(calls: CallFormat, thinks: bool, data: Any) -> None:
+    """Of calls as they should be, cut off, mixed up, or none at all."""
+    recorded = "Well\n" * data.draw(st.booleans()) + write(calls, *BOTH)
+    pieces = st.one_of(st.sampled_from(MARKS), st.text(max_size=4), st.just(recorded))
+    whole = "".join(data.draw(st.lists(pieces, max_size=12)))
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(whole)), max_size=8)))
+    some = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+    expected = parse(make(calls, thinks=thinks), [whole])
+    assert parse(make(calls, thinks=thinks), some) == expected
+    assert parse(make(calls, thinks=thinks), list(whole)) == expected
 
 
 def test_the_identity_parser_gives_all_text() -> None:
     assert parse(IdentityParser(), ["<tool_call>", "", "{}"]) == [Text("<tool_call>{}")]
+
+
+@pytest.mark.parametrize(
+    ("template", "calls"),
+    [
+        ("{{ messages }}", "generic"),
+        ("{{ tools }} <tool_call>", "hermes"),
+        ("{{ tools }} <tool_call> <function=", "qwen_xml"),
+        ("{{ tools }} [TOOL_CALLS]", "mistral"),
+        ("{{ tools }} <|python_tag|>", "llama_json"),
+        ("{{ tools }} [func_name1(params_name1=params_value1", "pythonic"),
+        ("{{ tools }} <start_function_call>", "gemma"),
+    ],
+)
+def test_a_template_tells_the_format(template: str, calls: CallFormat) -> None:
+    assert form_of(template, shows_tools="tools" in template) == AnswerForm(calls)

@@ -1,0 +1,101 @@
+"""How a model writes calls and thoughts, told from its chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from gateway.generation_request import Tool
+from gateway.text.parsers import gemma, llama_json, mistral, pythonic, thoughts
+from gateway.text.parsers.gemma import FUNCTION_GEMMA, GEMMA_4, GemmaParser
+from gateway.text.parsers.hermes import HermesParser
+from gateway.text.parsers.llama_json import LlamaJsonParser
+from gateway.text.parsers.mistral import MistralParser
+from gateway.text.parsers.parser import IdentityParser, Parser, SingleCallParser
+from gateway.text.parsers.pythonic import PythonicParser
+from gateway.text.parsers.qwen_xml import QwenXmlParser
+from gateway.text.parsers.thoughts import ThoughtParser
+
+CallFormat = Literal[
+    "generic", "hermes", "qwen_xml", "llama_json", "pythonic", "mistral", "gemma", "gemma4"
+]
+
+FINGERPRINTS: tuple[tuple[str, CallFormat], ...] = (
+    ("<function=", "qwen_xml"),
+    (FUNCTION_GEMMA.begin, "gemma"),
+    (GEMMA_4.begin, "gemma4"),
+    ("[TOOL_CALLS]", "mistral"),
+    ("<tool_call>", "hermes"),
+    ("<|python_start|>", "pythonic"),
+    ("func_name1(params_name1=params_value1", "pythonic"),
+    ('"parameters": ', "llama_json"),
+    ("<|python_tag|>", "llama_json"),
+    ("<|start_header_id|>", "llama_json"),
+)
+"""What only the templates of a format contain; the first that is found decides."""
+
+SPECIAL_MARKERS: dict[CallFormat, tuple[str, ...]] = {
+    "llama_json": (llama_json.TAG,),
+    "pythonic": (pythonic.OPEN, pythonic.CLOSE),
+    "mistral": (mistral.OPEN, mistral.CALL_ID, mistral.ARGS),
+    "gemma": tuple(gemma.FUNCTION_GEMMA),
+    "gemma4": tuple(gemma.GEMMA_4),
+}
+"""Markers that may be special tokens, which are not shown otherwise."""
+TAG_MARKERS = ("<tool_call>", "</tool_call>")
+
+
+class AnswerForm(msgspec.Struct, frozen=True):
+    calls: CallFormat = "generic"
+    has_thoughts: bool = False
+
+    def parser(
+        self, tools: Sequence[Tool], *, is_parallel: bool = True, in_thought: bool = False
+    ) -> Parser:
+        """A parser of one answer. `tools`: those that may be called. `in_thought`: the prompt ends
+        with the beginning of a thought."""
+        parser = IdentityParser()
+        if tools:
+            parser = self._call_parser(tools)
+            if not is_parallel:
+                parser = SingleCallParser(parser)
+        return ThoughtParser(parser, is_begun=in_thought) if self.has_thoughts else parser
+
+    def markers(self, tools: Sequence[Tool]) -> frozenset[str]:
+        """Special tokens that the parser wants to see."""
+        found: tuple[str, ...] = (thoughts.OPEN, thoughts.CLOSE) if self.has_thoughts else ()
+        if tools:
+            found += SPECIAL_MARKERS.get(self.calls, TAG_MARKERS)
+        return frozenset(found)
+
+    def _call_parser(self, tools: Sequence[Tool]) -> Parser:
+        names = {tool.name for tool in tools}
+        match self.calls:
+            case "generic":
+                return HermesParser(untagged=names)
+            case "hermes":
+                return HermesParser()
+            case "qwen_xml":
+                return QwenXmlParser(tools)
+            case "llama_json":
+                return LlamaJsonParser(names)
+            case "pythonic":
+                return PythonicParser(names)
+            case "mistral":
+                return MistralParser()
+            case "gemma":
+                return GemmaParser(FUNCTION_GEMMA)
+            case "gemma4":
+                return GemmaParser(GEMMA_4)
+
+
+def form_of(template: str, *, shows_tools: bool) -> AnswerForm:
+    """The form of answers of a model with this chat template."""
+    has_thoughts = thoughts.CLOSE in template
+    if shows_tools:
+        for mark, calls in FINGERPRINTS:
+            if mark in template:
+                return AnswerForm(calls, has_thoughts)
+    return AnswerForm("generic", has_thoughts)

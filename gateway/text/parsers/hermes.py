@@ -1,0 +1,41 @@
+"""Hermes, Qwen 2.5, Qwen 3: `<tool_call>{"name": "...", "arguments": {...}}</tool_call>`.
+
+Also the form for models whose template knows no tools (`text/plain_tools.py`), which may forget the
+tags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from gateway.text.parsers.json_calls import JsonCallParser
+from gateway.text.parsers.reading_parser import Reading
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+class HermesParser(JsonCallParser):
+    """Inside a tag stands an object, several, or a list of them."""
+
+    def __init__(self, untagged: Set[str] = frozenset()) -> None:
+        """`untagged`: names of tools that an answer may begin to call without the tag."""
+        super().__init__()
+        self._untagged = untagged
+
+    def read(self) -> Reading[None]:
+        if self._untagged:
+            yield from self.attempt(self._read_untagged())
+        while (yield from self.pieces_until(OPEN, add=self.add_text)):
+            yield from self.attempt(self._read_tagged(), OPEN)
+
+    def _read_untagged(self) -> Reading[None]:
+        yield from self.skip_space()
+        if (yield from self.peek()) in ("{", "["):
+            yield from self.read_calls(self._untagged)
+        else:
+            self.give_back()
+
+    def _read_tagged(self) -> Reading[None]:
+        yield from self.read_calls()
+        yield from self.skip_space()
+        yield from self.skip_end(CLOSE)

@@ -1,0 +1,31 @@
+"""Llama 3: the answer is `{"name": "...", "parameters": {...}}`, perhaps after `<|python_tag|>`."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from gateway.text.parsers.json_calls import JsonCallParser
+from gateway.text.parsers.reading_parser import Reading
+
+TAG = "<|python_tag|>"
+
+
+class LlamaJsonParser(JsonCallParser):
+    """JSON that begins otherwise is an answer."""
+
+    def __init__(self, names: Set[str]) -> None:
+        """`names`: of the tools that may be called."""
+        super().__init__()
+        self._names = names
+
+    def read(self) -> Reading[None]:
+        yield from self.attempt(self._read_first())
+        while (yield from self.pieces_until(TAG, add=self.add_text)):
+            yield from self.attempt(self.read_calls(self._names), TAG)
+
+    def _read_first(self) -> Reading[None]:
+        yield from self.skip_space()
+        if (yield from self.peek()) in ("{", "["):
+            yield from self.read_calls(self._names)
+        else:
+            self.give_back()

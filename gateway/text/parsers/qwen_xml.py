@@ -1,0 +1,115 @@
+"""Qwen 3 Coder: `<function=name><parameter=city>Bern</parameter></function>` inside `<tool_call>`.
+
+Each tag stands on a line of its own, and so does a value.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from gateway.generation_request import Tool
+from gateway.text.parsers.json_calls import JsonCallParser
+from gateway.text.parsers.reading_parser import Malformed, Reading
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+FUNCTION, END_OF_FUNCTION = "<function=", "</function>"
+PARAMETER, END_OF_PARAMETER = "<parameter=", "</parameter>"
+END_OF_NAME = re.compile(r"[>\n]")
+
+
+class QwenXmlParser(JsonCallParser):
+    """Values have the types that the tool's schema says. A string is given as it comes, anything
+    else when all of it is there."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        super().__init__()
+        self._schemas = {tool.name: tool.parameters for tool in tools}
+
+    def read(self) -> Reading[None]:
+        while marker := (yield from self.pieces_until(OPEN, FUNCTION, add=self.add_text)):
+            is_tagged = marker == OPEN
+            yield from self.attempt(self._read_calls(is_tagged=is_tagged), marker)
+
+    def _read_calls(self, *, is_tagged: bool) -> Reading[None]:
+        """From behind the first marker."""
+        if is_tagged:
+            yield from self.skip_space()
+            if (yield from self.peek()) in ("{", "["):
+                yield from self.read_calls()
+            else:
+                yield from self.expect(FUNCTION)
+                yield from self._read_call()
+        else:
+            yield from self._read_call()
+        yield from self.skip_space()
+        yield from self.skip_end(CLOSE)
+
+    def _read_call(self) -> Reading[None]:
+        name = (yield from self.until(END_OF_NAME)).strip()
+        yield from self.expect(">")
+        self.begin_call(name)
+        separator = "{"
+        while True:
+            yield from self.skip_space()
+            if not (yield from self.skip(PARAMETER)):
+                break
+            key = (yield from self.until(END_OF_NAME)).strip()
+            yield from self.expect(">")
+            self.add_arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
+            separator = ", "
+            yield from self._read_argument(_property(self._schemas.get(name, {}), key))
+        if not ((yield from self.skip(END_OF_FUNCTION)) or (yield from self.skip(CLOSE))):
+            raise Malformed
+        self.add_arguments("{}" if separator == "{" else "}")
+        self.end_call()
+
+    def _read_argument(self, schema: Mapping[str, Any]) -> Reading[None]:
+        yield from self.skip("\n")
+        if schema.get("type", "string") == "string" and "anyOf" not in schema:
+            self.add_arguments('"')
+            yield from self._read_value_text(self._add_string)
+            self.add_arguments('"')
+        else:
+            pieces: list[str] = []
+            yield from self._read_value_text(pieces.append)
+            self.add_arguments(_as_json("".join(pieces), schema))
+
+    def _read_value_text(self, add: Callable[[str], None]) -> Reading[str]:
+        return self.pieces_until(END_OF_PARAMETER, add=add, trims=1, must_end=True)
+
+    def _add_string(self, text: str) -> None:
+        self.add_arguments(json.dumps(text, ensure_ascii=False)[1:-1])
+
+
+def _property(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = schema.get("properties")
+    value: Any = found.get(key) if isinstance(found, Mapping) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    return value if isinstance(value, Mapping) else {}  # pyright: ignore[reportUnknownVariableType]
+
+
+def _as_json(text: str, schema: Mapping[str, Any]) -> str:
+    """A value as JSON; as a string where it is none, or where the schema prefers one."""
+    written = text.strip()
+    try:
+        value = msgspec.json.decode(written)
+    except (msgspec.DecodeError, RecursionError):
+        return {"True": "true", "False": "false", "None": "null"}.get(written) or _string(text)
+    return _string(text) if value is not None and _may_be_string(schema) else written
+
+
+def _may_be_string(schema: Mapping[str, Any]) -> bool:
+    kinds = [schema, *schema.get("anyOf", ())]
+    return any("string" in (kind.get("type"), *_list(kind.get("type"))) for kind in kinds)
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else ()  # pyright: ignore[reportUnknownVariableType]
+
+
+def _string(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,175 @@
+"""Tools and thoughts through the official client, on a model with the template of Qwen 3."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.gateway.dialects.test_tool_prompts import WEATHER
+from tests.gateway.scripted import DIGEST, LAYOUT, ScriptedWorker
+from tests.gateway.scripts import say, spelled
+from tests.gateway.service import Service, make_store, snapshot
+from workers.wire.protocol import ModelInfo
+
+QWEN3 = Path(__file__).parents[1] / "text/templates/qwen3.jinja"
+LENGTH = 4096
+TIME: dict[str, Any] = {"type": "function", "function": {"name": "get_time"}}
+TOOLS = [WEATHER, TIME]
+ASK: list[Any] = [{"role": "user", "content": "Weather in Bern?"}]
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern"}}\n</tool_call>'
+OTHER_CALL = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
+THOUGHT = "<think>\nLook it up.\n</think>\n\n"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    store = make_store(tmp_path_factory.mktemp("qwen3"))
+    path = store / DIGEST / "tokenizer_config.json"
+    config = json.loads(path.read_text()) | {"chat_template": QWEN3.read_text()}
+    path.write_text(json.dumps(config))
+    service = Service(store)
+    service.worker.models = [ModelInfo(DIGEST, "tiny", LENGTH, LAYOUT)]
+    service.start()
+    longer = snapshot(service.keys.records, generation=2, max_model_len=LENGTH)
+    service.call(lambda: service.source.feed(longer))
+    service.wait_for(lambda: service.gateway.catalog.current.generation == 2)
+    yield service
+    service.stop()
+
+
+def test_a_call(client: openai.OpenAI, worker: ScriptedWorker) -> None:
+    worker.script = say(f"{THOUGHT}One moment.\n{CALL}")
+    answer = client.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS)
+    choice = answer.choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "One moment."
+    assert choice.message.model_extra == {"reasoning_content": "Look it up."}
+    assert choice.message.tool_calls
+    (call,) = choice.message.tool_calls
+    assert call.type == "function" and call.id.startswith("call_")
+    assert call.function.name == "get_weather"
+    assert json.loads(call.function.arguments) == {"city": "Bern"}
+    assert '"name": "get_weather"' in spelled(worker.requests[-1].tokens)
+
+
+def test_an_answer_of_calls_alone_has_no_content(
+    client: openai.OpenAI, worker: ScriptedWorker
+) -> None:
+    worker.script = say(f"{CALL}\n{OTHER_CALL}", per_step=7)
+    answer = client.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS)
+    message = answer.choices[0].message
+    assert message.content is None and message.tool_calls
+    assert [call.function.name for call in message.tool_calls] == ["get_weather", "get_time"]
+    assert len({call.id for call in message.tool_calls}) == 2
+
+
+@pytest.mark.parametrize("per_step", [1, 4, 1000])
+def test_a_stream_of_calls(client: openai.OpenAI, worker: ScriptedWorker, per_step: int) -> None:
+    """A call's name comes once and whole, its arguments in pieces."""
+    worker.script = say(f"{THOUGHT}Well.\n{CALL}\n{OTHER_CALL}", per_step=per_step)
+    calls: dict[int, list[Any]] = {}
+    text, thought, reasons = "", "", list[str | None]()
+    for chunk in client.chat.completions.create(
+        model="tiny", messages=ASK, tools=TOOLS, stream=True
+    ):
+        (choice,) = chunk.choices
+        text += choice.delta.content or ""
+        thought += (choice.delta.model_extra or {}).get("reasoning_content", "")
+        reasons.append(choice.finish_reason)
+        for call in choice.delta.tool_calls or ():
+            calls.setdefault(call.index, []).append(call)
+    assert (text, thought, reasons[-1]) == ("Well.", "Look it up.", "tool_calls")
+    assert not any(reasons[:-1])
+    names = [
+        [call.function.name for call in pieces if call.function.name] for pieces in calls.values()
+    ]
+    assert names == [["get_weather"], ["get_time"]]
+    assert all(
+        pieces[0].id and not any(call.id for call in pieces[1:]) for pieces in calls.values()
+    )
+    arguments = ["".join(call.function.arguments for call in pieces) for pieces in calls.values()]
+    assert list(map(json.loads, arguments)) == [{"city": "Bern"}, {}]
+    assert len(calls[0]) > 3 or per_step == 1000
+
+
+def test_the_clients_own_stream(client: openai.OpenAI, worker: ScriptedWorker) -> None:
+    worker.script = say(f"{CALL}", per_step=3)
+    with client.chat.completions.stream(model="tiny", messages=ASK, tools=TOOLS) as stream:
+        done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
+    assert [(event.name, json.loads(event.arguments)) for event in done] == [
+        ("get_weather", {"city": "Bern"})
+    ]
+    assert stream.get_final_completion().choices[0].finish_reason == "tool_calls"
+
+
+async def test_a_loop_of_tools(service: Service, worker: ScriptedWorker) -> None:
+    """With the asynchronous client, which sends its own messages back as they came."""
+    worker.script = say(f"{THOUGHT}{CALL}")
+    messages: list[Any] = list(ASK)
+    async with openai.AsyncOpenAI(
+        base_url=f"{service.url}/v1", api_key=service.keys.acme, max_retries=0
+    ) as client:
+        ask: Callable[..., Any] = client.chat.completions.create
+        answer = await ask(model="tiny", messages=messages, tools=TOOLS)
+        message = answer.choices[0].message
+        messages.append(message)
+        for call in message.tool_calls:
+            result = {"role": "tool", "tool_call_id": call.id, "content": "rain"}
+            messages.append(result)
+        worker.script = say("It rains.")
+        answer = await ask(model="tiny", messages=messages, tools=TOOLS)
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.choices[0].message.content == "It rains."
+    prompt = spelled(worker.requests[-1].tokens)
+    assert CALL in prompt and "<tool_response>\nrain\n</tool_response>" in prompt
+
+
+def test_one_call_where_no_more_are_wanted(client: openai.OpenAI, worker: ScriptedWorker) -> None:
+    """What follows it is not waited for."""
+    worker.script = say(f"{CALL}\n{OTHER_CALL}" + "x" * 1000, pause_s=0.001)
+    answer = client.chat.completions.create(
+        model="tiny", messages=ASK, tools=TOOLS, parallel_tool_calls=False
+    )
+    choice = answer.choices[0]
+    assert choice.message.tool_calls and len(choice.message.tool_calls) == 1
+    assert choice.finish_reason == "tool_calls"
+    Service.wait_for(lambda: worker.requests[-1] in worker.aborted)
+
+
+def test_a_call_that_is_cut_off(client: openai.OpenAI, worker: ScriptedWorker) -> None:
+    worker.script = say(CALL)
+    answer = client.chat.completions.create(
+        model="tiny", messages=ASK, tools=TOOLS, max_tokens=len(CALL) - 18
+    )
+    choice = answer.choices[0]
+    assert choice.finish_reason == "length" and choice.message.tool_calls
+    assert choice.message.tool_calls[0].function.arguments == '{"city": "Be'
+
+
+def test_without_tools_nothing_is_a_call(client: openai.OpenAI, worker: ScriptedWorker) -> None:
+    worker.script = say(CALL)
+    for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        answer = client.chat.completions.create(model="tiny", messages=ASK, **fields)
+        assert answer.choices[0].message.content == CALL
+        assert answer.choices[0].message.tool_calls is None
+        assert answer.choices[0].finish_reason == "stop"
+
+
+def test_no_effort_is_no_thought(client: openai.OpenAI, worker: ScriptedWorker) -> None:
+    """The template then ends the thought itself."""
+    worker.script = say("ok")
+    answer = client.chat.completions.create(model="tiny", messages=ASK, reasoning_effort="none")
+    assert answer.choices[0].message.content == "ok"
+    assert spelled(worker.requests[-1].tokens).endswith("<think>\n\n</think>\n\n")
+
+
+def test_a_stop_string_ends_a_thought_too(client: openai.OpenAI, worker: ScriptedWorker) -> None:
+    worker.script = say(THOUGHT + "never")
+    answer = client.chat.completions.create(model="tiny", messages=ASK, stop="it up")
+    message = answer.choices[0].message
+    assert (message.content, message.model_extra) == ("", {"reasoning_content": "Look "})
