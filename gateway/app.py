@@ -12,6 +12,7 @@ from litestar.datastructures import State
 
 from admin.database import Database
 from admin.openapi import StructSchemas
+from gateway import telemetry
 from gateway.catalog.source import SnapshotSource
 from gateway.config import GatewayConfig
 from gateway.control.tasks import ControlTasks
@@ -64,6 +65,7 @@ class _Tasks:
         clients that wait for the port are not refused."""
         gateway, control = self._gateway, self._control
         await gateway.wal.open()
+        telemetry.show(lambda: gateway.standing)
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(each.run()) for each in (gateway.discovery, gateway.fleet)]
             if control is not None:

@@ -1,16 +1,208 @@
-"""Instruments of the gateway process; whatever reads them is set up elsewhere."""
+"""What a gateway counts, and what it is at the moment; whatever reads it is set up elsewhere."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import NamedTuple
+
 from opentelemetry import metrics
+from opentelemetry.metrics import CallbackOptions, Observation
+
+from gateway.top_use import TopUse
+from workers.tallies import Counter, Histogram
+
+REQUEST = ("model_name", "class")
+"""The base model, and the class of service."""
+LATENCY_BUCKETS = (
+    *(0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2.5, 5, 7.5),
+    *(10, 20, 40, 80, 160, 320, 640),
+)
+RENEWAL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 
 _meter = metrics.get_meter("loraplex.gateway")
 
-refusals = _meter.create_counter(
+refusals = Counter(
+    _meter,
     "loraplex_refusals",
-    description="Answers with a status of 400 or more, by `reason`, the error's code.",
+    "Answers with a status of 400 or more, by `reason`, the error's code.",
+    ("reason",),
 )
-connections_refused = _meter.create_counter(
+connections_refused = Counter(
+    _meter,
     "loraplex_connections_refused",
-    description="Connections the server closed on its own account, by `reason`.",
+    "Connections that the server closed on its own account, by `reason`.",
+    ("reason",),
+)
+requests = Counter(
+    _meter,
+    "loraplex_requests",
+    "Requests that a worker had begun and that ended, by `status`.",
+    (*REQUEST, "status"),
+)
+tokens = Counter(
+    _meter,
+    "loraplex_tokens",
+    "Tokens used, by `kind`: prompt, cached (which are of the prompt) or completion.",
+    (*REQUEST, "kind"),
+)
+request_duration = Histogram(
+    _meter,
+    "loraplex_request_duration_seconds",
+    "From the first byte of a request to the end of its answer.",
+    *(LATENCY_BUCKETS, REQUEST, "s"),
+)
+time_to_first_token = Histogram(
+    _meter,
+    "loraplex_time_to_first_token_seconds",
+    "From the first byte of a request to its first token at the gateway.",
+    *(LATENCY_BUCKETS, REQUEST, "s"),
+)
+time_per_output_token = Histogram(
+    _meter,
+    "loraplex_time_per_output_token_seconds",
+    "Mean time between the tokens of a request, all its choices together.",
+    *(LATENCY_BUCKETS, REQUEST, "s"),
+)
+lease_renewal = Histogram(
+    _meter,
+    "loraplex_lease_renewal_seconds",
+    "How long the database took for a renewal of the leases of limits.",
+    RENEWAL_BUCKETS,
+    unit="s",
+)
+lease_failures = Counter(
+    _meter, "loraplex_lease_renewal_failures", "Renewals that the database did not answer."
+)
+tenant_use = TopUse(
+    _meter,
+    [
+        ("loraplex_tenant_tokens", "Prompt and completion tokens of a tenant."),
+        (
+            "loraplex_tenant_requests",
+            "Requests of a tenant that a worker had begun and that ended.",
+        ),
+        ("loraplex_tenant_cost", "Dollars that requests of a tenant cost by its prices."),
+    ],
+    ("tenant",),
+)
+adapter_use = TopUse(
+    _meter,
+    [
+        ("loraplex_adapter_tokens", "Prompt and completion tokens of a version of an adapter."),
+        (
+            "loraplex_adapter_requests",
+            "Requests of a version that a worker had begun and that ended.",
+        ),
+    ],
+    ("tenant", "adapter", "version"),
+)
+PICO = 1e-12
+"""Costs are counted in pico-dollars."""
+
+
+def note_request(
+    *,
+    model: str,
+    service_class: str,
+    status: str,
+    tenant: str,
+    adapter: tuple[str, int] | None,
+    prompt_tokens: int,
+    cached_tokens: int,
+    completion_tokens: int,
+    pico_dollars: int,
+    ttft_ms: float | None,
+    duration_ms: float,
+) -> None:
+    """Counts a request that has ended. adapter: name and version."""
+    labels = model, service_class
+    requests.add(1, *labels, status)
+    tokens.add(prompt_tokens, *labels, "prompt")
+    tokens.add(cached_tokens, *labels, "cached")
+    tokens.add(completion_tokens, *labels, "completion")
+    request_duration.record(duration_ms / 1e3, *labels)
+    if ttft_ms is not None:
+        time_to_first_token.record(ttft_ms / 1e3, *labels)
+        if completion_tokens > 1:
+            per_token_s = (duration_ms - ttft_ms) / 1e3 / (completion_tokens - 1)
+            time_per_output_token.record(per_token_s, *labels)
+    num_tokens = prompt_tokens + completion_tokens
+    tenant_use.add((tenant,), num_tokens, 1, pico_dollars * PICO)
+    if adapter is not None:
+        name, version = adapter
+        adapter_use.add((tenant, name, str(version)), num_tokens, 1)
+
+
+class Standing(NamedTuple):
+    """What a gateway is at the moment."""
+
+    requests_in_flight: int
+    catalog_age_s: float
+    catalog_generation: int
+    usage_log_bytes: int
+    max_usage_log_bytes: int
+    workers: dict[str, int]
+    """Connected or not, by state."""
+    moves: dict[str, int]
+    """Sequences that went to another worker since the start, by what became of them."""
+
+
+_standing: Callable[[], Standing] | None = None
+
+
+def show(standing: Callable[[], Standing]) -> None:
+    """Whose standing the gauges show from now on: that of the process's gateway."""
+    global _standing
+    _standing = standing
+
+
+def _observe(
+    read: Callable[[Standing], Iterable[Observation]], _: CallbackOptions
+) -> Iterator[Observation]:
+    if _standing is not None:
+        yield from read(_standing())
+
+
+def _gauge(name: str, description: str, read: Callable[[Standing], float], unit: str = "") -> None:
+    def observe(standing: Standing) -> Iterator[Observation]:
+        yield Observation(read(standing))
+
+    _meter.create_observable_gauge(name, [partial(_observe, observe)], unit, description)
+
+
+_gauge("loraplex_requests_in_flight", "Requests under way.", lambda s: s.requests_in_flight)
+_gauge(
+    "loraplex_catalog_age_seconds",
+    "Time since the catalog was last confirmed to be the newest; 0: it is.",
+    lambda s: s.catalog_age_s,
+    "s",
+)
+_gauge(
+    "loraplex_catalog_generation",
+    "Generation of the catalog in use.",
+    lambda s: s.catalog_generation,
+)
+_gauge(
+    "loraplex_usage_log_bytes",
+    "Usage that waits for the database.",
+    lambda s: s.usage_log_bytes,
+    "By",
+)
+_gauge(
+    "loraplex_usage_log_max_bytes",
+    "Where it is so much, requests are refused.",
+    lambda s: s.max_usage_log_bytes,
+    "By",
+)
+_meter.create_observable_gauge(
+    "loraplex_workers",
+    [partial(_observe, lambda s: [Observation(n, {"state": k}) for k, n in s.workers.items()])],
+    description="Workers by `state`: ready, silent, draining or lost.",
+)
+_meter.create_observable_counter(
+    "loraplex_moves",
+    [partial(_observe, lambda s: [Observation(n, {"kind": k}) for k, n in s.moves.items()])],
+    description="Sequences that went to another worker, by `kind`: retried, resumed; or refused as"
+    " the cause of lost workers: poisonous.",
 )

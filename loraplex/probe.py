@@ -13,7 +13,7 @@ def answers_ok(address: str, path: str) -> bool:
     return answer_of(address, path).startswith(b"HTTP/1.1 200 ")
 
 
-def answer_of(address: str, path: str) -> bytes:
+def answer_of(address: str, path: str, max_bytes: int = MAX_BYTES) -> bytes:
     """The first bytes of the answer to `GET path`, head included; empty for any failure."""
     answer = b""
     try:
@@ -21,7 +21,7 @@ def answer_of(address: str, path: str) -> bytes:
             connection.settimeout(TIMEOUT_S)
             head = f"GET {path} HTTP/1.1\r\nHost: probe\r\nConnection: close\r\n\r\n"
             connection.sendall(head.encode())
-            while len(answer) < MAX_BYTES and (part := connection.recv(MAX_BYTES)):
+            while len(answer) < max_bytes and (part := connection.recv(max_bytes)):
                 answer += part
     except OSError:
         return b""

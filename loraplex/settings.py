@@ -208,6 +208,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             self.transport_workers,
         )
 
+    @property
+    def certificates(self) -> dict[str, Path]:
+        """Files of certificates, by the setting that names them."""
+        names = ("tls_certificate", "transport_certificate", "transport_authority")
+        given = {name: getattr(self, name) for name in names}
+        return {name: file.expanduser().absolute() for name, file in given.items() if file}
+
     def open_store(self) -> Store:
         """Raises BadSettings."""
         try:

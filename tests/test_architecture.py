@@ -25,6 +25,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "gateway": (
         "workers.wire",
+        "workers.tallies",
         "adapters.manifest",
         "admin.records",
         "admin.database",

@@ -32,7 +32,12 @@ def worker_metrics(stack: Stack) -> dict[str, float]:
     """Prometheus values by name, summed over labels, none older than this call: what a worker says
     of itself may be a period old."""
     time.sleep(2 * STATUS_PERIOD_S)
-    return _values(_get(stack, "/metrics").text)
+    return _values(worker_page(stack))
+
+
+def worker_page(stack: Stack) -> str:
+    """Its /metrics as they are now."""
+    return _get(stack, "/metrics").text
 
 
 async def metrics_at(health: str) -> dict[str, float]:
@@ -45,6 +50,8 @@ async def metrics_at(health: str) -> dict[str, float]:
 def _values(text: str) -> dict[str, float]:
     values: dict[str, float] = {}
     for line in text.splitlines():
+        if line.startswith("#"):
+            continue
         name = line.partition("{")[0].split()[0]
         values[name] = values.get(name, 0.0) + float(line.rsplit(None, 1)[1])
     return values

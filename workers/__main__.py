@@ -1,5 +1,5 @@
 """`python -m workers CONFIG.json [ID]`: one worker process, from its config to its last drained
-sequence. Without an id it names itself.
+sequence. Without an id it names itself. Started so it has no /metrics: nothing collects them.
 
 Exit codes: 0 drained, 1 failed, 2 its config cannot be served."""
 
@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,19 +23,20 @@ from workers.process.collector import look_for_cycles_less
 from workers.process.config import WorkerConfig
 from workers.process.health import HealthServer
 from workers.process.logs import set_up_logging
-from workers.process.metrics import render_metrics
+from workers.process.metrics import show
 from workers.process.server import Server
 from workers.process.worker import CannotServe, Worker
 
 
-def main(worker: type[Worker] = Worker) -> None:
+def main(worker: type[Worker] = Worker, metrics: Callable[[], bytes] | None = None) -> None:
+    """metrics: makes the page of /metrics, on any thread."""
     config = WorkerConfig.read(Path(sys.argv[1]))
     set_up_logging(config.log_format)
     instance_id = sys.argv[2] if len(sys.argv) > 2 else f"worker-{uuid.uuid4().hex[:12]}"
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine") as engine:
         try:
             building = engine.submit(worker, config, instance_id=instance_id, progress=_report)
-            asyncio.run(_serve(building.result(), engine))
+            asyncio.run(_serve(building.result(), engine, metrics))
         except NotInStore as error:
             logging.error("the store %s has no %s", config.store, error)
             sys.exit(1)
@@ -60,20 +61,19 @@ def _listening(address: str) -> Generator[None]:
         raise CannotListen(f"cannot listen on {address}: {error.strerror}") from error
 
 
-async def _serve(worker: Worker, engine: ThreadPoolExecutor) -> None:
+async def _serve(
+    worker: Worker, engine: ThreadPoolExecutor, metrics: Callable[[], bytes] | None
+) -> None:
     """Until SIGTERM or SIGINT: then drains; a second signal ends at once. `engine` is the thread
     that built the worker."""
     config = worker.config
     server = Server(config.listen, instance_id=worker.instance_id, security=config.security)
     loop = worker.make_loop(server.deliver)
-    health = HealthServer(
-        config.health,
-        is_ready=lambda: server.is_ready,
-        documents={
-            "/metrics": lambda: render_metrics(server.status),
-            "/steps": lambda: msgspec.json.encode(worker.ring.columns()),
-        },
-    )
+    documents = {"/steps": lambda: msgspec.json.encode(worker.ring.columns())}
+    if metrics is not None:
+        show(lambda: server.status)
+        documents["/metrics"] = metrics
+    health = HealthServer(config.health, is_ready=lambda: server.is_ready, documents=documents)
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, _stop, stopping)

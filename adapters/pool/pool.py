@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -54,6 +55,14 @@ class AdapterRef(Protocol):
     def checksum(self) -> str:
         """Of the packed image, as proved; empty if not known."""
         ...
+
+
+@dataclass(slots=True)
+class Loads:
+    """How many there were, and how long they took together, waiting for their turn included."""
+
+    number: int = 0
+    seconds: float = 0.0
 
 
 class AdapterPool:
@@ -103,6 +112,9 @@ class AdapterPool:
         """Bytes that one adapter may have, by tier."""
         self._failures = Failures(retry_s, clock)
         self.num_evictions = 0
+        self.loads = {"host": Loads(), "device": Loads()}
+        """What came to a tier since the start, from the one below it."""
+        self.num_failed_loads = 0
         self.is_on_device = True
         """As its base model; while that is away adapters come to the host only."""
         self._threads: list[Executor] = []
@@ -463,7 +475,8 @@ class AdapterPool:
         return run
 
     def _submit(self, queue: LoadQueue, entry: Entry, work: Callable[[], AdapterImage]) -> None:
-        entry.loading = Copy(work, partial(self._finish, entry), self._is_awaited(entry))
+        finish = partial(self._finish, entry, self._clock())
+        entry.loading = Copy(work, finish, self._is_awaited(entry))
         queue.submit(entry.loading)
 
     def _drop_load(self, entry: Entry) -> None:
@@ -473,12 +486,15 @@ class AdapterPool:
             entry.loading = None
             self._free_device(entry)
 
-    def _finish(self, entry: Entry, image: AdapterImage | BaseException) -> None:
+    def _finish(self, entry: Entry, asked_s: float, image: AdapterImage | BaseException) -> None:
         """A fetch or a copy of this entry has ended."""
         entry.loading = None
         if isinstance(image, BaseException):
             self._fail(entry, image)
             return
+        loads = self.loads["host" if entry.slot is None else "device"]
+        loads.number += 1
+        loads.seconds += self._clock() - asked_s
         try:
             self._take(entry, image)
         except Exception as error:
@@ -522,6 +538,7 @@ class AdapterPool:
             self._copy(entry, image)
 
     def _fail(self, entry: Entry, error: BaseException) -> None:
+        self.num_failed_loads += 1
         self._host.drop(entry)
         self._failures.note(entry, error)
         self._free_device(entry)

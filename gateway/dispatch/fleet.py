@@ -72,6 +72,13 @@ class Fleet:
         cached = _num_cached(work, self.clients)
         return pick(work, self._workers, cached, now, self._random, usable)
 
+    def states(self) -> dict[str, int]:
+        """How many workers are ready, silent (connected, not heard of), draining or lost."""
+        found = {"ready": 0, "silent": 0, "draining": 0, "lost": 0}
+        for client in list(self.clients):
+            found[_state(client)] += 1
+        return found
+
     def why_not_serving(self) -> str | None:
         """Why no worker could serve any base model of the catalog; None if one could, or if too
         little is known yet."""
@@ -177,6 +184,12 @@ class Fleet:
         num_sequences = sum(model.num_sequences for model in report.models.values())
         self._num_sequences = MEMORY * self._num_sequences + num_sequences
         self._num_own = MEMORY * self._num_own + num_own + NOT_NONE
+
+
+def _state(client: WorkerClient) -> str:
+    if client.is_ready:
+        return "silent" if client.is_silent else "ready"
+    return "draining" if client.status is not None and client.status.draining else "lost"
 
 
 def _serves(client: WorkerClient, model: str) -> bool:

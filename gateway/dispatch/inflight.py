@@ -16,6 +16,8 @@ class Flights:
         self.outcomes = outcomes
         self.by_version: Counter[str] = Counter()
         """`<tenant id>/<name>/<version>` to how many; none that is zero."""
+        self.num_open = 0
+        """Those of base models too."""
 
     def begin(self, target: ResolvedModel) -> Flight:
         """Must follow the resolving at once: nobody would know of a request that waits between."""
@@ -32,6 +34,7 @@ class Flight:
             f"{version.tenant_id}/{version.name}/{version.version}" if version is not None else None
         )
         self._is_over = False
+        flights.num_open += 1
         if self._key is not None:
             flights.by_version[self._key] += 1
 
@@ -42,6 +45,7 @@ class Flight:
         if self._is_over:
             return
         self._is_over = True
+        self._flights.num_open -= 1
         if self._key is not None:
             self._flights.by_version[self._key] -= 1
             if not self._flights.by_version[self._key]:

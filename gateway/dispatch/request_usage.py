@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import time
 
+from gateway import telemetry
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.sequences import Call
 from gateway.exceptions import UsageUnavailable
 from gateway.limits.admission import Reservation
 from gateway.metering.usage import Status, UsageRecord, UsageRecorder
 from gateway.metering.wal import Batch
-
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class RequestUsage:
@@ -31,7 +29,9 @@ class RequestUsage:
     def record(self, generation: Generation, status: Status) -> Batch:
         """The batch of the record, which will be written whether it is awaited or not."""
         if self._batch is None:
-            self._batch = self._recorder.append(self._made(generation, status))
+            record = self._made(generation, status)
+            self._batch = self._recorder.append(record)
+            self._count(record)
         return self._batch
 
     async def keep(self, generation: Generation, status: Status) -> None:
@@ -41,12 +41,27 @@ class RequestUsage:
         except OSError as error:
             raise UsageUnavailable("What this request used could not be recorded.") from error
 
+    def _count(self, record: UsageRecord) -> None:
+        version = self._call.target.version
+        telemetry.note_request(
+            model=record.model,
+            service_class=self._call.service.service_class.value,
+            status=record.status.value,
+            tenant=record.tenant_id,
+            adapter=version and (version.name, version.version),
+            prompt_tokens=record.prompt_tokens,
+            cached_tokens=record.cached_tokens,
+            completion_tokens=record.completion_tokens,
+            pico_dollars=record.cost,
+            ttft_ms=record.ttft_ms,
+            duration_ms=record.duration_ms,
+        )
+
     def _made(self, generation: Generation, status: Status) -> UsageRecord:
         call, usage, first_at = self._call, generation.usage, generation.first_output_at
         reservation = self._reservation
         version = call.target.version
         cost = reservation.cost(usage)
-        trace = _TRACEPARENT.fullmatch(call.traceparent or "")
         return UsageRecord(
             request_id=call.request_id,
             admitted_at=reservation.admitted_at,
@@ -62,7 +77,7 @@ class RequestUsage:
             duration_ms=round((time.perf_counter() - self._started_at) * 1e3, 3),
             finish_reasons=generation.finish_reasons,
             worker=generation.worker_id,
-            trace_id=trace[1] if trace else None,
+            trace_id=call.trace_id,
             status=status,
             gateway=reservation.holder,
             metered_tokens=reservation.metered(usage),

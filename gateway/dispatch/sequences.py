@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 
@@ -36,6 +37,9 @@ WHOLE_INTERVAL = 32
 is generated again."""
 
 
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
 class Call(msgspec.Struct, frozen=True):
     """All that is known of a request when its sequences are made."""
 
@@ -53,6 +57,12 @@ class Call(msgspec.Struct, frozen=True):
     service: Service = ORDINARY
     grammar: str = ""
     """What the answer is held to, as a worker takes it; empty: nothing."""
+
+    @property
+    def trace_id(self) -> str | None:
+        """Of the client's trace, if it has told one."""
+        found = _TRACEPARENT.fullmatch(self.traceparent or "")
+        return found and found[1]
 
     @property
     def stops(self) -> list[str]:

@@ -33,13 +33,13 @@ class Refusals:
         """An answer to the scope's request, of status 400 or more."""
         state = scope["state"]
         reason = state.get(CODE) or str(status)
-        telemetry.refusals.add(1, {"reason": reason})
+        telemetry.refusals.add(1, reason)
         if status in LOGGED:
             self._log("refused", reason, client_address(scope), state.get("request_id"))
 
     def note_connection(self, reason: str, address: str | None) -> None:
         """A connection that was closed for a bound of the server."""
-        telemetry.connections_refused.add(1, {"reason": reason})
+        telemetry.connections_refused.add(1, reason)
         self._log("connection closed", reason, address, None)
 
     def _log(self, message: str, reason: str, address: str | None, request_id: str | None) -> None:

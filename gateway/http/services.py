@@ -18,6 +18,7 @@ from gateway.limits.admission import Admission
 from gateway.limits.leases import Leases, PostgresLeaseRenewal
 from gateway.metering.usage import UsageRecorder
 from gateway.metering.wal import WriteAheadLog
+from gateway.telemetry import Standing
 from gateway.text.grammars import Grammars
 from gateway.text.tokenizer import Tokenizers
 from workers.wire.client import WorkerClient
@@ -61,6 +62,24 @@ class Gateway:
         self.is_draining = False
         self.catalog.watch(self.discovery.follow)
         self.catalog.watch(self.fleet.want)
+
+    @property
+    def standing(self) -> Standing:
+        """Read on any thread."""
+        view, failover = self.catalog.view, self.failover
+        return Standing(
+            requests_in_flight=self.flights.num_open,
+            catalog_age_s=self.catalog.unconfirmed_s,
+            catalog_generation=0 if view is None else view.generation,
+            usage_log_bytes=self.wal.num_bytes,
+            max_usage_log_bytes=self.config.max_wal_bytes,
+            workers=self.fleet.states(),
+            moves={
+                "retried": failover.num_retried,
+                "resumed": failover.num_resumed,
+                "poisonous": failover.num_poisonous,
+            },
+        )
 
     def why_not_ready(self) -> str | None:
         """The reason why requests cannot be served, or None."""

@@ -13,6 +13,7 @@ import msgspec
 
 from admin.database import AdminError, Database
 from admin.queries import sql
+from gateway import telemetry
 from gateway.exceptions import QuotaUnavailable
 from gateway.limits.lease_book import (
     LeaseBook,
@@ -240,6 +241,7 @@ class Leases:
                     responses = await self._renewal.renew(self.holder, self._number, requests)
                 break
             except Exception as error:
+                telemetry.lease_failures.add(1)
                 if not self._is_away:
                     unforeseen = None if isinstance(error, AdminError | TimeoutError) else error
                     reason = str(error) or "the database does not answer"
@@ -252,6 +254,7 @@ class Leases:
                 self._end(self._book.serve(self._clock()))
                 await asyncio.sleep(RETRY_S)
         self._is_away = False
+        telemetry.lease_renewal.record(time.monotonic() - sent_at)
         return responses, sent_at
 
     def _lose(self) -> None:

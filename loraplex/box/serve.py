@@ -229,7 +229,7 @@ class Box:
         config = worker_config(settings, self._digests, self._worker_address, self._worker_health)
         path = settings.home / "worker.json"
         write_private(path, config.to_json())
-        command = python("-m", "workers", str(path))
+        command = python("-m", "loraplex.roles.worker_process", str(path))
         environment = environment_of_child()
         return Child("worker", command, environment=environment, tell=tell, relay=relay)
 
@@ -268,7 +268,7 @@ class Box:
             pairs = (f"{name}={value}" for name, value in settings.default_tenant_quota.items())
             environment["LORAPLEX_DEFAULT_TENANT_QUOTA"] = ",".join(pairs)
         command = python("-m", "loraplex", "gateway", "--admin", "--fd", str(fds[0]))
-        command += ["--management-fd", str(fds[1])]
+        command += ["--management-fd", str(fds[1]), "--worker-health", self._worker_health]
         return Child(
             "gateway", command, environment=environment, tell=tell, relay=relay, pass_fds=fds
         )

@@ -41,15 +41,28 @@ def serve_command(demo: bool, **flags: Any) -> None:
 @click.option("--admin", is_flag=True, help="With the admin plane on the same port.")
 @click.option("--fd", type=int, hidden=True, help="An inherited listening socket.")
 @click.option("--management-fd", type=int, hidden=True, help="The same for management.")
+@click.option("--worker-health", hidden=True, help="A worker whose metrics are shown too.")
 @settings_options(SERVING, TRANSPORT, UPLOADS)
-def gateway_command(admin: bool, fd: int | None, management_fd: int | None, **flags: Any) -> None:
+def gateway_command(
+    admin: bool,
+    fd: int | None,
+    management_fd: int | None,
+    worker_health: str | None,
+    **flags: Any,
+) -> None:
     """Run the gateway alone (LORAPLEX_DATABASE_URL; workers register, or LORAPLEX_WORKERS)."""
     from loraplex.roles.planes import run_gateway
 
     settings = settings_of(flags)
     sockets = _sockets(settings, fd, management_fd)
     # A supervisor that hands its sockets down has warned.
-    run_gateway(settings, with_admin=admin, sockets=sockets, warns=fd is None)
+    run_gateway(
+        settings,
+        with_admin=admin,
+        sockets=sockets,
+        warns=fd is None,
+        worker_health=worker_health,
+    )
 
 
 def _sockets(
@@ -103,7 +116,7 @@ def worker_command(
     path = settings.home / f"worker-{path_digest(Path(listen))}.json"
     write_private(path, config.to_json())
     set_up_logging(settings.log_format)
-    command = python("-m", "workers", str(path))
+    command = python("-m", "loraplex.roles.worker_process", str(path))
     if advertise is None:
         running = run_worker(command)
     else:

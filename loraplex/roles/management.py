@@ -17,9 +17,12 @@ from gateway.headers import find_header
 from gateway.http import error_answers
 from gateway.http.guards import Connection, public
 from gateway.http.services import Gateway
+from loraplex.probe import answer_of
 from loraplex.telemetry import CONTENT_TYPE_LATEST, render_metrics
 
 METRICS = "/metrics"
+MAX_PAGE_BYTES = 16 << 20
+"""Of a worker's metrics."""
 PROBES = ("/livez", "/readyz", "/health", "/version")
 ADMIN_PATHS = ("/admin/", "/v1/organization/")
 
@@ -39,25 +42,31 @@ class Composed:
         await app(scope, receive, send)
 
 
-def public_app(data: Any, administration: Litestar | None) -> Composed:
-    """For the public port. administration: None where the management listener has it."""
+def public_app(
+    data: Any, administration: Litestar | None, worker_health: str | None = None
+) -> Composed:
+    """For the public port. administration: None where the management listener has it.
+    worker_health: as for `management_app`."""
     routes: list[tuple[str, Any]] = []
     if administration is not None:
         routes += [(prefix, administration) for prefix in ADMIN_PATHS]
     if isinstance(data, Litestar) and "gateway" in data.state:
-        routes.append((METRICS, _metrics_for_admins(data.state["gateway"])))
+        routes.append((METRICS, _metrics_for_admins(data.state["gateway"], worker_health)))
     return Composed(data, routes)
 
 
-def management_app(data: Any, administration: Litestar | None) -> Composed:
-    """For the management listener: metrics and probes without a key, and the admin plane."""
+def management_app(
+    data: Any, administration: Litestar | None, worker_health: str | None = None
+) -> Composed:
+    """For the management listener: metrics and probes without a key, and the admin plane.
+    worker_health: address of a worker's own listener, whose metrics are to be on the same page."""
     routes = [(prefix, data) for prefix in PROBES]
     if administration is not None:
         routes += [(prefix, administration) for prefix in ADMIN_PATHS]
-    return Composed(_metrics_app(public, to_response), routes)
+    return Composed(_metrics_app(public, to_response, worker_health), routes)
 
 
-def _metrics_for_admins(gateway: Gateway) -> Litestar:
+def _metrics_for_admins(gateway: Gateway, worker_health: str | None) -> Litestar:
     """Without a valid key 401; for a tenant's key there is no such route."""
 
     async def admins_only(connection: Connection, _handler: BaseRouteHandler) -> None:
@@ -67,13 +76,13 @@ def _metrics_for_admins(gateway: Gateway) -> Litestar:
         if key.tenant_id is not None:
             raise NotFoundException()
 
-    return _metrics_app(admins_only, error_answers.to_response)
+    return _metrics_app(admins_only, error_answers.to_response, worker_health)
 
 
-def _metrics_app(guard: Any, on_error: Any) -> Litestar:
+def _metrics_app(guard: Any, on_error: Any, worker_health: str | None) -> Litestar:
     @get(METRICS, guards=[guard])
     async def metrics() -> Response[bytes]:
-        text = await asyncio.to_thread(render_metrics)
+        text = await asyncio.to_thread(_page, worker_health)
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     return Litestar(
@@ -82,3 +91,11 @@ def _metrics_app(guard: Any, on_error: Any) -> Litestar:
         openapi_config=None,
         logging_config=None,
     )
+
+
+def _page(worker_health: str | None) -> bytes:
+    """One that is starting or gone has no part in it."""
+    if worker_health is None:
+        return render_metrics()
+    head, _, body = answer_of(worker_health, METRICS, MAX_PAGE_BYTES).partition(b"\r\n\r\n")
+    return render_metrics(body if head.startswith(b"HTTP/1.1 200 ") else b"")

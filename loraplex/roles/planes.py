@@ -35,7 +35,7 @@ from loraplex.roles.probes import make_probes
 from loraplex.roles.tls import follow_files, load_tls
 from loraplex.roles.waiting import until_there
 from loraplex.settings import Settings
-from loraplex.telemetry import set_up_telemetry
+from loraplex.telemetry import set_up_telemetry, show_certificates
 from workers.process.collector import look_for_cycles_less
 from workers.process.logs import LogFormat, set_up_logging
 from workers.wire.client import WorkerClient
@@ -72,10 +72,17 @@ Sockets = tuple[socket.socket, socket.socket]
 
 
 def run_gateway(
-    settings: Settings, *, with_admin: bool, sockets: Sockets, warns: bool = True
+    settings: Settings,
+    *,
+    with_admin: bool,
+    sockets: Sockets,
+    warns: bool = True,
+    worker_health: str | None = None,
 ) -> None:
-    """Serves until SIGTERM or SIGINT, then finishes what runs."""
-    _run(_serve_gateway(settings, with_admin, sockets, warns), settings.log_format)
+    """Serves until SIGTERM or SIGINT, then finishes what runs. worker_health: as for
+    `management_app`."""
+    serving = _serve_gateway(settings, with_admin, sockets, warns, worker_health)
+    _run(serving, settings.log_format)
 
 
 def run_admin(settings: Settings, sockets: Sockets) -> None:
@@ -105,7 +112,11 @@ async def _until_told(serving: Coroutine[Any, Any, None]) -> None:
 
 
 async def _serve_gateway(
-    settings: Settings, with_admin: bool, sockets: Sockets, warns: bool
+    settings: Settings,
+    with_admin: bool,
+    sockets: Sockets,
+    warns: bool,
+    worker_health: str | None,
 ) -> None:
     if not settings.database_url:
         raise BadSettings("the gateway needs LORAPLEX_DATABASE_URL")
@@ -120,8 +131,8 @@ async def _serve_gateway(
         is_apart = serves_apart(sockets[0], role.tls)
         instance_id = data.state["gateway"].config.instance_id
         await role.serve(
-            public_app(data, None if is_apart else administration),
-            management_app(data, administration if is_apart else None),
+            public_app(data, None if is_apart else administration, worker_health),
+            management_app(data, administration if is_apart else None, worker_health),
             plane=administration and administration.state.admin,
             says=f"{instance_id}, {'with' if with_admin else 'without'} the admin plane"
             + (" on the management listener" if with_admin and is_apart else ""),
@@ -160,6 +171,7 @@ class Role:
         """Folders and telemetry; `warns` of what an operator should know. Raises BadSettings."""
         self.settings.make_home()
         set_up_telemetry(self.name)
+        show_certificates(self.settings.certificates)
         if warns:
             for warning in warnings_of(self.settings, self._public, self._management):
                 log.warning("%s", warning)

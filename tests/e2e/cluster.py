@@ -23,7 +23,7 @@ from admin.keys import keys
 from admin.models import models
 from admin.records import TENANT_SCOPES
 from admin.tenants import tenants
-from tests.e2e.fleet import House, WorkerProcess
+from tests.e2e.fleet import WORKER, House, WorkerProcess
 from tests.e2e.tiny import MAX_MODEL_LEN, NAME
 from tests.gateway.live import eventually
 from tests.gateway.pepper import PEPPER
@@ -136,7 +136,7 @@ class Cluster:
     def processes(self) -> dict[str, ServerProcess]:
         return {**self.workers, **self.gateways}
 
-    def add_worker(self, name: str, module: str = "workers", **settings: Any) -> WorkerProcess:
+    def add_worker(self, name: str, module: str = WORKER, **settings: Any) -> WorkerProcess:
         """Not started yet. module: has its command."""
         self.workers[name] = self.house.worker(name, module, **settings)
         return self.workers[name]
@@ -244,7 +244,7 @@ async def running_cluster(
     num_gateways: int,
     num_adapters: int = 2,
     tenants: Sequence[str] = TENANTS,
-    worker: str = "workers",
+    worker: str = WORKER,
     gateway: str = "loraplex",
     reached_at: Callable[[str], str] = str,
     **settings: Any,

@@ -36,6 +36,9 @@ from workers.process.config import WorkerConfig
 from workers.wire.client import WorkerClient
 from workers.wire.protocol import WorkerStatus
 
+WORKER = "loraplex.roles.worker_process"
+"""The module that runs one."""
+
 
 class WorkerProcess(ServerProcess):
     def __init__(self, name: str, config: WorkerConfig, folder: Path, module: str) -> None:
@@ -94,7 +97,7 @@ class House:
             await eventually(lambda: len(served.statuses) == num_workers)
             yield served
 
-    def worker(self, name: str, module: str = "workers", **settings: Any) -> WorkerProcess:
+    def worker(self, name: str, module: str = WORKER, **settings: Any) -> WorkerProcess:
         """Of all models, with one kernel thread; not started yet. module: whose command it is."""
         folder = self.folder / name
         folder.mkdir()

@@ -283,7 +283,7 @@ def test_killed_amid_uploads_promotes_and_loads(tmp_path: Path) -> None:
         for thread in threads:
             thread.start()
         back_s: list[float] = []
-        victims = ["-m workers", "loraplex gateway"] * (NUM_KILLS // 2)
+        victims = ["worker_process", "loraplex gateway"] * (NUM_KILLS // 2)
         rng.shuffle(victims)
         for victim in victims:
             time.sleep(rng.uniform(0.2, 2.0))

@@ -182,7 +182,7 @@ class Box:
 
     def crash(self) -> None:
         """Postgres, the worker and the gateway die with requests on their way."""
-        for name in ("bin/postgres", "-m workers", "loraplex gateway"):
+        for name in ("bin/postgres", "worker_process", "loraplex gateway"):
             (pid,) = [pid for pid in self.processes if name in _command_line(pid)][:1]
             os.kill(pid, signal.SIGKILL)
             said = self.canaries.secrets["prompt"]

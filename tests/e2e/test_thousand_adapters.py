@@ -131,7 +131,7 @@ def resident_bytes(stack: Stack) -> dict[str, int]:
     found: dict[str, int] = {}
     for process in psutil.Process(stack.pid).children():
         command = " ".join(process.cmdline())
-        for role in ("-m workers", "loraplex gateway"):
+        for role in ("worker_process", "loraplex gateway"):
             if role in command:
                 found[role] = process.memory_info().rss
     assert len(found) == 2

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from adapters.errors import AdapterUnavailable
+from adapters.pool.pool import Loads
 from memory.accounts import NO_TENANT, Tenant
 from memory.arena import Arena
 from memory.kv_cache import KVCache
@@ -61,6 +62,8 @@ class StubPool:
     num_evictions: int = 0
     load: tuple[str, float, float] | None = None
     """What leases tell of their adapter's load: tier, begin, end."""
+    num_failed_loads: int = 0
+    loads: dict[str, Loads] = field(default_factory=dict)
 
     @property
     def is_leased(self) -> bool:

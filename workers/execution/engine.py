@@ -18,6 +18,7 @@ from memory.block_table import BlockTable
 from memory.kv_cache import KVCache
 from workers.execution.engine_report import EngineReport
 from workers.execution.request_check import check_request
+from workers.execution.request_meter import RequestMeter
 from workers.execution.step_input import (
     DeviceFailed,
     PendingStep,
@@ -127,6 +128,7 @@ class Engine:
         """No waiting sequence is admitted."""
         self.pool = pool
         self.report = EngineReport(info, scheduler, kv, pool, ring)
+        self._meter = RequestMeter(info.name)
         self._kv = kv
         self._vocab_size = vocab_size
         self._end_tokens = end_tokens
@@ -188,6 +190,7 @@ class Engine:
             return []
         events = _progress(sequence, sequence.num_computed)
         self.scheduler.remove(sequence)
+        self._meter.note_end(sequence, FinishReason.ABORT, self._clock())
         end = SequenceOutput(
             id=sequence_id,
             tokens=[],
@@ -361,6 +364,7 @@ class Engine:
         sequence = refusal.sequence
         if self._sequences.get(sequence.key) is sequence:
             self._forget(sequence)
+        self._meter.note_failure(sequence, ErrorCode.OVERLOADED)
         failed = Failed(
             sequence.request.id,
             ErrorCode.OVERLOADED,
@@ -376,12 +380,16 @@ class Engine:
         results = zip(schedule.items, output.sequences, strict=True)
         self.scheduler.update(schedule, [_num_taken(item, result) for item, result in results])
         events: list[Event] = []
+        now = self._clock()
         for item, result in zip(schedule.items, output.sequences, strict=True):
             if not item.sequence.is_finished:
-                events += self._take_result(item, result)
+                events += self._take_result(item, result, now)
+        self._meter.end_step(now)
         return events
 
-    def _take_result(self, item: ScheduledSequence, result: SequenceResult) -> list[Event]:
+    def _take_result(
+        self, item: ScheduledSequence, result: SequenceResult, now: float
+    ) -> list[Event]:
         sequence = item.sequence
         if result.prompt_logprobs is not None:
             # NOTE: a preempted sequence is scored again from its start.
@@ -392,23 +400,27 @@ class Engine:
         if result.error is not None:
             return [*events, self._fail_drawing(sequence, result.error)]
         if item.is_sampled:
-            return events + self._append(sequence, result)
+            return events + self._append(sequence, result, now)
         if sequence.request.kind is not OutputKind.GENERATE and item.end == len(sequence.tokens):
+            self._meter.note_end(sequence, FinishReason.LENGTH, now)
             self._forget(sequence)
             output = msgspec.structs.replace(sequence.finish_prompt(), times=self._times(sequence))
             events.append((sequence.connection, output))
         return events
 
-    def _append(self, sequence: Sequence, result: SequenceResult) -> list[Event]:
+    def _append(self, sequence: Sequence, result: SequenceResult, now: float) -> list[Event]:
         if sequence.num_inflight_steps and len(result.tokens) != 1:
             # The step ahead was computed as if there were one.
             return [self._fail_drawing(sequence, ErrorCode.INTERNAL)]
         num_before = len(sequence.tokens)
         forced = self._forced(sequence, result)
-        output = sequence.append(result.tokens + forced, result.logprobs, self._clock())
+        output = sequence.append(result.tokens + forced, result.logprobs, now)
         num_new = len(sequence.tokens) - num_before
         self.num_generated_tokens += num_new
+        if num_new:
+            self._meter.note_token(sequence, num_new, now)
         if output is not None and output.finish_reason is not None:
+            self._meter.note_end(sequence, output.finish_reason, now)
             self._forget(sequence)
             if (times := self._times(sequence)) is not None:
                 output = msgspec.structs.replace(output, times=times)
@@ -443,6 +455,7 @@ class Engine:
 
     def _fail(self, sequence: Sequence, code: ErrorCode, message: str) -> Event:
         del self._sequences[sequence.key]
+        self._meter.note_failure(sequence, code)
         failed = Failed(sequence.request.id, code, message, times=self._times(sequence))
         return sequence.connection, failed
 

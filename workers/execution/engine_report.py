@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from memory.errors import IntegrityError
 from memory.kv_cache import KVCache
+from workers import telemetry
 from workers.execution.step_input import StepOutput
 from workers.execution.step_ring import StepRing
 from workers.scheduling.schedule import Schedule
@@ -68,7 +69,17 @@ class EngineReport:
         build_us: int,
         update_us: int,
     ) -> None:
-        """Appends the step's record, once its result was taken."""
+        """Appends the step's record, once its result was taken, and counts it."""
+        labels = self._info.name, telemetry.ENGINE
+        telemetry.step_tokens.record(schedule.num_tokens, *labels)
+        for part, us in (
+            ("schedule", schedule_us),
+            ("build", build_us),
+            ("forward", output.forward_us),
+            ("sample", output.sample_us),
+            ("update", update_us),
+        ):
+            telemetry.step_seconds.add(us * 1e-6, *labels, part)
         self._ring.append(
             start_s=start_s,
             num_tokens=schedule.num_tokens,
@@ -108,6 +119,9 @@ class EngineReport:
             num_waiting_tokens=scheduler.num_waiting_tokens,
             prefill_tokens_per_s=self._prefill_rate.value,
             decode_step_s=self._decode_steps.value,
+            adapter_loads={tier: loads.number for tier, loads in self._pool.loads.items()},
+            adapter_load_s={tier: loads.seconds for tier, loads in self._pool.loads.items()},
+            num_failed_adapter_loads=self._pool.num_failed_loads,
         )
 
     def adapters(self) -> list[AdapterStatus]:

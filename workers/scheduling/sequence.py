@@ -96,6 +96,8 @@ class Sequence:
         self.request = request
         self.arrival_s = arrival_s
         self.stage_times = StageTimes(arrival_s)
+        self.last_token_s: float | None = None
+        """When it got its last token here."""
         self.tokens = list(request.tokens)
         self.num_prompt = len(request.tokens) - request.num_resumed
         self.num_computed = 0

@@ -388,6 +388,11 @@ class ModelStatus(msgspec.Struct, frozen=True):
     """As measured of late; 0: not yet."""
     decode_step_s: float = 0.0
     """Mean length of a step without prefill, of late; 0: not yet."""
+    adapter_loads: dict[str, int] = {}
+    """Adapters that came to the tiers host and device, from the one below."""
+    adapter_load_s: dict[str, float] = {}
+    """How long these loads took together."""
+    num_failed_adapter_loads: int = 0
 
 
 class TenantStatus(msgspec.Struct, frozen=True):

@@ -190,10 +190,13 @@ def _headers(call: Call, generation: Generation) -> Headers:
 def _log(request: GatewayRequest, call: Call, generation: Generation) -> None:
     """One line a request; never what was said."""
     usage, version = generation.usage, call.target.version
+    first_at = generation.first_output_at
+    ttft_ms = None if first_at is None else round((first_at - request.started_at) * 1e3, 1)
     log.info(
         "answered",
         extra={
             "request_id": call.request_id,
+            "trace_id": call.trace_id,
             "tenant": call.caller.tenant.id,
             "key_id": call.caller.key.id,
             "address": client_address(request.scope),
@@ -203,6 +206,7 @@ def _log(request: GatewayRequest, call: Call, generation: Generation) -> None:
             "in_tok": usage.prompt_tokens,
             "out_tok": usage.completion_tokens,
             "finish_reasons": generation.finish_reasons,
+            "ttft_ms": ttft_ms,
             "dur_ms": request.elapsed_ms,
         },
     )

@@ -67,7 +67,7 @@ def children(pid: int) -> dict[str, int]:
         with contextlib.suppress(OSError, ValueError):
             if int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]) == pid:
                 command = (entry / "cmdline").read_text().split("\0")
-                kinds = {"workers": "worker", "gateway": "gateway"}
+                kinds = {"loraplex.roles.worker_process": "worker", "gateway": "gateway"}
                 kind = next((kinds[word] for word in command if word in kinds), "postgres")
                 found[kind] = int(entry.name)
     return found

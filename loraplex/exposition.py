@@ -1,0 +1,82 @@
+"""From what the OpenTelemetry SDK has collected to the families of a Prometheus page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from opentelemetry.sdk.metrics.export import Gauge, Metric, MetricsData, Sum
+from prometheus_client import Metric as Family
+from prometheus_client.parser import text_string_to_metric_families
+
+VLLM = "vllm"
+"""Names that begin so have a colon after it on the page; the API takes none."""
+BUCKET, PARTS = "_bucket", ("_sum", "_count")
+PROCESS = "process"
+"""Label that tells two processes of one page apart, where both have a family."""
+
+
+def families(data: MetricsData) -> Iterator[Family]:
+    """By name. Three counters `X_bucket`, `X_sum` and `X_count` are the histogram X."""
+    found = {metric.name: metric for metric in _metrics(data)}
+    histograms = {name.removesuffix(BUCKET) for name in found if name.endswith(BUCKET)}
+    parts = {name + part for name in histograms for part in PARTS}
+    for name in sorted(found):
+        if name.endswith(BUCKET):
+            yield _histogram(name.removesuffix(BUCKET), found)
+        elif name not in parts:
+            yield _single(found[name])
+
+
+def joined(own: Iterable[Family], others: str, names: tuple[str, str]) -> list[Family]:
+    """The families of this process with those of another's page. A family of both is one, with the
+    label `process` for which of the `names` a sample is of."""
+    result = {family.name: family for family in own}
+    for other in text_string_to_metric_families(others):
+        if (family := result.get(other.name)) is None:
+            result[other.name] = other
+            continue
+        # Anew: some collectors give out the same family each time.
+        both = result[other.name] = Family(family.name, family.documentation, family.type)
+        for name, part in zip(names, (family, other), strict=True):
+            for sample in part.samples:
+                both.add_sample(sample.name, sample.labels | {PROCESS: name}, sample.value)
+    return list(result.values())
+
+
+def _metrics(data: MetricsData) -> Iterator[Metric]:
+    for resource in data.resource_metrics:
+        for scope in resource.scope_metrics:
+            yield from scope.metrics
+
+
+def _page_name(name: str) -> str:
+    return name.replace(f"{VLLM}.", f"{VLLM}:", 1) if name.startswith(f"{VLLM}.") else name
+
+
+def _labels(attributes: Mapping[str, Any] | None) -> dict[str, str]:
+    return {name: str(value) for name, value in (attributes or {}).items()}
+
+
+def _histogram(name: str, found: Mapping[str, Metric]) -> Family:
+    family = Family(_page_name(name), found[name + BUCKET].description or "", "histogram")
+    for suffix in (BUCKET, *PARTS):
+        if (metric := found.get(name + suffix)) is not None:
+            _add(family, metric, suffix)
+    return family
+
+
+def _single(metric: Metric) -> Family:
+    """A counter's samples end in `_total`."""
+    is_counter = isinstance(metric.data, Sum) and metric.data.is_monotonic
+    kind, suffix = ("counter", "_total") if is_counter else ("gauge", "")
+    family = Family(_page_name(metric.name), metric.description or "", kind)
+    _add(family, metric, suffix)
+    return family
+
+
+def _add(family: Family, metric: Metric, suffix: str) -> None:
+    if not isinstance(metric.data, Sum | Gauge):
+        raise TypeError(f"{metric.name} is a {type(metric.data).__name__}: use a tally")
+    for point in metric.data.data_points:
+        family.add_sample(family.name + suffix, _labels(point.attributes), point.value)

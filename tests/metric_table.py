@@ -1,0 +1,64 @@
+"""The table of metrics that is kept in the documentation, and what a real page has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.stack import ROOT
+
+DOCUMENT = ROOT / "docs" / "operate" / "metrics.md"
+OTHERS = ("process_", "python_")
+"""Of the Prometheus client itself."""
+ROW = re.compile(r"\| `([\w:]+)` \| (\w+) \| (.*?) \| (.*) \|")
+
+
+class Row(NamedTuple):
+    """One metric. name: as queries have it, but for the suffixes of a histogram."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    meaning: str
+
+
+def documented() -> dict[str, Row]:
+    """By name."""
+    rows: dict[str, Row] = {}
+    for name, kind, labels, meaning in ROW.findall(DOCUMENT.read_text()):
+        names = tuple(sorted(re.findall(r"`(\w+)`", labels)))
+        assert name not in rows, f"{name} is there twice"
+        rows[name] = Row(name, kind, names, meaning)
+    return rows
+
+
+def parse(page: str) -> dict[str, Metric]:
+    """The families of a page by the names that the table has."""
+    return {_name(family): family for family in text_string_to_metric_families(page)}
+
+
+def shown(page: str) -> dict[str, Row]:
+    """Our rows of a page, by name. Raises AssertionError where the samples of a family have
+    different labels."""
+    rows: dict[str, Row] = {}
+    for name, family in parse(page).items():
+        if not name.startswith(OTHERS):
+            found = {tuple(sorted(set(s.labels) - {"le"})) for s in family.samples}
+            assert len(found) == 1, (name, found)
+            rows[name] = Row(name, family.type, found.pop(), family.documentation)
+    return rows
+
+
+def samples_of(row: Row) -> Iterable[str]:
+    """Names that a query may use."""
+    if row.kind == "histogram":
+        return [row.name + suffix for suffix in ("_bucket", "_sum", "_count")]
+    return [row.name]
+
+
+def _name(family: Metric) -> str:
+    return family.name + "_total" if family.type == "counter" else family.name
