@@ -90,9 +90,9 @@ _HINTS = {
     "adapter.unsupported.pickle": "Save with save_pretrained(safe_serialization=True).",
     "adapter.unsupported.pissa": _INITIALISATION,
     "adapter.unsupported.target_parameters": "Name linear layers in target_modules instead.",
-    "adapter.unsupported.task_type": "Train with task_type='CAUSAL_LM'.",
+    "adapter.unsupported.task_type": "Train with task_type='CAUSAL_LM' or 'FEATURE_EXTRACTION'.",
     "adapter.unsupported.auto_mapping": (
-        "Load the base with a ...ForCausalLM class of transformers; custom code is never imported."
+        "Load the base with AutoModelForCausalLM or AutoModel; custom code is never imported."
     ),
     "adapter.unsupported.trainable_tokens": "Train without new or changed token embeddings.",
     "adapter.unsupported.weight_tying": "Train with ensure_weight_tying=False.",

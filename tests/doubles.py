@@ -124,16 +124,18 @@ def make_adapter(
     targets: list[str] | str = "all-linear",
     seed: int = 0,
     b_std: float = 0.04,
+    task_type: str = "CAUSAL_LM",
     **config: Any,
 ) -> Path:
     """Writes a random LoRA of the model at `model`, saved by peft, whose B is large enough to
     matter."""
     from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModel, AutoModelForCausalLM
 
-    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    kind = AutoModelForCausalLM if task_type == "CAUSAL_LM" else AutoModel
+    base = kind.from_pretrained(model, dtype=torch.float32)
     lora = LoraConfig(
-        r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM", **config
+        r=rank, lora_alpha=alpha, target_modules=targets, task_type=task_type, **config
     )
     torch.manual_seed(seed)
     peft_model = get_peft_model(base, lora)

@@ -49,9 +49,14 @@ class Oracle:
     """One base model and its adapters, by name."""
 
     def __init__(
-        self, model: Path, adapters: dict[str, Path], dtype: torch.dtype = torch.float32
+        self,
+        model: Path,
+        adapters: dict[str, Path],
+        dtype: torch.dtype = torch.float32,
+        kind: Any = AutoModelForCausalLM,
     ) -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
+        """kind: AutoModel for adapters that were trained without the output matrix."""
+        self._model = kind.from_pretrained(model, dtype=dtype).eval()
         for name, folder in adapters.items():
             if isinstance(self._model, PeftModel):
                 self._model.load_adapter(str(folder), name)
@@ -77,13 +82,15 @@ class Oracle:
     def hidden(self, tokens: list[int], adapter: str | None) -> Tensor:
         """float32 [len(tokens), K]: the last hidden states, after the final norm."""
         ids = torch.tensor([tokens])
-        if adapter is None and isinstance(self._model, PeftModel):
+        is_adapted = isinstance(self._model, PeftModel)
+        base = self._model.get_base_model() if is_adapted else self._model
+        decoder = getattr(base, "model", base)
+        if adapter is None and is_adapted:
             with self._model.disable_adapter():
-                return self._model.get_base_model().model(ids).last_hidden_state[0].float()
-        if adapter is None:
-            return self._model.model(ids).last_hidden_state[0].float()
-        self._model.set_adapter(adapter)
-        return self._model.get_base_model().model(ids).last_hidden_state[0].float()
+                return decoder(ids).last_hidden_state[0].float()
+        if adapter is not None:
+            self._model.set_adapter(adapter)
+        return decoder(ids).last_hidden_state[0].float()
 
     def _invoked(self, adapter: str, ids: Tensor, num_prompt: int) -> dict[str, Any]:
         """What peft's `generate` finds in the prompt, kept for the whole sequence; else the forward

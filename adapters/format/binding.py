@@ -66,7 +66,7 @@ def bind(
 ) -> BoundAdapter:
     """Every tensor finds its module and every touched module its pair, or AdapterRejected."""
     _check_vocabulary(config.alora_invocation_tokens or (), base.vocab_size)
-    sites = _sites(base)
+    sites = _sites(base, is_bare=_is_bare(tensors))
     paths = _touched(tensors, sites)
     matcher = PatternMatcher("target_modules")
     modules = tuple(
@@ -120,11 +120,17 @@ def bind_any(
     )
 
 
+def _is_bare(tensors: dict[str, TensorEntry]) -> bool:
+    """Whether the adapter was trained on the model without its output matrix, as AutoModel loads
+    it: paths then lack the first part, `model.`, in the tensors' names and for all patterns."""
+    return next(iter(tensors), "").startswith(PREFIX + "layers.")
+
+
 @lru_cache(maxsize=16)
-def _sites(base: BaseModelShape) -> dict[str, tuple[int, int]]:
+def _sites(base: BaseModelShape, *, is_bare: bool) -> dict[str, tuple[int, int]]:
     """Path of each linear an adapter can touch -> (layer, index in PROJECTIONS), in that order."""
     return {
-        base.module_path(layer, name): (layer, index)
+        base.module_path(layer, name).removeprefix("model." if is_bare else ""): (layer, index)
         for layer in range(base.num_layers)
         for index, name in enumerate(PROJECTIONS)
     }

@@ -56,6 +56,9 @@ HARMLESS = {
 }
 """Keys that say nothing about the forward pass; the base's name is for people, never opened."""
 
+TASKS = ("CAUSAL_LM", "FEATURE_EXTRACTION")
+"""Task types that are served: with the output matrix of the base, and without it."""
+
 ZERO_INITS = (True, "gaussian")
 """`init_lora_weights` values under which B starts at zero: a module without tensors is a no-op."""
 
@@ -131,10 +134,10 @@ def _check_kind(values: dict[str, Any]) -> None:
     if kind != "LORA":
         raise AdapterRejected("adapter.unsupported.peft_type", "peft_type", kind, ["LORA"])
     task = values.get("task_type")
-    if task not in (None, "CAUSAL_LM"):
-        raise AdapterRejected("adapter.unsupported.task_type", "task_type", task, ["CAUSAL_LM"])
+    if task not in (None, *TASKS):
+        raise AdapterRejected("adapter.unsupported.task_type", "task_type", task, [*TASKS])
     mapping = values.get("auto_mapping")
-    if mapping is not None and not _is_causal_lm(mapping):
+    if mapping is not None and not _is_served_class(mapping):
         raise AdapterRejected(
             "adapter.unsupported.auto_mapping",
             "auto_mapping",
@@ -142,12 +145,13 @@ def _check_kind(values: dict[str, Any]) -> None:
         )
 
 
-def _is_causal_lm(mapping: Any) -> bool:
-    """What peft writes when no task type was given."""
+def _is_served_class(mapping: Any) -> bool:
+    """Whether the class of the base is a decoder with or without its output matrix. peft writes it
+    when no task type was given."""
     if not isinstance(mapping, dict) or set(mapping) != {"base_model_class", "parent_library"}:  # pyright: ignore[reportUnknownArgumentType]
         return False
     library, name = str(mapping["parent_library"]), str(mapping["base_model_class"])  # pyright: ignore[reportUnknownArgumentType]
-    return library.startswith("transformers.models.") and name.endswith("ForCausalLM")
+    return library.startswith("transformers.models.") and name.endswith(("ForCausalLM", "Model"))
 
 
 def _check_key(key: str, value: Any) -> None:

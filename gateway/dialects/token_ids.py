@@ -23,16 +23,30 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    return_token_strs: bool | None = None
+    """The answer also has `token_strs`, the tokens as the vocabulary spells them."""
 
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequest("Give either 'prompt' or 'messages'.", param="prompt")
+        if self.messages is not None and self.add_special_tokens:
+            raise InvalidRequest(
+                "The chat template writes the special tokens of 'messages'.",
+                param="add_special_tokens",
+            )
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidRequest(
+                "'continue_final_message' and 'add_generation_prompt' exclude each other.",
+                param="continue_final_message",
+            )
 
 
 class TokenizeResponse(msgspec.Struct, frozen=True):
     count: int
     max_model_len: int
     tokens: list[int]
+    token_strs: list[str] | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -158,6 +158,11 @@ class ModelTokenizer:
         """The text of token ids, at once."""
         return self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
 
+    def token_strings(self, tokens: list[int]) -> list[str]:
+        """Each token as the vocabulary spells it, such as `Ġparcel`."""
+        spelled = {token: self._tokenizer.id_to_token(token) for token in set(tokens)}
+        return [spelled[token] or "" for token in tokens]
+
     async def work_on(self, prompts: Sequence[list[int]], domain: str, work: Callable[[], A]) -> A:
         """Does work that takes time for each token of the prompts: beside the loop where they are
         long, one after the other within a `domain`."""

@@ -34,7 +34,8 @@ async def tokenize(request: GatewayRequest, data: JSONBody[TokenizeRequest]) -> 
         conversation = Conversation(
             neutral_messages(data.messages),
             [tool.neutral() for tool in data.tools or ()],
-            data.add_generation_prompt is not False,
+            data.add_generation_prompt is not False and not data.continue_final_message,
+            bool(data.continue_final_message),
             template_arguments=data.chat_template_kwargs or {},
         )
         check_tools(conversation.tools)
@@ -54,7 +55,10 @@ async def tokenize(request: GatewayRequest, data: JSONBody[TokenizeRequest]) -> 
             max_tokens=_most(target),
         )
     return TokenizeResponse(
-        count=len(tokens), max_model_len=target.base.max_model_len, tokens=tokens
+        count=len(tokens),
+        max_model_len=target.base.max_model_len,
+        tokens=tokens,
+        token_strs=tokenizer.token_strings(tokens) if data.return_token_strs else None,
     )
 
 

@@ -219,3 +219,19 @@ def replace_base(**changes: Any) -> BaseModelShape:
     import msgspec
 
     return msgspec.structs.replace(BASE, **changes)
+
+
+def test_names_without_model_are_taken_for_all_tensors_or_none(tmp_path: Path) -> None:
+    """As AutoModel has them; a mixture is of no model."""
+    tensors = factors()
+    bare = {name.replace(".model.model.", ".model."): each for name, each in tensors.items()}
+    config = CONFIG | {"task_type": "FEATURE_EXTRACTION"}
+    manifest = accept(write(tmp_path, config, encode(*entries(bare))), BASE)
+    assert manifest.layers == (0, 1) and manifest.projections == ("q_proj", "v_proj")
+    first, *others = tensors
+    mixed = {first: tensors[first]} | {
+        name: bare[name.replace(".model.model.", ".model.")] for name in others
+    }
+    with pytest.raises(AdapterRejected) as caught:
+        accept(write(tmp_path, config, encode(*entries(mixed))), BASE)
+    assert caught.value.code == "adapter.tensor.unbound"

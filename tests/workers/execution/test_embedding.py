@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from transformers import AutoModel
 
 from tests.oracle import Oracle, Verdict
 from tests.workers.driver import Driver
@@ -22,7 +23,17 @@ from workers.wire.protocol import (
     SamplingParams,
 )
 
-ADAPTERS = {"r4": {"rank": 4}, "r12-mlp": {"rank": 12, "targets": ["gate_proj", "down_proj"]}}
+ADAPTERS = {
+    "r4": {"rank": 4},
+    "r12-mlp": {"rank": 12, "targets": ["gate_proj", "down_proj"]},
+    "bare": {
+        "rank": 6,
+        "task_type": "FEATURE_EXTRACTION",
+        "targets": ["q_proj", "up_proj"],
+        "rank_pattern": {"^layers.1.mlp.up_proj": 9},
+    },
+}
+"""`bare` is of the model without its output matrix: its tensors' names lack `model.`."""
 LABELS = (7, 300, 41)
 
 
@@ -31,9 +42,21 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Setup:
     return Setup(tmp_path_factory.mktemp("llama"), "llama", ADAPTERS)
 
 
+class Oracles:
+    """One for adapters of the model with its output matrix, one for those without."""
+
+    def __init__(self, llama: Setup) -> None:
+        whole = {name: path for name, path in llama.folders.items() if name != "bare"}
+        self.whole = Oracle(llama.model, whole)
+        self._bare = Oracle(llama.model, {"bare": llama.folders["bare"]}, kind=AutoModel)
+
+    def of(self, adapter: str | None) -> Oracle:
+        return self._bare if adapter == "bare" else self.whole
+
+
 @pytest.fixture(scope="module")
-def oracle(llama: Setup) -> Oracle:
-    return Oracle(llama.model, llama.folders)
+def oracle(llama: Setup) -> Oracles:
+    return Oracles(llama)
 
 
 @dataclass
@@ -72,12 +95,12 @@ def vector(driver: Driver, number: int) -> NDArray[np.float32]:
     return np.frombuffer(output.vector, "<f4")
 
 
-def expected(oracle: Oracle, asked: Asked) -> NDArray[np.float32]:
+def expected(oracle: Oracles, asked: Asked) -> NDArray[np.float32]:
     request = asked.request
     if request.labels:
-        logits = oracle.logits(request.tokens, asked.adapter, last=1)[0]
+        logits = oracle.of(asked.adapter).logits(request.tokens, asked.adapter, last=1)[0]
         return logits[list(request.labels)].numpy()
-    hidden = oracle.hidden(request.tokens, asked.adapter).numpy()
+    hidden = oracle.of(asked.adapter).hidden(request.tokens, asked.adapter).numpy()
     match request.pooling:
         case Pooling.MEAN:
             return hidden.mean(0)
@@ -93,7 +116,7 @@ def cosine(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
 
 @pytest.mark.parametrize("runs_ahead", [False, True], ids=["in-turn", "ahead"])
 def test_vectors_of_two_adapters_beside_streams_equal_peft(
-    llama: Setup, oracle: Oracle, runs_ahead: bool
+    llama: Setup, oracle: Oracles, runs_ahead: bool
 ) -> None:
     """In little memory and small chunks: prompts share prefixes, sequences are preempted, and no
     position is pooled twice or left out."""
@@ -103,14 +126,14 @@ def test_vectors_of_two_adapters_beside_streams_equal_peft(
     asked: list[Asked] = []
     streams: list[Asked] = []
     for number in range(48):
-        name = rng.choice([None, *ADAPTERS])
+        is_stream, labels = number % 4 == 0, LABELS if number % 4 == 3 else ()
+        name = rng.choice([None, "r4", "r12-mlp", *([] if is_stream or labels else ["bare"])])
         own = [rng.randrange(256) for _ in range(rng.randrange(1, 90))]
         prompt = (shared if rng.random() < 0.6 else []) + own
-        if number % 4 == 0:
+        if is_stream:
             ref = None if name is None else llama.refs[name]
             streams.append(Asked(llama.generate(number, prompt, 80, ref), name))
         else:
-            labels = LABELS if number % 4 == 3 else ()
             pooling = Pooling.LAST if labels else rng.choice(list(Pooling))
             asked.append(embed(llama, number, prompt, name, pooling, labels))
     with Driver(config) as driver:
@@ -128,11 +151,13 @@ def test_vectors_of_two_adapters_beside_streams_equal_peft(
     verdict = Verdict()
     for each in streams:
         answer = driver.answers[each.request.id]
-        oracle.judge(verdict, each.request.tokens, answer, each.adapter, str(each.request.id))
+        oracle.whole.judge(verdict, each.request.tokens, answer, each.adapter, str(each.request.id))
     verdict.assert_equal()
 
 
-def test_cached_positions_are_skipped_for_the_last_token_only(llama: Setup, oracle: Oracle) -> None:
+def test_cached_positions_are_skipped_for_the_last_token_only(
+    llama: Setup, oracle: Oracles
+) -> None:
     prompt = [number % 200 for number in range(64)]
     with Driver(llama.config(ops="cpu")) as driver:
         for number, pooling in enumerate([Pooling.MEAN, Pooling.LAST, Pooling.MEAN, Pooling.CLS]):
