@@ -20,7 +20,7 @@ from gateway.http.error_answers import to_response
 from gateway.http.handlers import DataPlane
 from gateway.http.openapi import Requirements, document
 from gateway.http.request import GatewayRequest
-from gateway.http.routes import completions, embeddings, health, models, tokens
+from gateway.http.routes import completions, embeddings, health, messages, models, tokens
 from gateway.http.services import Gateway
 from workers.wire.client import WorkerClient
 
@@ -28,6 +28,8 @@ ROUTES = [
     completions.create_chat_completion,
     completions.create_completion,
     embeddings.create_embeddings,
+    messages.create_message,
+    messages.count_message_tokens,
     models.list_models,
     models.get_model,
     tokens.tokenize,
@@ -35,6 +37,7 @@ ROUTES = [
     health.livez,
     health.readyz,
     health.get_version,
+    health.check_connection,
 ]
 
 START_WAIT_S = 2.0

@@ -101,6 +101,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Further variables of the chat template."""
     user: str | None = None
     """Splits canaries; None: the API key does."""
+    dropped: tuple[str, ...] = ()
+    """What was taken without effect: the answer's header `loraplex-dropped` names it."""
 
 
 def callable_tools(asked: GenerationRequest) -> list[Tool]:

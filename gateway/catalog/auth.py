@@ -36,7 +36,9 @@ def _bearer(authorization: str | None) -> str:
     scheme, _, text = (authorization or "").partition(" ")
     text = text.strip()
     if scheme.lower() != "bearer" or not text:
-        raise Unauthenticated("Give your API key in the header 'Authorization: Bearer lpx_...'.")
+        raise Unauthenticated(
+            "Give your API key in the header 'Authorization: Bearer lpx_...', or 'x-api-key'."
+        )
     return text
 
 

@@ -51,7 +51,8 @@ class Edge:
                 await send(message)
 
         error = _check_path(scope["raw_path"])
-        if error is None and scope["path"].startswith(PUBLIC):
+        path = scope["path"]
+        if error is None and (path == "/" or path.startswith(PUBLIC)):
             error = self._take(scope)
         if error is not None:
             await self._refuse(error, scope, receive, send)

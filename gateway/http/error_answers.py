@@ -9,7 +9,9 @@ from litestar import Request, Response
 from litestar.types import Receive, Scope, Send
 
 from gateway.dialects.dialect import ErrorShape
+from gateway.dialects.messages_errors import MESSAGES_ERRORS
 from gateway.exceptions import code_of, problem_of, retry_headers
+from gateway.http.paths import is_of_messages
 from gateway.http.request import number_request
 
 CODE = "refusal"
@@ -19,7 +21,7 @@ OPENAI = ErrorShape()
 
 def shape_of(path: str) -> ErrorShape:
     """How errors of a path are shaped, whether or not a route is there."""
-    return OPENAI
+    return MESSAGES_ERRORS if is_of_messages(path) else OPENAI
 
 
 class ErrorAnswer:

@@ -27,6 +27,14 @@ async def public(_connection: Connection, _handler: BaseRouteHandler) -> None:
     """The guard of a route that needs no key."""
 
 
+def _authorization(scope: Any) -> str | None:
+    """The header with the key; Anthropic's clients give it as `x-api-key`."""
+    given = find_header(scope, b"authorization")
+    if given is None and (key := find_header(scope, b"x-api-key")) is not None:
+        return f"Bearer {key}"
+    return given
+
+
 def requires(scope: str) -> Guard:
     """A guard that lets a tenant's key with the scope pass, takes one of the requests that its
     limits allow, and leaves its Principal as `request.user`."""
@@ -34,7 +42,7 @@ def requires(scope: str) -> Guard:
     async def guard(connection: Connection, _handler: BaseRouteHandler) -> None:
         gateway: Gateway = connection.app.state["gateway"]
         view = gateway.catalog.current
-        header = find_header(connection.scope, b"authorization")
+        header = _authorization(connection.scope)
         try:
             key = authenticate(view, gateway.config.pepper, header)
         except Unauthenticated as error:

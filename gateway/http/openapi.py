@@ -4,7 +4,7 @@ refusals, and headers of requests and answers."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from litestar import MediaType, Router
@@ -23,10 +23,13 @@ from litestar.openapi.spec import (
 from litestar.plugins import ReceiveRoutePlugin
 from litestar.routes import BaseRoute, HTTPRoute
 
-from admin.openapi import PlaneOperation, components, header, refusal, refused
+from admin.openapi import Headers, PlaneOperation, components, header, refusal, refused
+from gateway.dialects.messages_errors import OVERLOADED
+from gateway.dialects.messages_fields import MessageAnswer, MessagesErrorBody
 from gateway.http.decoding import MAX_BODY_BYTES
 from gateway.http.guards import INFERENCE, public
 from gateway.http.handlers import HotRoute
+from gateway.http.paths import is_of_messages
 from gateway.http.request import MAX_TIMEOUT_S
 
 REFUSALS = {
@@ -54,6 +57,15 @@ LIMITS = {
     )
     for unit in ("requests", "tokens")
     for what in ("limit", "remaining", "reset")
+}
+REQUEST_ID = {"request-id": header({"type": "string", "pattern": "^req_"})}
+"""Where Anthropic's clients look for it."""
+DROPPED = {
+    "loraplex-dropped": header(
+        {"type": "string"},
+        required=False,
+        description="Names what was taken without effect, if anything was.",
+    )
 }
 SERVED = {
     "loraplex-worker": header({"type": "string"}),
@@ -95,6 +107,8 @@ class EmbeddingList(msgspec.Struct, frozen=True):
 
 WHOLE_ANSWERS: dict[str, type[msgspec.Struct]] = {"/v1/embeddings": EmbeddingList}
 """Answers of the routes that never stream."""
+STREAMED_ANSWERS: dict[str, type[msgspec.Struct]] = {"/v1/messages": MessageAnswer}
+"""Answers of the routes that may stream, but for completions."""
 
 
 @dataclass
@@ -129,6 +143,35 @@ class GenerationOperation(ServedOperation):
         answer.content["text/event-stream"] = OpenAPIMediaType(Schema(type=OpenAPIType.STRING))
 
 
+@dataclass
+class CountOperation(KeyOperation):
+    """Counts the tokens of Anthropic's Messages."""
+
+    always: ClassVar[Headers] = {**KeyOperation.always, **REQUEST_ID, **DROPPED}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _shape_refusals(self)
+
+
+@dataclass
+class MessagesOperation(GenerationOperation):
+    """Answers Anthropic's Messages."""
+
+    always: ClassVar[Headers] = {**GenerationOperation.always, **REQUEST_ID, **DROPPED}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _shape_refusals(self)
+
+
+def _shape_refusals(operation: PlaneOperation) -> None:
+    """Refusals are described in place: those of the document's components have OpenAI's shape."""
+    for status, response in (operation.responses or {}).items():
+        if int(status) >= 400 and isinstance(response, OpenAPIResponse):
+            response.headers = {**ALWAYS, **REQUEST_ID, **_headers(int(status))}
+
+
 class Requirements(ReceiveRoutePlugin):
     """Writes down for each handler what follows from its guard and its signature."""
 
@@ -157,10 +200,23 @@ def _describe(route: HTTPRoute, handler: HTTPRouteHandler) -> None:
         whole = WHOLE_ANSWERS.get(route.path)
         handler.operation_class = GenerationOperation if whole is None else ServedOperation
         statuses |= {500, 504}
-        answers[200] = ResponseSpec(
-            whole or Completion, generate_examples=False, description="The answer."
+        shape = whole or STREAMED_ANSWERS.get(route.path, Completion)
+        answers[200] = ResponseSpec(shape, generate_examples=False, description="The answer.")
+    if is_of_messages(route.path):
+        is_hot = isinstance(handler, HotRoute)
+        handler.operation_class = MessagesOperation if is_hot else CountOperation
+        handler.responses = answers | _messages_refusals(statuses)
+    else:
+        handler.responses = answers | refused(*statuses)
+
+
+def _messages_refusals(statuses: set[int]) -> dict[int, ResponseSpec]:
+    return {
+        OVERLOADED if status == 503 else status: ResponseSpec(
+            MessagesErrorBody, generate_examples=False, description=REFUSALS[status]
         )
-    handler.responses = answers | refused(*statuses)
+        for status in sorted(statuses)
+    }
 
 
 def document() -> OpenAPIConfig:
@@ -186,7 +242,7 @@ def _headers(status: int) -> dict[str, OpenAPIHeader]:
     headers: dict[str, OpenAPIHeader] = {}
     if status == 401:
         headers["www-authenticate"] = header({"const": "Bearer"})
-    if status in (429, 503):
+    if status in (429, 503, OVERLOADED):
         headers |= {"retry-after": SECONDS, "retry-after-ms": SECONDS}
     if status in (409, 429, 500, 504):
         headers["x-should-retry"] = FINAL

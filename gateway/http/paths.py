@@ -8,12 +8,20 @@ from urllib.parse import unquote_to_bytes
 MODELS = b"/v1/models/"
 """Below it a slash of a model's name may be encoded, as the official clients do."""
 
+MESSAGES = "/v1/messages"
+"""Anthropic's route, and those below it."""
+
 _PLAIN = re.compile(rb"(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~!$&'()*+,;=:@-]+)*/?\Z")
 """Segments as RFC 3986 has them, none empty, `.` or `..`, and nothing percent-encoded."""
 _CHARACTER = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2}")
 _NEEDLESS = re.compile(rb"%(?:[46][1-9A-Fa-f]|[57][0-9Aa]|3[0-9]|2[DdEe]|5[Ff]|7[Ee])")
 """Encodes a letter, a digit, or one of `-._~`."""
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
+
+
+def is_of_messages(path: str) -> bool:
+    """Whether clients of Anthropic's Messages ask there: answers have their shape."""
+    return path == MESSAGES or path.startswith(MESSAGES + "/")
 
 
 def find_ambiguity(raw_path: bytes) -> str | None:

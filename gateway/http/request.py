@@ -21,6 +21,7 @@ from gateway.exceptions import BodyTimeout, InvalidRequest, Overloaded
 from gateway.headers import find_header
 from gateway.http.decoding import MAX_BODY_BYTES, decode_request
 from gateway.http.guards import CHARGE
+from gateway.http.paths import is_of_messages
 from gateway.http.services import Gateway
 from gateway.limits.admission import RequestCharge
 
@@ -152,6 +153,8 @@ async def add_request_headers(message: Message, scope: Scope) -> None:
         (b"x-request-id", state["request_id"].encode()),
         (b"openai-processing-ms", b"%d" % _elapsed_ms(scope)),
     ]
+    if is_of_messages(scope["path"]):
+        headers.append((b"request-id", state["request_id"].encode()))
     charge: RequestCharge | None = state.get(CHARGE)
     if charge is not None:
         charge.settle(message["status"])

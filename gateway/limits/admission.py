@@ -30,7 +30,7 @@ class Usage(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
 
 
-NOT_SERVED = (429, 503)
+NOT_SERVED = (429, 503, 529)
 """Statuses of answers that give back the request they had taken."""
 
 

@@ -13,6 +13,7 @@ from gateway.catalog.catalog import ResolvedModel
 from gateway.dialects.chat_completions import ChatCompletionRequest, ChatCompletions
 from gateway.dialects.completions import CompletionRequest, Completions
 from gateway.dialects.dialect import AnswerFormat, BodyFormat, Dialect
+from gateway.dialects.dropped import header_of
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.inflight import Flight
 from gateway.dispatch.prompts import encode_prompts
@@ -181,10 +182,15 @@ def respond(
 
 
 def _headers(call: Call, generation: Generation) -> Headers:
-    headers = [(b"loraplex-worker", generation.worker_id.encode())]
+    headers = [(b"loraplex-worker", generation.worker_id.encode()), *dropped_header(call.asked)]
     if call.target.version is not None:
         headers.append((b"loraplex-adapter-version", b"%d" % call.target.version.version))
     return headers
+
+
+def dropped_header(asked: GenerationRequest) -> Headers:
+    """The header that names what was taken without effect, if anything was."""
+    return [(b"loraplex-dropped", header_of(asked.dropped))] if asked.dropped else []
 
 
 def _log(request: GatewayRequest, call: Call, generation: Generation) -> None:

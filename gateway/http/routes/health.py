@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-from litestar import Response, get
+from litestar import Response, get, head
 from litestar.openapi import ResponseSpec
 
 from admin.openapi import refused
@@ -34,6 +34,11 @@ async def readyz(request: GatewayRequest) -> Response[dict[str, str]]:
     if reason is None:
         return Response({"status": "ok"})
     return Response({"status": "unavailable", "reason": reason}, status_code=503)
+
+
+@head("/", guards=[public], responses=refused(429, 503), status_code=200)
+async def check_connection() -> None:
+    """The address answers: some agents ask before they begin."""
 
 
 @get("/version", guards=[public], responses=refused(429, 503))

@@ -29,7 +29,7 @@ MAX_TEXT_BYTES = 2 << 20
 @post("/tokenize", guards=[requires(INFERENCE)], status_code=200)
 async def tokenize(request: GatewayRequest, data: JSONBody[TokenizeRequest]) -> TokenizeResponse:
     """The ids that a prompt or a conversation becomes."""
-    target, tokenizer = await _tokenizer(request, data.model)
+    target, tokenizer = await tokenizer_of(request, data.model)
     if data.messages is not None:
         conversation = Conversation(
             neutral_messages(data.messages),
@@ -44,7 +44,7 @@ async def tokenize(request: GatewayRequest, data: JSONBody[TokenizeRequest]) -> 
             conversation,
             domain=request.user.cache_domain,
             template=target.chat_template(),
-            max_tokens=_most(target),
+            max_tokens=max_counted(target),
         )
     else:
         with_specials = data.add_special_tokens is not False
@@ -52,7 +52,7 @@ async def tokenize(request: GatewayRequest, data: JSONBody[TokenizeRequest]) -> 
             [data.prompt or ""],
             domain=request.user.cache_domain,
             add_special_tokens=with_specials,
-            max_tokens=_most(target),
+            max_tokens=max_counted(target),
         )
     return TokenizeResponse(
         count=len(tokens),
@@ -67,8 +67,8 @@ async def detokenize(
     request: GatewayRequest, data: JSONBody[DetokenizeRequest]
 ) -> DetokenizeResponse:
     """The text of token ids, special tokens included."""
-    target, tokenizer = await _tokenizer(request, data.model)
-    size, most = target.base.shape.vocab_size, _most(target)
+    target, tokenizer = await tokenizer_of(request, data.model)
+    size, most = target.base.shape.vocab_size, max_counted(target)
     if len(data.tokens) > most:
         raise ContextLengthExceeded(
             f"At most {most} tokens are taken for this model; you sent {len(data.tokens)}.",
@@ -82,11 +82,13 @@ async def detokenize(
     return DetokenizeResponse(prompt=prompt)
 
 
-def _most(target: ResolvedModel) -> int:
+def max_counted(target: ResolvedModel) -> int:
+    """Tokens that a counted text may have."""
     return max(target.base.max_model_len, MIN_COUNTED)
 
 
-async def _tokenizer(request: GatewayRequest, model: str) -> tuple[ResolvedModel, ModelTokenizer]:
+async def tokenizer_of(request: GatewayRequest, model: str) -> tuple[ResolvedModel, ModelTokenizer]:
+    """What the caller names as `model`, and its tokenizer. Raises ModelNotFound."""
     caller = request.user
     target = await request.gateway.catalog.resolve(caller, model, caller.key.id)
     return target, await request.gateway.tokenizers.get(target.base.digest)

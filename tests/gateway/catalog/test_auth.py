@@ -18,6 +18,7 @@ PUBLIC = {
     "/readyz",
     "/health",
     "/version",
+    "/",
     "/schema",
     "/schema/openapi.json",
     "/schema/{path:str}",
@@ -47,6 +48,8 @@ def test_every_route_declares_its_requirement(app: Litestar) -> None:
 PROTECTED = [
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
     ("GET", "/v1/models"),

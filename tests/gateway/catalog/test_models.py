@@ -141,6 +141,9 @@ def test_the_schema_has_these_routes_and_bodies(service: Service) -> None:
     assert set(document["paths"]) == {
         "/v1/chat/completions",
         "/v1/completions",
+        "/v1/embeddings",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
         "/v1/models",
         "/v1/models/{model}",
         "/tokenize",
@@ -149,11 +152,12 @@ def test_the_schema_has_these_routes_and_bodies(service: Service) -> None:
         "/readyz",
         "/health",
         "/version",
+        "/",
     }
     body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]
     reference = body["content"]["application/json"]["schema"]["$ref"]
     fields = document["components"]["schemas"][reference.rsplit("/", 1)[1]]["properties"]
-    assert "messages" in fields and "tools" not in fields
+    assert "messages" in fields and "functions" not in fields
 
 
 def test_a_model_is_resolved_when_the_whole_request_is_there(service: Service) -> None:

@@ -1,0 +1,46 @@
+"""Errors as Anthropic shapes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.dialects.dialect import ErrorShape
+from gateway.exceptions import ApiError, Problem, code_of
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Status of a problem to the type of its error; every other one is a wrong request."""
+OVERLOADED = 529
+
+
+class MessagesErrors(ErrorShape):
+    """`{"type": "error", "error": {type, message, details}, "request_id"}`."""
+
+    def status(self, problem: Problem) -> int:
+        return OVERLOADED if problem.status == 503 else problem.status
+
+    def body(
+        self, error: Exception, problem: Problem, message: str, request_id: str
+    ) -> dict[str, Any]:
+        param = error.param if isinstance(error, ApiError) else None
+        return {
+            "type": "error",
+            "error": {
+                "type": TYPES.get(problem.status, TYPES[400]),
+                "message": message,
+                "details": {"error_code": code_of(error, problem), "param": param},
+            },
+            "request_id": request_id,
+        }
+
+
+MESSAGES_ERRORS = MessagesErrors()

@@ -1,0 +1,244 @@
+"""The schema of Anthropic's Messages, with its bounds.
+
+A field that stands in a struct is supported, or dropped and named where it stands under that
+comment (`dropped`); every other field is refused by name. `null` always means absent.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta
+
+from gateway.dialects.chat_messages import MAX_MESSAGES, CallId
+from gateway.dialects.constraints import Schema
+from gateway.dialects.openai_fields import Count, Probability, StopString
+
+MAX_BLOCKS = 4096
+"""Of one message."""
+MAX_TOOLS = 512
+"""With those that are dropped."""
+
+
+class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
+    # dropped
+    cache_control: Any = None
+
+
+class TextBlock(Block, frozen=True, kw_only=True, tag="text"):
+    text: str
+
+    # dropped
+    citations: Any = None
+
+
+class ThinkingBlock(Block, frozen=True, kw_only=True, tag="thinking"):
+    """Reasoning of an earlier answer, as it was answered."""
+
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedThinkingBlock(Block, frozen=True, kw_only=True, tag="redacted_thinking"):
+    data: str
+
+
+class ToolUseBlock(Block, frozen=True, kw_only=True, tag="tool_use"):
+    """A call of an earlier answer, as it was answered."""
+
+    id: CallId
+    name: Annotated[str, Meta(min_length=1, max_length=128)]
+    input: dict[str, Any]
+
+    # dropped
+    caller: Any = None
+
+
+class UnsupportedBlock(msgspec.Struct, frozen=True, tag_field="type"):
+    """Known, and refused in words of its own."""
+
+
+class ImageBlock(UnsupportedBlock, frozen=True, tag="image"):
+    pass
+
+
+class DocumentBlock(UnsupportedBlock, frozen=True, tag="document"):
+    pass
+
+
+class SearchResultBlock(UnsupportedBlock, frozen=True, tag="search_result"):
+    pass
+
+
+ResultBlock = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock
+
+
+class ToolResultBlock(Block, frozen=True, kw_only=True, tag="tool_result"):
+    tool_use_id: CallId
+    content: str | Annotated[list[ResultBlock], Meta(max_length=MAX_BLOCKS)] | None = None
+
+    # dropped
+    is_error: bool | None = None
+
+
+AnyBlock = (
+    TextBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | ImageBlock
+    | DocumentBlock
+    | SearchResultBlock
+)
+
+
+class InputMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One turn of a conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | Annotated[list[AnyBlock], Meta(max_length=MAX_BLOCKS)]
+
+
+class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    user_id: Annotated[str, Meta(max_length=1024)] | None = None
+
+
+class Thinking(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
+
+    # dropped
+    budget_tokens: int | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class CustomTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tool of the caller's."""
+
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+    strict: bool | None = None
+    type: Literal["custom"] | None = None
+
+    # dropped
+    allowed_callers: Any = None
+    cache_control: Any = None
+    defer_loading: Any = None
+    eager_input_streaming: Any = None
+    input_examples: Any = None
+
+
+class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
+    disable_parallel_tool_use: bool | None = None
+
+
+class AutoChoice(Choice, frozen=True, tag="auto"):
+    pass
+
+
+class AnyChoice(Choice, frozen=True, tag="any"):
+    pass
+
+
+class NoChoice(Choice, frozen=True, tag="none"):
+    pass
+
+
+class NamedChoice(Choice, frozen=True, kw_only=True, tag="tool"):
+    name: str
+
+
+class SchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="json_schema"):
+    """The answer is JSON that the schema accepts."""
+
+    schema: Schema
+
+
+class OutputConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    """A variable of the chat template, `reasoning_effort`."""
+    format: SchemaFormat | None = None
+
+
+class Conversation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What answering and counting take."""
+
+    model: Annotated[str, Meta(min_length=1)]
+    messages: Annotated[list[InputMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    system: str | Annotated[list[TextBlock], Meta(max_length=MAX_BLOCKS)] | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: AutoChoice | AnyChoice | NoChoice | NamedChoice | None = None
+    thinking: Thinking | None = None
+    """A variable of the chat template, `enable_thinking`."""
+    output_config: OutputConfig | None = None
+
+    # dropped
+    cache_control: Any = None
+    context_management: Any = None
+    speed: Any = None
+
+
+class MessagesRequest(Conversation, frozen=True, kw_only=True):
+    """POST /v1/messages."""
+
+    example: ClassVar[dict[str, Any]] = {
+        "model": "support-bot",
+        "max_tokens": 256,
+        "messages": [{"role": "user", "content": "Where is my parcel?"}],
+    }
+
+    max_tokens: Count
+    stream: bool | None = None
+    stop_sequences: Annotated[list[StopString], Meta(max_length=16)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Probability | None = None
+    top_k: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
+    metadata: Metadata | None = None
+
+    # dropped
+    diagnostics: Any = None
+    inference_geo: Any = None
+    service_tier: Any = None
+
+
+class CountTokensRequest(Conversation, frozen=True, kw_only=True):
+    """POST /v1/messages/count_tokens."""
+
+    example: ClassVar[dict[str, Any]] = {
+        "model": "support-bot",
+        "messages": [{"role": "user", "content": "Where is my parcel?"}],
+    }
+
+
+class TokenCount(msgspec.Struct, frozen=True):
+    input_tokens: int
+
+
+class MessageAnswer(msgspec.Struct, frozen=True):
+    """The answer of /v1/messages; fields as Anthropic's."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: str
+    stop_sequence: str | None
+    usage: dict[str, Any]
+
+
+class MessagesErrorDetails(msgspec.Struct, frozen=True):
+    type: str
+    message: str
+    details: dict[str, str | None]
+    """`error_code` is the code that other dialects have; `param` names the wrong field."""
+
+
+class MessagesErrorBody(msgspec.Struct, frozen=True):
+    """The body of every error on this dialect's routes, as Anthropic shapes it."""
+
+    type: Literal["error"]
+    error: MessagesErrorDetails
+    request_id: str

@@ -1,0 +1,184 @@
+"""The bytes that Anthropic's Messages answers with: named events of indexed blocks, or one body."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gateway.dialects.dialect import Answer, AnswerFormat, part_key
+from gateway.dialects.messages_errors import MESSAGES_ERRORS
+from gateway.dispatch.choice import Delta
+from gateway.exceptions import problem_of
+from gateway.limits.admission import Usage
+from gateway.text.parsers.parser import Part, Reasoning, Text, ToolCall
+
+encode = msgspec.json.encode
+
+
+class MessagesFormat(AnswerFormat):
+    """The answer to one request, which has one choice."""
+
+    ping = b'event: ping\ndata: {"type":"ping"}\n\n'
+
+    def __init__(
+        self, message_id: str, request_id: str, model: str, stop_sequences: list[str]
+    ) -> None:
+        """`model`: the name the request gave. `stop_sequences`: the request's own."""
+        self._id = message_id
+        self._request_id = request_id
+        self._model = model
+        self._stop_sequences = stop_sequences
+        self._index = -1
+        """Of the block that was begun last."""
+        self._open: tuple[type[Part], int] | None = None
+        """The part that it is."""
+        self._has_called = False
+        self._finish_reason: str | None = None
+        self._stop: str | None = None
+
+    def start(self, usage: Usage) -> bytes:
+        message = self._message([], None, None, usage)
+        return event("message_start", {"type": "message_start", "message": message})
+
+    def chunk(self, delta: Delta) -> bytes:
+        self._finish_reason, self._stop = delta.finish_reason, delta.stop
+        return b"".join([self._piece(part) for part in delta.parts])
+
+    def end(self, usage: Usage) -> bytes:
+        reason, sequence = self._stopped(self._finish_reason, self._stop, self._has_called)
+        ended = {
+            "type": "message_delta",
+            "delta": {"stop_reason": reason, "stop_sequence": sequence},
+            "usage": usage_object(usage),
+        }
+        return b"%s%s%s" % (
+            self._close(),
+            event("message_delta", ended),
+            event("message_stop", {"type": "message_stop"}),
+        )
+
+    def error_event(self, error: Exception) -> bytes:
+        problem, message = problem_of(error)
+        return event("error", MESSAGES_ERRORS.body(error, problem, message, self._request_id))
+
+    async def body(self, answers: list[Answer], usage: Usage) -> bytes:
+        (answer,) = answers
+        parts = answer.parts
+        has_called = any(isinstance(part, ToolCall) for part in parts)
+        reason, sequence = self._stopped(answer.finish_reason, answer.stop, has_called)
+        content = [self._block(part) for part in parts]
+        return encode(self._message(content, reason, sequence, usage))
+
+    def _piece(self, part: Part) -> bytes:
+        """The events of a part's piece; the first of a part begins its block."""
+        match part:
+            case Text(text=text):
+                kind, name, written = b"text_delta", b"text", text
+            case Reasoning(text=text):
+                kind, name, written = b"thinking_delta", b"thinking", text
+            case ToolCall(arguments=arguments):
+                kind, name, written = b"input_json_delta", b"partial_json", arguments
+                self._has_called = True
+        begun = b""
+        if self._open != part_key(part):
+            begun = self._close()
+            self._index += 1
+            self._open = part_key(part)
+            begun += event(
+                "content_block_start",
+                {
+                    "type": "content_block_start",
+                    "index": self._index,
+                    "content_block": self._empty_block(part),
+                },
+            )
+        if not written:
+            return begun
+        return (
+            b"%sevent: content_block_delta\n"
+            b'data: {"type":"content_block_delta","index":%d,"delta":{"type":"%s","%s":%s}}\n\n'
+            % (begun, self._index, kind, name, encode(written))
+        )
+
+    def _close(self) -> bytes:
+        """The event that ends the open block, if there is one."""
+        if self._open is None:
+            return b""
+        self._open = None
+        stopped = {"type": "content_block_stop", "index": self._index}
+        return event("content_block_stop", stopped)
+
+    def _empty_block(self, part: Part) -> dict[str, Any]:
+        """The block that a part's pieces are added to."""
+        match part:
+            case Text():
+                return {"type": "text", "text": ""}
+            case Reasoning():
+                return {"type": "thinking", "thinking": "", "signature": ""}
+            case ToolCall(index=index, name=name):
+                id = f"toolu_{self._request_id}_{index}"
+                return {"type": "tool_use", "id": id, "name": name, "input": {}}
+
+    def _block(self, part: Part) -> dict[str, Any]:
+        """A whole part as a block."""
+        block = self._empty_block(part)
+        match part:
+            case Text(text=text):
+                return block | {"text": text}
+            case Reasoning(text=text):
+                return block | {"thinking": text}
+            case ToolCall(arguments=arguments):
+                return block | {"input": read_arguments(arguments)}
+
+    def _stopped(
+        self, finish_reason: str | None, stop: str | None, has_called: bool
+    ) -> tuple[str, str | None]:
+        """`stop_reason` and `stop_sequence`. A stop string of the adapter's own is no sequence that
+        the caller knows: the turn has ended."""
+        if finish_reason == "length":
+            return "max_tokens", None
+        if stop in self._stop_sequences:
+            return "stop_sequence", stop
+        return "tool_use" if has_called else "end_turn", None
+
+    def _message(
+        self,
+        content: list[dict[str, Any]],
+        stop_reason: str | None,
+        stop_sequence: str | None,
+        usage: Usage,
+    ) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": content,
+            "stop_reason": stop_reason,
+            "stop_sequence": stop_sequence,
+            "usage": usage_object(usage),
+        }
+
+
+def event(name: str, data: dict[str, Any]) -> bytes:
+    """A server-sent event with its name."""
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), encode(data))
+
+
+def usage_object(usage: Usage) -> dict[str, int]:
+    """Anthropic counts what came from a cache apart from the other input."""
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+    }
+
+
+def read_arguments(arguments: str) -> dict[str, Any]:
+    """The arguments of a call as an object; empty if the answer ended within them."""
+    try:
+        return msgspec.json.decode(arguments, type=dict[str, Any])
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return {}

@@ -1,0 +1,55 @@
+"""Anthropic's routes."""
+
+from __future__ import annotations
+
+from litestar import Response, post
+from litestar.params import JSONBody
+
+from gateway.conversation import conversation_of
+from gateway.dialects.messages import Messages
+from gateway.dialects.messages_fields import (
+    CountTokensRequest,
+    MessagesRequest,
+    TokenCount,
+)
+from gateway.http.guards import INFERENCE, requires
+from gateway.http.handlers import HotRoute
+from gateway.http.request import GatewayRequest
+from gateway.http.routes.completions import answer, dropped_header
+from gateway.http.routes.tokens import max_counted, tokenizer_of
+from gateway.http.streaming import GenerationResponse
+from gateway.limits.bounds import check_template_arguments, check_tools
+
+MESSAGES = Messages()
+
+
+@HotRoute(
+    "/v1/messages",
+    http_method="POST",
+    guards=[requires(INFERENCE)],
+    status_code=200,
+)
+async def create_message(
+    request: GatewayRequest, data: JSONBody[MessagesRequest]
+) -> GenerationResponse:
+    """Answers a conversation, as one message or as a stream of its blocks."""
+    return await answer(request, MESSAGES, data)
+
+
+@post("/v1/messages/count_tokens", guards=[requires(INFERENCE)], status_code=200)
+async def count_message_tokens(
+    request: GatewayRequest, data: JSONBody[CountTokensRequest]
+) -> Response[TokenCount]:
+    """The number of tokens that a conversation's prompt has; it may be more than the context."""
+    asked = MESSAGES.count(data)
+    target, tokenizer = await tokenizer_of(request, asked.model)
+    check_tools(asked.tools, asked.tool_choice)
+    check_template_arguments(asked.template_arguments)
+    tokens = await tokenizer.encode_chat(
+        conversation_of(asked, asked.messages or []),
+        domain=request.user.cache_domain,
+        template=target.chat_template(),
+        max_tokens=max_counted(target),
+    )
+    headers = {name.decode(): value.decode() for name, value in dropped_header(asked)}
+    return Response(TokenCount(len(tokens)), headers=headers)
