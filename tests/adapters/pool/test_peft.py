@@ -228,9 +228,9 @@ def test_names_without_model_are_taken_for_all_tensors_or_none(tmp_path: Path) -
     config = CONFIG | {"task_type": "FEATURE_EXTRACTION"}
     manifest = accept(write(tmp_path, config, encode(*entries(bare))), BASE)
     assert manifest.layers == (0, 1) and manifest.projections == ("q_proj", "v_proj")
-    first, *others = tensors
-    mixed = {first: tensors[first]} | {
-        name: bare[name.replace(".model.model.", ".model.")] for name in others
+    last = [*bare][-1]
+    mixed = {name: each for name, each in bare.items() if name != last} | {
+        [*tensors][-1]: bare[last]
     }
     with pytest.raises(AdapterRejected) as caught:
         accept(write(tmp_path, config, encode(*entries(mixed))), BASE)
