@@ -21,6 +21,7 @@ from memory.arena import Arena
 from memory.kv_cache import KVCache
 from ops.base import PAGE_TOKENS, AdapterTables
 from workers.execution.engine import Engine
+from workers.execution.graph_runner import Limits
 from workers.execution.model_runner import ModelRunner
 from workers.execution.step_ring import StepRing
 from workers.execution.token_buffer import TokenBuffer
@@ -43,8 +44,8 @@ class Shaped:
     def forward(self, batch: ForwardBatch) -> Tensor:
         return self._model.hidden(Batch(batch.input_ids, batch.attention, batch.kv, batch.lora))
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self._model.logits(hidden)
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        return self._model.logits(hidden, out)
 
 
 class NoAdapters:
@@ -101,7 +102,7 @@ def make_engine(
     tables = AdapterTables(offsets, offsets, torch.zeros(size, dtype=torch.int32, device=device))
     runner = ModelRunner(
         *(cast(Decoder, Shaped(model, max_len)), model.ops, memory, buffer, tables),
-        uses_graphs=graphs,
+        graphs=Limits.of(rows, max_len, 1, model.shape.vocab) if graphs else None,
     )
     scheduler = Scheduler(kv, pool, buffer, max_num_seqs=rows, max_batched_tokens=2048)
     ring = StepRing()

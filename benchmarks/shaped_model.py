@@ -134,9 +134,10 @@ class ShapedModel:
         """Logits float32 [T, V]."""
         return self.logits(self.hidden(batch))
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         self.arrival.wait(-1)
-        return self.ops.linear(hidden, self.head).float()
+        logits = self.ops.linear(hidden, self.head)
+        return logits.float() if out is None else out.copy_(logits)
 
     def hidden(self, batch: Batch) -> Tensor:
         """[T, K], the last norm applied."""

@@ -282,6 +282,8 @@ EVEN = range(2, sys.maxsize, 2)
 class HostOps:
     """Device calls of a backend whose ops return when they are done."""
 
+    compiles = False
+    num_compiled = 0
     shares_tables = False
     head_dims = EVEN
 
@@ -418,6 +420,13 @@ class Device(Protocol):
     """Memory, events and captured work of a backend's device."""
 
     device: torch.device
+    compiles: bool
+    """Kernels are compiled when they are first launched in a new form."""
+
+    @property
+    def num_compiled(self) -> int:
+        """How many were, in this process; those read from the cache folder count too."""
+        ...
 
     def copy_pages(self, arena: Tensor, source: Tensor, target: Tensor, num_bytes: int) -> None:
         """Semantics: copies num_bytes from each byte offset source[i] to target[i], no overlap.

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
+from pathlib import Path
 from typing import get_args
 
 import torch
 from torch import Tensor
+from triton import knobs
 
 from ops import (
     triton_attention,
@@ -38,6 +40,20 @@ from ops.base import (
     StreamName,
 )
 from ops.block_hash import hash_blocks
+
+
+class _Compiled:
+    """Counts the kernels that Triton makes in this process, whoever launches them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        knobs.runtime.jit_post_compile_hook = self
+
+    def __call__(self, **_: object) -> None:
+        self.count += 1
+
+
+_compiled = _Compiled()
 
 
 class CublasLinear:
@@ -69,9 +85,15 @@ class CudaOps:
     b_rank_major = False
     shares_tables = True
     head_dims = EVEN
+    compiles = True
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, cache_dir: Path | None = None) -> None:
+        """cache_dir: where compiled kernels are kept from one process to the next; default: where
+        Triton keeps them."""
         self.device = device
+        if cache_dir is not None:
+            cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            knobs.cache.dir = str(cache_dir)
         self._graph_pool, self._streams = None, dict[str, torch.cuda.Stream]()
         if device.type == "cuda":
             self._graph_pool = torch.cuda.graph_pool_handle()
@@ -81,6 +103,10 @@ class CudaOps:
         # By default cuBLAS may add the parts of a split sum in bfloat16.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_tf32 = False
+
+    @property
+    def num_compiled(self) -> int:
+        return _compiled.count
 
     def activation_dtype(self, weights: torch.dtype) -> torch.dtype:
         return weights
@@ -192,17 +218,21 @@ class CudaOps:
         of any of them."""
         if self.device.type == "cpu":
             return work
-        stream = self._streams["capture"]
-        stream.wait_stream(torch.cuda.current_stream(self.device))
+        stream, current = self._streams["capture"], torch.cuda.current_stream(self.device)
+        stream.wait_stream(current)
         with torch.cuda.stream(stream):
             work()  # what is made at the first call, kernels and workspaces, is not captured
-        torch.cuda.current_stream(self.device).wait_stream(stream)
+        current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        # Loader threads copy and allocate meanwhile.
-        with torch.cuda.graph(
-            graph, pool=self._graph_pool, stream=stream, capture_error_mode="thread_local"
-        ):
-            result = work()
+        try:
+            # Loader threads copy and allocate meanwhile.
+            with torch.cuda.graph(
+                graph, pool=self._graph_pool, stream=stream, capture_error_mode="thread_local"
+            ):
+                result = work()
+        finally:
+            # Where the capture cannot be ended, torch leaves its stream the current one.
+            torch.cuda.set_stream(current)
 
         def replay() -> Tensor:
             graph.replay()

@@ -18,12 +18,12 @@ def select(name: str, **options: Any) -> Ops:
         case "cpu":
             return _cpu(**options)
         case "cuda":
-            return _cuda()
+            return _cuda(**options)
         case _:
             raise ValueError(f"unknown op backend {name!r}: there are 'reference', 'cpu', 'cuda'")
 
 
-def _cuda() -> Ops:
+def _cuda(**options: Any) -> Ops:
     """The Triton backend on the current GPU. Raises ValueError where there is none."""
     import torch
 
@@ -31,7 +31,7 @@ def _cuda() -> Ops:
         raise ValueError("op backend 'cuda' needs a CUDA device, and torch sees none here")
     from ops.cuda import CudaOps
 
-    return CudaOps(torch.device("cuda", torch.cuda.current_device()))
+    return CudaOps(torch.device("cuda", torch.cuda.current_device()), **options)
 
 
 def _cpu(**options: Any) -> Ops:

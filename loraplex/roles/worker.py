@@ -38,6 +38,7 @@ def worker_config(
         max_queue_wait=settings.max_queue_wait,
         max_batched_tokens=settings.max_batched_tokens or 0,
         max_model_len=settings.max_model_len,
+        max_lora_rank=settings.max_lora_rank,
         max_loaded_adapters=settings.max_loaded_adapters,
         drain_s=DRAIN_S if settings.drain_s is None else settings.drain_s,
         log_format=settings.log_format,

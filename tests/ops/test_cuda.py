@@ -223,8 +223,9 @@ class FakeCuda:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.num_streams = 0
         self.current: list[int] = [0]
+        self.cannot_capture = False
         self.captured: list[int] = []
-        for name in ("Stream", "stream", "graph", "current_stream"):
+        for name in ("Stream", "stream", "graph", "current_stream", "set_stream"):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
         monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
@@ -241,6 +242,9 @@ class FakeCuda:
     def current_stream(self, device: torch.device) -> SimpleNamespace:
         return self._named(self.current[-1])
 
+    def set_stream(self, stream: SimpleNamespace) -> None:
+        self.current[-1] = stream.number
+
     @contextmanager
     def stream(self, stream: SimpleNamespace) -> Iterator[None]:
         self.current.append(stream.number)
@@ -249,9 +253,14 @@ class FakeCuda:
 
     @contextmanager
     def graph(self, graph: Any, *, stream: Any = None, **_: Any) -> Iterator[None]:
+        """As torch's: where the capture cannot be ended, its stream stays the current one."""
         self.captured.append(stream.number)
-        with self.stream(stream):
-            yield
+        before = self.current[-1]
+        self.current[-1] = stream.number
+        yield
+        if self.cannot_capture:
+            raise RuntimeError("operation failed due to a previous error during capture")
+        self.current[-1] = before
 
 
 def test_copies_and_captures_never_share_a_stream(monkeypatch: pytest.MonkeyPatch):
@@ -269,6 +278,15 @@ def test_copies_and_captures_never_share_a_stream(monkeypatch: pytest.MonkeyPatc
     assert {len(streams) for streams in used.values()} == {1}
     assert len(set.union(*used.values())) == len(used)
     assert set(fake.captured) == used["capture"]
+
+
+def test_a_capture_that_fails_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch):
+    fake = FakeCuda(monkeypatch)
+    ops = CudaOps(torch.device("cuda"))
+    fake.cannot_capture = True
+    with pytest.raises(RuntimeError, match="during capture"):
+        ops.capture(Tensor)
+    assert fake.current == [0]
 
 
 def test_the_backend_is_refused_where_there_is_no_gpu():
@@ -294,6 +312,14 @@ def test_no_count_of_a_step_is_compiled_for():
     assert too_many == {}
 
 
+def test_after_its_warm_up_a_worker_compiles_nothing(tmp_path: Path):
+    """Whatever requests come: prompts of all lengths, adapters of all ranks, all parameters."""
+    counted = json.loads(_without_interpreter("tests.ops.late_kernels", str(tmp_path)))
+    assert counted["tokens"] > 100
+    assert counted["early"] > 20
+    assert counted["late"] == []
+
+
 @pytest.mark.timeout(900)
 def test_kernels_compile_for_hopper(tmp_path: Path):
     """The interpreter takes more than the compiler does. Nothing may spill, and what is bound by
@@ -309,11 +335,11 @@ def test_kernels_compile_for_hopper(tmp_path: Path):
         assert kernel["wide_loads"] > 0 or kernel["name"] not in by_memory, kernel
 
 
-def _without_interpreter(module: str, **variables: str) -> str:
+def _without_interpreter(module: str, *arguments: str, **variables: str) -> str:
     """What the module prints where Triton compiles."""
     environment = {**os.environ, **variables}
     environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-m", module]
+    command = [sys.executable, "-m", module, *arguments]
     root = Path(__file__).parents[2]
     return subprocess.run(
         command, cwd=root, env=environment, capture_output=True, text=True, check=True

@@ -16,6 +16,10 @@ from workers.layers.forward_batch import ForwardBatch
 
 A = TypeVar("A", Array, Tensor)
 
+RANK_BOUNDS = (16, 64, 256)
+"""Largest ranks that steps are computed for: kernels are compiled and graphs captured for each. A
+step's own ranks are read on the device, and cost what they are."""
+
 
 class BatchInputs(NamedTuple, Generic[A]):
     """What the kernels of a step read: arrays on the host, or tensors on the device.
@@ -74,7 +78,22 @@ def build_inputs(step: StepInput) -> tuple[BatchInputs[Array], StepShape]:
         segment_start=np.zeros(1, np.int32) if segments is None else segments.start,
         segment_slot=np.zeros(0, np.int32) if segments is None else segments.slot,
     )
-    return inputs, StepShape(int(counts.max()), int(context.max()), step.max_rank)
+    return inputs, StepShape(int(counts.max()), int(context.max()), rank_bound(step.max_rank))
+
+
+def rank_bound(max_rank: int) -> int:
+    """The rank that a step is computed for: 0 for none, one of few otherwise."""
+    return rank_bounds(max_rank)[-1] if max_rank else 0
+
+
+def rank_bounds(max_rank: int) -> list[int]:
+    """Ranks that steps with adapters up to this one are computed for, ascending."""
+    bounds = [
+        bound for n, bound in enumerate(RANK_BOUNDS) if not n or RANK_BOUNDS[n - 1] < max_rank
+    ]
+    while bounds[-1] < max_rank:
+        bounds.append(2 * bounds[-1])
+    return bounds
 
 
 def forward_batch(

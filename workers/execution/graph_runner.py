@@ -1,46 +1,105 @@
-"""Decode steps as captured graphs (CUDA graphs): one for a number of tokens, run for any such step.
+"""Decode steps as captured graphs (CUDA graphs): one for a number of tokens, a number of adapters
+and a rank, run for any such step.
 
 A graph reads its inputs at fixed addresses. A step is padded to the next of a few numbers of
-tokens. A padding token is a sequence of its own on a scratch page, after all real ones and in no
-segment, so that it has no adapter; a padding segment is empty. The adapters of the tokens, and how
-many there are, are read on the device.
+tokens, and of adapters. A padding token is a sequence of its own on a scratch page, after all real
+ones and in no segment, so that it has no adapter; a padding segment is empty. Which adapters the
+tokens have is read on the device.
+
+All graphs share their inputs, block tables and logits: they run one after the other. They are
+captured before the first request, the largest first, so that the others find memory for their
+intermediate results. A step whose graph cannot be captured is computed op by op.
 """
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ops.base import Ops
-from workers.execution.batch_builder import BatchInputs, StepShape
+from ops.base import PAGE_TOKENS, Ops
+from workers.execution.batch_builder import BatchInputs, StepShape, rank_bounds
 from workers.execution.step_input import Array
-from workers.execution.upload import Packing, new_host_buffer
+from workers.execution.upload import ALIGNMENT, Packing, new_host_buffer
+
+log = logging.getLogger(__name__)
 
 NUM_TOKENS = (1, 2, 4, 8, 16, 24, *range(32, 257, 16))
 """Sizes of graphs. Steps with more tokens are computed op by op."""
+NUM_SEGMENTS = (4, 16, 64)
+"""Numbers of adapters that a graph is made for, among others. Each adapter that is not there costs
+programs that end at once."""
 SCRATCH_PAGE = 0
 """Byte offset of the padding tokens' page, in front of the arena: no sequence uses it."""
-MIN_RANK = 16
-"""Smallest rank of a graph; lower ranks cost the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """num_pages: of the longest sequence. num_slots: of adapters."""
+    """What the graphs of a model are made for.
 
-    num_pages: int
+    num_tokens: of the largest step. max_context: tokens of the longest sequence. num_slots: of
+    adapters.
+    """
+
+    num_tokens: int
     max_context: int
     num_slots: int
+    vocab_size: int
+
+    @classmethod
+    def of(cls, max_num_seqs: int, max_context: int, num_slots: int, vocab_size: int) -> Limits:
+        """For steps of that many sequences, or as many as the largest graph has."""
+        place = bisect_left(NUM_TOKENS, max_num_seqs)
+        num_tokens = NUM_TOKENS[min(place, len(NUM_TOKENS) - 1)]
+        return cls(num_tokens, max_context, num_slots, vocab_size)
+
+    @property
+    def num_pages(self) -> int:
+        """Of the longest sequence."""
+        return -(-self.max_context // PAGE_TOKENS)
+
+    @property
+    def input_bytes(self) -> int:
+        """What is uploaded for the largest step: its inputs, then its block tables."""
+        inputs = Packing(_inputs(self.num_tokens, min(self.num_tokens, self.num_slots)))
+        return inputs.num_bytes + 8 * self.num_tokens * self.num_pages + ALIGNMENT
+
+    @property
+    def num_bytes(self) -> int:
+        """Of `GraphBuffers`."""
+        tables, logits = 8 * self.num_pages, 4 * self.vocab_size
+        return self.input_bytes + self.num_tokens * (tables + logits)
 
 
-Compute = Callable[[BatchInputs[Tensor], StepShape], Tensor]
-"""Inputs on the device -> logits float32 [tokens, V]."""
+class GraphKey(NamedTuple):
+    """The steps that a graph serves: with at most that many tokens and adapters, of at most that
+    rank. No adapters: rank 0."""
+
+    num_tokens: int
+    num_segments: int
+    max_rank: int
+
+
+Compute = Callable[[BatchInputs[Tensor], StepShape, Tensor], Tensor]
+"""Inputs on the device and where the logits go, float32 [tokens, V]; returns these."""
+
+
+class GraphBuffers:
+    """Device memory that all graphs of a model share."""
+
+    def __init__(self, limits: Limits, device: torch.device) -> None:
+        size = limits.num_tokens
+        self.inputs = torch.empty(limits.input_bytes, dtype=torch.uint8, device=device)
+        self.tables = torch.empty((size, limits.num_pages), dtype=torch.int64, device=device)
+        """As wide as the longest sequence could need them."""
+        self.logits = torch.empty((size, limits.vocab_size), dtype=torch.float32, device=device)
 
 
 class GraphInputs:
@@ -48,30 +107,12 @@ class GraphInputs:
     device memory at fixed addresses. Block tables are as wide there as the longest sequence could
     need; what is uploaded is as wide as the step needs."""
 
-    def __init__(
-        self, num_tokens: int, num_segments: int, limits: Limits, device: torch.device
-    ) -> None:
-        self._device = device
+    def __init__(self, num_tokens: int, num_segments: int, buffers: GraphBuffers) -> None:
         self._num_tokens = num_tokens
-        many, few = np.zeros(num_tokens, np.int64), np.zeros(num_tokens, np.int32)
-        template = BatchInputs[Array](
-            buffer_slots=many,
-            buffer_positions=many,
-            query_start=np.zeros(num_tokens + 1, np.int32),
-            token_seq=few,
-            positions=few,
-            context_lens=few,
-            block_tables=np.zeros((num_tokens, 0), np.int64),
-            last_tokens=many,
-            segment_start=np.zeros(num_segments + 1, np.int32),
-            segment_slot=np.zeros(num_segments, np.int32),
-        )
-        self._packing = Packing(template)
-        tables = torch.empty((num_tokens, limits.num_pages), dtype=torch.int64, device=device)
-        num_bytes = self._packing.num_bytes + tables.nbytes
-        self._memory = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        self._packing = Packing(_inputs(num_tokens, num_segments))
+        self._memory = buffers.inputs
         self.tensors = BatchInputs[Tensor](*self._packing.tensors(self._memory))._replace(
-            block_tables=tables
+            block_tables=buffers.tables[:num_tokens]
         )
 
     def fill(self, inputs: BatchInputs[Array]) -> None:
@@ -80,7 +121,7 @@ class GraphInputs:
         wide = Packing([np.zeros((self._num_tokens, num_pages), np.int64)])
         first = self._packing.num_bytes
         end = first + wide.num_bytes
-        host = new_host_buffer(end, self._device)
+        host = new_host_buffer(end, self._memory.device)
         to = BatchInputs[Array](*self._packing.arrays(host))
         to.query_start[:] = np.arange(len(to.query_start))
         to.token_seq[:] = to.last_tokens[:] = np.arange(len(to.token_seq))
@@ -99,56 +140,115 @@ class GraphInputs:
 
 
 class StepGraph:
-    """A captured step. num_tokens: at most. max_rank: the largest rank of adapters; 0 for none."""
+    """A captured step."""
 
     def __init__(
-        self, num_tokens: int, max_rank: int, limits: Limits, ops: Ops, compute: Compute
+        self, key: GraphKey, limits: Limits, buffers: GraphBuffers, ops: Ops, compute: Compute
     ) -> None:
-        num_segments = min(num_tokens, limits.num_slots) if max_rank else 0
-        self._inputs = GraphInputs(num_tokens, num_segments, limits, ops.device)
-        shape = StepShape(max_query=1, max_context=limits.max_context, max_rank=max_rank)
-        self._compute = partial(compute, self._inputs.tensors, shape)
-        self._ops = ops
-        self._run: Callable[[], Tensor] | None = None
+        """Captures it. Raises what the backend does."""
+        self._inputs = GraphInputs(key.num_tokens, key.num_segments, buffers)
+        # Computed once before it is captured: of padding alone.
+        self._inputs.fill(_inputs(0, 0)._replace(block_tables=np.zeros((0, 1), np.int64)))
+        shape = StepShape(max_query=1, max_context=limits.max_context, max_rank=key.max_rank)
+        logits = buffers.logits[: key.num_tokens]
+        self._run = ops.capture(partial(compute, self._inputs.tensors, shape, logits))
 
     def prepare(self, inputs: BatchInputs[Array]) -> Callable[[], Tensor]:
-        """What computes the inputs: logits float32 [tokens, V], valid until the next run."""
+        """What computes the inputs: logits float32 [tokens, V], valid until the next run of any
+        graph."""
         self._inputs.fill(inputs)
-        if self._run is None:
-            self._run = self._ops.capture(self._compute)
         run, count = self._run, len(inputs.positions)
         return lambda: run()[:count]
 
 
 class GraphRunner:
-    """Runs decode steps by graphs: one for each number of tokens and largest rank, captured when it
-    is first needed."""
+    """Runs decode steps by graphs. One that `capture_all` did not capture is when it is needed."""
 
     def __init__(self, limits: Limits, ops: Ops, compute: Compute) -> None:
         self._limits = limits
         self._ops = ops
         self._compute = compute
-        self._graphs: dict[tuple[int, int], StepGraph] = {}
+        self._buffers = GraphBuffers(limits, ops.device)
+        self._graphs: dict[GraphKey, StepGraph] = {}
+        self._captures = True
+        """None has failed."""
+
+    def capture_all(self, max_rank: int) -> int:
+        """Captures the graphs of all steps with adapters up to that rank. Returns their number."""
+        for key in sorted(self._keys(max_rank), reverse=True):
+            self._graph(key)
+        return len(self._graphs)
 
     def prepare(self, inputs: BatchInputs[Array], shape: StepShape) -> Callable[[], Tensor] | None:
-        """As `StepGraph.prepare`; None if a sequence has several tokens or the step is too big."""
-        count = len(inputs.positions)
-        if shape.max_query > 1 or count > NUM_TOKENS[-1]:
+        """As `StepGraph.prepare`; None if a sequence has several tokens, the step is too big or no
+        graph can be captured for it."""
+        if shape.max_query > 1 or len(inputs.positions) > self._limits.num_tokens:
             return None
-        num_tokens = NUM_TOKENS[bisect_left(NUM_TOKENS, count)]
-        max_rank = _power_of_two(max(shape.max_rank, MIN_RANK)) if shape.max_rank else 0
-        graph = self._graphs.get((num_tokens, max_rank))
-        if graph is None:
-            graph = StepGraph(num_tokens, max_rank, self._limits, self._ops, self._compute)
-            self._graphs[num_tokens, max_rank] = graph
-        return graph.prepare(inputs)
+        graph = self._graph(self._key(inputs, shape))
+        return None if graph is None else graph.prepare(inputs)
+
+    def _graph(self, key: GraphKey) -> StepGraph | None:
+        graph = self._graphs.get(key)
+        if graph is None and self._captures:
+            try:
+                graph = StepGraph(key, self._limits, self._buffers, self._ops, self._compute)
+            except Exception as error:
+                self._captures = False
+                log.warning(
+                    "no more graphs are captured, other steps are computed op by op: that of %d"
+                    " tokens, %d adapters and rank %d failed: %s: %s",
+                    *(*key, type(error).__name__, error),
+                )
+                return None
+            self._graphs[key] = graph
+        return graph
+
+    def _key(self, inputs: BatchInputs[Array], shape: StepShape) -> GraphKey:
+        num_tokens = NUM_TOKENS[bisect_left(NUM_TOKENS, len(inputs.positions))]
+        num_segments = len(inputs.segment_slot)
+        if not num_segments:
+            return GraphKey(num_tokens, 0, 0)
+        sizes = segment_sizes(num_tokens, self._limits.num_slots)
+        return GraphKey(num_tokens, sizes[bisect_left(sizes, num_segments)], shape.max_rank)
+
+    def _keys(self, max_rank: int) -> Iterator[GraphKey]:
+        for num_tokens in NUM_TOKENS[: NUM_TOKENS.index(self._limits.num_tokens) + 1]:
+            yield GraphKey(num_tokens, 0, 0)
+            for num_segments in segment_sizes(num_tokens, self._limits.num_slots):
+                for rank in rank_bounds(max_rank):
+                    yield GraphKey(num_tokens, num_segments, rank)
+
+
+def segment_sizes(num_tokens: int, num_slots: int) -> list[int]:
+    """Numbers of adapters that graphs of so many tokens are made for, ascending.
+
+    The largest but one is the largest with which LoRA kernels work by adapter: with half as many
+    adapters as tokens they work by token (`ops.triton_table.reads_by_row`), and padding must not
+    tip a step of few adapters over to that.
+    """
+    most = min(num_tokens, num_slots)
+    by_adapter = (num_tokens - 1) // 2
+    sizes = {*(size for size in NUM_SEGMENTS if size < by_adapter), by_adapter, most}
+    return sorted({min(size, most) for size in sizes if size})
+
+
+def _inputs(num_tokens: int, num_segments: int) -> BatchInputs[Array]:
+    """Zeros in the shapes of such a step, without block tables."""
+    many, few = np.zeros(num_tokens, np.int64), np.zeros(num_tokens, np.int32)
+    return BatchInputs[Array](
+        buffer_slots=many,
+        buffer_positions=many,
+        query_start=np.zeros(num_tokens + 1, np.int32),
+        token_seq=few,
+        positions=few,
+        context_lens=few,
+        block_tables=np.zeros((num_tokens, 0), np.int64),
+        last_tokens=many,
+        segment_start=np.zeros(num_segments + 1, np.int32),
+        segment_slot=np.zeros(num_segments, np.int32),
+    )
 
 
 def _pad(to: Array, values: Array, value: int) -> None:
     to[: len(values)] = values
     to[len(values) :] = value
-
-
-def _power_of_two(number: int) -> int:
-    """The smallest one that is not below."""
-    return 1 << (number - 1).bit_length()

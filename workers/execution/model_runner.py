@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ from torch import Tensor
 
 from adapters.pool.tiers import AdapterLease
 from ops.base import (
-    PAGE_TOKENS,
     AdapterTables,
     DeviceEvent,
     FusedLinear,
@@ -21,7 +21,13 @@ from ops.base import (
     LoRABatch,
     Ops,
 )
-from workers.execution.batch_builder import BatchInputs, StepShape, build_inputs, forward_batch
+from workers.execution.batch_builder import (
+    BatchInputs,
+    StepShape,
+    build_inputs,
+    forward_batch,
+    rank_bound,
+)
 from workers.execution.graph_runner import GraphRunner, Limits
 from workers.execution.pooler import pool, read_vectors
 from workers.execution.sampler import Sampler, SamplerInputs, Scores
@@ -34,8 +40,11 @@ from workers.execution.step_input import (
 )
 from workers.execution.token_buffer import TokenBuffer
 from workers.execution.upload import upload
+from workers.execution.warm_up import every_form
 from workers.models.decoder import Decoder
 from workers.wire.protocol import ErrorCode, TokenLogprobs
+
+log = logging.getLogger(__name__)
 
 
 class ModelRunner:
@@ -49,22 +58,34 @@ class ModelRunner:
         buffer: TokenBuffer,
         tables: AdapterTables,
         *,
-        uses_graphs: bool = False,
+        graphs: Limits | None = None,
     ) -> None:
-        """arena: uint8, the device's memory. uses_graphs: steps in which all sequences generate
-        run as captured graphs (`GraphRunner`); no sequence uses the first page then."""
+        """arena: uint8, the device's memory. graphs: steps within these limits in which all
+        sequences generate run as captured graphs (`GraphRunner`). No sequence uses the first
+        page."""
         self.model = model
         self._ops = ops
         self._view = KVCacheView(arena, model.plan.kv_layout)
         self._buffer = buffer
         self._tables = tables
         self._sampler = Sampler(ops, buffer)
-        self._graphs: GraphRunner | None = None
-        if uses_graphs:
-            max_len = model.plan.max_model_len
-            num_pages, num_slots = -(-max_len // PAGE_TOKENS), len(tables.rank)
-            limits = Limits(num_pages, max_len, num_slots)
-            self._graphs = GraphRunner(limits, ops, self._logits)
+        self._graphs = None if graphs is None else GraphRunner(graphs, ops, self._logits)
+
+    @torch.inference_mode()
+    def warm_up(self, max_rank: int, max_tokens: int) -> None:
+        """Compiles every form of a kernel that steps of up to `max_tokens` tokens take, with
+        adapters up to that rank, and captures their graphs. No sequence may run, and none is
+        changed. Raises what a step raises."""
+        begin = perf_counter_ns()
+        self.model.arrival.synchronize()
+        if self._ops.compiles:
+            for step in every_form(self.model.plan.max_model_len, max_tokens, max_rank):
+                self.launch(step).result()
+        num_graphs = 0 if self._graphs is None else self._graphs.capture_all(max_rank)
+        log.info(
+            "%d kernels compiled or read, %d graphs captured in %.1f s",
+            *(self._ops.num_compiled, num_graphs, (perf_counter_ns() - begin) / 1e9),
+        )
 
     @torch.inference_mode()
     def launch(self, step: StepInput) -> LaunchedStep:
@@ -122,7 +143,7 @@ class ModelRunner:
             tables=self._tables,
             segment_start=torch.tensor([0, num_tokens], dtype=torch.int32, device=device),
             segment_slot=torch.tensor([lease.slot], dtype=torch.int32, device=device),
-            max_rank=lease.max_rank,
+            max_rank=rank_bound(lease.max_rank),
         )
         deltas: list[Tensor] = []
         for fused, x in inputs:
@@ -143,10 +164,10 @@ class ModelRunner:
             return None
         return self._graphs.prepare(inputs, shape)
 
-    def _logits(self, inputs: BatchInputs[Tensor], shape: StepShape) -> Tensor:
+    def _logits(self, inputs: BatchInputs[Tensor], shape: StepShape, out: Tensor) -> Tensor:
         """Of all tokens."""
         batch = forward_batch(inputs, shape, self._buffer, self._view, self._tables)
-        return self.model.logits(self.model.forward(batch))
+        return self.model.logits(self.model.forward(batch), out)
 
     def _compute(
         self,

@@ -29,9 +29,10 @@ class LMHead:
         self._weight = weight
         self._softcap = softcap
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[N, K] -> float32 [N, V]."""
-        logits = self._ops.linear(hidden, self._weight).to(torch.float32)
+    def forward(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """[N, K] -> float32 [N, V], in `out` if given."""
+        logits = self._ops.linear(hidden, self._weight)
+        logits = logits.to(torch.float32) if out is None else out.copy_(logits)
         if self._softcap is not None:
             logits.div_(self._softcap).tanh_().mul_(self._softcap)
         return logits

@@ -82,10 +82,10 @@ class Decoder:
         x = self._ops.rms_norm(residual, norm.weight, norm.eps)
         return self._layers.forward(x, residual, batch.attention, batch.kv, batch.lora)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Rows of `forward` [N, K] -> float32 [N, V]."""
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """Rows of `forward` [N, K] -> float32 [N, V], in `out` if given."""
         self.arrival.wait(-1)
-        return self._head.forward(hidden)
+        return self._head.forward(hidden, out)
 
 
 def load_norm(loader: WeightLoader, spec: ModelSpec, module: str) -> Norm:

@@ -60,6 +60,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Packed weights stay on the host too, one image a model, and come from there to addresses that
     they have each time. On a GPU always."""
     max_model_len: int | None = None
+    max_lora_rank: int = 256
+    """Kernels are compiled at the start for adapters up to this rank; those of a higher one in the
+    step that first needs them."""
     max_queued: int = 1024
     max_queued_tokens: int = 1 << 20
     max_queue_wait: float = 15.0

@@ -222,6 +222,10 @@ OF_WORKER: tuple[tuple[str, str, str, ReadWorker], ...] = (
         lambda status: [Figure(status.step)],
     ),
     (
+        *("counter", "loraplex_late_kernels", "Kernels compiled after the worker was ready."),
+        lambda status: [Figure(status.num_late_kernels)],
+    ),
+    (
         *("gauge", "loraplex_tokens_per_second", "Tokens generated a second, of late."),
         lambda status: [Figure(status.tokens_per_s)],
     ),

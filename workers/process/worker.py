@@ -36,6 +36,7 @@ from workers.device.device_memory import DeviceMemory, HostMemory, MappedMemory,
 from workers.device.virtual_memory import HostVirtualMemory, VirtualMemory
 from workers.device.weight_image import WeightImage
 from workers.execution.engine import Engine
+from workers.execution.graph_runner import Limits
 from workers.execution.model_runner import ModelRunner
 from workers.execution.step_ring import StepRing
 from workers.execution.token_buffer import TokenBuffer
@@ -100,8 +101,9 @@ class Worker:
         plans = {digest: self._read_plan(digest) for digest in names}
         virtual = self._virtual_memory()
         granularity = UNIT_BYTES if virtual is None else max(UNIT_BYTES, virtual.granularity)
+        graph_bytes = sum(map(self._graph_bytes, plans.values()))
         self.arena, self._kv_extents, self._weight_extents = _make_arena(
-            config, self._footprints(plans.values()), granularity
+            config, self._footprints(plans.values()), granularity, graph_bytes
         )
         sizes = (self.arena.num_extents, self.arena.extent_bytes)
         try:
@@ -148,9 +150,14 @@ class Worker:
                 self.model_pool.add(names[digest], plan)
             except CannotServeModel as error:
                 raise CannotServe(f"model {names[digest]}: {error}") from error
+        if self.ops.compiles:
+            # Of adapters that arrive: their sizes are multiples of 128 bytes, or not.
+            for num_bytes in (1024, 1032):
+                self.ops.block_hashes(self.memory[:num_bytes])
         for digest, name in names.items():
             if self.model_pool.load_now(digest, partial(progress, name)):
-                warm_up(self.instances[digest].engine)
+                self._warm_up(digest)
+        self._num_compiled = self.ops.num_compiled
 
     def close(self) -> None:
         """When its loop has ended: adapters that wait to be loaded do not hold the process up."""
@@ -189,7 +196,31 @@ class Worker:
             torch.set_num_threads(self.config.threads)
         name, num_threads = self.config.ops, torch.get_num_threads()
         log.info("op backend %s, %d threads, pid %d", name, num_threads, os.getpid())
+        if name == "cuda":
+            return ops.registry.select(name, cache_dir=self.config.cache_dir / "kernels")
         return ops.registry.select(name)
+
+    def _graph_limits(self, plan: ModelPlan) -> Limits | None:
+        config = self.config
+        if not self._uses_graphs:
+            return None
+        slots, vocab = config.max_loaded_adapters, plan.spec.vocab_size
+        return Limits.of(config.max_num_seqs, plan.max_model_len, slots, vocab)
+
+    def _graph_bytes(self, plan: ModelPlan) -> int:
+        limits = self._graph_limits(plan)
+        return 0 if limits is None else limits.num_bytes
+
+    def _warm_up(self, digest: str) -> None:
+        """What a model that comes later compiles and captures, it does in its first steps."""
+        engine = self.instances[digest].engine
+        assert isinstance(engine.runner, ModelRunner)
+        try:
+            engine.runner.warm_up(self.config.max_lora_rank, self.config.max_batched_tokens)
+        except Exception as error:
+            log.exception("a step that warms the worker up failed", exc_info=error)
+            raise CannotServe(f"a step that warms the worker up failed: {error}") from error
+        warm_up(engine)
 
     def _virtual_memory(self) -> VirtualMemory | None:
         """None where weights are loaded anew each time, wherever the allocator puts them."""
@@ -212,6 +243,7 @@ class Worker:
             step=self.ring.num_steps,
             tokens_per_s=_tokens_per_s(self.ring),
             generation=generation,
+            num_late_kernels=self.ops.num_compiled - self._num_compiled,
             tenants=[
                 TenantStatus(tenant, num_bytes - adapters[tenant], adapters[tenant])
                 for tenant, num_bytes in nlargest(MAX_TENANTS, held.items(), key=itemgetter(1))
@@ -304,7 +336,7 @@ class Worker:
             tables = pool.tables
             return self.runner(
                 *(model, self.ops, self.memory, buffer, tables),
-                uses_graphs=self._uses_graphs,
+                graphs=self._graph_limits(plan),
             )
 
         effect_proof = EffectProof(self.store, plan.folder, plan.spec, plan.shape, pool.layout)
@@ -423,30 +455,32 @@ class Cut(NamedTuple):
 
 
 def _make_arena(
-    config: WorkerConfig, models: list[Footprint], granularity: int
+    config: WorkerConfig, models: list[Footprint], granularity: int, graph_bytes: int
 ) -> tuple[Arena, int, int]:
     """The arena, how many of its extents are KV's at most, and how many are there for the weights
-    of `models`. granularity: of an extent's bytes.
+    of `models`. granularity: of an extent's bytes. graph_bytes: of `device_memory`, what captured
+    graphs take beside the arena.
 
     Without `device_memory` there is room for `memory` beside the weights of all models. Raises
     CannotServe.
     """
-    given = config.device_memory or config.memory
+    beside = graph_bytes if config.device_memory is not None else 0
+    given = (config.device_memory or config.memory) - beside
     cut = _cut(given, config, models, granularity)
     if given < cut.least_bytes:
         least = cut.least_bytes
         while least < (cut := _cut(least, config, models, granularity)).least_bytes:
             least = cut.least_bytes
         raise CannotServe(
-            f"{_setting(config)}: {given} bytes are too few for what this worker serves;"
-            f" the least is {least}"
+            f"{_setting(config)}: {given + beside} bytes are too few for what this worker serves;"
+            f" the least is {least + beside}"
         )
     extent_bytes = cut.extent_bytes
     if config.device_memory is None:
         num_shared = config.memory // extent_bytes
         num_extents = num_shared + sum(cut.weight_extents)
     else:
-        num_extents = config.device_memory // extent_bytes
+        num_extents = given // extent_bytes
         num_shared = num_extents - min(cut.weight_extents, default=0)
     ceiling = config.adapter_memory_max
     try:

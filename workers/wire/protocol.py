@@ -423,6 +423,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, tag="status"):
     """Of the last `Desired` that was applied."""
     tenants: list[TenantStatus] = []
     """Those that hold most of the device's memory."""
+    num_late_kernels: int = 0
+    """Compiled, or read from the cache, after the worker was ready: in steps of requests."""
 
 
 class CachedPages(msgspec.Struct, frozen=True, tag="cached"):

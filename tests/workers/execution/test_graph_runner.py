@@ -16,13 +16,30 @@ from torch import Tensor
 from adapters.pool.segments import build_segments
 from ops.base import PAGE_TOKENS, KVCacheView
 from ops.registry import select
+from ops.triton_table import reads_by_row
 from tests.doubles import make_adapter, make_model
 from tests.ops.conftest import TRITON, triton_backend
 from tests.workers.driver import Driver
 from tests.workers.paged import PagedModel, Stream
 from tests.workers.process.test_worker import Setup
-from workers.execution.batch_builder import BatchInputs, StepShape, forward_batch
-from workers.execution.graph_runner import SCRATCH_PAGE, GraphInputs, GraphRunner, Limits, StepGraph
+from workers.execution.batch_builder import (
+    BatchInputs,
+    StepShape,
+    forward_batch,
+    rank_bound,
+    rank_bounds,
+)
+from workers.execution.graph_runner import (
+    NUM_TOKENS,
+    SCRATCH_PAGE,
+    GraphBuffers,
+    GraphInputs,
+    GraphKey,
+    GraphRunner,
+    Limits,
+    StepGraph,
+    segment_sizes,
+)
 from workers.execution.step_input import Array
 from workers.execution.token_buffer import TokenBuffer
 from workers.execution.upload import Packing, new_host_buffer, upload
@@ -50,7 +67,8 @@ class Steps:
         self.view = KVCacheView(self.paged.arena, self.paged.model.plan.kv_layout)
         self.buffer = TokenBuffer(32, MAX_LEN, torch.device("cpu"))
         num_slots = len(self.paged.tables.rank)
-        self.limits = Limits(MAX_LEN // PAGE_TOKENS, MAX_LEN, num_slots)
+        vocab_size = self.paged.model.plan.spec.vocab_size
+        self.limits = Limits.of(20, MAX_LEN, num_slots, vocab_size)
 
     def begin(self, slots: list[int], longest: int = 40) -> BatchInputs[Array]:
         """New sequences with these adapters, and the inputs of their next step."""
@@ -87,15 +105,23 @@ class Steps:
 
     def shape(self, rows: BatchInputs[Array]) -> StepShape:
         max_rank = self.max_rank if len(rows.segment_slot) else 0
-        return StepShape(1, int(rows.context_lens.max()), max_rank)
+        return StepShape(1, int(rows.context_lens.max()), rank_bound(max_rank))
+
+    def graph(self, num_tokens: int) -> StepGraph:
+        """For that many tokens, and adapters as many as there are."""
+        key = GraphKey(num_tokens, min(num_tokens, self.limits.num_slots), 16)
+        buffers = GraphBuffers(self.limits, self.ops.device)
+        return StepGraph(key, self.limits, buffers, self.ops, self.compute)
 
     def alone(self, rows: BatchInputs[Array]) -> Tensor:
         tensors = BatchInputs[Tensor](*upload([*rows], self.ops.device))
         return self.compute(tensors, self.shape(rows))
 
-    def compute(self, rows: BatchInputs[Tensor], shape: StepShape) -> Tensor:
+    def compute(
+        self, rows: BatchInputs[Tensor], shape: StepShape, out: Tensor | None = None
+    ) -> Tensor:
         batch = forward_batch(rows, shape, self.buffer, self.view, self.paged.tables)
-        return self.paged.model.logits(self.paged.model.forward(batch))
+        return self.paged.model.logits(self.paged.model.forward(batch), out)
 
     def assert_same(self, rows: BatchInputs[Array], run: Callable[[], Tensor]) -> None:
         """The logits, and every byte of the arena but those of the scratch page."""
@@ -153,11 +179,11 @@ def test_a_padded_step_is_the_step(steps: Steps) -> None:
 @pytest.mark.parametrize("first", [[0, 1, 2, -1, -1], [1], [-1, -1]])
 def test_it_serves_other_adapters_than_it_was_made_with(steps: Steps, first: list[int]) -> None:
     """Fewer, more, none, and of other ranks; fewer rows and more."""
-    graphs = StepGraph(8, 16, steps.limits, steps.ops, steps.compute)
+    graph = steps.graph(8)
     later = [[0, 1, 1, 2, 2, 2, -1], [-1], [0] * 8, [-1] * 8, [2], [0, 1, 2]]
     for slots in [first, *later]:
         rows = steps.begin(slots)
-        steps.assert_same(rows, graphs.prepare(rows))
+        steps.assert_same(rows, graph.prepare(rows))
 
 
 @torch.inference_mode()
@@ -165,38 +191,142 @@ def test_it_serves_other_adapters_than_it_was_made_with(steps: Steps, first: lis
 def test_triton_kernels_leave_padding_alone(tmp_path: Path, backend: str) -> None:
     """Rows and segments."""
     steps = make_steps(tmp_path, backend)
-    graphs = StepGraph(3, 16, steps.limits, steps.ops, steps.compute)
+    graph = steps.graph(3)
     for slots in ([1, -1], [-1]):
         rows = steps.begin(slots, longest=5)
-        steps.assert_same(rows, graphs.prepare(rows))
+        steps.assert_same(rows, graph.prepare(rows))
+
+
+class Noting:
+    """A backend that notes what it captures, and with how many tokens and adapters LoRA works."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._ops = steps.ops
+        self.captured: list[Tensor] = []
+        self.forms: list[tuple[int, int]] = []
+        self.fails_at = -1
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._ops, name)
+
+    def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        if len(self.captured) == self.fails_at:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        # As CUDA does: once before it is captured.
+        self.captured.append(work())
+        return work
+
+    def noted(self, steps: Steps) -> GraphRunner:
+        """A runner whose graphs note the number of tokens and of adapters that they are made
+        for."""
+
+        def compute(rows: BatchInputs[Tensor], shape: StepShape, out: Tensor) -> Tensor:
+            self.forms.append((len(rows.positions), len(rows.segment_slot)))
+            return steps.compute(rows, shape, out)
+
+        return GraphRunner(steps.limits, self, compute)  # pyright: ignore
 
 
 def test_addresses_stay_and_prompts_and_large_steps_are_left(steps: Steps) -> None:
-    captured: list[Callable[[], Tensor]] = []
-
-    class Noting:
-        """A backend that notes what it was given to capture."""
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(steps.ops, name)
-
-        def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
-            captured.append(work)
-            return work
-
-    graphs = GraphRunner(steps.limits, Noting(), steps.compute)  # pyright: ignore
-    for slots in ([0, 1, -1], [2, -1, -1, -1], [-1] * 4, [-1] * 3, [1, 1, 1]):
+    noting = Noting(steps)
+    graphs = noting.noted(steps)
+    for slots in ([0, 1, -1], [0, 1, 2, -1], [2, -1, -1, -1], [-1] * 4, [-1] * 3, [1, 1, 1]):
         rows = steps.begin(slots)
         assert graphs.prepare(rows, steps.shape(rows)) is not None
-    assert len(captured) == 2, "one with adapters, one without"
+    assert len(noting.captured) == 3, "with many adapters, with one, with none"
     rows = steps.begin([-1])
     assert graphs.prepare(rows, StepShape(2, 20, 0)) is None
-    large = rows._replace(positions=np.zeros(257, np.int32))
+    large = rows._replace(positions=np.zeros(25, np.int32))
     assert graphs.prepare(large, StepShape(1, 20, 0)) is None
 
 
+@torch.inference_mode()
+def test_all_graphs_are_captured_before_the_first_step_the_largest_first(steps: Steps) -> None:
+    noting = Noting(steps)
+    graphs = noting.noted(steps)
+    num_graphs = graphs.capture_all(steps.max_rank)
+    assert num_graphs == len(noting.captured)
+    sizes = [len(logits) for logits in noting.captured]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] == 24
+    buffers = {logits.data_ptr() for logits in noting.captured}
+    assert len(buffers) == 1, "one buffer for the logits of all"
+    rng = random.Random(4)
+    for count in range(1, 21):
+        rows = steps.begin(mixed(rng, count, rng.randrange(count + 1)))
+        assert graphs.prepare(rows, steps.shape(rows)) is not None
+    assert len(noting.captured) == num_graphs
+
+
+@torch.inference_mode()
+def test_a_graph_that_cannot_be_captured_leaves_steps_to_be_computed_op_by_op(
+    steps: Steps, caplog: pytest.LogCaptureFixture
+) -> None:
+    noting = Noting(steps)
+    noting.fails_at = 2
+    graphs = noting.noted(steps)
+    assert graphs.capture_all(steps.max_rank) == 2
+    small = steps.begin([0, -1])
+    assert graphs.prepare(small, steps.shape(small)) is None
+    large = steps.begin([0] * 20)
+    run = graphs.prepare(large, steps.shape(large))
+    assert run is not None, "captured before"
+    steps.assert_same(large, run)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "computed op by op" in said and "not permitted when stream is capturing" in said
+
+
+@torch.inference_mode()
+def test_a_step_of_few_adapters_works_by_adapter(steps: Steps) -> None:
+    """As it would alone: 20 tokens of two adapters are two matrix products."""
+    noting = Noting(steps)
+    graphs = noting.noted(steps)
+    for slots in ([0] * 10 + [1] * 10, [0] * 20, [0, 1, 2], [0, 0, 0, 1]):
+        rows = steps.begin(slots)
+        run = graphs.prepare(rows, steps.shape(rows))
+        assert run is not None
+        noting.forms.clear()
+        run()
+        ((num_tokens, num_segments),) = noting.forms
+        by_row = reads_by_row(len(slots), len(set(slots)))
+        assert reads_by_row(num_tokens, num_segments) is by_row, slots
+
+
+@pytest.mark.parametrize("num_slots", [1, 3, 128])
+def test_padding_changes_no_form_and_costs_little(num_slots: int) -> None:
+    for num_tokens in NUM_TOKENS:
+        sizes = segment_sizes(num_tokens, num_slots)
+        for count in range(1, min(num_tokens, num_slots) + 1):
+            size = next(size for size in sizes if size >= count)
+            assert reads_by_row(num_tokens, size) is reads_by_row(num_tokens, count)
+            if not reads_by_row(num_tokens, size):
+                # Programs of a matrix tile, as `triton_lora` launches them.
+                assert num_tokens // 16 + size <= 4 * (num_tokens // 16 + count)
+
+
+def test_ranks_have_few_bounds() -> None:
+    assert [rank_bound(rank) for rank in (0, 1, 16, 17, 64, 65, 256)] == [
+        0,
+        16,
+        16,
+        64,
+        64,
+        256,
+        256,
+    ]
+    assert rank_bound(300) == 512
+    assert rank_bounds(64) == [16, 64] and rank_bounds(65) == [16, 64, 256]
+    assert rank_bounds(600) == [16, 64, 256, 512, 1024]
+
+
+def test_the_buffers_of_graphs_are_as_large_as_is_reckoned_with() -> None:
+    for limits in (Limits.of(1, 40, 1, 77), Limits.of(100, 4096, 8, 500)):
+        buffers = GraphBuffers(limits, torch.device("cpu"))
+        held = (buffers.inputs, buffers.tables, buffers.logits)
+        assert sum(tensor.nbytes for tensor in held) == limits.num_bytes
+
+
 def test_block_tables_go_to_the_device_as_wide_as_the_step_needs_them(steps: Steps) -> None:
-    graphs = GraphInputs(4, 4, steps.limits, torch.device("cpu"))
+    graphs = GraphInputs(4, 4, GraphBuffers(steps.limits, torch.device("cpu")))
     graphs.tensors.block_tables.fill_(77)
     for longest in (40, 90, 5):
         rows = steps.begin([0, 1, -1], longest)

@@ -1,0 +1,111 @@
+"""`python -m tests.ops.late_kernels FOLDER`: what a worker compiles before its first request, and
+what its requests compile after that.
+
+The worker is a real one with the `cuda` backend's ops, which launch at a double of the driver:
+every kernel that Triton would compile is counted, and none is run. Their results are whatever
+memory held, but tokens, which are zeros. One JSON object: the two counts, and the names of the
+kernels that were late.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton import knobs
+from triton.runtime.driver import driver
+
+from ops.base import Ops, SamplingBatch
+from ops.cuda import CudaOps
+from tests.ops.hopper import Driver as DriverDouble
+from tests.workers.driver import Driver
+from tests.workers.process.test_worker import Setup
+from workers.process.worker import Worker
+from workers.wire.protocol import Generate, SamplingParams
+
+ADAPTERS = {name: {"rank": rank} for name, rank in (("low", 4), ("middle", 40), ("high", 90))}
+forms: dict[str, str] = {}
+
+
+def count(*, key: str, fn: Any, **_: Any) -> bool:
+    forms[str(key) + fn.name] = fn.name.rpartition(".")[2]
+    return True  # taken as compiled by another
+
+
+class UnrunOps(CudaOps):
+    """A capture computes once before it captures, as on a GPU."""
+
+    def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        work()
+        return work
+
+    def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
+        return super().sample(logits, batch).zero_()
+
+    def block_hashes(self, payload: Tensor) -> Tensor:
+        """What arrives on the device is looked at; here it is found to be right."""
+        super().block_hashes(payload)
+        return torch.zeros(-(-payload.nbytes // (1 << 12)), dtype=torch.int64)
+
+
+class UnrunWorker(Worker):
+    def _select_ops(self) -> Ops:
+        return UnrunOps(torch.device("cpu"))
+
+
+def requests(setup: Setup, rng: random.Random) -> list[Generate]:
+    """Of all kinds that a sampler, a prompt and an adapter make."""
+    made: list[Generate] = []
+    for number in range(40):
+        prompt = [rng.randrange(256) for _ in range(rng.choice([1, 3, 16, 17, 100, 300, 400]))]
+        params = SamplingParams(
+            rng.randint(1, 30),
+            seed=number,
+            temperature=rng.choice([0.0, 1.0]),
+            top_k=rng.choice([0, 3]),
+            top_p=rng.choice([1.0, 0.9]),
+            min_p=rng.choice([0.0, 0.1]),
+            presence_penalty=rng.choice([0.0, 1.0]),
+            logit_bias=rng.choice([None, {9: 2.0}]),
+            logprobs=rng.choice([None, 0, 1, 7, 20]),
+            prompt_logprobs=rng.choice([None, None, 1]),
+            ignore_eos=True,
+        )
+        adapter = rng.choice([None, *setup.refs.values()])
+        made.append(
+            Generate(number, "", setup.digest, prompt, params, cache_domain="t", adapter=adapter)
+        )
+    return made
+
+
+def main() -> None:
+    driver.set_active(DriverDouble())  # pyright: ignore[reportArgumentType]
+    knobs.runtime.jit_cache_hook = count  # pyright: ignore[reportAttributeAccessIssue]
+    setup = Setup(Path(sys.argv[1]), "llama", ADAPTERS)
+    config = setup.config(
+        dtype="bfloat16",
+        memory=16 << 20,
+        max_batched_tokens=256,
+        max_num_seqs=20,
+        max_lora_rank=128,
+        uses_graphs=True,
+        runs_ahead=True,
+    )
+    with Driver(config, UnrunWorker) as worker:
+        early = set(forms)
+        for request in requests(setup, random.Random(0)):
+            worker.submit(request)
+        worker.wait()
+    late = sorted(forms[form] for form in forms.keys() - early)
+    num_tokens = sum(map(len, worker.answers.values()))
+    print(json.dumps({"early": len(early), "late": late, "tokens": num_tokens}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Steps that take every form of every kernel, so that none is compiled in a request's step.
+
+Kernels have forms by what a step contains (sequences that decode or prefill, contexts of one part
+or several, adapters of few or many tokens), never by how many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from memory.page_key import PAGE_TOKENS
+from workers.execution.batch_builder import rank_bounds
+from workers.execution.step_input import NONE_BANNED, SampleInput, ScoreInput, StepInput
+from workers.wire.protocol import SamplingParams
+
+FAR = 300
+"""A context of several parts (`ops.triton_table.PART_TOKENS`)."""
+SHORT_CHUNK, LONG_CHUNK = 32, 80
+"""Tokens of a prompt: an adapter's have one tile of a kernel's, and more."""
+
+GREEDY = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
+EVERYTHING = SamplingParams(
+    max_tokens=1,
+    seed=0,
+    temperature=0.8,
+    top_k=5,
+    top_p=0.9,
+    min_p=0.01,
+    presence_penalty=0.5,
+    frequency_penalty=0.5,
+    repetition_penalty=1.1,
+    logit_bias={0: 1.0},
+    logprobs=3,
+)
+
+
+def every_form(max_len: int, max_tokens: int, max_rank: int) -> Iterator[StepInput]:
+    """Steps of up to `max_tokens` tokens at positions below `max_len - 1`. They read and write the
+    first page alone, and the first slot of the token buffer and of the adapters."""
+    for rank in (0, *rank_bounds(max_rank)):
+        far = min(FAR, max_len - 2)
+        yield _step([0], [1], rank)
+        for chunk, start in ((SHORT_CHUNK, 0), (LONG_CHUNK, FAR)):
+            count = max(min(chunk, max_tokens - 1, max_len - 1), 1)
+            starts = [far if start else 0, min(start, max_len - 1 - count)]
+            yield _step(starts, [1, count], rank, GREEDY)
+            if not rank:
+                yield _step(starts, [1, count], rank, EVERYTHING)
+
+
+def _step(
+    starts: list[int], counts: list[int], rank: int, params: SamplingParams | None = None
+) -> StepInput:
+    """A step whose first sequence draws a token, if there are parameters; the last one is scored
+    then, if it has several tokens."""
+    ends = [start + count for start, count in zip(starts, counts, strict=True)]
+    scores: list[ScoreInput] = []
+    if params is EVERYTHING and counts[-1] > 1:
+        scores = [ScoreInput(len(counts) - 1, [0] * (counts[-1] - 1), 3)]
+    return StepInput(
+        sequence_slots=np.zeros(len(counts), np.int64),
+        adapter_slots=np.full(len(counts), 0 if rank else -1, np.int32),
+        starts=np.array(starts, np.int32),
+        counts=np.array(counts, np.int32),
+        block_tables=np.zeros((len(counts), -(-max(ends) // PAGE_TOKENS)), np.int64),
+        max_rank=rank,
+        samples=[] if params is None else [SampleInput(0, ends[0], 0, params, NONE_BANNED)],
+        scores=scores,
+    )
