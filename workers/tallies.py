@@ -25,7 +25,8 @@ class Counter:
         self, meter: Meter, name: str, description: str, labels: Sequence[str] = (), unit: str = ""
     ) -> None:
         self._labels = tuple(labels)
-        self._values: dict[Labels, float] = {}
+        self._values: dict[Labels, float] = {} if labels else {(): 0}
+        """A sum without labels is there from the start, so that its first increase can be seen."""
         meter.create_observable_counter(name, [self._observe], unit, description)
 
     def add(self, amount: float, *labels: str) -> None:

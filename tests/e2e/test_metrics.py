@@ -23,7 +23,6 @@ DEADLINE_S = 20.0
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 RARE = {
     "loraplex_connections_refused_total": "no bound of the server was met",
-    "loraplex_lease_renewal_failures_total": "the database answered",
     "loraplex_sequence_failures_total": "no sequence failed",
     "loraplex_certificate_expiry_timestamp_seconds": "no TLS: tests/loraplex/test_certificates.py",
 }

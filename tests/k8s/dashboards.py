@@ -1,0 +1,514 @@
+"""`make dashboards`: the Grafana dashboards and the alert rules of k8s/dashboards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+FOLDER = Path(__file__).parents[2] / "k8s" / "dashboards"
+RUNBOOK = "docs/operate/alerts.md"
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+COLUMNS, WIDTH, HEIGHT = 3, 8, 8
+WINDOW = "$__rate_interval"
+
+
+class Panel(NamedTuple):
+    title: str
+    unit: str
+    """As Grafana names it."""
+    queries: dict[str, str]
+    """Legend to PromQL."""
+
+
+class Alert(NamedTuple):
+    name: str
+    severity: str
+    expression: str
+    minutes: int
+    """So long it holds before it is told."""
+    summary: str
+
+
+def rate(metric: str, by: str = "", matching: str = "") -> str:
+    return f"sum{by and f' by ({by})'} (rate({metric}{matching}[{WINDOW}]))"
+
+
+def quantile(q: float, histogram: str, by: str = "model_name", matching: str = "") -> str:
+    inner = rate(f"{histogram}_bucket", f"le, {by}", matching)
+    return f"histogram_quantile({q}, {inner})"
+
+
+def quantiles(histogram: str, by: str = "model_name", matching: str = "") -> dict[str, str]:
+    return {
+        f"p{round(100 * q)} {{{{{by}}}}}": quantile(q, histogram, by, matching)
+        for q in (0.5, 0.95, 0.99)
+    }
+
+
+GATEWAY = '{model_name=~"$model"}'
+RENEWAL = "loraplex_lease_renewal_seconds"
+SERVICE = (
+    Panel(
+        "Requests by status",
+        "reqps",
+        {"{{status}}": rate("loraplex_requests_total", "status", GATEWAY)},
+    ),
+    Panel("Refusals by reason", "reqps", {"{{reason}}": rate("loraplex_refusals_total", "reason")}),
+    Panel("Tokens by kind", "short", {"{{kind}}": rate("loraplex_tokens_total", "kind", GATEWAY)}),
+    Panel(
+        "Time to first token, at the gateway",
+        "s",
+        quantiles("loraplex_time_to_first_token_seconds", "class", GATEWAY),
+    ),
+    Panel(
+        "Mean time between tokens of a request",
+        "s",
+        quantiles("loraplex_time_per_output_token_seconds", "class", GATEWAY),
+    ),
+    Panel(
+        "Duration of requests",
+        "s",
+        quantiles("loraplex_request_duration_seconds", "class", GATEWAY),
+    ),
+    Panel(
+        "Time between two tokens, at the worker",
+        "s",
+        quantiles("vllm:inter_token_latency_seconds", "model_name", GATEWAY),
+    ),
+    Panel(
+        "Running and waiting",
+        "short",
+        {
+            "running {{model_name}}": f"sum by (model_name) (vllm:num_requests_running{GATEWAY})",
+            "waiting {{model_name}}": f"sum by (model_name) (vllm:num_requests_waiting{GATEWAY})",
+            "in flight": "sum(loraplex_requests_in_flight)",
+        },
+    ),
+    Panel("Workers by state", "short", {"{{state}}": "max by (state) (loraplex_workers)"}),
+    Panel(
+        "Time of steps by part",
+        "percentunit",
+        {"{{part}}": rate("loraplex_step_seconds_total", "part", GATEWAY)},
+    ),
+    Panel(
+        "CPU and memory of processes",
+        "short",
+        {
+            "cores {{process}} {{instance}}": rate(
+                "process_cpu_seconds_total", "process, instance"
+            ),
+            "GiB {{process}} {{instance}}": "process_resident_memory_bytes / 1073741824",
+        },
+    ),
+    Panel(
+        "Catalog age and certificates",
+        "s",
+        {
+            "catalog {{instance}}": "loraplex_catalog_age_seconds",
+            "{{certificate}} ends in": "loraplex_certificate_expiry_timestamp_seconds - time()",
+        },
+    ),
+)
+TENANTS = (
+    Panel(
+        "Tokens by tenant", "short", {"{{tenant}}": rate("loraplex_tenant_tokens_total", "tenant")}
+    ),
+    Panel(
+        "Requests by tenant",
+        "reqps",
+        {"{{tenant}}": rate("loraplex_tenant_requests_total", "tenant")},
+    ),
+    Panel(
+        "Dollars an hour by tenant",
+        "currencyUSD",
+        {"{{tenant}}": f"3600 * {rate('loraplex_tenant_cost_total', 'tenant')}"},
+    ),
+    Panel(
+        "Tokens by version of an adapter, the first 20",
+        "short",
+        {
+            "{{tenant}} {{adapter}}@{{version}}": "topk(20, "
+            + rate("loraplex_adapter_tokens_total", "tenant, adapter, version")
+            + ")"
+        },
+    ),
+    Panel(
+        "Part of tokens in `other`",
+        "percentunit",
+        {
+            "tenants": rate("loraplex_tenant_tokens_total", "", '{tenant="other"}')
+            + " / "
+            + rate("loraplex_tenant_tokens_total")
+        },
+    ),
+    Panel(
+        "Usage that waits for the database",
+        "bytes",
+        {
+            "waits {{instance}}": "loraplex_usage_log_bytes",
+            "bound {{instance}}": "loraplex_usage_log_max_bytes",
+        },
+    ),
+)
+MEMORY = (
+    Panel("Adapters by tier", "short", {"{{tier}}": "sum by (tier) (loraplex_adapters)"}),
+    Panel(
+        "Bytes of adapters by tier", "bytes", {"{{tier}}": "sum by (tier) (loraplex_adapter_bytes)"}
+    ),
+    Panel(
+        "Loads by tier, evictions, failures",
+        "ops",
+        {
+            "load to {{tier}}": rate("loraplex_adapter_loads_total", "tier", GATEWAY),
+            "eviction": rate("loraplex_adapter_evictions_total", "", GATEWAY),
+            "failure": rate("loraplex_adapter_load_failures_total", "", GATEWAY),
+        },
+    ),
+    Panel(
+        "Mean time of a load",
+        "s",
+        {
+            "to {{tier}}": rate("loraplex_adapter_load_seconds_total", "tier", GATEWAY)
+            + " / "
+            + rate("loraplex_adapter_loads_total", "tier", GATEWAY)
+        },
+    ),
+    Panel(
+        "Sequences that hold an adapter",
+        "short",
+        {"{{instance}}": "sum by (instance) (loraplex_adapter_leases)"},
+    ),
+    Panel(
+        "The device's memory by use",
+        "bytes",
+        {
+            "{{kind}} {{instance}}": "loraplex_arena_extents * on (instance) group_left ()"
+            " (loraplex_arena_bytes / on (instance) sum by (instance) (loraplex_arena_extents))"
+        },
+    ),
+    Panel(
+        "KV cache in use",
+        "percentunit",
+        {"{{model_name}} {{instance}}": f"vllm:kv_cache_usage_perc{GATEWAY}"},
+    ),
+    Panel(
+        "Prefix cache: part of tokens found",
+        "percentunit",
+        {
+            "{{model_name}}": rate("vllm:prefix_cache_hits_total", "model_name", GATEWAY)
+            + " / "
+            + rate("vllm:prefix_cache_queries_total", "model_name", GATEWAY)
+        },
+    ),
+    Panel(
+        "Swaps and time to the device",
+        "short",
+        {
+            "swaps an hour {{model_name}}": "sum by (model_name)"
+            f" (increase(loraplex_model_swaps_total{GATEWAY}[1h]))",
+            "seconds {{model_name}}": f"max by (model_name) (loraplex_model_load_seconds{GATEWAY})",
+        },
+    ),
+    Panel(
+        "Models on a device",
+        "short",
+        {"{{model_name}}": f"sum by (model_name) (loraplex_model_on_device{GATEWAY})"},
+    ),
+)
+FAIRNESS = (
+    Panel(
+        "Time in the queue",
+        "s",
+        quantiles("vllm:request_queue_time_seconds", "model_name", GATEWAY),
+    ),
+    Panel(
+        "Time to first token by class, p95",
+        "s",
+        {"{{class}}": quantile(0.95, "loraplex_time_to_first_token_seconds", "class", GATEWAY)},
+    ),
+    Panel(
+        "Completion tokens by class",
+        "short",
+        {
+            "{{class}}": rate(
+                "loraplex_tokens_total", "class", '{model_name=~"$model", kind="completion"}'
+            )
+        },
+    ),
+    Panel(
+        "Part of completions by tenant, the first 10",
+        "percentunit",
+        {
+            "{{tenant}}": f"topk(10, {rate('loraplex_tenant_tokens_total', 'tenant')})"
+            f" / scalar({rate('loraplex_tenant_tokens_total')})"
+        },
+    ),
+    Panel(
+        "Sequences refused or failed at workers",
+        "reqps",
+        {"{{code}}": rate("loraplex_sequence_failures_total", "code", GATEWAY)},
+    ),
+    Panel(
+        "Sequences that went to another worker",
+        "ops",
+        {"{{kind}}": rate("loraplex_moves_total", "kind")},
+    ),
+    Panel(
+        "Preemptions",
+        "ops",
+        {"{{model_name}}": rate("vllm:num_preemptions_total", "model_name", GATEWAY)},
+    ),
+    Panel(
+        "Prompt tokens that wait",
+        "short",
+        {"{{model_name}}": f"sum by (model_name) (loraplex_waiting_tokens{GATEWAY})"},
+    ),
+    Panel(
+        "Renewal of limits",
+        "s",
+        {
+            f"p{q}": f"histogram_quantile(0.{q}, {rate(f'{RENEWAL}_bucket', 'le')})"
+            for q in (50, 99)
+        },
+    ),
+    Panel(
+        "Renewals without an answer, connections refused",
+        "ops",
+        {
+            "renewals": rate("loraplex_lease_renewal_failures_total"),
+            "connections: {{reason}}": rate("loraplex_connections_refused_total", "reason"),
+        },
+    ),
+)
+DASHBOARDS = {
+    "service": ("loraplex: service", SERVICE),
+    "tenants": ("loraplex: tenants and cost", TENANTS),
+    "memory": ("loraplex: adapters and memory", MEMORY),
+    "fairness": ("loraplex: fairness and overload", FAIRNESS),
+}
+DAY_S = 86_400
+ALERTS = (
+    Alert(
+        *("LoraplexTargetDown", "critical", 'up{job=~"loraplex.*"} == 0', 2),
+        "Prometheus cannot read a gateway or worker.",
+    ),
+    Alert(
+        *("LoraplexNoWorker", "critical", 'max(loraplex_workers{state="ready"}) == 0', 1),
+        "No gateway has a worker that is ready.",
+    ),
+    Alert(
+        *("LoraplexWorkerLost", "warning", 'max(loraplex_workers{state=~"lost|silent"}) > 0', 2),
+        "A worker of the catalog does not answer a gateway.",
+    ),
+    Alert(
+        *("LoraplexCatalogStale", "critical", "max(loraplex_catalog_age_seconds) > 60", 1),
+        "A gateway has been without its database: requests get 503 after catalog_stale_s.",
+    ),
+    Alert(
+        "LoraplexUsageLogFull",
+        "critical",
+        "max(loraplex_usage_log_bytes / loraplex_usage_log_max_bytes) > 0.5",
+        5,
+        "Usage is not loaded: at max_usage_wal requests are refused.",
+    ),
+    Alert(
+        "LoraplexLimitsNotRenewed",
+        "warning",
+        "sum(rate(loraplex_lease_renewal_failures_total[5m])) > 0",
+        5,
+        "The database does not answer renewals of limits.",
+    ),
+    Alert(
+        "LoraplexLimitsSlow",
+        "warning",
+        "histogram_quantile(0.99, sum by (le) (rate(loraplex_lease_renewal_seconds_bucket[5m])))"
+        " > 0.5",
+        10,
+        "The database takes long for renewals of limits.",
+    ),
+    Alert(
+        "LoraplexCertificateEnds",
+        "warning",
+        "min by (certificate) (loraplex_certificate_expiry_timestamp_seconds) - time()"
+        f" < {7 * DAY_S}",
+        10,
+        "A certificate ends within a week.",
+    ),
+    Alert(
+        "LoraplexRequestsFail",
+        "critical",
+        'sum(rate(loraplex_requests_total{status="failed"}[5m]))'
+        " / sum(rate(loraplex_requests_total[5m])) > 0.02",
+        5,
+        "More than 2 % of requests fail after they have begun.",
+    ),
+    Alert(
+        "LoraplexOverloaded",
+        "warning",
+        'sum(rate(loraplex_sequence_failures_total{code=~"overloaded|expired"}[5m]))'
+        " > 0.05 * sum(rate(vllm:request_success_total[5m]))",
+        10,
+        "Workers refuse more than 5 % for want of room or time.",
+    ),
+    Alert(
+        "LoraplexQueueGrows",
+        "warning",
+        "sum by (model_name) (vllm:num_requests_waiting)"
+        " > 2 * sum by (model_name) (vllm:num_requests_running) + 10",
+        10,
+        "More than twice as many sequences wait as run.",
+    ),
+    Alert(
+        "LoraplexSlowFirstToken",
+        "warning",
+        "histogram_quantile(0.95, sum by (le, class)"
+        ' (rate(loraplex_time_to_first_token_seconds_bucket{class="interactive"}[5m]))) > 2',
+        10,
+        "Interactive requests wait more than 2 s for the first token.",
+    ),
+    Alert(
+        "LoraplexPreemptions",
+        "warning",
+        "sum by (model_name) (rate(vllm:num_preemptions_total[10m])) > 0.5",
+        10,
+        "Sequences are put back for want of memory.",
+    ),
+    Alert(
+        "LoraplexAdapterLoadsFail",
+        "warning",
+        "sum by (instance) (increase(loraplex_adapter_load_failures_total[15m])) > 3",
+        0,
+        "Adapters cannot be loaded.",
+    ),
+    Alert(
+        "LoraplexAdaptersThrash",
+        "warning",
+        "sum by (instance) (rate(loraplex_adapter_evictions_total[10m]))"
+        " > 0.5 * sum by (instance) (rate(vllm:request_success_total[10m]))",
+        15,
+        "Every second request takes another adapter off the device.",
+    ),
+    Alert(
+        "LoraplexModelsThrash",
+        "warning",
+        "sum by (instance) (increase(loraplex_model_swaps_total[30m])) > 20",
+        0,
+        "Base models take turns on a device too often.",
+    ),
+    Alert(
+        "LoraplexPoisonousRequests",
+        "warning",
+        'sum(increase(loraplex_moves_total{kind="poisonous"}[1h])) > 0',
+        0,
+        "A request was refused because workers were lost with it.",
+    ),
+    Alert(
+        "LoraplexMemoryContradicts",
+        "critical",
+        "sum by (instance) (increase(loraplex_integrity_failures_total[1h])) > 0",
+        0,
+        "The accounting of a worker's memory contradicts itself.",
+    ),
+    Alert(
+        "LoraplexDescriptors",
+        "warning",
+        "max by (instance, process) (process_open_fds / process_max_fds) > 0.8",
+        5,
+        "A process has few descriptors left.",
+    ),
+)
+
+
+def dashboard(uid: str, title: str, panels: Iterable[Panel]) -> dict[str, Any]:
+    """As Grafana imports it: the data source and the models are chosen above the panels."""
+    return {
+        "uid": f"loraplex-{uid}",
+        "title": title,
+        "tags": ["loraplex"],
+        "schemaVersion": 39,
+        "version": 1,
+        "editable": True,
+        "refresh": "15s",
+        "time": {"from": "now-1h", "to": "now"},
+        "templating": {
+            "list": [
+                {
+                    "name": "datasource",
+                    "label": "Prometheus",
+                    "type": "datasource",
+                    "query": "prometheus",
+                },
+                {
+                    "name": "model",
+                    "label": "Base model",
+                    "type": "query",
+                    "datasource": SOURCE,
+                    "query": "label_values(vllm:num_requests_running, model_name)",
+                    "refresh": 2,
+                    "multi": True,
+                    "includeAll": True,
+                    "allValue": ".*",
+                    "current": {"text": "All", "value": "$__all"},
+                },
+            ]
+        },
+        "panels": [_panel(number, panel) for number, panel in enumerate(panels)],
+    }
+
+
+def _panel(number: int, panel: Panel) -> dict[str, Any]:
+    row, column = divmod(number, COLUMNS)
+    return {
+        "id": number + 1,
+        "type": "timeseries",
+        "title": panel.title,
+        "datasource": SOURCE,
+        "gridPos": {"x": column * WIDTH, "y": row * HEIGHT, "w": WIDTH, "h": HEIGHT},
+        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
+        "targets": [
+            {"refId": chr(ord("A") + n), "expr": query, "legendFormat": legend}
+            for n, (legend, query) in enumerate(panel.queries.items())
+        ],
+    }
+
+
+def rules() -> dict[str, Any]:
+    """A file of Prometheus rules; `groups` is also the `spec` of a PrometheusRule."""
+    return {
+        "groups": [
+            {
+                "name": "loraplex",
+                "rules": [
+                    {
+                        "alert": alert.name,
+                        "expr": alert.expression,
+                        "for": f"{alert.minutes}m",
+                        "labels": {"severity": alert.severity},
+                        "annotations": {
+                            "summary": alert.summary,
+                            "runbook": f"{RUNBOOK}#{alert.name.lower()}",
+                        },
+                    }
+                    for alert in ALERTS
+                ],
+            }
+        ]
+    }
+
+
+def files() -> dict[Path, str]:
+    """What the folder holds."""
+    made = {
+        FOLDER / f"{uid}.json": json.dumps(dashboard(uid, *what), indent=1) + "\n"
+        for uid, what in DASHBOARDS.items()
+    }
+    return made | {FOLDER / "alerts.yaml": yaml.safe_dump(rules(), sort_keys=False, width=120)}
+
+
+if __name__ == "__main__":
+    for path, text in files().items():
+        path.write_text(text)

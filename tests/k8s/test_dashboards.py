@@ -1,0 +1,171 @@
+"""Dashboards and alert rules are as they are made, and every query asks for what is there."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import promql_parser as promql
+import pytest
+import yaml
+
+from gateway.metering.usage import Status
+from tests.k8s.dashboards import FOLDER, RUNBOOK, files
+from tests.metric_table import Row, documented, samples_of
+from tests.stack import ROOT
+from workers.wire.protocol import ErrorCode, ServiceClass
+
+TARGET = {"instance", "job"}
+"""Labels that Prometheus adds."""
+PROCESS = {
+    name: {"process"}
+    for name in (
+        *("process_cpu_seconds_total", "process_resident_memory_bytes"),
+        *("process_open_fds", "process_max_fds"),
+    )
+}
+VALUES = {
+    "state": {"ready", "silent", "draining", "lost"},
+    "status": {each.value for each in Status},
+    "class": {each.value for each in ServiceClass},
+    "code": {each.value for each in ErrorCode},
+    "kind": {"prompt", "cached", "completion", "retried", "resumed", "poisonous"},
+    "tenant": {"other"},
+}
+"""What a query may name of a label; of all others it takes any."""
+OF_VLLM = (
+    *("vllm:e2e_request_latency_seconds", "vllm:prompt_tokens_total"),
+    *("vllm:generation_tokens_total", "vllm:inter_token_latency_seconds"),
+    *("vllm:time_per_output_token_seconds", "vllm:num_requests_running"),
+    *("vllm:num_requests_waiting", "vllm:time_to_first_token_seconds"),
+    *("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "vllm:request_prompt_tokens"),
+    *("vllm:request_generation_tokens", "vllm:request_success_total"),
+    *("vllm:request_queue_time_seconds", "vllm:request_prefill_time_seconds"),
+    *("vllm:request_decode_time_seconds", "vllm:request_max_num_generation_tokens"),
+    *("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"),
+    *("vllm:num_preemptions_total", "vllm:iteration_tokens_total"),
+    *("vllm:lora_requests_info", "vllm:cache_config_info"),
+)
+"""What vLLM's published dashboards and the endpoint pickers of Kubernetes read."""
+
+
+def labels_by_sample() -> dict[str, set[str]]:
+    """Of every name that a query may use."""
+    found: dict[str, set[str]] = {"up": set(), **PROCESS}
+    for row in documented().values():
+        for name in samples_of(row):
+            found[name] = set(row.labels) | ({"le"} if name.endswith("_bucket") else set())
+    return found
+
+
+KNOWN = labels_by_sample()
+
+
+def queries() -> Iterator[tuple[str, str, str]]:
+    """Where it stands, the query, and the legend of its result."""
+    for path in sorted(FOLDER.glob("*.json")):
+        for panel in json.loads(path.read_text())["panels"]:
+            for target in panel["targets"]:
+                where = f"{path.stem}: {panel['title']}"
+                yield where, target["expr"], target["legendFormat"]
+    for rule in alerts():
+        yield rule["alert"], rule["expr"], ""
+
+
+def alerts() -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load((FOLDER / "alerts.yaml").read_text())["groups"]
+    return group["rules"]
+
+
+def children(expr: Any) -> list[Any]:
+    match expr:
+        case promql.AggregateExpr():
+            return [expr.expr] + ([expr.param] if expr.param is not None else [])
+        case promql.BinaryExpr():
+            return [expr.lhs, expr.rhs]
+        case promql.Call():
+            return list(expr.args)
+        case promql.ParenExpr() | promql.UnaryExpr() | promql.SubqueryExpr():
+            return [expr.expr]
+        case promql.MatrixSelector():
+            return [expr.vector_selector]
+        case _:
+            return []
+
+
+def whole(expr: Any) -> Iterator[Any]:
+    yield expr
+    for child in children(expr):
+        yield from whole(child)
+
+
+@pytest.mark.parametrize(("where", "query", "legend"), list(queries()))
+def test_a_query_asks_for_what_is_there(where: str, query: str, legend: str) -> None:
+    tree = promql.parse(query.replace("$__rate_interval", "5m"))
+    parts = list(whole(tree))
+    selectors = [part for part in parts if isinstance(part, promql.VectorSelector)]
+    assert selectors, where
+    available = set(TARGET)
+    for selector in selectors:
+        assert selector.name in KNOWN, f"{where}: there is no metric {selector.name}"
+        own = KNOWN[selector.name] | TARGET
+        available |= own
+        for matcher in selector.matchers.matchers:
+            assert matcher.name in own, f"{where}: {selector.name} has no {matcher.name}"
+            if matcher.name in VALUES and not matcher.value.startswith("$"):
+                assert set(matcher.value.split("|")) <= VALUES[matcher.name], where
+    for part in parts:
+        if isinstance(part, promql.AggregateExpr) and part.modifier is not None:
+            below = [s for s in whole(part) if isinstance(s, promql.VectorSelector)]
+            for selector in below:
+                lacking = set(part.modifier.labels) - KNOWN[selector.name] - TARGET
+                assert not lacking, f"{where}: {selector.name} has no {lacking}"
+    assert set(re.findall(r"\{\{(\w+)\}\}", legend)) <= available, where
+
+
+def test_a_query_for_what_is_not_there_is_found() -> None:
+    for query in (
+        "sum(rate(loraplex_request_total[5m]))",
+        'sum(rate(loraplex_requests_total{model="x"}[5m]))',
+        "sum by (status) (rate(loraplex_tokens_total[5m]))",
+        'max(loraplex_workers{state="gone"})',
+    ):
+        with pytest.raises(AssertionError):
+            test_a_query_asks_for_what_is_there("here", query, "")
+
+
+def test_what_is_checked_in_is_what_is_made() -> None:
+    made = files()
+    assert {path.name for path in made} == {path.name for path in FOLDER.iterdir()}
+    for path, text in made.items():
+        assert path.read_text() == text, f"{path.name}: run `make dashboards`"
+
+
+def test_each_alert_has_its_runbook() -> None:
+    text = (ROOT / RUNBOOK).read_text()
+    sections = re.findall(r"^## (\w+)$", text, re.MULTILINE)
+    assert sections == [rule["alert"] for rule in alerts()]
+    for rule in alerts():
+        assert rule["annotations"]["runbook"] == f"{RUNBOOK}#{rule['alert'].lower()}"
+        assert rule["labels"]["severity"] in ("critical", "warning")
+
+
+def test_what_others_read_by_vllms_names_is_there() -> None:
+    table: dict[str, Row] = documented()
+    assert [name for name in OF_VLLM if name not in table] == []
+    assert all("model_name" in table[n].labels for n in OF_VLLM if n != "vllm:lora_requests_info")
+
+
+def test_the_local_stack_names_exact_versions_and_files_that_are_there() -> None:
+    folder = ROOT / "examples" / "observability"
+    services = yaml.safe_load((folder / "compose.yaml").read_text())["services"]
+    for service in services.values():
+        assert re.fullmatch(r"[\w/]+:v?\d+\.\d+\.\d+", service["image"])
+        for volume in service.get("volumes", ()):
+            source = volume.partition(":")[0]
+            assert not source.startswith(".") or (folder / source).exists(), volume
+    prometheus = yaml.safe_load((folder / "prometheus.yaml").read_text())
+    mounted = " ".join(services["prometheus"]["volumes"])
+    assert all(f":{path}:" in mounted for path in prometheus["rule_files"])
