@@ -92,7 +92,9 @@ _HINTS = {
     "adapter.unsupported.target_parameters": "Name linear layers in target_modules instead.",
     "adapter.unsupported.task_type": "Train with task_type='CAUSAL_LM' or 'FEATURE_EXTRACTION'.",
     "adapter.unsupported.auto_mapping": (
-        "Load the base with AutoModelForCausalLM or AutoModel; custom code is never imported."
+        "'auto_mapping' names the class of the base that was trained: 'base_model_class' must be a "
+        "...ForCausalLM or ...Model class and 'parent_library', if given, of transformers.models. "
+        "Classes of one's own are not served."
     ),
     "adapter.unsupported.trainable_tokens": "Train without new or changed token embeddings.",
     "adapter.unsupported.weight_tying": "Train with ensure_weight_tying=False.",

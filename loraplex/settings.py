@@ -138,6 +138,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_num_seqs: Rows = 64
     max_batched_tokens: Rows | None = None
     """Tokens of a step; default 512 on a CPU, 2048 on a GPU."""
+    max_token_gap: Annotated[float, msgspec.Meta(gt=0, le=60)] = 0.25
+    """Seconds that two tokens of a running stream may be apart while prompts are computed beside
+    it. Smaller: smoother streams, and long prompts that take longer."""
     max_model_len: Annotated[int, msgspec.Meta(ge=5)] | None = None
     """At least what a worker warms up with."""
     max_queued: Positive = 1024

@@ -145,13 +145,28 @@ def _check_kind(values: dict[str, Any]) -> None:
         )
 
 
+SERVED_CLASSES = ("ForCausalLM", "ForConditionalGeneration", "Model")
+
+
+class AutoMapping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The class of the base that an adapter was trained on."""
+
+    base_model_class: str
+    parent_library: str | None = None
+    unsloth_fixed: bool | None = None
+
+
 def _is_served_class(mapping: Any) -> bool:
-    """Whether the class of the base is a decoder with or without its output matrix. peft writes it
-    when no task type was given."""
-    if not isinstance(mapping, dict) or set(mapping) != {"base_model_class", "parent_library"}:  # pyright: ignore[reportUnknownArgumentType]
+    """Whether the class of the base is a decoder, with or without its output matrix. peft writes it
+    when no task type was given, Unsloth always. Nothing of it is imported."""
+    try:
+        known = msgspec.convert(mapping, AutoMapping)
+    except msgspec.ValidationError:
         return False
-    library, name = str(mapping["parent_library"]), str(mapping["base_model_class"])  # pyright: ignore[reportUnknownArgumentType]
-    return library.startswith("transformers.models.") and name.endswith(("ForCausalLM", "Model"))
+    is_known = known.parent_library is None or known.parent_library.startswith(
+        "transformers.models."
+    )
+    return is_known and known.base_model_class.endswith(SERVED_CLASSES)
 
 
 def _check_key(key: str, value: Any) -> None:

@@ -37,6 +37,7 @@ def worker_config(
         max_queued_tokens=settings.max_queued_tokens,
         max_queue_wait=settings.max_queue_wait,
         max_batched_tokens=settings.max_batched_tokens or 0,
+        max_token_gap=settings.max_token_gap,
         max_model_len=settings.max_model_len,
         max_lora_rank=settings.max_lora_rank,
         max_loaded_adapters=settings.max_loaded_adapters,

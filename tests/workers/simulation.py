@@ -136,6 +136,7 @@ class Simulation:
         num_pages: int = 64,
         max_num_seqs: int = 8,
         max_batched_tokens: int = 64,
+        max_token_gap_s: float = 0.25,
         pool: StubPool | None = None,
         bounds: QueueBounds = QueueBounds(),  # noqa: B008
         runner: Callable[[FakeClock, Slots], Runner] = SimulatedRunner,
@@ -152,6 +153,7 @@ class Simulation:
             self.slots,
             max_num_seqs=max_num_seqs,
             max_batched_tokens=max_batched_tokens,
+            max_token_gap_s=max_token_gap_s,
             bounds=bounds,
         )
         self.slots.scheduler = self.scheduler

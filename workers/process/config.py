@@ -51,6 +51,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 64
     max_batched_tokens: int = 0
     """Tokens of a step. 0: 512 on a CPU, 2048 on a GPU."""
+    max_token_gap: float = 0.25
+    """Seconds that a step may take at most while streams run, prompts beside them included."""
     runs_ahead: bool | None = None
     """A step is scheduled while the one before it is computed."""
     uses_graphs: bool | None = None

@@ -309,6 +309,7 @@ class Worker:
             buffer,
             max_num_seqs=config.max_num_seqs,
             max_batched_tokens=config.max_batched_tokens,
+            max_token_gap_s=config.max_token_gap,
             max_pages=most * kv.pool.pages_per_extent,
             bounds=QueueBounds(config.max_queued, config.max_queued_tokens, config.max_queue_wait),
         )

@@ -4,7 +4,8 @@ fits.
 Four rules meet here:
 
 - turns: the class and the tenant charged least are next (`FairQueue`);
-- deadlines: prompts take the time that generating sequences can spare (`StepBudget`), and requests
+- deadlines: prompts take the time that generating sequences can spare (`StepBudget`), at most the
+  longest gap between two tokens of a stream, and requests
   whose timeout is over before they begin are dropped;
 - slots: a part of the sequence slots is kept for tenants within their share;
 - over-share tenants lengthen a step only by a part of its time, and give up slots to others.
@@ -17,11 +18,12 @@ from collections.abc import Iterable, Iterator
 
 from workers.scheduling.deadlines import Deadlines
 from workers.scheduling.fair_queue import FairQueue, TenantQueue, last_in_turn, with_leeway
-from workers.scheduling.schedule import BlockReason, Schedule
+from workers.scheduling.schedule import BlockReason, Schedule, ScheduledSequence
 from workers.scheduling.sequence import Sequence
 from workers.scheduling.step_budget import StepBudget
 from workers.scheduling.step_cost import StepTime
 
+MAX_TOKEN_GAP_S = 0.25
 PREFILL_COST = 1.0
 DECODE_COST = 2.0
 CACHED_COST = 0.1
@@ -34,10 +36,19 @@ class FairnessPolicy:
     """One step at a time: `begin_step`, then `begin_prompts`, then `in_turn` with a `block` for
     each sequence that lacks something and a `take` for each that gets tokens."""
 
-    def __init__(self, queue: FairQueue, *, max_num_seqs: int, max_batched_tokens: int) -> None:
+    def __init__(
+        self,
+        queue: FairQueue,
+        *,
+        max_num_seqs: int,
+        max_batched_tokens: int,
+        max_token_gap_s: float = MAX_TOKEN_GAP_S,
+    ) -> None:
+        """max_token_gap_s: see `_max_gap_s`."""
         self._queue = queue
         self._max_num_seqs = max_num_seqs
         self._max_batched_tokens = max_batched_tokens
+        self._max_token_gap_s = max_token_gap_s
         self.step_time = StepTime()
         self._deadlines = Deadlines()
         self._budget = self._new_budget(Schedule(), frozenset())
@@ -200,7 +211,12 @@ class FairnessPolicy:
             within_share_s=self.predict_s(Schedule(within_share)) if items else math.inf,
             seconds=min((_due_s(item.sequence) for item in items), default=math.inf)
             - schedule.begin_s,
+            max_gap_s=min(map(self._max_gap_s, items), default=math.inf),
         )
+
+    def _max_gap_s(self, item: ScheduledSequence) -> float:
+        """Seconds that a step with this generating sequence may take."""
+        return self._max_token_gap_s * item.sequence.terms.num_gaps
 
 
 def _due_s(sequence: Sequence) -> float:

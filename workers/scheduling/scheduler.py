@@ -15,7 +15,7 @@ from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
 from workers.scheduling.adapter_admission import AdapterAdmission, LeaseOutcome
 from workers.scheduling.fair_queue import FairQueue, last_in_turn
-from workers.scheduling.fairness_policy import FairnessPolicy
+from workers.scheduling.fairness_policy import MAX_TOKEN_GAP_S, FairnessPolicy
 from workers.scheduling.queue_limits import QueueBounds, QueueLimits, Refusal
 from workers.scheduling.schedule import (
     Admitted,
@@ -61,6 +61,7 @@ class Scheduler:
         *,
         max_num_seqs: int,
         max_batched_tokens: int,
+        max_token_gap_s: float = MAX_TOKEN_GAP_S,
         max_pages: int | None = None,
         bounds: QueueBounds = QueueBounds(),  # noqa: B008
     ) -> None:
@@ -73,7 +74,10 @@ class Scheduler:
         self.max_batched_tokens = max_batched_tokens
         self._queue = FairQueue()
         self.policy = FairnessPolicy(
-            self._queue, max_num_seqs=max_num_seqs, max_batched_tokens=max_batched_tokens
+            self._queue,
+            max_num_seqs=max_num_seqs,
+            max_batched_tokens=max_batched_tokens,
+            max_token_gap_s=max_token_gap_s,
         )
         self._adapters = AdapterAdmission(pool)
         self._limits = QueueLimits(self._queue, bounds, self.policy.step_time, max_batched_tokens)

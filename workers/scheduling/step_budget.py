@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from workers.scheduling.step_cost import StepTime
 
 MIN_TOKENS = 64
-"""Prompt tokens in every step even when tokens are late: else no prompt is computed under load."""
+MIN_PART = 0.25
+"""Prompt tokens in every step even when tokens are late, or else no prompt is computed under load:
+so many, as far as the longest gap between tokens has room for them, or as take this part of the
+time of the generating sequences alone."""
 OVER_SHARE_PART = 0.4
 """Time that over-share tenants may add to a step with their tokens and prompts, as a part of the
 step's time without either."""
@@ -14,7 +19,8 @@ step's time without either."""
 class StepBudget:
     """num_tokens: prompt tokens at most; decode_s: predicted seconds of the step so far;
     within_share_s: the same without over-share tenants, infinity if no sequence generates; seconds:
-    what the step may take without making a token late."""
+    what the step may take without making a token late; max_gap_s: what it may take so that no gap
+    between two tokens is longer, however early the tokens before it were."""
 
     def __init__(
         self,
@@ -24,12 +30,14 @@ class StepBudget:
         decode_s: float,
         within_share_s: float,
         seconds: float,
+        max_gap_s: float = math.inf,
     ) -> None:
         self.num_tokens = num_tokens
         self._step_time = step_time
-        self._seconds = seconds - decode_s
+        self._seconds = min(seconds, max_gap_s) - decode_s
         self._over_share_s = (1 + OVER_SHARE_PART) * within_share_s - decode_s
-        self._floor = MIN_TOKENS
+        floor_s = max(max_gap_s - decode_s, MIN_PART * decode_s)
+        self._floor = int(max(min(MIN_TOKENS, step_time.tokens_within(floor_s, 0)), 1))
 
     def is_spent(self, *, is_over_share: bool) -> bool:
         """Whether no prompt of such a tenant gets tokens any more."""

@@ -19,18 +19,20 @@ class Terms(NamedTuple):
     """What a service class is promised.
 
     share: its part of the device while other classes have work; ttft_s: seconds to the first token;
-    tpot_s: seconds to each later token.
+    tpot_s: seconds to each later token; num_gaps: how many times `max_token_gap` two tokens may be
+    apart.
     """
 
     share: float
     ttft_s: float
     tpot_s: float
+    num_gaps: float
 
 
 TERMS = {
-    ServiceClass.INTERACTIVE: Terms(0.6, 1.0, 0.1),
-    ServiceClass.STANDARD: Terms(0.3, 4.0, 0.2),
-    ServiceClass.BATCH: Terms(0.1, 60.0, 2.0),
+    ServiceClass.INTERACTIVE: Terms(0.6, 1.0, 0.1, 1),
+    ServiceClass.STANDARD: Terms(0.3, 4.0, 0.2, 1),
+    ServiceClass.BATCH: Terms(0.1, 60.0, 2.0, 8),
 }
 
 Turn = tuple[float, float, int]

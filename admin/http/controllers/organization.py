@@ -1,4 +1,5 @@
-"""Usage and costs in OpenAI's shape, for dashboards that read theirs. A project is a tenant."""
+"""Usage and costs in OpenAI's shape, for dashboards that read theirs. A project is a tenant; a
+tenant's key sees its own."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from litestar.enums import ParamType
 from litestar.openapi.spec import OpenAPIType, Parameter, Schema
 
 from admin.errors import Invalid
-from admin.http.guards import ADMIN, requires
+from admin.http.guards import ADMIN, USAGE_READ, requires, tenant_for
 from admin.http.openapi import AdminOperation
 from admin.http.parameters import READS_QUERY
 from admin.http.request import AdminRequest
@@ -153,7 +154,7 @@ class OrganizationController(Controller):
 
     @get(
         "/usage/completions",
-        guards=[requires(ADMIN)],
+        guards=[requires(ADMIN, USAGE_READ)],
         opt={READS_QUERY: True},
         operation_class=CompletionsOperation,
     )
@@ -164,7 +165,7 @@ class OrganizationController(Controller):
 
     @get(
         "/costs",
-        guards=[requires(ADMIN)],
+        guards=[requires(ADMIN, USAGE_READ)],
         opt={READS_QUERY: True},
         operation_class=CostsOperation,
     )
@@ -202,6 +203,12 @@ async def _answer(
         by_key="api_key_id" in given.group_by,
     )
     async with request.reading() as connection:
+        if request.user.tenant_id is not None:
+            own = [
+                (await tenant_for(connection, request.user, project)).id
+                for project in asked.tenants or [None]
+            ]
+            asked = msgspec.structs.replace(asked, tenants=own)
         found = await report(connection, asked, limit=MOST_SUMS + 1)
         if len(found) > MOST_SUMS:
             # All buckets before the last, which may not be whole.

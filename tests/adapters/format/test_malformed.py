@@ -187,6 +187,10 @@ CONFIGS: dict[str, tuple[Any, str]] = {
         {"auto_mapping": {"base_model_class": "Evil", "parent_library": "evil"}},
         "adapter.unsupported.auto_mapping",
     ),
+    "custom class": (
+        {"auto_mapping": {"base_model_class": "LlamaForCausalLM", "parent_library": "evil"}},
+        "adapter.unsupported.auto_mapping",
+    ),
     "bias": ({"bias": "all"}, "adapter.unsupported.bias"),
     "DoRA": ({"use_dora": True}, "adapter.unsupported.dora"),
     "modules_to_save": ({"modules_to_save": ["lm_head"]}, "adapter.unsupported.modules_to_save"),

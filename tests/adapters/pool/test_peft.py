@@ -162,6 +162,21 @@ def test_no_task_type(model: Path, base: BaseModelShape, tmp_path: Path) -> None
     assert manifest.warnings == ("no-op: every lora_B (or lora_A) is zero",)
 
 
+@pytest.mark.parametrize(
+    "mapping",
+    [
+        {
+            "base_model_class": "LlamaForCausalLM",
+            "parent_library": "transformers.models.llama.modeling_llama",
+            "unsloth_fixed": True,
+        },
+        {"base_model_class": "Gemma3ForConditionalGeneration", "unsloth_fixed": True},
+    ],
+)
+def test_what_unsloth_writes(base: BaseModelShape, tmp_path: Path, mapping: dict[str, Any]) -> None:
+    assert validate(good(tmp_path, auto_mapping=mapping, task_type=None), base)
+
+
 def good(folder: Path, **changes: Any) -> AdapterFiles:
     return write(folder, CONFIG | changes, encode(*entries(factors())))
 

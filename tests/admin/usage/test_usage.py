@@ -264,7 +264,14 @@ async def test_a_tenants_key_sees_its_own_and_no_other(plane: Plane) -> None:
     assert [answer.status_code for answer in answers] == [404] * 3
     assert (await blind.get("usage")).status_code == 403
     organization = plane.url.removesuffix("/admin/v1") + "/v1/organization/usage/completions"
-    assert (await acme.get(organization, params={"start_time": 1})).status_code == 403
+    start = int(NOON.replace(hour=0).timestamp())
+    query: dict[str, Any] = {"start_time": start, "group_by": "project_id"}
+    seen = (await acme.get(organization, params=query)).json()["data"]
+    projects = {each["project_id"] for bucket in seen for each in bucket["results"]}
+    assert projects == {ids["acme"]}
+    others = await acme.get(organization, params={**query, "project_ids": ids["globex"]})
+    assert others.status_code == 404
+    assert (await blind.get(organization, params=query)).status_code == 403
 
 
 async def test_csv_is_the_same_table(plane: Plane) -> None:

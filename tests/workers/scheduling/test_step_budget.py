@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 
+from tests.workers.simulation import Simulation, generate
 from workers.scheduling.step_budget import MIN_TOKENS, StepBudget
 from workers.scheduling.step_cost import StepTime
+from workers.wire.protocol import SamplingParams
 
 
 def budget(
@@ -83,3 +86,28 @@ def test_over_share_tenants_are_bounded_by_late_tokens_too() -> None:
 def test_without_generating_sequences_all_tenants_are_alike() -> None:
     step = budget(num_decoding=0, seconds=math.inf)
     assert step.room(0, is_over_share=True) == 512
+
+
+@pytest.mark.parametrize(("max_token_gap_s", "most"), [(0.05, 0.075), (0.25, 0.375), (60.0, 1.0)])
+def test_no_gap_of_a_stream_is_longer_than_the_setting(max_token_gap_s: float, most: float) -> None:
+    """Though two streams are far ahead of what they are due, and a prompt of 3,000 tokens waits: a
+    token takes a millisecond. With no bound the steps would be as large as they may."""
+    simulation = Simulation(
+        num_pages=512, max_batched_tokens=512, max_token_gap_s=max_token_gap_s, runs_ahead=False
+    )
+    for number in range(2):
+        endless = SamplingParams(300, 0, temperature=0.0, ignore_eos=True)
+        stream = msgspec.structs.replace(generate(number, [number] * 8), params=endless)
+        assert simulation.submit(stream) is None
+    for _ in range(40):
+        simulation.step()
+    assert simulation.submit(generate(2, [7] * 3_000, 1)) is None
+    gaps: list[float] = []
+    while 2 not in simulation.finished:
+        before, told = simulation.clock.now, len(simulation.outputs[0])
+        simulation.step()
+        assert len(simulation.outputs[0]) == told + 1, "a stream waits for no prompt"
+        gaps.append(simulation.clock.now - before)
+    assert max(gaps) <= most
+    assert max(gaps) >= min(max_token_gap_s, 0.5) * 0.75, "the gap is used, or the prompt waits"
+    print(f"\ngap {max_token_gap_s} s: {len(gaps)} steps, the longest {max(gaps):.3f} s")
