@@ -99,15 +99,12 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice = "auto") -> None:
     names = _check_names(tools)
     if tools:
         check_nested([tool.for_template() for tool in tools], MAX_SCHEMA_BYTES, param="tools")
-    if any(tool.strict for tool in tools):
-        raise InvalidRequest("A tool's 'strict' may only be false.", param="tools")
     if choice in ("auto", "none"):
         return
     if not tools:
         raise InvalidRequest("'tool_choice' needs 'tools'.", param="tool_choice")
     if isinstance(choice, NamedTool) and choice.name not in names:
         raise InvalidRequest(f"'tools' has no {choice.name[:128]!r}.", param="tool_choice")
-    raise InvalidRequest("'tool_choice' may be 'auto' or 'none'.", param="tool_choice")
 
 
 def _check_names(tools: Sequence[Tool]) -> set[str]:

@@ -98,7 +98,7 @@ class Spelling:
         spell = _spell_byte_level if self._is_byte_level else _spell_byte_fallback
         self.all = TokenBytes(tokenizer, spell)
         """The exact bytes of every id, special ones included."""
-        self._special = special
+        self.special = special
         self._tokenizer = tokenizer
         self._spell = spell
         self._shown: dict[frozenset[str], TokenBytes] = {}
@@ -110,7 +110,7 @@ class Spelling:
 
     def detokenizer(self, shown: frozenset[str] | None = frozenset()) -> Detokenizer:
         """`shown`: special tokens that are in the text; None: all are."""
-        spelled = self.all if shown is None else self._showing(shown & self._special)
+        spelled = self.all if shown is None else self._showing(shown & self.special)
         if self._is_byte_level:
             return ByteLevelDetokenizer(spelled)
         return ByteFallbackDetokenizer(spelled, self._byte_tokens)
@@ -118,7 +118,7 @@ class Spelling:
     def _showing(self, shown: frozenset[str]) -> TokenBytes:
         """The bytes of ids without special tokens other than these: one table for each set."""
         if shown not in self._shown:
-            hidden, spell = self._special - shown, self._spell
+            hidden, spell = self.special - shown, self._spell
             self._shown[shown] = TokenBytes(
                 self._tokenizer, lambda text: b"" if text in hidden else spell(text)
             )

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Callable
+
+import msgspec
 
 from gateway.exceptions import InvalidRequest
 from gateway.generation_request import Constraint
+from gateway.text.call_grammars import MARKERS, AnswerRules, grammar_of
 from gateway.text.long_texts import LongTexts
 from workers.wire import grammars
 
@@ -28,12 +32,24 @@ class Grammars:
         """The grammar; empty for no constraint. domain: of the tenant. Raises InvalidRequest."""
         if constraint is None:
             return ""
-        key = hashlib.sha256(f"{constraint.kind}\0{constraint.text}".encode()).digest()
+        return await self._made(constraint, domain, lambda: compile_constraint(constraint))
+
+    async def of_rules(
+        self, rules: AnswerRules, special: Callable[[str], int | None], domain: str
+    ) -> str:
+        """The grammar of an answer with tools or thoughts. `special`: as `grammar_of` has it.
+        Raises InvalidRequest."""
+        ids = [special(marker) for marker in MARKERS]
+        return await self._made((rules, ids), domain, lambda: compile_rules(rules, special))
+
+    async def _made(self, source: object, domain: str, make: Callable[[], str]) -> str:
+        """The grammar of a `source`, which is encoded as the key that it is kept under."""
+        key = hashlib.sha256(msgspec.json.encode((type(source).__name__, source))).digest()
         grammar = self._compiled.get(key)
         if grammar is not None:
             self._compiled.move_to_end(key)
             return grammar
-        grammar = await self._threads.run(domain, lambda: compile_constraint(constraint))
+        grammar = await self._threads.run(domain, make)
         self._keep(key, grammar)
         return grammar
 
@@ -61,6 +77,26 @@ def compile_constraint(constraint: Constraint) -> str:
     if refusal is not None:
         raise _refused(constraint, refusal)
     return grammar
+
+
+def compile_rules(rules: AnswerRules, special: Callable[[str], int | None]) -> str:
+    """The rules as a grammar. Raises InvalidRequest, which says what is not supported."""
+    try:
+        grammar = grammar_of(rules, special)
+    except ValueError as error:
+        raise _refused_tools(str(error)) from None
+    refusal = grammars.refusal(grammar)
+    if refusal is not None:
+        raise _refused_tools(refusal)
+    return grammar
+
+
+def _refused_tools(reason: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"The schemas of the tools cannot be held to: {reason[:500]}",
+        param="tools",
+        code="unsupported_constraint",
+    )
 
 
 def _refused(constraint: Constraint, reason: str) -> InvalidRequest:

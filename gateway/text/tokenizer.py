@@ -163,6 +163,10 @@ class ModelTokenizer:
         spelled = {token: self._tokenizer.id_to_token(token) for token in set(tokens)}
         return [spelled[token] or "" for token in tokens]
 
+    def special_id(self, text: str) -> int | None:
+        """The id of a special token; None of any other text."""
+        return self._tokenizer.token_to_id(text) if text in self.spelling.special else None
+
     async def work_on(self, prompts: Sequence[list[int]], domain: str, work: Callable[[], A]) -> A:
         """Does work that takes time for each token of the prompts: beside the loop where they are
         long, one after the other within a `domain`."""

@@ -16,7 +16,7 @@ from gateway.dialects.dialect import AnswerFormat, BodyFormat, Dialect
 from gateway.dialects.dropped import header_of
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.inflight import Flight
-from gateway.dispatch.prompts import encode_prompts
+from gateway.dispatch.prompts import Prompt, encode_prompts
 from gateway.dispatch.request_usage import RequestUsage
 from gateway.dispatch.sequences import Call, check_answer_of, plan, work_of
 from gateway.dispatch.shedding import Place
@@ -27,7 +27,9 @@ from gateway.http.request import GatewayRequest
 from gateway.http.streaming import GenerationResponse, Headers, StreamResponse, WholeResponse
 from gateway.limits.admission import Reservation, Usage
 from gateway.quota_types import Service
+from gateway.text.call_grammars import rules_of
 from gateway.text.long_texts import LONG
+from gateway.text.tokenizer import ModelTokenizer
 from workers.wire.client import WorkerClient
 from workers.wire.protocol import ModelInfo
 
@@ -103,19 +105,34 @@ async def prepare(
     """Checks the request's size, then tokenises."""
     deadline = request.deadline
     tokenizer = await request.gateway.tokenizers.get(target.base.digest)
+    prompts = await encode_prompts(tokenizer, target, asked, request.user)
     return Call(
         request_id=request.request_id,
         caller=request.user,
         asked=asked,
         target=target,
         tokenizer=tokenizer,
-        prompts=await encode_prompts(tokenizer, target, asked, request.user),
+        prompts=prompts,
         deadline=deadline,
         num_bytes=request.num_bytes,
         traceparent=request.traceparent,
         service=service,
-        grammar=await request.gateway.grammars.of(asked.constraint, request.user.cache_domain),
+        grammar=await _grammar(request, asked, tokenizer, prompts[0]),
     )
+
+
+async def _grammar(
+    request: GatewayRequest, asked: GenerationRequest, tokenizer: ModelTokenizer, prompt: Prompt
+) -> str:
+    """What the answers are held to; empty: nothing. The prompts of a request have one form."""
+    grammars, domain = request.gateway.grammars, request.user.cache_domain
+    body = await grammars.of(asked.constraint, domain)
+    if prompt.form is None:
+        return body
+    rules = rules_of(asked, prompt.form, in_thought=prompt.in_thought, body=body)
+    if rules is None:
+        return body
+    return await grammars.of_rules(rules, tokenizer.special_id, domain)
 
 
 class Admitted(NamedTuple):

@@ -74,7 +74,8 @@ class AnswerForm(msgspec.Struct, frozen=True):
         names = {tool.name for tool in tools}
         match self.calls:
             case "generic":
-                return HermesParser(untagged=names)
+                # A strict tool is held to its schema behind the tag alone.
+                return HermesParser({tool.name for tool in tools if not tool.strict})
             case "hermes":
                 return HermesParser()
             case "qwen_xml":

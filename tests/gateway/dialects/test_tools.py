@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from pydantic import BaseModel
 
+from examples import agent
 from tests.gateway.dialects.test_tool_prompts import WEATHER
 from tests.gateway.scripted import DIGEST, LAYOUT, ScriptedWorker
 from tests.gateway.scripts import say, spelled
 from tests.gateway.service import Service, make_store, snapshot
-from workers.wire.protocol import ModelInfo
+from workers.wire.protocol import Generate, ModelInfo, SequenceOutput
 
 QWEN3 = Path(__file__).parents[1] / "text/templates/qwen3.jinja"
 LENGTH = 4096
@@ -173,3 +175,60 @@ def test_a_stop_string_ends_a_thought_too(client: openai.OpenAI, worker: Scripte
     answer = client.chat.completions.create(model="tiny", messages=ASK, stop="it up")
     message = answer.choices[0].message
     assert (message.content, message.model_extra) == ("", {"reasoning_content": "Look "})
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "get_weather"}}]
+)
+def test_a_call_that_is_required(client: openai.OpenAI, worker: ScriptedWorker, choice) -> None:
+    """A worker is given the grammar of the calls, and the thought before them."""
+    worker.script = say(THOUGHT + CALL)
+    answer = client.chat.completions.create(
+        model="tiny", messages=ASK, tools=TOOLS, tool_choice=choice
+    )
+    assert answer.choices[0].message.tool_calls
+    grammar = worker.requests[-1].grammar
+    assert "get_weather" in grammar and "thought" in grammar
+    assert ("get_time" in grammar) == (choice == "required")
+
+
+def test_strict_tools_of_the_clients_own_helpers(
+    client: openai.OpenAI, worker: ScriptedWorker
+) -> None:
+    class GetWeather(BaseModel):
+        city: str
+
+    worker.script = say(CALL.replace("get_weather", "GetWeather"))
+    completion = client.chat.completions.parse(
+        model="tiny", messages=ASK, tools=[openai.pydantic_function_tool(GetWeather)]
+    )
+    calls = completion.choices[0].message.tool_calls
+    assert calls and calls[0].function.parsed_arguments == GetWeather(city="Bern")
+    assert "GetWeather" in worker.requests[-1].grammar
+
+
+def test_a_schema_that_cannot_be_held_to(client: openai.OpenAI) -> None:
+    function = {"name": "f", "strict": True, "parameters": {"type": "object", "not": {}}}
+    with pytest.raises(openai.BadRequestError, match="schemas of the tools") as refusal:
+        client.chat.completions.create(
+            model="tiny", messages=ASK, tools=[{"type": "function", "function": function}]
+        )
+    assert refusal.value.param == "tools"
+
+
+def test_the_example_of_an_agent(
+    client: openai.OpenAI, worker: ScriptedWorker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It calls two functions, is told of a wrong call, and answers."""
+    calls = [("find_parcel", {"number": "7"}), ("add", {"a": 1, "b": 2.5}), ("add", {})]
+    written = [json.dumps({"name": name, "arguments": given}) for name, given in calls]
+    answers = iter([*(f"<tool_call>\n{call}\n</tool_call>" for call in written), "In Bern."])
+
+    def script(request: Generate) -> AsyncIterator[SequenceOutput]:
+        return say(next(answers))(request)
+
+    worker.script = script
+    assert agent.answer(client, "tiny", "Where is parcel 7?") == "In Bern."
+    told = capsys.readouterr().out
+    assert "found in Bern" in told and "-> 3.5" in told and "error: " in told
+    assert "found in Bern" in spelled(worker.requests[-1].tokens)

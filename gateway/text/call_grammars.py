@@ -1,0 +1,124 @@
+"""What an answer with tools or thoughts is held to: the grammars of calls, in each format.
+
+What they let a model write, the format's parser (`parsers/`) reads back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from gateway.exceptions import InvalidRequest
+from gateway.generation_request import GenerationRequest, NamedTool, Tool, callable_tools
+from gateway.text.parsers import mistral, thoughts
+from gateway.text.parsers.answer_form import AnswerForm
+from workers.wire import grammars
+
+HELD: dict[str, tuple[str, str, str, str]] = {
+    "generic": ("<tool_call>", '\n{"name": %s, "arguments": ', "}\n</tool_call>", "\n"),
+    "hermes": ("<tool_call>", '\n{"name": %s, "arguments": ', "}\n</tool_call>", "\n"),
+    "qwen_xml": ("<tool_call>", '\n{"name": %s, "arguments": ', "}\n</tool_call>", "\n"),
+    "llama_json": ("", '{"name": %s, "parameters": ', "}", "; "),
+    "mistral": (mistral.OPEN, '[{"name": %s, "arguments": ', "}]", ""),
+}
+"""Of each format that can be held to: the marker before a call, what stands before and after its
+arguments, and what is between calls."""
+MAY_BE_STRICT = ("generic", "hermes", "mistral")
+"""Formats whose marker is before every call: there a call of the model's own choice can be held to
+the tool's schema."""
+MARKERS = (thoughts.OPEN, thoughts.CLOSE, *(opening for opening, *_ in HELD.values() if opening))
+"""Markers that are special tokens of some models."""
+ANY_OBJECT: dict[str, Any] = {"type": "object"}
+
+
+class AnswerRules(msgspec.Struct, frozen=True):
+    """What decides the grammar of an answer."""
+
+    form: AnswerForm
+    in_thought: bool
+    tools: list[Tool]
+    """Those that may be called."""
+    must_call: bool
+    is_parallel: bool
+    body: str
+    """Grammar of an answer without calls; empty: any text."""
+
+
+def rules_of(
+    asked: GenerationRequest, form: AnswerForm, *, in_thought: bool, body: str
+) -> AnswerRules | None:
+    """The rules of an answer; None if it may be any text. Raises InvalidRequest if the model's
+    format cannot be held to them."""
+    tools, choice = callable_tools(asked), asked.tool_choice
+    must_call = choice not in ("auto", "none")
+    is_strict = any(tool.strict for tool in tools)
+    if must_call and form.calls not in HELD:
+        raise _refused(form, "'tool_choice' may be 'auto' or 'none'", "tool_choice")
+    if is_strict and not must_call and form.calls not in MAY_BE_STRICT:
+        raise _refused(form, "a tool's 'strict' may be true where a call is required", "tools")
+    if not (must_call or is_strict or (body and (tools or form.has_thoughts))):
+        return None
+    if isinstance(choice, NamedTool):
+        tools = [tool for tool in tools if tool.name == choice.name]
+    return AnswerRules(form, in_thought, tools, must_call, asked.is_parallel, body)
+
+
+def _refused(form: AnswerForm, allowed: str, param: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"This model writes calls in the format {form.calls!r}, in which {allowed}.",
+        param=param,
+        code="unsupported_constraint",
+    )
+
+
+def grammar_of(rules: AnswerRules, special: Callable[[str], int | None]) -> str:
+    """The grammar, as it travels to a worker. `special`: the id of a marker that is a special token
+    of the model, None of one that is text. Raises ValueError for a schema that is none."""
+    parts: list[dict[str, Any]] = []
+    for number, tool in enumerate(rules.tools):
+        schema = tool.parameters if rules.must_call or tool.strict else ANY_OBJECT
+        parts.append(_named(f"arguments_{number}", grammars.of_json_schema(json.dumps(schema))))
+    if rules.body:
+        parts.append(_named("body", rules.body))
+    lines = ["%llguidance {}", *_lines(rules, special)]
+    return json.dumps({"grammars": [{"lark_grammar": "\n".join(lines)}, *parts]})
+
+
+def _named(name: str, grammar: str) -> dict[str, Any]:
+    (part,) = json.loads(grammar)["grammars"]
+    return {**part, "name": name}
+
+
+def _lines(rules: AnswerRules, special: Callable[[str], int | None]) -> Sequence[str]:
+    def marker(text: str) -> str:
+        token = special(text)
+        return json.dumps(text) if token is None else f"<[{token}]>"
+
+    def text_until(name: str, end: str) -> str:
+        """A rule: any text up to the first marker."""
+        return f"{name}{'[lazy]' if special(end) is None else ''}: TEXT {marker(end)}"
+
+    before = ""
+    if rules.form.has_thoughts:
+        before = "thought SPACE?"
+        if not rules.in_thought:
+            before = f"({marker(thoughts.OPEN)} {before})?"
+    lines = [f"start: {before} answer", "TEXT: /(.|\\n)*/", "SPACE: /[ \\n]{1,4}/"]
+    lines.append(text_until("thought", thoughts.CLOSE))
+    if not rules.tools:
+        return [*lines, "answer: @body"]
+    opening, before_arguments, after, between = HELD[rules.form.calls]
+    calls = [
+        f"{json.dumps(before_arguments % json.dumps(tool.name))} @arguments_{number}"
+        for number, tool in enumerate(rules.tools)
+    ]
+    lines.append(f"written: ({' | '.join(calls)}) {json.dumps(after)}")
+    call = f"{marker(opening)} written" if opening else "written"
+    if rules.must_call or rules.body:
+        more = f"({json.dumps(between)} {call})*" if rules.is_parallel and between else ""
+        other = "" if rules.must_call else " | @body"
+        return [*lines, f"answer: {call} {more}{other}"]
+    return [*lines, "answer: (opening written)* TEXT", text_until("opening", opening)]

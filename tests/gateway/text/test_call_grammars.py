@@ -1,0 +1,174 @@
+"""What the grammar of calls lets a model write, its parser reads back as valid calls."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import numpy as np
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from gateway.exceptions import InvalidRequest
+from gateway.generation_request import GenerationRequest, NamedTool, Tool
+from gateway.text.call_grammars import HELD, MAY_BE_STRICT, AnswerRules, grammar_of, rules_of
+from gateway.text.parsers.answer_form import AnswerForm
+from gateway.text.parsers.parser import Part, Reasoning, Text, ToolCall
+from tests.doubles import make_tokenizer
+from tests.gateway.text.test_parsers import parse, write
+from workers.wire import grammars
+
+VOCAB, END = 260, 257
+WEATHER = Tool(
+    name="get_weather",
+    strict=True,
+    parameters={
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "maxLength": 5},
+            "days": {"type": "integer", "minimum": 0, "maximum": 20},
+            "unit": {"anyOf": [{"enum": ["C", "F"]}, {"type": "null"}]},
+        },
+        "required": ["city", "unit"],
+        "additionalProperties": False,
+    },
+)
+NOW = Tool(name="now", parameters={"type": "object", "additionalProperties": False})
+TOOLS = [WEATHER, NOW]
+SCHEMAS = {tool.name: jsonschema_rs.validator_for(tool.parameters) for tool in TOOLS}
+BODY = grammars.of_json_schema('{"const": {"x": 1}}')
+WRONG = {"city": "Bern", "unit": "K"}
+RIGHT = {"city": "Bern", "unit": "C"}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> LLTokenizer:
+    folder: Path = tmp_path_factory.mktemp("tiny")
+    make_tokenizer(folder)
+    return LLTokenizer(str(folder / "tokenizer.json"), n_vocab=VOCAB, eos_token=END)
+
+
+def rules(calls: Any, *, thinks: bool = False, must: bool = True, **other: Any) -> AnswerRules:
+    defaults = {"in_thought": False, "is_parallel": True, "body": "", "tools": TOOLS}
+    return AnswerRules(AnswerForm(calls, thinks), must_call=must, **(defaults | other))
+
+
+def matcher(tokenizer: LLTokenizer, held_to: AnswerRules) -> LLMatcher:
+    grammar = grammar_of(held_to, lambda _: None)
+    assert grammars.refusal(grammar) is None
+    return LLMatcher(tokenizer, grammar, log_level=0, limits=grammars.limits())
+
+
+def allows(tokenizer: LLTokenizer, held_to: AnswerRules, text: str) -> bool:
+    tokens, found = tokenizer.tokenize_str(text), matcher(tokenizer, held_to)
+    return found.validate_tokens(tokens) == len(tokens) and (
+        found.consume_tokens(tokens) and found.is_accepting()
+    )
+
+
+def walk(tokenizer: LLTokenizer, held_to: AnswerRules, seed: int) -> str:
+    """An answer that a model with random logits writes, which ends as soon as it may."""
+    rng, found, tokens = random.Random(seed), matcher(tokenizer, held_to), list[int]()
+    while not found.is_stopped():
+        bits = np.unpackbits(np.frombuffer(found.compute_bitmask(), np.uint8), bitorder="little")
+        allowed = [token for token in np.flatnonzero(bits).tolist() if token < 256]
+        if found.is_accepting() and (not allowed or rng.random() < 0.5):
+            break
+        token = rng.choice(allowed)
+        assert found.consume_token(token)
+        tokens.append(token)
+    return tokenizer.decode_bytes(tokens).decode(errors="replace")
+
+
+@pytest.mark.parametrize("calls", HELD)
+def test_required_calls_are_read_back_and_valid(tokenizer: LLTokenizer, calls: Any) -> None:
+    held_to = rules(calls)
+    names = set[str]()
+    for seed in range(12):
+        parts = parse(held_to.form.parser(TOOLS), [walk(tokenizer, held_to, seed)])
+        assert parts
+        for part in parts:
+            assert isinstance(part, ToolCall)
+            SCHEMAS[part.name].validate(json.loads(part.arguments))
+            names.add(part.name)
+    assert names == set(SCHEMAS)
+
+
+@pytest.mark.parametrize("calls", HELD)
+def test_one_call_where_no_more_are_wanted(tokenizer: LLTokenizer, calls: Any) -> None:
+    held_to = rules(calls, is_parallel=False)
+    for seed in range(4):
+        parts: list[Part] = parse(held_to.form.parser(TOOLS), [walk(tokenizer, held_to, seed)])
+        assert [type(part) for part in parts] == [ToolCall]
+
+
+@pytest.mark.parametrize("calls", MAY_BE_STRICT)
+def test_a_strict_tool_is_held_to_its_schema_wherever_it_is_called(
+    tokenizer: LLTokenizer, calls: Any
+) -> None:
+    held_to = rules(calls, must=False)
+    right, wrong = (write(calls, ("get_weather", each)) for each in (RIGHT, WRONG))
+    loose = write(calls, ("now", {"anything": 1}))
+    for before in ("", "Well <tool\n"):
+        assert allows(tokenizer, held_to, before + right)
+        assert allows(tokenizer, held_to, before + loose)
+        assert not allows(tokenizer, held_to, before + wrong)
+    assert not allows(tokenizer, held_to, right + "\n" + wrong)
+    assert allows(tokenizer, held_to, "It is what it is.")
+    assert allows(tokenizer, held_to, "")
+
+
+def test_a_thought_is_free_and_what_follows_is_held(tokenizer: LLTokenizer) -> None:
+    call, thought = write("hermes", ("now", {})), "Hm, <tool_call>?</think>\n\n"
+    held_to = rules("hermes", thinks=True)
+    assert allows(tokenizer, held_to, "<think>" + thought + call)
+    assert allows(tokenizer, held_to, call)
+    assert not allows(tokenizer, held_to, "<think>" + thought + "now()")
+    begun = rules("hermes", thinks=True, in_thought=True)
+    assert allows(tokenizer, begun, thought + call)
+    assert not allows(tokenizer, begun, call)
+    schema = rules("hermes", thinks=True, tools=[], must=False, body=BODY)
+    assert allows(tokenizer, schema, "<think>" + thought + '{"x":1}')
+    assert not allows(tokenizer, schema, "<think>" + thought + '{"x":2}')
+    parser = schema.form.parser([])
+    assert parse(parser, ["<think>" + thought + '{"x":1}']) == [
+        Reasoning("Hm, <tool_call>?"),
+        Text('{"x":1}'),
+    ]
+
+
+def test_an_answer_by_a_schema_may_be_a_call(tokenizer: LLTokenizer) -> None:
+    held_to = rules("hermes", must=False, body=BODY)
+    assert allows(tokenizer, held_to, '{"x":1}')
+    assert allows(tokenizer, held_to, write("hermes", ("now", {})))
+    assert not allows(tokenizer, held_to, "anything")
+
+
+def asked(**fields: Any) -> GenerationRequest:
+    return GenerationRequest(model="tiny", **{"tools": TOOLS, **fields})
+
+
+def test_which_requests_are_held_to_rules() -> None:
+    hermes = AnswerForm("hermes")
+
+    def found(form: AnswerForm = hermes, body: str = "", **fields: Any) -> AnswerRules | None:
+        return rules_of(asked(**fields), form, in_thought=False, body=body)
+
+    assert found(tools=[NOW]) is None
+    assert found(tool_choice="none") is None
+    assert found(tools=[], body=BODY) is None
+    strict = found()
+    assert strict and not strict.must_call
+    named = found(tool_choice=NamedTool("now"))
+    assert named and named.must_call and named.tools == [NOW]
+    assert found(AnswerForm("hermes", True), BODY, tools=[])
+    for form, fields in (
+        ("pythonic", {"tool_choice": "required"}),
+        ("gemma", {"tool_choice": "required"}),
+        ("llama_json", {}),
+    ):
+        with pytest.raises(InvalidRequest, match=form):
+            found(AnswerForm(form), **fields)
