@@ -25,11 +25,12 @@ from gateway.exceptions import InvalidRequest
 from gateway.http.error_answers import to_response
 from gateway.http.handlers import DataPlane, HotRoute
 from gateway.http.request import GatewayRequest, add_request_headers
+from gateway.tracing import Tracing
 
 BODY = b'{"model": "bot", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 64}'
 CANNED = Canned(b"{}")
 OPTIONS: dict[str, Any] = {
-    "state": State({"gateway": None}),
+    "state": State({"gateway": SimpleNamespace(config=SimpleNamespace(tracing=Tracing()))}),
     "request_class": GatewayRequest,
     "exception_handlers": {Exception: to_response},
     "openapi_config": None,

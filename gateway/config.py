@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from gateway.tracing import Tracing
 from workers.wire.transport.base import Security
 
 
@@ -40,6 +41,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     """So long a request waits for the database, or for other gateways, to know of its limits."""
     failover_wait_s: float = 30.0
     """So long a request whose worker was lost waits for one when there is no other."""
+    tracing: Tracing = Tracing()
+    """Off by default."""
     ping_interval_s: float = 15.0
     """A silent stream says `: ping` this often."""
     slow_client_s: float = 30.0

@@ -228,6 +228,12 @@ def code_of(error: Exception, problem: Problem) -> str | None:
     return (error.code if isinstance(error, ApiError) else None) or problem.code
 
 
+def error_type(error: Exception) -> str:
+    """One of a fixed set of words for the kind of failure, for telemetry."""
+    problem = _find_problem(error) or PROBLEMS[500]
+    return code_of(error, problem) or problem.type
+
+
 def retry_headers(problem: Problem, error: Exception) -> dict[str, str]:
     """What the official clients read before they try again."""
     if isinstance(error, QuotaExceeded):

@@ -168,6 +168,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Changes that a tenant's keys may make in the admin plane."""
     log_format: LogFormat = "text"
     """Lines for people, or a JSON object a line."""
+    slow_request_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
+    """Seconds to the first token from which a request is traced whatever the sampler says."""
 
     @property
     def home(self) -> Path:

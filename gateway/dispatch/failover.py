@@ -95,6 +95,11 @@ class RetryState:
         self._give_up_at: float | None = None
 
     @property
+    def reason(self) -> str:
+        """Code of the last failure."""
+        return self.failure.code if isinstance(self.failure, WorkerFailed) else "worker_lost"
+
+    @property
     def excluded(self) -> list[WorkerClient]:
         now = time.monotonic()
         return [worker for worker, until in self._excluded.items() if until > now]

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
@@ -27,6 +28,7 @@ from workers.wire.protocol import (
     OutputKind,
     PromptProgress,
     SequenceOutput,
+    SequenceTimes,
     TokenLogprobs,
 )
 
@@ -48,6 +50,32 @@ NEVER_BEGUN = (
     *(ErrorCode.OVERLOADED, ErrorCode.EXPIRED),
 )
 """Not `invalid`: so a worker calls an answer, too, that it has computed and cannot send."""
+MAX_MOVES = 16
+"""Moves of one request that are remembered."""
+
+
+class Move(NamedTuple):
+    """A sequence that one worker could not have or has lost goes to another."""
+
+    at: float
+    """Of time.perf_counter()."""
+    from_worker: str
+    to_worker: str
+    reason: str
+    """Code of the failure."""
+    num_resumed: int
+    """Tokens that it had by then."""
+
+
+class WorkerTimes(NamedTuple):
+    """What a worker has told of one sequence's time there."""
+
+    worker_id: str
+    sent_at: float
+    """When the sequence was sent there, of time.perf_counter()."""
+    times: SequenceTimes
+    is_last: bool
+    """Told with the end of the sequence."""
 
 
 @dataclass(slots=True)
@@ -64,6 +92,8 @@ class RemoteSequence:
     """The worker's instance when it was sent."""
     id: int = 0
     """At the worker's client."""
+    sent_at: float = 0.0
+    """Of time.perf_counter()."""
     tokens: list[int] = field(default_factory=list[int])
     """Generated so far, by all its workers."""
     retry_state: RetryState | None = None
@@ -105,6 +135,12 @@ class Generation:
         """Of the worker that got a sequence last."""
         self.first_output_at: float | None = None
         """Of time.perf_counter()."""
+        self.ended_at: float | None = None
+        """The same of the last choice that has ended."""
+        self.moves: list[Move] = []
+        """The first `MAX_MOVES`."""
+        self.worker_times: WorkerTimes | None = None
+        """Of the sequence that told last, if the request is traced."""
         self._reservation = reservation
         self._failover = failover
         self._adapter_for = adapter_for
@@ -251,6 +287,7 @@ class Generation:
     def _send(self, number: int, worker: WorkerClient) -> None:
         run = self._runs[number]
         run.id = worker.send(run.request, partial(self._take, number))
+        run.sent_at = time.perf_counter()
         self._is_sent = True
         run.worker = worker
         run.worker_id = self.worker_id = worker.instance_id
@@ -297,6 +334,7 @@ class Generation:
         if isinstance(event, WorkerFailed) or (
             isinstance(event, SequenceOutput) and event.finish_reason is not None
         ):
+            self._note_times(self._runs[number], event)
             self._aborted.discard(number)
             if self._is_cancelled and not self._aborted:
                 self._no_more.set()
@@ -309,6 +347,8 @@ class Generation:
         choice = run.choice
         if choice.finish_reason is not None:
             return
+        if output.times is not None:
+            self._note_times(run, output)
         run.tokens += output.tokens
         if run.prompt_logprobs is not None:
             output = msgspec.structs.replace(output, prompt_logprobs=run.prompt_logprobs)
@@ -316,6 +356,7 @@ class Generation:
         self._deltas.append(choice.feed(self._covered(output)))
         if choice.finish_reason is not None:
             self._num_running -= 1
+            self.ended_at = time.perf_counter()
             if output.finish_reason is None:
                 run.worker.cancel(run.id)
             self._begin_next()
@@ -347,6 +388,11 @@ class Generation:
             run.worker = first.worker
             self._begin(number)
 
+    def _note_times(self, run: RemoteSequence, event: SequenceOutput | WorkerFailed) -> None:
+        if event.times is not None:
+            is_last = isinstance(event, WorkerFailed) or event.finish_reason is not None
+            self.worker_times = WorkerTimes(run.worker_id, run.sent_at, event.times, is_last)
+
     def _covered(self, output: SequenceOutput) -> SequenceOutput:
         num_covered = self._reservation.give(len(output.tokens))
         if num_covered == len(output.tokens):
@@ -373,6 +419,7 @@ class Generation:
         run = self._runs[number]
         if run.choice.finish_reason is not None:
             return
+        self._note_times(run, failure)
         case = self._retries(run)
         if run.has_progressed:
             case.note_progress()
@@ -404,6 +451,7 @@ class Generation:
             return False
         while (worker := self._failover.find(run.request, case.excluded)) is not None:
             run.request = self._rewritten(run, worker)
+            left = run.worker_id
             try:
                 self._send(number, worker)
             except WorkerFailed as failure:
@@ -412,6 +460,10 @@ class Generation:
                 case.exclude(worker)
                 continue
             self._failover.note_move(run.request)
+            if len(self.moves) < MAX_MOVES:
+                self.moves.append(
+                    Move(run.sent_at, left, run.worker_id, case.reason, len(run.tokens))
+                )
             log.info("%s goes on at worker %s", run.request.request_id, run.worker_id)
             return True
         if case.gives_up():

@@ -36,8 +36,11 @@ class RequestUsage:
 
     async def keep(self, generation: Generation, status: Status) -> None:
         """Records, and returns when the record is on the disk. Raises UsageUnavailable."""
+        trace = self._call.trace
+        trace.enter("usage")
         try:
             await self.record(generation, status).synced()
+            trace.leave()
         except OSError as error:
             raise UsageUnavailable("What this request used could not be recorded.") from error
 
@@ -77,7 +80,7 @@ class RequestUsage:
             duration_ms=round((time.perf_counter() - self._started_at) * 1e3, 3),
             finish_reasons=generation.finish_reasons,
             worker=generation.worker_id,
-            trace_id=call.trace_id,
+            trace_id=call.trace.trace_id,
             status=status,
             gateway=reservation.holder,
             metered_tokens=reservation.metered(usage),

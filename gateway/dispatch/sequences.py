@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
 
@@ -22,6 +21,7 @@ from gateway.limits.bounds import check_answer, check_vectors, completion_tokens
 from gateway.quota_types import ORDINARY, Service
 from gateway.text.parsers.parser import IdentityParser
 from gateway.text.tokenizer import ModelTokenizer, SamplingDefaults
+from gateway.tracing import Untraced
 from workers.wire.client import WorkerClient
 from workers.wire.prefix_index import Prefix
 from workers.wire.protocol import (
@@ -37,9 +37,6 @@ WHOLE_INTERVAL = 32
 is generated again."""
 
 
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
-
-
 class Call(msgspec.Struct, frozen=True):
     """All that is known of a request when its sequences are made."""
 
@@ -53,16 +50,10 @@ class Call(msgspec.Struct, frozen=True):
     """Of its first output, of time.perf_counter()."""
     num_bytes: int
     """Of its body."""
-    traceparent: str | None = None
+    trace: Untraced = Untraced()
     service: Service = ORDINARY
     grammar: str = ""
     """What the answer is held to, as a worker takes it; empty: nothing."""
-
-    @property
-    def trace_id(self) -> str | None:
-        """Of the client's trace, if it has told one."""
-        found = _TRACEPARENT.fullmatch(self.traceparent or "")
-        return found and found[1]
 
     @property
     def stops(self) -> list[str]:
@@ -212,7 +203,7 @@ def _generate(call: Call, prompt: Prompt, layout: str, params: SamplingParams) -
         priority=call.asked.priority,
         timeout_s=call.deadline - time.perf_counter(),
         stream_interval=1 if is_heard else WHOLE_INTERVAL,
-        traceparent=call.traceparent,
+        traceparent=call.trace.traceparent,
         grammar=call.grammar if params.max_tokens else "",
         pooling=call.pooling,
     )

@@ -9,9 +9,15 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp, Message, Middleware, Receive, Scope, Send
 
-from gateway.exceptions import forget_frames
+from gateway.exceptions import error_type, forget_frames
 from gateway.http.error_answers import ErrorAnswer
-from gateway.http.request import GatewayRequest, add_request_headers, decoder_of, keep_charge
+from gateway.http.request import (
+    STATUS,
+    GatewayRequest,
+    add_request_headers,
+    decoder_of,
+    keep_charge,
+)
 
 
 class HotRoute(HTTPRouteHandler):
@@ -33,16 +39,23 @@ class HotRoute(HTTPRouteHandler):
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             request = GatewayRequest(scope, receive, send)
+            trace = request.trace
             try:
                 for guard in guards:
                     await guard(request, self)
-                response: ASGIApp = await handler.fn(request, await request.decode(decoder))
+                trace.tenant_id = request.user.tenant.id
+                body = await request.decode(decoder)
+                trace.event("body_read")
+                response: ASGIApp = await handler.fn(request, body)
                 await response(scope, receive, send)
             except Exception as error:
+                trace.fail(error_type(error))
                 try:
                     await ErrorAnswer(error, scope)(scope, receive, send)
                 finally:
                     forget_frames(error)
+            finally:
+                trace.end(scope["state"].get(STATUS))
 
         return answer
 

@@ -28,6 +28,8 @@ from gateway.limits.admission import RequestCharge
 T = TypeVar("T")
 
 MAX_TIMEOUT_S = 86_400
+STATUS = "status"
+"""Key of a request's state: the status of its answer, once it is sent."""
 _EXCEEDED = {
     "tenant": "Too many bytes of this tenant's requests are being read.",
     "all": "Too many bytes of requests are being read.",
@@ -47,6 +49,7 @@ class GatewayRequest(Request[Principal, Any, State]):
         """Of the body, once it is read."""
         self._whole: bytes | None = None
         number_request(scope)
+        self.trace = self.gateway.config.tracing.begin(scope)
 
     async def body(self) -> bytes:
         """The body, until it is decoded. Raises as `_read`."""
@@ -106,10 +109,6 @@ class GatewayRequest(Request[Principal, Any, State]):
         return self.scope["state"]["request_id"]
 
     @property
-    def traceparent(self) -> str | None:
-        return find_header(self.scope, b"traceparent")
-
-    @property
     def deadline(self) -> float:
         """Of the first output, of time.perf_counter(): as the header `x-request-timeout` has it, in
         seconds. Raises InvalidRequest."""
@@ -148,6 +147,7 @@ async def add_request_headers(message: Message, scope: Scope) -> None:
     if message["type"] != "http.response.start":
         return
     state: dict[str, Any] = scope["state"]
+    state[STATUS] = message["status"]
     headers = [
         *message["headers"],
         (b"x-request-id", state["request_id"].encode()),

@@ -46,6 +46,7 @@ from loraplex.roles.tls import load_tls
 from loraplex.roles.waiting import until_there
 from loraplex.roles.worker import worker_config
 from loraplex.settings import Settings
+from loraplex.tracing import trace_destination
 from workers.process.logs import set_up_logging
 from workers.wire.protocol import UNSATISFIABLE
 
@@ -76,6 +77,7 @@ def serve(settings: Settings, *, with_demo: bool) -> None:
     if not models:
         raise BadSettings("nothing to serve: give --model NAME=PATH, or --demo")
     # Before anything is started.
+    trace_destination(os.environ)
     load_tls(settings)
     default_quota(settings)
     settings.make_home()
@@ -250,6 +252,7 @@ class Box:
             "LORAPLEX_TENANT_WRITES_PER_MINUTE": str(settings.tenant_writes_per_minute),
             "LORAPLEX_CATALOG_STALE_S": str(settings.catalog_stale_s),
             "LORAPLEX_LOG_FORMAT": settings.log_format,
+            "LORAPLEX_SLOW_REQUEST_S": str(settings.slow_request_s),
             "LORAPLEX_MAX_BODY_MEMORY": str(settings.max_body_memory),
         }
         if settings.key_pepper:
@@ -275,6 +278,8 @@ class Box:
 
     def _announce(self, keys: Keys, seconds: float) -> None:
         tell(f"ready after {seconds:.1f} s on {self._url}")
+        if (destination := trace_destination(os.environ)) is not None:
+            tell(f"traces go to {destination}")
         if self._settings.log_format == "json":
             return
         # A service's output is kept as its log, where no key belongs; a demo's are for all to try.

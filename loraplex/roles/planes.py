@@ -24,8 +24,9 @@ from admin.database import EVERYTHING, Database
 from admin.http.plane import AdminConfig, AdminPlane
 from admin.migrate import check_schema
 from gateway.catalog.source import PostgresSource
-from gateway.config import GatewayConfig
+from gateway.config import GatewayConfig, new_instance_id
 from gateway.http import server
+from gateway.tracing import Tracing
 from loraplex.errors import BadSettings
 from loraplex.roles.bootstrap import default_quota, load_pepper
 from loraplex.roles.listener import address_of, serves_apart
@@ -36,6 +37,7 @@ from loraplex.roles.tls import follow_files, load_tls
 from loraplex.roles.waiting import until_there
 from loraplex.settings import Settings
 from loraplex.telemetry import set_up_telemetry, show_certificates
+from loraplex.tracing import trace_destination, tracing_to
 from workers.process.collector import look_for_cycles_less
 from workers.process.logs import LogFormat, set_up_logging
 from workers.wire.client import WorkerClient
@@ -121,15 +123,21 @@ async def _serve_gateway(
     if not settings.database_url:
         raise BadSettings("the gateway needs LORAPLEX_DATABASE_URL")
     role = Role("gateway", settings, sockets)
+    destination = trace_destination(os.environ)
     role.prepare(warns=warns)
+    if warns and destination is not None:
+        log.info("traces go to %s", destination)
     async with AsyncExitStack() as stack:
         database = await role.connect(stack, application_name="loraplex-gateway", sees=EVERYTHING)
         store = settings.open_store()
-        data = _data_plane(settings, database, store)
+        instance_id = new_instance_id()
+        tracing = await stack.enter_async_context(
+            tracing_to(destination, instance_id=instance_id, slow_s=settings.slow_request_s)
+        )
+        data = _data_plane(settings, database, store, instance_id, tracing)
         # Its own connections: what a gateway says of itself must not wait for uploads.
         administration = await _admin_plane(stack, role, store) if with_admin else None
         is_apart = serves_apart(sockets[0], role.tls)
-        instance_id = data.state["gateway"].config.instance_id
         await role.serve(
             public_app(data, None if is_apart else administration, worker_health),
             management_app(data, administration if is_apart else None, worker_health),
@@ -271,8 +279,12 @@ async def _beside(plane: AdminPlane | None) -> AsyncGenerator[None]:
             await asyncio.gather(work, return_exceptions=True)
 
 
-def _data_plane(settings: Settings, database: Database, store: Store) -> Litestar:
+def _data_plane(
+    settings: Settings, database: Database, store: Store, instance_id: str, tracing: Tracing
+) -> Litestar:
     own = GatewayConfig(
+        instance_id=instance_id,
+        tracing=tracing,
         model_folder=partial(store.model_folder, weights=False),
         security=settings.security,
         pepper=load_pepper(settings),

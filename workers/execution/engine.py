@@ -412,18 +412,19 @@ class Engine:
         if sequence.num_inflight_steps and len(result.tokens) != 1:
             # The step ahead was computed as if there were one.
             return [self._fail_drawing(sequence, ErrorCode.INTERNAL)]
-        num_before = len(sequence.tokens)
+        num_before, is_first = len(sequence.tokens), not sequence.is_begun
         forced = self._forced(sequence, result)
         output = sequence.append(result.tokens + forced, result.logprobs, now)
         num_new = len(sequence.tokens) - num_before
         self.num_generated_tokens += num_new
         if num_new:
             self._meter.note_token(sequence, num_new, now)
+        if output is not None and (is_first or output.finish_reason is not None):
+            times = self._times(sequence)
+            output = output if times is None else msgspec.structs.replace(output, times=times)
         if output is not None and output.finish_reason is not None:
             self._meter.note_end(sequence, output.finish_reason, now)
             self._forget(sequence)
-            if (times := self._times(sequence)) is not None:
-                output = msgspec.structs.replace(output, times=times)
             return [(sequence.connection, output)]
         self.scheduler.write_tokens(sequence, num_new - len(result.tokens))
         events: list[Event] = [] if output is None else [(sequence.connection, output)]
@@ -460,7 +461,7 @@ class Engine:
         return sequence.connection, failed
 
     def _times(self, sequence: Sequence) -> SequenceTimes | None:
-        """When it passed the stages, for the end of a sequence whose request is traced."""
+        """When it has passed the stages, if its request is traced."""
         if sequence.request.traceparent is None:
             return None
         now = self._clock()

@@ -34,12 +34,12 @@ class StageTimes:
             self.preempted_s.append(now)
 
     def told(self, now: float, model_away: tuple[float, float]) -> SequenceTimes:
-        """The times as the gateway gets them, for a sequence that ends now. model_away: when its
+        """The times so far, as the gateway gets them. model_away: when its
         base model last left the device and came back."""
         left_s, back_s = model_away
         load = self.adapter_load
         return SequenceTimes(
-            ended_s=now - self.arrival_s,
+            told_s=now - self.arrival_s,
             started_s=self._offset(self.started_s),
             first_token_s=self._offset(self.first_token_s),
             model_wait=(max(left_s - self.arrival_s, 0.0), back_s - self.arrival_s)

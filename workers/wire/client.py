@@ -33,6 +33,7 @@ from workers.wire.protocol import (
     PromptProgress,
     Pulse,
     SequenceOutput,
+    SequenceTimes,
     StepFrame,
     ToGateway,
     WorkerStatus,
@@ -67,15 +68,22 @@ class WorkerFailed(Exception):
     """The worker cannot finish a sequence; `code` says whose fault it is."""
 
     def __init__(
-        self, code: ErrorCode, message: str, retry_after_s: float = 0.0, pace_s: float = 0.0
+        self,
+        code: ErrorCode,
+        message: str,
+        retry_after_s: float = 0.0,
+        pace_s: float = 0.0,
+        times: SequenceTimes | None = None,
     ) -> None:
         """retry_after_s: when there may be room, where there was none. pace_s: how long one place
-        takes to come free, where a queue was full for all such requests."""
+        takes to come free, where a queue was full for all such requests. times: of the sequence,
+        where the worker told them."""
         super().__init__(f"{code}: {message}")
         self.code = code
         self.message = message
         self.retry_after_s = retry_after_s
         self.pace_s = pace_s
+        self.times = times
 
 
 class Silence(msgspec.Struct, frozen=True):
@@ -342,7 +350,7 @@ class WorkerClient:
                     self.num_finished += is_last
                     self._put(output.id, output, is_last)
             case Failed(id=sequence_id, code=code, message=text, retry_after_s=after_s):
-                failure = WorkerFailed(code, text, after_s, message.pace_s)
+                failure = WorkerFailed(code, text, after_s, message.pace_s, message.times)
                 self._put(sequence_id, failure, is_last=True)
             case Models(models=models):
                 self.models = {model.digest: model for model in models}

@@ -150,8 +150,8 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     """So many tokens at a time are told, but the first by itself: who waits for the whole answer
     need not hear of each."""
     traceparent: str | None = None
-    """W3C trace context of the request, where it is traced: the end of the sequence then says when
-    it passed which stage."""
+    """W3C trace context of the request, where it is traced: then it is told when the sequence
+    passed which stage."""
     grammar: str = ""
     """What the generated text is held to, in llguidance's JSON; empty: nothing."""
     pooling: Pooling = Pooling.LAST
@@ -266,9 +266,10 @@ class AdapterLoadTimes(msgspec.Struct, frozen=True, array_like=True):
 
 class SequenceTimes(msgspec.Struct, frozen=True, array_like=True):
     """When a sequence passed the stages of its way through a worker, in seconds since it arrived
-    there. Sent with the end of a sequence that has a `traceparent`."""
+    there. Sent of a sequence that has a `traceparent`, with its first output and its end."""
 
-    ended_s: float
+    told_s: float
+    """When this was told; of the last output, when the sequence ended."""
     started_s: float | None = None
     """When its first step began to be scheduled; None: it never ran."""
     first_token_s: float | None = None
@@ -298,7 +299,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     """Prompt tokens taken from the prefix cache, as in `PromptProgress`; on the first output and
     the last."""
     times: SequenceTimes | None = None
-    """On the last output, if the request has a `traceparent`."""
+    """On the first output and the last, if the request has a `traceparent`."""
     vector: bytes | None = None
     """Of kind `embed`, with the finish: float32, little-endian, not normalised."""
 

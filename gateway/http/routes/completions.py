@@ -14,6 +14,7 @@ from gateway.dialects.chat_completions import ChatCompletionRequest, ChatComplet
 from gateway.dialects.completions import CompletionRequest, Completions
 from gateway.dialects.dialect import AnswerFormat, BodyFormat, Dialect
 from gateway.dialects.dropped import header_of
+from gateway.dispatch.answer_trace import trace_answer
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.inflight import Flight
 from gateway.dispatch.prompts import Prompt, encode_prompts
@@ -64,6 +65,7 @@ async def answer(request: GatewayRequest, dialect: Dialect[B], body: B) -> Gener
     asked = dialect.read(body)
     gateway.usage_recorder.check()
     target = await gateway.catalog.resolve(caller, asked.model, asked.user or caller.key.id)
+    request.trace.model = asked.model
     flight = gateway.flights.begin(target)
     tenant_id = caller.tenant.id
     try:
@@ -104,6 +106,7 @@ async def prepare(
 ) -> Call:
     """Checks the request's size, then tokenises."""
     deadline = request.deadline
+    request.trace.enter("tokenise")
     tokenizer = await request.gateway.tokenizers.get(target.base.digest)
     prompts = await encode_prompts(tokenizer, target, asked, request.user)
     return Call(
@@ -115,7 +118,7 @@ async def prepare(
         prompts=prompts,
         deadline=deadline,
         num_bytes=request.num_bytes,
-        traceparent=request.traceparent,
+        trace=request.trace,
         service=service,
         grammar=await _grammar(request, asked, tokenizer, prompts[0]),
     )
@@ -150,8 +153,10 @@ async def admit(call: Call, request: GatewayRequest, full: Sequence[WorkerClient
     )
     check_answer_of(call, default_tokens)
     work = work_of(call)
+    call.trace.enter("routing")
     worker = gateway.fleet.choose(work, full)
     model = worker.models[target.base.digest]
+    call.trace.enter("limits")
     reservation = await gateway.admission.reserve(
         gateway.catalog.current,
         call.caller,
@@ -176,12 +181,14 @@ def respond(
     """Hands over to the response, which submits, streams and settles."""
     gateway = request.gateway
     worker, model, reservation = admitted
+    call.trace.enter("stream")
     generation = plan(call, reservation, worker, model.adapter_layout, gateway.failover)
     usage = RequestUsage(gateway.usage_recorder, call, reservation, request.started_at)
 
     def settle(generation: Generation, failure: Exception | None) -> None:
         gateway.admission.settle(reservation, generation.usage)
         flight.end(failure, generation.first_output_at)
+        trace_answer(call, generation, failure)
         _log(request, call, generation)
 
     headers = _headers(call, generation)
@@ -219,7 +226,7 @@ def _log(request: GatewayRequest, call: Call, generation: Generation) -> None:
         "answered",
         extra={
             "request_id": call.request_id,
-            "trace_id": call.trace_id,
+            "trace_id": call.trace.trace_id,
             "tenant": call.caller.tenant.id,
             "key_id": call.caller.key.id,
             "address": client_address(request.scope),

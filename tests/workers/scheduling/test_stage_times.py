@@ -24,7 +24,7 @@ def times_of(simulation: Simulation, number: int) -> SequenceTimes:
     return times
 
 
-def test_only_the_end_of_a_traced_sequence_has_times() -> None:
+def test_only_a_traced_sequence_has_times() -> None:
     simulation = Simulation()
     simulation.submit(generate(0, [1] * 20))
     simulation.submit(traced(generate(1, [2] * 20)))
@@ -41,13 +41,13 @@ def test_queue_prefill_and_decode_follow_each_other() -> None:
     simulation.run()
     first, second = times_of(simulation, 0), times_of(simulation, 1)
     assert first.started_s == pytest.approx(1e-6)
-    assert second.started_s == pytest.approx(first.ended_s - 1e-6)
+    assert second.started_s == pytest.approx(first.told_s - 1e-6)
     for times in (first, second):
         assert times.started_s is not None and times.first_token_s is not None
         assert times.first_token_s - times.started_s == pytest.approx(0.2), "a ms a token"
-        assert times.ended_s - times.first_token_s == pytest.approx(0.004)
+        assert times.told_s - times.first_token_s == pytest.approx(0.004)
         assert times.model_wait is None and times.adapter_load is None
-    assert arrival_s + second.ended_s == pytest.approx(simulation.clock.now)
+    assert arrival_s + second.told_s == pytest.approx(simulation.clock.now)
 
 
 def test_one_that_never_ran_has_only_waited() -> None:
@@ -58,7 +58,7 @@ def test_one_that_never_ran_has_only_waited() -> None:
     while 1 not in simulation.finished:
         simulation.step()
     times = times_of(simulation, 1)
-    assert times.ended_s >= 0.1
+    assert times.told_s >= 0.1
     assert times.started_s is times.first_token_s is None
 
 

@@ -1,0 +1,128 @@
+"""What the spans of an answered request say of it: never what was said."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+from gateway.dispatch.generation import Generation, WorkerTimes
+from gateway.dispatch.sequences import Call
+from gateway.exceptions import error_type
+from gateway.tracing import Detail, Event, Stage, Value
+
+
+def trace_answer(call: Call, generation: Generation, failure: Exception | None) -> None:
+    """Notes the answer in the request's trace, when it has ended. failure: what ended it, if not
+    its own end or the client."""
+    trace = call.trace
+    trace.first_output_at = generation.first_output_at
+    if failure is not None:
+        trace.fail(error_type(failure))
+    trace.detail(partial(_detail, call, generation, failure))
+
+
+def _detail(call: Call, generation: Generation, failure: Exception | None) -> Detail:
+    outcome = "completed" if generation.is_done else "cancelled" if failure is None else "failed"
+    attributes: dict[str, Value] = {
+        **_request_attributes(call),
+        **_usage_attributes(generation),
+        "loraplex.outcome": outcome,
+        "loraplex.worker": generation.worker_id,
+    }
+    return Detail(attributes, _events(generation), _stages(generation))
+
+
+def _request_attributes(call: Call) -> dict[str, Value]:
+    """https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/, and our own."""
+    asked, target, caller = call.asked, call.target, call.caller
+    found: dict[str, Value | None] = {
+        "gen_ai.operation.name": "text_completion" if asked.messages is None else "chat",
+        "gen_ai.provider.name": "loraplex",
+        "gen_ai.request.max_tokens": asked.max_tokens,
+        "gen_ai.request.temperature": asked.temperature,
+        "gen_ai.request.top_p": asked.top_p,
+        "gen_ai.request.top_k": asked.top_k,
+        "gen_ai.request.seed": asked.seed,
+        "gen_ai.request.presence_penalty": asked.presence_penalty,
+        "gen_ai.request.frequency_penalty": asked.frequency_penalty,
+        "gen_ai.request.choice.count": asked.num_choices if asked.num_choices > 1 else None,
+        "gen_ai.request.stream": asked.stream,
+        "loraplex.request.id": call.request_id,
+        "loraplex.key.id": caller.key.id,
+        "loraplex.base_model": target.base.name,
+        "loraplex.service_class": call.service.service_class.value,
+        "loraplex.prompts": len(call.prompts),
+    }
+    if (version := target.version) is not None:
+        found["loraplex.adapter.name"] = version.name
+        found["loraplex.adapter.version"] = version.version
+        found["loraplex.adapter.digest"] = version.digest
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _usage_attributes(generation: Generation) -> dict[str, Value]:
+    usage = generation.usage
+    return {
+        "gen_ai.usage.input_tokens": usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": usage.completion_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+        "gen_ai.response.finish_reasons": [each or "none" for each in generation.finish_reasons],
+    }
+
+
+def _events(generation: Generation) -> list[Event]:
+    """Moves to other workers, and preemptions at the last."""
+    events = [
+        Event(
+            "resume" if move.num_resumed else "retry",
+            move.at,
+            {
+                "loraplex.worker.from": move.from_worker,
+                "loraplex.worker.to": move.to_worker,
+                "error.type": move.reason,
+                "loraplex.tokens_resumed": move.num_resumed,
+            },
+        )
+        for move in generation.moves
+    ]
+    if (told := generation.worker_times) is not None:
+        worker: dict[str, Value] = {"loraplex.worker": told.worker_id}
+        events += [
+            Event("preemption", told.sent_at + at_s, worker) for at_s in told.times.preempted_s
+        ]
+    return events
+
+
+def _stages(generation: Generation) -> list[Stage]:
+    """Stages of the sequence that told of them last. The clocks of two machines differ: they are
+    placed as if the sequence had arrived at the worker when it was sent."""
+    told = generation.worker_times
+    if told is None:
+        return []
+    times, worker = told.times, told.worker_id
+    attributes: dict[str, Value] = {"loraplex.worker": worker}
+    started_s, first_s, ended_s = times.started_s, times.first_token_s, _ended_s(generation, told)
+    bounds = [("queue", 0.0, ended_s if started_s is None else started_s)]
+    if started_s is not None:
+        bounds.append(("prefill", started_s, ended_s if first_s is None else first_s))
+    if first_s is not None:
+        bounds.append(("decode", first_s, ended_s))
+    if times.model_wait is not None:
+        bounds.append(("model_swap", *times.model_wait))
+    stages = [
+        Stage(name, told.sent_at + begun_s, told.sent_at + end_s, attributes)
+        for name, begun_s, end_s in bounds
+    ]
+    if (load := times.adapter_load) is not None:
+        begun_at, ended_at = told.sent_at + load.begun_s, told.sent_at + load.ended_s
+        tier: dict[str, Value] = {**attributes, "loraplex.adapter.tier": load.tier}
+        stages.append(Stage("adapter_load", begun_at, ended_at, tier))
+    return stages
+
+
+def _ended_s(generation: Generation, told: WorkerTimes) -> float:
+    """Seconds from the sequence's arrival to its end, which the worker has not told of one that was
+    ended here, as by a stop string."""
+    if told.is_last:
+        return told.times.told_s
+    return (generation.ended_at or time.perf_counter()) - told.sent_at

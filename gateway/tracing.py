@@ -1,0 +1,311 @@
+"""One trace a request, made when the request has ended, from times that were noted on its way.
+
+So errors and slow requests are kept whatever the sampler says, and a request that is dropped costs
+no more than its notes. OpenTelemetry API only; the SDK is set up by the composition root.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from litestar.types import Scope
+from opentelemetry import context as context_api
+from opentelemetry import trace as trace_api
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from gateway.headers import find_header
+
+REQUEST_IDS = "loraplex-request-ids"
+"""Key of the current context while a request's span is made: its (trace id, span id), which the
+SDK's generator of ids is to give it."""
+KEPT = "loraplex.kept"
+"""Attribute of the request's span: the sampler is to keep it, and why."""
+MAX_KEPT_PER_S = 10
+"""Requests a second that are kept for an error or for their time: in an overload all would be."""
+MAX_EVENTS = 32
+"""Of one request."""
+OLDER_LATENCIES = {
+    "queue": "gen_ai.latency.time_in_queue",
+    "prefill": "gen_ai.latency.time_in_model_prefill",
+    "decode": "gen_ai.latency.time_in_model_decode",
+}
+"""Stages, and the attributes of vLLM's request spans that have the same times."""
+
+_TRACEPARENT = re.compile(
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})"
+)
+"""https://www.w3.org/TR/trace-context/#traceparent-header"""
+_PROPAGATOR = TraceContextTextMapPropagator()
+
+Value = str | int | float | bool | list[str] | list[float]
+Attributes = Mapping[str, Value]
+
+
+class Stage(NamedTuple):
+    """A part of the request's time that a worker has told. Times are of time.perf_counter()."""
+
+    name: str
+    begun_at: float
+    ended_at: float
+    attributes: Attributes
+
+
+class Event(NamedTuple):
+    name: str
+    at: float
+    attributes: Attributes
+
+
+class Detail(NamedTuple):
+    """What a recorded request's spans say beside the phases."""
+
+    attributes: Attributes
+    events: list[Event]
+    stages: list[Stage]
+    """Shown below the phase `stream`."""
+
+
+NO_DETAIL = Detail({}, [], [])
+
+
+class Untraced:
+    """The trace of a request where tracing is off: it knows the client's trace, and notes
+    nothing."""
+
+    traceparent: str | None = None
+    """For the worker."""
+
+    def __init__(self, client_trace_id: str | None = None) -> None:
+        self.trace_id = client_trace_id
+        self.tenant_id = ""
+        """Empty: the request is not let in, and not traced."""
+        self.model = ""
+        """As the client asked for it, once it is known to be there."""
+        self.first_output_at: float | None = None
+        """Of time.perf_counter()."""
+
+    def enter(self, phase: str) -> None:
+        """The phase begins; the one before it has ended."""
+
+    def annotate(self, attributes: Callable[[], Attributes]) -> None:
+        """Attributes of the phase, made if the request is recorded."""
+
+    def leave(self) -> None:
+        """The phase has ended and no other begins."""
+
+    def event(self, name: str) -> None:
+        """Something happened to the request."""
+
+    def fail(self, code: str) -> None:
+        """The request fails; `code` is that of the error's answer."""
+
+    def detail(self, make: Callable[[], Detail]) -> None:
+        """`make` is called at the end if the request is recorded."""
+
+    def end(self, status: int | None) -> None:
+        """The answer is sent, with this status, or given up."""
+
+
+class Tracing:
+    """Begins the traces of one gateway's requests, and decides which are kept."""
+
+    def __init__(
+        self,
+        tracer: Tracer | None = None,
+        *,
+        slow_s: float = 10.0,
+        has_older_names: bool = True,
+    ) -> None:
+        """tracer: None where tracing is off. slow_s: seconds to the first token, or to the end of a
+        request that gets none, from which a request is kept. has_older_names: attributes have the
+        names of older conventions beside those of today."""
+        self.tracer = tracer
+        self.slow_s = slow_s
+        self.has_older_names = has_older_names
+        self._kept_since = 0.0
+        self._num_kept = 0
+        """In the second that began then."""
+
+    def begin(self, scope: Scope) -> Untraced:
+        """Of a request that has its number. Without a client's trace the hex digits of the
+        request's id are the trace's."""
+        traceparent = find_header(scope, b"traceparent")
+        client = None if traceparent is None else _TRACEPARENT.fullmatch(traceparent)
+        if self.tracer is None:
+            return Untraced(client and client[1])
+        return RequestTrace(self, self.tracer, scope, client)
+
+    def may_keep(self, now: float) -> bool:
+        """Whether one more request may be kept that the sampler may not want."""
+        if now - self._kept_since >= 1.0:
+            self._kept_since, self._num_kept = now, 0
+        self._num_kept += 1
+        return self._num_kept <= MAX_KEPT_PER_S
+
+
+class RequestTrace(Untraced):
+    """What is noted of a request on its way; its spans are made by `end`.
+
+    POST /v1/... = catalog | tokenise | routing | limits | stream ................... | usage |
+                                                         | queue | prefill | decode |
+    """
+
+    def __init__(
+        self,
+        tracing: Tracing,
+        tracer: Tracer,
+        scope: Scope,
+        client: re.Match[str] | None,
+    ) -> None:
+        """client: its `traceparent`."""
+        state: Mapping[str, Any] = scope["state"]
+        trace_id: str = state["request_id"][-32:] if client is None else client[1]
+        super().__init__(trace_id)
+        self._tracing = tracing
+        self._tracer = tracer
+        self._scope: Any = scope
+        self._client = client
+        self._ids = trace_id, os.urandom(8).hex()
+        self.traceparent = f"00-{'-'.join(self._ids)}-{'00' if client is None else client[2]}"
+        self._started_at: float = state["started_at"]
+        self._phases: list[tuple[str, float]] = [("catalog", self._started_at)]
+        """Each with its begin; an empty name is no phase."""
+        self._annotations: dict[str, Callable[[], Attributes]] = {}
+        self._events: list[Event] = []
+        self._error = ""
+        self._failed_phase = ""
+        self._make_detail: Callable[[], Detail] | None = None
+
+    def enter(self, phase: str) -> None:
+        self._phases.append((phase, time.perf_counter()))
+
+    def annotate(self, attributes: Callable[[], Attributes]) -> None:
+        self._annotations[self._phases[-1][0]] = attributes
+
+    def leave(self) -> None:
+        self.enter("")
+
+    def event(self, name: str) -> None:
+        self._events.append(Event(name, time.perf_counter(), {}))
+
+    def fail(self, code: str) -> None:
+        if not self._error:
+            self._error, self._failed_phase = code, self._phases[-1][0]
+
+    def detail(self, make: Callable[[], Detail]) -> None:
+        self._make_detail = make
+
+    def end(self, status: int | None) -> None:
+        if not self.tenant_id:
+            return
+        ended_at = time.perf_counter()
+        is_failed = bool(self._error) and (status is None or status < 400 or status >= 500)
+        span = self._begin_span(status, self._why_kept(is_failed, ended_at))
+        if not span.is_recording():
+            return
+        detail = NO_DETAIL if self._make_detail is None else self._make_detail()
+        span.set_attributes(detail.attributes)
+        span.set_attributes(self._latencies(detail.stages, ended_at))
+        if self._error:
+            span.set_attribute("error.type", self._error)
+        if is_failed:
+            span.set_status(StatusCode.ERROR)
+        for event in [*self._events, *detail.events][:MAX_EVENTS]:
+            span.add_event(event.name, event.attributes, _nanoseconds(event.at))
+        self._make_children(trace_api.set_span_in_context(span), detail.stages, ended_at)
+        span.end(_nanoseconds(ended_at))
+
+    def _why_kept(self, is_failed: bool, ended_at: float) -> str | None:
+        waited_s = (self.first_output_at or ended_at) - self._started_at
+        why = "error" if is_failed else "slow" if waited_s >= self._tracing.slow_s else None
+        return why if why and self._tracing.may_keep(ended_at) else None
+
+    def _begin_span(self, status: int | None, kept: str | None) -> Span:
+        method: str = self._scope["method"]
+        path: str = self._scope["path"]
+        attributes: dict[str, Value] = {
+            "http.request.method": method,
+            "http.route": path,
+            "url.path": path,
+            "url.scheme": self._scope["scheme"],
+            "loraplex.tenant.id": self.tenant_id,
+        }
+        if self.model:
+            attributes["gen_ai.request.model"] = self.model
+        if status is not None:
+            attributes["http.response.status_code"] = status
+        if kept is not None:
+            attributes[KEPT] = kept
+        ids = tuple(int(each, 16) for each in self._ids)
+        token = context_api.attach(context_api.set_value(REQUEST_IDS, ids))
+        try:
+            return self._tracer.start_span(
+                f"{method} {path}",
+                self._parent(),
+                SpanKind.SERVER,
+                attributes,
+                start_time=_nanoseconds(self._started_at),
+            )
+        finally:
+            context_api.detach(token)
+
+    def _parent(self) -> Context:
+        """The client's span, if it has told of one."""
+        if self._client is None:
+            return Context()
+        state = find_header(self._scope, b"tracestate") or ""
+        carrier = {"traceparent": self._client[0], "tracestate": state}
+        return _PROPAGATOR.extract(carrier, Context())
+
+    def _latencies(self, stages: list[Stage], ended_at: float) -> Attributes:
+        """Seconds, under the names of the GenAI conventions and, if wanted, those that vLLM's
+        traces have."""
+        found: dict[str, Value] = {}
+        is_older = self._tracing.has_older_names
+        if self.first_output_at is not None:
+            first_s = self.first_output_at - self._started_at
+            found["gen_ai.response.time_to_first_chunk"] = first_s
+            if is_older:
+                found["gen_ai.latency.time_to_first_token"] = first_s
+        if is_older:
+            found["gen_ai.system"] = "loraplex"
+            found["gen_ai.latency.e2e"] = ended_at - self._started_at
+            for stage in stages:
+                if (name := OLDER_LATENCIES.get(stage.name)) is not None:
+                    found[name] = stage.ended_at - stage.begun_at
+        return found
+
+    def _make_children(self, within: Context, stages: list[Stage], ended_at: float) -> None:
+        ends = [begun_at for _, begun_at in self._phases[1:]] + [ended_at]
+        for (name, begun_at), end in zip(self._phases, ends, strict=True):
+            if not name:
+                continue
+            annotate = self._annotations.get(name)
+            attributes = None if annotate is None else annotate()
+            span = self._start(name, within, begun_at, attributes)
+            if name == self._failed_phase:
+                span.set_status(StatusCode.ERROR)
+            if name == "stream":
+                below = trace_api.set_span_in_context(span)
+                for stage in stages:
+                    child = self._start(stage.name, below, stage.begun_at, stage.attributes)
+                    child.end(_nanoseconds(stage.ended_at))
+            span.end(_nanoseconds(end))
+
+    def _start(
+        self, name: str, within: Context, begun_at: float, attributes: Attributes | None
+    ) -> Span:
+        return self._tracer.start_span(
+            name, within, attributes=attributes, start_time=_nanoseconds(begun_at)
+        )
+
+
+def _nanoseconds(at: float) -> int:
+    """Of the Unix epoch, for a time of time.perf_counter()."""
+    return time.time_ns() - round((time.perf_counter() - at) * 1e9)

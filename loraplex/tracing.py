@@ -1,0 +1,183 @@
+"""Where traces go, by OpenTelemetry's standard variables, and the SDK that sends them there.
+
+https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from threading import Thread
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from opentelemetry import context, trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import (
+    ALWAYS_OFF,
+    ALWAYS_ON,
+    Decision,
+    ParentBased,
+    Sampler,
+    SamplingResult,
+    TraceIdRatioBased,
+)
+from opentelemetry.trace import Link, SpanKind, TraceState
+from opentelemetry.util.types import Attributes
+
+from gateway.tracing import KEPT, REQUEST_IDS, Tracing
+from loraplex.errors import BadSettings
+
+SEND_TIMEOUT_S = 5.0
+"""How long a process that ends waits for its last spans to be sent."""
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+DEFAULT_ENDPOINT = "http://localhost:4318"
+SAMPLERS = ("always_on", "always_off", "traceidratio")
+"""Each of them also after `parentbased_`."""
+
+
+class TraceDestination(NamedTuple):
+    """Where a gateway sends its traces, and which."""
+
+    url: str
+    sampler: Sampler
+
+    def __str__(self) -> str:
+        """Without what may be a secret of the URL: its user, its password and its query."""
+        parts = urlsplit(self.url)
+        host = parts.netloc.rpartition("@")[2]
+        return f"{parts.scheme}://{host}{parts.path} ({self.sampler.get_description()})"
+
+
+def trace_destination(environ: Mapping[str, str]) -> TraceDestination | None:
+    """None unless an endpoint is given or OTEL_TRACES_EXPORTER is `otlp`. Raises BadSettings for
+    what is not supported."""
+    endpoint = next((environ[name] for name in ENDPOINTS if environ.get(name)), None)
+    exporter = _choice(environ, "OTEL_TRACES_EXPORTER", "otlp" if endpoint else "none", "otlp none")
+    if exporter == "none" or environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    for name in PROTOCOLS:
+        _choice(environ, name, "http/protobuf", "http/protobuf")
+    if not environ.get(ENDPOINTS[0]):
+        endpoint = f"{(endpoint or DEFAULT_ENDPOINT).removesuffix('/')}/v1/traces"
+    assert endpoint is not None
+    if urlsplit(endpoint).scheme not in ("http", "https"):
+        raise BadSettings("OTEL_EXPORTER_OTLP_ENDPOINT takes a URL of http or https")
+    return TraceDestination(endpoint, _sampler(environ))
+
+
+@asynccontextmanager
+async def tracing_to(
+    destination: TraceDestination | None, *, instance_id: str, slow_s: float
+) -> AsyncGenerator[Tracing]:
+    """The tracing of one gateway; on leaving, what is not sent yet is sent.
+
+    slow_s: seconds to the first token from which a request is kept whatever the sampler says."""
+    if destination is None:
+        yield Tracing()
+        return
+    # It brings an HTTP client of its own, which a gateway without traces does not load.
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    attributes = {SERVICE_NAME: "loraplex-gateway", SERVICE_INSTANCE_ID: instance_id}
+    if name := os.environ.get("OTEL_SERVICE_NAME"):
+        attributes[SERVICE_NAME] = name
+    provider = TracerProvider(
+        KeepingSampler(destination.sampler),
+        Resource.create(attributes),
+        shutdown_on_exit=False,
+        id_generator=RequestIds(),
+    )
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(destination.url)))
+    opted_in = os.environ.get("OTEL_SEMCONV_STABILITY_OPT_IN", "").split(",")
+    try:
+        yield Tracing(
+            provider.get_tracer("loraplex.gateway"),
+            slow_s=slow_s,
+            has_older_names="gen_ai_latest_experimental" not in map(str.strip, opted_in),
+        )
+    finally:
+        # It may wait for longer than a process that ends has.
+        sending = Thread(target=provider.shutdown, daemon=True)
+        sending.start()
+        await asyncio.to_thread(sending.join, SEND_TIMEOUT_S)
+
+
+class KeepingSampler(Sampler):
+    """Another sampler's decision, except for requests that the gateway keeps; the spans of a
+    request follow it."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+
+    def should_sample(
+        self,
+        parent_context: Context | None,
+        trace_id: int,
+        name: str,
+        kind: SpanKind | None = None,
+        attributes: Attributes = None,
+        links: Sequence[Link] | None = None,
+        trace_state: TraceState | None = None,
+    ) -> SamplingResult:
+        parent = trace.get_current_span(parent_context).get_span_context()
+        is_inside = parent.is_valid and not parent.is_remote
+        if is_inside or (attributes is not None and KEPT in attributes):
+            decision = Decision.RECORD_AND_SAMPLE
+            return SamplingResult(decision, attributes, parent.trace_state)
+        return self._sampler.should_sample(
+            parent_context, trace_id, name, kind, attributes, links, trace_state
+        )
+
+    def get_description(self) -> str:
+        return f"KeepingSampler{{{self._sampler.get_description()}}}"
+
+
+class RequestIds(RandomIdGenerator):
+    """The ids that a request was given when it began, for its own span; random ones for others."""
+
+    def generate_trace_id(self) -> int:
+        given = context.get_value(REQUEST_IDS)
+        return given[0] if isinstance(given, tuple) else super().generate_trace_id()
+
+    def generate_span_id(self) -> int:
+        given = context.get_value(REQUEST_IDS)
+        return given[1] if isinstance(given, tuple) else super().generate_span_id()
+
+
+def _sampler(environ: Mapping[str, str]) -> Sampler:
+    allowed = " ".join([*SAMPLERS, *(f"parentbased_{name}" for name in SAMPLERS)])
+    name = _choice(environ, "OTEL_TRACES_SAMPLER", "parentbased_always_on", allowed)
+    match name.removeprefix("parentbased_"):
+        case "always_on":
+            sampler = ALWAYS_ON
+        case "always_off":
+            sampler = ALWAYS_OFF
+        case _:
+            sampler = TraceIdRatioBased(_ratio(environ.get("OTEL_TRACES_SAMPLER_ARG") or "1"))
+    return ParentBased(sampler) if name.startswith("parentbased_") else sampler
+
+
+def _ratio(text: str) -> float:
+    try:
+        ratio = float(text)
+    except ValueError:
+        ratio = -1.0
+    if not 0 <= ratio <= 1:
+        raise BadSettings(f"OTEL_TRACES_SAMPLER_ARG takes a number from 0 to 1, not {text!r}")
+    return ratio
+
+
+def _choice(environ: Mapping[str, str], name: str, default: str, allowed: str) -> str:
+    """allowed: the values, with spaces between them."""
+    value = environ.get(name) or default
+    if value not in allowed.split():
+        raise BadSettings(f"{name} takes {allowed.replace(' ', ', ')}, not {value!r}")
+    return value
