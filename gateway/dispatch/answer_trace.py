@@ -9,6 +9,7 @@ from gateway.dispatch.generation import Generation, WorkerTimes
 from gateway.dispatch.sequences import Call
 from gateway.exceptions import error_type
 from gateway.tracing import Detail, Event, Stage, Value
+from workers.wire.protocol import OutputKind
 
 
 def trace_answer(call: Call, generation: Generation, failure: Exception | None) -> None:
@@ -36,7 +37,7 @@ def _request_attributes(call: Call) -> dict[str, Value]:
     """https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/, and our own."""
     asked, target, caller = call.asked, call.target, call.caller
     found: dict[str, Value | None] = {
-        "gen_ai.operation.name": "text_completion" if asked.messages is None else "chat",
+        "gen_ai.operation.name": _operation(call),
         "gen_ai.provider.name": "loraplex",
         "gen_ai.request.max_tokens": asked.max_tokens,
         "gen_ai.request.temperature": asked.temperature,
@@ -58,6 +59,13 @@ def _request_attributes(call: Call) -> dict[str, Value]:
         found["loraplex.adapter.version"] = version.version
         found["loraplex.adapter.digest"] = version.digest
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _operation(call: Call) -> str:
+    """The word that the GenAI conventions have for it."""
+    if call.asked.kind is OutputKind.EMBED:
+        return "embeddings"
+    return "text_completion" if call.asked.messages is None else "chat"
 
 
 def _usage_attributes(generation: Generation) -> dict[str, Value]:
