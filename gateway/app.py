@@ -27,6 +27,7 @@ from workers.wire.client import WorkerClient
 ROUTES = [
     completions.create_chat_completion,
     completions.create_completion,
+    completions.create_response,
     embeddings.create_embeddings,
     messages.create_message,
     messages.count_message_tokens,

@@ -67,7 +67,9 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             self.name,
             self.reasoning_content or self.reasoning or "",
             [
-                MadeCall(call.id, call.function.name, _arguments(call.function.arguments, place))
+                MadeCall(
+                    call.id, call.function.name, read_arguments(call.function.arguments, place)
+                )
                 for call in self.tool_calls or ()
             ],
             self.tool_call_id,
@@ -132,10 +134,12 @@ def neutral_choice(choice: ChatToolChoice | None) -> ToolChoice:
     return choice or "auto"
 
 
-def _arguments(text: str, place: str) -> dict[str, Any]:
+def read_arguments(text: str, place: str) -> dict[str, Any]:
+    """The arguments of a call, of the message or item at `place`. Raises InvalidRequest."""
     try:
         return msgspec.json.decode(text, type=dict[str, Any]) if text.strip() else {}
     except (msgspec.DecodeError, RecursionError):
         raise InvalidRequest(
-            f"'{place}': the arguments of a call must be a JSON object, as text.", param="messages"
+            f"'{place}': the arguments of a call must be a JSON object, as text.",
+            param=place.partition("[")[0],
         ) from None

@@ -84,7 +84,7 @@ class ConstraintFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             _of_text("structured_outputs", "regex", given.regex),
             _of_choices("structured_outputs", given.choice),
             _of_text("structured_outputs", "lark", given.grammar),
-            _any_object("structured_outputs") if given.json_object else None,
+            any_object("structured_outputs") if given.json_object else None,
         )
         found = [constraint for constraint in fields if constraint is not None]
         if len(found) > 1:
@@ -96,7 +96,8 @@ class ConstraintFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return found[0] if found else None
 
 
-def _any_object(param: str) -> Constraint:
+def any_object(param: str) -> Constraint:
+    """Any JSON object."""
     return Constraint("json_schema", '{"type":"object"}', param)
 
 
@@ -136,7 +137,7 @@ def _inner(container: dict[str, Any] | list[Any]) -> Iterable[Any]:
 def _of_format(format: ResponseFormat | None) -> Constraint | None:
     match format:
         case JsonObjectFormat():
-            return _any_object("response_format")
+            return any_object("response_format")
         case JsonSchemaFormat(json_schema=named):
             return schema_constraint("response_format", named.schema)
         case _:

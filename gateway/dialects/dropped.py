@@ -37,6 +37,32 @@ MESSAGES_TOOL_TYPES = re.compile(
 )
 """Types of tools that Anthropic runs or defines."""
 
+RESPONSES: Mapping[str, str] = {
+    "include": "`reasoning.encrypted_content`: reasoning is shown in the open.",
+    "phase": "Of a message that is sent back.",
+    "prompt_cache_key": "Every prefix is cached; requests go where it is.",
+    "prompt_cache_options": "As `prompt_cache_key`.",
+    "prompt_cache_retention": "As `prompt_cache_key`.",
+    "reasoning.options": "`context`, `generate_summary`, `mode` and `summary`: reasoning is shown "
+    "as it comes.",
+    "reasoning_items": "Summaries and encrypted content of reasoning that is sent back; its text "
+    "is taken.",
+    "safety_identifier": "Nothing is reported by it.",
+    "service_tier": "The tenant's class of service holds.",
+    "stream_options": "`include_obfuscation`: streams are not padded.",
+    "text.verbosity": "Models have no levels of it.",
+    "tools.*": "Tools that a vendor runs or defines, by their type, such as `tools.web_search`.",
+    "truncation": "`auto`: a conversation that is too long is refused, not cut.",
+}
+"""Of the Responses dialect: name to reason."""
+
+RESPONSES_TOOL_TYPES = re.compile(
+    r"(?:apply_patch|code_interpreter|computer|computer_use_preview|custom|file_search"
+    r"|image_generation|local_shell|mcp|namespace|programmatic_tool_calling|shell|tool_search"
+    r"|web_search|web_search_preview)(?:_20[0-9]{2}_[0-9]{2}_[0-9]{2})?"
+)
+"""Types of tools that OpenAI runs or defines."""
+
 MAX_NAMED = 32
 """Names in one answer's header, at most."""
 

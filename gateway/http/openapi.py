@@ -26,6 +26,7 @@ from litestar.routes import BaseRoute, HTTPRoute
 from admin.openapi import Headers, PlaneOperation, components, header, refusal, refused
 from gateway.dialects.messages_errors import OVERLOADED
 from gateway.dialects.messages_fields import MessageAnswer, MessagesErrorBody
+from gateway.dialects.responses_fields import ResponseAnswer
 from gateway.http.decoding import MAX_BODY_BYTES
 from gateway.http.guards import INFERENCE, public
 from gateway.http.handlers import HotRoute
@@ -107,7 +108,10 @@ class EmbeddingList(msgspec.Struct, frozen=True):
 
 WHOLE_ANSWERS: dict[str, type[msgspec.Struct]] = {"/v1/embeddings": EmbeddingList}
 """Answers of the routes that never stream."""
-STREAMED_ANSWERS: dict[str, type[msgspec.Struct]] = {"/v1/messages": MessageAnswer}
+STREAMED_ANSWERS: dict[str, type[msgspec.Struct]] = {
+    "/v1/messages": MessageAnswer,
+    "/v1/responses": ResponseAnswer,
+}
 """Answers of the routes that may stream, but for completions."""
 
 
@@ -125,7 +129,7 @@ class KeyOperation(PlaneOperation):
 class ServedOperation(PlaneOperation):
     """Runs on a worker and takes a deadline."""
 
-    always = ALWAYS | LIMITS | SERVED
+    always = ALWAYS | LIMITS | SERVED | DROPPED
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -158,7 +162,7 @@ class CountOperation(KeyOperation):
 class MessagesOperation(GenerationOperation):
     """Answers Anthropic's Messages."""
 
-    always: ClassVar[Headers] = {**GenerationOperation.always, **REQUEST_ID, **DROPPED}
+    always: ClassVar[Headers] = {**GenerationOperation.always, **REQUEST_ID}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,6 +14,8 @@ from gateway.dialects.chat_completions import ChatCompletionRequest, ChatComplet
 from gateway.dialects.completions import CompletionRequest, Completions
 from gateway.dialects.dialect import AnswerFormat, BodyFormat, Dialect
 from gateway.dialects.dropped import header_of
+from gateway.dialects.responses import Responses
+from gateway.dialects.responses_fields import ResponsesRequest
 from gateway.dispatch.answer_trace import trace_answer
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.inflight import Flight
@@ -38,6 +40,7 @@ log = logging.getLogger(__name__)
 
 CHAT_COMPLETIONS = ChatCompletions()
 COMPLETIONS = Completions()
+RESPONSES = Responses()
 
 B = TypeVar("B")
 
@@ -56,6 +59,14 @@ async def create_completion(
 ) -> GenerationResponse:
     """Continues one or many prompts, as one body or as a stream of server-sent events."""
     return await answer(request, COMPLETIONS, data)
+
+
+@HotRoute("/v1/responses", http_method="POST", guards=[requires(INFERENCE)], status_code=200)
+async def create_response(
+    request: GatewayRequest, data: JSONBody[ResponsesRequest]
+) -> GenerationResponse:
+    """Answers a conversation of items, as one response or as a stream of events. Stores nothing."""
+    return await answer(request, RESPONSES, data)
 
 
 async def answer(request: GatewayRequest, dialect: Dialect[B], body: B) -> GenerationResponse:

@@ -143,6 +143,7 @@ def test_the_schema_has_these_routes_and_bodies(service: Service) -> None:
         "/v1/completions",
         "/v1/embeddings",
         "/v1/messages",
+        "/v1/responses",
         "/v1/messages/count_tokens",
         "/v1/models",
         "/v1/models/{model}",

@@ -1,17 +1,23 @@
-"""What is taken without effect is documented: one table in the code, the same on the page."""
+"""What is taken without effect is documented: one table a dialect, the same in code and page."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
-from gateway.dialects.dropped import MAX_NAMED, MESSAGES, header_of
+import pytest
+
+from gateway.dialects.dropped import MAX_NAMED, MESSAGES, RESPONSES, header_of
 from tests.house import ROOT
 
 
-def test_the_page_has_the_table() -> None:
+@pytest.mark.parametrize(
+    ("heading", "table"), [("Anthropic's Messages", MESSAGES), ("OpenAI's Responses", RESPONSES)]
+)
+def test_the_page_has_the_table(heading: str, table: Mapping[str, str]) -> None:
     page = (ROOT / "docs/use/api.md").read_text()
-    rows = dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", page, re.MULTILINE))
-    assert {name: rows.get(name) for name in MESSAGES} == dict(MESSAGES)
+    section = page.split(f"## {heading}\n")[1].split("\n## ")[0]
+    assert dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", section, re.MULTILINE)) == dict(table)
 
 
 def test_a_header_is_bounded() -> None:

@@ -16,9 +16,13 @@ from tests.gateway.live import Live, Served, eventually
 from tests.stub_worker import Reply
 
 REQUESTS = 9
+CHAT = [{"role": "user", "content": "Hi"}]
 CALLS = {
-    "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]},
+    "/v1/chat/completions": {"model": "tiny", "messages": CHAT},
     "/v1/completions": {"model": "tiny", "prompt": "Hi", "max_tokens": 3},
+    "/v1/messages": {"model": "tiny", "messages": CHAT, "max_tokens": 3},
+    "/v1/messages/count_tokens": {"model": "tiny", "messages": CHAT},
+    "/v1/responses": {"model": "tiny", "input": "Hi", "max_output_tokens": 3},
     "/v1/models": None,
     "/v1/models/{model:path}": None,
     "/tokenize": {"model": "tiny", "prompt": "Hi"},

@@ -1,0 +1,206 @@
+"""OpenAI's Responses, without a store: POST /v1/responses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from gateway.dialects.chat_messages import NO_ARGUMENTS, read_arguments
+from gateway.dialects.constraints import JsonObjectFormat, any_object, schema_constraint
+from gateway.dialects.dialect import Dialect
+from gateway.dialects.dropped import RESPONSES_TOOL_TYPES
+from gateway.dialects.responses_fields import (
+    AnyItem,
+    CallItem,
+    CallOutputItem,
+    FunctionChoice,
+    FunctionTool,
+    MessageItem,
+    Parts,
+    ReasoningItem,
+    ResponsesRequest,
+    TextConfig,
+    TextSchemaFormat,
+)
+from gateway.dialects.responses_format import ResponsesFormat
+from gateway.exceptions import InvalidRequest
+from gateway.generation_request import Constraint, GenerationRequest, NamedTool, Tool, ToolChoice
+from gateway.messages import MadeCall, Message
+from gateway.text.detokenizer import TokenBytes
+
+DROPPED_FIELDS = (
+    *("include", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+    *("safety_identifier", "service_tier", "stream_options"),
+)
+REASONING_OPTIONS = ("context", "generate_summary", "mode", "summary")
+
+
+class Responses(Dialect[ResponsesRequest]):
+    id_prefix = "resp"
+
+    def read(self, body: ResponsesRequest) -> GenerationRequest:
+        dropped = {name for name in DROPPED_FIELDS if getattr(body, name) is not None}
+        if body.truncation == "auto":
+            dropped.add("truncation")
+        return GenerationRequest(
+            model=body.model,
+            stream=bool(body.stream),
+            messages=_messages(body, dropped),
+            max_tokens=body.max_output_tokens,
+            temperature=body.temperature,
+            top_p=body.top_p,
+            tools=_tools(body.tools or [], dropped),
+            tool_choice=_choice(body),
+            is_parallel=body.parallel_tool_calls is not False,
+            constraint=_constraint(body.text, dropped),
+            template_arguments=_template_arguments(body, dropped),
+            user=body.user,
+            dropped=tuple(sorted(dropped)),
+        )
+
+    def answer_format(
+        self, body: ResponsesRequest, request_id: str, spelled: TokenBytes
+    ) -> ResponsesFormat:
+        echoed = {
+            "id": f"{self.id_prefix}_{request_id}",
+            "background": False,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
+            "model": body.model,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
+            "store": False,
+            "temperature": body.temperature,
+            "text": {"format": (body.text and body.text.format) or {"type": "text"}},
+            "tool_choice": body.tool_choice or "auto",
+            "tools": [tool for tool in body.tools or () if tool.get("type") == "function"],
+            "top_p": body.top_p,
+            "truncation": "disabled",
+            "user": body.user,
+        }
+        return ResponsesFormat(request_id, echoed)
+
+
+def _messages(body: ResponsesRequest, dropped: set[str]) -> list[Message]:
+    messages = [Message("system", body.instructions)] if body.instructions else []
+    if isinstance(body.input, str):
+        return [*messages, Message("user", body.input)]
+    for number, given in enumerate(body.input):
+        place = f"input[{number}]"
+        _add_item(messages, _item(given, place), place, dropped)
+    return messages
+
+
+def _item(given: dict[str, Any], place: str) -> AnyItem:
+    """Raises InvalidRequest. A message may come without its type."""
+    if "type" not in given and "role" in given:
+        given = {"type": "message", **given}
+    try:
+        return msgspec.convert(given, AnyItem)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"Invalid value for '{place}': {error}.", param="input") from None
+
+
+def _add_item(messages: list[Message], item: AnyItem, place: str, dropped: set[str]) -> None:
+    """Adds an item to the messages. What a model reasoned, said and called in one turn are items of
+    their own, and one message."""
+    match item:
+        case MessageItem(role=role, content=content):
+            if item.phase is not None:
+                dropped.add("phase")
+            message = Message("system" if role == "developer" else role, _text(content))
+        case CallItem(call_id=id, name=name, arguments=arguments):
+            call = MadeCall(id, name, read_arguments(arguments, place))
+            message = Message("assistant", calls=[call])
+        case CallOutputItem(call_id=id, output=output):
+            message = Message("tool", _text(output), call_id=id)
+        case ReasoningItem():
+            if item.summary or item.encrypted_content is not None:
+                dropped.add("reasoning_items")
+            if not item.content:
+                return
+            reasoning = "\n".join([part.text for part in item.content])
+            message = Message("assistant", reasoning=reasoning)
+    if not (messages and _is_same_turn(messages[-1], message)):
+        messages.append(message)
+        return
+    last = messages[-1]
+    messages[-1] = Message(
+        "assistant",
+        last.content or message.content,
+        reasoning=last.reasoning or message.reasoning,
+        calls=[*last.calls, *message.calls],
+    )
+
+
+def _is_same_turn(last: Message, message: Message) -> bool:
+    """Whether a message goes on with the last: a turn is reasoning, text, calls, in this order."""
+    if last.role != "assistant" or message.role != "assistant":
+        return False
+    return bool(message.calls) or not (last.content or last.calls)
+
+
+def _text(content: str | Parts) -> str:
+    return content if isinstance(content, str) else "\n".join([part.text for part in content])
+
+
+def _tools(given: Sequence[dict[str, Any]], dropped: set[str]) -> list[Tool]:
+    tools: list[Tool] = []
+    for number, each in enumerate(given):
+        kind = each.get("type")
+        if isinstance(kind, str) and RESPONSES_TOOL_TYPES.fullmatch(kind):
+            dropped.add(f"tools.{kind}")
+            continue
+        try:
+            tool = msgspec.convert(each, FunctionTool)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(
+                f"Invalid value for 'tools[{number}]': {error}.", param="tools"
+            ) from None
+        tools.append(
+            Tool(
+                name=tool.name,
+                description=tool.description or "",
+                parameters=tool.parameters or NO_ARGUMENTS,
+                strict=bool(tool.strict),
+            )
+        )
+    return tools
+
+
+def _choice(body: ResponsesRequest) -> ToolChoice:
+    choice = body.tool_choice
+    return NamedTool(choice.name) if isinstance(choice, FunctionChoice) else choice or "auto"
+
+
+def _constraint(text: TextConfig | None, dropped: set[str]) -> Constraint | None:
+    if text is None:
+        return None
+    if text.verbosity is not None:
+        dropped.add("text.verbosity")
+    match text.format:
+        case TextSchemaFormat(schema=schema):
+            return schema_constraint("text", schema)
+        case JsonObjectFormat():
+            return any_object("text")
+        case _:
+            return None
+
+
+def _template_arguments(body: ResponsesRequest, dropped: set[str]) -> dict[str, Any]:
+    reasoning = body.reasoning
+    if reasoning is None:
+        return {}
+    if any(getattr(reasoning, option) is not None for option in REASONING_OPTIONS):
+        dropped.add("reasoning.options")
+    match reasoning.effort:
+        case None:
+            return {}
+        case "none":
+            return {"enable_thinking": False}
+        case effort:
+            return {"reasoning_effort": effort}

@@ -1,0 +1,198 @@
+"""The schema of OpenAI's Responses, with its bounds.
+
+A field that stands in a struct is supported, or dropped and named where it stands under that
+comment (`dropped`); every other field is refused by name. `null` always means absent.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta
+
+from gateway.dialects.chat_completions import ReasoningEffort
+from gateway.dialects.chat_messages import MAX_MESSAGES, CallId
+from gateway.dialects.constraints import JsonObjectFormat, Name, Schema, TextFormat
+from gateway.dialects.openai_fields import Count, Probability
+from gateway.exceptions import InvalidRequest
+
+MAX_PARTS = 4096
+"""Of one item."""
+MAX_TOOLS = 512
+"""With those that are dropped."""
+ItemId = Annotated[str, Meta(max_length=256)]
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="input_text"):
+    text: str
+
+
+class AnsweredTextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="output_text"):
+    """Text of an earlier answer, as it was answered."""
+
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+Parts = Annotated[list[TextPart | AnsweredTextPart], Meta(max_length=MAX_PARTS)]
+
+
+class Item(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
+    """Of a conversation. Items of an answer come back as they were answered."""
+
+    id: ItemId | None = None
+    status: Status | None = None
+
+
+class MessageItem(Item, frozen=True, kw_only=True, tag="message"):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | Parts
+
+    # dropped
+    phase: Any = None
+
+
+class CallItem(Item, frozen=True, kw_only=True, tag="function_call"):
+    call_id: CallId
+    name: Annotated[str, Meta(min_length=1, max_length=128)]
+    arguments: str
+    """A JSON object, as text; empty: none."""
+    caller: None = None
+    namespace: None = None
+
+
+class CallOutputItem(Item, frozen=True, kw_only=True, tag="function_call_output"):
+    call_id: CallId
+    output: str | Parts
+
+
+class ReasoningPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="reasoning_text"):
+    text: str
+
+
+class SummaryPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="summary_text"):
+    text: str
+
+
+class ReasoningItem(Item, frozen=True, kw_only=True, tag="reasoning"):
+    content: Annotated[list[ReasoningPart], Meta(max_length=MAX_PARTS)] | None = None
+
+    # dropped
+    summary: Annotated[list[SummaryPart], Meta(max_length=MAX_PARTS)] | None = None
+    encrypted_content: str | None = None
+
+
+AnyItem = MessageItem | CallItem | CallOutputItem | ReasoningItem
+
+
+class FunctionTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FunctionChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["function"]
+    name: str
+
+
+class TextSchemaFormat(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="json_schema"
+):
+    """JSON that a schema accepts. The answer is held to it, whatever `strict` says."""
+
+    name: Name
+    schema: Schema
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: TextFormat | JsonObjectFormat | TextSchemaFormat | None = None
+
+    # dropped
+    verbosity: Any = None
+
+
+class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    effort: ReasoningEffort | None = None
+    """A variable of the chat template; "none" sets `enable_thinking` to false instead."""
+
+    # dropped
+    context: Any = None
+    generate_summary: Any = None
+    mode: Any = None
+    summary: Any = None
+
+
+class ResponsesStreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    # dropped
+    include_obfuscation: bool | None = None
+
+
+class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/responses."""
+
+    example: ClassVar[dict[str, Any]] = {"model": "support-bot", "input": "Where is my parcel?"}
+
+    model: Annotated[str, Meta(min_length=1)]
+    input: str | Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    """A user's text, or items: those of `AnyItem`, and messages without a type."""
+    instructions: str | None = None
+    max_output_tokens: Count | None = None
+    stream: bool | None = None
+    store: bool | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Probability | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
+    """Each a `FunctionTool`, or of a type that is dropped."""
+    tool_choice: Literal["auto", "none", "required"] | FunctionChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
+    """Answered as it came."""
+    user: Annotated[str, Meta(max_length=1024)] | None = None
+    """Splits canaries; without it the API key does."""
+    background: Literal[False] | None = None
+    top_logprobs: Literal[0] | None = None
+    previous_response_id: str | None = None
+
+    # dropped
+    include: list[Literal["reasoning.encrypted_content"]] | None = None
+    prompt_cache_key: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    safety_identifier: Any = None
+    service_tier: Any = None
+    stream_options: ResponsesStreamOptions | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.store:
+            raise InvalidRequest("Unsupported value: 'store' may only be false.", param="store")
+        if self.previous_response_id is not None:
+            raise InvalidRequest(
+                "Unsupported parameter: 'previous_response_id'. Responses are not stored: send the "
+                "conversation so far as 'input'.",
+                param="previous_response_id",
+                code="unsupported_parameter",
+            )
+
+
+class ResponseAnswer(msgspec.Struct, frozen=True):
+    """The answer of /v1/responses; fields as OpenAI's."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete"]
+    model: str
+    output: list[dict[str, Any]]
+    usage: dict[str, Any]
+    store: bool

@@ -1,0 +1,203 @@
+"""The bytes that OpenAI's Responses answers with: numbered events of items, or one body."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from gateway.dialects.dialect import Answer, AnswerFormat, part_key
+from gateway.dispatch.choice import Delta
+from gateway.exceptions import error_body, problem_of
+from gateway.limits.admission import Usage
+from gateway.text.parsers.parser import Part, Reasoning, Text, ToolCall
+
+encode = msgspec.json.encode
+NAMES = {Text: "output_text", Reasoning: "reasoning_text", ToolCall: "function_call_arguments"}
+"""Of the events that carry a part's pieces."""
+
+
+class ResponsesFormat(AnswerFormat):
+    """The answer to one request, which has one choice."""
+
+    def __init__(self, request_id: str, echoed: dict[str, Any]) -> None:
+        """`echoed`: the fields of a response that repeat its request, `id` among them."""
+        self._request_id = request_id
+        self._echoed = echoed | {"created_at": int(time.time())}
+        self._number = 0
+        """Of the next event."""
+        self._done: list[dict[str, Any]] = []
+        """Items of the stream that are whole."""
+        self._part: Part | None = None
+        """The part that is under way: its first piece."""
+        self._written: list[str] = []
+        """Its text so far."""
+        self._num_chars = [0, 0]
+        """Characters of reasoning, and in all."""
+        self._finish_reason: str | None = None
+
+    def start(self, usage: Usage) -> bytes:
+        response = self._response("in_progress", [], None)
+        return self._event("response.created", response=response) + self._event(
+            "response.in_progress", response=response
+        )
+
+    def chunk(self, delta: Delta) -> bytes:
+        self._finish_reason = delta.finish_reason
+        return b"".join([self._piece(part) for part in delta.parts])
+
+    def end(self, usage: Usage) -> bytes:
+        closed = self._close(is_last=True)
+        status = self._status(self._finish_reason)
+        response = self._response(status, self._done, usage_object(usage, *self._num_chars))
+        return closed + self._event(f"response.{status}", response=response)
+
+    def error_event(self, error: Exception) -> bytes:
+        """With the fields that the page has, and as the official client raises it."""
+        body = error_body(error, *problem_of(error))
+        told = {name: body["error"][name] for name in ("code", "message", "param")}
+        return self._event("error", **told, **body)
+
+    async def body(self, answers: list[Answer], usage: Usage) -> bytes:
+        (answer,) = answers
+        self._finish_reason = answer.finish_reason
+        parts = answer.parts
+        items: list[dict[str, Any]] = []
+        for number, part in enumerate(parts):
+            text = text_of(part)
+            self._count(part, text)
+            is_last = number == len(parts) - 1
+            items.append(self._item(part, number, text, self._item_status(is_last=is_last)))
+        status = self._status(answer.finish_reason)
+        return encode(self._response(status, items, usage_object(usage, *self._num_chars)))
+
+    def _piece(self, part: Part) -> bytes:
+        """The events of a part's piece; the first of a part begins its item."""
+        begun = b""
+        if self._part is None or part_key(self._part) != part_key(part):
+            begun = self._close() + self._open(part)
+        text = text_of(part)
+        if not text:
+            return begun
+        self._written.append(text)
+        self._count(part, text)
+        return begun + self._event(
+            f"response.{NAMES[type(part)]}.delta", **self._place(), delta=text, **_logprobs(part)
+        )
+
+    def _open(self, part: Part) -> bytes:
+        self._part, self._written = part, []
+        index = len(self._done)
+        item = self._item(part, index, None, "in_progress")
+        added = self._event("response.output_item.added", output_index=index, item=item)
+        if isinstance(part, ToolCall):
+            return added
+        return added + self._event(
+            "response.content_part.added", **self._place(), part=content_part(part, "")
+        )
+
+    def _close(self, *, is_last: bool = False) -> bytes:
+        """The events that end the item under way, if there is one."""
+        part = self._part
+        if part is None:
+            return b""
+        text, place = "".join(self._written), self._place()
+        status = self._item_status(is_last=is_last)
+        name = f"response.{NAMES[type(part)]}.done"
+        if isinstance(part, ToolCall):
+            closed = self._event(name, **place, name=part.name, arguments=text)
+        else:
+            closed = self._event(name, **place, text=text, **_logprobs(part))
+            closed += self._event(
+                "response.content_part.done", **place, part=content_part(part, text)
+            )
+        index = len(self._done)
+        self._done.append(self._item(part, index, text, status))
+        self._part = None
+        return closed + self._event(
+            "response.output_item.done", output_index=index, item=self._done[-1]
+        )
+
+    def _place(self) -> dict[str, Any]:
+        """Where the item under way is."""
+        index = len(self._done)
+        assert self._part is not None
+        place = {"item_id": self._item_id(self._part, index), "output_index": index}
+        return place if isinstance(self._part, ToolCall) else place | {"content_index": 0}
+
+    def _item_id(self, part: Part, index: int) -> str:
+        prefix = {Text: "msg", Reasoning: "rs", ToolCall: "fc"}[type(part)]
+        return f"{prefix}_{self._request_id}_{index}"
+
+    def _item(self, part: Part, index: int, text: str | None, status: str) -> dict[str, Any]:
+        """An item of the output. `text` None: it has just begun."""
+        item: dict[str, Any] = {"id": self._item_id(part, index), "status": status}
+        content = [] if text is None else [content_part(part, text)]
+        match part:
+            case Text():
+                return item | {"type": "message", "role": "assistant", "content": content}
+            case Reasoning():
+                return item | {"type": "reasoning", "summary": [], "content": content}
+            case ToolCall(index=number, name=name):
+                call = {"call_id": f"call_{self._request_id}_{number}", "name": name}
+                return item | {"type": "function_call", **call, "arguments": text or ""}
+
+    def _item_status(self, *, is_last: bool) -> str:
+        """Of an item that has ended: the last one of an answer that was cut off is not whole."""
+        return self._status(self._finish_reason) if is_last else "completed"
+
+    def _status(self, finish_reason: str | None) -> str:
+        return "incomplete" if finish_reason == "length" else "completed"
+
+    def _response(
+        self, status: str, output: Sequence[dict[str, Any]], usage: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        is_cut = status == "incomplete"
+        return {
+            **self._echoed,
+            "object": "response",
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "output": output,
+            "usage": usage,
+        }
+
+    def _count(self, part: Part, text: str) -> None:
+        self._num_chars[0] += len(text) if isinstance(part, Reasoning) else 0
+        self._num_chars[1] += len(text)
+
+    def _event(self, name: str, /, **fields: Any) -> bytes:
+        data = {"type": name, "sequence_number": self._number, **fields}
+        self._number += 1
+        return b"event: %s\ndata: %s\n\n" % (name.encode(), encode(data))
+
+
+def text_of(part: Part) -> str:
+    return part.arguments if isinstance(part, ToolCall) else part.text
+
+
+def content_part(part: Part, text: str) -> dict[str, Any]:
+    """The content of a message or of reasoning; arguments are none."""
+    if isinstance(part, Text):
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "reasoning_text", "text": text}
+
+
+def _logprobs(part: Part) -> dict[str, Any]:
+    """Events of text must have them."""
+    return {"logprobs": []} if isinstance(part, Text) else {}
+
+
+def usage_object(usage: Usage, num_reasoned: int, num_chars: int) -> dict[str, Any]:
+    """Reasoning has the part of the tokens that it has of the characters."""
+    reasoned = round(usage.completion_tokens * num_reasoned / num_chars) if num_chars else 0
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": reasoned},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }

@@ -1,0 +1,185 @@
+"""OpenAI's Responses through the official client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from tests.gateway.scripted import MAX_MODEL_LEN, ScriptedWorker
+from tests.gateway.scripts import ids, say, spelled
+from tests.gateway.service import Service
+from workers.wire.client import WorkerFailed
+from workers.wire.protocol import ErrorCode, Generate, SequenceOutput
+
+RENDERED = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+ASK: dict[str, Any] = {"model": "tiny", "input": "Hi", "max_output_tokens": 64}
+
+
+def test_one_response(client: openai.OpenAI, worker: ScriptedWorker) -> None:
+    worker.script = say("Grüße 🏴", cached=16)
+    raw = client.responses.with_raw_response.create(
+        **ASK, metadata={"k": "v"}, temperature=0.5, top_p=0.9, store=False
+    )
+    answer = raw.parse()
+    assert answer.id.startswith("resp_") and answer.object == "response"
+    assert answer.status == "completed" and answer.output_text == "Grüße 🏴"
+    assert (answer.metadata, answer.max_output_tokens) == ({"k": "v"}, 64)
+    assert json.loads(raw.text)["store"] is False
+    asked = worker.requests[-1]
+    assert spelled(asked.tokens) == RENDERED
+    assert (asked.params.temperature, asked.params.top_p) == (0.5, 0.9)
+    assert asked.params.max_tokens == 64
+    usage = answer.usage
+    assert usage and usage.input_tokens == len(asked.tokens)
+    assert usage.input_tokens_details.cached_tokens == 16
+    assert usage.output_tokens == len("Grüße 🏴".encode()) + 1
+    assert usage.output_tokens_details.reasoning_tokens == 0
+    assert usage.total_tokens == usage.input_tokens + usage.output_tokens
+    assert "loraplex-dropped" not in raw.headers
+
+
+def test_every_event_in_order(client: openai.OpenAI, worker: ScriptedWorker) -> None:
+    worker.script = say("ab")
+    events = list(client.responses.create(**ASK, stream=True))
+    assert [event.type for event in events] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert [event.sequence_number for event in events] == list(range(10))
+    assert events[-1].type == "response.completed"
+    assert events[-1].response.output_text == "ab" and events[-1].response.usage
+
+
+def test_streaming_helper(client: openai.OpenAI, worker: ScriptedWorker) -> None:
+    worker.script = say("naïve 🏴")
+    with client.responses.stream(**ASK) as stream:
+        text = "".join([e.delta for e in stream if e.type == "response.output_text.delta"])
+        answer = stream.get_final_response()
+    assert text == answer.output_text == "naïve 🏴"
+
+
+async def test_the_async_client(service: Service, worker: ScriptedWorker) -> None:
+    worker.script = say("hello")
+    options: dict[str, Any] = {"base_url": f"{service.url}/v1", "max_retries": 0, "timeout": 20}
+    async with openai.AsyncOpenAI(api_key=service.keys.acme, **options) as client:
+        answer = await client.responses.create(**ASK)
+        async with client.responses.stream(**ASK) as stream:
+            streamed = await stream.get_final_response()
+    assert answer.output_text == streamed.output_text == "hello"
+
+
+def test_an_answer_that_is_cut_off(client: openai.OpenAI, worker: ScriptedWorker) -> None:
+    worker.script = say("hello")
+    options = ASK | {"max_output_tokens": 3}
+    answer = client.responses.create(**options)
+    *_, last = client.responses.create(**options, stream=True)
+    assert last.type == "response.incomplete"
+    for each in (answer, last.response):
+        assert each.status == "incomplete" and each.output_text == "hel"
+        assert each.incomplete_details and each.incomplete_details.reason == "max_output_tokens"
+        assert each.output[0].status == "incomplete"
+
+
+class Parcel(BaseModel):
+    n: int
+
+
+def test_an_answer_by_a_schema(client: openai.OpenAI, worker: ScriptedWorker) -> None:
+    worker.script = say('{"n":1}')
+    answer = client.responses.parse(**ASK, text_format=Parcel)
+    assert answer.output_parsed == Parcel(n=1)
+    assert '"n"' in worker.requests[-1].grammar
+    with client.responses.stream(**ASK, text_format=Parcel) as stream:
+        assert stream.get_final_response().output_parsed == Parcel(n=1)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"previous_response_id": "resp_1"}, "previous_response_id"),
+    ({"store": True}, "store"),
+    ({"background": True}, "background"),
+    ({"conversation": "c"}, "conversation"),
+    ({"include": ["file_search_call.results"]}, "include"),
+    ({"n": 2}, "n"),
+    ({"input": []}, "input"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
+    (
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+        "input",
+    ),
+    (
+        {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "["}]},
+        "input",
+    ),
+    ({"tools": [{"type": "teleport"}]}, "tools"),
+    ({"max_output_tokens": MAX_MODEL_LEN}, ""),
+]
+
+
+@pytest.mark.parametrize(("options", "param"), REFUSED)
+def test_wrong_requests_name_the_field(
+    client: openai.OpenAI, options: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.post("/responses", body=ASK | options, cast_to=object)
+    assert (raised.value.param or "") == param
+    assert param in str(raised.value)
+
+
+def test_what_agents_send_beyond_the_page(client: openai.OpenAI, worker: ScriptedWorker) -> None:
+    worker.script = say("ok")
+    raw = client.responses.with_raw_response.create(
+        model="tiny",
+        max_output_tokens=8,
+        instructions="You code.",
+        input=[
+            {"type": "message", "role": "developer", "content": "Mind."},
+            {
+                "type": "message",
+                "role": "user",
+                "content": [{"type": "input_text", "text": "Hi"}],
+            },
+        ],
+        include=["reasoning.encrypted_content"],
+        prompt_cache_key="p",
+        reasoning={"effort": "medium", "summary": "auto"},
+        text={"verbosity": "low"},
+        tools=[{"type": "web_search"}, {"type": "custom", "name": "apply_patch"}],
+        tool_choice="auto",
+        parallel_tool_calls=False,
+        store=False,
+    )
+    assert raw.headers["loraplex-dropped"].split(", ") == [
+        "include",
+        "prompt_cache_key",
+        "reasoning.options",
+        "text.verbosity",
+        "tools.custom",
+        "tools.web_search",
+    ]
+    assert spelled(worker.requests[-1].tokens) == (
+        "<|im_start|>system\nYou code.<|im_end|>\n<|im_start|>system\nMind.<|im_end|>\n" + RENDERED
+    )
+
+
+def test_an_error_in_the_middle_of_a_stream(client: openai.OpenAI, worker: ScriptedWorker) -> None:
+    async def script(request: Generate) -> AsyncIterator[SequenceOutput]:
+        yield SequenceOutput(id=request.id, tokens=ids("abc"))
+        raise WorkerFailed(ErrorCode.LOGITS_NAN, "no numbers")
+
+    worker.script = script
+    with pytest.raises(openai.APIError) as raised:
+        list(client.responses.create(**ASK, stream=True))
+    assert raised.value.code == "logits_nan"
