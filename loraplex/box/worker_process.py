@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import logging
 import signal
 import time
@@ -19,12 +20,22 @@ from loraplex.box.children import (
     environment_of_child,
 )
 from loraplex.death import die_with_parent
+from loraplex.errors import TorchMissing
 
 START_S = 120.0
 """A first start that ends with a status within this time has failed for good: settings, store and
 address are looked at before a worker serves, on a busy machine after half a minute."""
 
 log = logging.getLogger(__name__)
+
+
+def check_torch() -> None:
+    """Raises TorchMissing, before anything is started."""
+    if importlib.util.find_spec("torch") is None:
+        raise TorchMissing(
+            "a worker needs torch: pip install 'loraplex[worker]', or 'loraplex[serve]' for"
+            " everything on one machine"
+        )
 
 
 async def run_worker(

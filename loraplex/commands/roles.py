@@ -33,7 +33,9 @@ from loraplex.settings import SECRETS, Settings, check_address
 def serve_command(demo: bool, **flags: Any) -> None:
     """Serve everything from this machine: database, worker, gateway."""
     from loraplex.box.serve import serve
+    from loraplex.box.worker_process import check_torch
 
+    check_torch()
     serve(settings_of(flags), with_demo=demo)
 
 
@@ -104,10 +106,11 @@ def worker_command(
     import asyncio
 
     from loraplex.box.children import python
-    from loraplex.box.worker_process import run_worker
+    from loraplex.box.worker_process import check_torch, run_worker
     from loraplex.roles.worker import worker_config
     from workers.process.logs import set_up_logging
 
+    check_torch()
     settings = settings_of(flags)
     models = dict(_split(pair) for pair in digests)
     _check_addresses(settings, listen, health, advertise)

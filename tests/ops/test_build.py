@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 import shutil
 import stat
 from concurrent.futures import ThreadPoolExecutor
@@ -112,3 +114,24 @@ def test_one_openmp_runtime_is_loaded():
     select("cpu")
     assert torch.get_num_threads() >= 1
     assert len(build.mapped_openmp()) == 1
+
+
+def test_of_shipped_libraries_the_processor_s_best_is_taken(tmp_path: Path) -> None:
+    """Without a compiler; one of other sources is not."""
+    sources, folder = some_sources(tmp_path / "sources", "threads.cpp"), tmp_path / "compiled"
+    assert build.find_shipped(folder, sources) is None
+    made = build.precompile(folder, sources)
+    if platform.machine() == "x86_64":
+        assert [path.name.split("-")[1] for path in made] == list(build.SHIPPED)
+        for variant, needed in build.SHIPPED.items():
+            found = build.find_shipped(folder, sources, needed)
+            assert found == folder / build.shipped_name(variant, sources)
+        lacks_one = build.SHIPPED["avx2"] - {"fma"}
+        assert build.find_shipped(folder, sources, lacks_one) == made[-1]
+    best = build.find_shipped(folder, sources)
+    assert best is not None and ctypes.CDLL(str(best)).set_num_threads
+    best.chmod(0o666)
+    with pytest.raises(build.BuildError, match="others may write"):
+        build.find_shipped(folder, sources)
+    (sources / "threads.cpp").write_text("")
+    assert build.find_shipped(folder, sources) is None

@@ -1,0 +1,23 @@
+"""`python -m ops.precompile`: compiles the C++ kernels into the installed package, one library for
+each instruction set, so that an image needs no compiler."""
+
+from __future__ import annotations
+
+import sys
+
+# Its OpenMP runtime is the one that the libraries are linked to.
+import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+from ops.build import COMPILED, BuildError, precompile
+
+
+def main() -> None:
+    try:
+        made = precompile(COMPILED)
+    except BuildError as error:
+        sys.exit(str(error))
+    print(*made, sep="\n")
+
+
+if __name__ == "__main__":
+    main()
