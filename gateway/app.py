@@ -29,6 +29,8 @@ ROUTES = [
     completions.create_completion,
     completions.create_response,
     embeddings.create_embeddings,
+    embeddings.create_scores,
+    embeddings.rerank,
     messages.create_message,
     messages.count_message_tokens,
     models.list_models,

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from gateway.messages import Message
+from gateway.relevance import Pair
 from workers.wire.protocol import OutputKind
 
 
@@ -59,6 +60,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     kind: OutputKind = OutputKind.GENERATE
     """`generate`: text; with `echo`, scores of the prompts too. `embed`: a vector of each prompt;
     `max_tokens` is 0."""
+    pairs: list[Pair] = []
+    """Of kind `embed`, in place of prompts: each is a question for the chat template, and its
+    vector has the logits of the answers no and yes."""
     dimensions: int | None = None
     """Of kind `embed`: the leading numbers of each vector that are shown; None: all."""
     prompts_param: str = "prompt"

@@ -227,7 +227,7 @@ class StubWorker:
                 running.request.id,
                 [],
                 finish_reason=FinishReason.STOP,
-                vector=np.ones(VECTOR_SIZE, "<f4").tobytes(),
+                vector=np.ones(len(running.request.labels) or VECTOR_SIZE, "<f4").tobytes(),
             )
         is_first = running.num_sent == 0
         index = running.num_sent % max(len(reply.tokens), 1)

@@ -3,13 +3,15 @@ anything is rendered, tokenised or detokenised; what is large is worked on besid
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from gateway.catalog.catalog import ResolvedModel
 from gateway.catalog.principal import Principal
-from gateway.conversation import conversation_of
+from gateway.conversation import Conversation, conversation_of
 from gateway.dispatch.activation import find_activation
 from gateway.exceptions import InvalidRequest
 from gateway.generation_request import GenerationRequest
@@ -26,6 +28,10 @@ from gateway.text.tokenizer import ModelTokenizer
 
 TAIL_TOKENS = 16
 """Tokens at the end of a prompt that hold the beginning of a thought, if there is one."""
+
+
+WITHOUT_THINKING: dict[str, Any] = {"enable_thinking": False}
+"""The answer comes at once: a template that knows the variable closes the model's thoughts."""
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -47,6 +53,8 @@ async def encode_prompts(
     check_ids(asked, target)
     check_tools(asked.tools, asked.tool_choice)
     check_template_arguments(asked.template_arguments)
+    if asked.pairs:
+        return await _pair_prompts(tokenizer, target, asked, caller)
     if asked.messages is not None:
         return await _chat_prompts(tokenizer, target, asked, asked.messages, caller)
     return await _completion_prompts(tokenizer, target, asked, caller)
@@ -72,6 +80,27 @@ async def _chat_prompts(
     in_thought = form.has_thoughts and is_in_thought(tokenizer.text(tokens[-TAIL_TOKENS:]))
     prompts = await _prompts(tokenizer, target, caller, [tokens], [], asked.prompts_param)
     return [msgspec.structs.replace(each, form=form, in_thought=in_thought) for each in prompts]
+
+
+async def _pair_prompts(
+    tokenizer: ModelTokenizer, target: ResolvedModel, asked: GenerationRequest, caller: Principal
+) -> list[Prompt]:
+    """One question a pair. Many short ones are rendered on the event loop, in turns with what else
+    there is to do."""
+    template, max_tokens = target.chat_template(), target.base.max_model_len
+    fewest = [tokenizer.fewest_tokens(pair.num_chars) for pair in asked.pairs]
+    check_total(fewest, 1, max_tokens, param=asked.prompts_param)
+    prompts: list[list[int]] = []
+    for pair in asked.pairs:
+        tokenizer.check_chars(pair.num_chars, max_tokens)
+        conversation = Conversation(pair.messages(), template_arguments=WITHOUT_THINKING)
+        tokens = await tokenizer.encode_chat(
+            conversation, domain=caller.cache_domain, template=template, max_tokens=max_tokens
+        )
+        prompts.append(tokens)
+        await asyncio.sleep(0)
+    check_total([len(tokens) for tokens in prompts], 1, max_tokens, param=asked.prompts_param)
+    return await _prompts(tokenizer, target, caller, prompts, [], asked.prompts_param)
 
 
 async def _completion_prompts(

@@ -61,8 +61,15 @@ class Call(msgspec.Struct, frozen=True):
         return [*self.asked.stop, *self.target.serving.stop]
 
     @property
+    def labels(self) -> tuple[int, ...]:
+        """Tokens whose logits are the vector of a prompt; empty: its hidden states are."""
+        return self.tokenizer.verdict_tokens if self.asked.pairs else ()
+
+    @property
     def pooling(self) -> Pooling:
         """How a vector is made: as the adapter has it, the base model, or of the last token."""
+        if self.asked.pairs:
+            return Pooling.LAST
         return Pooling(self.target.serving.pooling or self.tokenizer.pooling or Pooling.LAST)
 
 
@@ -70,7 +77,7 @@ def check_answer_of(call: Call, default_tokens: int) -> None:
     """Raises InvalidRequest if the answer could be larger than what is sent. Of a stream the
     generated tokens do not count: it is sent as they come."""
     asked, num_choices = call.asked, call.asked.num_choices
-    if asked.kind is OutputKind.EMBED:
+    if asked.kind is OutputKind.EMBED and not asked.pairs:
         check_vectors(len(call.prompts), call.target.base.shape.hidden_size, asked.dimensions)
     num_top, num_scored = asked.num_logprobs, 0
     if num_top is not None:
@@ -206,6 +213,7 @@ def _generate(call: Call, prompt: Prompt, layout: str, params: SamplingParams) -
         traceparent=call.trace.traceparent,
         grammar=call.grammar if params.max_tokens else "",
         pooling=call.pooling,
+        labels=call.labels,
     )
 
 

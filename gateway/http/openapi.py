@@ -106,7 +106,31 @@ class EmbeddingList(msgspec.Struct, frozen=True):
     usage: dict[str, Any]
 
 
-WHOLE_ANSWERS: dict[str, type[msgspec.Struct]] = {"/v1/embeddings": EmbeddingList}
+class ScoreList(msgspec.Struct, frozen=True):
+    """The answer of the score route; fields as vLLM's."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    data: list[dict[str, Any]]
+    usage: dict[str, Any]
+
+
+class Ranking(msgspec.Struct, frozen=True):
+    """The answer of the rerank route; fields as Jina's and vLLM's."""
+
+    id: str
+    model: str
+    usage: dict[str, Any]
+    results: list[dict[str, Any]]
+
+
+WHOLE_ANSWERS: dict[str, type[msgspec.Struct]] = {
+    "/v1/embeddings": EmbeddingList,
+    **dict.fromkeys(("/v1/score", "/score"), ScoreList),
+    **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), Ranking),
+}
 """Answers of the routes that never stream."""
 STREAMED_ANSWERS: dict[str, type[msgspec.Struct]] = {
     "/v1/messages": MessageAnswer,

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from gateway.conversation import Conversation
 from gateway.exceptions import ContextLengthExceeded, InvalidRequest
+from gateway.relevance import VERDICTS
 from gateway.text.chat_template import ChatTemplate, CompiledTemplates, TemplateOverBudget
 from gateway.text.detokenizer import Spelling
 from gateway.text.long_texts import LONG, TOKEN_CHARS, LongTexts
@@ -157,6 +158,20 @@ class ModelTokenizer:
     def text(self, tokens: list[int], *, skip_special_tokens: bool = False) -> str:
         """The text of token ids, at once."""
         return self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
+
+    @cached_property
+    def verdict_tokens(self) -> tuple[int, ...]:
+        """The tokens that the answers no and yes begin with. Raises InvalidRequest if they begin
+        alike: such a model judges nothing with one token."""
+        tokens = tuple(
+            self._tokenizer.encode(word, add_special_tokens=False).ids[0] for word in VERDICTS
+        )
+        if len(set(tokens)) < len(tokens):
+            raise InvalidRequest(
+                "This model's tokens do not tell 'yes' from 'no'; it cannot score texts.",
+                param="model",
+            )
+        return tokens
 
     def token_strings(self, tokens: list[int]) -> list[str]:
         """Each token as the vocabulary spells it, such as `Ġparcel`."""

@@ -1,10 +1,11 @@
-"""The routes that answer with vectors."""
+"""The routes that answer with vectors, and with scores made of them."""
 
 from __future__ import annotations
 
 from litestar.params import JSONBody
 
 from gateway.dialects.embeddings import EmbeddingRequest, Embeddings
+from gateway.dialects.relevance_scores import Reranking, RerankRequest, ScoreRequest, Scores
 from gateway.http.guards import INFERENCE, requires
 from gateway.http.handlers import HotRoute
 from gateway.http.request import GatewayRequest
@@ -12,6 +13,8 @@ from gateway.http.routes.completions import answer
 from gateway.http.streaming import GenerationResponse
 
 EMBEDDINGS = Embeddings()
+SCORES = Scores()
+RERANKING = Reranking()
 
 
 @HotRoute("/v1/embeddings", http_method="POST", guards=[requires(INFERENCE)], status_code=200)
@@ -20,3 +23,24 @@ async def create_embeddings(
 ) -> GenerationResponse:
     """A vector of each input, of length 1."""
     return await answer(request, EMBEDDINGS, data)
+
+
+@HotRoute(
+    ["/v1/score", "/score"], http_method="POST", guards=[requires(INFERENCE)], status_code=200
+)
+async def create_scores(
+    request: GatewayRequest, data: JSONBody[ScoreRequest]
+) -> GenerationResponse:
+    """How relevant texts are to others, 0 to 1, as a causal reranker says."""
+    return await answer(request, SCORES, data)
+
+
+@HotRoute(
+    ["/v1/rerank", "/v2/rerank", "/rerank"],
+    http_method="POST",
+    guards=[requires(INFERENCE)],
+    status_code=200,
+)
+async def rerank(request: GatewayRequest, data: JSONBody[RerankRequest]) -> GenerationResponse:
+    """Documents by their relevance to a query, as a causal reranker says."""
+    return await answer(request, RERANKING, data)

@@ -1,0 +1,205 @@
+"""Relevance of documents to queries: vLLM's POST /v1/score, and POST /v1/rerank as Jina, Cohere and
+vLLM have it."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from gateway.dialects.dialect import Answer, BodyFormat, Dialect
+from gateway.dialects.openai_fields import Count
+from gateway.exceptions import InvalidRequest
+from gateway.generation_request import GenerationRequest
+from gateway.limits.admission import Usage
+from gateway.relevance import INSTRUCTION, Pair
+from gateway.text.detokenizer import TokenBytes
+from workers.wire.protocol import OutputKind
+
+MAX_PAIRS = 2048
+Instruction = Annotated[str, Meta(min_length=1, max_length=4096)]
+
+
+class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/score. One text against one or many, or as many against as many."""
+
+    example: ClassVar[dict[str, Any]] = {
+        "model": "support-bot",
+        "text_1": "Where is my parcel?",
+        "text_2": ["Parcels take two days.", "We are closed on Sundays."],
+    }
+
+    model: Annotated[str, Meta(min_length=1)]
+    text_1: str | Annotated[list[str], Meta(min_length=1)]
+    text_2: str | Annotated[list[str], Meta(min_length=1)]
+    instruction: Instruction | None = None
+    """What makes a text relevant to another; ours, as Qwen3-Reranker has it."""
+    user: str | None = None
+    """Splits canaries; without it the API key does."""
+
+    @property
+    def pairs(self) -> list[Pair]:
+        queries = [self.text_1] if isinstance(self.text_1, str) else self.text_1
+        documents = [self.text_2] if isinstance(self.text_2, str) else self.text_2
+        if len(queries) == 1:
+            queries = queries * len(documents)
+        if len(queries) != len(documents):
+            raise InvalidRequest(
+                "'text_1' must be one text, or as many as 'text_2' has.", param="text_1"
+            )
+        return _pairs(queries, documents, self.instruction, param="text_2")
+
+
+class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    text: str
+
+
+class RerankRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/rerank."""
+
+    example: ClassVar[dict[str, Any]] = {
+        "model": "support-bot",
+        "query": "Where is my parcel?",
+        "documents": ["Parcels take two days.", "We are closed on Sundays."],
+        "top_n": 1,
+    }
+
+    model: Annotated[str, Meta(min_length=1)]
+    query: str
+    documents: Annotated[list[str | Document], Meta(min_length=1)]
+    top_n: Count | None = None
+    """Documents that are shown; all without it."""
+    return_documents: bool | None = None
+    """Whether their texts are shown, too, as they are without it."""
+    instruction: Instruction | None = None
+    user: str | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """Of the documents."""
+        return [each if isinstance(each, str) else each.text for each in self.documents]
+
+    @property
+    def pairs(self) -> list[Pair]:
+        queries = [self.query] * len(self.documents)
+        return _pairs(queries, self.texts, self.instruction, param="documents")
+
+
+def _pairs(
+    queries: list[str], documents: list[str], instruction: str | None, *, param: str
+) -> list[Pair]:
+    if len(documents) > MAX_PAIRS:
+        raise InvalidRequest(
+            f"At most {MAX_PAIRS} texts are taken in one request; you sent {len(documents)}.",
+            param=param,
+        )
+    return [
+        Pair(query, document, instruction or INSTRUCTION)
+        for query, document in zip(queries, documents, strict=True)
+    ]
+
+
+def relevance(answer: Answer) -> float:
+    """Probability of `yes` against `no`, 0 to 1."""
+    assert answer.vector is not None
+    no, yes = np.frombuffer(answer.vector, "<f4").tolist()
+    return 1 / (1 + math.exp(min(no - yes, 700.0)))
+
+
+class ScoreFormat(BodyFormat):
+    """Scores in the order of the texts."""
+
+    def __init__(self, response_id: str, model: str) -> None:
+        """`model`: the name the request gave."""
+        self._id = response_id
+        self._model = model
+
+    async def body(self, answers: list[Answer], usage: Usage) -> bytes:
+        return msgspec.json.encode(
+            {
+                "id": self._id,
+                "object": "list",
+                "created": int(time.time()),
+                "model": self._model,
+                "data": [
+                    {"index": each.index, "object": "score", "score": relevance(each)}
+                    for each in answers
+                ],
+                "usage": _usage(usage),
+            }
+        )
+
+
+class RerankFormat(BodyFormat):
+    """Documents by falling relevance; of equal ones the first comes first."""
+
+    def __init__(
+        self, response_id: str, model: str, texts: list[str] | None, top_n: int | None
+    ) -> None:
+        """`texts`: of the documents, if they are shown."""
+        self._id = response_id
+        self._model = model
+        self._texts = texts
+        self._top_n = top_n
+
+    async def body(self, answers: list[Answer], usage: Usage) -> bytes:
+        scores = [(relevance(answer), answer.index) for answer in answers]
+        scores.sort(key=lambda scored: (-scored[0], scored[1]))
+        return msgspec.json.encode(
+            {
+                "id": self._id,
+                "model": self._model,
+                "usage": _usage(usage),
+                "results": [
+                    {"index": index, **self._shown(index), "relevance_score": score}
+                    for score, index in scores[: self._top_n]
+                ],
+            }
+        )
+
+    def _shown(self, index: int) -> dict[str, Any]:
+        return {} if self._texts is None else {"document": {"text": self._texts[index]}}
+
+
+def _usage(usage: Usage) -> dict[str, int]:
+    return {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
+
+
+class Scores(Dialect[ScoreRequest]):
+    id_prefix = "score"
+
+    def read(self, body: ScoreRequest) -> GenerationRequest:
+        return _asked(body, body.pairs, "text_2")
+
+    def answer_format(
+        self, body: ScoreRequest, request_id: str, spelled: TokenBytes
+    ) -> ScoreFormat:
+        return ScoreFormat(f"{self.id_prefix}-{request_id}", body.model)
+
+
+class Reranking(Dialect[RerankRequest]):
+    id_prefix = "rerank"
+
+    def read(self, body: RerankRequest) -> GenerationRequest:
+        return _asked(body, body.pairs, "documents")
+
+    def answer_format(
+        self, body: RerankRequest, request_id: str, spelled: TokenBytes
+    ) -> RerankFormat:
+        texts = None if body.return_documents is False else body.texts
+        return RerankFormat(f"{self.id_prefix}-{request_id}", body.model, texts, body.top_n)
+
+
+def _asked(body: ScoreRequest | RerankRequest, pairs: list[Pair], param: str) -> GenerationRequest:
+    return GenerationRequest(
+        model=body.model,
+        pairs=pairs,
+        prompts_param=param,
+        kind=OutputKind.EMBED,
+        max_tokens=0,
+        user=body.user,
+    )
