@@ -85,12 +85,12 @@ class CudaOps:
     b_rank_major = False
     shares_tables = True
     head_dims = EVEN
-    compiles = True
 
     def __init__(self, device: torch.device, cache_dir: Path | None = None) -> None:
         """cache_dir: where compiled kernels are kept from one process to the next; default: where
         Triton keeps them."""
         self.device = device
+        self.compiles = device.type == "cuda"
         if cache_dir is not None:
             cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             knobs.cache.dir = str(cache_dir)

@@ -4,8 +4,18 @@ import os
 from collections.abc import Generator
 from pathlib import Path
 
-import hypothesis
 import pytest
+
+from tests import bare_machine
+
+if bare_machine.IS_BARE:
+    bare_machine.install()
+else:
+    import hypothesis
+
+    # A busy machine is no defect of an example.
+    hypothesis.settings.register_profile("untimed", deadline=None)
+    hypothesis.settings.load_profile("untimed")
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Beside others each process computes with one thread: a team that waits for cores waits long.
@@ -14,15 +24,31 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # Libraries import Triton too, and whether its own functions are interpreted is decided then.
 import tests.ops.interpreter  # noqa: F401
 
-# A busy machine is no defect of an example.
-hypothesis.settings.register_profile("untimed", deadline=None)
-hypothesis.settings.load_profile("untimed")
-
 HAS_FAILED = pytest.StashKey[bool]()
 
 TESTS = Path(__file__).parent
 SLOWEST = ("e2e", "gateway", "ops")
 """Folders, so that of several processes none has a long file left when the others have ended."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    if bare_machine.IS_BARE:
+        for name in bare_machine.INI_OPTIONS:
+            parser.addini(name, "of a plugin that is not here")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if bare_machine.IS_BARE:
+        for marker in bare_machine.MARKERS:
+            config.addinivalue_line("markers", marker)
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    if not bare_machine.IS_BARE or not collection_path.is_relative_to(TESTS):
+        return None
+    path = collection_path.relative_to(TESTS).as_posix()
+    is_above = any(f"{name}/".startswith(f"{path}/") for name in bare_machine.COLLECTED)
+    return None if path == "." or is_above else True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-import hypothesis
 import pytest
 import torch
+from hypothesis import settings
 
 from ops.base import Ops
 from ops.registry import select
@@ -90,7 +90,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     if full is None or not IS_INTERPRETED or "triton" not in params.values():
         return (yield)
     few = min(full.max_examples, INTERPRETED_EXAMPLES)
-    setattr(test, name, hypothesis.settings(full, max_examples=few))
+    setattr(test, name, settings(full, max_examples=few))
     try:
         return (yield)
     finally:

@@ -41,6 +41,10 @@ def count(*, key: str, fn: Any, **_: Any) -> bool:
 class UnrunOps(CudaOps):
     """A capture computes once before it captures, as on a GPU."""
 
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.compiles = True
+
     def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
         work()
         return work
@@ -56,7 +60,7 @@ class UnrunOps(CudaOps):
 
 class UnrunWorker(Worker):
     def _select_ops(self) -> Ops:
-        return UnrunOps(torch.device("cpu"))
+        return UnrunOps()
 
 
 def requests(setup: Setup, rng: random.Random) -> list[Generate]:

@@ -18,7 +18,8 @@ from ops.base import PAGE_TOKENS, KVCacheView
 from ops.registry import select
 from ops.triton_table import reads_by_row
 from tests.doubles import make_adapter, make_model
-from tests.ops.conftest import TRITON, triton_backend
+from tests.ops.conftest import triton_backend
+from tests.ops.interpreter import IS_INTERPRETED
 from tests.workers.driver import Driver
 from tests.workers.paged import PagedModel, Stream
 from tests.workers.process.test_worker import Setup
@@ -187,10 +188,10 @@ def test_it_serves_other_adapters_than_it_was_made_with(steps: Steps, first: lis
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("backend", [TRITON])
-def test_triton_kernels_leave_padding_alone(tmp_path: Path, backend: str) -> None:
+@pytest.mark.skipif(not IS_INTERPRETED, reason="tests/workers/process/test_gpu_worker.py does it")
+def test_triton_kernels_leave_padding_alone(tmp_path: Path) -> None:
     """Rows and segments."""
-    steps = make_steps(tmp_path, backend)
+    steps = make_steps(tmp_path, "triton")
     graph = steps.graph(3)
     for slots in ([1, -1], [-1]):
         rows = steps.begin(slots, longest=5)
