@@ -359,6 +359,20 @@ def test_addresses_and_certificates_name_the_pods(overlay: str, tmp_path: Path) 
             assert all(host.split(".", 1)[1] == name.removeprefix("*.") for host in hosts)
 
 
+def test_what_scales_the_workers_is_a_metric_of_theirs() -> None:
+    """The page is held to a running worker by `tests/e2e/test_metrics.py`."""
+    page = (ROOT.parent / "docs" / "operate" / "metrics.md").read_text()
+    for trigger in find("observability", "ScaledObject", "loraplex-worker")["spec"]["triggers"]:
+        (name,) = re.findall(r"vllm:\w+", trigger["metadata"]["query"])
+        assert f"`{name.removesuffix('_bucket')}`" in page, name
+
+
+def test_the_page_makes_every_secret() -> None:
+    page = (ROOT.parent / "docs" / "operate" / "kubernetes.md").read_text()
+    for name in SECRET_NAMES:
+        assert re.search(rf"create secret generic {name}\b", page), name
+
+
 def test_sizes_in_manifests_are_those_of_settings() -> None:
     """The test's own reading of a quantity agrees with the product's."""
     assert num_bytes("9Gi") == parse_size("9GiB") and num_bytes("256Mi") == parse_size("256MiB")
