@@ -25,6 +25,7 @@ class Api:
         """Raises BadSettings."""
         if not (key.isascii() and key.isprintable()):
             raise BadSettings("LORAPLEX_KEY: no API key has such characters")
+        self.url = url
         try:
             self._client = httpx.Client(
                 base_url=url,

@@ -15,6 +15,7 @@ import click
 from admin.errors import AdminError
 from loraplex.commands.adapters import adapter_group
 from loraplex.commands.audit import audit_group
+from loraplex.commands.doctor import doctor_command
 from loraplex.commands.models import chat_command, model_group
 from loraplex.commands.prices import price_group
 from loraplex.commands.quotas import quota_group
@@ -48,7 +49,7 @@ def cli() -> None:
 
 for command in (
     *(serve_command, gateway_command, worker_command, admin_command, migrate_command),
-    *(bootstrap_command, config_command),
+    *(bootstrap_command, config_command, doctor_command),
     *(tenant_group, key_group, audit_group, adapter_group, model_group, chat_command),
     *(quota_group, price_group, usage_command, workers_group),
 ):

@@ -97,7 +97,7 @@ def processor_features() -> set[str]:
 
 def precompile(folder: Path, sources: Path = SOURCES) -> list[Path]:
     """Compiles the libraries that can be shipped for this kind of machine. Raises BuildError."""
-    compiler, openmp = _find_compiler(), mapped_openmp()
+    compiler, openmp = find_compiler(), mapped_openmp()
     is_x86 = platform.machine() in ("x86_64", "AMD64")
     folder.mkdir(parents=True, exist_ok=True)
     made: list[Path] = []
@@ -109,7 +109,7 @@ def precompile(folder: Path, sources: Path = SOURCES) -> list[Path]:
 
 def compile_library(variant: str, sources: Path = SOURCES) -> Path:
     """Path of the compiled library of that variant. Raises BuildError."""
-    compiler = _find_compiler()
+    compiler = find_compiler()
     openmp = mapped_openmp()
     version = _run([compiler, "--version"])
     parts = [compiler, version, *FLAGS, *VARIANTS[variant], *openmp, _processor()]
@@ -122,7 +122,7 @@ def compile_library(variant: str, sources: Path = SOURCES) -> Path:
     return library
 
 
-def _find_compiler() -> str:
+def find_compiler() -> str:
     """Absolute path of $CXX, or else of g++ or c++. Raises BuildError."""
     asked = os.environ.get("CXX")
     for name in [asked] if asked else ["g++", "c++"]:

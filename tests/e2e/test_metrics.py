@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 
@@ -142,6 +143,21 @@ def tenant_of(page: str) -> str:
     """Id of the only tenant that has used anything."""
     (tenant,) = {key[0] for key in values_of(page, "loraplex_tenant_requests_total")} - {"other"}
     return tenant
+
+
+def test_the_doctor_finds_nothing_wrong_with_a_box_that_runs(stack: Stack) -> None:
+    """Its exit code is 0, or `cli` raises."""
+    findings = json.loads(stack.cli("doctor", "--json"))
+    assert not [each for each in findings if each["state"] == "failed"]
+    text = "\n".join(f"{each['check']}: {each['found']}" for each in findings)
+    for pattern in (
+        r"database: PostgreSQL \d+",
+        r"database: the database's clock differs by 0\.\d s",
+        rf"ports: {stack.url.removeprefix('http://')} is served",
+        rf"server: {stack.url} is ready",
+        r"server: worker \S+ is ready",
+    ):
+        assert re.search(pattern, text), (pattern, text)
 
 
 def test_each_request_leaves_one_line_with_its_trace(stack: Stack) -> None:
