@@ -17,7 +17,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.fleet_simulator import Clock, Machine, Request, Worker
-from gateway.dispatch.routing import Report, Standing, Work, Workers, pick
+from gateway.dispatch.routing import Report, Standing, Work, Workers, best, weigh
 from workers.wire.prefix_index import Prefix
 from workers.wire.protocol import WorkerStatus
 
@@ -125,7 +125,7 @@ def ours(fleet: Fleet, gateway: int, request: Request) -> int:
     cached: dict[int, int] = {}
     for segment, _ in request.segments:
         cached |= fleet.holders.get(segment, {})
-    number = pick(work, workers, cached, fleet.clock.now, fleet.rng)
+    number = best(weigh(work, workers, cached, fleet.clock.now, fleet.rng))
     workers.send(number, work, cached.get(number, 0), fleet.clock.now)
     return number
 

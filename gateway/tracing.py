@@ -178,6 +178,8 @@ class RequestTrace(Untraced):
         """Each with its begin; an empty name is no phase."""
         self._annotations: dict[str, Callable[[], Attributes]] = {}
         self._events: list[Event] = []
+        self._epoch_ns = 0
+        """What time.perf_counter() counts from, of the Unix epoch; known at the end."""
         self._error = ""
         self._failed_phase = ""
         self._make_detail: Callable[[], Detail] | None = None
@@ -205,6 +207,7 @@ class RequestTrace(Untraced):
         if not self.tenant_id:
             return
         ended_at = time.perf_counter()
+        self._epoch_ns = time.time_ns() - round(ended_at * 1e9)
         is_failed = bool(self._error) and (status is None or status < 400 or status >= 500)
         span = self._begin_span(status, self._why_kept(is_failed, ended_at))
         if not span.is_recording():
@@ -217,9 +220,9 @@ class RequestTrace(Untraced):
         if is_failed:
             span.set_status(StatusCode.ERROR)
         for event in [*self._events, *detail.events][:MAX_EVENTS]:
-            span.add_event(event.name, event.attributes, _nanoseconds(event.at))
+            span.add_event(event.name, event.attributes, self._nanoseconds(event.at))
         self._make_children(trace_api.set_span_in_context(span), detail.stages, ended_at)
-        span.end(_nanoseconds(ended_at))
+        span.end(self._nanoseconds(ended_at))
 
     def _why_kept(self, is_failed: bool, ended_at: float) -> str | None:
         waited_s = (self.first_output_at or ended_at) - self._started_at
@@ -250,7 +253,7 @@ class RequestTrace(Untraced):
                 self._parent(),
                 SpanKind.SERVER,
                 attributes,
-                start_time=_nanoseconds(self._started_at),
+                start_time=self._nanoseconds(self._started_at),
             )
         finally:
             context_api.detach(token)
@@ -295,17 +298,16 @@ class RequestTrace(Untraced):
                 below = trace_api.set_span_in_context(span)
                 for stage in stages:
                     child = self._start(stage.name, below, stage.begun_at, stage.attributes)
-                    child.end(_nanoseconds(stage.ended_at))
-            span.end(_nanoseconds(end))
+                    child.end(self._nanoseconds(stage.ended_at))
+            span.end(self._nanoseconds(end))
 
     def _start(
         self, name: str, within: Context, begun_at: float, attributes: Attributes | None
     ) -> Span:
         return self._tracer.start_span(
-            name, within, attributes=attributes, start_time=_nanoseconds(begun_at)
+            name, within, attributes=attributes, start_time=self._nanoseconds(begun_at)
         )
 
-
-def _nanoseconds(at: float) -> int:
-    """Of the Unix epoch, for a time of time.perf_counter()."""
-    return time.time_ns() - round((time.perf_counter() - at) * 1e9)
+    def _nanoseconds(self, at: float) -> int:
+        """Of the Unix epoch, for a time of time.perf_counter()."""
+        return self._epoch_ns + round(at * 1e9)

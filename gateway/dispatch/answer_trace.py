@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from functools import partial
+from operator import itemgetter
 
 from gateway.dispatch.generation import Generation, WorkerTimes
 from gateway.dispatch.sequences import Call
 from gateway.exceptions import error_type
 from gateway.tracing import Detail, Event, Stage, Value
+from workers.wire.client import WorkerClient
 from workers.wire.protocol import OutputKind
+
+MAX_CANDIDATES = 8
+"""Workers of one choice that a span names."""
 
 
 def trace_answer(call: Call, generation: Generation, failure: Exception | None) -> None:
@@ -20,6 +26,15 @@ def trace_answer(call: Call, generation: Generation, failure: Exception | None) 
     if failure is not None:
         trace.fail(error_type(failure))
     trace.detail(partial(_detail, call, generation, failure))
+
+
+def routing_attributes(weighed: Mapping[WorkerClient, float]) -> dict[str, Value]:
+    """The candidates of a choice, best first."""
+    ranked = sorted(weighed.items(), key=itemgetter(1))[:MAX_CANDIDATES]
+    return {
+        "loraplex.routing.candidates": [worker.instance_id for worker, _ in ranked],
+        "loraplex.routing.predicted_s": [seconds for _, seconds in ranked],
+    }
 
 
 def _detail(call: Call, generation: Generation, failure: Exception | None) -> Detail:

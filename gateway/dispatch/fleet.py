@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 
 from gateway.catalog.catalog import CatalogView, ResolvedModel
-from gateway.dispatch.routing import Report, Standing, Work, Workers, pick
+from gateway.dispatch.routing import Report, Standing, Work, Workers, best, weigh
 from gateway.exceptions import ModelUnsatisfiable, NoWorker
 from workers.wire.client import WorkerClient
 from workers.wire.protocol import UNSATISFIABLE, Desired, ModelInfo, ModelStatus, Pin, WorkerStatus
@@ -28,6 +28,9 @@ class Fleet:
     def __init__(self, clients: Sequence[WorkerClient]) -> None:
         """clients: of the workers there are; the roster changes them in place."""
         self.clients = clients
+        self.weighed: Mapping[WorkerClient, float] = {}
+        """The candidates of the last choice, with the seconds by which they were compared; empty
+        where there was one worker."""
         self._workers: Workers[WorkerClient] = Workers()
         self._statuses: dict[WorkerClient, WorkerStatus | None] = {}
         """Which of each worker's they were made of."""
@@ -66,11 +69,13 @@ class Fleet:
         else:
             raise self._why_none(work)
         if len(self.clients) == 1:
+            self.weighed = {}
             return self.clients[0]
         self._look()
         now = time.monotonic()
         cached = _num_cached(work, self.clients)
-        return pick(work, self._workers, cached, now, self._random, usable)
+        self.weighed = weigh(work, self._workers, cached, now, self._random, usable)
+        return best(self.weighed)
 
     def states(self) -> dict[str, int]:
         """How many workers are ready, silent (connected, not heard of), draining or lost."""

@@ -286,8 +286,9 @@ class Generation:
 
     def _send(self, number: int, worker: WorkerClient) -> None:
         run = self._runs[number]
+        sent_at = time.perf_counter()
         run.id = worker.send(run.request, partial(self._take, number))
-        run.sent_at = time.perf_counter()
+        run.sent_at = sent_at
         self._is_sent = True
         run.worker = worker
         run.worker_id = self.worker_id = worker.instance_id

@@ -256,16 +256,17 @@ def _move(worker: W, pools: dict[str, Pool[W]], before: Set[str], after: Set[str
         pools.setdefault(digest, Pool()).add(worker)
 
 
-def pick(
+def weigh(
     work: Work,
     workers: Workers[W],
     cached: Mapping[W, int],
     now: float,
     random: Random,
     is_able: Callable[[W], bool] = lambda _: True,
-) -> W:
-    """The best of the workers that are able, of which there must be one. `cached`: how many tokens
-    of the prompts each has; none of those that are not there."""
+) -> dict[W, float]:
+    """The candidates among the workers that are able, of which there must be one, with the seconds
+    by which they are compared. `cached`: how many tokens of the prompts each has; none of those
+    that are not there."""
     standings = workers.standings
 
     def is_fresh(worker: W) -> bool:
@@ -281,7 +282,12 @@ def pick(
         is_near = num_cached or (work.adapter and standing.tier(work.adapter))
         return predicted if is_near else DOUBT * predicted
 
-    return min(drawn, key=seconds)
+    return {worker: seconds(worker) for worker in drawn}
+
+
+def best(weighed: Mapping[W, float]) -> W:
+    """The candidate of the least seconds."""
+    return min(weighed, key=weighed.__getitem__)
 
 
 def _candidates(

@@ -22,6 +22,7 @@ from gateway.config import GatewayConfig
 from gateway.dispatch.fleet import Fleet
 from gateway.dispatch.routing import Work
 from gateway.http.services import Gateway
+from gateway.tracing import Tracing
 from tests.doubles import make_model, write_adapter
 from tests.e2e.tiny import MAX_MODEL_LEN, NAME, Tiny
 from tests.gateway.live import eventually
@@ -73,7 +74,9 @@ class House:
             self.digests[name] = store_adapter(store, files, self.tiny.shape).digest
 
     @asynccontextmanager
-    async def served(self, num_workers: int, **settings: Any) -> AsyncIterator[Served]:
+    async def served(
+        self, num_workers: int, *, tracing: Tracing | None = None, **settings: Any
+    ) -> AsyncIterator[Served]:
         """settings: of the workers."""
         async with AsyncExitStack() as stack:
             workers = [self.worker(f"worker-{i}", **settings) for i in range(num_workers)]
@@ -86,6 +89,7 @@ class House:
                     model_folder=(self.folder / "store" / "models").joinpath,
                     pepper=PEPPER,
                     wal=self.folder / "spool",
+                    tracing=tracing or Tracing(),
                 ),
                 source=FedSource(self._catalog(keys)),
                 clients=[WorkerClient(worker.address) for worker in workers],
@@ -93,7 +97,7 @@ class House:
             url = await stack.enter_async_context(serving(app))
             client = AsyncOpenAI(base_url=f"{url}/v1", api_key=keys.acme, max_retries=0)
             await stack.enter_async_context(client)
-            served = Served(app.state.gateway, client, self.digests)
+            served = Served(app.state.gateway, client, self.digests, workers)
             await eventually(lambda: len(served.statuses) == num_workers)
             yield served
 
@@ -143,11 +147,18 @@ class Answer:
 
 
 class Served:
-    def __init__(self, gateway: Gateway, client: AsyncOpenAI, digests: dict[str, str]) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        client: AsyncOpenAI,
+        digests: dict[str, str],
+        workers: Sequence[WorkerProcess],
+    ) -> None:
         """digests: of the adapters, by name."""
         self.gateway = gateway
         self.client = client
         self.digests = digests
+        self.workers = {worker.name: worker for worker in workers}
 
     @property
     def statuses(self) -> list[WorkerStatus]:

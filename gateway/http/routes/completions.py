@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from litestar.params import JSONBody
@@ -16,7 +17,7 @@ from gateway.dialects.dialect import AnswerFormat, BodyFormat, Dialect
 from gateway.dialects.dropped import header_of
 from gateway.dialects.responses import Responses
 from gateway.dialects.responses_fields import ResponsesRequest
-from gateway.dispatch.answer_trace import trace_answer
+from gateway.dispatch.answer_trace import routing_attributes, trace_answer
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.inflight import Flight
 from gateway.dispatch.prompts import Prompt, encode_prompts
@@ -166,6 +167,7 @@ async def admit(call: Call, request: GatewayRequest, full: Sequence[WorkerClient
     work = work_of(call)
     call.trace.enter("routing")
     worker = gateway.fleet.choose(work, full)
+    call.trace.annotate(partial(routing_attributes, gateway.fleet.weighed))
     model = worker.models[target.base.digest]
     call.trace.enter("limits")
     reservation = await gateway.admission.reserve(

@@ -16,8 +16,9 @@ from gateway.dispatch.routing import (
     Standing,
     Work,
     Workers,
-    pick,
+    best,
     predict,
+    weigh,
 )
 from gateway.dispatch.worker_pool import NUM_DRAWN
 from workers.wire.prefix_index import Prefix
@@ -65,7 +66,7 @@ def chosen(
 ) -> set[int]:
     """All that are picked in fifty tries."""
     known = together(workers)
-    return {pick(asked, known, cached or {}, now, Random(seed)) for seed in range(50)}
+    return {best(weigh(asked, known, cached or {}, now, Random(seed))) for seed in range(50)}
 
 
 def together(standings: list[Standing]) -> Workers[int]:
@@ -172,7 +173,7 @@ def test_a_choice_among_thousands_looks_at_few() -> None:
 
     for seed in range(100):
         for adapter in (None, "a", "b"):
-            pick(work(adapter=adapter), workers, {7: 64}, 0.0, Random(seed), is_able)
+            best(weigh(work(adapter=adapter), workers, {7: 64}, 0.0, Random(seed), is_able))
     assert looks <= 300 * 4 * NUM_DRAWN
 
 
@@ -183,7 +184,7 @@ def test_who_is_not_able_is_not_picked() -> None:
             for adapter in (None, "a"):
                 asked = work(adapter=adapter)
                 able = {number}.__contains__
-                assert pick(asked, workers, {3: 64}, 0.0, Random(seed), able) == number
+                assert best(weigh(asked, workers, {3: 64}, 0.0, Random(seed), able)) == number
 
 
 def test_a_stale_worker_is_the_last() -> None:
@@ -240,7 +241,7 @@ def test_a_hot_adapter_spreads_as_queues_grow() -> None:
         rng, lora = Random(seed), work(adapter="a")
         for number in range(num_requests):
             now = number / requests_per_s
-            index = pick(lora, workers, {}, now, rng)
+            index = best(weigh(lora, workers, {}, now, rng))
             workers.send(index, lora, 0, now)
         return sum(1 for each in workers.all if workers.standings[each].tier("a"))
 
@@ -257,7 +258,7 @@ def test_gateways_that_know_the_same_do_not_herd() -> None:
         rng = Random(seed)
         workers = together([worker(num_waiting_tokens=i % 7) for i in range(50)])
         for _ in range(10):
-            index = pick(work(), workers, {}, 0.0, rng)
+            index = best(weigh(work(), workers, {}, 0.0, rng))
             workers.send(index, work(), 0, 0.0)
             counts[index] += 1
     assert max(counts) < 40
@@ -292,8 +293,8 @@ def test_any_report_is_answered_and_alike(
 ) -> None:
     cached = {index: 16 * (index % 3) for index in range(len(workers))}
     asked, known = work(64, adapter, model), together(workers)
-    index = pick(asked, known, cached, 0.0, Random(seed))
-    assert index == pick(asked, known, cached, 0.0, Random(seed))
+    index = best(weigh(asked, known, cached, 0.0, Random(seed)))
+    assert index == best(weigh(asked, known, cached, 0.0, Random(seed)))
     assert not workers[index].is_stale(0.0) or all(each.is_stale(0.0) for each in workers)
     for each in workers:
         assert 0.0 <= seconds(asked, each) < 1e6

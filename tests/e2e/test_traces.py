@@ -1,0 +1,115 @@
+"""Traces of real workers behind a real gateway: what the spans say is what happened."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import torch
+
+from tests.e2e.fleet import House, Served
+from tests.e2e.tiny import NAME
+from tests.otlp_receiver import SERVER, OtlpReceiver, ReceivedSpan
+from tests.tracing import traced
+from workers.models.plan import ModelPlan
+
+OTHER = "other"
+ANSWER_TOKENS = 200
+"""So long that a kill meets it half-way."""
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> House:
+    return House(tmp_path_factory.mktemp("traces"), 1, [OTHER])
+
+
+@pytest.fixture(scope="module")
+def receiver_and_tracing() -> Any:
+    with traced() as (tracing, receiver):
+        yield receiver, tracing
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def served(house: House, receiver_and_tracing: Any) -> AsyncIterator[Served]:
+    """Two workers with room for one of two base models each."""
+    plan = ModelPlan.read(house.tiny.model, house.tiny.shape.digest, torch.float32)
+    room = 7 * plan.max_bytes(torch.float32) // 4
+    async with house.served(2, tracing=receiver_and_tracing[1], device_memory=room) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def receiver(receiver_and_tracing: Any) -> OtlpReceiver:
+    return receiver_and_tracing[0]
+
+
+def prompt() -> list[int]:
+    rng = random.Random(7)
+    return [rng.randrange(256) for _ in range(40)]
+
+
+async def test_a_killed_worker_and_a_model_swap_are_in_one_trace(
+    served: Served, receiver: OtlpReceiver
+) -> None:
+    """The worker of a stream is killed half-way: the other takes it up, loads the adapter, and says
+    where the rest of the time went. Then it makes room for the other model."""
+    stream = await served.client.completions.with_raw_response.create(
+        model="a000",
+        prompt=prompt(),
+        max_tokens=ANSWER_TOKENS,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    first, request_id = stream.headers["loraplex-worker"], stream.headers["x-request-id"]
+    num_chunks = 0
+    async for _ in stream.parse():
+        num_chunks += 1
+        if num_chunks == 3:
+            await served.workers[first].kill()
+    (second,) = served.workers.keys() - {first}
+    spans = {span.name: span for span in receiver.trace(request_id.removeprefix("req_"))}
+    request = spans["POST /v1/completions"]
+    (resume,) = [event for event in request.events if event.name == "resume"]
+    assert resume.attributes["loraplex.worker.from"] == first
+    assert resume.attributes["loraplex.worker.to"] == second
+    assert 0 < resume.attributes["loraplex.tokens_resumed"] < ANSWER_TOKENS
+    assert request.attributes["gen_ai.usage.output_tokens"] == ANSWER_TOKENS
+    assert sorted(spans["routing"].attributes["loraplex.routing.candidates"]) == [
+        *sorted([first, second])
+    ]
+    assert_stages_follow(spans, second)
+    load = spans["adapter_load"]
+    assert load.attributes["loraplex.adapter.tier"] == "store"
+    assert load.end_ns <= spans["prefill"].start_ns + 1e5
+    assert spans["queue"].start_ns >= resume.time_ns - 1e5
+
+    swapped = None
+    for model in (OTHER, NAME):
+        answer = await served.client.completions.with_raw_response.create(
+            model=model, prompt=prompt(), max_tokens=4
+        )
+        trace_id = answer.headers["x-request-id"].removeprefix("req_")
+        spans = {span.name: span for span in receiver.trace(trace_id)}
+        assert_stages_follow(spans, second)
+        swapped = spans.get("model_swap", swapped)
+    assert swapped is not None, "there is room for one of the two"
+    assert swapped.end_ns > swapped.start_ns
+
+
+def assert_stages_follow(spans: dict[str, ReceivedSpan], worker: str) -> None:
+    (request,) = [span for span in spans.values() if span.kind == SERVER]
+    stream, queue = spans["stream"], spans["queue"]
+    prefill, decode = spans["prefill"], spans["decode"]
+    assert len(spans) <= 12
+    assert stream.parent_id == request.span_id
+    assert {queue.parent_id, prefill.parent_id, decode.parent_id} == {stream.span_id}
+    bounds = [queue.end_ns - prefill.start_ns, prefill.end_ns - decode.start_ns]
+    assert max(map(abs, bounds)) < 1e5, "one ends where the next begins"
+    assert stream.start_ns - 1e5 <= queue.start_ns <= queue.end_ns <= prefill.end_ns
+    assert prefill.end_ns < decode.end_ns <= stream.end_ns + 1e5
+    assert {span.attributes["loraplex.worker"] for span in (queue, prefill, decode)} == {worker}
