@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import platform
 import resource
@@ -30,7 +31,7 @@ from loraplex.errors import ApiFailure, LoraplexError
 from loraplex.private import check_owner, may_be_replaced
 from loraplex.roles.tls import load_tls
 from loraplex.settings import Settings
-from ops.build import BuildError, find_compiler
+from ops.build import COMPILED, BuildError, find_compiler, find_shipped
 
 MIN_DESCRIPTORS = 4096
 MIN_PYTHON = (3, 11)
@@ -71,9 +72,11 @@ def _versions(_: Settings) -> Findings:
     text = f"Python {platform.python_version()}, " + ", ".join(
         f"{name} {number or 'missing'}" for name, number in parts.items()
     )
+    # Gateways and the admin plane have no torch.
+    missing = [name for name, number in parts.items() if number is None and name != "torch"]
     if sys.version_info < MIN_PYTHON:
         yield "failed", text, f"install Python {'.'.join(map(str, MIN_PYTHON))} or later"
-    elif missing := [name for name, number in parts.items() if number is None]:
+    elif missing:
         yield "failed", text, f"pip install loraplex again: {', '.join(missing)} is missing"
     else:
         yield "ok", text, ""
@@ -115,7 +118,16 @@ def _compiler(settings: Settings) -> Findings:
     if settings.device == "cuda" or settings.ops in ("reference", "cuda"):
         yield "skipped", "not needed for these settings", ""
         return
+    if _version("torch") is None:
+        yield "skipped", "no worker is installed here", ""
+        return
+    if COMPILED.is_dir():
+        # What is shipped is named by the OpenMP runtime that torch brings.
+        importlib.import_module("torch")
     try:
+        if (shipped := find_shipped()) is not None:
+            yield "ok", f"not needed: {shipped.name} is shipped", ""
+            return
         yield "ok", find_compiler(), ""
     except BuildError as error:
         yield "failed", str(error), "install g++, set CXX, or set ops to reference (slow)"

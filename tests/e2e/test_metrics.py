@@ -82,7 +82,10 @@ def until(stack: Stack, is_there: Callable[[str], bool]) -> str:
 @pytest.fixture(scope="module")
 def page(stack: Stack) -> str:
     def is_there(page: str) -> bool:
-        return bool(values_of(page, "vllm:prefix_cache_hits_total").get(("0", NAME)))
+        """The worker's status is of after the load."""
+        found = values_of(page, "vllm:prefix_cache_hits_total").get(("0", NAME))
+        running = values_of(page, "vllm:num_requests_running").get(("0", NAME))
+        return bool(found) and running == 0
 
     return until(stack, is_there)
 
