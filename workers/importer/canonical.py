@@ -1,7 +1,8 @@
 """The canonical folder: the one form in which the store keeps a model.
 
 config.json, tokenizer.json, tokenizer_config.json, chat_template.jinja (if the model has one),
-generation_config.json, model.safetensors (or shards and their index). transformers can load it.
+generation_config.json, pooling.json (if the model says how it makes embeddings), model.safetensors
+(or shards and their index). transformers can load it.
 """
 
 from __future__ import annotations

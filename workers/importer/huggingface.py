@@ -15,6 +15,10 @@ from workers.models import read_spec
 from workers.models.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, weight_files
 from workers.models.progress import ByteProgress, ProgressMeter
 
+POOLING = "1_Pooling/config.json"
+"""Where Sentence Transformers says how vectors are made of hidden states."""
+POOLINGS = {"lasttoken": "last", "mean_tokens": "mean", "cls_token": "cls"}
+"""Its modes that are served, and their names here."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -39,6 +43,8 @@ def write_from_huggingface(source: Path, folder: Path, progress: ByteProgress | 
     write_json(folder / "config.json", complete_config(config, spec))
     if (source / "generation_config.json").is_file():
         write_json(folder / "generation_config.json", _generation_config(source))
+    if (source / POOLING).is_file():
+        write_json(folder / "pooling.json", {"pooling": _pooling(source)})
     _copy_weights(source, folder, progress)
 
 
@@ -81,6 +87,20 @@ def _generation_config(source: Path) -> dict[str, Any]:
     except msgspec.ValidationError as error:
         raise ImportRefused(f"generation_config.json: {error}") from error
     return config
+
+
+def _pooling(source: Path) -> str:
+    """The one mode that is on. Raises ImportRefused if it is not served, or there are several."""
+    config = _read_object(source / POOLING)
+    prefix = "pooling_mode_"
+    modes = [
+        name.removeprefix(prefix)
+        for name, is_on in config.items()
+        if name.startswith(prefix) and is_on is True
+    ]
+    if len(modes) != 1 or modes[0] not in POOLINGS:
+        raise ImportRefused(f"{POOLING} has {modes}; allowed is one of {[*POOLINGS]}")
+    return POOLINGS[modes[0]]
 
 
 def _copy_weights(source: Path, folder: Path, progress: ByteProgress | None) -> None:

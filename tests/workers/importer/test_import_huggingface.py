@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from adapters.store.folder import LocalStore
+from gateway.text.long_texts import LongTexts
+from gateway.text.tokenizer import ModelTokenizer
 from tests.doubles import CHAT_TEMPLATE, make_model
 from workers.importer import ImportRefused, import_model
 from workers.models.checkpoint import CheckpointError
@@ -148,3 +150,32 @@ def test_a_disk_without_room_is_left_alone(source: Path, tmp_path: Path) -> None
         import_model(source, LocalStore(tmp_path, min_free_bytes=1 << 60))
     assert caught.value.errno == errno.ENOSPC
     assert not list((tmp_path / "models").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("mode", "pooling"), [("lasttoken", "last"), ("mean_tokens", "mean"), ("cls_token", "cls")]
+)
+def test_the_pooling_of_sentence_transformers_is_kept(
+    source: Path, tmp_path: Path, mode: str, pooling: str
+) -> None:
+    modes = {f"pooling_mode_{name}": name == mode for name in ("lasttoken", "mean_tokens")}
+    write_pooling(source, {"include_prompt": True, **modes, f"pooling_mode_{mode}": True})
+    folder = tmp_path / "models" / import_model(source, LocalStore(tmp_path))
+    assert json.loads((folder / "pooling.json").read_text()) == {"pooling": pooling}
+    assert ModelTokenizer(folder, LongTexts()).pooling == pooling
+
+
+@pytest.mark.parametrize(
+    "modes", [{}, {"max_tokens": True}, {"lasttoken": True, "cls_token": True}]
+)
+def test_other_poolings_are_refused_by_name(
+    source: Path, tmp_path: Path, modes: dict[str, bool]
+) -> None:
+    write_pooling(source, {f"pooling_mode_{mode}": is_on for mode, is_on in modes.items()})
+    with pytest.raises(ImportRefused, match="allowed is one of"):
+        import_model(source, LocalStore(tmp_path))
+
+
+def write_pooling(source: Path, config: dict[str, bool]) -> None:
+    (source / "1_Pooling").mkdir()
+    (source / "1_Pooling" / "config.json").write_text(json.dumps(config))
