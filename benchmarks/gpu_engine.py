@@ -1,5 +1,5 @@
-"""Steps of the engine that only generate, on random weights: with the next step launched ahead and
-not, with the step run as a graph and not. Imported where msgspec and safetensors are."""
+"""Steps of the engine that only generate, on random weights and adapters, run as graphs: with the
+next step launched ahead and not."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from adapters.pool.pool import AdapterPool
+from adapters.pool.tiers import AdapterLease
 from benchmarks.gpu_ops import CONTEXT
 from benchmarks.gpu_timing import Bench
 from benchmarks.shaped_model import Batch, ShapedModel
+from memory.accounts import NO_TENANT, Tenant
 from memory.arena import Arena
 from memory.kv_cache import KVCache
 from ops.base import PAGE_TOKENS, AdapterTables
@@ -48,13 +50,31 @@ class Shaped:
         return self._model.logits(hidden, out)
 
 
-class NoAdapters:
-    """The pool of an engine that serves the base model alone."""
+class FixedAdapters:
+    """A pool whose adapters are all on the device, and stay. A digest is the number of its slot."""
 
     is_leased = is_loading = False
 
+    def __init__(self, ranks: tuple[int, ...]) -> None:
+        self._ranks = ranks
+
     def poll(self) -> None:
         pass
+
+    def prefetch(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> None:
+        pass
+
+    expect = prefetch
+
+    def cancel(self, ref: AdapterRef) -> None:
+        pass
+
+    def is_here(self, ref: AdapterRef) -> bool:
+        return True
+
+    def acquire(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> AdapterLease:
+        slot = int(ref.digest)
+        return AdapterLease(slot, self._ranks[slot], "", 0, None)
 
     def may_displace(self, ref: AdapterRef, other: str) -> bool:
         return False
@@ -64,22 +84,45 @@ class NoAdapters:
 
 
 def engine_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
-    """gap_us: of a step's time what the captured forward alone does not take: the host where the
-    device waits for it, sampling, transfers. host_us: what the host does, waiting for nothing."""
-    context, num_steps = (20, 4) if bench.tiny else (CONTEXT, 64)
-    for rows in (2,) if bench.tiny else (1, 32, 128):
+    """Decode steps through the engine. gap_us: of a step's time what the captured forward of the
+    base model alone does not take: adapters, sampling, transfers, and the host where the device
+    waits for it. host_us: what the host does, waiting for nothing. of_base: tokens a second, as a
+    share of those without adapters. of_bytes: the time that the weights, KV and factors take at the
+    rate of a copy, as a share of the step's."""
+    num_steps = 2 if bench.tiny else 48
+    mixes: tuple[tuple[int, ...], ...] = ((), (16,), (16,) * 8, (16,) * 32, (8, 16, 32, 64) * 8)
+    if bench.tiny:
+        mixes = ((), (4, 2))
+    for rows in (2,) if bench.tiny else (32, 128, 256, 1):
+        context = 20 if bench.tiny else min(CONTEXT, 65_536 // rows)
         attention, kv = model.cache(rows, context)(1, context)
         ids = torch.zeros(rows, dtype=torch.int32, device=bench.device)
         device_s = bench.seconds(partial(model.forward, Batch(ids, attention, kv, None)))
-        for runs_ahead, graphs in product((False, True), repeat=2):
-            engine, ring = make_engine(model, rows, context + 2 * num_steps, runs_ahead, graphs)
-            step_s, host_us = timed(engine, ring, rows, context, num_steps)
+        del attention, kv
+        base_s = 0.0
+        for ranks, runs_ahead in product(mixes, (True, False)):
+            if len(ranks) > rows or not (runs_ahead or bench.tiny or rows == 32):
+                continue
+            max_len = context + 2 * num_steps
+            engine, ring = make_engine(model, rows, max_len, runs_ahead, True, ranks)
+            step_s, host_us = timed(engine, ring, rows, context, num_steps, len(ranks))
+            del engine
+            if not ranks and runs_ahead:
+                base_s = step_s
+            shape = model.shape
+            num_bytes = 2 * (shape.linear_parameters + sum(ranks) * shape.rank_elements)
+            num_bytes += rows * context * model.layout.page_bytes // PAGE_TOKENS
+            copy = bench.results.get("copy_bytes_per_second", float("inf"))
             yield {
-                "model": model.shape.name,
+                "model": shape.name,
                 "rows": rows,
+                "context": context,
+                "adapters": len(ranks),
+                "ranks": sorted(set(ranks)),
                 "ahead": runs_ahead,
-                "graphs": graphs,
                 "ms": step_s * 1e3,
+                "of_base": base_s / step_s,
+                "of_bytes": num_bytes / copy / step_s,
                 "gap_us": (step_s - device_s) * 1e6,
                 "host_us": host_us,
                 "tokens_s": rows / step_s,
@@ -87,22 +130,32 @@ def engine_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
 
 
 def make_engine(
-    model: ShapedModel, rows: int, max_len: int, runs_ahead: bool, graphs: bool
+    model: ShapedModel,
+    rows: int,
+    max_len: int,
+    runs_ahead: bool,
+    graphs: bool,
+    ranks: tuple[int, ...] = (),
 ) -> tuple[Engine, StepRing]:
+    """ranks: of the adapters, which lie behind the KV pages."""
     device, page_bytes = model.ops.device, model.layout.page_bytes
     num_pages = rows * -(-max_len // PAGE_TOKENS) + rows
     extent_bytes = 8 * page_bytes
     arena = Arena(-(-num_pages // 8) * extent_bytes, extent_bytes, first_byte=page_bytes)
-    memory = torch.empty(page_bytes + arena.num_bytes, dtype=torch.uint8, device=device)
+    first = page_bytes + arena.num_bytes
+    lora = model.adapters(max(len(ranks), 1), ranks or (1,))
+    memory = torch.empty(first + lora.arena.nbytes, dtype=torch.uint8, device=device)
+    memory[first:] = lora.arena
+    tables = lora.tables
+    tables = AdapterTables(tables.a_offset + first, tables.b_offset + first, tables.rank)
+    del lora
     kv = KVCache(arena, "model", page_bytes)
     buffer = TokenBuffer(rows, max_len, device)
-    pool = cast(AdapterPool, NoAdapters())
-    size = (1, model.shape.layers, 7)
-    offsets = torch.zeros(size, dtype=torch.int64, device=device)
-    tables = AdapterTables(offsets, offsets, torch.zeros(size, dtype=torch.int32, device=device))
+    pool = cast(AdapterPool, FixedAdapters(ranks))
+    num_slots, vocab = len(tables.rank), model.shape.vocab
     runner = ModelRunner(
         *(cast(Decoder, Shaped(model, max_len)), model.ops, memory, buffer, tables),
-        graphs=Limits.of(rows, max_len, 1, model.shape.vocab) if graphs else None,
+        graphs=Limits.of(rows, max_len, num_slots, vocab) if graphs else None,
     )
     scheduler = Scheduler(kv, pool, buffer, max_num_seqs=rows, max_batched_tokens=2048)
     ring = StepRing()
@@ -118,13 +171,18 @@ def make_engine(
 
 
 def timed(
-    engine: Engine, ring: StepRing, rows: int, context: int, num_steps: int
+    engine: Engine, ring: StepRing, rows: int, context: int, num_steps: int, num_adapters: int = 0
 ) -> tuple[float, float]:
     """Seconds of a step, and microseconds in which the host does something for it."""
     params = SamplingParams(2 * num_steps, seed=0, temperature=0.0, ignore_eos=True)
     for number in range(rows):
         prompt = [number % 32] * context
-        request = Generate(number, "", "model", prompt, params, cache_domain=str(number))
+        slot = str(number % num_adapters) if num_adapters else ""
+        adapter = AdapterRef(slot, slot) if slot else None
+        domain = str(number)
+        request = Generate(
+            number, "", "model", prompt, params, cache_domain=domain, adapter=adapter
+        )
         assert engine.submit(0, request) is None
     while engine.num_generated_tokens < 2 * rows:
         engine.step()

@@ -1,12 +1,10 @@
-"""The GPU benchmark's parts about single ops: their bandwidth, and block sizes for the table."""
+"""The GPU benchmark's parts about single ops: their bandwidth, their forms, and a long row."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
-from functools import partial
-from itertools import product
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +12,7 @@ import torch
 from benchmarks.gpu_timing import Bench
 from benchmarks.shaped_model import ShapedModel
 from ops import triton_lora, triton_table
-from ops.base import PAGE_TOKENS, FusedLinear, LoRABatch, SamplingBatch
+from ops.base import PAGE_TOKENS, AttentionBatch, FusedLinear, KVCacheView, LoRABatch, SamplingBatch
 from ops.triton_table import Blocks
 
 CONTEXT = 1024
@@ -156,6 +154,74 @@ def beside_rows(bench: Bench, model: ShapedModel, rows: int) -> Iterator[dict[st
             }
 
 
+def long_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
+    """One long context among short ones: attention of a layer waits for it."""
+    ops, shape = model.ops, model.shape
+    rows, short, long = (2, 16, 48) if bench.tiny else (32, 256, 32_768)
+    attention, kv = model.cache(rows, short)(1, short)
+    qkv = torch.randn(rows, (shape.heads + 2 * shape.kv_heads) * shape.dim, device=bench.device)
+    qkv = qkv.to(model.dtype)
+
+    def us(batch: AttentionBatch, view: KVCacheView, x: torch.Tensor) -> float:
+        return 1e6 * bench.seconds(
+            lambda: ops.paged_attention(x, batch, view, 0, shape.heads, scale=0.1)
+        )
+
+    num_pages = -(-long // PAGE_TOKENS)
+    alone, long_kv = model.cache(1, long)(1, long)
+    tables = torch.zeros(rows, num_pages, dtype=torch.int64, device=bench.device)
+    tables[0] = alone.block_tables[0]
+    context = torch.full((rows,), short, dtype=torch.int32, device=bench.device)
+    context[0] = long
+    mixed = replace(
+        attention,
+        positions=context - 1,
+        context_lens=context,
+        block_tables=tables,
+        max_context=long,
+    )
+    yield {
+        "rows": rows,
+        "short": short,
+        "long": long,
+        "all_short_us": us(attention, kv, qkv),
+        "long_alone_us": us(alone, long_kv, qkv[:1]),
+        "one_long_us": us(mixed, long_kv, qkv),
+    }
+
+
+def form_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
+    """LoRA of a layer by row and by adapter, at the numbers of adapters that graphs are made for:
+    `triton_table.reads_by_row` chooses between the two."""
+    shape, layers = model.shape, range(model.shape.layers)
+    for rows, count in ((2, 2),) if bench.tiny else ((32, 8), (32, 16), (128, 8), (256, 32)):
+        lora = model.assign(model.adapters(count, (16,)), rows, count)
+        for name, fused in shape.fused_linears.items():
+            x = torch.randn(rows, fused.in_features, device=bench.device).to(model.dtype)
+            y = torch.zeros(rows, sum(fused.widths), device=bench.device, dtype=model.dtype)
+            us: dict[str, float] = {}
+            few = min(count, max((rows - 1) // 2, 1))
+            for form, segments in (("by_row", rows), ("by_adapter", few)):
+                shrinks = triton_table.shrink(rows, segments, fused.in_features, 16, x.itemsize)
+                expands = triton_table.expand(rows, segments, 16, x.itemsize)
+
+                def add(
+                    shrinks: Blocks = shrinks,
+                    expands: Blocks = expands,
+                    fused: FusedLinear = fused,
+                    x: torch.Tensor = x,
+                    y: torch.Tensor = y,
+                    lora: LoRABatch = lora,
+                ) -> None:
+                    for n in layers:
+                        planes = triton_lora.shrink(x, fused, n, lora, shrinks)
+                        triton_lora.expand_add(y, planes, fused, n, lora, expands)
+
+                us[f"{form}_us"] = 1e6 * bench.seconds(add) / len(layers)
+            yield {"linear": name, "rows": rows, "adapters": count, **us}
+        del lora
+
+
 def _forked(side: torch.cuda.Stream | None) -> AbstractContextManager[object]:
     """What is submitted within goes to that stream, behind what the current one has by now. None:
     to the current one."""
@@ -163,47 +229,6 @@ def _forked(side: torch.cuda.Stream | None) -> AbstractContextManager[object]:
         return nullcontext()
     side.wait_stream(torch.cuda.current_stream())
     return torch.cuda.stream(side)
-
-
-def sweep(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
-    """Block sizes of shrink and expand at gate_up, for triton_table. Wider expands than it allows
-    are timed too; whether they are right is for tests/ops/test_cuda.py to say."""
-    fused, layers = model.shape.fused_linears["gate_up"], range(model.shape.layers)
-    for rows, count, rank in ((8, 1, 16), (32, 8, 16), (32, 32, 16), (128, 32, 64), (2048, 1, 16)):
-        lora = model.assign(model.adapters(count, (rank,)), rows, count)
-        x = torch.randn(rows, fused.in_features, device=bench.device).to(model.dtype)
-        y = torch.zeros(rows, sum(fused.widths), device=bench.device, dtype=model.dtype)
-
-        def shrink(
-            blocks: Blocks, x: torch.Tensor = x, lora: LoRABatch = lora
-        ) -> list[triton_lora.Planes]:
-            return [triton_lora.shrink(x, fused, n, lora, blocks) for n in layers]
-
-        def expand(
-            blocks: Blocks,
-            planes: triton_lora.Planes,
-            y: torch.Tensor = y,
-            lora: LoRABatch = lora,
-        ) -> None:
-            for n in layers:
-                triton_lora.expand_add(y, planes, fused, n, lora, blocks)
-
-        def row(
-            kind: str, blocks: Blocks, chosen: Blocks, run: Callable[[], object]
-        ) -> dict[str, Any]:
-            took = bench.seconds(run, most=5) / len(layers)
-            return {"kind": kind, "us": took * 1e6, "in_table": blocks == chosen, **asdict(blocks)}
-
-        what = {"T": rows, "adapters": count, "rank": rank}
-        chosen = triton_table.shrink(rows, count, fused.in_features, rank, 2)
-        for height, depth, split in product((1, 16, 64), (128, 256), (1, 4, 8)):
-            blocks = Blocks(height, chosen.columns, depth, split, 4, 3)
-            yield what | row("shrink", blocks, chosen, partial(shrink, blocks))
-        planes = shrink(chosen)[0]
-        chosen = triton_table.expand(rows, count, rank, 2)
-        for height, columns, warps in product((1, 16, 64), (32, 64, 128, 256), (4, 8)):
-            blocks = Blocks(height, columns, chosen.depth, 1, warps, 1)
-            yield what | row("expand", blocks, chosen, partial(expand, blocks, planes))
 
 
 def _sampling(device: torch.device, rows: int, top_k: int, top_p: float) -> SamplingBatch:
