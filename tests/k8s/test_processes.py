@@ -1,15 +1,13 @@
-"""The manifests' containers as processes of this machine, from an empty database to a first answer
-over mutual TLS: the same commands, flags and settings; folders, ports, sizes and the worker's
-address are the test's."""
+"""The manifests' containers as processes: from an empty database to a first answer, and all of them
+replaced under load."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -18,158 +16,162 @@ import pytest
 from loraplex.probe import answers_ok
 from tests.doubles import make_model
 from tests.gateway.live import eventually
-from tests.k8s.render import Object
-from tests.k8s.test_manifests import command_of, environment, find, own_containers
+from tests.k8s.installation import Installation
 from tests.postgres import fresh_database
+from tests.scale import IS_FULL
 from tests.server_process import ServerProcess
-from tests.stack import free_port
 
-OVERLAY = "multi-node"
-COMMAND = str(Path(sys.executable).with_name("loraplex"))
-KERNELS = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-"""Where they are compiled already."""
-PORTS = ("http", "management", "health", "transport")
-SIZES = {"LORAPLEX_DEVICE_MEMORY": "256MiB", "LORAPLEX_THREADS": "1"}
-
-
-class Installation:
-    """One pod of each role, as far as a process is one."""
-
-    def __init__(self, folder: Path, dsn: str) -> None:
-        self.folder = folder
-        self.containers: dict[str, Object] = {
-            command_of(container)[1]: container for _, container in own_containers(OVERLAY)
-        }
-        self.ports = {role: {name: free_port() for name in PORTS} for role in self.containers}
-        for name, text in {
-            **dict.fromkeys(("database/url", "database-owner/url"), dsn),
-            "pepper/pepper": "pepper",
-        }.items():
-            (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).write_text(text)
-        self._certify()
-
-    def command(self, role: str) -> list[str]:
-        _, *rest = command_of(self.containers[role])
-        return [COMMAND, *(self._here(role, each) for each in rest)]
-
-    def environment(self, role: str) -> dict[str, str]:
-        given = environment(OVERLAY, self.containers[role])
-        here = {name: self._here(role, value) for name, value in given.items()}
-        return (
-            {"PATH": "/usr/bin:/bin", "XDG_CACHE_HOME": KERNELS}
-            | here
-            | {name: SIZES[name] for name in SIZES.keys() & given.keys()}
-        )
-
-    def process(self, role: str) -> ServerProcess:
-        probe = self.containers[role]["readinessProbe"]["httpGet"]
-        return ServerProcess(
-            self.command(role),
-            health=f"127.0.0.1:{self.ports[role][probe['port']]}",
-            environment=self.environment(role),
-            log=self.folder / f"{role}.log",
-        )
-
-    def run(self, role: str, *arguments: str, **more: str) -> str:
-        """What a command prints in the container of that role."""
-        command = [COMMAND, *arguments] if arguments else self.command(role)
-        done = subprocess.run(
-            command, env=self.environment(role) | more, capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
-
-    def probe(self, role: str, name: str) -> bool:
-        asked = self.containers[role][name]["httpGet"]
-        return answers_ok(f"127.0.0.1:{self.ports[role][asked['port']]}", asked["path"])
-
-    def _here(self, role: str, value: str) -> str:
-        """A value of the manifests on this machine."""
-        container = self.containers[role]
-        if value.startswith("tcp://loraplex-worker-0."):
-            return f"tcp://127.0.0.1:{self.ports['worker']['transport']}"
-        for port in container.get("ports", ()):
-            number = self.ports[role][port["name"]]
-            if value == str(port["containerPort"]):
-                return str(number)
-            value = value.replace(f"0.0.0.0:{port['containerPort']}", f"127.0.0.1:{number}")
-            value = value.replace(f"127.0.0.1:{port['containerPort']}", f"127.0.0.1:{number}")
-        value = value.replace("0.0.0.0", "127.0.0.1").replace("s3://loraplex", str(self.folder))
-        value = value.replace("/etc/loraplex/tls", str(self.folder / f"{role}-tls"))
-        return value.replace("/etc/loraplex", str(self.folder)).replace(
-            "/var/lib/loraplex", str(self.folder / role)
-        )
-
-    def _certify(self) -> None:
-        """Certificates of the names that the overlay's have; the worker's address beside them."""
-        authority = self._sign("authority", "ca", [], None)
-        for role in ("gateway", "worker"):
-            spec = find(OVERLAY, "Certificate", f"loraplex-{role}")["spec"]
-            names = [f"DNS:{name}" for name in spec["dnsNames"]]
-            names += ["IP:127.0.0.1"] if role == "worker" else []
-            self._sign(f"{role}-tls", "tls", names, authority)
-            (self.folder / f"{role}-tls" / "ca.crt").write_bytes(authority[0].read_bytes())
-
-    def _sign(
-        self, folder: str, name: str, names: list[str], issuer: tuple[Path, Path] | None
-    ) -> tuple[Path, Path]:
-        (self.folder / folder).mkdir()
-        files = self.folder / folder / f"{name}.crt", self.folder / folder / f"{name}.key"
-        command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt"]
-        command += ["ec_paramgen_curve:P-256", "-nodes", "-days", "1", "-subj", f"/CN={folder}"]
-        command += ["-out", str(files[0]), "-keyout", str(files[1])]
-        if issuer is not None:
-            command += ["-CA", str(issuer[0]), "-CAkey", str(issuer[1])]
-            command += ["-addext", f"subjectAltName={','.join(names)}"]
-            command += ["-addext", "basicConstraints=critical,CA:FALSE"]
-        subprocess.run(command, check=True, capture_output=True)
-        return files
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("pods")
+PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
+START_S = 120.0
+NUM_CALLERS = 6
+NUM_TOKENS = 48
 
 
 @pytest.fixture
-async def processes() -> AsyncIterator[AsyncExitStack]:
+async def stack() -> AsyncIterator[AsyncExitStack]:
     async with AsyncExitStack() as stack:
         yield stack
 
 
-async def test_from_nothing_to_a_first_answer(folder: Path, processes: AsyncExitStack) -> None:
-    dsn = processes.enter_context(fresh_database(migrated=False))
-    pods = Installation(folder, dsn)
+async def install(stack: AsyncExitStack, folder: Path) -> tuple[Installation, str]:
+    """The pods of a migrated database, and its first admin key."""
+    pods = Installation(folder, stack.enter_context(fresh_database(migrated=False)))
     assert "0001_pre_catalog.sql" in await asyncio.to_thread(pods.run, "migrate")
-    admin_key = await asyncio.to_thread(pods.run, "admin", "bootstrap")
-    running = {role: pods.process(role) for role in ("worker", "gateway", "admin")}
-    for process in running.values():
-        processes.push_async_callback(process.kill)
-        await process.launch()
-    for role in running:
-        for probe in ("startupProbe", "livenessProbe"):
-            await eventually(lambda r=role, p=probe: pods.probe(r, p), 60)
-    for role in running:
-        await eventually(lambda r=role: pods.probe(r, "readinessProbe"), 60)
-    model = make_model(folder / "model", "llama", max_position_embeddings=512)
+    return pods, await asyncio.to_thread(pods.run, "admin", "bootstrap")
+
+
+async def launch(
+    stack: AsyncExitStack, pods: Installation, role: str, number: int = 0
+) -> ServerProcess:
+    process = pods.process(role, number)
+    stack.push_async_callback(process.kill)
+    await process.launch()
+    return process
+
+
+async def add_tenant(pods: Installation, admin_key: str) -> str:
+    """A base model `tiny`, and the key of a tenant, made in the admin plane's pod."""
+    model = make_model(pods.folder / "model", "llama", max_position_embeddings=512)
     as_admin = {"LORAPLEX_KEY": admin_key}
-    await asyncio.to_thread(pods.run, "admin", "model", "add", f"tiny={model}", **as_admin)
-    await asyncio.to_thread(pods.run, "admin", "tenant", "create", "acme", **as_admin)
-    key = await asyncio.to_thread(
-        pods.run, "admin", "key", "create", "--tenant", "acme", **as_admin
-    )
-    url = f"http://127.0.0.1:{pods.ports['gateway']['http']}/v1/completions"
-    body = {"model": "tiny", "prompt": "Hello", "max_tokens": 4}
+    for command in (("model", "add", f"tiny={model}"), ("tenant", "create", "acme")):
+        await asyncio.to_thread(pods.run, "admin", *command, **as_admin)
+    created = ("key", "create", "--tenant", "acme")
+    return await asyncio.to_thread(pods.run, "admin", *created, **as_admin)
+
+
+@dataclass
+class Callers:
+    """Clients that ask gateways in turn and read each answer whole."""
+
+    key: str
+    gateways: list[str] = field(default_factory=list[str])
+    """URLs of those that a balancer would choose."""
+    num_answered: int = 0
+    failures: list[str] = field(default_factory=list[str])
+
+    async def ask(self, client: httpx.AsyncClient, url: str) -> str:
+        """What went wrong, or nothing."""
+        body = {"model": "tiny", "prompt": "Hello", "max_tokens": NUM_TOKENS, "stream": True}
+        body |= {"ignore_eos": True}
+        headers = {"authorization": f"Bearer {self.key}"}
+        try:
+            async with client.stream(
+                "POST", f"{url}/v1/completions", json=body, headers=headers
+            ) as answer:
+                text = "".join([part async for part in answer.aiter_text()])
+        except httpx.TransportError as error:
+            return repr(error)
+        is_whole = '"finish_reason":"length"' in text and text.endswith("data: [DONE]\n\n")
+        return "" if answer.status_code == 200 and is_whole else f"{answer.status_code} {text}"
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with httpx.AsyncClient(timeout=120) as client:
+            turn = 0
+            while True:
+                turn += 1
+                if failure := await self.ask(client, self.gateways[turn % len(self.gateways)]):
+                    self.failures.append(failure)
+                self.num_answered += not failure
+
+
+async def test_from_nothing_to_a_first_answer(stack: AsyncExitStack, tmp_path: Path) -> None:
+    pods, admin_key = await install(stack, tmp_path)
+    running = {role: await launch(stack, pods, role) for role in ("worker", "gateway", "admin")}
+    for role in running:
+        for probe in PROBES:
+            await eventually(lambda r=role, p=probe: pods.passes(r, p), START_S)
+    callers = Callers(await add_tenant(pods, admin_key))
 
     async def is_answered() -> bool:
         """Until the worker has the model, it is 503."""
-        answer = await client.post(url, json=body, headers={"authorization": f"Bearer {key}"})
-        assert answer.status_code in (200, 503), answer.text
-        return answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] > 0
+        failure = await callers.ask(client, pods.url("gateway"))
+        assert not failure or failure.startswith("503"), failure
+        return not failure
 
     async with httpx.AsyncClient(timeout=60) as client:
-        await eventually(is_answered, 60)
+        await eventually(is_answered, START_S)
     # Nothing runs, so no drain takes its time.
-    for role in ("gateway", "worker", "admin"):
-        assert await running[role].end() == 0, running[role].log
+    for process in running.values():
+        assert await process.end() == 0, process.log
+
+
+@pytest.mark.chaos
+@pytest.mark.skipif(not IS_FULL, reason="starts fifteen processes: make chaos")
+async def test_a_roll_out_loses_no_request(stack: AsyncExitStack, tmp_path: Path) -> None:
+    """Two gateways and three workers are replaced one by one under load. Then a worker is killed in
+    the middle of streams, and two of three leave and come back."""
+    pods, admin_key = await install(stack, tmp_path)
+    await launch(stack, pods, "admin")
+    workers = [await launch(stack, pods, "worker", number) for number in range(3)]
+    gateways = [await launch(stack, pods, "gateway", number) for number in range(2)]
+    for probe in PROBES:
+        await eventually(lambda p=probe: pods.passes("admin", p), START_S)
+    callers = Callers(await add_tenant(pods, admin_key))
+    callers.gateways = [pods.url("gateway", number) for number in range(2)]
+
+    async def is_served() -> bool:
+        return not any([await callers.ask(client, url) for url in callers.gateways])
+
+    async with httpx.AsyncClient(timeout=60) as client:
+        await eventually(is_served, START_S)
+    async with asyncio.TaskGroup() as tasks:
+        asking = [tasks.create_task(callers.run()) for _ in range(NUM_CALLERS)]
+
+        async def some_answers() -> None:
+            num_before = callers.num_answered
+            await eventually(lambda: callers.num_answered >= num_before + 4 * NUM_CALLERS, START_S)
+
+        async def available(worker: ServerProcess) -> None:
+            """As a StatefulSet waits: ready without a break for as long as it says."""
+            since = time.monotonic()
+            while time.monotonic() < since + pods.min_ready_s:
+                if not await asyncio.to_thread(answers_ok, worker.health, "/readyz"):
+                    since = time.monotonic()
+                await asyncio.sleep(0.1)
+
+        for worker in workers:
+            assert await worker.end() == 0
+            await worker.start()
+            await available(worker)
+        for gateway, url in zip(gateways, tuple(callers.gateways), strict=True):
+            # As a Service does while preStop waits.
+            callers.gateways.remove(url)
+            assert await gateway.end() == 0
+            await gateway.start()
+            callers.gateways.append(url)
+            await some_answers()
+        await workers[0].kill()
+        await some_answers()
+        await workers[0].start()
+        await available(workers[0])
+        for worker in workers[1:]:
+            assert await worker.end() == 0
+        await some_answers()
+        for worker in workers[1:]:
+            await worker.start()
+        await some_answers()
+        for task in asking:
+            task.cancel()
+    print(f"{callers.num_answered} answered, {len(callers.failures)} failed")
+    assert not callers.failures, callers.failures[:3]

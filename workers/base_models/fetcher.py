@@ -45,6 +45,11 @@ class ModelFetcher:
         now = self._clock()
         return any(f.future is not None or now >= f.retry_s for f in self.fetches.values())
 
+    @property
+    def is_first_try(self) -> bool:
+        """One is on its way that has not failed before."""
+        return any(f.future is not None and not f.error for f in self.fetches.values())
+
     def fetch(self, digest: str, name: str) -> None:
         """Harmless twice."""
         if digest not in self.fetches:

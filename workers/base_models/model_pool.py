@@ -86,6 +86,11 @@ class ModelPool:
         is_arriving = any(model.arriving_s is not None for model in self._models.values())
         return is_arriving or self._fetcher.is_busy or not self._residency.is_settled
 
+    @property
+    def is_fetching(self) -> bool:
+        """A model that the catalog has comes to this machine, and has not failed to."""
+        return self._fetcher.is_first_try
+
     def add(self, name: str, plan: ModelPlan) -> ModelInstance:
         """Registers a model of the store, without its weights. Raises ValueError."""
         model = self._models[plan.digest] = self._build(name, plan)

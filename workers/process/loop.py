@@ -75,6 +75,10 @@ class WorkerLoop:
         self._is_leaving = False
         """The process is to end: no gateway's word takes the drain back."""
         self.is_ready = False
+        """Not while it fetches the models that it was first told of: a roll-out that went on then
+        would leave no worker with them."""
+        self._has_settled = False
+        """What it was first told of has come, or failed to."""
         self.is_draining = False
         self.generation = 0
         """Of the last `Desired` that was applied."""
@@ -159,6 +163,8 @@ class WorkerLoop:
             self.engines = self.engines | {t.engine.info.digest: t.engine for t in registered}
             self._pinned_generation = -1
             self._deliver([(0, Models(self.models))])
+        if self.generation and not self._has_settled:
+            self.is_ready = self._has_settled = not self._model_pool.is_fetching
 
     def _receive(self) -> bool:
         """Takes all that has come; waits only when there is nothing to compute. False = stop."""

@@ -355,6 +355,7 @@ def test_the_catalog_registers_pins_and_unloads(house: House) -> None:
             )
         )
         assert models(status)["missing"].tier == "cold"
+        assert driver.loop.is_ready, "what cannot come keeps it from nothing"
         assert [model.name for model in driver.models] == ["one", "three"]
         driver.submit(house.generate(1, "three", [1, 2, 3], 4))
         driver.wait()
