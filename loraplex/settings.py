@@ -30,6 +30,7 @@ SIZES = (
     "memory",
     "device_memory",
     "host_adapter_memory",
+    "host_model_memory",
     "adapter_cache",
     "max_upload",
     "min_free_disk",
@@ -133,6 +134,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """So long what runs may end when its model is to make room."""
     adapter_memory: MemoryRange = MemoryRange()
     host_adapter_memory: int = 1 << 30
+    host_model_memory: Positive | None = None
+    """On a GPU, packed weights that are kept on the host while their models are not on the device;
+    default: those of all models."""
     adapter_cache: int = 16 << 30
     """Packed adapters on the worker's disk, each of which the store could give again."""
     max_num_seqs: Rows = 64

@@ -31,6 +31,7 @@ def worker_config(
         adapter_memory_min=settings.adapter_memory.min,
         adapter_memory_max=settings.adapter_memory.max,
         host_adapter_memory=settings.host_adapter_memory,
+        host_model_memory=settings.host_model_memory,
         adapter_cache=settings.adapter_cache,
         max_num_seqs=settings.max_num_seqs,
         max_queued=settings.max_queued,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from memory.arena import Arena
 from memory.broker import MemoryBroker
+from memory.reuse import Reuse
+from memory.tier import Tier
 from workers.base_models.fetcher import ModelFetcher
 from workers.base_models.loader import Load, Loaded, ModelLoader
 from workers.base_models.residency import ModelState, Residency
@@ -43,7 +45,11 @@ class RegisteredModel:
     image: WeightImage | None = None
     """Where weights come from each time but the first, if they are kept."""
     runner: ModelRunner | None = None
-    """With what it has captured: of kept weights, from the first load until it is unloaded."""
+    """With what it has captured: of kept weights, for as long as they are on the host."""
+    read_s: float = 0.0
+    """Seconds that its last load took that read the weights."""
+    reuse: Reuse = field(default_factory=Reuse)
+    """Loads of the model."""
     arriving_s: float | None = None
     """Since when it is copied to the device."""
     load: Load | None = None
@@ -64,17 +70,20 @@ class ModelPool:
         fetcher: ModelFetcher,
         verifier: AdapterVerifier,
         *,
+        host: Tier[str],
         build: Callable[[str, ModelPlan], RegisteredModel],
         clock: Callable[[], float],
     ) -> None:
-        """build: makes all that a model needs but its weights, and adds it to the residency; raises
-        ValueError if it cannot be served here."""
+        """host: packed weights that are kept there, by digest. build: makes all that a model needs
+        but its weights, and adds it to the residency; raises ValueError if it cannot be served
+        here."""
         self._residency = residency
         self._arena = arena
         self._broker = broker
         self._loader = loader
         self._fetcher = fetcher
         self._verifier = verifier
+        self._host = host
         self._build = build
         self._clock = clock
         self._models: dict[str, RegisteredModel] = {}
@@ -258,8 +267,40 @@ class ModelPool:
         if model.image is None:
             self._attach(model, runner, loaded.seconds)
         else:
+            model.read_s = loaded.seconds
             self._attach(model, runner, model.state.load_s)
-            model.runner = runner
+            self._keep(model, runner)
+
+    def _keep(self, model: RegisteredModel, runner: ModelRunner) -> None:
+        """Keeps the packed weights on the host, in place of those that are away from the device and
+        cost least to read again, for their bytes and expected reuse. If too few give way, the
+        model's own go when it leaves the device."""
+        now = self._clock()
+
+        def worth(digest: str) -> float:
+            other = self._models[digest]
+            return other.read_s * other.reuse.expected(now) / other.num_bytes
+
+        victims = self._host.victims(
+            model.num_bytes,
+            worth,
+            gives_way=lambda digest, _: self._models[digest].state.tier == "host",
+        )
+        if victims is None:
+            return
+        for digest in victims:
+            self._drop_image(self._models[digest], [])
+        self._host.put(model.plan.digest, model.num_bytes)
+        model.runner = runner
+
+    def _drop_image(self, model: RegisteredModel, held: list[object]) -> None:
+        """Frees the packed weights, and what else is held: the next load reads them again."""
+        self._host.drop(model.plan.digest)
+        model.runner = None
+        if model.image is not None:
+            model.state.load_s = model.read_s
+            held = [*held, model.image.drop()]
+        self._loader.discard(model.plan.digest, held)
 
     def _attach(self, model: RegisteredModel, runner: ModelRunner, load_s: float) -> None:
         """load_s: what the next load is expected to take."""
@@ -267,6 +308,7 @@ class ModelPool:
             begin_s = self._clock()
             model.image.bring()
             model.arriving_s = begin_s
+        model.reuse.note(self._clock())
         model.error = ""
         model.instance.engine.attach(runner)
         model.instance.pool.is_on_device = True
@@ -295,10 +337,8 @@ class ModelPool:
         if model.image is not None:
             model.arriving_s = None
             model.image.leave()
-        if model.image is None or model.state.is_unloaded:
-            model.runner = None
-            held += [] if model.image is None else [model.image.drop()]
-            self._loader.discard(digest, held)
+        if digest not in self._host or model.state.is_unloaded:
+            self._drop_image(model, held)
         self._arena.free_weights(digest)
         return events
 

@@ -46,6 +46,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     adapter_memory_min: int = 0
     adapter_memory_max: int | None = None
     host_adapter_memory: int = 1 << 30
+    host_model_memory: int | None = None
+    """Packed weights that are kept on the host while their models are not on the device; None: all.
+    Where `keeps_weights`, or on a GPU."""
     adapter_cache: int = 16 << 30
     """Packed adapters on local disk."""
     max_num_seqs: int = 64

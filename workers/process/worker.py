@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ from memory.broker import MemoryBroker
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS
 from memory.reuse import ReuseByKey
+from memory.tier import Tier
 from ops.base import Ops
 from workers.base_models.fetcher import ModelFetcher
 from workers.base_models.loader import ModelLoader
@@ -142,6 +144,7 @@ class Worker:
             ModelLoader(self.ops),
             ModelFetcher(self._read_plan, clock=time.monotonic),
             self.verifier,
+            host=Tier(config.host_model_memory or sys.maxsize),
             build=self._build,
             clock=time.monotonic,
         )

@@ -213,6 +213,31 @@ def test_kept_weights_are_read_once_and_what_was_captured_for_them_stays(
     assert {m.num_swaps for m in driver.worker.status(False, 0).models} == {3}
 
 
+def test_kept_weights_are_bounded(house: House) -> None:
+    """With room on the host for one model of three, the others are read again, and answer alike."""
+    names = list(FAMILIES)
+    requests = [house.generate(n, names[n % 3], [1, 2, 3], 8) for n in range(9)]
+    largest = max(plan.max_bytes(torch.float32) for plan in house.plans.values())
+    config = house.config(*names, host_model_memory=largest, **FORMS["as-on-a-gpu"])
+    runners: dict[str, set[int]] = {name: set() for name in names}
+    kept: list[object] = []
+    with Driver(config) as driver:
+        for request in requests:
+            driver.submit(request)
+            driver.wait()
+            for name in names:
+                runner = driver.worker.engines[house.digests[name]].runner
+                if runner is not None:
+                    # Alive, so that no later one has its id.
+                    kept.append(runner)
+                    runners[name].add(id(runner))
+    assert set(driver.ended.values()) == {FinishReason.LENGTH}
+    for number in range(3):
+        assert driver.answers[number] == driver.answers[number + 3] == driver.answers[number + 6]
+    counts = sorted(len(found) for found in runners.values())
+    assert counts[-1] > 1, "none was read again"
+
+
 def test_an_unloaded_model_is_not_kept(house: House) -> None:
     one = house.digests["one"]
     wanted, unloaded = DesiredModel(one, "one"), DesiredModel(one, "one", is_unloaded=True)
