@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from opentelemetry.metrics import CallbackOptions, Observation
 
@@ -27,6 +27,25 @@ class Figure(NamedTuple):
 
 Read = Callable[[ModelStatus], Iterable[Figure]]
 ReadWorker = Callable[[WorkerStatus], Iterable[Figure]]
+Kind = Literal["gauge", "counter"]
+
+
+class OfModel(NamedTuple):
+    """An instrument, and how it is read from the status of each model."""
+
+    kind: Kind
+    name: str
+    description: str
+    read: Read
+
+
+class OfWorker(NamedTuple):
+    """The same of the worker."""
+
+    kind: Kind
+    name: str
+    description: str
+    read: ReadWorker
 
 
 def show(status: Callable[[], WorkerStatus | None]) -> None:
@@ -38,7 +57,7 @@ def show(status: Callable[[], WorkerStatus | None]) -> None:
 
 
 def _make(
-    kind: str,
+    kind: Kind,
     name: str,
     description: str,
     callback: Callable[[CallbackOptions], Iterable[Observation]],
@@ -88,77 +107,113 @@ def _by_tier(values: dict[str, int] | dict[str, float]) -> list[Figure]:
     return [Figure(value, {"tier": tier}) for tier, value in values.items()]
 
 
-OF_MODELS: tuple[tuple[str, str, str, Read], ...] = (
-    (
-        *("gauge", "vllm.num_requests_running", "Sequences that run."),
+OF_MODELS = (
+    OfModel(
+        "gauge",
+        "vllm.num_requests_running",
+        "Sequences that run.",
         lambda model: [Figure(model.num_running)],
     ),
-    (
-        *("gauge", "vllm.num_requests_waiting", "Sequences that wait for their first step."),
+    OfModel(
+        "gauge",
+        "vllm.num_requests_waiting",
+        "Sequences that wait for their first step.",
         lambda model: [Figure(model.num_waiting)],
     ),
-    (
-        *("gauge", "vllm.kv_cache_usage_perc", "Pages in use, of 1; kept ones are free."),
+    OfModel(
+        "gauge",
+        "vllm.kv_cache_usage_perc",
+        "Pages in use, of 1; kept ones are free.",
         _cache_usage,
     ),
-    (
-        *("gauge", "vllm.gpu_cache_usage_perc", "Older name of vllm:kv_cache_usage_perc."),
+    OfModel(
+        "gauge",
+        "vllm.gpu_cache_usage_perc",
+        "Older name of vllm:kv_cache_usage_perc.",
         _cache_usage,
     ),
-    (
-        *("gauge", "vllm.cache_config_info", "Always 1: pages of the KV cache in its labels."),
+    OfModel(
+        "gauge",
+        "vllm.cache_config_info",
+        "Always 1: pages of the KV cache in its labels.",
         _cache_config,
     ),
-    (
-        *("counter", "vllm.num_preemptions", "Sequences put back to waiting for lack of room."),
+    OfModel(
+        "counter",
+        "vllm.num_preemptions",
+        "Sequences put back to waiting for lack of room.",
         lambda model: [Figure(model.num_preemptions)],
     ),
-    (
-        *("counter", "vllm.prefix_cache_queries", "Tokens looked for in the prefix cache."),
+    OfModel(
+        "counter",
+        "vllm.prefix_cache_queries",
+        "Tokens looked for in the prefix cache.",
         _prefix_queries,
     ),
-    (
-        *("counter", "vllm.prefix_cache_hits", "Tokens found in the prefix cache."),
+    OfModel(
+        "counter",
+        "vllm.prefix_cache_hits",
+        "Tokens found in the prefix cache.",
         _prefix_hits,
     ),
-    (
-        *("counter", "vllm.gpu_prefix_cache_queries", "Older name of prefix_cache_queries."),
+    OfModel(
+        "counter",
+        "vllm.gpu_prefix_cache_queries",
+        "Older name of prefix_cache_queries.",
         _prefix_queries,
     ),
-    (
-        *("counter", "vllm.gpu_prefix_cache_hits", "Older name of prefix_cache_hits."),
+    OfModel(
+        "counter",
+        "vllm.gpu_prefix_cache_hits",
+        "Older name of prefix_cache_hits.",
         _prefix_hits,
     ),
-    (
-        *("gauge", "loraplex_waiting_tokens", "Prompt tokens that are neither computed nor kept."),
+    OfModel(
+        "gauge",
+        "loraplex_waiting_tokens",
+        "Prompt tokens that are neither computed nor kept.",
         lambda model: [Figure(model.num_waiting_tokens)],
     ),
-    (
-        *("counter", "loraplex_adapter_loads", "Adapters that came to a tier, by `tier`."),
+    OfModel(
+        "counter",
+        "loraplex_adapter_loads",
+        "Adapters that came to a tier, by `tier`.",
         lambda model: _by_tier(model.adapter_loads),
     ),
-    (
-        *("counter", "loraplex_adapter_load_seconds", "Time that loads to a `tier` took together."),
+    OfModel(
+        "counter",
+        "loraplex_adapter_load_seconds",
+        "Time that loads to a `tier` took together.",
         lambda model: _by_tier(model.adapter_load_s),
     ),
-    (
-        *("counter", "loraplex_adapter_load_failures", "Loads of adapters that failed."),
+    OfModel(
+        "counter",
+        "loraplex_adapter_load_failures",
+        "Loads of adapters that failed.",
         lambda model: [Figure(model.num_failed_adapter_loads)],
     ),
-    (
-        *("counter", "loraplex_adapter_evictions", "Adapters taken off the device for others."),
+    OfModel(
+        "counter",
+        "loraplex_adapter_evictions",
+        "Adapters taken off the device for others.",
         lambda model: [Figure(model.num_adapter_evictions)],
     ),
-    (
-        *("counter", "loraplex_integrity_failures", "Failed checks of the memory's accounting."),
+    OfModel(
+        "counter",
+        "loraplex_integrity_failures",
+        "Failed checks of the memory's accounting.",
         lambda model: [Figure(model.num_integrity_failures)],
     ),
-    (
-        *("gauge", "loraplex_model_on_device", "1 where the weights are on the device."),
+    OfModel(
+        "gauge",
+        "loraplex_model_on_device",
+        "1 where the weights are on the device.",
         lambda model: [Figure(int(model.tier in ("device", "draining")))],
     ),
-    (
-        *("counter", "loraplex_model_swaps", "How often the weights came to the device."),
+    OfModel(
+        "counter",
+        "loraplex_model_swaps",
+        "How often the weights came to the device.",
         lambda model: [Figure(model.num_swaps)],
     ),
     (
@@ -169,12 +224,13 @@ OF_MODELS: tuple[tuple[str, str, str, Read], ...] = (
         ),
         lambda model: [Figure(model.load_s)],
     ),
-    (
-        *("gauge", "loraplex_model_weight_bytes", "Bytes of the weights."),
+    OfModel(
+        "gauge",
+        "loraplex_model_weight_bytes",
+        "Bytes of the weights.",
         lambda model: [Figure(model.num_bytes)],
     ),
 )
-"""Kind, name, description, and how it is read from the status of a model."""
 
 
 def _lora_requests(status: WorkerStatus) -> list[Figure]:
@@ -200,46 +256,65 @@ def _adapter_bytes(status: WorkerStatus) -> list[Figure]:
     ]
 
 
-OF_WORKER: tuple[tuple[str, str, str, ReadWorker], ...] = (
-    (
-        *("gauge", "vllm.lora_requests_info", "When it was read; adapters in its labels."),
+OF_WORKER = (
+    OfWorker(
+        "gauge",
+        "vllm.lora_requests_info",
+        "When it was read; adapters in its labels.",
         _lora_requests,
     ),
-    (
-        *("gauge", "loraplex_adapters", "Adapters by the nearest `tier` that has them."),
+    OfWorker(
+        "gauge",
+        "loraplex_adapters",
+        "Adapters by the nearest `tier` that has them.",
         _adapters,
     ),
-    (
-        *("gauge", "loraplex_adapter_bytes", "Bytes of adapters by their nearest `tier`."),
+    OfWorker(
+        "gauge",
+        "loraplex_adapter_bytes",
+        "Bytes of adapters by their nearest `tier`.",
         _adapter_bytes,
     ),
-    (
-        *("gauge", "loraplex_adapter_leases", "Sequences that hold an adapter on the device."),
+    OfWorker(
+        "gauge",
+        "loraplex_adapter_leases",
+        "Sequences that hold an adapter on the device.",
         lambda status: [Figure(sum(a.leases for a in status.adapters))],
     ),
-    (
-        *("counter", "loraplex_steps", "Steps that have ended."),
+    OfWorker(
+        "counter",
+        "loraplex_steps",
+        "Steps that have ended.",
         lambda status: [Figure(status.step)],
     ),
-    (
-        *("counter", "loraplex_late_kernels", "Kernels compiled after the worker was ready."),
+    OfWorker(
+        "counter",
+        "loraplex_late_kernels",
+        "Kernels compiled after the worker was ready.",
         lambda status: [Figure(status.num_late_kernels)],
     ),
-    (
-        *("gauge", "loraplex_tokens_per_second", "Tokens generated a second, of late."),
+    OfWorker(
+        "gauge",
+        "loraplex_tokens_per_second",
+        "Tokens generated a second, of late.",
         lambda status: [Figure(status.tokens_per_s)],
     ),
-    (
-        *("gauge", "loraplex_arena_extents", "Parts of the device's memory, by `kind` of use."),
+    OfWorker(
+        "gauge",
+        "loraplex_arena_extents",
+        "Parts of the device's memory, by `kind` of use.",
         lambda status: [Figure(status.extents.count(m), {"kind": k}) for k, m in EXTENTS.items()],
     ),
-    (
-        *("gauge", "loraplex_arena_bytes", "The device's memory in all."),
+    OfWorker(
+        "gauge",
+        "loraplex_arena_bytes",
+        "The device's memory in all.",
         lambda status: [Figure(status.arena_bytes)],
     ),
-    (
-        *("gauge", "loraplex_worker_draining", "1 while it takes no new requests."),
+    OfWorker(
+        "gauge",
+        "loraplex_worker_draining",
+        "1 while it takes no new requests.",
         lambda status: [Figure(int(status.draining))],
     ),
 )
-"""The same of the worker."""
