@@ -42,6 +42,7 @@ from tests.e2e.shares import (
 from tests.workers.counting import Market
 from tests.workers.scheduling.test_fairness import ask, service_gap
 from tests.workers.simulation import StubPool
+from workers.execution.block_tables import BlockTables
 from workers.execution.step_input import build_step_input
 from workers.scheduling.queue_limits import QueueBounds
 
@@ -74,7 +75,9 @@ def scheduling_cost(*, is_blocked: bool) -> float:
         begin = time.perf_counter()
         schedule = market.scheduler.schedule(market.clock.now)
         seconds.append(time.perf_counter() - begin)
-        output = market.runner.launch(build_step_input(schedule, market.kv.pool)).result()
+        output = market.runner.launch(
+            build_step_input(schedule, BlockTables(market.kv.pool))
+        ).result()
         market.scheduler.update(schedule, [len(result.tokens) for result in output.sequences])
         for item in schedule.items:
             item.sequence.append([0], None, market.clock.now)

@@ -16,6 +16,7 @@ import msgspec
 from memory.accounts import Tenant
 from memory.block_table import BlockTable
 from memory.kv_cache import KVCache
+from workers.execution.block_tables import BlockTables
 from workers.execution.engine_report import EngineReport
 from workers.execution.request_check import check_request
 from workers.execution.request_meter import RequestMeter
@@ -130,6 +131,7 @@ class Engine:
         self.report = EngineReport(info, scheduler, kv, pool, ring)
         self._meter = RequestMeter(info.name)
         self._kv = kv
+        self._tables = BlockTables(kv.pool)
         self._vocab_size = vocab_size
         self._end_tokens = end_tokens
         self._clock = clock
@@ -292,7 +294,7 @@ class Engine:
             return False, failed
         scheduled, launched_s = perf_counter_ns(), self._clock()
         try:
-            step_input = build_step_input(schedule, self._kv.pool)
+            step_input = build_step_input(schedule, self._tables)
             build_us = (perf_counter_ns() - scheduled) // 1000
             step = self.runner.launch(step_input)
         except Exception as error:

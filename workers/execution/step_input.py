@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memory.page_key import PAGE_TOKENS
-from memory.pages import PagePool
+from workers.execution.block_tables import BlockTables
 from workers.scheduling.schedule import Schedule, ScheduledSequence
 from workers.wire.protocol import ErrorCode, OutputKind, Pooling, SamplingParams, TokenLogprobs
 
@@ -153,7 +153,7 @@ class Runner(Protocol):
         ...
 
 
-def build_step_input(schedule: Schedule, pages: PagePool) -> StepInput:
+def build_step_input(schedule: Schedule, tables: BlockTables) -> StepInput:
     """The scheduled sequences as plain data, in schedule order."""
     items = schedule.items
     num_sequences = len(items)
@@ -161,16 +161,14 @@ def build_step_input(schedule: Schedule, pages: PagePool) -> StepInput:
     counts = np.fromiter((item.num_tokens for item in items), np.int32, num_sequences)
     starts = np.fromiter((item.start for item in items), np.int32, num_sequences)
     num_pages = -(-(starts + counts) // PAGE_TOKENS)
-    tables = np.zeros((num_sequences, int(num_pages.max())), np.int64)
-    for index, sequence in enumerate(sequences):
-        held = sequence.block_table.pages[: num_pages[index]]
-        tables[index, : len(held)] = held
+    slots = np.fromiter((s.slot for s in sequences), np.int64, num_sequences)
+    lists = [sequence.block_table.pages for sequence in sequences]
     return StepInput(
-        sequence_slots=np.fromiter((s.slot for s in sequences), np.int64, num_sequences),
+        sequence_slots=slots,
         adapter_slots=np.fromiter((item.adapter_slot for item in items), np.int32, num_sequences),
         starts=starts,
         counts=counts,
-        block_tables=pages.offsets(tables),
+        block_tables=tables.rows(slots, lists, int(num_pages.max())),
         max_rank=max(item.max_rank for item in items),
         samples=[_sample(i, item) for i, item in enumerate(items) if item.is_sampled],
         scores=[score for i, item in enumerate(items) if (score := _score(i, item)) is not None],
