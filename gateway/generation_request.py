@@ -103,6 +103,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Of `messages`: whether the answer goes on with the last one's content."""
     template_arguments: dict[str, Any] = {}
     """Further variables of the chat template."""
+    skip_special_tokens: bool = True
+    """Whether special tokens are left out of the text."""
+    shows_stop: bool = False
+    """Whether the stop string that ends an answer is in its text."""
     user: str | None = None
     """Splits canaries; None: the API key does."""
     dropped: tuple[str, ...] = ()

@@ -15,6 +15,7 @@ from gateway.dialects.chat_messages import (
 from gateway.dialects.dialect import Answer, Dialect, join_parts
 from gateway.dialects.openai_fields import Count, OpenAIRequest, TopLogprobs
 from gateway.dialects.openai_format import OpenAIFormat, encode, finite, token_text
+from gateway.dialects.openai_table import check_refused
 from gateway.dispatch.choice import Delta, Scored
 from gateway.exceptions import InvalidRequest
 from gateway.generation_request import GenerationRequest
@@ -46,9 +47,32 @@ class ChatCompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
     """Further variables of the chat template."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    include_reasoning: bool | None = None
+    """False: thoughts are not shown."""
+
+    # dropped
+    prediction: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+    # refused
+    add_special_tokens: bool | None = None
+    audio: Any = None
+    chat_template: Any = None
+    documents: Any = None
+    echo: bool | None = None
+    function_call: Any = None
+    functions: Any = None
+    mm_processor_kwargs: Any = None
+    modalities: Any = None
+    moderation: Any = None
+    web_search_options: Any = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_refused("echo", self.echo, (False,))
+        check_refused("add_special_tokens", self.add_special_tokens, (False,))
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
         if self.continue_final_message and self.add_generation_prompt:
@@ -72,8 +96,9 @@ class ChatFormat(OpenAIFormat):
     chunk_kind = "chat.completion.chunk"
     body_kind = "chat.completion"
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, shows_thoughts: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._shows_thoughts = shows_thoughts
         self._begun: set[int] = set()
 
     def chunk(self, delta: Delta) -> bytes:
@@ -104,6 +129,8 @@ class ChatFormat(OpenAIFormat):
             match part:
                 case Text(text):
                     shown["content"] = shown.get("content", "") + text
+                case Reasoning() if not self._shows_thoughts:
+                    pass
                 case Reasoning(text):
                     shown["reasoning_content"] = shown.get("reasoning_content", "") + text
                 case ToolCall():
@@ -119,7 +146,7 @@ class ChatFormat(OpenAIFormat):
             "content": answer.text or (None if calls else ""),
             "refusal": None,
         }
-        if thoughts:
+        if thoughts and self._shows_thoughts:
             message["reasoning_content"] = "".join(thoughts)
         if calls:
             message["tool_calls"] = calls
@@ -184,4 +211,5 @@ class ChatCompletions(Dialect[ChatCompletionRequest]):
             logprobs=bool(body.logprobs),
             include_usage=body.include_usage,
             token_ids=bool(body.return_token_ids),
+            shows_thoughts=body.include_reasoning is not False,
         )

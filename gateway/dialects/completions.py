@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections import defaultdict
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
@@ -18,6 +18,7 @@ from gateway.dialects.openai_fields import (
     prompts_of,
 )
 from gateway.dialects.openai_format import OpenAIFormat, encode, finite, token_text
+from gateway.dialects.openai_table import check_refused
 from gateway.dispatch.choice import Delta, Scored
 from gateway.exceptions import InvalidRequest
 from gateway.generation_request import GenerationRequest
@@ -44,8 +45,10 @@ class CompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
 
-    # accepted without effect
-    best_of: Literal[1] | None = None
+    # refused
+    add_special_tokens: bool | None = None
+    prompt_embeds: Any = None
+    suffix: Any = None
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -54,6 +57,7 @@ class CompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_refused("add_special_tokens", self.add_special_tokens, (True,))
         if self.max_tokens == 0 and not self.echo:
             raise InvalidRequest("'max_tokens' may be 0 only with 'echo'.", param="max_tokens")
         if len(self.prompts) * (self.n or 1) > MAX_SEQUENCES:

@@ -1,7 +1,6 @@
 """The fields that both of OpenAI's completion routes take, with their bounds.
 
-A field that stands in a struct is supported, or accepted without effect where it stands under that
-comment; every other field is refused by name. `null` always means absent.
+A field that stands in a struct here is supported; what becomes of others says `openai_table.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 from msgspec import Meta
 
-from gateway.dialects.constraints import ConstraintFields
+from gateway.dialects.openai_table import FieldsWithoutEffect
 from gateway.exceptions import InvalidRequest
 from gateway.limits.bounds import MAX_TOKEN_IDS
 
@@ -30,9 +29,12 @@ TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_TOKEN_IDS)]
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    """Accepted without effect."""
+    continuous_usage_stats: Literal[False] | None = None
 
 
-class OpenAIRequest(ConstraintFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OpenAIRequest(FieldsWithoutEffect, frozen=True, kw_only=True):
     """What both completion routes take."""
 
     model: Annotated[str, Meta(min_length=1)]
@@ -62,15 +64,13 @@ class OpenAIRequest(ConstraintFields, frozen=True, kw_only=True, forbid_unknown_
     return_token_ids: bool | None = None
     """Each choice also has `token_ids`, those of its text; streamed, the chunk's own."""
 
+    skip_special_tokens: bool | None = None
+    """False: special tokens are in the text."""
+    include_stop_str_in_output: bool | None = None
+    """Whether the stop string that ends an answer is in its text."""
     user: str | None = None
-    """Splits canaries; without it the API key does."""
-
-    # accepted without effect
-    metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
-    store: bool | None = None
-    service_tier: Literal["auto"] | None = None
+    """Splits canaries; without it `safety_identifier` does, then the API key."""
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
 
     def neutral_fields(self) -> dict[str, Any]:
         """The fields of the neutral request that both routes give it in the same way."""
@@ -93,8 +93,11 @@ class OpenAIRequest(ConstraintFields, frozen=True, kw_only=True, forbid_unknown_
             "seed": self.seed,
             "priority": self.priority or 0,
             "cache_salt": self.cache_salt or "",
-            "user": self.user,
+            "user": self.user or self.safety_identifier,
             "constraint": self.constraint(),
+            "skip_special_tokens": self.skip_special_tokens is not False,
+            "shows_stop": bool(self.include_stop_str_in_output),
+            "dropped": self.dropped,
         }
 
     @property
@@ -102,8 +105,7 @@ class OpenAIRequest(ConstraintFields, frozen=True, kw_only=True, forbid_unknown_
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def __post_init__(self) -> None:
-        if self.store:
-            raise InvalidRequest("Unsupported value: 'store' may only be false.", param="store")
+        super().__post_init__()
         if self.stop == "" or (isinstance(self.stop, str) and len(self.stop) > 256):
             raise InvalidRequest("'stop' must have 1 to 256 characters.", param="stop")
         if self.stream_options is not None and not self.stream:

@@ -60,10 +60,12 @@ class Choice:
         stops: list[str],
         min_tokens: int = 0,
         echo: str = "",
-        shown: frozenset[str] = frozenset(),
+        shown: frozenset[str] | None = frozenset(),
+        shows_stop: bool = False,
     ) -> None:
         """`echo` is shown before the answer, and neither searched for stop strings nor parsed.
-        `shown`: special tokens that the parser wants to see."""
+        `shown`: special tokens that are in the text; None: all are. `shows_stop`: the stop string
+        that ends the answer is in its text."""
         self.index = index
         self.prompt = prompt
         self.finish_reason: str | None = None
@@ -73,6 +75,7 @@ class Choice:
         self._stops = StopStrings(stops) if stops else None
         self._min_tokens = min_tokens
         self._echo = echo
+        self._shows_stop = shows_stop
         self._has_calls = False
 
     def feed(self, output: SequenceOutput) -> Delta:
@@ -91,6 +94,8 @@ class Choice:
         num_shown = min(len(visible), self.num_tokens - before)
         scored = self._scored(output, num_shown)
         stop = self._stops and self._stops.matched
+        if stop and self._shows_stop:
+            text += stop
         parts, tokens = self._parse(text), visible[:num_shown]
         return Delta(self.index, parts, scored, self.finish_reason, tokens, stop, output.vector)
 

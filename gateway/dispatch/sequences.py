@@ -19,7 +19,7 @@ from gateway.generation_request import GenerationRequest, callable_tools
 from gateway.limits.admission import Reservation
 from gateway.limits.bounds import check_answer, check_vectors, completion_tokens
 from gateway.quota_types import ORDINARY, Service
-from gateway.text.parsers.parser import IdentityParser
+from gateway.text.parsers.parser import IdentityParser, Parser
 from gateway.text.tokenizer import ModelTokenizer, SamplingDefaults
 from gateway.tracing import Untraced
 from workers.wire.client import WorkerClient
@@ -226,12 +226,15 @@ def _kind(asked: GenerationRequest, params: SamplingParams) -> OutputKind:
 
 def _choice(call: Call, prompt: Prompt, index: int) -> Choice:
     form, tools = prompt.form, callable_tools(call.asked)
-    parser, shown = IdentityParser(), frozenset[str]()
+    parser: Parser = IdentityParser()
+    shown: frozenset[str] | None = frozenset()
     if form is not None:
         parser = form.parser(
             tools, is_parallel=call.asked.is_parallel, in_thought=prompt.in_thought
         )
         shown = form.markers(tools)
+    if not call.asked.skip_special_tokens:
+        shown = None
     return Choice(
         index,
         prompt.tokens,
@@ -241,4 +244,5 @@ def _choice(call: Call, prompt: Prompt, index: int) -> Choice:
         min_tokens=call.asked.min_tokens,
         echo=prompt.echo,
         shown=shown,
+        shows_stop=call.asked.shows_stop,
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 from litestar import Request, Response
+from litestar.exceptions import MethodNotAllowedException
 from litestar.types import Receive, Scope, Send
 
 from gateway.dialects.dialect import ErrorShape
@@ -36,6 +37,8 @@ class ErrorAnswer:
         self.headers = retry_headers(problem, error)
         if problem.status == 401:
             self.headers["www-authenticate"] = "Bearer"
+        if isinstance(error, MethodNotAllowedException) and error.headers:
+            self.headers["allow"] = error.headers["allow"]
         self.body = shape.body(error, problem, message, scope["state"]["request_id"])
         scope["state"][CODE] = code_of(error, problem)
 

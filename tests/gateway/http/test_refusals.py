@@ -9,7 +9,6 @@ import httpx
 import openai
 import pytest
 
-from gateway.dialects.chat_completions import ChatCompletionRequest
 from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import say
 from tests.gateway.service import MAX_MODEL_LEN, Service
@@ -34,13 +33,10 @@ def refused(service: Service, route: str, body: Any, key: str | None = None) -> 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("functions", []),
-        ("guided_json", {}),
-        ("guided_regex", "a"),
+        ("functions", [{}]),
         ("modalities", ["audio"]),
         ("audio", {}),
-        ("best_of", 1),
-        ("include_stop_str_in_output", True),
+        ("best_of", 2),
         ("logit_bais", {}),
         ("chat_template", "{{ 1 }}"),
         ("use_beam_search", True),
@@ -55,9 +51,9 @@ def test_unsupported_fields_by_name(service: Service, field: str, value: Any) ->
 @pytest.mark.parametrize(
     ("route", "param", "changes"),
     [
-        ("chat", "response_format", {"response_format": {"type": "json_object"}}),
+        ("chat", "response_format", {"response_format": {"type": "xml"}}),
         ("chat", "store", {"store": True}),
-        ("chat", "service_tier", {"service_tier": "flex"}),
+        ("chat", "service_tier", {"service_tier": "gold"}),
         ("chat", "temperature", {"temperature": -1}),
         ("chat", "temperature", {"temperature": "1"}),
         ("chat", "top_p", {"top_p": -0.1}),
@@ -206,23 +202,7 @@ def test_an_unknown_route(service: Service) -> None:
 def test_a_wrong_method(service: Service) -> None:
     answer = httpx.get(service.url + "/v1/chat/completions")
     assert answer.status_code == 405 and answer.json()["error"]["code"] == "method_not_allowed"
-
-
-def test_the_struct_is_the_table() -> None:
-    """Every field has a reason to stand there: the two lists of the interface, and no other."""
-    supported = {
-        *("model", "messages", "stream", "stream_options", "n", "stop", "max_tokens"),
-        *("max_completion_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty"),
-        *("frequency_penalty", "repetition_penalty", "logit_bias", "logprobs", "top_logprobs"),
-        *("seed", "ignore_eos", "min_tokens", "stop_token_ids", "priority", "cache_salt"),
-        *("return_token_ids", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort"),
-        *("chat_template_kwargs", "add_generation_prompt", "continue_final_message"),
-    }
-    without_effect = {
-        *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
-        "response_format",
-    }
-    assert set(ChatCompletionRequest.__struct_fields__) == supported | without_effect
+    assert "POST" in answer.headers["allow"]
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/chat/completions/"])
