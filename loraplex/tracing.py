@@ -48,12 +48,14 @@ class TraceDestination(NamedTuple):
 
     url: str
     sampler: Sampler
+    sampling: str
+    """The sampler as the variables name it, with its share if it has one."""
 
     def __str__(self) -> str:
         """Without what may be a secret of the URL: its user, its password and its query."""
         parts = urlsplit(self.url)
         host = parts.netloc.rpartition("@")[2]
-        return f"{parts.scheme}://{host}{parts.path} ({self.sampler.get_description()})"
+        return f"{parts.scheme}://{host}{parts.path} ({self.sampling})"
 
 
 def trace_destination(environ: Mapping[str, str]) -> TraceDestination | None:
@@ -70,7 +72,7 @@ def trace_destination(environ: Mapping[str, str]) -> TraceDestination | None:
     assert endpoint is not None
     if urlsplit(endpoint).scheme not in ("http", "https"):
         raise BadSettings("OTEL_EXPORTER_OTLP_ENDPOINT takes a URL of http or https")
-    return TraceDestination(endpoint, _sampler(environ))
+    return TraceDestination(endpoint, *_sampler(environ))
 
 
 @asynccontextmanager
@@ -152,17 +154,20 @@ class RequestIds(RandomIdGenerator):
         return given[1] if isinstance(given, tuple) else super().generate_span_id()
 
 
-def _sampler(environ: Mapping[str, str]) -> Sampler:
+def _sampler(environ: Mapping[str, str]) -> tuple[Sampler, str]:
+    """The sampler, and what to call it."""
     allowed = " ".join([*SAMPLERS, *(f"parentbased_{name}" for name in SAMPLERS)])
     name = _choice(environ, "OTEL_TRACES_SAMPLER", "parentbased_always_on", allowed)
+    called = name
     match name.removeprefix("parentbased_"):
         case "always_on":
             sampler = ALWAYS_ON
         case "always_off":
             sampler = ALWAYS_OFF
         case _:
-            sampler = TraceIdRatioBased(_ratio(environ.get("OTEL_TRACES_SAMPLER_ARG") or "1"))
-    return ParentBased(sampler) if name.startswith("parentbased_") else sampler
+            ratio = _ratio(environ.get("OTEL_TRACES_SAMPLER_ARG") or "1")
+            sampler, called = TraceIdRatioBased(ratio), f"{name} {ratio:g}"
+    return (ParentBased(sampler) if name.startswith("parentbased_") else sampler), called
 
 
 def _ratio(text: str) -> float:

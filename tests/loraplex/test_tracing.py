@@ -40,7 +40,7 @@ def test_where_they_go(environ: dict[str, str], url: str) -> None:
 
 def test_the_sampler_is_said() -> None:
     sampler = {"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.1"}
-    expected = "http://collector:4318/v1/traces (TraceIdRatioBased{0.1})"
+    expected = "http://collector:4318/v1/traces (traceidratio 0.1)"
     assert str(trace_destination(ENDPOINT | sampler)) == expected
 
 
