@@ -107,7 +107,7 @@ def _by_tier(values: dict[str, int] | dict[str, float]) -> list[Figure]:
     return [Figure(value, {"tier": tier}) for tier, value in values.items()]
 
 
-OF_MODELS = (
+OF_MODELS: tuple[OfModel, ...] = (
     OfModel(
         "gauge",
         "vllm.num_requests_running",
@@ -216,12 +216,10 @@ OF_MODELS = (
         "How often the weights came to the device.",
         lambda model: [Figure(model.num_swaps)],
     ),
-    (
-        *(
-            "gauge",
-            "loraplex_model_load_seconds",
-            "How long the weights took to the device, the last time.",
-        ),
+    OfModel(
+        "gauge",
+        "loraplex_model_load_seconds",
+        "How long the weights took to the device, the last time.",
         lambda model: [Figure(model.load_s)],
     ),
     OfModel(
@@ -256,7 +254,7 @@ def _adapter_bytes(status: WorkerStatus) -> list[Figure]:
     ]
 
 
-OF_WORKER = (
+OF_WORKER: tuple[OfWorker, ...] = (
     OfWorker(
         "gauge",
         "vllm.lora_requests_info",
