@@ -247,7 +247,13 @@ def step_s(num_rows: int) -> float:
 
 def test_a_prompt_fills_the_steps_that_a_stream_leaves_and_makes_no_token_late() -> None:
     """A step begins when those in flight have ended, and its token is due after theirs."""
-    simulation = Simulation(num_pages=400, max_batched_tokens=2000, runner=Device, runs_ahead=True)
+    simulation = Simulation(
+        num_pages=400,
+        max_batched_tokens=2000,
+        max_token_gap_s=60.0,
+        runner=Device,
+        runs_ahead=True,
+    )
     for num_rows in range(1, 200):
         simulation.scheduler.policy.step_time.note(num_rows, 0, step_s(num_rows))
     requests = (
