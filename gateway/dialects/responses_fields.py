@@ -35,6 +35,8 @@ class AnsweredTextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     text: str
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
+    parsed: Any = None
+    """What the official client made of the text."""
 
 
 Parts = Annotated[list[TextPart | AnsweredTextPart], Meta(max_length=MAX_PARTS)]
@@ -62,6 +64,8 @@ class CallItem(Item, frozen=True, kw_only=True, tag="function_call"):
     """A JSON object, as text; empty: none."""
     caller: None = None
     namespace: None = None
+    parsed_arguments: Any = None
+    """What the official client made of the arguments."""
 
 
 class CallOutputItem(Item, frozen=True, kw_only=True, tag="function_call_output"):

@@ -1,0 +1,307 @@
+"""What is the same whatever dialect a client speaks: tokens, calls, usage and limits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from tests.gateway.live import Live, eventually
+from tests.gateway.metering.test_usage import rows
+from tests.gateway.scripted import DIGEST, LAYOUT, ScriptedWorker
+from tests.gateway.scripts import ids, say, spelled
+from tests.gateway.service import Service, make_store, snapshot
+from tests.stub_worker import Reply
+from workers.wire.client import WorkerFailed
+from workers.wire.protocol import ErrorCode, Generate, ModelInfo, SequenceOutput
+
+QWEN3 = Path(__file__).parents[1] / "text/templates/qwen3.jinja"
+LENGTH = 4096
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+}
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern"}}\n</tool_call>'
+THOUGHT = "<think>\nLook it up.\n</think>\n\n"
+
+PATHS = {
+    "chat": "/v1/chat/completions",
+    "messages": "/v1/messages",
+    "responses": "/v1/responses",
+}
+LENGTH_FIELD = {"chat": "max_tokens", "messages": "max_tokens", "responses": "max_output_tokens"}
+DIALECTS = sorted(PATHS)
+CONVERSATIONS: dict[str, dict[str, Any]] = {
+    "chat": {
+        "tools": [{"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA}}],
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": "Weather"}]},
+            {
+                "role": "assistant",
+                "content": "One moment.",
+                "reasoning_content": "Look it up.",
+                "tool_calls": [
+                    {
+                        "id": "call_1",
+                        "type": "function",
+                        "function": {"name": "get_weather", "arguments": '{"city": "Bern"}'},
+                    }
+                ],
+            },
+            {"role": "tool", "tool_call_id": "call_1", "content": "Rain"},
+            {"role": "user", "content": "And now?"},
+        ],
+    },
+    "messages": {
+        "tools": [{"name": "get_weather", "input_schema": SCHEMA}],
+        "system": [{"type": "text", "text": "Be brief."}],
+        "messages": [
+            {"role": "user", "content": "Weather"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "Look it up.", "signature": ""},
+                    {"type": "text", "text": "One moment."},
+                    {
+                        "type": "tool_use",
+                        "id": "call_1",
+                        "name": "get_weather",
+                        "input": {"city": "Bern"},
+                    },
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "call_1",
+                        "content": [{"type": "text", "text": "Rain"}],
+                    },
+                    {"type": "text", "text": "And now?"},
+                ],
+            },
+        ],
+    },
+    "responses": {
+        "tools": [
+            {"type": "function", "name": "get_weather", "parameters": SCHEMA, "strict": False}
+        ],
+        "instructions": "Be brief.",
+        "input": [
+            {"role": "user", "content": "Weather"},
+            {
+                "type": "reasoning",
+                "id": "rs_1",
+                "summary": [],
+                "content": [{"type": "reasoning_text", "text": "Look it up."}],
+            },
+            {
+                "type": "message",
+                "role": "assistant",
+                "content": [{"type": "output_text", "text": "One moment.", "annotations": []}],
+            },
+            {
+                "type": "function_call",
+                "call_id": "call_1",
+                "name": "get_weather",
+                "arguments": '{"city": "Bern"}',
+            },
+            {"type": "function_call_output", "call_id": "call_1", "output": "Rain"},
+            {"role": "user", "content": "And now?"},
+        ],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Its model has the chat template of Qwen 3."""
+    store = make_store(tmp_path_factory.mktemp("qwen3"))
+    path = store / DIGEST / "tokenizer_config.json"
+    config = json.loads(path.read_text()) | {"chat_template": QWEN3.read_text()}
+    path.write_text(json.dumps(config))
+    service = Service(store)
+    service.worker.models = [ModelInfo(DIGEST, "tiny", LENGTH, LAYOUT)]
+    service.start()
+    longer = snapshot(service.keys.records, generation=2, max_model_len=LENGTH)
+    service.call(lambda: service.source.feed(longer))
+    service.wait_for(lambda: service.gateway.catalog.current.generation == 2)
+    yield service
+    service.stop()
+
+
+@pytest.fixture
+def messages(service: Service) -> Iterator[anthropic.Anthropic]:
+    options: dict[str, Any] = {"base_url": service.url, "max_retries": 0, "timeout": 20}
+    with anthropic.Anthropic(api_key=service.keys.acme, **options) as client:
+        yield client
+
+
+def ask(dialect: str, **options: Any) -> dict[str, Any]:
+    """A body that says the same in each dialect."""
+    return CONVERSATIONS[dialect] | {"model": "tiny", LENGTH_FIELD[dialect]: 400} | options
+
+
+def post(service: Service, dialect: str, **options: Any) -> httpx.Response:
+    headers = {"authorization": f"Bearer {service.keys.acme}"}
+    url = service.url + PATHS[dialect]
+    return httpx.post(url, json=ask(dialect, **options), headers=headers, timeout=20)
+
+
+def test_the_same_conversation_is_the_same_tokens(service: Service, worker: ScriptedWorker) -> None:
+    worker.script = say("ok")
+    before = len(worker.requests)
+    for dialect in DIALECTS:
+        assert post(service, dialect).status_code == 200
+    asked = worker.requests[before:]
+    assert len(asked) == len(DIALECTS)
+    assert "Rain" in spelled(asked[0].tokens) and "get_weather" in spelled(asked[0].tokens)
+    assert asked[0].tokens == asked[1].tokens == asked[2].tokens
+    counted = httpx.post(
+        f"{service.url}/v1/messages/count_tokens",
+        json=CONVERSATIONS["messages"] | {"model": "tiny"},
+        headers={"x-api-key": service.keys.acme},
+        timeout=20,
+    )
+    assert counted.json() == {"input_tokens": len(asked[0].tokens)}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_blocks_of_messages(
+    messages: anthropic.Anthropic, worker: ScriptedWorker, stream: bool
+) -> None:
+    worker.script = say(f"{THOUGHT}One moment.\n{CALL}", per_step=3)
+    if stream:
+        with messages.messages.stream(**ask("messages")) as events:
+            answer: Any = events.get_final_message()
+    else:
+        answer = messages.messages.create(**ask("messages"))
+    thought, text, call = answer.content
+    assert (thought.type, thought.thinking.strip()) == ("thinking", "Look it up.")
+    assert (text.type, text.text.strip()) == ("text", "One moment.")
+    assert (call.type, call.name, call.input) == ("tool_use", "get_weather", {"city": "Bern"})
+    assert call.id.startswith("toolu_") and answer.stop_reason == "tool_use"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_items_of_responses(client: openai.OpenAI, worker: ScriptedWorker, stream: bool) -> None:
+    worker.script = say(f"{THOUGHT}One moment.\n{CALL}", per_step=3)
+    if stream:
+        with client.responses.stream(**ask("responses")) as events:
+            answer: Any = events.get_final_response()
+    else:
+        answer = client.responses.create(**ask("responses"))
+    thought, text, call = answer.output
+    assert (thought.type, thought.content[0].text.strip()) == ("reasoning", "Look it up.")
+    assert (text.type, text.content[0].text.strip()) == ("message", "One moment.")
+    assert (call.type, call.name) == ("function_call", "get_weather")
+    assert json.loads(call.arguments) == {"city": "Bern"} and call.call_id.startswith("call_")
+    assert answer.usage and answer.usage.output_tokens_details.reasoning_tokens > 0
+    again = [*ask("responses")["input"], *[item.to_dict() for item in answer.output]]
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "7"}
+    worker.script = say("Dry")
+    done = client.responses.create(**ask("responses", input=[*again, output]))
+    assert done.output_text == "Dry"
+
+
+@pytest.mark.parametrize(
+    ("choice", "is_held"),
+    [
+        ({"type": "any"}, True),
+        ({"type": "tool", "name": "get_weather"}, True),
+        ({"type": "auto"}, False),
+    ],
+)
+def test_choices_of_tools(
+    messages: anthropic.Anthropic, worker: ScriptedWorker, choice: Any, is_held: bool
+) -> None:
+    worker.script = say(CALL)
+    answer = messages.messages.create(**ask("messages", tool_choice=choice))
+    assert answer.stop_reason == "tool_use"
+    assert bool(worker.requests[-1].grammar) is is_held
+
+
+def test_tools_that_may_not_be_called(
+    messages: anthropic.Anthropic, worker: ScriptedWorker
+) -> None:
+    worker.script = say("ok")
+    plain = {key: value for key, value in ask("messages").items() if key != "tools"}
+    messages.messages.create(**plain)
+    messages.messages.create(**ask("messages", tool_choice={"type": "none"}))
+    without, refused = worker.requests[-2:]
+    assert without.tokens == refused.tokens
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_fails_ends_in_an_error(
+    service: Service, worker: ScriptedWorker, dialect: str, stream: bool
+) -> None:
+    async def script(request: Generate) -> AsyncIterator[SequenceOutput]:
+        yield SequenceOutput(id=request.id, tokens=ids("abc"))
+        raise WorkerFailed(ErrorCode.LOGITS_NAN, "no numbers")
+
+    worker.script = script
+    answer = post(service, dialect, stream=stream)
+    assert answer.status_code == (200 if stream else 500)
+    assert "logits_nan" in answer.text.strip().split("\n\n")[-1]
+    assert "[DONE]" not in answer.text and "message_stop" not in answer.text
+
+
+SHORT: dict[str, dict[str, Any]] = {
+    "chat": {"messages": [{"role": "user", "content": "Hi"}], "user": "u"},
+    "messages": {"messages": [{"role": "user", "content": "Hi"}], "metadata": {"user_id": "u"}},
+    "responses": {"input": "Hi", "user": "u"},
+}
+BILLED = (
+    *("tenant_id", "key_id", "model", "adapter", "adapter_version", "prompt_tokens"),
+    *("cached_tokens", "completion_tokens", "finish_reasons", "status", "metered_tokens", "cost"),
+)
+
+
+async def test_usage_is_the_same(live: Live) -> None:
+    """One row a request, the same but for its id and its times; streamed or not."""
+    live.worker.script = lambda _: Reply([65, 66, 67], num_cached_tokens=2)
+    await live.make_ready("a")
+    async with live.worker, live.gateway() as served:
+        for dialect in DIALECTS:
+            for stream in (False, True):
+                body = SHORT[dialect] | {LENGTH_FIELD[dialect]: 8, "model": "bot", "stream": stream}
+                answer = await served.client.post(PATHS[dialect], json=body)
+                assert answer.status_code == 200, answer.text
+        found = await rows(live, 2 * len(DIALECTS))
+    assert len({row["request_id"] for row in found}) == len(found)
+    first, *others = [{name: row[name] for name in BILLED} for row in found]
+    assert first["completion_tokens"] == 3 and first["cached_tokens"] == 2
+    assert first["finish_reasons"] == ["stop"]
+    assert all(row == first for row in others)
+
+
+async def test_limits_are_the_same(live: Live) -> None:
+    """One request each, and a refusal says what is left and when it frees; 529 as 503 gives it
+    back."""
+    async with live.worker, live.gateway() as served:
+        await live.limit(requests_per_minute=len(DIALECTS))
+        limits = served.gateway.catalog
+        await eventually(lambda: bool(limits.current.limits_of(live.tenant_id, "")))
+        bodies = {
+            dialect: SHORT[dialect] | {LENGTH_FIELD[dialect]: 8, "model": "tiny"}
+            for dialect in DIALECTS
+        }
+        served_all = [await served.client.post(PATHS[d], json=bodies[d]) for d in DIALECTS]
+        refused = [await served.client.post(PATHS[d], json=bodies[d]) for d in DIALECTS]
+    left = [int(each.headers["x-ratelimit-remaining-requests"]) for each in served_all]
+    assert left == list(reversed(range(len(DIALECTS))))
+    for answer in refused:
+        assert answer.status_code == 429 and int(answer.headers["retry-after-ms"]) > 0
+        error = answer.json()["error"]
+        assert error["type"] == "rate_limit_error" and "is 3; 0 of it is left" in error["message"]
