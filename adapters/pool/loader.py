@@ -11,6 +11,7 @@ from torch import Tensor
 from adapters.errors import AdapterRejected, AdapterUnavailable
 from adapters.format.validator import AdapterFiles, content_digest
 from adapters.manifest import BaseModelShape
+from adapters.pool.host_slab import HostSlab
 from adapters.pool.image import AdapterImage, ImageCache, ImageCorrupt
 from adapters.pool.lora import ImageLayout, pack
 from adapters.store.folder import DIGEST, NotInStore, Store
@@ -29,11 +30,14 @@ class AdapterLoader:
         dtype: torch.dtype,
         ops: Ops,
         cache: ImageCache,
+        slab: HostSlab | None = None,
     ) -> None:
+        """slab: pinned memory for images, where a device copies from the host by itself."""
         self._ops = ops
         self._store = store
         self._base = base
         self._cache = cache
+        self._slab = slab
         self.layout = ImageLayout(base.num_layers, dtype, ops.b_rank_major)
 
     def is_cached(self, digest: str) -> bool:
@@ -50,10 +54,9 @@ class AdapterLoader:
         image = self._cache.load(self.layout.version, digest)
         if image is None or proved not in ("", image.checksum):
             image = self._build(digest, proved)
-        if self._ops.device.type != "cuda":
-            return image
-        # A device copies from there by itself.
-        return replace(image, payload=torch.from_numpy(image.payload).pin_memory().numpy())
+        placed = None if self._slab is None else self._slab.copy(image.payload)
+        # Without room in the slab the copy to the device waits for the host.
+        return image if placed is None else replace(image, payload=placed)
 
     def copy(self, image: AdapterImage, target: Tensor) -> AdapterImage:
         """Host to device; returns the image that was copied: one gone bad meanwhile is read again.

@@ -24,6 +24,7 @@ from torch import Tensor
 from adapters.errors import AdapterUnavailable
 from adapters.manifest import BaseModelShape
 from adapters.pool.failures import Failures
+from adapters.pool.host_slab import HostSlab
 from adapters.pool.host_tier import HostTier
 from adapters.pool.image import AdapterImage, ImageCache
 from adapters.pool.loader import AdapterLoader
@@ -73,8 +74,8 @@ class AdapterPool:
     One that alone is too large for a tier is refused by name.
 
     memory: uint8, of the device, which `runs` cuts up and `broker` shares out. host, cache,
-    requests: of all base models. executor: of all loads; two threads of its own unless given. All
-    calls but `close` with `broker.lock` held.
+    requests, slab: of all base models. executor: of all loads; two threads of its own unless
+    given. All calls but `close` with `broker.lock` held.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class AdapterPool:
         cache: ImageCache,
         requests: ReuseByKey,
         clock: Callable[[], float],
+        slab: HostSlab | None = None,
         retry_s: float = 5.0,
         executor: Executor | None = None,
     ) -> None:
@@ -101,7 +103,7 @@ class AdapterPool:
         self._clock = clock
         self._requests = requests
         self._ops = ops
-        self._loader = AdapterLoader(store, shape, dtype, ops, cache)
+        self._loader = AdapterLoader(store, shape, dtype, ops, cache, slab)
         self._accounts = broker.bytes_held.accounts
         self._host = host
         self._largest = {

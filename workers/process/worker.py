@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 import sys
 import time
@@ -17,6 +18,7 @@ from typing import NamedTuple
 import torch
 
 import ops.registry
+from adapters.pool.host_slab import HostSlab
 from adapters.pool.host_tier import HostTier
 from adapters.pool.image import ImageCache
 from adapters.pool.pool import AdapterPool
@@ -82,6 +84,9 @@ class CannotServeModel(CannotServe):
     """This worker, as it is set up, cannot serve the model; the text does not name it."""
 
 
+SLAB_MARGIN = 8
+
+
 class Worker:
     """Everything one worker process owns, built and warmed up."""
 
@@ -121,6 +126,7 @@ class Worker:
         self.runs = AdapterAllocations(self.arena)
         self.broker = MemoryBroker(self.arena, self.runs)
         self._host_tier = HostTier(config.host_adapter_memory, self.broker.bytes_held.accounts)
+        self._host_slab = None if virtual is None else _make_slab(config, virtual)
         self._adapter_requests = ReuseByKey(time.monotonic)
         self._image_cache = ImageCache(
             config.cache_dir,
@@ -303,6 +309,7 @@ class Worker:
                 cache=self._image_cache,
                 requests=self._adapter_requests,
                 clock=time.monotonic,
+                slab=self._host_slab,
             )
         pool.is_on_device = False
         kv = KVCache(self.arena, digest, plan.kv_layout.page_bytes, broker=self.broker)
@@ -456,6 +463,16 @@ class Cut(NamedTuple):
     weight_extents: list[int]
     least_bytes: int
     """Of the setting: adapters have their floor, and each model KV when the others have left."""
+
+
+def _make_slab(config: WorkerConfig, virtual: VirtualMemory) -> HostSlab:
+    """Pinned memory of the host tier, with some beside it for an image that arrives before others
+    have left."""
+    num_bytes = config.host_adapter_memory + config.host_adapter_memory // SLAB_MARGIN
+    pages = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = torch.frombuffer(mmap.mmap(-1, pages), dtype=torch.uint8)
+    virtual.pin(memory)
+    return HostSlab(memory.numpy())
 
 
 def _make_arena(

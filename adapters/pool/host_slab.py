@@ -1,0 +1,62 @@
+"""Pinned host memory of adapter images: registered with the device once, cut up for each image.
+
+An allocator that pins each image by itself rounds it up to a power of two, and holds up the device
+while it asks the driver.
+"""
+
+from __future__ import annotations
+
+import weakref
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+UNIT_BYTES = 1 << 16
+
+
+class HostSlab:
+    """Memory for images, which comes back when their arrays are garbage. Thread-safe."""
+
+    def __init__(self, memory: NDArray[np.uint8]) -> None:
+        """memory: uint8 [bytes], pinned."""
+        self._memory = memory
+        self._lock = Lock()
+        self._holes = [(0, len(memory) // UNIT_BYTES)]
+        """Free units as [start, end), sorted and not adjacent."""
+
+    @property
+    def num_free_bytes(self) -> int:
+        return sum(end - start for start, end in self._holes) * UNIT_BYTES
+
+    def copy(self, payload: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
+        """A copy of the payload in the slab. None: no hole is large enough."""
+        num_units = -(-len(payload) // UNIT_BYTES)
+        with self._lock:
+            start = self._take(num_units)
+        if start is None:
+            return None
+        begin = start * UNIT_BYTES
+        placed: NDArray[Any] = self._memory[begin : begin + len(payload)]
+        placed[:] = payload
+        weakref.finalize(placed, self._give_back, start, start + num_units).atexit = False
+        return placed
+
+    def _take(self, num_units: int) -> int | None:
+        for index, (start, end) in enumerate(self._holes):
+            if end - start >= num_units:
+                rest = [(start + num_units, end)] if end - start > num_units else []
+                self._holes[index : index + 1] = rest
+                return start
+        return None
+
+    def _give_back(self, start: int, end: int) -> None:
+        with self._lock:
+            before = [hole for hole in self._holes if hole[1] <= start]
+            after = self._holes[len(before) :]
+            if before and before[-1][1] == start:
+                start = before.pop()[0]
+            if after and after[0][0] == end:
+                end = after.pop(0)[1]
+            self._holes = [*before, (start, end), *after]

@@ -1,0 +1,31 @@
+"""The pinned slab of adapter images: no two share bytes, and what is garbage comes back."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.pool.host_slab import UNIT_BYTES, HostSlab
+
+NUM_UNITS = 12
+
+
+@given(st.lists(st.tuples(st.integers(1, 5 * UNIT_BYTES), st.integers(0, 3)), max_size=30))
+def test_images_keep_their_bytes_and_holes_join(arrivals: list[tuple[int, int]]) -> None:
+    """Each image of a key takes the place of the one before."""
+    slab = HostSlab(np.zeros(NUM_UNITS * UNIT_BYTES, np.uint8))
+    kept: dict[int, tuple[int, np.ndarray]] = {}
+    for number, (num_bytes, key) in enumerate(arrivals, start=1):
+        kept.pop(key, None)
+        placed = slab.copy(np.full(num_bytes, number % 251, np.uint8))
+        if placed is not None:
+            kept[key] = number % 251, placed
+        num_used = sum(-(-len(each) // UNIT_BYTES) for _, each in kept.values())
+        assert slab.num_free_bytes == (NUM_UNITS - num_used) * UNIT_BYTES
+        assert all((each == value).all() for value, each in kept.values())
+        del placed
+    kept.clear()
+    whole = slab.copy(np.ones(NUM_UNITS * UNIT_BYTES, np.uint8))
+    assert whole is not None, "the holes are one again"
+    assert slab.copy(np.ones(1, np.uint8)) is None
