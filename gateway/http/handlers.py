@@ -69,6 +69,12 @@ class DataPlane(Litestar):
     def __init__(self, **options: Any) -> None:
         base: Any = super()
         base.__init__(before_send=[add_request_headers], **options)
+        for route in self.routes:
+            if isinstance(route, HTTPRoute):
+                for handler in route.route_handlers:
+                    # A decoder takes up to 80 ms to make, which is not for the first request.
+                    if (body := handler.parsed_data_field) is not None:
+                        decoder_of(body.annotation)
         self._hot = {
             (method, route.path): handler.as_app()
             for route in self.routes

@@ -42,6 +42,8 @@ NO_ONES = {
     ("GET", "/admin/v1/prices/{model}"): "of base models",
     ("PUT", "/admin/v1/prices/{model}"): "of base models",
     ("DELETE", "/admin/v1/prices/{model}"): "of base models",
+    ("GET", "/v1/organization/usage/completions"): "a tenant's key sees its own",
+    ("GET", "/v1/organization/costs"): "a tenant's key sees its own",
     ("POST", "/admin/v1/uploads"): "makes one of the caller's own",
     ("POST", "/admin/v1/adapters"): "names things in its body: has a test of its own",
 }

@@ -163,7 +163,7 @@ def test_the_schema_has_these_routes_and_bodies(service: Service) -> None:
     body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]
     reference = body["content"]["application/json"]["schema"]["$ref"]
     fields = document["components"]["schemas"][reference.rsplit("/", 1)[1]]["properties"]
-    assert "messages" in fields and "functions" not in fields
+    assert "messages" in fields and "prompt" not in fields
 
 
 def test_a_model_is_resolved_when_the_whole_request_is_there(service: Service) -> None:

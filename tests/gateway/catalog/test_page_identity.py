@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any, cast
 
 from admin.records import Alias, ApiKey, BaseModel, CatalogSnapshot, ServedVersion, Tenant
@@ -111,7 +112,8 @@ def make_call(
     asked = GenerationRequest(model=model, prompts=[[*tokens]], cache_salt=salt or "")
     target = view.resolve(tenant, model)
     prompts = [make_prompt(target, tokens)]
-    return Call("r", Principal(tenant, KEY), asked, target, cast("Any", None), prompts, 0.0, 0)
+    tokenizer = cast("Any", SimpleNamespace(pooling=None))
+    return Call("r", Principal(tenant, KEY), asked, target, tokenizer, prompts, 0.0, 0)
 
 
 def acts_from(content: str | None, tokens: list[int]) -> int | None:

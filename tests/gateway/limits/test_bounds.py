@@ -24,6 +24,7 @@ from gateway.text.long_texts import LongTexts
 from gateway.text.tokenizer import ModelTokenizer
 from tests.doubles import make_tokenizer
 from tests.gateway.scripted import MAX_MODEL_LEN
+from tests.gateway.scripts import say
 from tests.gateway.service import THEN, Keys, Service, snapshot
 
 CONTEXT = 16_000
@@ -145,6 +146,7 @@ async def test_a_text_that_is_long_to_spell_is_refused(tokenizer: ModelTokenizer
 def test_what_makes_sampling_longer_is_bounded_by_name(
     service: Service, field: str, most: int, value: Callable[[int], Any]
 ) -> None:
+    service.worker.script = say("y")
     body = {"model": "tiny", "prompt": "a", "max_tokens": 1}
     taken, _ = post(service, "/v1/completions", {**body, field: value(most)})
     refused, _ = post(service, "/v1/completions", {**body, field: value(most + 1)})
