@@ -66,11 +66,13 @@ class _Tasks:
             )
 
     @asynccontextmanager
-    async def running(self, _app: Litestar) -> AsyncGenerator[None, None]:
+    async def running(self, app: Litestar) -> AsyncGenerator[None, None]:
         """Runs the tasks while the application serves. Begins with the first catalog, so that
         clients that wait for the port are not refused."""
         gateway, control = self._gateway, self._control
         await gateway.wal.open()
+        # Made once; not by the first request for it, which all others would wait for.
+        await asyncio.to_thread(getattr, app, "openapi_schema")
         telemetry.show(lambda: gateway.standing)
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(each.run()) for each in (gateway.discovery, gateway.fleet)]
