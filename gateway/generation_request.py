@@ -61,10 +61,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """`generate`: text; with `echo`, scores of the prompts too. `embed`: a vector of each prompt;
     `max_tokens` is 0."""
     pairs: list[Pair] = []
-    """Of kind `embed`, in place of prompts: each is a question for the chat template, and its
+    """For kind `embed`, in place of prompts: each is a question for the chat template, and its
     vector has the logits of the answers no and yes."""
     dimensions: int | None = None
-    """Of kind `embed`: the leading numbers of each vector that are shown; None: all."""
+    """For kind `embed`: the leading numbers of each vector that are shown; None: all."""
     prompts_param: str = "prompt"
     """Field of the body that the prompts came from, for errors."""
     echo: bool = False
@@ -98,9 +98,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether an answer may have more calls than one."""
     constraint: Constraint | None = None
     add_generation_prompt: bool = True
-    """Of `messages`: whether the prompt ends with the beginning of an answer."""
+    """With `messages`: whether the prompt ends with the beginning of an answer."""
     continue_final_message: bool = False
-    """Of `messages`: whether the answer goes on with the last one's content."""
+    """With `messages`: whether the answer goes on with the last one's content."""
     template_arguments: dict[str, Any] = {}
     """Further variables of the chat template."""
     skip_special_tokens: bool = True

@@ -26,7 +26,7 @@ class Message(msgspec.Struct, frozen=True):
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
     name: str | None = None
-    """Of the speaker, or of the tool."""
+    """Name of the speaker, or of the tool."""
     reasoning: str = ""
     """What the model wrote before this answer."""
     calls: list[MadeCall] = []

@@ -29,7 +29,7 @@ KEPT = "loraplex.kept"
 MAX_KEPT_PER_S = 10
 """Requests a second that are kept for an error or for their time: in an overload all would be."""
 MAX_EVENTS = 32
-"""Of one request."""
+"""Events of one request at most."""
 OLDER_LATENCIES = {
     "queue": "gen_ai.latency.time_in_queue",
     "prefill": "gen_ai.latency.time_in_model_prefill",
@@ -88,7 +88,7 @@ class Untraced:
         self.model = ""
         """As the client asked for it, once it is known to be there."""
         self.first_output_at: float | None = None
-        """Of time.perf_counter()."""
+        """In seconds of time.perf_counter()."""
 
     def enter(self, phase: str) -> None:
         """The phase begins; the one before it has ended."""
@@ -309,5 +309,5 @@ class RequestTrace(Untraced):
         )
 
     def _nanoseconds(self, at: float) -> int:
-        """Of the Unix epoch, for a time of time.perf_counter()."""
+        """Nanoseconds since the Unix epoch, for a time of time.perf_counter()."""
         return self._epoch_ns + round(at * 1e9)

@@ -39,6 +39,10 @@ class Tier(Generic[K]):
         """Bytes of an item that is here."""
         return self._sizes[key]
 
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether so many bytes more fit as it is."""
+        return self.num_bytes + num_bytes <= self.max_bytes
+
     def victims(
         self,
         num_bytes: int,
@@ -53,9 +57,9 @@ class Tier(Generic[K]):
         expected reuse, in whatever can be compared. A few more leave than must, so that not every
         arrival pays for the search.
         """
-        missing = self.num_bytes + num_bytes - self.max_bytes
-        if missing <= 0:
+        if self.has_room(num_bytes):
             return []
+        missing = self.num_bytes + num_bytes - self.max_bytes
         wanted = missing + self.max_bytes // 128
         victims: list[K] = []
         worths = [(worth(key), key) for key in self._sizes]

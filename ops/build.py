@@ -180,7 +180,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _digest(parts: Sequence[str], folder: Path) -> str:
-    """Of the parts and of the sources."""
+    """Digest of the parts and of the sources."""
     digest = hashlib.sha256("\0".join(parts).encode())
     for path in sorted(folder.iterdir()):
         digest.update(f"\0{path.name}\0".encode() + path.read_bytes())

@@ -40,6 +40,8 @@ class HostTier:
     def victims(self, entry: Entry) -> list[Entry] | None:
         """Entries whose images must leave for that of this one, of `image_bytes`. None: too few
         give way, are worth as little, or are not being copied."""
+        if self._tier.has_room(entry.image_bytes):
+            return []
         ask = self._ask(entry)
         own = self._worth_per_byte(entry, ask)
         return self._tier.victims(

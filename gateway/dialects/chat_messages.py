@@ -13,7 +13,7 @@ from gateway.messages import MadeCall, Message
 
 MAX_MESSAGES = 4096
 MAX_CALLS = 256
-"""Of one message."""
+"""Tool calls of one message at most."""
 CallId = Annotated[str, Meta(min_length=1, max_length=256)]
 Nothing = Annotated[list[Any], Meta(max_length=0)]
 NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}

@@ -12,9 +12,9 @@ from gateway.exceptions import InvalidRequest
 from gateway.generation_request import Constraint
 
 MAX_CONSTRAINT_BYTES = 256 << 10
-"""Of a schema, an expression or a grammar."""
+"""Size of a schema, an expression or a grammar at most, in bytes."""
 MAX_DEPTH = 64
-"""Of a schema's nesting."""
+"""Levels of nesting of a schema at most."""
 MAX_CHOICES = 4096
 
 Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$(?!\n)")]
@@ -73,6 +73,17 @@ class ConstraintFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     def constraint(self) -> Constraint | None:
         """What the answer is held to. Raises InvalidRequest, which names the field."""
+        if not any(
+            (
+                self.response_format,
+                self.structured_outputs,
+                self.guided_json is not None,
+                self.guided_regex,
+                self.guided_choice,
+                self.guided_grammar,
+            )
+        ):
+            return None
         given = self.structured_outputs or StructuredOutputs()
         fields = (
             _of_format(self.response_format),

@@ -123,7 +123,7 @@ class Dialect(ABC, Generic[B]):
     """One API: its schema `B` (a msgspec struct with every bound), and what it means."""
 
     id_prefix: ClassVar[str]
-    """Of the id of a response, before the request's."""
+    """Stands before the request's id in the id of a response."""
 
     @abstractmethod
     def read(self, body: B) -> GenerationRequest:

@@ -28,7 +28,7 @@ MESSAGES: Mapping[str, str] = {
     "tools.options": "`allowed_callers`, `defer_loading`, `eager_input_streaming` and "
     "`input_examples` of a tool.",
 }
-"""Of the Messages dialect: name to reason."""
+"""What the Messages dialect drops: name to reason."""
 
 MESSAGES_TOOL_TYPES = re.compile(
     r"(?:advisor|bash|browser|browser_toolset|code_execution|computer|computer_toolset|mcp_toolset"
@@ -54,7 +54,7 @@ RESPONSES: Mapping[str, str] = {
     "tools.*": "Tools that a vendor runs or defines, by their type, such as `tools.web_search`.",
     "truncation": "`auto`: a conversation that is too long is refused, not cut.",
 }
-"""Of the Responses dialect: name to reason."""
+"""What the Responses dialect drops: name to reason."""
 
 RESPONSES_TOOL_TYPES = re.compile(
     r"(?:apply_patch|code_interpreter|computer|computer_use_preview|custom|file_search"

@@ -40,7 +40,7 @@ DROPPED_FIELDS = (
     *("service_tier", "speed"),
 )
 DROPPED_OPTIONS = ("allowed_callers", "defer_loading", "eager_input_streaming", "input_examples")
-"""Of a tool."""
+"""Options of a tool that are dropped."""
 
 
 class Messages(Dialect[MessagesRequest]):

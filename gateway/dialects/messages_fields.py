@@ -16,7 +16,7 @@ from gateway.dialects.constraints import Schema
 from gateway.dialects.openai_fields import Count, Probability, StopString
 
 MAX_BLOCKS = 4096
-"""Of one message."""
+"""Content blocks of one message at most."""
 MAX_TOOLS = 512
 """With those that are dropped."""
 

@@ -30,7 +30,7 @@ class MessagesFormat(AnswerFormat):
         self._model = model
         self._stop_sequences = stop_sequences
         self._index = -1
-        """Of the block that was begun last."""
+        """Index of the block that was begun last."""
         self._open: tuple[type[Part], int] | None = None
         """The part that it is."""
         self._has_called = False

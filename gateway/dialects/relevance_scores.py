@@ -80,7 +80,7 @@ class RerankRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def texts(self) -> list[str]:
-        """Of the documents."""
+        """Texts of the documents."""
         return [each if isinstance(each, str) else each.text for each in self.documents]
 
     @property

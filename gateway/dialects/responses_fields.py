@@ -18,7 +18,7 @@ from gateway.dialects.openai_fields import Count, Probability
 from gateway.exceptions import InvalidRequest
 
 MAX_PARTS = 4096
-"""Of one item."""
+"""Content parts of one item at most."""
 MAX_TOOLS = 512
 """With those that are dropped."""
 ItemId = Annotated[str, Meta(max_length=256)]
@@ -43,7 +43,7 @@ Parts = Annotated[list[TextPart | AnsweredTextPart], Meta(max_length=MAX_PARTS)]
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
-    """Of a conversation. Items of an answer come back as they were answered."""
+    """An item of the conversation. Items of an answer come back as they were answered."""
 
     id: ItemId | None = None
     status: Status | None = None

@@ -16,7 +16,7 @@ from gateway.text.parsers.parser import Part, Reasoning, Text, ToolCall
 
 encode = msgspec.json.encode
 NAMES = {Text: "output_text", Reasoning: "reasoning_text", ToolCall: "function_call_arguments"}
-"""Of the events that carry a part's pieces."""
+"""Names of the events that carry a part's pieces."""
 
 
 class ResponsesFormat(AnswerFormat):
@@ -27,7 +27,7 @@ class ResponsesFormat(AnswerFormat):
         self._request_id = request_id
         self._echoed = echoed | {"created_at": int(time.time())}
         self._number = 0
-        """Of the next event."""
+        """Sequence number of the next event."""
         self._done: list[dict[str, Any]] = []
         """Items of the stream that are whole."""
         self._part: Part | None = None
@@ -145,7 +145,7 @@ class ResponsesFormat(AnswerFormat):
                 return item | {"type": "function_call", **call, "arguments": text or ""}
 
     def _item_status(self, *, is_last: bool) -> str:
-        """Of an item that has ended: the last one of an answer that was cut off is not whole."""
+        """Status of an item that has ended. The last one of an answer cut off is not whole."""
         return self._status(self._finish_reason) if is_last else "completed"
 
     def _status(self, finish_reason: str | None) -> str:

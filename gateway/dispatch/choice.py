@@ -39,7 +39,7 @@ class Delta(msgspec.Struct, frozen=True):
     stop: str | None = None
     """The stop string that ended the choice, if one did."""
     vector: bytes | None = None
-    """Of the prompt, where one is asked for: float32, little-endian, not normalised."""
+    """The prompt's vector, where one is asked for: float32, little-endian, not normalised."""
 
     @property
     def text(self) -> str:

@@ -58,7 +58,7 @@ class Move(NamedTuple):
     """A sequence that one worker could not have or has lost goes to another."""
 
     at: float
-    """Of time.perf_counter()."""
+    """In seconds of time.perf_counter()."""
     from_worker: str
     to_worker: str
     reason: str
@@ -93,7 +93,7 @@ class RemoteSequence:
     id: int = 0
     """At the worker's client."""
     sent_at: float = 0.0
-    """Of time.perf_counter()."""
+    """In seconds of time.perf_counter()."""
     tokens: list[int] = field(default_factory=list[int])
     """Generated so far, by all its workers."""
     retry_state: RetryState | None = None
@@ -134,13 +134,13 @@ class Generation:
         self.worker_id = worker.instance_id
         """Of the worker that got a sequence last."""
         self.first_output_at: float | None = None
-        """Of time.perf_counter()."""
+        """In seconds of time.perf_counter()."""
         self.ended_at: float | None = None
         """The same of the last choice that has ended."""
         self.moves: list[Move] = []
         """The first `MAX_MOVES`."""
         self.worker_times: WorkerTimes | None = None
-        """Of the sequence that told last, if the request is traced."""
+        """Stage times of the sequence that told last, if the request is traced."""
         self._reservation = reservation
         self._failover = failover
         self._adapter_for = adapter_for

@@ -67,7 +67,7 @@ class Work:
     prompts: Sequence[Prefix]
     num_sequences: int
     least_version: int = OLDEST_VERSION
-    """Of the protocol, that the worker must speak."""
+    """Version of the protocol that the worker must speak at least."""
     num_tokens: int = field(init=False)
     """Of all prompts."""
 

@@ -16,7 +16,7 @@ from gateway.http.paths import is_of_messages
 from gateway.http.request import number_request
 
 CODE = "refusal"
-"""Of a scope's state: the code of the error that is being answered."""
+"""Key in a scope's state of the code of the error that is being answered."""
 OPENAI = ErrorShape()
 
 

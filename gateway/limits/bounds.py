@@ -16,7 +16,8 @@ MAX_REQUEST_TOKENS = 1 << 18
 """Prompt tokens of one request, each counted once a choice: a worker is sent so many ids. A single
 prompt may fill a context that is longer than this."""
 MAX_TOKEN_IDS = 1 << 20
-"""Of one prompt: more than any context; to look at ten times as many would hold up the loop."""
+"""Token ids of one prompt at most: more than any context; to look at ten times as many would hold
+up the loop."""
 MAX_LOGPROBS = 1 << 17
 """Log-probabilities of one answer, the likeliest others of each token included: some 10 MB of JSON.
 A worker tells those of a prompt in one frame, which takes 25 ms to read."""
@@ -24,12 +25,12 @@ MAX_ECHO_CHARS = 4 << 20
 """Characters of prompts that one answer repeats."""
 MAX_TOOLS = 256
 MAX_SCHEMA_BYTES = 256 << 10
-"""Of all tools of a request, as JSON with names and descriptions."""
+"""Bytes of all tools of a request at most, as JSON with names and descriptions."""
 MAX_DEPTH = 64
 """Lists and objects inside each other, of what a caller may nest as it likes."""
 MAX_TEMPLATE_ARGUMENTS = 64
 MAX_TEMPLATE_BYTES = 64 << 10
-"""Of a caller's own variables for the chat template, as JSON."""
+"""Bytes of a caller's own variables for the chat template at most, as JSON."""
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 VARIABLE_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]{0,63}")
 TEMPLATE_VARIABLES = frozenset(

@@ -24,7 +24,7 @@ HELD: dict[str, tuple[str, str, str, str]] = {
     "llama_json": ("", '{"name": %s, "parameters": ', "}", "; "),
     "mistral": (mistral.OPEN, '[{"name": %s, "arguments": ', "}]", ""),
 }
-"""Of each format that can be held to: the marker before a call, what stands before and after its
+"""For each format that can be held to: the marker before a call, what stands before and after its
 arguments, and what is between calls."""
 MAY_BE_STRICT = ("generic", "hermes", "mistral")
 """Formats whose marker is before every call: there a call of the model's own choice can be held to

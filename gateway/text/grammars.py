@@ -16,7 +16,7 @@ from workers.wire import grammars
 
 MAX_CACHED = 1024
 MAX_CACHED_BYTES = 16 << 20
-"""Of the texts of grammars that are kept."""
+"""Length of the grammars that are kept, in characters together."""
 
 
 class Grammars:

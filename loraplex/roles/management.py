@@ -22,7 +22,7 @@ from loraplex.telemetry import CONTENT_TYPE_LATEST, render_metrics
 
 METRICS = "/metrics"
 MAX_PAGE_BYTES = 16 << 20
-"""Of a worker's metrics."""
+"""Bytes of a worker's metrics at most."""
 PROBES = ("/livez", "/readyz", "/health", "/version")
 ADMIN_PATHS = ("/admin/", "/v1/organization/")
 

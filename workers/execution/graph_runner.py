@@ -62,7 +62,7 @@ class Limits:
 
     @property
     def num_pages(self) -> int:
-        """Of the longest sequence."""
+        """Pages of the longest sequence."""
         return -(-self.max_context // PAGE_TOKENS)
 
     @property
@@ -73,7 +73,7 @@ class Limits:
 
     @property
     def num_bytes(self) -> int:
-        """Of `GraphBuffers`."""
+        """Bytes of `GraphBuffers`."""
         tables, logits = 8 * self.num_pages, 4 * self.vocab_size
         return self.input_bytes + self.num_tokens * (tables + logits)
 

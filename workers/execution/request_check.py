@@ -13,7 +13,7 @@ from workers.wire.protocol import (
 )
 
 MAX_LABELS = 64
-"""Of one request: their logits are copied to the host with each step's results."""
+"""Labels of one request at most: their logits are copied to the host with each step's results."""
 
 
 def check_request(

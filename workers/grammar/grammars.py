@@ -23,7 +23,7 @@ MAX_CACHED = 256
 MAX_FORCED = 64
 """Tokens that are appended at a time because nothing else can follow."""
 MAX_CACHED_BYTES = 16 << 20
-"""Of the texts of compiled grammars that are kept."""
+"""Length of the texts of compiled grammars that are kept, in characters together."""
 
 
 class SequenceGrammar:

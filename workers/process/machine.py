@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 MIN_CAPABILITY = (8, 0)
 """Compute capability of the first GPUs that multiply bfloat16 matrices: Ampere."""
 FREE_PERCENT = 90
-"""Of a GPU's free memory, for weights, KV and adapters. The rest is left to activations, captured
-graphs and cuBLAS."""
+"""Part of a GPU's free memory for weights, KV and adapters. The rest is left to activations,
+captured graphs and cuBLAS."""
 CPU_TOKENS, GPU_TOKENS = 512, 2048
 """Tokens of a step. Fewer than 2,048 leave a GPU's matrix units idle for part of a prefill."""
 

@@ -85,7 +85,7 @@ class Scheduler:
         self.leaving: list[Sequence] = []
         """Ended sequences of which a step in flight computes tokens."""
         self._now = 0.0
-        """Of the step that is being scheduled."""
+        """Time of the step that is being scheduled."""
         self._in_flight: list[Schedule] = []
         """Schedules without their `update`, the oldest first."""
         self._computing: set[bytes | None] = set()

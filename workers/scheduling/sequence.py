@@ -116,7 +116,7 @@ class Sequence:
         """Of the token buffer, while it runs."""
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.pooled: NDArray[np.float32] | None = None
-        """Of kind embed: what the steps that have ended add to its vector."""
+        """For kind `embed`: what the steps that have ended add to its vector."""
         self.logprobs: list[TokenLogprobs] = []
         """Of the generated tokens that are not sent yet."""
         self.num_unsent_tokens = 0

@@ -158,7 +158,7 @@ class WorkerClient:
         self.models: dict[str, ModelInfo] = {}
         """By digest; empty while there is no connection."""
         self.version = OLDEST_VERSION
-        """Of the protocol, that this connection speaks or the last one spoke."""
+        """Version of the protocol that this connection speaks, or the last one spoke."""
         self.status: WorkerStatus | None = None
         """The last one; None while there is no connection."""
         self.status_at = 0.0

@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLParserLimits
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,16}"
 """Between the tokens of JSON: a model that writes nothing else does not go on for ever."""
 STEP_FUEL = 28_000
-"""Of the lexer, for the mask of one token: about 2 ms."""
+"""Work of the lexer for the mask of one token at most: about 2 ms."""
 
 
 def limits() -> LLParserLimits:

@@ -16,7 +16,8 @@ import msgspec
 
 PROTOCOL_VERSION = 5
 OLDEST_VERSION = PROTOCOL_VERSION - 1
-"""Of a peer that is let in: gateways and workers of two neighbouring releases serve together."""
+"""Oldest version of a peer that is let in: gateways and workers of two neighbouring releases serve
+together."""
 MAX_FRAME_BYTES = 16 << 20
 PULSE_PERIOD_S = 0.5
 UNSATISFIABLE = "unsatisfiable"
@@ -155,9 +156,9 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     grammar: str = ""
     """What the generated text is held to, in llguidance's JSON; empty: nothing."""
     pooling: Pooling = Pooling.LAST
-    """Of kind `embed`."""
+    """For kind `embed`: how the vector is made."""
     labels: tuple[int, ...] = ()
-    """Of kind `embed` with the pooling `last`: the vector has the logits of these tokens after the
+    """For kind `embed` with the pooling `last`: the vector has the logits of these tokens after the
     prompt, in their order, in place of the hidden state."""
 
 
@@ -301,7 +302,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     times: SequenceTimes | None = None
     """On the first output and the last, if the request has a `traceparent`."""
     vector: bytes | None = None
-    """Of kind `embed`, with the finish: float32, little-endian, not normalised."""
+    """The vector of kind `embed`, with the finish: float32, little-endian, not normalised."""
 
 
 class PromptProgress(msgspec.Struct, frozen=True, array_like=True):
@@ -337,7 +338,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """With `overloaded`, where the queue had no room for any such request of the tenant: how long
     one place takes to come free for it."""
     times: SequenceTimes | None = None
-    """Of a sequence that was queued, if the request has a `traceparent`."""
+    """When a sequence that was queued passed its stages, if the request has a `traceparent`."""
 
 
 class AdapterStatus(msgspec.Struct, frozen=True):

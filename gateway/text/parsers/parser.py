@@ -27,9 +27,9 @@ class ToolCall(msgspec.Struct, frozen=True):
     """A piece of a call of a tool."""
 
     index: int
-    """Of the call within the answer, from 0."""
+    """Number of the call within the answer, from 0."""
     name: str
-    """Of the tool, in the first piece; empty in those after it."""
+    """Name of the tool, in the first piece; empty in those after it."""
     arguments: str
     """The next characters of its arguments, a JSON object."""
 

@@ -14,12 +14,13 @@ import pytest
 
 from tests.gateway.live import Live, eventually
 from tests.gateway.metering.test_usage import rows
-from tests.gateway.scripted import DIGEST, LAYOUT, ScriptedWorker
+from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import ids, say, spelled
-from tests.gateway.service import Service, make_store, snapshot
+from tests.gateway.service import Service
+from tests.gateway.templated import templated_service
 from tests.stub_worker import Reply
 from workers.wire.client import WorkerFailed
-from workers.wire.protocol import ErrorCode, Generate, ModelInfo, SequenceOutput
+from workers.wire.protocol import ErrorCode, Generate, SequenceOutput
 
 QWEN3 = Path(__file__).parents[1] / "text/templates/qwen3.jinja"
 LENGTH = 4096
@@ -125,18 +126,8 @@ CONVERSATIONS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Its model has the chat template of Qwen 3."""
-    store = make_store(tmp_path_factory.mktemp("qwen3"))
-    path = store / DIGEST / "tokenizer_config.json"
-    config = json.loads(path.read_text()) | {"chat_template": QWEN3.read_text()}
-    path.write_text(json.dumps(config))
-    service = Service(store)
-    service.worker.models = [ModelInfo(DIGEST, "tiny", LENGTH, LAYOUT)]
-    service.start()
-    longer = snapshot(service.keys.records, generation=2, max_model_len=LENGTH)
-    service.call(lambda: service.source.feed(longer))
-    service.wait_for(lambda: service.gateway.catalog.current.generation == 2)
-    yield service
-    service.stop()
+    with templated_service(tmp_path_factory.mktemp("qwen3")) as service:
+        yield service
 
 
 @pytest.fixture

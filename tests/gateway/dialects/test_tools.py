@@ -13,10 +13,11 @@ from pydantic import BaseModel
 
 from examples import agent
 from tests.gateway.dialects.test_tool_prompts import WEATHER
-from tests.gateway.scripted import DIGEST, LAYOUT, ScriptedWorker
+from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import say, spelled
-from tests.gateway.service import Service, make_store, snapshot
-from workers.wire.protocol import Generate, ModelInfo, SequenceOutput
+from tests.gateway.service import Service
+from tests.gateway.templated import templated_service
+from workers.wire.protocol import Generate, SequenceOutput
 
 QWEN3 = Path(__file__).parents[1] / "text/templates/qwen3.jinja"
 LENGTH = 4096
@@ -30,18 +31,8 @@ THOUGHT = "<think>\nLook it up.\n</think>\n\n"
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    store = make_store(tmp_path_factory.mktemp("qwen3"))
-    path = store / DIGEST / "tokenizer_config.json"
-    config = json.loads(path.read_text()) | {"chat_template": QWEN3.read_text()}
-    path.write_text(json.dumps(config))
-    service = Service(store)
-    service.worker.models = [ModelInfo(DIGEST, "tiny", LENGTH, LAYOUT)]
-    service.start()
-    longer = snapshot(service.keys.records, generation=2, max_model_len=LENGTH)
-    service.call(lambda: service.source.feed(longer))
-    service.wait_for(lambda: service.gateway.catalog.current.generation == 2)
-    yield service
-    service.stop()
+    with templated_service(tmp_path_factory.mktemp("qwen3")) as service:
+        yield service
 
 
 def test_a_call(client: openai.OpenAI, worker: ScriptedWorker) -> None:

@@ -1,0 +1,33 @@
+"""A gateway whose model has the chat template of a real family."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.gateway.scripted import DIGEST, LAYOUT
+from tests.gateway.service import Service, make_store, snapshot
+from workers.wire.protocol import ModelInfo
+
+QWEN3 = Path(__file__).parent / "text/templates/qwen3.jinja"
+LENGTH = 4096
+"""Tokens of the model's context: such a template writes long prompts."""
+
+
+@contextmanager
+def templated_service(folder: Path, template: Path = QWEN3) -> Iterator[Service]:
+    """Serves the tiny model with this chat template."""
+    store = make_store(folder)
+    path = store / DIGEST / "tokenizer_config.json"
+    config = json.loads(path.read_text()) | {"chat_template": template.read_text()}
+    path.write_text(json.dumps(config))
+    service = Service(store)
+    service.worker.models = [ModelInfo(DIGEST, "tiny", LENGTH, LAYOUT)]
+    service.start()
+    longer = snapshot(service.keys.records, generation=2, max_model_len=LENGTH)
+    service.call(lambda: service.source.feed(longer))
+    service.wait_for(lambda: service.gateway.catalog.current.generation == 2)
+    yield service
+    service.stop()
