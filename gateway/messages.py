@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -50,3 +51,15 @@ class Message(msgspec.Struct, frozen=True):
         if self.call_id is not None:
             shown["tool_call_id"] = self.call_id
         return shown
+
+
+def joined(turns: Sequence[Message]) -> Message:
+    """Neighbouring messages of one role as one."""
+    if len(turns) == 1:
+        return turns[0]
+    return Message(
+        turns[0].role,
+        "\n".join([turn.content for turn in turns if turn.content]),
+        reasoning="\n".join([turn.reasoning for turn in turns if turn.reasoning]),
+        calls=[call for turn in turns for call in turn.calls],
+    )

@@ -17,7 +17,7 @@ MESSAGES: Mapping[str, str] = {
     "context_management": "Nothing is taken out of a conversation.",
     "diagnostics": "There is no report of cache misses.",
     "inference_geo": "The workers are where the operator has put them.",
-    "is_error": "Of a tool's result: chat templates know results only.",
+    "is_error": "That a tool failed: chat templates know results only.",
     "redacted_thinking": "No model here can read it.",
     "service_tier": "The tenant's class of service holds.",
     "speed": "Every answer comes as fast as it can.",
@@ -39,7 +39,7 @@ MESSAGES_TOOL_TYPES = re.compile(
 
 RESPONSES: Mapping[str, str] = {
     "include": "`reasoning.encrypted_content`: reasoning is shown in the open.",
-    "phase": "Of a message that is sent back.",
+    "phase": "The phase of a message that is sent back.",
     "prompt_cache_key": "Every prefix is cached; requests go where it is.",
     "prompt_cache_options": "As `prompt_cache_key`.",
     "prompt_cache_retention": "As `prompt_cache_key`.",

@@ -31,7 +31,7 @@ from gateway.dialects.messages_fields import (
 from gateway.dialects.messages_format import MessagesFormat
 from gateway.exceptions import InvalidRequest
 from gateway.generation_request import Constraint, GenerationRequest, NamedTool, Tool, ToolChoice
-from gateway.messages import MadeCall, Message
+from gateway.messages import MadeCall, Message, joined
 from gateway.text.detokenizer import TokenBytes
 
 BILLING_HEADER = re.compile(r"^x-anthropic-billing-header:.*\n*", re.MULTILINE)
@@ -244,16 +244,10 @@ def _misplaced(block: AnyBlock, place: str, role: str) -> InvalidRequest:
 def merged(messages: Iterable[Message]) -> list[Message]:
     """Messages of one role that follow each other as one, as Anthropic reads them; each result of a
     tool stays its own."""
-    merged: list[Message] = []
+    groups: list[list[Message]] = []
     for message in messages:
-        last = merged[-1] if merged else None
-        if last is None or message.role != last.role or message.role == "tool":
-            merged.append(message)
-            continue
-        merged[-1] = Message(
-            message.role,
-            "\n".join([text for text in (last.content, message.content) if text]),
-            reasoning="\n".join([text for text in (last.reasoning, message.reasoning) if text]),
-            calls=[*last.calls, *message.calls],
-        )
-    return merged
+        if groups and groups[-1][0].role == message.role != "tool":
+            groups[-1].append(message)
+        else:
+            groups.append([message])
+    return [joined(group) for group in groups]

@@ -27,7 +27,7 @@ from gateway.dialects.responses_fields import (
 from gateway.dialects.responses_format import ResponsesFormat
 from gateway.exceptions import InvalidRequest
 from gateway.generation_request import Constraint, GenerationRequest, NamedTool, Tool, ToolChoice
-from gateway.messages import MadeCall, Message
+from gateway.messages import MadeCall, Message, joined
 from gateway.text.detokenizer import TokenBytes
 
 DROPPED_FIELDS = (
@@ -86,13 +86,20 @@ class Responses(Dialect[ResponsesRequest]):
 
 
 def _messages(body: ResponsesRequest, dropped: set[str]) -> list[Message]:
-    messages = [Message("system", body.instructions)] if body.instructions else []
-    if isinstance(body.input, str):
-        return [*messages, Message("user", body.input)]
-    for number, given in enumerate(body.input):
+    groups = [[Message("system", body.instructions)]] if body.instructions else []
+    given = body.input
+    for number, item in enumerate([] if isinstance(given, str) else given):
         place = f"input[{number}]"
-        _add_item(messages, _item(given, place), place, dropped)
-    return messages
+        message = _message(_item(item, place), place, dropped)
+        if message is None:
+            continue
+        if groups and _is_same_turn(groups[-1][-1], message):
+            groups[-1].append(message)
+        else:
+            groups.append([message])
+    if isinstance(given, str):
+        groups.append([Message("user", given)])
+    return [joined(group) for group in groups]
 
 
 def _item(given: dict[str, Any], place: str) -> AnyItem:
@@ -105,40 +112,29 @@ def _item(given: dict[str, Any], place: str) -> AnyItem:
         raise InvalidRequest(f"Invalid value for '{place}': {error}.", param="input") from None
 
 
-def _add_item(messages: list[Message], item: AnyItem, place: str, dropped: set[str]) -> None:
-    """Adds an item to the messages. What a model reasoned, said and called in one turn are items of
-    their own, and one message."""
+def _message(item: AnyItem, place: str, dropped: set[str]) -> Message | None:
+    """An item as a message. What a model reasoned, said and called in one turn are items of their
+    own, to be joined. None: nothing of it is kept."""
     match item:
         case MessageItem(role=role, content=content):
             if item.phase is not None:
                 dropped.add("phase")
-            message = Message("system" if role == "developer" else role, _text(content))
+            return Message("system" if role == "developer" else role, _text(content))
         case CallItem(call_id=id, name=name, arguments=arguments):
             call = MadeCall(id, name, read_arguments(arguments, place))
-            message = Message("assistant", calls=[call])
+            return Message("assistant", calls=[call])
         case CallOutputItem(call_id=id, output=output):
-            message = Message("tool", _text(output), call_id=id)
+            return Message("tool", _text(output), call_id=id)
         case ReasoningItem():
             if item.summary or item.encrypted_content is not None:
                 dropped.add("reasoning_items")
             if not item.content:
-                return
-            reasoning = "\n".join([part.text for part in item.content])
-            message = Message("assistant", reasoning=reasoning)
-    if not (messages and _is_same_turn(messages[-1], message)):
-        messages.append(message)
-        return
-    last = messages[-1]
-    messages[-1] = Message(
-        "assistant",
-        last.content or message.content,
-        reasoning=last.reasoning or message.reasoning,
-        calls=[*last.calls, *message.calls],
-    )
+                return None
+            return Message("assistant", reasoning="\n".join([p.text for p in item.content]))
 
 
 def _is_same_turn(last: Message, message: Message) -> bool:
-    """Whether a message goes on with the last: a turn is reasoning, text, calls, in this order."""
+    """Whether a message goes on with the turn of the last: reasoning, text, calls."""
     if last.role != "assistant" or message.role != "assistant":
         return False
     return bool(message.calls) or not (last.content or last.calls)

@@ -6,10 +6,14 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 from pydantic import BaseModel
 
+from gateway.dialects.responses import Responses
+from gateway.dialects.responses_fields import ResponsesRequest
+from gateway.messages import Message
 from tests.gateway.scripted import MAX_MODEL_LEN, ScriptedWorker
 from tests.gateway.scripts import ids, say, spelled
 from tests.gateway.service import Service
@@ -183,3 +187,24 @@ def test_an_error_in_the_middle_of_a_stream(client: openai.OpenAI, worker: Scrip
     with pytest.raises(openai.APIError) as raised:
         list(client.responses.create(**ASK, stream=True))
     assert raised.value.code == "logits_nan"
+
+
+def test_all_that_was_reasoned_in_a_turn_is_kept() -> None:
+    """Items of one turn are one message, however many; a text after a text begins another."""
+    thoughts = [
+        {
+            "type": "reasoning",
+            "id": "r",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": text}],
+        }
+        for text in ("First.", "Then.")
+    ]
+    said = [{"type": "message", "role": "assistant", "content": text} for text in ("A", "B")]
+    asked = Responses().read(
+        msgspec.convert({"model": "tiny", "input": [*thoughts, *said]}, ResponsesRequest)
+    )
+    assert asked.messages == [
+        Message("assistant", "A", reasoning="First.\nThen."),
+        Message("assistant", "B"),
+    ]
