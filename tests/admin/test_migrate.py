@@ -1,7 +1,6 @@
 import asyncio
 import re
 import signal
-import subprocess
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
@@ -15,8 +14,8 @@ from admin.database import EVERYTHING, Connection, Database
 from admin.errors import AdminError, DatabaseUnavailable, MigrationError
 from admin.migrate import Migration, check_schema, load_migrations, migrate
 from admin.tenants import tenants
-from loraplex.box.postgres import find_binaries
 from loraplex.roles.bootstrap import migrate_database
+from tests.admin.schema import FILE, dump, schema
 from tests.postgres import SETTINGS, fresh_database, own_server, server
 from tests.stack import ROOT
 
@@ -48,14 +47,6 @@ async def connect(dsn: str) -> Database:
     return await Database.connect(dsn, role=None, max_size=2)
 
 
-def schema(dsn: str) -> str:
-    """As pg_dump writes it, with the rights on everything."""
-    command = [str(find_binaries() / "bin/pg_dump"), "--schema-only", dsn]
-    dump = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    # A random word of each dump.
-    return "\n".join(line for line in dump.splitlines() if "restrict " not in line)
-
-
 async def test_from_empty_then_nothing_to_do(empty_dsn: str):
     database = await connect(empty_dsn)
     files = load_migrations()
@@ -66,6 +57,11 @@ async def test_from_empty_then_nothing_to_do(empty_dsn: str):
         tables = (await connection.fetchval(TABLES)).split(",")
     await database.close()
     assert {"tenants", "api_keys", "base_models", "adapter_versions", "aliases"} <= set(tables)
+
+
+def test_the_schema_to_read_is_what_the_files_make():
+    with fresh_database() as dsn:
+        assert FILE.read_text() == schema(dsn), "run `make schema`"
 
 
 async def test_concurrent_runners_apply_each_file_once(empty_dsn: str):
@@ -113,7 +109,7 @@ async def test_five_processes_one_of_which_is_killed_midway(empty_dsn: str):
         await connection.execute("DROP TABLE slow")
     await database.close()
     with fresh_database() as alone:
-        assert schema(empty_dsn) == schema(alone)
+        assert dump(empty_dsn) == dump(alone)
 
 
 async def test_one_that_may_create_nothing_finds_that_nothing_is_to_do(empty_dsn: str):
