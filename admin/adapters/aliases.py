@@ -71,15 +71,18 @@ async def set_alias(
     alias: str,
     version: int,
     key_id: str | None = None,
+    *,
+    completions_only: bool = False,
 ) -> None:
     """Points `alias` to a ready version; a canary set of it ends.
 
-    Raises NotFound, Conflict (not ready, its chat template not approved, or pinned beyond the
-    quota), Invalid.
+    completions_only: a version that awaits the approval of its chat template will do; its chats are
+    refused. Raises NotFound, Conflict (not ready, its chat template not approved, or pinned beyond
+    the quota), Invalid.
     """
     await lock_catalog(connection)
     target = _Target(version, "promote")
-    await _point(connection, tenant_id, name, alias, target, key_id)
+    await _point(connection, tenant_id, name, alias, target, key_id, completions_only)
 
 
 async def set_canary(
@@ -90,11 +93,13 @@ async def set_canary(
     weights: dict[int, int],
     policy: CanaryPolicy | None,
     key_id: str | None = None,
+    *,
+    completions_only: bool = False,
 ) -> None:
     """Splits the alias's requests over ready versions by weight.
 
     The version it points to now must be one of them: it is the stable one, to which the set goes
-    back when a canary fails. Raises as `set_alias`.
+    back when a canary fails. completions_only and what is raised: as `set_alias`.
     """
     await lock_catalog(connection)
     if not 2 <= len(weights) <= MAX_TARGETS:
@@ -108,7 +113,7 @@ async def set_canary(
             "canary",
         )
     target = _Target(stable, "canary", weights, policy)
-    await _point(connection, tenant_id, name, alias, target, key_id)
+    await _point(connection, tenant_id, name, alias, target, key_id, completions_only)
 
 
 async def roll_back(
@@ -174,6 +179,7 @@ async def _point(
     alias: str,
     target: _Target,
     key_id: str | None,
+    completions_only: bool = False,
 ) -> None:
     """Moves it under the catalog's lock, if all it will point to is ready and its pins fit."""
     wanted = set(target.canary or {}) | {target.version}
@@ -183,9 +189,13 @@ async def _point(
         if version not in states:
             raise NotFound(f"no version {version} of adapter {name[:128]!r}", "version_not_found")
         if states[version] == AdapterState.AWAITING_APPROVAL:
+            if completions_only:
+                continue
             raise Conflict(
-                f"version {version} brings a chat template that no admin has approved: have an"
-                f" admin approve {name}@{version}, or push it without the template",
+                f"version {version} brings a chat template that no admin has approved, so its chats"
+                " would be refused. An admin approves it with: loraplex adapter approve"
+                f" {name}@{version} --tenant {rows[0]['owner']}. Or push it without the template,"
+                " or say completions_only (--completions-only)",
                 "template_not_approved",
                 "version",
             )

@@ -31,13 +31,16 @@ class AliasSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Version to weight; the version that the alias points to now must be among them."""
     policy: PolicySet | msgspec.UnsetType | None = msgspec.UNSET
     """When the set goes back by itself; null: never; left out: the default policy."""
+    completions_only: bool = False
+    """Versions whose chat template is not approved will do: their completions are served, and their
+    chats refused."""
 
 
 class TemplateView(msgspec.Struct, frozen=True):
     digest: str
     approved: bool
-    """Until then no alias can point to the version; by its number it serves completions, not
-    chats."""
+    """Until then the version serves completions, not chats, and an alias points to it only when
+    asked with `completions_only`."""
     text: str
 
 

@@ -39,8 +39,8 @@ FROM adapter_versions v LEFT JOIN version_proving p USING (tenant_id, name, vers
 WHERE v.tenant_id = $1 AND v.name = $2 AND v.version = $3;
 
 -- name: version_states
-SELECT version, version_state(state, serving) AS state FROM adapter_versions
-WHERE tenant_id = $1 AND name = $2 AND version = ANY ($3::integer[]);
+SELECT version, version_state(state, serving) AS state, (SELECT name FROM tenants WHERE id = $1) AS owner
+FROM adapter_versions WHERE tenant_id = $1 AND name = $2 AND version = ANY ($3::integer[]);
 
 -- name: version_proofs
 SELECT version, base_digest, layout, checksum, fingerprint, worker, proved_at FROM version_proofs

@@ -25,6 +25,11 @@ REJECTED = ("name", "code", "field", "got", "hint", "rejected_at")
 MOVES = ("changed_at", "reason", "version", "canary", "changed_by", "detail")
 PERCENT = click.IntRange(1, 99)
 
+completions_option = click.option(
+    "--completions-only",
+    is_flag=True,
+    help="Also if its chat template is not approved: chats are refused until it is.",
+)
 alias_option = click.option("--alias", default="prod", show_default=True)
 
 
@@ -93,12 +98,14 @@ def history(name: str, alias: str, tenant: str | None, as_json: bool) -> None:
 @adapter_group.command("promote")
 @click.argument("version", metavar="NAME@VERSION")
 @alias_option
+@completions_option
 @tenant_option
-def promote(version: str, alias: str, tenant: str | None) -> None:
+def promote(version: str, alias: str, completions_only: bool, tenant: str | None) -> None:
     """Point an alias to a version."""
     name, number = _parse_version(version)
     with api() as server:
-        _tell(server.put(_alias_path(name, alias), {"version": number}, tenant=tenant))
+        body = {"version": number, "completions_only": completions_only}
+        _tell(server.put(_alias_path(name, alias), body, tenant=tenant))
 
 
 @adapter_group.command("canary")
@@ -113,6 +120,7 @@ def promote(version: str, alias: str, tenant: str | None) -> None:
     " or none: never.",
 )
 @alias_option
+@completions_option
 @tenant_option
 def canary(
     version: str,
@@ -120,6 +128,7 @@ def canary(
     stop: bool,
     policy: tuple[str, ...],
     alias: str,
+    completions_only: bool,
     tenant: str | None,
 ) -> None:
     """Give some of an alias's requests to another version."""
@@ -138,6 +147,7 @@ def canary(
             if number == stable:
                 raise click.UsageError(f"{name}@{alias} is version {stable} already")
             body = {"canary": {stable: 100 - weight, number: weight}} | chosen
+            body["completions_only"] = completions_only
         _tell(server.put(path, body, if_match=etag, tenant=tenant))
 
 

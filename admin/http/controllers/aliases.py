@@ -57,11 +57,12 @@ class AliasController(Controller):
             owner = await tenant_for(connection, request.user, tenant)
             await _check(connection, owner, name, alias, if_match)
             key = (connection, owner.id, name, alias)
+            options = {"completions_only": data.completions_only}
             if data.version is not None and data.canary is None and not data.policy:
-                await aliases.set_alias(*key, data.version, request.user.id)
+                await aliases.set_alias(*key, data.version, request.user.id, **options)
             elif data.canary is not None and data.version is None:
                 policy = data.policy if isinstance(data.policy, CanaryPolicy | None) else _DEFAULT
-                await aliases.set_canary(*key, data.canary, policy, request.user.id)
+                await aliases.set_canary(*key, data.canary, policy, request.user.id, **options)
             else:
                 raise Invalid("give a version, or a canary set with or without a policy")
             return tagged(await describe_alias(connection, owner, name, alias))

@@ -110,7 +110,7 @@ async def test_a_hostile_template_is_not_promoted(plane: Plane, base: str, tmp_p
     assert (again.status_code, again.json()["state"]) == (200, "awaiting_approval")
     refused = problem(await acme.put("adapters/bot/aliases/prod", json={"version": 1}), 409)
     assert refused["code"] == "template_not_approved"
-    assert "have an admin approve bot@1" in str(refused["message"])
+    assert "loraplex adapter approve bot@1 --tenant acme" in str(refused["message"])
     problem(await acme.post("adapters/bot/versions/1/template/approve"), 403)
     # Behind a version that is ready, as a canary.
     await push(acme, tmp_path / "a", {})
@@ -122,6 +122,25 @@ async def test_a_hostile_template_is_not_promoted(plane: Plane, base: str, tmp_p
     async with plane.database.acquire() as connection:
         pointing = (await load_catalog(connection)).aliases
     assert [(alias.alias, alias.version, alias.canary) for alias in pointing] == [("prod", 2, None)]
+
+
+async def test_an_alias_may_be_for_completions_only(plane: Plane, base: str, tmp_path: Path):
+    """Whoever asks for it by name points an alias to a version whose chats are refused."""
+    acme = await plane.tenant("acme")
+    await push(acme, tmp_path / "a", {"chat_template": TEMPLATE})
+    await push(acme, tmp_path / "a", {})
+    await prove_all(plane.database)
+    asked = {"completions_only": True}
+    moved = await acme.put("adapters/bot/aliases/next", json={"version": 1, **asked})
+    assert moved.json()["version"] == 1
+    moved = await acme.put(
+        "adapters/bot/aliases/prod", json={"canary": {"2": 50, "1": 50}, **asked}
+    )
+    assert moved.json()["canary"] == {"1": 50, "2": 50}
+    # What is not proved is not called by any of them.
+    await push(acme, tmp_path / "a", {"chat_template": TEMPLATE, "stop": ["x"]})
+    refused = await acme.put("adapters/bot/aliases/next", json={"version": 3, **asked})
+    assert problem(refused, 409)["code"] == "version_not_ready"
 
 
 async def test_an_approval_makes_ready_what_waited_for_it(plane: Plane, base: str, tmp_path: Path):

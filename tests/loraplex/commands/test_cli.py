@@ -133,7 +133,9 @@ async def test_serving_data_goes_with_the_push(
     versions = await run(plane, "adapter", "show", "bot", "--tenant", "acme", COLUMNS="200")
     assert "awaiting_approval" in versions and "its chat template is not approved" in versions
     refused = await run(plane, "adapter", "promote", "bot@1", "--tenant", "acme", code=1)
-    assert "have an admin approve bot@1" in refused
+    assert "loraplex adapter approve bot@1 --tenant acme" in refused
+    command = ("adapter", "promote", "bot@1", "--alias", "raw", "--tenant", "acme")
+    assert "bot@raw is now version 1" in await run(plane, *command, "--completions-only")
     approved = await run(plane, "adapter", "approve", "bot@1", "--tenant", "acme")
     assert "prod=1" in await run(plane, "adapter", "list", "--tenant", "acme")
     assert shown["template"]["digest"][:12] in approved
