@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,6 +12,7 @@ import msgspec
 
 from loraplex.errors import ApiFailure, BadSettings, NoAnswer, Refused
 from loraplex.private import read_private
+from loraplex.running import RunningServer, find_server, find_server_at
 from loraplex.settings import Settings
 
 NOT_NOW = (502, 503, 504)
@@ -112,30 +112,38 @@ class Api:
 
 
 def connect(settings: Settings) -> Api:
-    """For managing: by settings, else by what `serve` wrote into the data directory."""
-    return _connect(settings, _written(settings.home / "keys.json").get("admin"), for_admin=True)
+    """For managing: by settings, else with the admin key of the running server."""
+    url, server = _place(settings)
+    key = settings.key or _keys_of(server).get("admin")
+    if server is not None and url == server.url:
+        url = server.admin_url
+    return _api(settings, url, key)
 
 
 def connect_tenant(settings: Settings, tenant: str | None) -> Api:
     """For inference: with the key of this tenant, or without one as `connect`, with the key of the
     first tenant there is. Raises ApiFailure."""
-    path = settings.home / "keys.json"
-    known: dict[str, str] = _written(path).get("tenants", {})
+    url, server = _place(settings)
+    known: dict[str, str] = _keys_of(server).get("tenants", {})
     if tenant is None:
-        return _connect(settings, next(iter(known.values()), None))
+        return _api(settings, url, settings.key or next(iter(known.values()), None))
     if tenant not in known:
+        path = (server.data_dir if server else settings.home) / "keys.json"
         raise ApiFailure(f"{path} has no key of tenant {tenant!r}: set LORAPLEX_KEY instead")
-    return _connect(msgspec.structs.replace(settings, key=None), known[tenant])
+    return _api(settings, url, known[tenant])
 
 
-def _connect(settings: Settings, known_key: str | None, *, for_admin: bool = False) -> Api:
-    written = _written(settings.home / "serve.json")
-    own_urls = {written.get("url"), written.get("admin_url")}
-    url = (settings.url or written.get("url") or "").rstrip("/")
-    # Another server there would learn it.
-    key = settings.key or (known_key if url in own_urls else None)
-    if for_admin and url == written.get("url"):
-        url = written.get("admin_url", url)
+def _place(settings: Settings) -> tuple[str, RunningServer | None]:
+    """The URL to speak to, and the server of this account that listens there."""
+    if settings.url:
+        url = settings.url.rstrip("/")
+        # A server that is not of this account would learn the key.
+        return url, find_server_at(settings, url)
+    server = find_server(settings)
+    return (server.url if server else ""), server
+
+
+def _api(settings: Settings, url: str, key: str | None) -> Api:
     if not url:
         raise ApiFailure(
             f"nothing serves from {settings.home}: set LORAPLEX_URL and LORAPLEX_KEY,"
@@ -146,8 +154,11 @@ def _connect(settings: Settings, known_key: str | None, *, for_admin: bool = Fal
     return Api(url, key)
 
 
-def _written(path: Path) -> dict[str, Any]:
+def _keys_of(server: RunningServer | None) -> dict[str, Any]:
     """Raises BadSettings, and NotPrivate for the file of another account."""
+    if server is None:
+        return {}
+    path = server.data_dir / "keys.json"
     try:
         return msgspec.json.decode(read_private(path), type=dict[str, Any])
     except (FileNotFoundError, NotADirectoryError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import stat
@@ -99,8 +100,28 @@ def write_private(path: Path, text: str) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
+def write_locked(path: Path, text: str) -> int:
+    """As `write_private`. The file has a lock from when it is seen until the descriptor that this
+    returns is closed, at the latest when this process ends."""
+    fresh = _write_aside(path, text)
+    descriptor = os.open(fresh, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    fresh.rename(path)
+    return descriptor
+
+
+def is_locked(path: Path) -> bool:
+    """Whether the process lives that wrote the file by `write_locked`. Raises OSError."""
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
 def make_private(path: Path, text: str) -> None:
-    """The same unless the file is there: of several that make it at once, one does."""
+    """As `write_private`, unless the file is there: of several that make it at once, one does."""
     fresh = _write_aside(path, text)
     with contextlib.suppress(FileExistsError):
         path.hardlink_to(fresh)

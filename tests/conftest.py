@@ -1,6 +1,7 @@
 """Before any test module is imported, and in which order they run."""
 
 import os
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
@@ -23,6 +24,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 # Libraries import Triton too, and whether its own functions are interpreted is decided then.
 import tests.ops.interpreter  # noqa: F401
+
+# Servers of tests are not found by commands of the account that runs them, nor its own by tests.
+RUNTIME = tempfile.TemporaryDirectory(prefix="loraplex-tests-")
+os.environ["XDG_RUNTIME_DIR"] = RUNTIME.name
 
 HAS_FAILED = pytest.StashKey[bool]()
 

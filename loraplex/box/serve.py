@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import json
 import logging
 import os
 import signal
@@ -45,6 +44,7 @@ from loraplex.roles.precautions import warnings_of
 from loraplex.roles.tls import load_tls
 from loraplex.roles.waiting import until_there
 from loraplex.roles.worker import worker_config
+from loraplex.running import RunningServer, announced
 from loraplex.settings import Settings
 from loraplex.tracing import trace_destination
 from workers.process.logs import set_up_logging
@@ -121,9 +121,16 @@ class Box:
         self._url = f"{scheme}://{address_of(self._listener)}"
         # Spoken to by this process: it takes no TLS.
         self._address = address_of(self._management)
-        self._management_url = f"http://{self._address}"
+        management_url = f"http://{self._address}"
         is_apart = serves_apart(self._listener, self._tls)
-        self._admin_url = self._management_url if is_apart else self._url
+        self._admin_url = management_url if is_apart else self._url
+        self._where = RunningServer(
+            url=self._url,
+            admin_url=self._admin_url,
+            management_url=management_url,
+            pid=os.getpid(),
+            data_dir=settings.home,
+        )
         self._worker = self._make_worker()
         self._gateway = self._make_gateway()
 
@@ -135,8 +142,11 @@ class Box:
         try:
             keys = await _unless(stopping, self._start())
             if keys is not None:
-                self._announce(keys, time.monotonic() - started)
-                await stopping.wait()
+                with announced(self._where):
+                    # Written when what they open is there, for scripts that wait for this file.
+                    keys.write(self._settings.home / "keys.json")
+                    self._announce(keys, time.monotonic() - started)
+                    await stopping.wait()
         finally:
             tell("stopping")
             await self._stop()
@@ -151,7 +161,6 @@ class Box:
 
     async def _start(self) -> Keys:
         settings = self._settings
-        path = settings.home / "keys.json"
         # It needs no database, and of all it takes the longest.
         await self._worker.start()
         await until_there(self._migrate, self._listener, tell, self._tls)
@@ -160,7 +169,7 @@ class Box:
         )
         try:
             tenants = demo.TENANTS if self._with_demo else ()
-            known, limits = Keys.read(path), default_quota(settings)
+            known, limits = Keys.read(settings.home / "keys.json"), default_quota(settings)
             keys = await ensure_keys(database, load_pepper(settings), known, tenants, limits)
             store = settings.open_store()
             for name, digest in self._digests.items():
@@ -175,15 +184,6 @@ class Box:
         )
         await self._gateway.wait_ready(self._is_up, START_TIMEOUT_S)
         await asyncio.to_thread(self._wait_demo, keys, pushed)
-        # Written when what they open is there, for scripts that wait for this file.
-        keys.write(path)
-        where = {
-            "url": self._url,
-            "admin_url": self._admin_url,
-            "management_url": self._management_url,
-            "pid": os.getpid(),
-        }
-        write_private(settings.home / "serve.json", json.dumps(where) + "\n")
         return keys
 
     def _is_up(self) -> bool:
@@ -211,7 +211,6 @@ class Box:
         given = self._settings.drain_s
         await self._gateway.stop((DRAIN_S if given is None else given) + END_S)
         await self._worker.stop(WORKER_DRAIN_S)
-        (self._settings.home / "serve.json").unlink(missing_ok=True)
 
     async def _watch_postgres(self) -> None:
         """Starts it again if it dies, from this thread: it ends with the one that started it."""

@@ -13,6 +13,7 @@ import pytest
 from admin.queries import sql
 from admin.tenants.tenants import create_tenant
 from loraplex.private import path_digest
+from loraplex.running import RunningServer, announced
 from loraplex.settings import load_settings
 from tests.adapters.files import write_adapter
 from tests.admin.conftest import Plane
@@ -349,18 +350,22 @@ async def test_a_name_ends_where_it_ends(plane: Plane):
     assert "acme" in await run(plane, "tenant", "list")
 
 
+def serving(data_dir: Path, url: str) -> RunningServer:
+    return RunningServer(url=url, admin_url=url, management_url=url, pid=1, data_dir=data_dir)
+
+
 async def test_keys_of_a_data_directory_are_for_who_serves_from_it(plane: Plane, tmp_path: Path):
     url = plane.url.removesuffix("/admin/v1")
     key = plane.client.headers["authorization"].removeprefix("Bearer ")
     (tmp_path / "keys.json").write_text(json.dumps({"admin": key, "tenants": {}}))
-    (tmp_path / "serve.json").write_text(json.dumps({"url": url}))
 
     async def ask(url: str, code: int = 0) -> str:
         places = {"LORAPLEX_DATA_DIR": str(tmp_path), "LORAPLEX_URL": url, "LORAPLEX_KEY": ""}
         return await run(plane, "tenant", "list", code=code, **places)
 
-    for given in ("", url, f"{url}/"):
-        await ask(given)
+    with announced(serving(tmp_path, url)):
+        for given in ("", url, f"{url}/"):
+            await ask(given)
     num_connected = 0
 
     async def stranger(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -399,14 +404,14 @@ async def test_a_chat_is_the_tenants_that_was_named(
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     keys = {"admin": "", "tenants": {"acme": "lpx_acme", "globex": "lpx_globex"}}
     (tmp_path / "keys.json").write_text(json.dumps(keys))
-    (tmp_path / "serve.json").write_text(json.dumps({"url": url}))
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "loraplex", "chat", "bot", *arguments),
-        env=os.environ | {"LORAPLEX_DATA_DIR": str(tmp_path), "LORAPLEX_KEY": key},
-        stdin=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    _, err = await process.communicate(b"Hello!\n")
+    with announced(serving(tmp_path, url)):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "loraplex", "chat", "bot", *arguments),
+            env=os.environ | {"LORAPLEX_DATA_DIR": str(tmp_path), "LORAPLEX_KEY": key},
+            stdin=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, err = await process.communicate(b"Hello!\n")
     assert process.returncode == 1
     if borne is None:
         assert heads == [] and b"has no key of tenant" in err
@@ -435,13 +440,13 @@ def test_what_is_not_utf_8_is_told_so(tmp_path: Path):
         ({"LORAPLEX_URL": "http://[::1"}, "LORAPLEX_URL: Invalid port"),
         ({"LORAPLEX_KEY": "lpx_é"}, "LORAPLEX_KEY: no API key has such characters"),
         ({"LORAPLEX_KEY": "lpx_a\n"}, "LORAPLEX_KEY: no API key has such characters"),
-        ({"LORAPLEX_DATA_DIR": "."}, "keys.json: Input data was truncated"),
+        ({"LORAPLEX_DATA_DIR": "."}, "serve.json: Input data was truncated"),
     ],
 )
 def test_what_is_no_server_and_no_key_is_told(
     tmp_path: Path, environment: dict[str, str], words: str
 ):
-    (tmp_path / "keys.json").write_text('{"admin": "lpx_')
+    (tmp_path / "serve.json").write_text('{"url": "http')
     given = {"LORAPLEX_URL": "http://127.0.0.1:9", "LORAPLEX_KEY": "x", "HOME": "/nonexistent"}
     done = subprocess.run(
         [sys.executable, "-m", "loraplex", "tenant", "list"],
@@ -457,7 +462,7 @@ def test_what_is_no_server_and_no_key_is_told(
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
-        (["tenant", "list"], "keys.json"),
+        (["tenant", "list"], "serve.json"),
         (["model", "add", "x=data"], "imports.json"),
         (["worker", "--listen", "unix:/x"], "worker-{digest}.json"),
     ],
