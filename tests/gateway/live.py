@@ -20,6 +20,7 @@ from gateway.app import create_app
 from gateway.catalog.source import PostgresSource
 from gateway.config import GatewayConfig
 from gateway.http.services import Gateway
+from gateway.tracing import Tracing
 from tests.adapters.files import BASE
 from tests.admin.lifecycle import make_ready, make_tenant
 from tests.doubles import make_tokenizer
@@ -75,6 +76,7 @@ class Live:
         poll_interval_s: float = 3600,
         trusted_proxies: Sequence[str] = (),
         bodies: BodyBudget | None = None,
+        tracing: Tracing = Tracing(),  # noqa: B008
     ) -> AsyncIterator[Served]:
         """Serves, once it has a catalog. workers: addresses of its settings; None: the one."""
         addresses = [self.worker.address] if workers is None else workers
@@ -85,6 +87,7 @@ class Live:
             security=security,
             wal=self.wal,
             max_wal_bytes=self.max_wal_bytes,
+            tracing=tracing,
         )
         app = create_app(
             config,
