@@ -1,6 +1,7 @@
 """Before any test module is imported, and in which order they run."""
 
 import os
+import sys
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -18,12 +19,17 @@ else:
     hypothesis.settings.register_profile("untimed", deadline=None)
     hypothesis.settings.load_profile("untimed")
 
+# The suite starts hundreds of processes: without bytecode each would compile all that it imports,
+# which for torch, transformers and peft takes longer than to import them.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Beside others each process computes with one thread: a team that waits for cores waits long.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Libraries import Triton too, and whether its own functions are interpreted is decided then.
-import tests.ops.interpreter  # noqa: F401
+import tests.ops.interpreter  # noqa: E402, F401
 
 # Servers of tests are not found by commands of the account that runs them, nor its own by tests.
 RUNTIME = tempfile.TemporaryDirectory(prefix="loraplex-tests-")

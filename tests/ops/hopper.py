@@ -7,11 +7,13 @@ and bytes of stack a thread, and how many of its loads from memory take 16 bytes
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -74,22 +76,22 @@ compiled: list[Any] = []
 
 
 def _resources(binary: bytes) -> dict[str, int]:
-    """What the assembler made of a kernel."""
+    """What the assembler made of a kernel: registers and bytes of stack a thread, and its loads of
+    16 bytes. Kept beside the kernels that Triton keeps."""
+    kept = Path(knobs.cache.dir, f"{hashlib.sha256(binary).hexdigest()}.resources")
+    if kept.exists():
+        return json.loads(kept.read_text())
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary)
         file.flush()
-        usage = _dump("--dump-resource-usage", file.name)
-        code = _dump("--dump-sass", file.name)
-    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
-    assert found is not None, usage
-    wide = len(re.findall(r"LDG\.E\.128|LDGSTS\.E\S*\.128", code))
-    return {"registers": int(found[1]), "stack": int(found[2]), "wide_loads": wide}
-
-
-def _dump(option: str, file: str) -> str:
-    tool = knobs.nvidia.cuobjdump.path
-    command = [tool, option, file]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", "--dump-sass", file.name]
+        dump = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", dump)
+    assert found is not None, dump
+    wide = len(re.findall(r"LDG\.E\.128|LDGSTS\.E\S*\.128", dump))
+    resources = {"registers": int(found[1]), "stack": int(found[2]), "wide_loads": wide}
+    kept.write_text(json.dumps(resources))
+    return resources
 
 
 def attend(ops: CudaOps, dtype: torch.dtype, seqs: int, rows: int, context: int) -> None:

@@ -19,7 +19,7 @@ from triton.runtime.driver import driver
 from ops.cuda import CudaOps
 from tests.ops.hopper import Driver, add_lora, attend, sample
 
-NUM_STEPS = 100
+NUM_STEPS = 40
 
 
 def main() -> None:

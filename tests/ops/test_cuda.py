@@ -171,8 +171,7 @@ def test_no_block_size_reads_what_was_not_written(
             assert torch.equal(add(), y)
 
 
-@pytest.mark.parametrize("window", [None, 20])
-@pytest.mark.parametrize("tile", [16, 32])
+@pytest.mark.parametrize(("tile", "window"), [(16, None), (32, 20)])
 def test_attention_is_the_same_in_any_number_of_programs(
     triton_ops: Ops, poisoned_scratch, tile: int, window: int | None
 ):
@@ -324,10 +323,13 @@ def test_after_its_warm_up_a_worker_compiles_nothing(tmp_path: Path):
 
 
 @pytest.mark.timeout(900)
-def test_kernels_compile_for_hopper(tmp_path: Path):
+def test_kernels_compile_for_hopper(request: pytest.FixtureRequest):
     """The interpreter takes more than the compiler does. Nothing may spill, and what is bound by
-    memory must load 16 bytes at once."""
-    output = _without_interpreter("tests.ops.hopper", TRITON_CACHE_DIR=str(tmp_path))
+    memory must load 16 bytes at once. A kernel that did not change is not compiled again: Triton
+    keeps binaries by a hash of the source, its own version and the target."""
+    cache = request.config.cache
+    assert cache is not None
+    output = _without_interpreter("tests.ops.hopper", TRITON_CACHE_DIR=str(cache.mkdir("triton")))
     kernels = [json.loads(line) for line in output.splitlines()]
     by_memory = {"_attend", "shrink_rows", "shrink_segments", "expand_rows", "expand_segments"}
     by_memory |= {"_rms_norm", "_gated_activation", "_copy_pages", "_block_hashes"}
