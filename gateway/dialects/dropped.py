@@ -38,7 +38,9 @@ MESSAGES_TOOL_TYPES = re.compile(
 """Types of tools that Anthropic runs or defines."""
 
 RESPONSES: Mapping[str, str] = {
+    "client_metadata": "What an application notes of its own session.",
     "include": "`reasoning.encrypted_content`: reasoning is shown in the open.",
+    "max_tool_calls": "It counts calls of tools that a vendor runs; there are none.",
     "phase": "The phase of a message that is sent back.",
     "prompt_cache_key": "Every prefix is cached; requests go where it is.",
     "prompt_cache_options": "As `prompt_cache_key`.",

@@ -31,7 +31,8 @@ from gateway.messages import MadeCall, Message, joined
 from gateway.text.detokenizer import TokenBytes
 
 DROPPED_FIELDS = (
-    *("include", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+    *("client_metadata", "include", "max_tool_calls"),
+    *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
     *("safety_identifier", "service_tier", "stream_options"),
 )
 REASONING_OPTIONS = ("context", "generate_summary", "mode", "summary")

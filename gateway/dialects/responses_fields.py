@@ -168,7 +168,9 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     previous_response_id: str | None = None
 
     # dropped
+    client_metadata: Any = None
     include: list[Literal["reasoning.encrypted_content"]] | None = None
+    max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
     prompt_cache_key: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None

@@ -11,10 +11,14 @@ import openai
 import pytest
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
 from openai.types.completion_create_params import CompletionCreateParamsBase as TextParams
+from openai.types.responses.response_create_params import (
+    ResponseCreateParamsBase as ResponseParams,
+)
 
 from gateway.dialects import openai_table
 from gateway.dialects.chat_completions import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
+from gateway.dialects.responses_fields import ResponsesRequest
 from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import say
 from tests.gateway.service import Service
@@ -146,6 +150,15 @@ def test_the_page_has_the_same_tables() -> None:
     assert rows_of(dropped) == set(openai_table.DROPPED)
     assert rows_of(refused) == {*openai_table.REFUSED, "echo", "add_special_tokens"}
     assert tables <= schemas
+
+
+def test_every_field_of_a_response_has_its_place_on_the_page() -> None:
+    """Effective, dropped, or refused by name."""
+    section = PAGE.read_text().split("## OpenAI's Responses\n")[1].split("\n## ")[0]
+    taken, schema = set(ResponseParams.__annotations__), set(ResponsesRequest.__struct_fields__)
+    refused = names_in(section.split("of OpenAI's page these:")[1].split(", and values of")[0])
+    assert refused == taken - schema
+    assert schema - taken == {"stream", "client_metadata"}
 
 
 def names_in(text: str) -> set[str]:

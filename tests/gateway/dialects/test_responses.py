@@ -117,6 +117,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"conversation": "c"}, "conversation"),
     ({"include": ["file_search_call.results"]}, "include"),
     ({"n": 2}, "n"),
+    ({"stop": ["x"]}, "stop"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"include": ["message.output_text.logprobs"]}, "include"),
+    ({"max_tool_calls": 0}, "max_tool_calls"),
     ({"input": []}, "input"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
     (
