@@ -28,7 +28,7 @@ from rich.table import Table
 
 from adapters.manifest import BaseModelShape
 from adapters.store.folder import LocalStore
-from benchmarks.load import Job, run_load
+from benchmarks.load import Job, figures_of, run_load
 from benchmarks.machine import describe
 from tests.doubles import write_adapter
 from tests.e2e.demo import NAME, gguf
@@ -103,9 +103,8 @@ class Side:
             self.stack.push(folder, name, "bench")
 
     def tokens_per_s(self, load: Load, jobs: list[Job]) -> float:
-        timings = asyncio.run(run_load(self.stack.url, self._key, jobs, load.concurrency))
-        seconds = max(t.arrivals_s[-1] for t in timings) - min(t.start_s for t in timings)
-        return sum(t.num_prompt + t.num_output for t in timings) / seconds
+        outcomes = asyncio.run(run_load(self.stack.url, self._key, jobs, load.concurrency))
+        return figures_of(outcomes).total_per_s
 
     def requests_per_cpu_s(self, load: Load, jobs: list[Job]) -> float:
         """By the CPU time of the gateway's process."""

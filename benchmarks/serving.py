@@ -24,9 +24,10 @@ from rich.table import Table
 
 from adapters.manifest import PROJECTIONS, BaseModelShape
 from adapters.store.folder import LocalStore
-from benchmarks.load import Job, Summary, Timing, run_load, summarise
+from benchmarks.load import Job, figures_of, run_load
 from benchmarks.machine import describe, read_bandwidth
 from benchmarks.peft_baseline import run_peft
+from loraplex.load.figures import Figures, Percentiles
 from tests.doubles import write_adapter
 from tests.e2e.demo import NAME, gguf
 from tests.stack import Stack, running
@@ -60,7 +61,7 @@ class Case:
 @dataclass
 class Result:
     case: Case
-    summary: Summary
+    figures: Figures
     step_us: dict[str, float] = field(default_factory=dict)
     adapters_per_step: float = 0.0
     memory_bytes: int = 0
@@ -130,14 +131,12 @@ class Bench:
         warm = [Job(model, [1, 2, 3, 4], 2) for model in models]
         asyncio.run(run_load(self.stack.url, self.key, warm, 1))
         before = worker_steps(self.stack)["step"][-1]
-        timings: list[Timing] = asyncio.run(
-            run_load(self.stack.url, self.key, jobs, case.concurrency)
-        )
+        outcomes = asyncio.run(run_load(self.stack.url, self.key, jobs, case.concurrency))
         steps = worker_steps(self.stack)
         mine = np.array(steps["step"]) > before
         means = {part: float(np.array(steps[part])[mine].mean()) for part in STEP_PARTS}
         adapters = float(np.array(steps["num_adapters"])[mine].mean())
-        return Result(case, summarise(timings), means, adapters, self.memory_bytes())
+        return Result(case, figures_of(outcomes), means, adapters, self.memory_bytes())
 
     def memory_bytes(self) -> int:
         """Proportional set size of every process of the product, Postgres included."""
@@ -152,23 +151,27 @@ def show(results: list[Result]) -> None:
     for column in (*columns, "TTFT p50/p90/p99", "ITL p50/p90/p99", "step", "memory"):
         table.add_column(column, justify="right")
     for result in results:
-        case, summary = result.case, result.summary
+        case, figures = result.case, result.figures
         step_ms = sum(result.step_us.values()) / 1000
         table.add_row(
             case.name,
             case.ranks,
             f"{case.num_prompt}/{case.num_output}",
             str(case.concurrency),
-            f"{summary.output_per_s:.0f}",
-            f"{summary.total_per_s:.0f}",
+            f"{figures.output_per_s:.0f}",
+            f"{figures.total_per_s:.0f}",
             case.goal,
-            f"{summary.cached_share:.0%}",
-            "/".join(f"{value:.0f}" for value in summary.ttft_ms),
-            "/".join(f"{value:.0f}" for value in summary.itl_ms),
+            f"{figures.cached_tokens / figures.prompt_tokens:.0%}",
+            milliseconds(figures.ttft_ms),
+            milliseconds(figures.itl_ms),
             f"{step_ms:.1f}",
             f"{result.memory_bytes / 2**30:.2f} GiB",
         )
     console.print(table)
+
+
+def milliseconds(times: Percentiles | None) -> str:
+    return "" if times is None else f"{times.p50:.0f}/{times.p90:.0f}/{times.p99:.0f}"
 
 
 def show_steps(results: list[Result]) -> None:

@@ -133,6 +133,19 @@ def connect_tenant(settings: Settings, tenant: str | None) -> Api:
     return _api(settings, url, known[tenant])
 
 
+def endpoint(settings: Settings, url: str | None) -> tuple[str, str | None]:
+    """The base URL for inference, and a key for it if one is known. url: to be used in place of
+    the settings'; LORAPLEX_KEY is not for it where LORAPLEX_URL names another. Raises
+    ApiFailure."""
+    if url and settings.url and url.rstrip("/") != settings.url.rstrip("/"):
+        settings = msgspec.structs.replace(settings, key=None)
+    place, server = _place(msgspec.structs.replace(settings, url=url or settings.url))
+    if not place:
+        raise _nothing_serves(settings)
+    known: dict[str, str] = _keys_of(server).get("tenants", {})
+    return place, settings.key or next(iter(known.values()), None)
+
+
 def _place(settings: Settings) -> tuple[str, RunningServer | None]:
     """The URL to speak to, and the server of this account that listens there."""
     if settings.url:
@@ -145,13 +158,17 @@ def _place(settings: Settings) -> tuple[str, RunningServer | None]:
 
 def _api(settings: Settings, url: str, key: str | None) -> Api:
     if not url:
-        raise ApiFailure(
-            f"nothing serves from {settings.home}: set LORAPLEX_URL and LORAPLEX_KEY,"
-            " or start `loraplex serve`"
-        )
+        raise _nothing_serves(settings)
     if not key:
         raise ApiFailure(f"set LORAPLEX_KEY: {settings.home} has no key for {url}")
     return Api(url, key)
+
+
+def _nothing_serves(settings: Settings) -> ApiFailure:
+    return ApiFailure(
+        f"nothing serves from {settings.home}: set LORAPLEX_URL and LORAPLEX_KEY,"
+        " or start `loraplex serve`"
+    )
 
 
 def _keys_of(server: RunningServer | None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import click
 from admin.errors import AdminError
 from loraplex.commands.adapters import adapter_group
 from loraplex.commands.audit import audit_group
+from loraplex.commands.bench import bench_command
 from loraplex.commands.doctor import doctor_command
 from loraplex.commands.models import chat_command, model_group
 from loraplex.commands.prices import price_group
@@ -51,7 +52,7 @@ for command in (
     *(serve_command, gateway_command, worker_command, admin_command, migrate_command),
     *(bootstrap_command, config_command, doctor_command),
     *(tenant_group, key_group, audit_group, adapter_group, model_group, chat_command),
-    *(quota_group, price_group, usage_command, workers_group),
+    *(quota_group, price_group, usage_command, workers_group, bench_command),
 ):
     cli.add_command(command)
 

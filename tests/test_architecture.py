@@ -84,7 +84,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "adapters": {"format": (), "store": (), "pool": ("format", "store")},
-    "loraplex": {"roles": (), "box": ("roles",), "commands": ("box",)},
+    "loraplex": {"load": (), "roles": (), "box": ("roles",), "commands": ("load", "box")},
 }
 """Rooms of the large packages, each with those it may import; what they may import it may too.
 A module beside the rooms is below all of them, and imports none."""

@@ -96,3 +96,12 @@ def test_the_command_line_speaks_to_it(demo: Stack) -> None:
     listed = json.loads(demo.cli("adapter", "list", "--json", key=key))
     assert "support-bot" in json.dumps(listed)
     assert demo.cli("chat", "support-bot", key=key, stdin="Hello!\n").strip()
+
+
+def test_the_bench_measures_an_adapter(demo: Stack) -> None:
+    load = ("--model", "support-bot", "--requests", "4", "--output-tokens", "8", "--ignore-eos")
+    text = demo.cli("bench", *load, "--json", key=demo.keys["tenants"]["acme"])
+    figures = json.loads(text)["all"]
+    assert (figures["completed"], figures["output_tokens"]) == (4, 32)
+    assert figures["prompt_tokens"] > 4 * 64, "words of the template come on top"
+    assert figures["ttft_ms"]["p50"] + figures["itl_ms"]["p50"] < figures["e2e_ms"]["p99"]

@@ -1,0 +1,295 @@
+"""`loraplex bench`: how a server behaves under load."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from loraplex.commands.options import json_option
+from loraplex.errors import ApiFailure, BadSettings
+from loraplex.output import ProgressCallback, counting, show
+from loraplex.settings import load_settings
+
+if TYPE_CHECKING:
+    from loraplex.load.client import Outcome
+    from loraplex.load.figures import Figures, Percentiles, Targets
+    from loraplex.load.loops import OnEnd
+    from loraplex.load.plan import Plan
+
+MAX_REQUESTS = 100_000
+MAX_CONCURRENCY = 1024
+MAX_RATE = 10_000
+MAX_DURATION_S = 86_400
+MAX_TOKENS = 1 << 17
+MAX_MODELS = 10_000
+DEFAULT_REQUESTS = 100
+DEFAULT_CONCURRENCY = 8
+ALL = "all"
+"""The only class, or the row of all classes together."""
+TIMES = ("TTFT", "ITL", "e2e")
+BAR_WIDTH = 40
+MAX_BARS = 12
+_CLASS = re.compile(r"([\w.-]{1,64})=([A-Za-z_]\w*)")
+
+
+def _finite(_: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    if value is not None and math.isnan(value):
+        raise click.BadParameter("it is no number", param=parameter)
+    return value
+
+
+@click.command("bench")
+@click.option("--url", help="Of an OpenAI-compatible server; default: LORAPLEX_URL, or this box.")
+@click.option("--model", "models", multiple=True, required=True, help="Several: popular first.")
+@click.option(
+    "--zipf",
+    type=click.FloatRange(0, 10),
+    default=0.0,
+    show_default=True,
+    callback=_finite,
+    help="The k-th model gets 1/k^ZIPF of what the first gets.",
+)
+@click.option(
+    "--class",
+    "classes",
+    multiple=True,
+    metavar="NAME=VARIABLE",
+    help="Requests with the API key in this variable of the environment; several: in turn.",
+)
+@click.option("--concurrency", type=click.IntRange(1, MAX_CONCURRENCY), help="Clients; 8.")
+@click.option(
+    "--rate",
+    type=click.FloatRange(0, MAX_RATE, min_open=True),
+    callback=_finite,
+    help="Requests a second at random moments, in place of --concurrency.",
+)
+@click.option("--requests", type=click.IntRange(1, MAX_REQUESTS), help="In all; 100.")
+@click.option(
+    "--duration",
+    type=click.FloatRange(0, MAX_DURATION_S, min_open=True),
+    callback=_finite,
+    help="Seconds in which requests are sent.",
+)
+@click.option("--prompt-tokens", type=click.IntRange(1, MAX_TOKENS), default=64, show_default=True)
+@click.option("--output-tokens", type=click.IntRange(1, MAX_TOKENS), default=64, show_default=True)
+@click.option("--ignore-eos", is_flag=True, help="All answers as long; vLLM and loraplex know it.")
+@click.option(
+    "--endpoint", type=click.Choice(["chat", "completions"]), default="chat", show_default=True
+)
+@click.option(
+    "--ttft-target",
+    type=click.FloatRange(0, min_open=True),
+    callback=_finite,
+    metavar="MS",
+    help="Goodput: requests whose first token came within this time.",
+)
+@click.option(
+    "--itl-target",
+    type=click.FloatRange(0, min_open=True),
+    callback=_finite,
+    metavar="MS",
+    help="Goodput: requests whose mean time between tokens was this at most.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, 3600, min_open=True),
+    default=300.0,
+    show_default=True,
+    callback=_finite,
+    help="Seconds for one answer.",
+)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--plot", is_flag=True, help="Show the times as bars.")
+@json_option
+def bench_command(
+    url: str | None,
+    models: tuple[str, ...],
+    zipf: float,
+    classes: tuple[str, ...],
+    concurrency: int | None,
+    rate: float | None,
+    requests: int | None,
+    duration: float | None,
+    prompt_tokens: int,
+    output_tokens: int,
+    ignore_eos: bool,
+    endpoint: str,
+    ttft_target: float | None,
+    itl_target: float | None,
+    timeout: float,
+    seed: int,
+    plot: bool,
+    as_json: bool,
+) -> None:
+    """Send streamed requests and show times, rates and goodput.
+
+    Without --rate a fixed number of clients wait for each answer (closed loop); with it requests
+    come whatever became of those before them (open loop). One request of each class goes ahead
+    and is not counted; if it fails, the command does.
+    """
+    # Slow to import.
+    from loraplex.load.figures import Targets
+    from loraplex.load.plan import Plan, run_plan
+
+    if concurrency is not None and rate is not None:
+        raise click.UsageError("give --concurrency or --rate")
+    if plot and as_json:
+        raise click.UsageError("give --plot or --json")
+    if len(models) > MAX_MODELS:
+        raise click.UsageError(f"--model: more than {MAX_MODELS}")
+    place, keys = _place(url, classes)
+    plan = Plan(
+        models=models,
+        zipf=zipf,
+        keys=keys,
+        endpoint=endpoint,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        ignores_eos=ignore_eos,
+        concurrency=concurrency or DEFAULT_CONCURRENCY,
+        rate=rate,
+        requests=requests or (MAX_REQUESTS if duration else DEFAULT_REQUESTS),
+        is_counted=requests is not None or duration is None,
+        duration=duration,
+        seed=seed,
+        timeout_s=timeout,
+    )
+    outcomes: list[Outcome] = []
+    with counting("requests" if plan.is_counted else "seconds") as report:
+        asyncio.run(run_plan(place, plan, _noting(outcomes, plan, report)))
+    _tell(place, plan, outcomes, Targets(ttft_target, itl_target), as_json=as_json, plot=plot)
+    if all(outcome.error for outcome in outcomes):
+        raise ApiFailure("no request was answered")
+
+
+def _place(url: str | None, classes: tuple[str, ...]) -> tuple[str, dict[str, str | None]]:
+    """The server, and the keys of the classes. Raises UsageError, BadSettings and ApiFailure."""
+    from loraplex.api import endpoint
+
+    place, key = endpoint(load_settings({}), url)
+    keys: dict[str, str | None] = {}
+    for text in classes:
+        if (found := _CLASS.fullmatch(text)) is None or found[1] == ALL or found[1] in keys:
+            raise click.UsageError(f"--class: {text!r} is not another NAME=VARIABLE")
+        if not (given := os.environ.get(found[2])):
+            raise BadSettings(f"--class: the environment has no variable {found[2]}")
+        keys[found[1]] = given
+    keys = keys or {ALL: key}
+    for name, each in keys.items():
+        if each is not None and not (each.isascii() and each.isprintable()):
+            raise BadSettings(f"the key of {name}: no API key has such characters")
+    return place, keys
+
+
+def _noting(outcomes: list[Outcome], plan: Plan, report: ProgressCallback) -> OnEnd:
+    """Notes outcomes and reports requests, or seconds where these alone bound the load."""
+    begun_s = time.perf_counter()
+    seconds = None if plan.is_counted or plan.duration is None else max(1, round(plan.duration))
+
+    def note(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+        if seconds is None:
+            report(len(outcomes), plan.requests)
+        else:
+            report(min(int(time.perf_counter() - begun_s), seconds), seconds)
+
+    return note
+
+
+def _tell(
+    url: str, plan: Plan, outcomes: list[Outcome], targets: Targets, *, as_json: bool, plot: bool
+) -> None:
+    from loraplex.load.figures import failures, load_seconds, summarise
+
+    seconds = load_seconds(outcomes)
+    groups = {name: [o for o in outcomes if o.group == name] for name in plan.keys}
+    found = {name: summarise(group, seconds, targets) for name, group in groups.items()}
+    total = summarise(outcomes, seconds, targets)
+    failed = failures(outcomes)
+    if as_json:
+        load = {name: value for name, value in plan._asdict().items() if name != "keys"}
+        document = {
+            "url": url,
+            "load": load,
+            "targets": targets._asdict(),
+            "seconds": seconds,
+            "classes": {name: asdict(figures) for name, figures in found.items()},
+            "all": asdict(total),
+            "failures": [{"requests": n, "code": code, "message": m} for n, code, m in failed],
+        }
+        print(json.dumps(document, indent=2))
+        return
+    if ALL not in found:
+        found[ALL] = total
+    rows = [_row(name, figures) for name, figures in found.items()]
+    title = f"{seconds:.1f} s; times in ms: p50 / p90 / p99"
+    show(rows, [column for column in rows[0] if rows[0][column] is not None], False, title)
+    if failed:
+        columns = ("failed", "code", "message")
+        show([dict(zip(columns, each, strict=True)) for each in failed], columns, False)
+    if plot:
+        _plot(outcomes)
+
+
+def _row(name: str, figures: Figures) -> dict[str, Any]:
+    times = (figures.ttft_ms, figures.itl_ms, figures.e2e_ms)
+    row: dict[str, Any] = {
+        "class": name,
+        "requests": figures.requests,
+        "failed": figures.requests - figures.completed,
+        "requests/s": figures.requests_per_s,
+        "output/s": figures.output_per_s,
+        "tokens/s": figures.total_per_s,
+        "cached": f"{figures.cached_tokens / max(figures.prompt_tokens, 1):.0%}",
+    }
+    row |= {name: _milliseconds(each) for name, each in zip(TIMES, times, strict=True)}
+    good = figures.goodput_per_s
+    row["goodput/s"] = None if good is None else f"{good:.5g} ({figures.good_share:.0%})"
+    return row
+
+
+def _milliseconds(times: Percentiles | None) -> str:
+    return "" if times is None else f"{times.p50:.4g} / {times.p90:.4g} / {times.p99:.4g}"
+
+
+def _plot(outcomes: list[Outcome]) -> None:
+    """Bars for the requests whose first token, and whose whole answer, took so long."""
+    from loraplex.load.figures import ttft_ms
+
+    whole = [outcome for outcome in outcomes if not outcome.error]
+    e2e = [(outcome.ended_s - outcome.begun_s) * 1e3 for outcome in whole]
+    for name, values in (("TTFT", ttft_ms(whole)), ("e2e", e2e)):
+        if values:
+            print(f"\n{name}, ms: requests")
+            print("\n".join(_bars(values, "█" if _can_print("█") else "#")))
+
+
+def _bars(values: list[float], block: str) -> Iterator[str]:
+    """A line for each range of the values, which are positive; ranges grow by a constant
+    factor."""
+    import numpy as np
+
+    low, high = min(values), max(values)
+    edges = np.geomspace(low, high, MAX_BARS + 1 if high > low else 2)
+    numbers = np.histogram(values, edges)[0]
+    for number, low, high in zip(numbers, edges, edges[1:], strict=False):
+        bar = block * math.ceil(BAR_WIDTH * number / numbers.max())
+        yield f"{low:>9.4g} - {high:<9.4g} {number:>6} {bar}"
+
+
+def _can_print(text: str) -> bool:
+    try:
+        text.encode(sys.stdout.encoding)
+    except UnicodeEncodeError:
+        return False
+    return True

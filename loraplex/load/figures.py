@@ -1,0 +1,125 @@
+"""What the outcomes of a load say: rates, times and goodput."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from loraplex.load.client import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Milliseconds."""
+
+    p50: float
+    p90: float
+    p99: float
+
+
+class Targets(NamedTuple):
+    """Milliseconds that a request is to keep; None: any."""
+
+    ttft_ms: float | None = None
+    itl_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Rates are a second of the whole load; times are those of whole answers."""
+
+    requests: int
+    completed: int
+    requests_per_s: float
+    output_per_s: float
+    total_per_s: float
+    """Tokens of prompts and answers."""
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    ttft_ms: Percentiles | None
+    """To the first token."""
+    itl_ms: Percentiles | None
+    """Between two events of a stream."""
+    e2e_ms: Percentiles | None
+    goodput_per_s: float | None
+    """Requests that kept the targets; None without targets."""
+    good_share: float | None
+    """Of all requests, those that failed too."""
+
+
+def load_seconds(outcomes: Iterable[Outcome]) -> float:
+    """From the first request to the last answer."""
+    found = list(outcomes)
+    if not found:
+        return 0.0
+    return max(o.ended_s for o in found) - min(o.begun_s for o in found)
+
+
+def summarise(
+    outcomes: Sequence[Outcome],
+    seconds: float,
+    targets: Targets = Targets(),  # noqa: B008
+) -> Figures:
+    """seconds: how long the load took, of which these are all or some outcomes."""
+    whole = [o for o in outcomes if not o.error]
+    answered = [o for o in whole if len(o.arrivals_s)]
+    gaps = [np.diff(o.arrivals_s) for o in answered if len(o.arrivals_s) > 1]
+    num_prompt, num_output = sum(o.num_prompt for o in whole), sum(o.num_output for o in whole)
+    num_good = None
+    if targets != Targets():
+        num_good = sum(_is_good(o, targets) for o in answered)
+    return Figures(
+        requests=len(outcomes),
+        completed=len(whole),
+        requests_per_s=_rate(len(whole), seconds),
+        output_per_s=_rate(num_output, seconds),
+        total_per_s=_rate(num_prompt + num_output, seconds),
+        prompt_tokens=num_prompt,
+        cached_tokens=sum(o.num_cached for o in whole),
+        output_tokens=num_output,
+        ttft_ms=percentiles(ttft_ms(answered)),
+        itl_ms=percentiles(np.concatenate(gaps) * 1e3 if gaps else []),
+        e2e_ms=percentiles([(o.ended_s - o.begun_s) * 1e3 for o in whole]),
+        goodput_per_s=None if num_good is None else _rate(num_good, seconds),
+        good_share=None if num_good is None else num_good / max(len(outcomes), 1),
+    )
+
+
+def failures(outcomes: Iterable[Outcome]) -> list[tuple[int, str, str]]:
+    """How many outcomes have each error, its code, and one of its messages; the most first."""
+    counts, messages = Counter[str](), dict[str, str]()
+    for outcome in outcomes:
+        if outcome.error:
+            counts[outcome.error] += 1
+            messages.setdefault(outcome.error, outcome.message)
+    return [(count, code, messages[code]) for code, count in counts.most_common()]
+
+
+def ttft_ms(outcomes: Iterable[Outcome]) -> list[float]:
+    """Of those that have a first token."""
+    return [(o.arrivals_s[0] - o.begun_s) * 1e3 for o in outcomes if len(o.arrivals_s)]
+
+
+def percentiles(values: Sequence[float] | np.ndarray) -> Percentiles | None:
+    if not len(values):
+        return None
+    return Percentiles(*(float(value) for value in np.percentile(values, [50, 90, 99])))
+
+
+def _is_good(outcome: Outcome, targets: Targets) -> bool:
+    """A request keeps the target between its tokens by its mean."""
+    arrivals = outcome.arrivals_s
+    if targets.ttft_ms is not None and (arrivals[0] - outcome.begun_s) * 1e3 > targets.ttft_ms:
+        return False
+    if targets.itl_ms is None or len(arrivals) < 2:
+        return True
+    return (arrivals[-1] - arrivals[0]) / (len(arrivals) - 1) * 1e3 <= targets.itl_ms
+
+
+def _rate(count: float, seconds: float) -> float:
+    return count / seconds if seconds else 0.0
