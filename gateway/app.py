@@ -20,7 +20,15 @@ from gateway.http.error_answers import to_response
 from gateway.http.handlers import DataPlane
 from gateway.http.openapi import Requirements, document
 from gateway.http.request import GatewayRequest
-from gateway.http.routes import completions, embeddings, health, messages, models, tokens
+from gateway.http.routes import (
+    completions,
+    embeddings,
+    health,
+    messages,
+    models,
+    reference,
+    tokens,
+)
 from gateway.http.services import Gateway
 from workers.wire.client import WorkerClient
 
@@ -41,6 +49,7 @@ ROUTES = [
     health.readyz,
     health.get_version,
     health.check_connection,
+    reference.show_reference,
 ]
 
 START_WAIT_S = 2.0
@@ -72,7 +81,7 @@ class _Tasks:
         gateway, control = self._gateway, self._control
         await gateway.wal.open()
         # Made once; not by the first request for it, which all others would wait for.
-        await asyncio.to_thread(getattr, app, "openapi_schema")
+        await asyncio.to_thread(reference.write_documents, app)
         telemetry.show(lambda: gateway.standing)
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(each.run()) for each in (gateway.discovery, gateway.fleet)]

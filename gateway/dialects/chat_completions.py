@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from gateway.dialects.chat_messages import (
@@ -15,7 +16,6 @@ from gateway.dialects.chat_messages import (
 from gateway.dialects.dialect import Answer, Dialect, join_parts
 from gateway.dialects.openai_fields import Count, OpenAIRequest, TopLogprobs
 from gateway.dialects.openai_format import OpenAIFormat, encode, finite, token_text
-from gateway.dialects.openai_table import check_refused
 from gateway.dispatch.choice import Delta, Scored
 from gateway.exceptions import InvalidRequest
 from gateway.generation_request import GenerationRequest
@@ -31,6 +31,12 @@ class ChatCompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
     example: ClassVar[dict[str, Any]] = {
         "model": "support-bot",
         "messages": [{"role": "user", "content": "Where is my parcel?"}],
+        "max_tokens": 64,
+    }
+
+    also_refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "add_special_tokens": (False,),
+        "echo": (False,),
     }
 
     messages: Messages
@@ -71,8 +77,6 @@ class ChatCompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_refused("echo", self.echo, (False,))
-        check_refused("add_special_tokens", self.add_special_tokens, (False,))
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
         if self.continue_final_message and self.add_generation_prompt:

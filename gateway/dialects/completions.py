@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
@@ -18,7 +19,6 @@ from gateway.dialects.openai_fields import (
     prompts_of,
 )
 from gateway.dialects.openai_format import OpenAIFormat, encode, finite, token_text
-from gateway.dialects.openai_table import check_refused
 from gateway.dispatch.choice import Delta, Scored
 from gateway.exceptions import InvalidRequest
 from gateway.generation_request import GenerationRequest
@@ -32,10 +32,12 @@ class CompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
     """POST /v1/completions."""
 
     example: ClassVar[dict[str, Any]] = {
-        "model": "support-bot@staging",
+        "model": "support-bot",
         "prompt": "Once",
         "max_tokens": 16,
     }
+
+    also_refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {"add_special_tokens": (True,)}
 
     prompt: (
         str
@@ -57,7 +59,6 @@ class CompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_refused("add_special_tokens", self.add_special_tokens, (True,))
         if self.max_tokens == 0 and not self.echo:
             raise InvalidRequest("'max_tokens' may be 0 only with 'echo'.", param="max_tokens")
         if len(self.prompts) * (self.n or 1) > MAX_SEQUENCES:

@@ -1,14 +1,15 @@
 """What becomes of the fields of OpenAI's and vLLM's requests that have no effect here.
 
 Every other field of the schemas has its effect, and one that is in no schema is refused by name.
-`null` counts as absent everywhere. docs/use/api.md has the same tables.
+`null` counts as absent everywhere. docs/use/api.md is made from these
+tables (`make api`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -93,10 +94,13 @@ class FieldsWithoutEffect(ConstraintFields, frozen=True, kw_only=True):
     use_beam_search: Any = None
     vllm_xargs: Any = None
 
+    also_refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """What this route alone refuses, as REFUSED has it."""
+
     def __post_init__(self) -> None:
-        for name in refused_names(type(self)):
+        for name, allowed in refused_of(type(self)).items():
             if getattr(self, name) is not None:
-                check_refused(name, getattr(self, name), REFUSED[name])
+                check_refused(name, getattr(self, name), allowed)
 
     @property
     def dropped(self) -> tuple[str, ...]:
@@ -110,9 +114,10 @@ class FieldsWithoutEffect(ConstraintFields, frozen=True, kw_only=True):
 
 
 @cache
-def refused_names(request: type[FieldsWithoutEffect]) -> tuple[str, ...]:
-    """The fields of a schema that are refused."""
-    return tuple(name for name in request.__struct_fields__ if name in REFUSED)
+def refused_of(request: type[FieldsWithoutEffect]) -> Mapping[str, tuple[Any, ...]]:
+    """The fields of a schema that are refused, with the values that ask for nothing."""
+    refused = {**REFUSED, **request.also_refused}
+    return {name: refused[name] for name in request.__struct_fields__ if name in refused}
 
 
 def check_refused(name: str, value: Any, allowed: Sequence[Any]) -> None:

@@ -142,7 +142,11 @@ class ResponsesStreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=
 class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/responses."""
 
-    example: ClassVar[dict[str, Any]] = {"model": "support-bot", "input": "Where is my parcel?"}
+    example: ClassVar[dict[str, Any]] = {
+        "model": "support-bot",
+        "input": "Where is my parcel?",
+        "max_output_tokens": 64,
+    }
 
     model: Annotated[str, Meta(min_length=1)]
     input: str | Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_MESSAGES)]

@@ -15,7 +15,7 @@ from gateway.http.paths import find_ambiguity
 from gateway.http.refusals import Refusals
 from gateway.http.request import add_request_headers
 
-PUBLIC = ("/schema", "/version")
+PUBLIC = ("/docs", "/schema", "/version")
 """Routes without a key, and those below them. Probes are not among them: they cost the same each
 time and are never refused."""
 NOT_SERVED = (404, 405)

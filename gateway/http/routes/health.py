@@ -43,7 +43,13 @@ async def check_connection() -> None:
 
 @get("/version", guards=[public], responses=refused(429, 503))
 async def get_version() -> dict[str, str]:
+    """The package's version."""
+    return {"version": this_version()}
+
+
+def this_version() -> str:
+    """The installed package's, if it is installed."""
     try:
-        return {"version": version("loraplex")}
+        return version("loraplex")
     except PackageNotFoundError:
-        return {"version": "not installed"}
+        return "not installed"

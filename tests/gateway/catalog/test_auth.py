@@ -19,6 +19,7 @@ PUBLIC = {
     "/health",
     "/version",
     "/",
+    "/docs",
     "/schema",
     "/schema/openapi.json",
     "/schema/{path:str}",

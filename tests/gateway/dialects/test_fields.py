@@ -15,7 +15,6 @@ from openai.types.responses.response_create_params import (
     ResponseCreateParamsBase as ResponseParams,
 )
 
-from gateway.dialects import openai_table
 from gateway.dialects.chat_completions import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
 from gateway.dialects.responses_fields import ResponsesRequest
@@ -133,25 +132,6 @@ def test_wishes_are_dropped_and_named(client: openai.OpenAI, worker: ScriptedWor
     assert named.split(", ") == sorted(DROPPED)
 
 
-def test_the_page_has_the_same_tables() -> None:
-    section = PAGE.read_text().split("## Fields of chats and completions")[1].split("\n## ")[0]
-    effective, rest = section.split("Taken without effect:")
-    without, rest = rest.split("Dropped,")
-    dropped, refused = rest.split("Refused by name,")
-    schemas = {*ChatCompletionRequest.__struct_fields__, *CompletionRequest.__struct_fields__}
-    tables = {
-        *openai_table.WITHOUT_EFFECT,
-        *openai_table.DROPPED,
-        *openai_table.REFUSED,
-        "add_special_tokens",
-    }
-    assert names_in(effective) - {"null"} == schemas - tables
-    assert names_in(without) == openai_table.WITHOUT_EFFECT
-    assert rows_of(dropped) == set(openai_table.DROPPED)
-    assert rows_of(refused) == {*openai_table.REFUSED, "echo", "add_special_tokens"}
-    assert tables <= schemas
-
-
 def test_every_field_of_a_response_has_its_place_on_the_page() -> None:
     """Effective, dropped, or refused by name."""
     section = PAGE.read_text().split("## OpenAI's Responses\n")[1].split("\n## ")[0]
@@ -163,10 +143,6 @@ def test_every_field_of_a_response_has_its_place_on_the_page() -> None:
 
 def names_in(text: str) -> set[str]:
     return set(re.findall(r"`([a-z_]+)`", text))
-
-
-def rows_of(text: str) -> set[str]:
-    return set(re.findall(r"^\| `([a-z_]+)`", text, re.MULTILINE))
 
 
 def test_special_tokens_and_the_stop_string_in_the_text(

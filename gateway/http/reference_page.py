@@ -1,0 +1,104 @@
+"""The reference as one HTML page that needs nothing from elsewhere: no script, no font, no CDN."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from html import escape
+from typing import Any
+
+import msgspec
+
+from gateway.error_codes import CODES
+from gateway.http.reference import Fields, Reference, Route
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+STYLE = """
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+code, pre { font-family: ui-monospace, monospace; font-size: .875em; }
+pre { padding: .75rem; overflow-x: auto; border: 1px solid #8886; border-radius: 4px; }
+table { border-collapse: collapse; width: 100%; margin: .75rem 0; }
+th, td { text-align: left; vertical-align: top; padding: .25rem .75rem .25rem 0;
+  border-bottom: 1px solid #8886; overflow-wrap: anywhere; }
+h2 { margin-top: 2.5rem; border-top: 1px solid #8886; padding-top: 1rem; }
+nav li { display: inline-block; margin-right: 1rem; }
+nav ul { padding: 0; }
+"""
+
+
+def reference_page(reference: Reference, version: str) -> str:
+    """The whole page."""
+    routes = [*reference.routes]
+    links = [(anchor(route), f"{route.method} {route.paths[0]}") for route in routes]
+    links += [("objects", "objects"), ("headers", "headers"), ("errors", "errors")]
+    navigation = "".join(f'<li><a href="#{at}">{escape(text)}</a></li>' for at, text in links)
+    return "".join(
+        (
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width">',
+            f"<title>loraplex API</title><style>{STYLE}</style></head><body>",
+            f"<h1>loraplex API</h1><p>Version {escape(version)}. ",
+            "Keys: <code>Authorization: Bearer lpx_...</code> or <code>x-api-key</code>. ",
+            'The same as OpenAPI: <a href="/schema">/schema</a>.</p>',
+            f"<nav><ul>{navigation}</ul></nav>",
+            *(_route(route) for route in routes),
+            '<h2 id="objects">Objects in bodies</h2>',
+            *(f"<h3>{_object(fields)}</h3>{_fields(fields)}" for fields in reference.objects),
+            '<h2 id="headers">Headers of answers</h2>',
+            _table(("header", "value", "when"), reference.headers),
+            '<h2 id="errors">Error codes</h2>',
+            _table(
+                ("code", "status", "meaning"),
+                [(f"`{code}`", str(status), text) for code, (status, text) in CODES.items()],
+            ),
+            "</body></html>",
+        )
+    )
+
+
+def anchor(route: Route) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", f"{route.method} {route.paths[0]}".lower()).strip("-")
+
+
+def _route(route: Route) -> str:
+    parts = [
+        f'<h2 id="{anchor(route)}"><code>{route.method} {escape(route.paths[0])}</code></h2>',
+        f"<p>{_inline(route.text)}</p>",
+    ]
+    if route.paths[1:]:
+        parts.append(f"<p>Also {_inline(', '.join(f'`{path}`' for path in route.paths[1:]))}.</p>")
+    if route.parameters:
+        parts.append(_table(("parameter", "value", "meaning"), route.parameters))
+    if route.body is not None:
+        parts.append(_fields(route.body))
+        if route.body.example is not None:
+            parts.append(f"<pre>{escape(_indented(route.body.example))}</pre>")
+    statuses = ", ".join(map(str, route.statuses))
+    parts.append(f"<p>Answers {statuses}{', also as a stream' if route.streams else ''}.</p>")
+    return "".join(parts)
+
+
+def _indented(example: Any) -> str:
+    return msgspec.json.format(msgspec.json.encode(example), indent=2).decode()
+
+
+def _object(fields: Fields) -> str:
+    return f"<code>{escape(fields.name)}</code>"
+
+
+def _fields(fields: Fields) -> str:
+    return _table(("field", "value", ""), [(f"`{name}`", *rest) for name, *rest in fields.fields])
+
+
+def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = "".join(f"<th>{escape(each)}</th>" for each in heads)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{_inline(cell)}</td>' for cell in row)}</tr>" for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _inline(text: str) -> str:
+    """Escaped, with what stands in backticks as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))

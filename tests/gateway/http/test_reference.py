@@ -1,0 +1,55 @@
+"""The reference: as a page of the documentation and as what /docs serves, from the same tables."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import httpx
+
+from gateway.error_codes import CODES
+from gateway.exceptions import PROBLEMS
+from gateway.http.edge import NO_LIMIT_LEFT
+from gateway.http.reference import reference
+from tests.gateway.http.api_page import PAGE, page
+from tests.gateway.service import Service
+from tests.house import this_house
+
+
+def test_the_page_is_what_the_document_says() -> None:
+    assert PAGE.read_text() == page(), "run `make api`"
+
+
+def test_every_code_has_its_meaning() -> None:
+    """Those of the table of problems, and those that are given where an error is raised."""
+    named = {problem.code for problem in PROBLEMS.values() if problem.code}
+    for name, tree in this_house().trees.items():
+        if name.startswith("gateway."):
+            named.update(_codes(tree))
+    assert named | {NO_LIMIT_LEFT} == CODES.keys()
+    statuses = {p.code: p.status for p in PROBLEMS.values() if p.code}
+    assert {code: CODES[code][0] for code in statuses} == statuses
+
+
+def _codes(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and node.arg == "code":
+            for value in ast.walk(node.value):
+                if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                    yield value.value
+
+
+def test_docs_shows_all_of_it_and_loads_nothing(service: Service) -> None:
+    answer = httpx.get(f"{service.url}/docs")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert not re.search(r"<script|<link|<img|@import|url\(|https?://", answer.text)
+    found = reference(httpx.get(f"{service.url}/schema").json())
+    for route in found.routes:
+        assert all(path in answer.text for path in route.paths)
+        for name, *_ in route.body.fields if route.body else ():
+            assert f"<code>{name}</code>" in answer.text
+    for name in [*CODES, *(header.name for header in found.headers)]:
+        assert name in answer.text
