@@ -98,6 +98,11 @@ class Stack:
             self._process = None
 
     @property
+    def bin(self) -> Path:
+        """Of the installation, with its `loraplex` and its Python."""
+        return Path(self._command[0]).parent
+
+    @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import shutil
 import stat
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import openai
 import pytest
 
-from tests.stack import Stack, running
+from tests.pages import PAGES, Shell, blocks, failures
+from tests.stack import ROOT, Stack, running
 from tests.wheel import install_wheel
+
+RUN = [page for page in PAGES if any(block.reason is None for block in blocks(page))]
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +85,39 @@ def test_keys_are_private_and_admin_keys_do_not_infer(demo: Stack) -> None:
     assert stat.S_IMODE((demo.data_dir / "keys.json").stat().st_mode) == 0o600
     with demo.openai(demo.keys["admin"]) as client, pytest.raises(openai.PermissionDeniedError):
         client.completions.create(model="smollm2-135m-instruct", prompt="x")
+
+
+@pytest.mark.parametrize("page", RUN, ids=lambda page: page.name)
+def test_the_commands_of_a_page_are_true(demo: Stack, page: Path, tmp_path: Path) -> None:
+    """In a checkout's place stand its examples; in that of what training and mistakes make, copies
+    of them."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / ".loraplex").symlink_to(demo.data_dir)
+    (tmp_path / "bard-bot").symlink_to(ROOT / "examples/adapters/acme/concierge")
+    dora = Path(shutil.copytree(ROOT / "examples/adapters/acme/support-bot", tmp_path / "dora-bot"))
+    config = json.loads((dora / "adapter_config.json").read_text())
+    (dora / "adapter_config.json").write_text(json.dumps(config | {"use_dora": True}))
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("LORAPLEX_")},
+        "PATH": f"{demo.bin}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "COLUMNS": "200",
+        "LORAPLEX_DATA_DIR": str(demo.data_dir),
+        "LORAPLEX_URL": demo.url,
+        "LORAPLEX_KEY": demo.keys["admin"],
+        "KEY": demo.keys["tenants"]["acme"],
+    }
+    with contextlib.closing(Shell(tmp_path, environment)) as shell:
+        assert not (wrong := failures(page, shell, demo.url)), "\n".join(wrong)
+
+
+def test_what_is_not_run_says_why() -> None:
+    """And every page that has commands is read: none loses its blocks to a change of form."""
+    for page in PAGES:
+        found = list(blocks(page))
+        assert all(block.reason is None or len(block.reason) > 10 for block in found)
+        has_commands = "    $ " in page.read_text() or "```sh" in page.read_text()
+        assert bool(found) >= has_commands, page
 
 
 def test_a_second_start_is_quick_and_remembers(demo: Stack) -> None:
