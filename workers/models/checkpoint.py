@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 DTYPES = ("F32", "F16", "BF16")
+BACKBONE = "model."
+"""Begins the names of all tensors but the output matrix's. transformers' AutoModel, which has no
+output matrix, saves them without it."""
 
 
 class CheckpointError(ValueError):
@@ -75,12 +78,15 @@ class Checkpoint:
         """framework: numpy's for checks without torch."""
         self._stack = ExitStack()
         self._handles: dict[str, Any] = {}
+        """By the names that the files have."""
         for path in weight_files(folder):
             try:
                 handle = self._stack.enter_context(safe_open(path, framework=framework))
             except SafetensorError as error:
                 raise CheckpointError(f"{path.name}: {error}") from error
             self._handles.update(dict.fromkeys(handle.keys(), handle))
+        self._cut = BACKBONE if "embed_tokens.weight" in self._handles else ""
+        """What the files leave out of a name."""
 
     def __enter__(self) -> Self:
         return self
@@ -96,11 +102,12 @@ class Checkpoint:
 
     def get(self, name: str) -> Tensor:
         """A view of the mapped file, valid while the checkpoint is open."""
-        return self._handles[name].get_tensor(name)
+        stored = name.removeprefix(self._cut)
+        return self._handles[stored].get_tensor(stored)
 
     def check(self, spec: ModelSpec) -> None:
         """All tensors of the spec are there in their shapes, and none that would be left out."""
-        expected = dict(expected_tensors(spec))
+        expected = {name.removeprefix(self._cut): s for name, s in expected_tensors(spec)}
         for name, shape in expected.items():
             if name not in self._handles:
                 raise CheckpointError(f"tensor {name} is missing")

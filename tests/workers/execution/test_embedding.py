@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import random
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 from transformers import AutoModel
 
+from adapters.store.folder import LocalStore
 from tests.oracle import Oracle, Verdict
 from tests.workers.driver import Driver
 from tests.workers.process.test_worker import Setup
+from workers.importer import import_model
 from workers.wire.protocol import (
     ErrorCode,
     FinishReason,
@@ -167,6 +173,24 @@ def test_cached_positions_are_skipped_for_the_last_token_only(
             assert cosine(vector(driver, number), expected(oracle, asked)) >= 0.9999
     cached = [driver.outputs[number][0].num_cached_tokens for number in range(4)]
     assert cached == [0, 48, 0, 0]
+
+
+def test_a_base_model_saved_without_its_output_matrix(llama: Setup, tmp_path: Path) -> None:
+    """AutoModel's tensors have names without `model.`; the same vectors as transformers' own."""
+    source = shutil.copytree(llama.folder / "source", tmp_path / "bare")
+    bare = AutoModel.from_pretrained(source, dtype=torch.float32)
+    bare.save_pretrained(source)
+    assert "embed_tokens.weight" in load_file(source / "model.safetensors")
+    digest = import_model(source, LocalStore(llama.folder / "store"))
+    assert digest != llama.digest
+    prompt = [number % 200 for number in range(50)]
+    with Driver(llama.config(ops="cpu", models={"bare": digest})) as driver:
+        request = embed(llama, 0, prompt, None, Pooling.MEAN).request
+        driver.submit(msgspec.structs.replace(request, model=digest))
+        driver.wait()
+    with torch.inference_mode():
+        hidden = bare(torch.tensor([prompt])).last_hidden_state[0]
+    assert cosine(vector(driver, 0), hidden.mean(0).numpy()) >= 0.9999
 
 
 def test_what_makes_no_vector_is_refused(llama: Setup) -> None:
