@@ -28,12 +28,15 @@ class ServerProcess:
         health: str,
         environment: Mapping[str, str] | None = None,
         log: Path | None = None,
+        folder: Path = ROOT,
     ) -> None:
-        """health: HOST:PORT or `unix:PATH` of its /readyz. log: each start adds to it."""
+        """health: HOST:PORT or `unix:PATH` of its /readyz. log: each start adds to it. folder:
+        where it starts."""
         self.health = health
         self.log = log
         self._command = command
         self._environment = environment
+        self._folder = folder
         self._process: Process | None = None
 
     @property
@@ -60,7 +63,7 @@ class ServerProcess:
             log = stack.enter_context(self.log.open("ab")) if self.log else None
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
-                cwd=ROOT,
+                cwd=self._folder,
                 env=self._environment,
                 stdout=log,
                 stderr=log,

@@ -1,6 +1,6 @@
 """An overlay's pods as processes of this machine: the same commands, flags, ports and settings,
-secrets as files, mutual TLS. Each has an address of its own on the loopback network. Addresses,
-folders and sizes are all that differ."""
+secrets as files, mutual TLS. Each has an address of its own. Addresses, folders and sizes are all
+that differ."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ import sys
 from pathlib import Path
 
 from loraplex.probe import answers_ok
+from tests.k8s.namespaces import Loopback
 from tests.k8s.render import Object
 from tests.k8s.test_manifests import command_of, environment, find, own_containers
 from tests.server_process import ServerProcess
+from tests.stack import ROOT
 
 OVERLAY = "multi-node"
 COMMAND = str(Path(sys.executable).with_name("loraplex"))
 KERNELS = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
 """Where they are compiled already."""
 SIZES = {"LORAPLEX_DEVICE_MEMORY": "256MiB", "LORAPLEX_THREADS": "1"}
-NETWORK = f"127.{100 + os.getpid() % 100}.{os.getpid() // 100 % 250}"
-"""Of this test process: others on this machine have another."""
 FIRST_HOST = {"admin": 10, "migrate": 10, "gateway": 20, "worker": 30}
 WORKER = re.compile(r"loraplex-worker-(\d)\.loraplex-worker\.loraplex\.svc")
 
 
 class Installation:
-    def __init__(self, folder: Path, dsn: str) -> None:
+    def __init__(self, folder: Path, dsn: str, network: Loopback) -> None:
         self.folder = folder
+        self.network = network
         self._containers: dict[str, Object] = {
             command_of(container)[1]: container for _, container in own_containers(OVERLAY)
         }
@@ -38,13 +39,19 @@ class Installation:
             (folder / name).write_text(text)
         self._certify()
 
-    def process(self, role: str, number: int = 0) -> ServerProcess:
+    def process(self, role: str, number: int = 0, source: Path | None = None) -> ServerProcess:
+        """source: the tree of another version, to run in place of this one."""
         asked = self._containers[role]["readinessProbe"]["httpGet"]
+        command, environment = self._command(role, number), self._environment(role, number)
+        if source is not None:
+            command[:1] = [sys.executable, "-m", "loraplex"]
+            environment["PYTHONPATH"] = str(source)
         return ServerProcess(
-            self._command(role, number),
+            self._at(role, number, command),
             health=f"{self.address(role, number)}:{self._port(role, asked['port'])}",
-            environment=self._environment(role, number),
+            environment=environment,
             log=self.folder / f"{role}-{number}.log",
+            folder=source or ROOT,
         )
 
     @property
@@ -55,7 +62,7 @@ class Installation:
     def run(self, role: str, *arguments: str, **more: str) -> str:
         """What a command prints in the first pod of that role; without one, the pod's own."""
         done = subprocess.run(
-            [COMMAND, *arguments] if arguments else self._command(role, 0),
+            self._at(role, 0, [COMMAND, *arguments] if arguments else self._command(role, 0)),
             env=self._environment(role, 0) | more,
             capture_output=True,
             text=True,
@@ -73,11 +80,18 @@ class Installation:
         return f"http://{self.address(role, number)}:{self._port(role, 'http')}"
 
     def address(self, role: str, number: int = 0) -> str:
-        return f"{NETWORK}.{FIRST_HOST[role] + number}"
+        return self.network.address(self.host(role, number))
+
+    def host(self, role: str, number: int = 0) -> int:
+        """Its number in the network."""
+        return FIRST_HOST[role] + number
 
     def _port(self, role: str, name: str) -> int:
         ports = {each["name"]: each["containerPort"] for each in self._containers[role]["ports"]}
         return ports[name]
+
+    def _at(self, role: str, number: int, command: list[str]) -> list[str]:
+        return self.network.command(self.host(role, number), command)
 
     def _command(self, role: str, number: int) -> list[str]:
         _, *rest = command_of(self._containers[role])

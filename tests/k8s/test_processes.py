@@ -4,8 +4,9 @@ replaced under load."""
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +14,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from adapters.manifest import BaseModelShape
 from loraplex.probe import answers_ok
-from tests.doubles import make_model
+from tests.doubles import make_model, write_adapter
 from tests.gateway.live import eventually
 from tests.k8s.installation import Installation
+from tests.k8s.namespaces import Loopback, Namespaces
 from tests.postgres import fresh_database
 from tests.scale import IS_FULL
 from tests.server_process import ServerProcess
@@ -25,6 +28,8 @@ PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 START_S = 120.0
 NUM_CALLERS = 6
 NUM_TOKENS = 48
+MODEL = "model"
+"""Folder of the base model."""
 
 
 @pytest.fixture
@@ -33,17 +38,33 @@ async def stack() -> AsyncIterator[AsyncExitStack]:
         yield stack
 
 
-async def install(stack: AsyncExitStack, folder: Path) -> tuple[Installation, str]:
+@pytest.fixture
+def namespaces() -> Iterator[Namespaces]:
+    try:
+        made = Namespaces()
+    except PermissionError as error:
+        pytest.skip(str(error))
+    yield made
+    made.close()
+
+
+async def install(
+    stack: AsyncExitStack, folder: Path, network: Loopback
+) -> tuple[Installation, str]:
     """The pods of a migrated database, and its first admin key."""
-    pods = Installation(folder, stack.enter_context(fresh_database(migrated=False)))
+    pods = Installation(folder, stack.enter_context(fresh_database(migrated=False)), network)
     assert "0001_pre_catalog.sql" in await asyncio.to_thread(pods.run, "migrate")
     return pods, await asyncio.to_thread(pods.run, "admin", "bootstrap")
 
 
 async def launch(
-    stack: AsyncExitStack, pods: Installation, role: str, number: int = 0
+    stack: AsyncExitStack,
+    pods: Installation,
+    role: str,
+    number: int = 0,
+    source: Path | None = None,
 ) -> ServerProcess:
-    process = pods.process(role, number)
+    process = pods.process(role, number, source)
     stack.push_async_callback(process.kill)
     await process.launch()
     return process
@@ -51,12 +72,21 @@ async def launch(
 
 async def add_tenant(pods: Installation, admin_key: str) -> str:
     """A base model `tiny`, and the key of a tenant, made in the admin plane's pod."""
-    model = make_model(pods.folder / "model", "llama", max_position_embeddings=512)
+    model = make_model(pods.folder / MODEL, "llama", max_position_embeddings=512)
     as_admin = {"LORAPLEX_KEY": admin_key}
     for command in (("model", "add", f"tiny={model}"), ("tenant", "create", "acme")):
         await asyncio.to_thread(pods.run, "admin", *command, **as_admin)
     created = ("key", "create", "--tenant", "acme")
     return await asyncio.to_thread(pods.run, "admin", *created, **as_admin)
+
+
+async def push(pods: Installation, admin_key: str, name: str, seed: int) -> None:
+    """An adapter of the tenant's; it serves once a worker has proved it."""
+    config = json.loads((pods.folder / MODEL / "config.json").read_text())
+    shape = BaseModelShape.from_config(config, "")
+    files = write_adapter(shape, pods.folder / name, rank=8, seed=seed)
+    command = ("adapter", "push", str(files), "--name", name, "--tenant", "acme", "--model", "tiny")
+    await asyncio.to_thread(pods.run, "admin", *command, LORAPLEX_KEY=admin_key)
 
 
 @dataclass
@@ -66,12 +96,13 @@ class Callers:
     key: str
     gateways: list[str] = field(default_factory=list[str])
     """URLs of those that a balancer would choose."""
+    models: list[str] = field(default_factory=lambda: ["tiny"])
     num_answered: int = 0
     failures: list[str] = field(default_factory=list[str])
 
-    async def ask(self, client: httpx.AsyncClient, url: str) -> str:
+    async def ask(self, client: httpx.AsyncClient, url: str, model: str = "tiny") -> str:
         """What went wrong, or nothing."""
-        body = {"model": "tiny", "prompt": "Hello", "max_tokens": NUM_TOKENS, "stream": True}
+        body = {"model": model, "prompt": "Hello", "max_tokens": NUM_TOKENS, "stream": True}
         body |= {"ignore_eos": True}
         headers = {"authorization": f"Bearer {self.key}"}
         try:
@@ -90,13 +121,14 @@ class Callers:
             turn = 0
             while True:
                 turn += 1
-                if failure := await self.ask(client, self.gateways[turn % len(self.gateways)]):
+                url = self.gateways[turn % len(self.gateways)]
+                if failure := await self.ask(client, url, self.models[turn % len(self.models)]):
                     self.failures.append(failure)
                 self.num_answered += not failure
 
 
 async def test_from_nothing_to_a_first_answer(stack: AsyncExitStack, tmp_path: Path) -> None:
-    pods, admin_key = await install(stack, tmp_path)
+    pods, admin_key = await install(stack, tmp_path, Loopback())
     running = {role: await launch(stack, pods, role) for role in ("worker", "gateway", "admin")}
     for role in running:
         for probe in PROBES:
@@ -116,12 +148,21 @@ async def test_from_nothing_to_a_first_answer(stack: AsyncExitStack, tmp_path: P
         assert await process.end() == 0, process.log
 
 
+def num_moves(pods: Installation) -> int:
+    """Streams that gateways went on with at another worker, by their logs."""
+    logs = [path.read_text() for path in pods.folder.glob("gateway-*.log")]
+    return sum(log.count(" goes on at worker ") for log in logs)
+
+
 @pytest.mark.chaos
-@pytest.mark.skipif(not IS_FULL, reason="starts fifteen processes: make chaos")
-async def test_a_roll_out_loses_no_request(stack: AsyncExitStack, tmp_path: Path) -> None:
-    """Two gateways and three workers are replaced one by one under load. Then a worker is killed in
-    the middle of streams, and two of three leave and come back."""
-    pods, admin_key = await install(stack, tmp_path)
+@pytest.mark.skipif(not IS_FULL, reason="starts eighteen processes: make chaos")
+async def test_a_roll_out_loses_no_request(
+    stack: AsyncExitStack, tmp_path: Path, namespaces: Namespaces
+) -> None:
+    """Each pod in a network namespace. Two gateways and three workers are replaced one by one under
+    load. Then a worker is cut off in the middle of streams, another is killed, and two of three
+    leave and come back while adapters are pushed."""
+    pods, admin_key = await install(stack, tmp_path, namespaces)
     await launch(stack, pods, "admin")
     workers = [await launch(stack, pods, "worker", number) for number in range(3)]
     gateways = [await launch(stack, pods, "gateway", number) for number in range(2)]
@@ -130,11 +171,21 @@ async def test_a_roll_out_loses_no_request(stack: AsyncExitStack, tmp_path: Path
     callers = Callers(await add_tenant(pods, admin_key))
     callers.gateways = [pods.url("gateway", number) for number in range(2)]
 
-    async def is_served() -> bool:
-        return not any([await callers.ask(client, url) for url in callers.gateways])
+    async def serves(model: str) -> None:
+        async def is_served() -> bool:
+            return not any([await callers.ask(client, url, model) for url in callers.gateways])
 
-    async with httpx.AsyncClient(timeout=60) as client:
         await eventually(is_served, START_S)
+
+    async def add_adapter() -> None:
+        name = f"bot-{len(callers.models)}"
+        await push(pods, admin_key, name, seed=len(callers.models))
+        await serves(name)
+        callers.models.append(name)
+
+    client = await stack.enter_async_context(httpx.AsyncClient(timeout=60))
+    await serves("tiny")
+    await add_adapter()
     async with asyncio.TaskGroup() as tasks:
         asking = [tasks.create_task(callers.run()) for _ in range(NUM_CALLERS)]
 
@@ -161,15 +212,26 @@ async def test_a_roll_out_loses_no_request(stack: AsyncExitStack, tmp_path: Path
             await gateway.start()
             callers.gateways.append(url)
             await some_answers()
+        num_before = num_moves(pods)
+        namespaces.cut(pods.host("worker", 1))
+        await some_answers()
+        await eventually(lambda: num_moves(pods) > num_before, START_S)
+        namespaces.mend(pods.host("worker", 1))
+        await available(workers[1])
         await workers[0].kill()
         await some_answers()
         await workers[0].start()
         await available(workers[0])
         for worker in workers[1:]:
             assert await worker.end() == 0
+        await add_adapter()
         await some_answers()
         for worker in workers[1:]:
             await worker.start()
+        await add_adapter()
+        await some_answers()
+        for worker in workers[1:]:
+            assert await worker.end() == 0
         await some_answers()
         for task in asking:
             task.cancel()
