@@ -169,7 +169,7 @@ def failures(page: Path, shell: Shell, url: str) -> list[str]:
         for command, shown in block.commands:
             status, output = shell.run(command.replace(DEFAULT_URL, url))
             is_refusal = any('"error":' in line or "loraplex: " in line for line in shown)
-            if (status or '"error":' in output) and not is_refusal:
+            if (status or '"error":{' in output) and not is_refusal:
                 found.append(f"{here}: {command}\nfails with {status}\n{output}")
             elif missing := missing_words(shown, output):
                 found.append(f"{here}: {command}\nhas no {missing}\n{output}")
