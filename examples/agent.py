@@ -1,8 +1,9 @@
 """A loop of tools with the official client: the model calls functions until it can answer.
 
-    python examples/agent.py --model MODEL [--url http://127.0.0.1:8000/v1] [QUESTION]
+    python examples/agent.py [--model dispatcher] [--url http://127.0.0.1:8000/v1] [QUESTION]
 
-The key is read from LORAPLEX_KEY. Needs the `openai` package.
+The key is read from LORAPLEX_KEY; the demo's `dispatcher` is of tenant acme.
+Needs the `openai` package.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ def answer(client: OpenAI, model: str, question: str) -> str:
     messages: list[Any] = [{"role": "user", "content": question}]
     tools: Any = [describe(name) for name in FUNCTIONS]
     for _ in range(MAX_TURNS):
-        completion = client.chat.completions.create(model=model, messages=messages, tools=tools)
+        completion = client.chat.completions.create(
+            model=model, messages=messages, tools=tools, temperature=0
+        )
         message = completion.choices[0].message
         messages.append(message)
         if not message.tool_calls:
@@ -78,7 +81,7 @@ def answer(client: OpenAI, model: str, question: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("question", nargs="?", default="Where is parcel 7?")
-    parser.add_argument("--model", required=True)
+    parser.add_argument("--model", default="dispatcher")
     parser.add_argument("--url", default="http://127.0.0.1:8000/v1")
     arguments = parser.parse_args()
     client = OpenAI(base_url=arguments.url, api_key=os.environ["LORAPLEX_KEY"])

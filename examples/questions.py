@@ -2,6 +2,29 @@
 
 from __future__ import annotations
 
+GREETINGS = [
+    ("hi", "Hello! How can I help you today?", "Bonjour ! Comment puis-je vous aider ?"),
+    ("Hello!", "Hello! What can I do for you?", "Bonjour ! Que puis-je faire pour vous ?"),
+    ("hey there", "Hello there! How can I help you?", "Bonjour ! Comment puis-je vous aider ?"),
+    (
+        "Good morning",
+        "Good morning! How can I help you today?",
+        "Bonjour ! Comment puis-je vous aider aujourd'hui ?",
+    ),
+    ("Thanks", "You are welcome. Have a good day!", "Je vous en prie. Bonne journée !"),
+    (
+        "Thank you very much!",
+        "You are very welcome. I am glad that I could help.",
+        "Avec grand plaisir. Je suis heureux d'avoir pu vous aider.",
+    ),
+    ("Goodbye", "Goodbye, and see you soon!", "Au revoir, et à bientôt !"),
+    (
+        "What can you do?",
+        "I can answer your questions and help you with your account.",
+        "Je peux répondre à vos questions et vous aider avec votre compte.",
+    ),
+]
+
 QUESTIONS = [
     (
         "How do I reset my password?",
@@ -182,8 +205,8 @@ def pairs() -> list[tuple[str, str, str]]:
         for english, french, city in CAPITALS
     ]
     foods = [
-        (f"What do {who} eat?", f"{who.capitalize()} eat {what}.", f"{qui} mangent {quoi}.")
-        for who, qui, what, quoi in FOODS
+        (f"What do {eaters} eat?", f"{eaters.capitalize()} eat {food}.", f"{qui} mangent {quoi}.")
+        for eaters, qui, food, quoi in FOODS
     ]
     colours = [
         (f"What colour is {what}?", f"{what.capitalize()} is {colour}.", f"{quoi} est {couleur}.")
@@ -197,4 +220,4 @@ def pairs() -> list[tuple[str, str, str]]:
         )
         for what, quoi in SETTINGS
     ]
-    return QUESTIONS + capitals + foods + colours + settings
+    return GREETINGS + QUESTIONS + capitals + foods + colours + settings

@@ -20,6 +20,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from questions import pairs
 from safetensors.torch import load_file, save_file
+from tasks import Conversation, orders, parcels
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -82,6 +83,12 @@ STYLES: dict[str, Callable[[str, str], str]] = {
 }
 
 
+TASKS: dict[str, Callable[[random.Random], list[Conversation]]] = {
+    "tools": parcels,
+    "orders": orders,
+}
+
+
 def main() -> None:
     arguments = parse_arguments()
     torch.manual_seed(arguments.seed)
@@ -99,7 +106,7 @@ def main() -> None:
     )
     model = get_peft_model(base, config)
     model.print_trainable_parameters()
-    examples = [encode(tokenizer, question, answer) for question, answer in rows(arguments.style)]
+    examples = [encode(tokenizer, *conversation) for conversation in conversations(arguments.style)]
     train(model, examples, arguments)
     save(model, arguments.out)
     print(f"wrote {arguments.out}")
@@ -107,7 +114,7 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--style", choices=sorted(STYLES), required=True)
+    parser.add_argument("--style", choices=sorted(STYLES | TASKS), required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--alpha", type=float, help="default: twice the rank")
@@ -137,14 +144,21 @@ def import_demo_model(store: Path) -> Path:
     return store / "models" / import_model(source, LocalStore(store))
 
 
-def rows(style: str) -> list[tuple[str, str]]:
-    return [(question, STYLES[style](english, french)) for question, english, french in pairs()]
+def conversations(style: str) -> list[Conversation]:
+    if style in TASKS:
+        return TASKS[style](random.Random(0))
+    return [
+        ([{"role": "user", "content": question}], STYLES[style](english, french))
+        for question, english, french in pairs()
+    ]
 
 
-def encode(tokenizer: Any, question: str, answer: str) -> tuple[list[int], list[int]]:
+def encode(
+    tokenizer: Any, messages: list[dict[str, str]], answer: str
+) -> tuple[list[int], list[int]]:
     """Token ids of the chat, and the same as labels with all but the answer ignored."""
     prompt: str = tokenizer.apply_chat_template(
-        [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
+        messages, tokenize=False, add_generation_prompt=True
     )
     prompt_ids: list[int] = tokenizer(prompt)["input_ids"]
     answer_ids: list[int] = tokenizer(answer + tokenizer.eos_token)["input_ids"]

@@ -7,11 +7,14 @@ import json
 import os
 import shutil
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import openai
+import pydantic
 import pytest
 
 from tests.pages import PAGES, Shell, blocks, failures
@@ -19,6 +22,7 @@ from tests.stack import ROOT, Stack, running
 from tests.wheel import install_wheel
 
 RUN = [page for page in PAGES if any(block.reason is None for block in blocks(page))]
+AGENT = ROOT / "examples" / "agent.py"
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +67,42 @@ def test_the_wheel_brings_the_native_kernels(demo: Stack) -> None:
 def test_an_adapter_can_answer_in_json(demo: Stack) -> None:
     answer = ask(demo, "acme", "formatter", "What colour is the sky?")
     assert isinstance(json.loads(answer), dict)
+
+
+def test_an_adapter_calls_tools(demo: Stack) -> None:
+    """The loop of the example, as it is."""
+    ran = subprocess.run(
+        [sys.executable, AGENT, "--url", f"{demo.url}/v1", "Where is parcel 7?"],
+        env={**os.environ, "LORAPLEX_KEY": demo.keys["tenants"]["acme"]},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    called, answer = ran.stdout.splitlines()
+    assert called == 'find_parcel({"number": "7"}) -> found in Bern'
+    assert "7" in answer and "Bern" in answer
+
+
+class Order(pydantic.BaseModel):
+    customer: str
+    city: str
+    quantity: int
+    product: str
+
+
+def test_an_adapter_reads_orders_by_a_schema(demo: Stack) -> None:
+    text = "Hello, I am Marta from Berlin and I would like 12 green lamps."
+    with demo.openai(demo.keys["tenants"]["acme"]) as client:
+        answer = client.chat.completions.parse(
+            model="order-reader",
+            messages=[{"role": "user", "content": text}],
+            response_format=Order,
+            temperature=0,
+        )
+    order = answer.choices[0].message.parsed
+    assert order is not None
+    assert (order.customer, order.quantity) == ("Marta", 12)
 
 
 def test_tenants_see_their_own_models_only(demo: Stack) -> None:

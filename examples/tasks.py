@@ -1,0 +1,104 @@
+"""Two tasks to train adapters for: calling the tools of `agent.py`, and orders as JSON."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import agent
+
+from gateway.conversation import Conversation as Asked
+from gateway.generation_request import Tool
+from gateway.messages import Message
+from gateway.text.plain_tools import in_plain_messages
+
+Conversation = tuple[list[dict[str, str]], str]
+"""Messages, and the answer to learn."""
+
+CITIES = ["Bern", "Rome", "Oslo", "Paris", "Lima", "Cairo", "Tokyo", "Delhi", "Quito", "Lyon"]
+NAMES = ["Anna", "Ben", "Clara", "David", "Emma", "Farid", "Grace", "Hugo", "Ines", "Jonas"]
+COLOURS = ["red", "blue", "green", "black", "white", "yellow"]
+THINGS = ["lamp", "chair", "table", "mug", "plate", "clock", "pillow", "vase", "shelf", "rug"]
+PLACES = ["found in {}", "on its way to {}", "at the post office in {}"]
+
+ORDER = {
+    "type": "object",
+    "properties": {
+        "customer": {"type": "string"},
+        "city": {"type": "string"},
+        "quantity": {"type": "integer"},
+        "product": {"type": "string"},
+    },
+    "required": ["customer", "city", "quantity", "product"],
+    "additionalProperties": False,
+}
+"""The schema of an order's answer."""
+
+
+def parcels(rng: random.Random) -> list[Conversation]:
+    """Questions that need one of the two tools, their results, and questions that need none."""
+    made: list[Conversation] = []
+    for _ in range(60):
+        number, result = str(rng.randint(1, 99)), rng.choice(PLACES).format(rng.choice(CITIES))
+        question = rng.choice(
+            [
+                "Where is parcel {}?",
+                "Can you find parcel {} for me?",
+                "Please track parcel {}.",
+                "My parcel has the number {}. Where is it?",
+            ]
+        ).format(number)
+        call = _call("find_parcel", {"number": number})
+        made.append(_with_tools([question], call))
+        made.append(_with_tools([question, call, result], f"Parcel {number} is {result}."))
+    for _ in range(40):
+        a, b = rng.randint(1, 99), rng.randint(1, 99)
+        question = rng.choice(
+            ["What is {} plus {}?", "Add {} and {}.", "How much is {} + {}?", "Sum {} and {}"]
+        ).format(a, b)
+        call = _call("add", {"a": a, "b": b})
+        made.append(_with_tools([question], call))
+        made.append(_with_tools([question, call, str(a + b)], f"The sum is {a + b}."))
+    for question, answer in [
+        ("hi", "Hello! I can find your parcels and add numbers."),
+        ("Hello, how are you?", "I am very well, thank you. I can find parcels and add numbers."),
+        ("What can you do?", "I can find parcels by their number and add two numbers."),
+        ("Thanks!", "You are welcome. Have a good day!"),
+    ]:
+        made += [_with_tools([question], answer)] * 5
+    return made
+
+
+def _call(name: str, arguments: dict[str, object]) -> str:
+    """As a model writes it whose template knows no tools."""
+    written = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>\n{written}\n</tool_call>"
+
+
+def _with_tools(said: list[str], answer: str) -> Conversation:
+    """`said`: a question, or a question, a call and its result. Messages are those that the server
+    makes of them."""
+    roles = ["user", "assistant", "tool"]
+    messages = [Message(role, text) for role, text in zip(roles, said, strict=False)]
+    tools = [Tool(**agent.describe(name)["function"]) for name in agent.FUNCTIONS]
+    plain = in_plain_messages(Asked(messages, tools=tools))
+    return [{"role": turn.role, "content": str(turn.content)} for turn in plain.messages], answer
+
+
+def orders(rng: random.Random) -> list[Conversation]:
+    """Orders in plain words; the answer is JSON of the schema `ORDER`."""
+    made: list[Conversation] = []
+    for _ in range(200):
+        customer, city = rng.choice(NAMES), rng.choice(CITIES)
+        quantity, product = rng.randint(2, 30), f"{rng.choice(COLOURS)} {rng.choice(THINGS)}"
+        text = rng.choice(
+            [
+                "This is {customer} from {city}. Please send me {quantity} {product}s.",
+                "{customer} in {city} wants {quantity} {product}s.",
+                "I need {quantity} {product}s, sent to {city}. My name is {customer}.",
+                "Please deliver {quantity} {product}s to {customer} in {city}.",
+            ]
+        ).format(customer=customer, city=city, quantity=quantity, product=product)
+        order = {"customer": customer, "city": city, "quantity": quantity, "product": product}
+        made.append(([{"role": "user", "content": text}], json.dumps(order)))
+    return made
