@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import NamedTuple
@@ -10,7 +11,7 @@ from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Observation
 
 from gateway.top_use import TopUse
-from workers.tallies import Counter, Histogram
+from workers.tallies import Counter, Exemplar, Histogram
 
 REQUEST = ("model_name", "class")
 """The base model, and the class of service."""
@@ -64,6 +65,8 @@ time_per_output_token = Histogram(
     "Mean time between the tokens of a request, all its choices together.",
     *(LATENCY_BUCKETS, REQUEST, "s"),
 )
+LATENCIES = (request_duration, time_to_first_token, time_per_output_token)
+"""Their values have traces."""
 lease_renewal = Histogram(
     _meter,
     "loraplex_lease_renewal_seconds",
@@ -121,17 +124,41 @@ def note_request(
     tokens.add(prompt_tokens, *labels, "prompt")
     tokens.add(cached_tokens, *labels, "cached")
     tokens.add(completion_tokens, *labels, "completion")
-    request_duration.record(duration_ms / 1e3, *labels)
-    if ttft_ms is not None:
-        time_to_first_token.record(ttft_ms / 1e3, *labels)
-        if completion_tokens > 1:
-            per_token_s = (duration_ms - ttft_ms) / 1e3 / (completion_tokens - 1)
-            time_per_output_token.record(per_token_s, *labels)
+    for histogram, seconds in _latencies(ttft_ms, duration_ms, completion_tokens):
+        histogram.record(seconds, *labels)
     num_tokens = prompt_tokens + completion_tokens
     tenant_use.add((tenant,), num_tokens, 1, pico_dollars * PICO)
     if adapter is not None:
         name, version = adapter
         adapter_use.add((tenant, name, str(version)), num_tokens, 1)
+
+
+def note_trace(
+    trace_id: int,
+    span_id: int,
+    *,
+    model: str,
+    service_class: str,
+    completion_tokens: int,
+    ttft_ms: float | None,
+    duration_ms: float,
+) -> None:
+    """Makes a request that was counted the exemplar of its buckets."""
+    now = time.time()
+    for histogram, seconds in _latencies(ttft_ms, duration_ms, completion_tokens):
+        exemplar = Exemplar(trace_id, span_id, seconds, now)
+        histogram.exemplify(exemplar, model, service_class)
+
+
+def _latencies(
+    ttft_ms: float | None, duration_ms: float, completion_tokens: int
+) -> Iterator[tuple[Histogram, float]]:
+    """The histograms that a request counts in, each with its value."""
+    yield request_duration, duration_ms / 1e3
+    if ttft_ms is not None:
+        yield time_to_first_token, ttft_ms / 1e3
+        if completion_tokens > 1:
+            yield time_per_output_token, (duration_ms - ttft_ms) / 1e3 / (completion_tokens - 1)
 
 
 class Standing(NamedTuple):

@@ -108,6 +108,10 @@ class Untraced:
     def detail(self, make: Callable[[], Detail]) -> None:
         """`make` is called at the end if the request is recorded."""
 
+    def when_kept(self, tell: Callable[[int, int], None]) -> None:
+        """`tell` is called at the end with the ids of trace and span if the request is
+        recorded."""
+
     def end(self, status: int | None) -> None:
         """The answer is sent, with this status, or given up."""
 
@@ -183,6 +187,7 @@ class RequestTrace(Untraced):
         self._error = ""
         self._failed_phase = ""
         self._make_detail: Callable[[], Detail] | None = None
+        self._when_kept: Callable[[int, int], None] | None = None
 
     def enter(self, phase: str) -> None:
         self._phases.append((phase, time.perf_counter()))
@@ -203,6 +208,9 @@ class RequestTrace(Untraced):
     def detail(self, make: Callable[[], Detail]) -> None:
         self._make_detail = make
 
+    def when_kept(self, tell: Callable[[int, int], None]) -> None:
+        self._when_kept = tell
+
     def end(self, status: int | None) -> None:
         if not self.tenant_id:
             return
@@ -212,6 +220,9 @@ class RequestTrace(Untraced):
         span = self._begin_span(status, self._why_kept(is_failed, ended_at))
         if not span.is_recording():
             return
+        if self._when_kept is not None:
+            ids = span.get_span_context()
+            self._when_kept(ids.trace_id, ids.span_id)
         detail = NO_DETAIL if self._make_detail is None else self._make_detail()
         span.set_attributes(detail.attributes)
         span.set_attributes(self._latencies(detail.stages, ended_at))

@@ -8,6 +8,9 @@ from typing import Any
 from opentelemetry.sdk.metrics.export import Gauge, Metric, MetricsData, Sum
 from prometheus_client import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Exemplar, Sample
+
+from workers.tallies import LE, Histogram
 
 VLLM = "vllm"
 """Names that begin so have a colon after it on the page; the API takes none."""
@@ -15,15 +18,18 @@ BUCKET, PARTS = "_bucket", ("_sum", "_count")
 PROCESS = "process"
 """Label that tells two processes of one page apart, where both have a family."""
 
+Traced = Mapping[str, Histogram]
+"""By name, those whose exemplars are shown."""
 
-def families(data: MetricsData) -> Iterator[Family]:
+
+def families(data: MetricsData, traced: Traced) -> Iterator[Family]:
     """By name. Three counters `X_bucket`, `X_sum` and `X_count` are the histogram X."""
     found = {metric.name: metric for metric in _metrics(data)}
     histograms = {name.removesuffix(BUCKET) for name in found if name.endswith(BUCKET)}
     parts = {name + part for name in histograms for part in PARTS}
     for name in sorted(found):
         if name.endswith(BUCKET):
-            yield _histogram(name.removesuffix(BUCKET), found)
+            yield _histogram(name.removesuffix(BUCKET), found, traced)
         elif name not in parts:
             yield _single(found[name])
 
@@ -50,7 +56,7 @@ def _metrics(data: MetricsData) -> Iterator[Metric]:
             yield from scope.metrics
 
 
-def _page_name(name: str) -> str:
+def page_name(name: str) -> str:
     return name.replace(f"{VLLM}.", f"{VLLM}:", 1) if name.startswith(f"{VLLM}.") else name
 
 
@@ -58,19 +64,30 @@ def _labels(attributes: Mapping[str, Any] | None) -> dict[str, str]:
     return {name: str(value) for name, value in (attributes or {}).items()}
 
 
-def _histogram(name: str, found: Mapping[str, Metric]) -> Family:
-    family = Family(_page_name(name), found[name + BUCKET].description or "", "histogram")
+def _histogram(name: str, found: Mapping[str, Metric], traced: Traced) -> Family:
+    family = Family(page_name(name), found[name + BUCKET].description or "", "histogram")
     for suffix in (BUCKET, *PARTS):
         if (metric := found.get(name + suffix)) is not None:
             _add(family, metric, suffix)
+    if (histogram := traced.get(name)) is not None:
+        family.samples = [_with_exemplar(sample, histogram) for sample in family.samples]
     return family
+
+
+def _with_exemplar(sample: Sample, histogram: Histogram) -> Sample:
+    bound = sample.labels.get(LE)
+    found = None if bound is None else histogram.exemplars(sample.labels).get(bound)
+    if found is None:
+        return sample
+    ids = {"trace_id": f"{found.trace_id:032x}", "span_id": f"{found.span_id:016x}"}
+    return sample._replace(exemplar=Exemplar(ids, found.value, found.at))
 
 
 def _single(metric: Metric) -> Family:
     """A counter's samples end in `_total`."""
     is_counter = isinstance(metric.data, Sum) and metric.data.is_monotonic
     kind, suffix = ("counter", "_total") if is_counter else ("gauge", "")
-    family = Family(_page_name(metric.name), metric.description or "", kind)
+    family = Family(page_name(metric.name), metric.description or "", kind)
     _add(family, metric, suffix)
     return family
 

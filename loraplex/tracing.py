@@ -1,4 +1,5 @@
-"""Where traces go, by OpenTelemetry's standard variables, and the SDK that sends them there.
+"""Where traces go and which are kept, by OpenTelemetry's standard variables, and the SDK that sends
+them there.
 
 https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
 """
@@ -11,11 +12,9 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from threading import Thread
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from opentelemetry import context, trace
 from opentelemetry.context import Context
-from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
@@ -33,12 +32,8 @@ from opentelemetry.util.types import Attributes
 
 from gateway.tracing import KEPT, REQUEST_IDS, Tracing
 from loraplex.errors import BadSettings
+from loraplex.otlp import SEND_TIMEOUT_S, choice, otlp_url, resource, without_secrets
 
-SEND_TIMEOUT_S = 5.0
-"""How long a process that ends waits for its last spans to be sent."""
-ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-DEFAULT_ENDPOINT = "http://localhost:4318"
 SAMPLERS = ("always_on", "always_off", "traceidratio")
 """Each of them also after `parentbased_`."""
 
@@ -52,27 +47,15 @@ class TraceDestination(NamedTuple):
     """The sampler as the variables name it, with its share if it has one."""
 
     def __str__(self) -> str:
-        """Without what may be a secret of the URL: its user, its password and its query."""
-        parts = urlsplit(self.url)
-        host = parts.netloc.rpartition("@")[2]
-        return f"{parts.scheme}://{host}{parts.path} ({self.sampling})"
+        return f"{without_secrets(self.url)} ({self.sampling})"
 
 
 def trace_destination(environ: Mapping[str, str]) -> TraceDestination | None:
     """None unless an endpoint is given or OTEL_TRACES_EXPORTER is `otlp`. Raises BadSettings for
     what is not supported."""
-    endpoint = next((environ[name] for name in ENDPOINTS if environ.get(name)), None)
-    exporter = _choice(environ, "OTEL_TRACES_EXPORTER", "otlp" if endpoint else "none", "otlp none")
-    if exporter == "none" or environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+    if (url := otlp_url(environ, "traces")) is None:
         return None
-    for name in PROTOCOLS:
-        _choice(environ, name, "http/protobuf", "http/protobuf")
-    if not environ.get(ENDPOINTS[0]):
-        endpoint = f"{(endpoint or DEFAULT_ENDPOINT).removesuffix('/')}/v1/traces"
-    assert endpoint is not None
-    if urlsplit(endpoint).scheme not in ("http", "https"):
-        raise BadSettings("OTEL_EXPORTER_OTLP_ENDPOINT takes a URL of http or https")
-    return TraceDestination(endpoint, *_sampler(environ))
+    return TraceDestination(url, *_sampler(environ))
 
 
 @asynccontextmanager
@@ -88,12 +71,9 @@ async def tracing_to(
     # It brings an HTTP client of its own, which a gateway without traces does not load.
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    attributes = {SERVICE_NAME: "loraplex-gateway", SERVICE_INSTANCE_ID: instance_id}
-    if name := os.environ.get("OTEL_SERVICE_NAME"):
-        attributes[SERVICE_NAME] = name
     provider = TracerProvider(
         KeepingSampler(destination.sampler),
-        Resource.create(attributes),
+        resource(os.environ, "gateway", instance_id),
         shutdown_on_exit=False,
         id_generator=RequestIds(),
     )
@@ -157,7 +137,7 @@ class RequestIds(RandomIdGenerator):
 def _sampler(environ: Mapping[str, str]) -> tuple[Sampler, str]:
     """The sampler, and what to call it."""
     allowed = " ".join([*SAMPLERS, *(f"parentbased_{name}" for name in SAMPLERS)])
-    name = _choice(environ, "OTEL_TRACES_SAMPLER", "parentbased_always_on", allowed)
+    name = choice(environ, "OTEL_TRACES_SAMPLER", "parentbased_always_on", allowed)
     called = name
     match name.removeprefix("parentbased_"):
         case "always_on":
@@ -178,11 +158,3 @@ def _ratio(text: str) -> float:
     if not 0 <= ratio <= 1:
         raise BadSettings(f"OTEL_TRACES_SAMPLER_ARG takes a number from 0 to 1, not {text!r}")
     return ratio
-
-
-def _choice(environ: Mapping[str, str], name: str, default: str, allowed: str) -> str:
-    """allowed: the values, with spaces between them."""
-    value = environ.get(name) or default
-    if value not in allowed.split():
-        raise BadSettings(f"{name} takes {allowed.replace(' ', ', ')}, not {value!r}")
-    return value

@@ -1,4 +1,4 @@
-"""A receiver of OTLP over HTTP that keeps the spans it is sent."""
+"""A receiver of OTLP over HTTP that keeps the spans and the figures it is sent."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import msgspec
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
@@ -39,14 +43,32 @@ class ReceivedSpan(msgspec.Struct, frozen=True):
     service: str
 
 
+class ReceivedPoint(msgspec.Struct, frozen=True):
+    attributes: dict[str, Any]
+    value: float
+    """Of a histogram its sum."""
+    counts: list[int] = []
+    bounds: list[float] = []
+    exemplars: dict[str, float] = {}
+    """Values by trace id."""
+
+
+class ReceivedMetric(msgspec.Struct, frozen=True):
+    kind: str
+    unit: str
+    points: list[ReceivedPoint]
+
+
 class OtlpReceiver:
-    """`spans` are all that have come, in no order."""
+    """`spans` are all that have come, in no order; `metrics` the last that each service has sent,
+    by name."""
 
     def __init__(self, server: ThreadingHTTPServer) -> None:
         self.url = f"http://127.0.0.1:{server.server_port}"
         self.spans: list[ReceivedSpan] = []
+        self.metrics: dict[str, dict[str, ReceivedMetric]] = {}
         self.bodies: list[bytes] = []
-        """Of the requests, as they came."""
+        """Of the requests with spans, as they came."""
         self._changed = threading.Condition()
 
     def take(self, body: bytes) -> None:
@@ -58,6 +80,26 @@ class OtlpReceiver:
                 for scope in resource.scope_spans:
                     self.spans += [_span(span, service) for span in scope.spans]
             self._changed.notify_all()
+
+    def take_metrics(self, body: bytes) -> None:
+        request = ExportMetricsServiceRequest.FromString(body)
+        with self._changed:
+            for resource in request.resource_metrics:
+                service = _attributes(resource.resource.attributes)["service.name"]
+                self.metrics[service] = {
+                    metric.name: _metric(metric)
+                    for scope in resource.scope_metrics
+                    for metric in scope.metrics
+                }
+            self._changed.notify_all()
+
+    def wait_for_metrics(
+        self, condition: Callable[[dict[str, dict[str, ReceivedMetric]]], bool]
+    ) -> dict[str, dict[str, ReceivedMetric]]:
+        """By service and name, once the condition holds of them."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: condition(self.metrics), WAIT_S), self.metrics
+            return dict(self.metrics)
 
     def wait_for(self, condition: Callable[[list[ReceivedSpan]], bool]) -> list[ReceivedSpan]:
         """All spans, once the condition holds of them."""
@@ -83,12 +125,15 @@ def otlp_receiver() -> Iterator[OtlpReceiver]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
-            assert self.path == "/v1/traces"
-            receiver.take(body)
+            take, response = {
+                "/v1/traces": (receiver.take, ExportTraceServiceResponse),
+                "/v1/metrics": (receiver.take_metrics, ExportMetricsServiceResponse),
+            }[self.path]
+            take(body)
             self.send_response(200)
             self.send_header("content-type", "application/x-protobuf")
             self.end_headers()
-            self.wfile.write(ExportTraceServiceResponse().SerializeToString())
+            self.wfile.write(response().SerializeToString())
 
         def log_message(self, format: str, *args: Any) -> None:
             pass
@@ -100,6 +145,24 @@ def otlp_receiver() -> Iterator[OtlpReceiver]:
         yield receiver
         server.shutdown()
         thread.join()
+
+
+def _metric(metric: Any) -> ReceivedMetric:
+    kind = metric.WhichOneof("data")
+    return ReceivedMetric(
+        kind, metric.unit, [_point(kind, point) for point in getattr(metric, kind).data_points]
+    )
+
+
+def _point(kind: str, point: Any) -> ReceivedPoint:
+    attributes = _attributes(point.attributes)
+    if kind != "histogram":
+        return ReceivedPoint(attributes, getattr(point, point.WhichOneof("value")))
+    assert point.count == sum(point.bucket_counts)
+    assert not point.HasField("min") and not point.HasField("max")
+    exemplars = {each.trace_id.hex(): each.as_double for each in point.exemplars}
+    bounds, counts = list(point.explicit_bounds), list(point.bucket_counts)
+    return ReceivedPoint(attributes, point.sum, counts, bounds, exemplars)
 
 
 def _span(span: Any, service: str) -> ReceivedSpan:

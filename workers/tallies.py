@@ -7,8 +7,8 @@ fraction of one, and its reader pays for the rest. Each is written by one thread
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
@@ -16,6 +16,16 @@ Labels = tuple[str, ...]
 """Values, in the order of the tally's label names. Each from a bounded set."""
 LE = "le"
 """Label of a histogram's `_bucket`: its inclusive upper bound."""
+
+
+class Exemplar(NamedTuple):
+    """One value of a histogram, and the trace that shows where it came from."""
+
+    trace_id: int
+    span_id: int
+    value: float
+    at: float
+    """Of time.time()."""
 
 
 class Counter:
@@ -54,12 +64,15 @@ class Histogram:
         older_name: str | None = None,
     ) -> None:
         """bounds: inclusive upper ones, ascending, without the infinite. older_name: shown too."""
+        self.name = name
         self._bounds = tuple(bounds)
         self._names = (*(f"{bound:g}" for bound in bounds), "+Inf")
         self._labels = tuple(labels)
         self._counts: dict[Labels, list[int]] = {}
         """By bucket, not cumulative."""
         self._sums: dict[Labels, float] = {}
+        self._exemplars: dict[tuple[Labels, str], Exemplar] = {}
+        """The newest of each bucket."""
         for suffix, callback in (
             ("bucket", self._observe_buckets),
             ("sum", self._observe_sums),
@@ -79,6 +92,17 @@ class Histogram:
             counts = self._counts[labels] = [0] * len(self._names)
         counts[bisect_left(self._bounds, value)] += count
         self._sums[labels] += value * count
+
+    def exemplify(self, exemplar: Exemplar, *labels: str) -> None:
+        """Keeps a recorded value's trace, in place of the bucket's last."""
+        bucket = self._names[bisect_left(self._bounds, exemplar.value)]
+        self._exemplars[labels, bucket] = exemplar
+
+    def exemplars(self, attributes: Mapping[str, Any]) -> dict[str, Exemplar]:
+        """Of the series with these attributes, by the bucket's bound."""
+        labels = tuple(str(attributes.get(name)) for name in self._labels)
+        found = ((name, self._exemplars.get((labels, name))) for name in self._names)
+        return {name: exemplar for name, exemplar in found if exemplar is not None}
 
     def _series(self) -> Iterable[tuple[Labels, list[int]]]:
         return list(self._counts.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from gateway import telemetry
 from gateway.dispatch.generation import Generation
@@ -46,9 +47,20 @@ class RequestUsage:
 
     def _count(self, record: UsageRecord) -> None:
         version = self._call.target.version
+        model, service_class = record.model, self._call.service.service_class.value
+        self._call.trace.when_kept(
+            partial(
+                telemetry.note_trace,
+                model=model,
+                service_class=service_class,
+                completion_tokens=record.completion_tokens,
+                ttft_ms=record.ttft_ms,
+                duration_ms=record.duration_ms,
+            )
+        )
         telemetry.note_request(
-            model=record.model,
-            service_class=self._call.service.service_class.value,
+            model=model,
+            service_class=service_class,
             status=record.status.value,
             tenant=record.tenant_id,
             adapter=version and (version.name, version.version),

@@ -26,6 +26,8 @@ from loraplex.box.children import Child, environment_of_child, python
 from loraplex.box.importing import import_model
 from loraplex.box.postgres import EmbeddedPostgres
 from loraplex.errors import BadSettings, PostgresError
+from loraplex.metric_sending import check_metric_sending
+from loraplex.otlp import otlp_url, without_secrets
 from loraplex.output import progress, relay, tell
 from loraplex.private import make_private_folder, socket_folder, write_private
 from loraplex.probe import answer_of, answers_ok
@@ -78,6 +80,7 @@ def serve(settings: Settings, *, with_demo: bool) -> None:
         raise BadSettings("nothing to serve: give --model NAME=PATH, or --demo")
     # Before anything is started.
     trace_destination(os.environ)
+    check_metric_sending(os.environ)
     load_tls(settings)
     default_quota(settings)
     settings.make_home()
@@ -279,6 +282,8 @@ class Box:
         tell(f"ready after {seconds:.1f} s on {self._url}")
         if (destination := trace_destination(os.environ)) is not None:
             tell(f"traces go to {destination}")
+        if (url := otlp_url(os.environ, "metrics")) is not None:
+            tell(f"metrics go to {without_secrets(url)}")
         if self._settings.log_format == "json":
             return
         # A service's output is kept as its log, where no key belongs; a demo's are for all to try.

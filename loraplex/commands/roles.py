@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import socket
 import sys
@@ -107,10 +108,12 @@ def worker_command(
 
     from loraplex.box.children import python
     from loraplex.box.worker_process import check_torch, run_worker
+    from loraplex.metric_sending import check_metric_sending
     from loraplex.roles.worker import worker_config
     from workers.process.logs import set_up_logging
 
     check_torch()
+    check_metric_sending(os.environ)
     settings = settings_of(flags)
     models = dict(_split(pair) for pair in digests)
     _check_addresses(settings, listen, health, advertise)

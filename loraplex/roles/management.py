@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from litestar import Litestar, Response, get
+from litestar import Litestar, Request, Response, get
 from litestar.exceptions import NotFoundException
 from litestar.handlers import BaseRouteHandler
 
@@ -18,7 +18,7 @@ from gateway.http import error_answers
 from gateway.http.guards import Connection, public
 from gateway.http.services import Gateway
 from loraplex.probe import answer_of
-from loraplex.telemetry import CONTENT_TYPE_LATEST, render_metrics
+from loraplex.telemetry import content_type, render_metrics
 
 METRICS = "/metrics"
 MAX_PAGE_BYTES = 16 << 20
@@ -81,9 +81,10 @@ def _metrics_for_admins(gateway: Gateway, worker_health: str | None) -> Litestar
 
 def _metrics_app(guard: Any, on_error: Any, worker_health: str | None) -> Litestar:
     @get(METRICS, guards=[guard])
-    async def metrics() -> Response[bytes]:
-        text = await asyncio.to_thread(_page, worker_health)
-        return Response(text, media_type=CONTENT_TYPE_LATEST)
+    async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
+        form = content_type(request.headers.get("accept", ""))
+        text = await asyncio.to_thread(_page, worker_health, form)
+        return Response(text, media_type=form)
 
     return Litestar(
         [metrics],
@@ -93,9 +94,9 @@ def _metrics_app(guard: Any, on_error: Any, worker_health: str | None) -> Litest
     )
 
 
-def _page(worker_health: str | None) -> bytes:
+def _page(worker_health: str | None, form: str) -> bytes:
     """One that is starting or gone has no part in it."""
     if worker_health is None:
-        return render_metrics()
+        return render_metrics(form=form)
     head, _, body = answer_of(worker_health, METRICS, MAX_PAGE_BYTES).partition(b"\r\n\r\n")
-    return render_metrics(body if head.startswith(b"HTTP/1.1 200 ") else b"")
+    return render_metrics(body if head.startswith(b"HTTP/1.1 200 ") else b"", form)

@@ -27,8 +27,10 @@ from admin.migrate import check_schema
 from gateway.catalog.source import PostgresSource
 from gateway.config import GatewayConfig, new_instance_id
 from gateway.http import server
+from gateway.telemetry import LATENCIES
 from gateway.tracing import Tracing
 from loraplex.errors import BadSettings
+from loraplex.otlp import otlp_url, without_secrets
 from loraplex.roles.bootstrap import default_quota, load_pepper
 from loraplex.roles.listener import address_of, serves_apart
 from loraplex.roles.management import management_app, public_app
@@ -128,6 +130,8 @@ async def _serve_gateway(
     role.prepare(warns=warns)
     if warns and destination is not None:
         log.info("traces go to %s", destination)
+    if warns and (url := otlp_url(os.environ, "metrics")) is not None:
+        log.info("metrics go to %s", without_secrets(url))
     async with AsyncExitStack() as stack:
         database = await role.connect(stack, application_name="loraplex-gateway", sees=EVERYTHING)
         store = settings.open_store()
@@ -179,7 +183,7 @@ class Role:
     def prepare(self, *, warns: bool) -> None:
         """Folders and telemetry; `warns` of what an operator should know. Raises BadSettings."""
         self.settings.make_home()
-        set_up_telemetry(self.name)
+        set_up_telemetry(self.name, LATENCIES)
         show_certificates(self.settings.certificates)
         if warns:
             for warning in warnings_of(self.settings, self._public, self._management):

@@ -1,4 +1,5 @@
-"""/metrics of a box and of its worker after a short load, and the log line of each request."""
+"""/metrics of a box and of its worker after a short load, the same over OTLP, and the log line of
+each request."""
 
 from __future__ import annotations
 
@@ -6,14 +7,24 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 
 import httpx
 import pytest
 from openai import NotFoundError
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.doubles import write_adapter
 from tests.e2e.tiny import NAME, Tiny
-from tests.metric_table import documented, parse, shown
+from tests.metric_table import documented, parse, samples_of, shown
+from tests.otlp_receiver import (
+    SERVER,
+    OtlpReceiver,
+    ReceivedMetric,
+    ReceivedPoint,
+    otlp_receiver,
+)
 from tests.stack import Stack, running
 from tests.worker_state import worker_page
 
@@ -31,8 +42,22 @@ RARE = {
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def receiver() -> Iterator[OtlpReceiver]:
+    with otlp_receiver() as receiver:
+        yield receiver
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory, receiver: OtlpReceiver) -> Iterator[Stack]:
     """After three answers of the base model, one of an adapter and a refusal."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+        patch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "250")
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
+        yield from serving(tmp_path_factory)
+
+
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     tiny = Tiny(tmp_path_factory.mktemp("metrics"))
     adapter = write_adapter(tiny.shape, tiny.folder / "adapter", rank=4, seed=1, b_std=0.5)
     with running(tiny.stack(memory=64 << 20, log_format="json")) as stack:
@@ -53,9 +78,13 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield stack
 
 
-def page_of(stack: Stack) -> str:
+def fetch(stack: Stack, accept: str) -> httpx.Response:
     where = json.loads((stack.data_dir / "serve.json").read_text())
-    answer = httpx.get(f"{where['management_url']}/metrics")
+    return httpx.get(f"{where['management_url']}/metrics", headers={"accept": accept})
+
+
+def page_of(stack: Stack) -> str:
+    answer = fetch(stack, "*/*")
     assert answer.headers["content-type"].startswith("text/plain; version=")
     return answer.text
 
@@ -140,6 +169,80 @@ def test_values_are_those_of_the_load(page: str) -> None:
     assert values_of(page, "loraplex_refusals_total")["model_not_found",] == 1
     assert values_of(page, "loraplex_adapter_loads_total")["0", NAME, "device"] >= 1
     assert values_of(page, "loraplex_workers")["ready",] == 1
+
+
+def test_the_same_goes_over_otlp(page: str, receiver: OtlpReceiver) -> None:
+    """From gateway and worker, each with its own."""
+    counted = "vllm:e2e_request_latency_seconds"
+
+    def is_there(sent: dict[str, dict[str, ReceivedMetric]]) -> bool:
+        """All that the load has counted was sent."""
+        workers = sent.get("loraplex-worker", {}).get(counted)
+        gateways = sent.get("loraplex-gateway", {}).get("loraplex_requests")
+        return bool(
+            workers
+            and gateways
+            and sum(workers.points[0].counts) == sum(p.value for p in gateways.points) == 4
+        )
+
+    by_service = receiver.wait_for_metrics(is_there)
+    assert set(by_service) == {"loraplex-gateway", "loraplex-worker"}
+    assert counted not in by_service["loraplex-gateway"]
+    sent = by_service["loraplex-gateway"] | by_service["loraplex-worker"]
+    rows = {
+        name.removesuffix("_total") if row.kind == "counter" else name: row
+        for name, row in documented().items()
+        if name not in RARE
+    }
+    assert set(rows) == set(sent)
+    kinds = {"counter": "sum", "gauge": "gauge", "histogram": "histogram"}
+    for name, row in rows.items():
+        metric = sent[name]
+        assert metric.kind == kinds[row.kind], name
+        assert {tuple(sorted(point.attributes)) for point in metric.points} == {row.labels}, name
+    for name in (counted, "vllm:time_to_first_token_seconds", "loraplex_request_duration_seconds"):
+        (point,) = sent[name].points
+        assert values_of(page, f"{name}_sum") == {labels_of(point): point.value}
+        bounds = [*(f"{bound:g}" for bound in point.bounds), "+Inf"]
+        cumulative = dict(zip(bounds, accumulate(point.counts), strict=True))
+        assert {
+            dict(sample.labels)["le"]: sample.value
+            for sample in parse(page)[name].samples
+            if sample.name.endswith("_bucket")
+        } == cumulative
+    (generated,) = sent["vllm:generation_tokens"].points
+    assert generated.value == (NUM_PLAIN + 1) * NUM_TOKENS
+
+
+def labels_of(point: ReceivedPoint) -> tuple[str, ...]:
+    return tuple(value for _, value in sorted(point.attributes.items()))
+
+
+def test_latencies_have_traces_where_the_client_takes_them(
+    stack: Stack, page: str, receiver: OtlpReceiver
+) -> None:
+    """In OpenMetrics and over OTLP; each is a trace that was sent."""
+    answer = fetch(stack, "application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    families = {family.name: family for family in parse_open(answer.text)}
+    for name in ("request_duration", "time_to_first_token", "time_per_output_token"):
+        samples = families[f"loraplex_{name}_seconds"].samples
+        exemplars = {s.exemplar.labels["trace_id"]: s for s in samples if s.exemplar}
+        assert exemplars, name
+        for trace_id, sample in exemplars.items():
+            bound = float(sample.labels["le"])
+            assert 0 < sample.exemplar.value <= bound
+            (request,) = [span for span in receiver.trace(trace_id) if span.kind == SERVER]
+            assert request.span_id == sample.exemplar.labels["span_id"]
+            assert request.attributes["loraplex.outcome"] == "completed"
+        (sent,) = receiver.metrics["loraplex-gateway"][f"loraplex_{name}_seconds"].points
+        assert sent.exemplars == {
+            trace_id: pytest.approx(sample.exemplar.value) for trace_id, sample in exemplars.items()
+        }
+    assert set(families) == {family.name for family in text_string_to_metric_families(page)}
+    names = {sample.name for family in families.values() for sample in family.samples}
+    assert names >= {name for row in documented().values() for name in samples_of(row)} - set(RARE)
+    assert "# {" not in page
 
 
 def tenant_of(page: str) -> str:
