@@ -19,7 +19,7 @@ SELECT tenant_id, name FROM catalog_changes WHERE generation > $1;
 SELECT id, name, sharing_group, created_at FROM tenants WHERE $1::text[] IS NULL OR id = ANY ($1) ORDER BY id;
 
 -- name: catalog_keys
--- Admin keys, which are nobody's, each time.
+-- Admin keys, which belong to no tenant, each time.
 SELECT id, tenant_id, hash, scopes, name, created_at, not_before, expires_at, revoked_at, models,
        cidrs::text[], replaces, family
 FROM api_keys

@@ -59,7 +59,7 @@ RECONNECT_SECONDS = (0.1, 0.5, 1.0, 2.0, 5.0)
 
 
 _SEE = "SELECT set_config('loraplex.tenant', $1, true)"
-_WHO = "SELECT current_user AS role, current_setting('loraplex.tenant', true) AS sees"
+_ROLE = "SELECT current_user AS role, current_setting('loraplex.tenant', true) AS sees"
 
 
 class Connection(Protocol):
@@ -148,7 +148,7 @@ class Database:
     async def _check(self, sees: str) -> None:
         """Settings of the start of a connection are the first thing that a proxy drops."""
         async with self.acquire() as connection:
-            row = await connection.fetchrow(_WHO)
+            row = await connection.fetchrow(_ROLE)
         assert row is not None
         if row["sees"] != sees or self._role not in (None, row["role"]):
             raise DatabaseMisconfigured(

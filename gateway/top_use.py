@@ -15,7 +15,7 @@ MAX_NAMED = 100
 MAX_KNOWN = 10 * MAX_NAMED
 """Candidates for a name: beyond them those that used least of late are forgotten."""
 RANK_S = 60.0
-"""Seconds between two looks at who uses most; each halves what was used before."""
+"""Seconds between two looks at which use most; each halves what was used before."""
 
 
 class TopUse:

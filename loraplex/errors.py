@@ -69,7 +69,7 @@ class PostgresError(LoraplexError):
 
 
 class NotPrivate(LoraplexError):
-    """Somebody else could read or replace what is kept there."""
+    """Another account could read or replace what is kept there."""
 
 
 class AdminKeyExists(LoraplexError):

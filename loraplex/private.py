@@ -38,7 +38,7 @@ def check_owner(folder: Path) -> None:
     for found in (folder.lstat(), folder.stat()):
         if found.st_uid not in (0, os.geteuid()):
             raise NotPrivate(
-                f"{folder} belongs to user {found.st_uid}, who could replace what is kept there:"
+                f"{folder} belongs to user {found.st_uid}, which could replace what is kept there:"
                 " give a folder that does not exist yet, which is then made with mode 0700"
             )
 

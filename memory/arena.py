@@ -15,7 +15,7 @@ class Backing(Protocol):
     """The bytes that extents stand for."""
 
     def lend(self, extent: int) -> None:
-        """To weights, which lie elsewhere. What was there is lost, and nobody uses it."""
+        """To weights, which lie elsewhere. What was there is lost; it must not be in use."""
         ...
 
     def restore(self, extent: int) -> None:
@@ -24,12 +24,12 @@ class Backing(Protocol):
 
 
 class Arena:
-    """Who owns each extent: one KV cache, the adapters, one model's weights, or nobody.
+    """The owner of each extent: one KV cache, the adapters, one model's weights, or none.
 
         extent   0   1   2   3   4   5   6   7
                  w   w   k   .   .   a   a   a      KV from the low end, adapters from the high
                                          `--+--'
-                               floor: for adapters alone, who always find that much in one piece
+                               floor: for adapters alone, which always find that much in one piece
 
     Weights own extents wherever they are free, as KV does, adjacent or not. Extents beside the
     arena (`extend`) are for weights alone and have no number. The floor counts up to whole extents,

@@ -18,14 +18,14 @@ class BlockTable:
     """
 
     def __init__(self, kv: KVCache, tenant: Tenant = NO_TENANT) -> None:
-        """tenant: who is charged for the pages that it adds."""
+        """tenant: charged for the pages that it adds."""
         self._kv = kv
         self.tenant = tenant
         self.pages: list[int] = []
         self.num_committed = 0
         self._num_matched = self._num_found = 0
         """Pages matched; the same once there is room to go on: a match given back is no use."""
-        self._twins: dict[int, int] = {}
+        self._duplicates: dict[int, int] = {}
         """Cached pages of the same content as private ones, by index: held too, so that no page
         cached after them outlives them in the prefix cache."""
         self._last_key: bytes | None = None
@@ -48,13 +48,13 @@ class BlockTable:
     @property
     def held_pages(self) -> list[int]:
         """Every page this table has a reference to, once per reference, in token order."""
-        if not self._twins:
+        if not self._duplicates:
             return self.pages
         held: list[int] = []
         for index, page in enumerate(self.pages):
             held.append(page)
-            if index in self._twins:
-                held.append(self._twins[index])
+            if index in self._duplicates:
+                held.append(self._duplicates[index])
         return held
 
     def match_prefix(self, keys: Sequence[bytes], max_tokens: int) -> int:
@@ -96,9 +96,9 @@ class BlockTable:
         assert end <= len(self.pages), f"{end} keys for {len(self.pages)} pages"
         own = self.pages[start:end]
         cached = self._kv.prefix_cache.insert(keys[start:], own, self._last_key)
-        for index, (page, twin) in enumerate(zip(own, cached, strict=True), start):
-            if twin != page:
-                self._twins[index] = twin
+        for index, (page, duplicate) in enumerate(zip(own, cached, strict=True), start):
+            if duplicate != page:
+                self._duplicates[index] = duplicate
         self.num_committed, self._last_key = end, keys[-1]
 
     def _count(self, change: int) -> None:
@@ -109,6 +109,6 @@ class BlockTable:
         """Gives all pages back; cached ones become idle once no other sequence holds them."""
         self._kv.prefix_cache.release(self.held_pages, self._num_found)
         self._count(-bool(self.pages))
-        self.pages, self._twins = [], {}
+        self.pages, self._duplicates = [], {}
         self._num_matched = self._num_found = 0
         self.num_committed, self._last_key = 0, None

@@ -52,7 +52,7 @@ class AllocationHolder(Protocol):
     """Adapters of one model."""
 
     def idle_runs(self, *, with_awaited: bool) -> Mapping[Allocation, Idle]:
-        """Runs that nobody reads or fills. with_awaited: those too that somebody is about to
+        """Runs that are not read or filled. with_awaited: those too that a caller is about to
         lease."""
         ...
 
@@ -73,7 +73,7 @@ class MemoryBroker:
     def __init__(self, arena: Arena, runs: AdapterAllocations | None = None) -> None:
         """runs: the adapters' part of the arena, if adapters share it."""
         self.lock = Lock()
-        """Held by whoever looks at or changes who owns which bytes of the arena. The engine thread
+        """Held while looking at or changing the owners of the arena's bytes. The engine thread
         leaves it to others while it computes a step, whose bytes are in use and stay."""
         self._arena = arena
         self._runs = runs
@@ -164,7 +164,7 @@ class MemoryBroker:
         return num_extents - missing
 
     def at_any_cost(self) -> Ask:
-        """For nobody in particular."""
+        """For no account in particular."""
         return Ask(self.bytes_held, NO_TENANT.name, 0, is_first=True)
 
     def held_bytes(self) -> tuple[Counter[str], Counter[str]]:
@@ -290,7 +290,7 @@ class MemoryBroker:
         return Loss(priority, cost_s)
 
     def _give_up(self, place: list[Span], idle: dict[Allocation, _IdleAllocation]) -> bool:
-        """False if nobody has anything there."""
+        """False if no account has anything there."""
         for span in place:
             if span.run is not None:
                 idle[span.run].holder.evict(span.run)

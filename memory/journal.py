@@ -1,4 +1,4 @@
-"""What came into a cache and what left it since somebody last asked."""
+"""What came into a cache and what left it since the last look."""
 
 from __future__ import annotations
 

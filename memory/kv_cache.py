@@ -35,7 +35,7 @@ class KVCache:
         broker: MemoryBroker | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """broker: of all who share the arena; none if there are no others."""
+        """broker: of all caches of the arena; none if there are no others."""
         self._arena = arena
         self._broker = broker or MemoryBroker(arena)
         self._broker.add_cache(owner, self)
@@ -59,7 +59,7 @@ class KVCache:
 
     @property
     def num_free(self) -> int:
-        """Pages that nobody uses, idle cached ones included. Who asks for them may find fewer: not
+        """Pages without a user, idle cached ones included. A caller may find fewer: not
         everybody gives way to everybody."""
         return self.pool.num_free + self.prefix_cache.num_idle
 
@@ -70,7 +70,7 @@ class KVCache:
 
     @property
     def num_cached(self) -> int:
-        """Idle pages in the prefix cache: used by nobody, kept for reuse."""
+        """Idle pages in the prefix cache: without a user, kept for reuse."""
         return self.prefix_cache.num_idle
 
     @property
@@ -120,8 +120,8 @@ class KVCache:
 
     def evict(self, num_pages: int, ask: Ask | None = None, limit: Loss = NO_LIMIT) -> int:
         """Frees up to so many idle pages in the order of their loss, and only while that is at most
-        the limit, in seconds a byte. Returns how many. ask: whom it is for; None: for nobody, at
-        anybody's cost."""
+        the limit, in seconds a byte. Returns how many. ask: the account it is for; None: none,
+        and any may lose pages."""
         ask = ask or self._broker.at_any_cost()
         max_reuse = limit.cost_s * self.pool.page_bytes / self.page_cost_s
         return self.prefix_cache.evict(num_pages, ask, (limit.priority, max_reuse))

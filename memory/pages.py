@@ -18,7 +18,7 @@ class PagePool:
     crosses one.
 
     New pages come from the fullest extent that has room, so that the others drain; an extent
-    without a used page goes back to the arena at once. A page is used while somebody has a
+    without a used page goes back to the arena at once. A page is used while a holder has a
     reference to it, and as long charged to the account that it was allocated for.
     """
 
@@ -70,7 +70,7 @@ class PagePool:
     def release(self, page: int) -> int:
         """Gives one reference back and returns how many are left; at 0 the page is free."""
         count = self._references.get(page, 0) - 1
-        require(count >= 0, f"page {page} of {self.owner!r} is released but nobody holds it")
+        require(count >= 0, f"page {page} of {self.owner!r} is released but has no holder")
         if count:
             self._references[page] = count
         else:
@@ -155,7 +155,9 @@ class PagePool:
             f"{len(expected)} pages of {len(held)} extents",
         )
         require(min(self._references.values(), default=1) > 0, "a used page without a reference")
-        require(self._accounts.keys() == self._references.keys(), "a used page is nobody's charge")
+        require(
+            self._accounts.keys() == self._references.keys(), "a used page is charged to no account"
+        )
         for extent, free in self._free.items():
             require(len(free) < size, f"extent {extent} is empty and was not given back")
             require(extent in self._extents_with[len(free)], f"extent {extent} is filed wrongly")

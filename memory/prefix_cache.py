@@ -71,15 +71,15 @@ class _IdleOfAccount:
 
 
 _Turn = tuple[float, bool, float, str]
-"""Of an account to give up a page: its turn, whether it is another than the one who asks, the reuse
-of the page, its name."""
+"""An account's turn to give up a page: the turn, whether it is another than the one that asks, the
+reuse of the page, its name."""
 
 
 class PrefixCache:
     """Pages by key. A key is chained (it names all pages before it), so a key alone finds its node.
 
     The cache has one reference of its own to each page in it. A page with no other reference is
-    *idle* and may be evicted. Whoever holds a cached page holds all cached pages before it too, and
+    *idle* and may be evicted. A holder of a cached page holds all cached pages before it too, and
     releases them last page first: hence an idle page's descendants are idle.
 
     The expected reuse of a page is how often it was asked for again of late; of one that never was,
@@ -175,8 +175,8 @@ class PrefixCache:
     def evict(
         self, num_pages: int, ask: Ask, limit: tuple[float, float] = (math.inf, math.inf)
     ) -> int:
-        """Frees up to so many idle pages of those who give way, leaves first: of the account whose
-        turn it is, those of least expected reuse. Returns how many.
+        """Frees up to so many idle pages of accounts that give way, leaves first: of the account
+        whose turn it is, those of least expected reuse. Returns how many.
 
         limit: the turn, then the reuse, beyond which nothing goes.
         """
@@ -291,7 +291,7 @@ class PrefixCache:
             heapify(heap)
 
     def _is_idle_leaf(self, _: float, order: int, node: _Node) -> bool:
-        """Who gets a child is in use, and goes idle anew afterwards."""
+        """A node that gets a child is in use, and goes idle anew afterwards."""
         return self._idle.get(node.page) is node and node.idle_order == order
 
     def _least_leaf(self, account: str, now: float) -> _Node | None:

@@ -72,7 +72,7 @@ class KVCacheView:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """Who attends to what in one step.
+    """Which tokens attend to which in one step.
 
     query_start  int32 [S + 1]        tokens of sequence s are query_start[s]..query_start[s + 1]
     token_seq    int32 [T]            sequence of each token

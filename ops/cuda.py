@@ -43,7 +43,7 @@ from ops.block_hash import hash_blocks
 
 
 class _Compiled:
-    """Counts the kernels that Triton makes in this process, whoever launches them."""
+    """Counts the kernels that Triton makes in this process, whatever launches them."""
 
     def __init__(self) -> None:
         self.count = 0

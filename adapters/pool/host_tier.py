@@ -1,5 +1,5 @@
-"""The images on the host, of all base models, bounded in bytes: who holds most for its weight makes
-room, with what is worth least."""
+"""The images on the host, of all base models, bounded in bytes: the holder of most for its weight
+makes room, with what is worth least."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memory.tier import Tier
 
 
 class HostTier:
-    """Holds `Entry.image`; nobody else sets it."""
+    """Holds `Entry.image`; no other class sets it."""
 
     def __init__(self, max_bytes: int, accounts: Accounts) -> None:
         self._accounts = accounts
@@ -53,7 +53,7 @@ class HostTier:
         )
 
     def _ask(self, entry: Entry) -> Ask:
-        """What somebody waits for may displace anything, if nothing else of the account is waited
+        """What a caller waits for may displace anything, if nothing else of the account is waited
         for or on its way."""
         bytes_held = BytesHeld(self._accounts, ((e.account, e.image_bytes) for e in self._tier))
         own = (e for e in self._tier if e.account == entry.account and e is not entry)

@@ -216,7 +216,7 @@ def _write(path: Path, head: bytes, image: AdapterImage) -> None:
 
 
 def _remove_unless_written(temporary: Path) -> None:
-    """If its writer died: who writes holds it, and from before the first byte."""
+    """If its writer died: a writer holds it, and from before the first byte."""
     with suppress(OSError), temporary.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(file.fileno()).st_size:

@@ -61,7 +61,7 @@ class AdapterLoader:
     def copy(self, image: AdapterImage, target: Tensor) -> AdapterImage:
         """Host to device; returns the image that was copied: one gone bad meanwhile is read again.
 
-        image: as fetched. target: uint8 [image.num_bytes], a run of the arena that nobody reads
+        image: as fetched. target: uint8 [image.num_bytes], a run of the arena that is not read
         yet. What arrived is looked at on the device. Raises ImageCorrupt if it is wrong twice.
         """
         if not self._arrives(image, target):

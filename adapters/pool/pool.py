@@ -1,11 +1,11 @@
-"""Which adapters are on the device, which on the host, and who may use them.
+"""Which adapters are on the device, which on the host, and which may be used.
 
     store  --fetch-->  host (packed image)  --copy-->  device (a run, a slot of the tables)
 
-Whoever holds the memory's lock may call here: the engine thread between two steps, others while it
+The holder of the memory's lock may call here: the engine thread between two steps, others while it
 computes one. So a load begins when a request comes and its end is known at once, step or not; what
 a step reads is leased and stays. Two threads load, without the lock: one fetches, by a digest, and
-may wait long for the store; one copies, from an image into a run that nobody reads yet, and is soon
+may wait long for the store; one copies, from an image into a run that is not read yet, and is soon
 done.
 """
 
@@ -70,8 +70,8 @@ class AdapterPool:
     """Leases on adapters of one base model over disk, host and device, each bounded in bytes.
 
     What must go is, of the account that holds most for its weight, what costs the least seconds a
-    byte to bring back, times its expected reuse. An adapter is charged to who asked for it last.
-    One that alone is too large for a tier is refused by name.
+    byte to bring back, times its expected reuse. An adapter is charged to the tenant that
+    asked for it last. One that alone is too large for a tier is refused by name.
 
     memory: uint8, of the device, which `runs` cuts up and `broker` shares out. host, cache,
     requests, slab: of all base models. executor: of all loads; two threads of its own unless
@@ -143,7 +143,7 @@ class AdapterPool:
 
     @property
     def is_leased(self) -> bool:
-        """Somebody uses an adapter and will give it back."""
+        """A lease uses an adapter and will be given back."""
         return any(entry.leases for entry in self._resident.values())
 
     @property
@@ -156,7 +156,7 @@ class AdapterPool:
 
     def prefetch(self, ref: AdapterRef, tenant: Tenant = NO_TENANT) -> None:
         """There is a request for the adapter: it starts to come to the host, where it then waits
-        for somebody who wants it on the device."""
+        for a caller that wants it on the device."""
         entry = self._entry(ref)
         self._charge(entry, tenant)
         entry.reuse.note(self._clock())
@@ -170,7 +170,7 @@ class AdapterPool:
         self._want(entry)
 
     def cancel(self, ref: AdapterRef) -> None:
-        """Nobody wants the adapter any more: a load that has not begun is dropped."""
+        """No caller wants the adapter any more: a load that has not begun is dropped."""
         entry = self._entries.get(ref.digest)
         if entry is None or entry.digest in self._pins:
             return
@@ -259,7 +259,7 @@ class AdapterPool:
         self._free_device(self._resident[run])
 
     def evict_idle(self, account: str = NO_TENANT.name, *, is_first: bool = True) -> bool:
-        """Takes an idle adapter off the device whose slot the account needs: of who holds most
+        """Takes an idle adapter off the device whose slot the account needs: of the holder of most
         slots for its weight, that of least loss per byte. False if none is idle and gives way."""
         ask = self._ask_for_slot(account, is_first=is_first)
         losses = {
@@ -278,7 +278,7 @@ class AdapterPool:
         return is_awaited, entry.host_loss_s(self._clock(), is_cached=is_cached)
 
     def forget(self, entry: Entry) -> None:
-        """If nothing is left of it but its file. Who was forgotten may have been followed by
+        """If nothing is left of it but its file. What was forgotten may have been followed by
         another of the digest, which stays."""
         is_known = self._entries.get(entry.digest) is entry
         if is_known and entry.is_empty and entry.digest not in self._pins:
@@ -364,9 +364,9 @@ class AdapterPool:
         self._runs.check_integrity()
 
     def _entry(self, ref: AdapterRef) -> Entry:
-        """An idle image that is not the proved one is dropped; one in use serves nobody new.
+        """An idle image that is not the proved one is dropped; one in use serves no new lease.
 
-        Who claims another checksum is not heard while the proved image is here, or any on its way.
+        A claim of another checksum is not heard while the proved image is here, or any on its way.
         """
         entry = self._entries.get(ref.digest)
         if entry is None:
@@ -381,8 +381,8 @@ class AdapterPool:
         return entry
 
     def _charge(self, entry: Entry, tenant: Tenant) -> None:
-        """The tenant has asked for the adapter last. What nobody's request asks for stays whose it
-        is."""
+        """The tenant has asked for the adapter last. What no tenant's request asks for keeps its
+        account."""
         if tenant.name == NO_TENANT.name:
             return
         self._accounts.note(tenant)
@@ -413,7 +413,7 @@ class AdapterPool:
                 self._fetch(entry)
 
     def _want(self, entry: Entry) -> None:
-        """Somebody waits for it to be on the device."""
+        """A caller waits for it to be on the device."""
         entry.asked_at_poll = self._num_polls
         if entry.loading is not None:
             entry.loading.is_awaited = True
@@ -526,7 +526,7 @@ class AdapterPool:
             self._arrive(entry, image)
 
     def _arrive(self, entry: Entry, image: AdapterImage) -> None:
-        """A fetched image finds its place on the host, or is dropped: whoever waits asks again."""
+        """A fetched image finds its place on the host, or is dropped: waiting callers ask again."""
         entry.load_times.fetched_s = self._clock()
         victims = self._host.victims(entry)
         if victims is None:
@@ -546,7 +546,7 @@ class AdapterPool:
         self._free_device(entry)
 
     def _free_device(self, entry: Entry) -> None:
-        """Nobody reads the slot any more: neither a lease nor a load."""
+        """The slot is not read any more: by neither a lease nor a load."""
         if entry.slot is not None and entry.run is not None:
             self._slots.free(entry.slot)
             self._runs.free(entry.run)

@@ -11,7 +11,7 @@ from ops.base import AdapterTables, Ops
 
 
 class Slots:
-    """Entries of the tables, given out one by one. A slot without ranks serves nobody."""
+    """Entries of the tables, given out one by one. A slot without ranks serves no sequence."""
 
     def __init__(self, count: int, num_layers: int, ops: Ops) -> None:
         size = (count, num_layers, len(PROJECTIONS))
@@ -33,7 +33,7 @@ class Slots:
         return self._free.pop()
 
     def free(self, slot: int) -> None:
-        """Nobody reads it any more."""
+        """It is not read any more."""
         with self._ops.side_stream("tables"):
             self.tables.rank[slot].zero_()
         self._free.append(slot)

@@ -40,7 +40,7 @@ class Holder(Protocol):
     """The pool of an entry, as others see it that it shares the host with."""
 
     def host_worth(self, entry: Entry) -> tuple[bool, float]:
-        """Whether somebody waits for the image to go on to the device; then seconds that its loss
+        """Whether a caller waits for the image to go on to the device; then seconds that its loss
         costs."""
         ...
 
@@ -79,7 +79,7 @@ class Entry:
     reuse: Reuse = field(default_factory=Reuse)
     """Requests for it."""
     account: str = NO_TENANT.name
-    """Who asked for it last: its bytes are charged to it."""
+    """The tenant that asked for it last: its bytes are charged to it."""
     image: AdapterImage | None = None
     image_bytes: int = 0
     """Of its image, once one was here."""
@@ -100,7 +100,7 @@ class Entry:
     is_pinned: bool = False
     """To be on the device and to stay there."""
     asked_at_poll: int = -2
-    """`poll` count when someone last asked in vain: who waits asks in every step."""
+    """`poll` count when it was last asked for in vain: a waiting sequence asks in every step."""
 
     @property
     def is_ready(self) -> bool:
@@ -162,7 +162,7 @@ class AdapterLease:
     checksum: str
     """Of the image in the slot."""
     num_loaded_bytes: int
-    """Copied to the device for whoever has this lease."""
+    """Copied to the device for the holder of this lease."""
     _entry: Entry | None
 
     def load_since(self, arrival_s: float) -> tuple[Tier, float, float] | None:

@@ -119,7 +119,7 @@ class LocalStore:
 
     def sweep(self, max_age_s: float) -> None:
         for folder in self.incoming.iterdir():
-            # Gone meanwhile, or on a file system without locks: then nobody knows who writes.
+            # Gone meanwhile, or on a file system without locks: then its writer is not known.
             with contextlib.suppress(OSError), _open(folder) as descriptor:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if time.time() - last_touched(folder) > max_age_s:
@@ -156,7 +156,7 @@ class LocalStore:
         return self._locate(kind, digest).is_dir()
 
     def delete(self, kind: Kind, digest: str) -> None:
-        # Out of sight in one step first, so that nobody ever sees half a folder.
+        # Out of sight in one step first, so that half a folder is never seen.
         doomed = self.stage()
         try:
             self._locate(kind, digest).rename(doomed / "deleted")
@@ -198,7 +198,7 @@ def check_address(kind: Kind, digest: str) -> None:
 @contextlib.contextmanager
 def hold(folder: Path) -> Generator[None]:
     """Keeps an incoming folder from `sweep` and from other holders, this process living or not
-    longer. Raises BlockingIOError if somebody has it, FileNotFoundError if it is gone."""
+    longer. Raises BlockingIOError if it is held, FileNotFoundError if it is gone."""
     with _open(folder) as descriptor:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

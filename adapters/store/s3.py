@@ -82,7 +82,7 @@ class ObjectStore:
         self._cache_bytes = cache_bytes
         self._client: Any = boto3.client("s3", config=CONFIG)
         self._bringing: set[Target] = set()
-        """What somebody looks for in a cache, or brings there."""
+        """What is being looked for in a cache, or brought there."""
         self._brought = threading.Condition()
         """Of `_bringing`; held while something leaves a cache."""
         self._swept_at = 0.0
@@ -236,7 +236,7 @@ class ObjectStore:
 
     @contextlib.contextmanager
     def _alone(self, target: Target) -> Generator[None]:
-        """Waits for whoever brings the same, and for nobody else."""
+        """Waits for the thread that brings the same, and for no other."""
         with self._brought:
             self._brought.wait_for(lambda: target not in self._bringing)
             self._bringing.add(target)
@@ -272,7 +272,7 @@ class ObjectStore:
 
     def _trim(self) -> None:
         """Drops the adapters used longest ago until the cache keeps its bound, but none that
-        somebody is about to have."""
+        a caller is about to have."""
         with self._brought:
             found: list[tuple[float, int, Path]] = []
             for folder in self._cache_root.iterdir():

@@ -6,7 +6,7 @@ WHERE NOT EXISTS (SELECT FROM loose_contents WHERE digest = $1::text AND starts_
 RETURNING true;
 
 -- name: content_renew
--- One that ran out is not there any more if somebody may have removed the content since.
+-- One that ran out is not there any more if the content may have been removed since.
 UPDATE loose_contents SET due = now() + interval '45 seconds' WHERE digest = $1 AND holder = $2 RETURNING true;
 
 -- name: content_is_held
@@ -34,7 +34,7 @@ SELECT digest FROM loose_contents GROUP BY digest HAVING max(due) <= now() ORDER
 SELECT content_is_free($1);
 
 -- name: content_forget
--- $2: who removed it. Nothing if that took so long that others may have put it there again.
+-- $2: the process that removed it. Nothing if that took so long that others may have put it there again.
 WITH removed AS (DELETE FROM loose_contents WHERE digest = $1 AND holder = $2 RETURNING digest)
 DELETE FROM adapter_proofs WHERE digest IN (SELECT digest FROM removed);
 

@@ -55,7 +55,7 @@ INSERT INTO version_proofs (tenant_id, name, version, base_digest, layout, check
 SELECT tenant_id, name, version, $4, $5, $6, $7, $8 FROM proved ON CONFLICT DO NOTHING;
 
 -- name: proving_unserved
--- $1: digests of the base models that are served. Says of the others' versions why nobody proves them.
+-- $1: digests of the base models that are served. Says of the others' versions why no worker proves them.
 UPDATE version_proving p SET detail = 'no worker serves ' || v.base_name
 FROM adapter_versions v JOIN base_models b ON b.name = v.base_name
 WHERE (v.tenant_id, v.name, v.version) = (p.tenant_id, p.name, p.version)

@@ -1,11 +1,11 @@
 -- name: version_retire
--- A statement's own bump is not seen by itself, hence + 1; nobody sees the state between.
+-- A statement's own bump is not seen by itself, hence + 1; no transaction sees the state between.
 UPDATE adapter_versions
 SET state = 'retired', retired_at = now(), retired_generation = (SELECT generation + 1 FROM catalog_generation)
 WHERE tenant_id = $1 AND name = $2 AND version = ANY ($3::integer[]) AND state NOT IN ('retired', 'rejected');
 
 -- name: version_forget
--- Nobody is served by a rejected version.
+-- A rejected version serves no request.
 DELETE FROM adapter_versions
 WHERE tenant_id = $1 AND name = $2 AND version = ANY ($3::integer[]) AND state = 'rejected';
 

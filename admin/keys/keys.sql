@@ -32,7 +32,7 @@ UPDATE api_keys SET revoked_at = now() WHERE id = $1 AND revoked_at IS NULL;
 
 -- name: keys_used
 -- $1: ids; $2: when each was last used. Of a key that many use at once one writes, once a minute; of one that is being
--- deleted nobody.
+-- deleted none.
 INSERT INTO key_uses AS u (key_id, last_used_at)
 SELECT k.id, o.at FROM unnest($1::text[], $2::timestamptz[]) AS o (id, at) JOIN api_keys k ON k.id = o.id
 ORDER BY k.id FOR KEY SHARE OF k SKIP LOCKED

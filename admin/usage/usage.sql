@@ -74,7 +74,7 @@ WITH inserted AS (
 ), locked AS (
     SELECT l.subject, l.kind, l.start, l.gateway_id, c.amount
     FROM quota_leases l JOIN charges c ON (l.subject, l.kind, l.start, l.gateway_id) = (c.subject, c.kind, c.start, c.gateway)
-    ORDER BY l.subject, l.kind, l.start FOR UPDATE OF l -- as those lock them who change them
+    ORDER BY l.subject, l.kind, l.start FOR UPDATE OF l -- as statements that change them lock them
 )
 UPDATE quota_leases l SET granted = l.granted - k.amount FROM locked k
 WHERE (l.subject, l.kind, l.start, l.gateway_id) = (k.subject, k.kind, k.start, k.gateway_id);

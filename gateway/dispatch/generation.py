@@ -306,7 +306,7 @@ class Generation:
         self._news.set()
 
     def _take(self, number: int, event: SequenceEvent) -> None:
-        """As it is read, so that nobody is woken for a token that nobody waits for."""
+        """As it is read, so that no task is woken for a token that is not waited for."""
         run = self._runs[number]
         if isinstance(event, PromptProgress) or (
             isinstance(event, SequenceOutput) and event.finish_reason is not FinishReason.ABORT

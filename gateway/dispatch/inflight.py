@@ -20,7 +20,7 @@ class Flights:
         """Those of base models too."""
 
     def begin(self, target: ResolvedModel) -> Flight:
-        """Must follow the resolving at once: nobody would know of a request that waits between."""
+        """Must follow the resolving at once: a request that waits between would be lost."""
         return Flight(self, target)
 
 

@@ -95,7 +95,7 @@ class Outcomes:
 
 
 def _is_error(failure: BaseException | None) -> bool:
-    """A template that waits for approval breaks every chat of those who get the canary."""
+    """A template that waits for approval breaks every chat that gets the canary."""
     if not isinstance(failure, Exception):
         return False
     return isinstance(failure, TemplateNotApproved) or is_our_fault(failure)

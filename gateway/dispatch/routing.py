@@ -15,7 +15,7 @@ they were told the same, and would all run to the worker that was the least busy
 too, not all workers are weighed, but a few drawn of those that hold the most of the prompt, of the
 adapter's best holders, of the base model's, and of all. What no worker has goes to its home, two
 workers by hash, so that gateways agree without a word. A hot adapter comes to the next worker as
-soon as the queues of those that hold it are longer than its load. Who holds what is noted when a
+soon as the queues of those that hold it are longer than its load. What each holds is noted when a
 worker tells it: a choice weighs those that are drawn, however many there are.
 
 Everything here is a function of its arguments, time and random numbers included.
@@ -196,7 +196,7 @@ class Standing:
             self._sent_models[work.model] = wait_s
 
 
-NOBODY = Standing(Report(), 0.0)
+EMPTY = Standing(Report(), 0.0)
 
 
 class Workers(Generic[W]):
@@ -225,13 +225,13 @@ class Workers(Generic[W]):
 
     def put(self, worker: W, standing: Standing) -> None:
         """In place of what was known of the worker, if anything was."""
-        before = self.standings.get(worker, NOBODY)
+        before = self.standings.get(worker, EMPTY)
         self.standings[worker] = standing
         self.all.add(worker)
         self._note(worker, before, standing)
 
     def remove(self, worker: W) -> None:
-        self._note(worker, self.standings.pop(worker), NOBODY)
+        self._note(worker, self.standings.pop(worker), EMPTY)
         self.all.discard(worker)
 
     def send(self, worker: W, work: Work, num_cached: int, now: float) -> None:
@@ -297,7 +297,7 @@ def _candidates(
     is_able: Callable[[W], bool],
     random: Random,
 ) -> Iterable[W]:
-    """Some of each kind, each once; nobody if nobody is able."""
+    """Some of each kind, each once; empty if no worker is able."""
     drawn: dict[W, None] = {}
     if cached:
         drawn |= dict.fromkeys(draw(_deepest(cached, is_able), random))

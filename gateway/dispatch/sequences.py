@@ -33,8 +33,8 @@ from workers.wire.protocol import (
 )
 
 WHOLE_INTERVAL = 32
-"""Tokens that are told at a time to who waits for the whole answer: what a lost worker has not told
-is generated again."""
+"""Tokens of an output frame where the client waits for the whole answer: what a lost worker has not
+told is generated again."""
 
 
 class Call(msgspec.Struct, frozen=True):

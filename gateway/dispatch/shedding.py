@@ -1,4 +1,4 @@
-"""Queues that refused a moment ago: who would be refused there now is refused here, before anything
+"""Queues that refused a moment ago: what they would refuse now is refused here, before anything
 of his prompt is read. So too many requests cost a worker no more than the places that it has.
 
 A worker that refuses for want of room says how long one place takes to come free for the tenant. So
@@ -41,7 +41,7 @@ class Refused:
     """At the worker, by then."""
     pace_s: float
     next_room_at: float
-    """Told to the last who was refused; the next comes after him."""
+    """Told to the client that was refused last; the next is told a later time."""
 
     def holds(self, worker: WorkerClient, now: float, num_bytes: int) -> bool:
         """For a request of this size."""

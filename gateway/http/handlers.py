@@ -64,7 +64,7 @@ class HotRoute(HTTPRouteHandler):
 
 
 class DataPlane(Litestar):
-    """Who names a hot route exactly is answered by it at once; any other way leads there too."""
+    """A path that is exactly a hot route goes to it at once; all others go through the router."""
 
     def __init__(self, **options: Any) -> None:
         base: Any = super()

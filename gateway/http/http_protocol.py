@@ -16,7 +16,7 @@ from gateway.http.connections import Connections
 from gateway.http.refusals import Refusals
 
 KEEP_ALIVE_S = 75
-"""Longer than clients and balancers keep an idle connection, so that it is they who end it: a
+"""Longer than clients and balancers keep an idle connection, so that they end it: a
 request that crosses the end of its connection is lost."""
 HEAD_S = 10.0
 """From a head's first byte to its last; also how long the rest of a body that is not read, because
@@ -215,7 +215,8 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
         # Also of a body that is not read.
         self.cycle.more_body = False
-        # Reading stops at a large body. Nobody may ask for more, and a client that leaves is read.
+        # Reading stops at a large body. No other code may ask for more, and the end of the
+        # connection must be seen.
         if not self.pipeline:
             self.flow.resume_reading()
 

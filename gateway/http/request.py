@@ -66,7 +66,7 @@ class GatewayRequest(Request[Principal, Any, State]):
         """As the framework's own, which indexes all headers and goes through a generator.
 
         Raises RequestEntityTooLarge, at once where the length is announced; BodyTimeout; Overloaded
-        if too many bytes of bodies are held; InvalidRequest, which nobody reads, if the client
+        if too many bytes of bodies are held; InvalidRequest, which is never read, if the client
         leaves."""
         held = held_body(self.scope)
         held.charge(self.user.tenant.id)

@@ -21,7 +21,7 @@ from gateway.http.refusals import Refusals
 BACKLOG = 2048
 ACCEPTED_AT_ONCE = 8
 """libuv accepts one connection of a listener in a turn of its loop, and under load turns are long:
-who connects would wait for each who did before. So the same socket is listened to so many times."""
+a new connection would wait for all before it. So the same socket is listened to so many times."""
 STUCK_CLIENT_MS = 30_000
 """The kernel drops a connection whose peer has taken nothing for this long: closing one politely
 would wait for the peer for ever."""
@@ -48,9 +48,9 @@ def make_config(
 ) -> Config:
     """Streams have `drain_s` to end at shutdown.
 
-    trusted_proxies: addresses or networks whose `X-Forwarded-For` says who the client is. By
-    default nobody's does, and the client is who connects. With one, all clients may come from the
-    proxy's address, and addresses have no bound of their own.
+    trusted_proxies: addresses or networks whose `X-Forwarded-For` names the client. By
+    default none is, and the client is the peer that connects. With one, all clients may come from
+    the proxy's address, and addresses have no bound of their own.
     max_connections, max_connections_per_address: see `Connections`.
     bodies: what the bodies of requests may take; servers of one process may share it.
     """
@@ -85,7 +85,7 @@ def _given(tls: ssl.SSLContext, _config: uvicorn.Config, _default: object) -> ss
 
 class Server(uvicorn.Server):
     """Ends when what the app does beside serving has failed: it would answer from what it knew
-    then, for ever. Whoever supervises the process starts it again."""
+    then, for ever. The supervisor of the process starts it again."""
 
     config: Config
 

@@ -69,8 +69,9 @@ class GenerationResponse(ABC):
         """Sends everything. Raises only before anything was sent."""
 
     async def _keep_failure(self) -> None:
-        """Whether it can be kept or not, the client is told what went wrong first. Who was refused
-        has used nothing, and is told at once. What still runs does not wait for the disk."""
+        """The client is told what went wrong first, whether its usage can be kept or not. A refused
+        request has used nothing, and its client is told at once. What still runs does not wait for
+        the disk."""
         await self._generation.stop()
         if not self._generation.is_refused:
             with contextlib.suppress(UsageUnavailable):

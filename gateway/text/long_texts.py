@@ -1,5 +1,5 @@
 """Work on long texts, beside the loop: on threads of their own, one at a time for each tenant, so
-that nobody's hold up those of the others, or what other threads are needed for."""
+that no tenant's hold up those of the others, or what other threads are needed for."""
 
 from __future__ import annotations
 

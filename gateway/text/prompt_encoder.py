@@ -75,7 +75,7 @@ class PromptEncoder:
 
     async def encode(self, text: str, domain: str, max_tokens: int | None = None) -> list[int]:
         """As the tokenizer itself. What was encoded for another domain is encoded anew: the time
-        that takes tells nobody what others ask. Raises ContextLengthExceeded."""
+        that takes tells no tenant what others ask. Raises ContextLengthExceeded."""
         if not self._ids or self._has_many_pieces(text):
             (tokens,) = await self.encode_each(
                 [text], domain, add_special_tokens=False, max_tokens=max_tokens
@@ -122,7 +122,7 @@ class PromptEncoder:
         before it makes a list of the ids, if one text has more than `max_tokens`."""
 
         def encode() -> list[list[int]]:
-            # Fast: without the place of each token in its text, which nobody asks for.
+            # Fast: without the place of each token in its text, which is not needed.
             encoded = self._tokenizer.encode_batch_fast(
                 texts, add_special_tokens=add_special_tokens
             )

@@ -58,7 +58,9 @@ def change_tenant(name: str, sharing_group: str) -> None:
     """Change the group of tenants that a tenant shares cached prefixes with."""
     with api() as server:
         server.patch(route("tenants", name), {"sharing_group": sharing_group or None})
-    click.echo(f"{name} shares with {f'group {sharing_group}' if sharing_group else 'nobody'}")
+    click.echo(
+        f"{name} shares with {f'group {sharing_group}' if sharing_group else 'no other tenant'}"
+    )
 
 
 @tenant_group.command("delete")

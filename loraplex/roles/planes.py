@@ -50,7 +50,7 @@ DRAIN_S = 30.0
 MANAGEMENT_CONNECTIONS = 256
 """More than operators and their tools open, and little of the process's descriptors."""
 ADMIN_ACQUIRE_S = 2.0
-"""Somebody waits for the answer, be it that the database is away."""
+"""A caller waits for the answer, even if it is that the database is away."""
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class LoadCancelled(Exception):
-    """Nobody waits for it any more."""
+    """No request waits for the load any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class ModelLoader:
 
 
 def resident_bytes() -> int:
-    """Physical memory of this process; 0 where nobody tells."""
+    """Physical memory of this process; 0 where the system does not tell."""
     path = Path("/proc/self/statm")
     if not path.exists():
         return 0

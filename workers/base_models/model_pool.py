@@ -91,7 +91,7 @@ class ModelPool:
 
     @property
     def is_busy(self) -> bool:
-        """Something is on its way, or somebody waits for it."""
+        """Something is on its way, or a request waits for it."""
         is_arriving = any(model.arriving_s is not None for model in self._models.values())
         return is_arriving or self._fetcher.is_busy or not self._residency.is_settled
 
@@ -107,8 +107,8 @@ class ModelPool:
         return model.instance
 
     def load_now(self, digest: str, progress: ByteProgress) -> bool:
-        """Brings a model to the device on the calling thread, if nobody has to leave for it. Raises
-        CheckpointError and OSError."""
+        """Brings a model to the device on the calling thread, if no other model has to leave for
+        it. Raises CheckpointError and OSError."""
         model = self._models[digest]
         state = model.state
         if state.num_extents > self._residency.num_free:

@@ -2,13 +2,13 @@
 
     host --> loading --> device <--> draining --> host
 
-A model that somebody waits for comes at once if there is room. If there is none, the model that was
+A model that requests wait for comes at once if there is room. If there is none, the model that was
 idle the longest leaves; else a busy one, but only when it has been there for so many times its load
 as bounds the time lost to loading, or when the wait has become too long. A busy one drains: it
-admits nobody, and what runs there may end; at a deadline it is preempted and goes on when the model
-is back.
+admits no sequence, and what runs there may end; at a deadline it is preempted and goes on when the
+model is back.
 
-No tensors, no threads, no memory but these numbers; whoever calls does what is ordered.
+No tensors, no threads, no memory but these numbers; the caller does what is ordered.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class Orders:
     """What is to be done, in this order, by digest."""
 
     cancel: list[str] = field(default_factory=list[str])
-    """Nobody waits for this load any more."""
+    """No request waits for this load any more."""
     leave: list[str] = field(default_factory=list[str])
     """What still runs there is preempted."""
     load: list[str] = field(default_factory=list[str])
     """At most one. Its extents are gathered first, as they become idle."""
     held: set[str] = field(default_factory=set[str])
-    """May admit nobody, as long as this is said."""
+    """May admit no sequence, as long as this is said."""
     preempt: set[str] = field(default_factory=set[str])
     """Their memory is needed now."""
     unsatisfiable: list[str] = field(default_factory=list[str])
@@ -62,7 +62,7 @@ class ModelState:
     load_s: float
     """How long its load takes: an estimate, then the last one measured."""
     is_pinned: bool = False
-    """To be on the device, whoever waits."""
+    """To be on the device, whatever waits."""
     is_unloaded: bool = False
     """Not to be there."""
     is_named: bool = True
@@ -76,7 +76,7 @@ class ModelState:
     used_s: float = 0.0
     """When it last had work."""
     unserved_s: float | None = None
-    """Since when somebody waits for the model, or in it for memory."""
+    """Since when a request waits for the model, or in it for memory."""
     draining_s: float = 0.0
     pressing_s: float | None = None
     """Since when all others are held for it."""
@@ -104,7 +104,7 @@ class ModelState:
 
     @property
     def is_about_to_begin(self) -> bool:
-        """It has come, and whether there is memory too for what waits is not known yet: who comes
+        """It has come, and whether there is memory too for what waits is not known yet: what comes
         without it keeps the place that it has by its wait."""
         return self.tier == "device" and self.demand.num_waiting > 0 == self.demand.num_running
 
@@ -172,7 +172,7 @@ class Residency:
         model.num_swaps += 1
 
     def failed(self, digest: str) -> None:
-        """Its load did; it is tried again after a while, if somebody still waits."""
+        """Its load did; it is tried again after a while, if a request still waits."""
         model = self.models[digest]
         model.tier, model.is_gathering = "host", False
         model.unserved_s = model.pressing_s = None
@@ -210,7 +210,7 @@ class Residency:
 
     def _serve_claims(self, now: float, orders: Orders) -> None:
         """The longest unserved first. While one has models drained for it, or has waited too long,
-        nobody younger may take the room."""
+        no younger model may take the room."""
         claims = [(m.unserved_s, m) for m in self.models.values() if m.unserved_s is not None]
         claims = sorted(claims, key=lambda claim: claim[0])
         draining: list[ModelState] = []
@@ -269,8 +269,8 @@ class Residency:
             orders.leave.append(model.digest)
 
     def _press(self, claim: ModelState, now: float, orders: Orders) -> None:
-        """The weights of others leave room, but what runs there has it. After a while nobody else
-        is admitted, after another what runs is preempted."""
+        """The weights of others leave room, but what runs there has it. After a while no other
+        sequence is admitted, after another what runs is preempted."""
         patience_s = self._max_wait_s
         if claim.tier == "loading":
             patience_s = min(patience_s, MIN_LOADS * claim.load_s)

@@ -51,7 +51,7 @@ class HostMemory:
         self._pages.madvise(mmap.MADV_DONTNEED, (1 + extent) * size, size)
 
     def restore(self, extent: int) -> None:
-        """The system does, when somebody writes there."""
+        """The system does, at the first write there."""
 
     def reserve(self, num_extents: int) -> None:
         return None
@@ -66,7 +66,7 @@ class HostMemory:
 class MappedMemory:
     """As many pieces of memory as there are extents, taken once. Each lies behind an extent, or in
     the range of a model whose weights have that extent: so no byte is held twice, and none is asked
-    for later. Who reads or writes an extent of weights faults."""
+    for later. Reading or writing an extent of weights faults."""
 
     def __init__(self, virtual: VirtualMemory, num_extents: int, extent_bytes: int) -> None:
         """num_extents: of the arena. extent_bytes: whole granules of the virtual memory. Raises

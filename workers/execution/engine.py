@@ -168,7 +168,7 @@ class Engine:
         return None
 
     def offer(self, connection: int, request: Generate) -> list[Event]:
-        """Queues the request if the queue has room, or makes room. Returns who is refused for it:
+        """Queues the request if the queue has room, or makes room. Returns what is refused for it:
         itself, or others that fill more than their share."""
         sequence = self._sequence(connection, request)
         if (refusal := self._refusal(sequence)) is not None:

@@ -1,4 +1,4 @@
-"""Until when the first tokens of those who wait are wanted."""
+"""Until when the first tokens of waiting sequences are wanted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MIN_KEPT = 64
 
 
 class Deadlines:
-    """A heap by time. Whoever has begun or ended since is dropped by and by."""
+    """A heap by time. Sequences that have begun or ended since are dropped when they come up."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Sequence]] = []
@@ -29,7 +29,7 @@ class Deadlines:
             heapify(self._heap)
 
     def take_passed(self, now: float) -> list[Sequence]:
-        """Those whose time is over and who still wait for a first token."""
+        """Sequences whose time is over and that still wait for a first token."""
         passed: list[Sequence] = []
         while self._heap and self._heap[0][0] <= now:
             sequence = heappop(self._heap)[2]

@@ -231,7 +231,7 @@ class Sequence:
 
     @property
     def expires_s(self) -> float:
-        """From then on nobody wants its first token."""
+        """From then on its first token is not wanted."""
         timeout_s = self.request.timeout_s
         return math.inf if timeout_s is None else self.arrival_s + timeout_s
 

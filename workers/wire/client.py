@@ -1,4 +1,4 @@
-"""A gateway's end of one worker: requests in, outputs to whoever asked for them. No torch."""
+"""A gateway's end of one worker: requests in, outputs to their callers. No torch."""
 
 from __future__ import annotations
 

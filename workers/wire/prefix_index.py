@@ -102,7 +102,7 @@ class PrefixIndex:
         return num_pages * PAGE_TOKENS
 
     def whole(self) -> Iterator[CachedPages]:
-        """All of it, for one who knows nothing yet."""
+        """All of it, for a gateway that knows nothing yet."""
         for model, keys in self._keys.items():
             yield from changed_pages(model, keys, (), is_whole=True)
 

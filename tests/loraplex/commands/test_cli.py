@@ -49,7 +49,7 @@ async def test_tenants_and_keys(plane: Plane):
     change = ("tenant", "change", "acme", "--sharing-group")
     assert await run(plane, *change, "family") == "acme shares with group family\n"
     assert "family" in await run(plane, "tenant", "show", "acme")
-    assert await run(plane, *change, "") == "acme shares with nobody\n"
+    assert await run(plane, *change, "") == "acme shares with no other tenant\n"
     text = (await run(plane, "key", "create", "--tenant", "acme", "--name", "ci")).strip()
     assert (await plane.bearing(text).get("models")).status_code == 200
     keys = json.loads(await run(plane, "key", "list", "--tenant", "acme", "--json"))

@@ -53,7 +53,7 @@ class Connection(Protocol[Sent, Received]):
 
     @property
     def num_unsent_bytes(self) -> int:
-        """What `send` took and the other side has not: who sends without waiting must look at
+        """What `send` took and the other side has not: a sender that does not wait must look at
         it."""
         ...
 
@@ -140,7 +140,7 @@ class Transport(Protocol):
     """A way to connect, named by the scheme of its addresses."""
 
     async def connect(self, address: str, security: Security) -> GatewayConnection:
-        """Raises OSError when nobody answers, ValueError for a malformed address."""
+        """Raises OSError when no peer answers, ValueError for a malformed address."""
         ...
 
     async def listen(self, address: str, accept: Accept, security: Security) -> Listener: ...

@@ -43,10 +43,10 @@ class InProcessTransport:
 
 
 async def open_streams(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """The bare streams of a new connection. Raises ConnectionRefusedError when nobody listens."""
+    """The bare streams of a new connection. Raises ConnectionRefusedError without a listener."""
     listener = _LISTENERS.get(address)
     if listener is None:
-        raise ConnectionRefusedError(f"nobody listens at {address}")
+        raise ConnectionRefusedError(f"no listener at {address}")
     ours, theirs = socket.socketpair()
     listener.serve(worker_end(*await asyncio.open_connection(sock=theirs, limit=READ_LIMIT)))
     return await asyncio.open_connection(sock=ours, limit=READ_LIMIT)

@@ -30,7 +30,7 @@ HELLO_TIMEOUT_S = 10.0
 
 
 async def connect(address: str, security: Security = Security()) -> GatewayConnection:  # noqa: B008
-    """Raises OSError when nobody answers there, ConnectionLost when nobody does in time,
+    """Raises OSError when no peer answers there, ConnectionLost when none does in time,
     InsecureTransport, ValueError for a bad address."""
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):

@@ -156,7 +156,7 @@ def bind_private(path: Path) -> socket.socket:
     """A bound Unix socket of mode 0600 in place of one left behind; any other file there stays, and
     a socket that another process serves.
 
-    Nobody can connect before the mode is set, for the socket does not listen yet.
+    No peer can connect before the mode is set, for the socket does not listen yet.
     """
     if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
         if _is_served(path):

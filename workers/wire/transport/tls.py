@@ -1,5 +1,5 @@
-"""Mutual TLS over TCP: who is let in by the names in its certificate, and the listener that says
-why a peer is not."""
+"""Mutual TLS over TCP: which peers are let in by the names in their certificates, and the listener
+that says why a peer is not."""
 
 from __future__ import annotations
 
