@@ -428,12 +428,6 @@ class Device(Protocol):
         """How many were, in this process; those read from the cache folder count too."""
         ...
 
-    def copy_pages(self, arena: Tensor, source: Tensor, target: Tensor, num_bytes: int) -> None:
-        """Semantics: copies num_bytes from each byte offset source[i] to target[i], no overlap.
-        Shape: source, target int64 [N].
-        """
-        ...
-
     def block_hashes(self, payload: Tensor) -> Tensor:
         """Semantics: NH (RFC 4418) of each HASH_BLOCK bytes, zeros following the last; the same on
         every backend, be the payload on the device or on the host. Two different blocks have one

@@ -66,7 +66,6 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     ),
     "add_lora": (P, P, I64, P, P, I64, I64, I64, P, P, I64, P, P, P, P, I32),
     "run_layers": (P, I64, POINTER(NativeStep), P, P),
-    "copy_pages": (P, P, P, I64, I64),
     "block_hashes": (P, I64, P, P),
     "sample": (P, I64, I64, POINTER(Sampling), P),
     "greedy": (P, I64, I64, P),
@@ -250,13 +249,6 @@ class CpuOps(HostOps):
             *(chosen.data_ptr(), ids.data_ptr(), values.data_ptr()),
         )
         return chosen, ids, values
-
-    def copy_pages(self, arena: Tensor, source: Tensor, target: Tensor, num_bytes: int) -> None:
-        assert source.dtype is torch.int64 and target.dtype is torch.int64
-        assert len(source) == len(target)
-        self._lib.copy_pages(
-            arena.data_ptr(), source.data_ptr(), target.data_ptr(), len(source), num_bytes
-        )
 
     def block_hashes(self, payload: Tensor) -> Tensor:
         assert payload.is_contiguous() and payload.nbytes % 8 == 0

@@ -203,10 +203,6 @@ class CudaOps:
         assert logits.dtype is torch.float32 and logits.is_contiguous()
         return triton_logprobs.log_softmax_top(logits, tokens, num_top)
 
-    def copy_pages(self, arena: Tensor, source: Tensor, target: Tensor, num_bytes: int) -> None:
-        assert source.dtype is torch.int64 and len(source) == len(target)
-        triton_pointwise.copy_pages(arena, source, target, num_bytes)
-
     def block_hashes(self, payload: Tensor) -> Tensor:
         assert payload.is_contiguous() and payload.nbytes % 8 == 0
         if payload.device.type != self.device.type:

@@ -165,10 +165,6 @@ class ReferenceOps(HostOps):
         ids = logits.sort(dim=-1, descending=True, stable=True).indices[:, :num_top]
         return chosen, ids.int(), values.gather(1, ids)
 
-    def copy_pages(self, arena: Tensor, source: Tensor, target: Tensor, num_bytes: int) -> None:
-        for start, end in zip(source.tolist(), target.tolist(), strict=True):
-            arena[end : end + num_bytes] = arena[start : start + num_bytes]
-
     def block_hashes(self, payload: Tensor) -> Tensor:
         return hash_blocks(payload)
 

@@ -1,4 +1,4 @@
-"""Triton kernels that read each element once: norm, activation, embedding, page copies, hashes.
+"""Triton kernels that read each element once: norm, activation, embedding, hashes.
 
 All are bound by memory: their time on a device of bandwidth W is at least bytes / W, and below
 about 4 MB the launch (2 to 4 us inside a graph) is what one pays for. Arithmetic is in float32.
@@ -17,9 +17,6 @@ from torch import Tensor
 from ops.base import Activation
 from ops.block_hash import HALF, HASH_BLOCK, hash_keys
 from ops.triton_table import blocks_of, power_of_two
-
-WORD = 8
-"""Bytes of the unit that copies count in."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> Tensor:
@@ -116,29 +113,6 @@ def _embed(ids, table, y, width, scale, BLOCK: tl.constexpr):
     source = tl.load(ids + row).to(tl.int64) * width
     value = tl.load(table + source + column, mask=inside, other=0).to(tl.float32) * scale
     tl.store(y + row * width + column, value.to(y.dtype.element_ty), mask=inside)
-
-
-def copy_pages(arena: Tensor, source: Tensor, target: Tensor, num_bytes: int) -> None:
-    """Semantics: arena[target[i]:][:num_bytes] = arena[source[i]:][:num_bytes], without overlap.
-    Shape: arena uint8, source and target int64 [N], offsets multiples of 64, num_bytes of 8.
-    Bytes: 2 * N * num_bytes.
-    """
-    assert num_bytes % WORD == 0
-    words, block = num_bytes // WORD, 1024
-    if len(source) and words:
-        _copy_pages[(len(source), blocks_of(words, block))](
-            *(arena.view(torch.int64), source, target, words), BLOCK=block, num_warps=4
-        )
-
-
-@triton.jit
-def _copy_pages(arena, source, target, words, BLOCK: tl.constexpr):
-    page = tl.program_id(0)
-    word = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = word < words
-    # Offsets are multiples of 64: said so, 16 bytes are moved at once.
-    begin, end = tl.load(source + page) // 64 * 8, tl.load(target + page) // 64 * 8
-    tl.store(arena + end + word, tl.load(arena + begin + word, mask=inside), mask=inside)
 
 
 def block_hashes(payload: Tensor) -> Tensor:

@@ -286,7 +286,8 @@ class AdapterPool:
 
     def lay_anew(self, ref: AdapterRef) -> bool:
         """Takes all that is idle off the device, the adapter itself too: beside others it may lie
-        in an extent more than it does when it comes alone. False: it was alone."""
+        in an extent more than it does when it comes alone. False: it was alone. Without it a
+        sequence would fail for memory whose adapter fits alone."""
         idle = list(self.idle_runs(with_awaited=True))
         if all(self._resident[run].digest == ref.digest for run in idle):
             return False

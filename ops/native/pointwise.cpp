@@ -1,5 +1,5 @@
-// The ops that touch every row once: embedding, RMS norm, gated activation, rope with the KV write,
-// page copies. A row's result never depends on the other rows.
+// The ops that touch every row once: embedding, RMS norm, gated activation, rope with the KV write.
+// A row's result never depends on the other rows.
 #include <algorithm>
 #include <cstring>
 
@@ -196,12 +196,4 @@ EXPORT void block_hashes(const uint32_t* words, int64_t num_words, const uint32_
             std::copy_n(words, num_words, padded);
             *hashes++ = hash_block(padded, keys);
         }
-}
-
-// Shape: source, target int64 [count], byte offsets in the arena.
-EXPORT void copy_pages(char* arena, const int64_t* source, const int64_t* target, int64_t count,
-                       int64_t num_bytes) {
-#pragma omp parallel for schedule(static) num_threads(team(count * num_bytes)) if (count > 1)
-    for (int64_t i = 0; i < count; i++)
-        std::memcpy(arena + target[i], arena + source[i], num_bytes);
 }

@@ -65,16 +65,6 @@ def test_embed(ops: Ops, dtype, rows, width):
     assert torch.equal(ops.embed(ids, table, 1.5), expected)
 
 
-def test_copy_pages(ops: Ops):
-    arena = torch.arange(4096, dtype=torch.int64).view(torch.uint8)
-    before = arena.clone()
-    source, target = torch.tensor([0, 8192, 4096]), torch.tensor([16384, 20480, 28672])
-    ops.copy_pages(arena, source, target, 1000)
-    for start, end in zip(source.tolist(), target.tolist(), strict=True):
-        before[end : end + 1000] = before[start : start + 1000]
-    assert torch.equal(arena, before)
-
-
 sizes = st.one_of(
     st.integers(1, 2 * HASH_BLOCK // 8), st.sampled_from([511, 512, 513, 1024, 1025])
 ).map(lambda words: 8 * words)
@@ -135,6 +125,4 @@ def test_nothing_to_do(ops: Ops):
     assert ops.rms_norm(nothing, torch.ones(64), 1e-5).shape == (0, 64)
     assert ops.gated_activation(nothing, "silu").shape == (0, 32)
     assert ops.embed(torch.empty(0, dtype=torch.int32), torch.randn(4, 64)).shape == (0, 64)
-    empty = torch.empty(0, dtype=torch.int64)
-    ops.copy_pages(torch.zeros(16, dtype=torch.uint8), empty, empty, 16)
     assert ops.block_hashes(torch.empty(0, dtype=torch.uint8)).shape == (0,)
