@@ -47,6 +47,16 @@ class Constraint(msgspec.Struct, frozen=True):
     """The field that a refusal names."""
 
 
+class ThoughtBudget(msgspec.Struct, frozen=True):
+    """How many tokens the thought before an answer may have."""
+
+    max_tokens: int
+    param: str
+    """The field that a refusal names."""
+    is_wish: bool = False
+    """Whether it is dropped, and named, for a model whose thoughts cannot be bounded."""
+
+
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A checked request for generated text. None: the adapter's default, the model's, or ours.
 
@@ -69,7 +79,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Field of the body that the prompts came from, for errors."""
     echo: bool = False
     """Whether each prompt is shown, and scored if log-probabilities are asked for, before its
-    answer."""
+    answer. With `messages`: whether the content that the answer goes on with is shown."""
+    num_prompt_logprobs: int | None = None
+    """Likeliest tokens told beside each one of the prompt, apart from the answer; None: none."""
+    truncate: int | None = None
+    """A prompt keeps its last so many tokens; -1: as many as there is room for."""
     stream: bool = False
     num_choices: int = 1
     """Answers to each prompt."""
@@ -86,6 +100,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
+    allowed_token_ids: tuple[int, ...] = ()
+    """Only these tokens are generated; empty: any."""
+    bad_words: list[str] = []
+    """Texts that are not generated."""
+    thought_budget: ThoughtBudget | None = None
     seed: int | None = None
     num_logprobs: int | None = None
     """Likeliest tokens shown beside each one; 0: the token's own log-probability; None: none."""
@@ -111,6 +130,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Splits canaries; None: the API key does."""
     dropped: tuple[str, ...] = ()
     """What was taken without effect: the answer's header `loraplex-dropped` names it."""
+
+    @property
+    def scores_echo(self) -> bool:
+        """Whether the prompts that are shown have log-probabilities."""
+        return self.echo and self.messages is None and self.num_logprobs is not None
 
 
 def callable_tools(asked: GenerationRequest) -> list[Tool]:

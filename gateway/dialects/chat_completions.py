@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta
 
 from gateway.dialects.chat_messages import (
     ChatTool,
@@ -16,12 +19,14 @@ from gateway.dialects.chat_messages import (
 from gateway.dialects.dialect import Answer, Dialect, join_parts
 from gateway.dialects.openai_fields import Count, OpenAIRequest, TopLogprobs
 from gateway.dialects.openai_format import OpenAIFormat, encode, finite, token_text
+from gateway.dialects.openai_table import Refusal
 from gateway.dispatch.choice import Delta, Scored
 from gateway.exceptions import InvalidRequest
-from gateway.generation_request import GenerationRequest
+from gateway.generation_request import GenerationRequest, ThoughtBudget
 from gateway.text.detokenizer import TokenBytes
 from gateway.text.parsers.parser import Reasoning, Text, ToolCall
 
+ThoughtTokens = Annotated[int, Meta(ge=-1, lt=1 << 31)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -34,9 +39,8 @@ class ChatCompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
         "max_tokens": 64,
     }
 
-    also_refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "add_special_tokens": (False,),
-        "echo": (False,),
+    also_refused: ClassVar[Mapping[str, Refusal]] = {
+        "add_special_tokens": Refusal("The chat template writes them.", (False,)),
     }
 
     messages: Messages
@@ -55,6 +59,13 @@ class ChatCompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
     continue_final_message: bool | None = None
     include_reasoning: bool | None = None
     """False: thoughts are not shown."""
+    thinking_token_budget: ThoughtTokens | None = None
+    """Tokens that a thought may have; then it is ended. -1: any number."""
+    thinking_budget: ThoughtTokens | None = None
+    """The same as Qwen's clients send it."""
+
+    echo: bool | None = None
+    """Whether the last message's content stands before the answer, if it is the assistant's."""
 
     # dropped
     prediction: Any = None
@@ -67,7 +78,6 @@ class ChatCompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
     audio: Any = None
     chat_template: Any = None
     documents: Any = None
-    echo: bool | None = None
     function_call: Any = None
     functions: Any = None
     mm_processor_kwargs: Any = None
@@ -86,6 +96,19 @@ class ChatCompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
             )
 
     @property
+    def thought_budget(self) -> ThoughtBudget | None:
+        """Raises InvalidRequest if there are two."""
+        param, given = "thinking_token_budget", self.thinking_token_budget
+        if self.thinking_budget is not None:
+            if given not in (None, self.thinking_budget):
+                raise InvalidRequest(
+                    "'thinking_budget' and 'thinking_token_budget' are the same, and differ.",
+                    param="thinking_budget",
+                )
+            param, given = "thinking_budget", self.thinking_budget
+        return None if given in (None, -1) else ThoughtBudget(given, param)
+
+    @property
     def template_arguments(self) -> dict[str, Any]:
         """What `chat_template_kwargs` says comes before what `reasoning_effort` means."""
         arguments: dict[str, Any] = {}
@@ -99,6 +122,7 @@ class ChatCompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
 class ChatFormat(OpenAIFormat):
     chunk_kind = "chat.completion.chunk"
     body_kind = "chat.completion"
+    tells_prompt_once = True
 
     def __init__(self, *args: Any, shows_thoughts: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -113,7 +137,7 @@ class ChatFormat(OpenAIFormat):
             role = b'%s{"index":%d,"delta":{"role":"assistant","content":""}%s' % (
                 self._head,
                 delta.index,
-                self._plain_end,
+                self._bare_end(msgspec.structs.replace(delta, num_tokens=0)),
             )
         if not (delta.parts or delta.scored or delta.finish_reason or self._token_ids):
             return role
@@ -193,6 +217,7 @@ class ChatCompletions(Dialect[ChatCompletionRequest]):
         return GenerationRequest(
             **body.neutral_fields(),
             messages=neutral_messages(body.messages),
+            echo=bool(body.echo),
             tools=[tool.neutral() for tool in body.tools or ()],
             tool_choice=neutral_choice(body.tool_choice),
             is_parallel=body.parallel_tool_calls is not False,
@@ -201,6 +226,7 @@ class ChatCompletions(Dialect[ChatCompletionRequest]):
             ),
             continue_final_message=bool(body.continue_final_message),
             template_arguments=body.template_arguments,
+            thought_budget=body.thought_budget,
             max_tokens=body.max_completion_tokens or body.max_tokens,
             num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         )
@@ -215,5 +241,6 @@ class ChatCompletions(Dialect[ChatCompletionRequest]):
             logprobs=bool(body.logprobs),
             include_usage=body.include_usage,
             token_ids=bool(body.return_token_ids),
+            continuous_usage=body.has_continuous_usage,
             shows_thoughts=body.include_reasoning is not False,
         )

@@ -19,6 +19,7 @@ from gateway.dialects.openai_fields import (
     prompts_of,
 )
 from gateway.dialects.openai_format import OpenAIFormat, encode, finite, token_text
+from gateway.dialects.openai_table import Refusal
 from gateway.dispatch.choice import Delta, Scored
 from gateway.exceptions import InvalidRequest
 from gateway.generation_request import GenerationRequest
@@ -37,7 +38,11 @@ class CompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
         "max_tokens": 16,
     }
 
-    also_refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {"add_special_tokens": (True,)}
+    also_refused: ClassVar[Mapping[str, Refusal]] = {
+        "add_special_tokens": Refusal(
+            "A text begins with the model's own; send token ids for any others.", (True,)
+        )
+    }
 
     prompt: (
         str
@@ -70,6 +75,7 @@ class CompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
 class CompletionFormat(OpenAIFormat):
     chunk_kind = "text_completion"
     body_kind = "text_completion"
+    tells_prompt_once = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -146,4 +152,5 @@ class Completions(Dialect[CompletionRequest]):
             logprobs=body.logprobs is not None,
             include_usage=body.include_usage,
             token_ids=bool(body.return_token_ids),
+            continuous_usage=body.has_continuous_usage,
         )

@@ -30,6 +30,7 @@ class Answer(msgspec.Struct):
     pieces: list[Part] = []
     """As they came."""
     scored: list[Scored] = []
+    prompt_scored: list[Scored] = []
     tokens: list[int] = []
     finish_reason: str | None = None
     stop: str | None = None
@@ -40,6 +41,7 @@ class Answer(msgspec.Struct):
         self.pieces.extend(delta.parts)
         self.tokens.extend(delta.tokens)
         self.scored.extend(delta.scored)
+        self.prompt_scored.extend(delta.prompt_scored)
         self.finish_reason = delta.finish_reason
         self.stop = delta.stop
         self.vector = delta.vector
@@ -151,8 +153,8 @@ def split(deltas: Iterable[Delta]) -> Iterator[Delta]:
             yield delta
             continue
         *pieces, last = slices(delta.scored)
-        parts, tokens = delta.parts, delta.tokens
+        rest = delta
         for piece in pieces:
-            yield Delta(delta.index, parts, piece, None, tokens)
-            parts, tokens = [], []
-        yield Delta(delta.index, parts, last, delta.finish_reason, tokens, delta.stop)
+            yield msgspec.structs.replace(rest, scored=piece, finish_reason=None, stop=None)
+            rest = msgspec.structs.replace(rest, parts=[], tokens=[])
+        yield msgspec.structs.replace(rest, scored=last)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+UNBOUNDED_THOUGHT = "thinking.budget_tokens"
+
 MESSAGES: Mapping[str, str] = {
     "billing_header": "A line of the system prompt that begins with `x-anthropic-billing-header:` "
     "is cut out: its value changes with each request, and no prefix would be found again.",
@@ -21,8 +23,8 @@ MESSAGES: Mapping[str, str] = {
     "redacted_thinking": "No model here can read it.",
     "service_tier": "The tenant's class of service holds.",
     "speed": "Every answer comes as fast as it can.",
-    "thinking.options": "`budget_tokens` and `display`: `thinking` sets the template's variable "
-    "`enable_thinking`, and reasoning is shown as it comes.",
+    UNBOUNDED_THOUGHT: "Where the model's `<think>` and `</think>` are no tokens of their own.",
+    "thinking.display": "Reasoning is shown as it comes.",
     "tools.*": "Tools that Anthropic runs or defines, by their type, such as "
     "`tools.web_search_20250305`.",
     "tools.options": "`allowed_callers`, `defer_loading`, `eager_input_streaming` and "

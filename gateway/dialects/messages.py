@@ -23,6 +23,7 @@ from gateway.dialects.messages_fields import (
     OutputConfig,
     RedactedThinkingBlock,
     TextBlock,
+    Thinking,
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
@@ -30,7 +31,14 @@ from gateway.dialects.messages_fields import (
 )
 from gateway.dialects.messages_format import MessagesFormat
 from gateway.exceptions import InvalidRequest
-from gateway.generation_request import Constraint, GenerationRequest, NamedTool, Tool, ToolChoice
+from gateway.generation_request import (
+    Constraint,
+    GenerationRequest,
+    NamedTool,
+    ThoughtBudget,
+    Tool,
+    ToolChoice,
+)
 from gateway.messages import MadeCall, Message, joined
 from gateway.text.detokenizer import TokenBytes
 
@@ -56,6 +64,7 @@ class Messages(Dialect[MessagesRequest]):
             top_p=body.top_p,
             top_k=body.top_k,
             constraint=_constraint(body.output_config),
+            thought_budget=_thought_budget(body.thinking),
             user=body.metadata.user_id if body.metadata else None,
         )
 
@@ -212,8 +221,8 @@ class ConversationReading:
         thinking, config = self._body.thinking, self._body.output_config
         if thinking is not None:
             arguments["enable_thinking"] = thinking.type != "disabled"
-            if thinking.budget_tokens is not None or thinking.display is not None:
-                self._dropped.add("thinking.options")
+            if thinking.display is not None:
+                self._dropped.add("thinking.display")
         if config is not None and config.effort is not None:
             arguments["reasoning_effort"] = config.effort
         return arguments
@@ -221,6 +230,13 @@ class ConversationReading:
     def _note(self, given: Any, *names: str) -> None:
         """Names of fields that are dropped if they were given."""
         self._dropped.update([name for name in names if getattr(given, name, None) is not None])
+
+
+def _thought_budget(thinking: Thinking | None) -> ThoughtBudget | None:
+    """A wish: agents send one whatever the model is."""
+    if thinking is None or thinking.budget_tokens is None:
+        return None
+    return ThoughtBudget(thinking.budget_tokens, "thinking", is_wish=True)
 
 
 def _constraint(config: OutputConfig | None) -> Constraint | None:

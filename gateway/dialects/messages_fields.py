@@ -107,9 +107,10 @@ class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Thinking(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
+    budget_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
+    """Tokens that the thought may have; then it is ended."""
 
     # dropped
-    budget_tokens: int | None = None
     display: Literal["summarized", "omitted"] | None = None
 
 

@@ -5,7 +5,7 @@ A field that stands in a struct here is supported; what becomes of others says `
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 from msgspec import Meta
@@ -23,6 +23,8 @@ MAX_BIASES = 300
 """Entries of `logit_bias`: each is put into every step's input anew."""
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
+MAX_ALLOWED = 4096
+MAX_BAD_WORDS = 256
 Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
 TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_TOKEN_IDS)]
 
@@ -31,7 +33,8 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
     """Accepted without effect."""
-    continuous_usage_stats: Literal[False] | None = None
+    continuous_usage_stats: bool | None = None
+    """With `include_usage`: each chunk of a choice tells what it has used so far."""
 
 
 class OpenAIRequest(FieldsWithoutEffect, frozen=True, kw_only=True):
@@ -55,6 +58,16 @@ class OpenAIRequest(FieldsWithoutEffect, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_ALLOWED)] | None = None
+    """Only these are generated; an empty list asks for nothing."""
+    bad_words: Annotated[list[StopString], Meta(max_length=MAX_BAD_WORDS)] | None = None
+    """Texts that are not generated, with a space before them or without."""
+    prompt_logprobs: TopLogprobs | None = None
+    """The prompt's tokens, each with so many of the likeliest; not in a stream."""
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, lt=1 << 31)] | None = None
+    """The prompt keeps its last so many tokens; -1: as many as the context has room for."""
+    best_of: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] | None = None
+    """Accepted where it is `n`: no more answers are made than are given."""
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
@@ -90,6 +103,10 @@ class OpenAIRequest(FieldsWithoutEffect, frozen=True, kw_only=True):
             "frequency_penalty": self.frequency_penalty,
             "repetition_penalty": self.repetition_penalty,
             "logit_bias": self.logit_bias or None,
+            "allowed_token_ids": tuple(self.allowed_token_ids or ()),
+            "bad_words": self.bad_words or [],
+            "num_prompt_logprobs": self.prompt_logprobs,
+            "truncate": self.truncate_prompt_tokens,
             "seed": self.seed,
             "priority": self.priority or 0,
             "cache_salt": self.cache_salt or "",
@@ -104,8 +121,29 @@ class OpenAIRequest(FieldsWithoutEffect, frozen=True, kw_only=True):
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    @property
+    def has_continuous_usage(self) -> bool:
+        options = self.stream_options
+        return bool(options and options.include_usage and options.continuous_usage_stats)
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.best_of not in (None, 1, self.n):
+            raise InvalidRequest(
+                "Unsupported parameter: 'best_of' may only be 'n', 1 or null: every answer that is "
+                "made is given.",
+                param="best_of",
+                code="unsupported_parameter",
+            )
+        if self.truncate_prompt_tokens == 0:
+            raise InvalidRequest(
+                "'truncate_prompt_tokens' must be -1 or at least 1.", param="truncate_prompt_tokens"
+            )
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequest(
+                "'prompt_logprobs' come with a whole answer; 'stream' must be false.",
+                param="prompt_logprobs",
+            )
         if self.stop == "" or (isinstance(self.stop, str) and len(self.stop) > 256):
             raise InvalidRequest("'stop' must have 1 to 256 characters.", param="stop")
         if self.stream_options is not None and not self.stream:

@@ -21,6 +21,7 @@ from gateway.limits.admission import Usage
 from gateway.text.detokenizer import TokenBytes
 
 DONE = b"data: [DONE]\n\n"
+BARE_END = b',"logprobs":null,"finish_reason":null}]'
 LOWEST_LOGPROB = -9999.0
 """JSON has no infinity."""
 
@@ -32,6 +33,8 @@ class OpenAIFormat(AnswerFormat):
 
     chunk_kind: ClassVar[str]
     body_kind: ClassVar[str]
+    tells_prompt_once: ClassVar[bool]
+    """Whether a prompt's log-probabilities stand beside the choices, and not in each."""
 
     def __init__(
         self,
@@ -42,8 +45,10 @@ class OpenAIFormat(AnswerFormat):
         logprobs: bool,
         include_usage: bool = False,
         token_ids: bool = False,
+        continuous_usage: bool = False,
     ) -> None:
-        """`model`: the name the request gave. `spelled`: the bytes of each token id."""
+        """`model`: the name the request gave. `spelled`: the bytes of each token id.
+        `continuous_usage`: each chunk tells what its choice has used so far."""
         self._id = response_id
         self._model = model
         self._created = int(time.time())
@@ -51,8 +56,9 @@ class OpenAIFormat(AnswerFormat):
         self._logprobs = logprobs
         self._include_usage = include_usage
         self._token_ids = token_ids
+        self._continuous_usage = continuous_usage
         self._tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
-        self._plain_end = b',"logprobs":null,"finish_reason":null}]' + self._tail
+        self._plain_end = BARE_END + self._tail
 
     @cached_property
     def _head(self) -> bytes:
@@ -77,6 +83,8 @@ class OpenAIFormat(AnswerFormat):
             await self._large_logprobs(answer) if is_large else self._small_logprobs(answer)
             for answer in answers
         ]
+        prompts = [await self._prompt_logprobs(answer) for answer in answers]
+        once = prompts[0] if self.tells_prompt_once else {}
         return encode(
             {
                 "id": self._id,
@@ -90,10 +98,12 @@ class OpenAIFormat(AnswerFormat):
                         "logprobs": scored,
                         "finish_reason": answer.finish_reason,
                         **({"token_ids": answer.tokens} if self._token_ids else {}),
+                        **({} if self.tells_prompt_once else prompt),
                     }
-                    for answer, scored in zip(answers, logprobs, strict=True)
+                    for answer, scored, prompt in zip(answers, logprobs, prompts, strict=True)
                 ],
                 "usage": usage_object(usage),
+                **once,
             }
         )
 
@@ -111,6 +121,31 @@ class OpenAIFormat(AnswerFormat):
             await asyncio.sleep(0)
         return {name: _joined([part[name] for part in parts]) for name in parts[0]}
 
+    async def _prompt_logprobs(self, answer: Answer) -> dict[str, Any]:
+        """The scores of the prompt as vLLM has them, if they are asked for; written some tokens at
+        a time."""
+        parts: list[bytes] = []
+        for piece in slices(answer.prompt_scored):
+            parts.append(encode([self._ranked(entry) for entry in piece]))
+            await asyncio.sleep(0)
+        return {"prompt_logprobs": _joined(parts)} if parts else {}
+
+    def _ranked(self, entry: Scored) -> dict[int, dict[str, Any]] | None:
+        """The token and the likeliest ones by id. A token that is none of these has no rank."""
+        if entry.logprob is None:
+            return None
+        told: dict[int, tuple[float, int | None]] = {entry.token: (entry.logprob, None)}
+        for rank, (token, logprob) in enumerate(entry.top, start=1):
+            told[token] = logprob, rank
+        return {
+            token: {
+                "logprob": finite(logprob),
+                "rank": rank,
+                "decoded_token": token_text(self._spelled[token]),
+            }
+            for token, (logprob, rank) in told.items()
+        }
+
     @abstractmethod
     def _content(self, answer: Answer) -> dict[str, Any]: ...
 
@@ -121,13 +156,23 @@ class OpenAIFormat(AnswerFormat):
         """The rest of a chunk after its text."""
         scored = delta.scored if self._logprobs else None
         if not scored and delta.finish_reason is None and not self._token_ids:
-            return self._plain_end
+            return self._bare_end(delta)
         return b',"logprobs":%s,"finish_reason":%s%s}]%s' % (
             encode(self._logprobs_of(delta.index, scored) if scored else None),
             encode(delta.finish_reason),
             b',"token_ids":%s' % encode(delta.tokens) if self._token_ids else b"",
-            self._tail,
+            self._tail_of(delta),
         )
+
+    def _bare_end(self, delta: Delta) -> bytes:
+        """The same where nothing is told of the text."""
+        return BARE_END + self._tail_of(delta) if self._continuous_usage else self._plain_end
+
+    def _tail_of(self, delta: Delta) -> bytes:
+        if not self._continuous_usage:
+            return self._tail
+        usage = Usage(delta.num_prompt_tokens, delta.num_tokens)
+        return b',"usage":%s}\n\n' % encode(usage_object(usage))
 
 
 def token_text(spelled: bytes) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -34,35 +34,38 @@ DROPPED: Mapping[str, tuple[Any, ...]] = {
 """Wishes that an answer can do without: named in the answer's header `loraplex-dropped`, except
 for the values that ask for nothing."""
 
-REFUSED: Mapping[str, tuple[Any, ...]] = {
-    "allowed_token_ids": ([],),
-    "audio": (),
-    "bad_words": ([],),
-    "best_of": (1,),
-    "chat_template": (),
-    "documents": ([],),
-    "early_stopping": (False,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "guided_decoding_backend": (),
-    "guided_whitespace_pattern": (),
-    "kv_transfer_params": (),
-    "length_penalty": (1,),
-    "logits_processors": ([],),
-    "mm_processor_kwargs": ({},),
-    "modalities": (["text"],),
-    "moderation": (),
-    "prompt_embeds": (),
-    "prompt_logprobs": (),
-    "return_tokens_as_token_ids": (False,),
-    "store": (False,),
-    "suffix": ("",),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-    "vllm_xargs": ({},),
-    "web_search_options": (),
+
+class Refusal(NamedTuple):
+    """Why a field is refused, and the values of it that ask for nothing."""
+
+    reason: str
+    nothing: tuple[Any, ...] = ()
+
+
+REFUSED: Mapping[str, Refusal] = {
+    "audio": Refusal("Answers are text."),
+    "chat_template": Refusal("Templates are the model's or the adapter version's."),
+    "documents": Refusal("Put them into the messages.", ([],)),
+    "early_stopping": Refusal("There is no beam search.", (False,)),
+    "function_call": Refusal("Its successor is `tool_choice`.", ("none", "auto")),
+    "functions": Refusal("Their successor is `tools`.", ([],)),
+    "guided_decoding_backend": Refusal("There is one, llguidance."),
+    "guided_whitespace_pattern": Refusal("White space is bounded by the server."),
+    "kv_transfer_params": Refusal("Prompts and answers are computed by one worker."),
+    "length_penalty": Refusal("There is no beam search.", (1,)),
+    "logits_processors": Refusal("Code of a request is not run.", ([],)),
+    "mm_processor_kwargs": Refusal("Prompts are text.", ({},)),
+    "modalities": Refusal("Answers are text.", (["text"],)),
+    "moderation": Refusal("Nothing is moderated."),
+    "prompt_embeds": Refusal("Prompts are text or token ids."),
+    "return_tokens_as_token_ids": Refusal("Use `return_token_ids`.", (False,)),
+    "store": Refusal("No answer is stored.", (False,)),
+    "suffix": Refusal("Text is continued, not filled in.", ("",)),
+    "use_beam_search": Refusal("There is none; use `n`.", (False,)),
+    "vllm_xargs": Refusal("There are no plug-ins to take them.", ({},)),
+    "web_search_options": Refusal("Nothing is searched."),
 }
-"""What would change the answer and is not supported, with the values that ask for nothing."""
+"""What would change the answer and is not supported."""
 
 
 class FieldsWithoutEffect(ConstraintFields, frozen=True, kw_only=True):
@@ -78,29 +81,24 @@ class FieldsWithoutEffect(ConstraintFields, frozen=True, kw_only=True):
     service_tier: ServiceTier | None = None
 
     # refused
-    allowed_token_ids: Any = None
-    bad_words: Any = None
-    best_of: Any = None
     early_stopping: Any = None
     guided_decoding_backend: Any = None
     guided_whitespace_pattern: Any = None
     kv_transfer_params: Any = None
     length_penalty: Any = None
     logits_processors: Any = None
-    prompt_logprobs: Any = None
     return_tokens_as_token_ids: Any = None
     store: bool | None = None
-    truncate_prompt_tokens: Any = None
     use_beam_search: Any = None
     vllm_xargs: Any = None
 
-    also_refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    also_refused: ClassVar[Mapping[str, Refusal]] = {}
     """What this route alone refuses, as REFUSED has it."""
 
     def __post_init__(self) -> None:
-        for name, allowed in refused_of(type(self)).items():
+        for name, refusal in refused_of(type(self)).items():
             if getattr(self, name) is not None:
-                check_refused(name, getattr(self, name), allowed)
+                check_refused(name, getattr(self, name), *refusal)
 
     @property
     def dropped(self) -> tuple[str, ...]:
@@ -114,19 +112,19 @@ class FieldsWithoutEffect(ConstraintFields, frozen=True, kw_only=True):
 
 
 @cache
-def refused_of(request: type[FieldsWithoutEffect]) -> Mapping[str, tuple[Any, ...]]:
-    """The fields of a schema that are refused, with the values that ask for nothing."""
+def refused_of(request: type[FieldsWithoutEffect]) -> Mapping[str, Refusal]:
+    """The fields of a schema that are refused."""
     refused = {**REFUSED, **request.also_refused}
     return {name: refused[name] for name in request.__struct_fields__ if name in refused}
 
 
-def check_refused(name: str, value: Any, allowed: Sequence[Any]) -> None:
-    """Raises InvalidRequest unless the value is absent or `allowed`."""
-    if value is None or value in allowed:
+def check_refused(name: str, value: Any, reason: str, nothing: Sequence[Any]) -> None:
+    """Raises InvalidRequest, with the `reason`, unless the value is absent or asks for nothing."""
+    if value is None or value in nothing:
         return
-    choices = " or ".join(msgspec.json.encode(each).decode() for each in (*allowed, None))
+    choices = " or ".join(msgspec.json.encode(each).decode() for each in (*nothing, None))
     raise InvalidRequest(
-        f"Unsupported parameter: '{name}' may only be {choices}.",
+        f"Unsupported parameter: '{name}' may only be {choices}. {reason}".replace("`", "'"),
         param=name,
         code="unsupported_parameter",
     )

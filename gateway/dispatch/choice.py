@@ -38,6 +38,11 @@ class Delta(msgspec.Struct, frozen=True):
     """Generated and shown: without the end token, up to a stop string."""
     stop: str | None = None
     """The stop string that ended the choice, if one did."""
+    prompt_scored: list[Scored] = []
+    """The prompt's tokens, where they are told apart from the answer."""
+    num_prompt_tokens: int = 0
+    num_tokens: int = 0
+    """Of the choice's answer up to here, those that are not shown included."""
     vector: bytes | None = None
     """The prompt's vector, where one is asked for: float32, little-endian, not normalised."""
 
@@ -62,10 +67,13 @@ class Choice:
         echo: str = "",
         shown: frozenset[str] | None = frozenset(),
         shows_stop: bool = False,
+        num_echo_top: int | None = None,
+        num_prompt_top: int | None = None,
     ) -> None:
         """`echo` is shown before the answer, and neither searched for stop strings nor parsed.
         `shown`: special tokens that are in the text; None: all are. `shows_stop`: the stop string
-        that ends the answer is in its text."""
+        that ends the answer is in its text. `num_echo_top`: others shown beside each token of the
+        echo, and `num_prompt_top` of the prompt by itself; None: not scored."""
         self.index = index
         self.prompt = prompt
         self.finish_reason: str | None = None
@@ -77,6 +85,8 @@ class Choice:
         self._echo = echo
         self._shows_stop = shows_stop
         self._has_calls = False
+        self._num_echo_top = num_echo_top
+        self._num_prompt_top = num_prompt_top
 
     def feed(self, output: SequenceOutput) -> Delta:
         """Raises WorkerFailed if the worker gave the sequence up."""
@@ -97,7 +107,18 @@ class Choice:
         if stop and self._shows_stop:
             text += stop
         parts, tokens = self._parse(text), visible[:num_shown]
-        return Delta(self.index, parts, scored, self.finish_reason, tokens, stop, output.vector)
+        return Delta(
+            self.index,
+            parts,
+            scored,
+            self.finish_reason,
+            tokens,
+            stop,
+            self._scored_prompt(output, self._num_prompt_top),
+            len(self.prompt),
+            self.num_tokens,
+            output.vector,
+        )
 
     def _parse(self, text: str) -> list[Part]:
         """An answer that calls tools ends for that reason, where it would have stopped."""
@@ -145,13 +166,20 @@ class Choice:
         return self._stops.push(text)
 
     def _scored(self, output: SequenceOutput, num_shown: int) -> list[Scored]:
-        scored: list[Scored] = []
-        if output.prompt_logprobs is not None:
-            scored.append(ScoredToken(self.prompt[0], None, []))
-            scored.extend(output.prompt_logprobs)
+        scored = self._scored_prompt(output, self._num_echo_top)
         if output.logprobs is not None:
             scored.extend(output.logprobs[:num_shown])
         return scored
+
+    def _scored_prompt(self, output: SequenceOutput, num_top: int | None) -> list[Scored]:
+        """The prompt's tokens with so many likeliest others each, if they come with the output."""
+        if num_top is None or output.prompt_logprobs is None:
+            return []
+        told = [
+            ScoredToken(each.token, each.logprob, each.top[:num_top])
+            for each in output.prompt_logprobs
+        ]
+        return [ScoredToken(self.prompt[0], None, []), *told]
 
 
 def _has_call(parts: list[Part]) -> bool:

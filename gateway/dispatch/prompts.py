@@ -16,6 +16,7 @@ from gateway.dispatch.activation import find_activation
 from gateway.exceptions import InvalidRequest
 from gateway.generation_request import GenerationRequest
 from gateway.limits.bounds import (
+    MAX_TOKEN_IDS,
     check_template_arguments,
     check_tools,
     check_total,
@@ -73,12 +74,15 @@ async def _chat_prompts(
         conversation_of(asked, messages),
         domain=caller.cache_domain,
         template=template,
-        max_tokens=max_tokens,
+        max_tokens=None if asked.truncate else max_tokens,
     )
+    tokens = tokens[-_most_tokens(asked, max_tokens) :]
     check_total([len(tokens)], asked.num_choices, max_tokens, param="n")
     form = await tokenizer.answer_form(template)
     in_thought = form.has_thoughts and is_in_thought(tokenizer.text(tokens[-TAIL_TOKENS:]))
-    prompts = await _prompts(tokenizer, target, caller, [tokens], [], asked.prompts_param)
+    last = messages[-1]
+    echoed = [last.content] if asked.echo and last.role == "assistant" else []
+    prompts = await _prompts(tokenizer, target, caller, [tokens], echoed, asked.prompts_param)
     return [msgspec.structs.replace(each, form=form, in_thought=in_thought) for each in prompts]
 
 
@@ -107,27 +111,47 @@ async def _completion_prompts(
     tokenizer: ModelTokenizer, target: ResolvedModel, asked: GenerationRequest, caller: Principal
 ) -> list[Prompt]:
     given, num_choices, max_tokens = asked.prompts, asked.num_choices, target.base.max_model_len
+    most = _most_tokens(asked, max_tokens)
     fewest = [
-        tokenizer.fewest_tokens(len(each)) if isinstance(each, str) else len(each) for each in given
+        min(most, tokenizer.fewest_tokens(len(each)) if isinstance(each, str) else len(each))
+        for each in given
     ]
     check_total(fewest, num_choices, max_tokens, param=asked.prompts_param)
     texts = [each for each in given if isinstance(each, str)]
+    tokenizer.check_chars(max(map(len, texts), default=0), max_tokens)
     encoded = iter(
-        await tokenizer.encode_many(texts, domain=caller.cache_domain, max_tokens=max_tokens)
+        await tokenizer.encode_many(
+            texts, domain=caller.cache_domain, max_tokens=None if asked.truncate else max_tokens
+        )
     )
-    prompts = [next(encoded) if isinstance(each, str) else each for each in given]
+    prompts = [(next(encoded) if isinstance(each, str) else each)[-most:] for each in given]
     lengths = [len(prompt) for prompt in prompts]
     check_total(lengths, num_choices, max_tokens, param=asked.prompts_param)
     for length in lengths:
         completion_tokens(length, asked.max_tokens, 1, max_tokens)
-    echoed = given if asked.echo else []
+    echoed: Sequence[str | list[int]] = []
+    if asked.echo:
+        echoed = prompts if asked.truncate else given
     return await _prompts(tokenizer, target, caller, prompts, echoed, asked.prompts_param)
+
+
+def _most_tokens(asked: GenerationRequest, max_model_len: int) -> int:
+    """Tokens that a prompt keeps at most, its last ones. What a request does not cut is checked, so
+    that it is whole or refused."""
+    if asked.truncate is None:
+        return MAX_TOKEN_IDS
+    room = max(max_model_len - max(asked.max_tokens or 0, 1), 1)
+    return room if asked.truncate == -1 else asked.truncate
 
 
 def check_ids(asked: GenerationRequest, target: ResolvedModel) -> None:
     """Raises InvalidRequest if a parameter names an id that the model does not have."""
     size = target.base.shape.vocab_size
-    for param, ids in (("logit_bias", asked.logit_bias), ("stop_token_ids", asked.stop_token_ids)):
+    for param, ids in (
+        ("logit_bias", asked.logit_bias),
+        ("stop_token_ids", asked.stop_token_ids),
+        ("allowed_token_ids", asked.allowed_token_ids),
+    ):
         if ids and max(ids) >= size:
             raise InvalidRequest(f"Token ids must be below {size}.", param=param)
 

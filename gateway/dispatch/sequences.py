@@ -29,6 +29,7 @@ from workers.wire.protocol import (
     OutputKind,
     Pooling,
     SamplingParams,
+    TokenRules,
     version_needed,
 )
 
@@ -54,6 +55,8 @@ class Call(msgspec.Struct, frozen=True):
     service: Service = ORDINARY
     grammar: str = ""
     """What the answer is held to, as a worker takes it; empty: nothing."""
+    rules: TokenRules | None = None
+    """Which tokens it may have; None: any."""
 
     @property
     def stops(self) -> list[str]:
@@ -79,17 +82,21 @@ def check_answer_of(call: Call, default_tokens: int) -> None:
     asked, num_choices = call.asked, call.asked.num_choices
     if asked.kind is OutputKind.EMBED and not asked.pairs:
         check_vectors(len(call.prompts), call.target.base.shape.hidden_size, asked.dimensions)
-    num_top, num_scored = asked.num_logprobs, 0
-    if num_top is not None:
-        for prompt in call.prompts:
-            length = len(prompt.tokens)
-            num_scored += length if asked.echo else 0
-            if not asked.stream:
-                num_scored += completion_tokens(
-                    length, asked.max_tokens, default_tokens, call.target.base.max_model_len
-                )
+    num_logprobs = 0
+    for prompt in call.prompts:
+        length = len(prompt.tokens)
+        if asked.num_prompt_logprobs is not None:
+            num_logprobs += length * (asked.num_prompt_logprobs + 1)
+        if asked.num_logprobs is None:
+            continue
+        num_scored = length if asked.scores_echo else 0
+        if not asked.stream:
+            num_scored += completion_tokens(
+                length, asked.max_tokens, default_tokens, call.target.base.max_model_len
+            )
+        num_logprobs += num_scored * (asked.num_logprobs + 1)
     num_echoed = sum([len(prompt.echo) for prompt in call.prompts])
-    check_answer(num_scored * num_choices, num_top, num_echoed * num_choices)
+    check_answer(num_logprobs * num_choices, num_echoed * num_choices)
 
 
 def work_of(call: Call) -> Work:
@@ -102,7 +109,7 @@ def work_of(call: Call) -> Work:
         version and version.digest,
         prompts,
         num_sequences,
-        version_needed(call.asked.kind, call.grammar),
+        version_needed(call.asked.kind, call.grammar, call.rules),
     )
 
 
@@ -133,6 +140,7 @@ def plan(
         params = sampling_params(
             call.asked, call.target.serving.defaults, call.tokenizer.defaults, max_tokens
         )
+        params = msgspec.structs.replace(params, rules=call.rules)
         request = _generate(call, prompt, adapter_layout, params)
         for number in range(num_choices):
             if number:
@@ -159,7 +167,6 @@ def sampling_params(
 ) -> SamplingParams:
     """What the caller leaves out is as the adapter version's `own` defaults, the base model's
     generation_config.json or OpenAI has it, in this order."""
-    scores_prompt = asked.echo and (asked.num_logprobs is not None or max_tokens == 0)
     top_k = _first(asked.top_k, own.top_k, defaults.top_k, 0)
     repetition = (asked.repetition_penalty, own.repetition_penalty, defaults.repetition_penalty)
     return SamplingParams(
@@ -177,8 +184,19 @@ def sampling_params(
         ignore_eos=asked.ignore_eos,
         min_tokens=min(asked.min_tokens, max_tokens),
         logprobs=asked.num_logprobs,
-        prompt_logprobs=(asked.num_logprobs or 0) if scores_prompt else None,
+        prompt_logprobs=_prompt_logprobs(asked, max_tokens),
     )
+
+
+def _prompt_logprobs(asked: GenerationRequest, max_tokens: int) -> int | None:
+    """Likeliest tokens that are told beside each one of a prompt, for its echo or by themselves;
+    None: the prompt is not scored."""
+    numbers = [0] if max_tokens == 0 else []
+    if asked.scores_echo:
+        numbers.append(asked.num_logprobs or 0)
+    if asked.num_prompt_logprobs is not None:
+        numbers.append(asked.num_prompt_logprobs)
+    return max(numbers, default=None)
 
 
 def _first(*values: float | None) -> float:
@@ -245,4 +263,6 @@ def _choice(call: Call, prompt: Prompt, index: int) -> Choice:
         echo=prompt.echo,
         shown=shown,
         shows_stop=call.asked.shows_stop,
+        num_echo_top=call.asked.num_logprobs if call.asked.scores_echo else None,
+        num_prompt_top=call.asked.num_prompt_logprobs,
     )

@@ -141,7 +141,8 @@ def _effect(struct: str, field: str) -> str:
     if kind := OPENAI.get(struct):
         refused = refused_of(kind)
         if field in refused:
-            return "refused" + _unless(refused[field])
+            reason, nothing = refused[field]
+            return f"refused{_unless(nothing)}: {reason}"
         if field in DROPPED:
             return "dropped" + _unless(DROPPED[field])
         if field in WITHOUT_EFFECT:

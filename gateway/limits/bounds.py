@@ -69,15 +69,14 @@ def check_total(
         )
 
 
-def check_answer(num_scored: int, num_top: int | None, num_echoed: int) -> None:
-    """Checks an answer before it is begun: `num_scored` tokens with `num_top` others each, and the
-    characters that it repeats. Raises InvalidRequest."""
-    total = 0 if num_top is None else num_scored * (num_top + 1)
-    if total > MAX_LOGPROBS:
+def check_answer(num_logprobs: int, num_echoed: int) -> None:
+    """Checks an answer before it is begun: its log-probabilities, and the characters that it
+    repeats. Raises InvalidRequest."""
+    if num_logprobs > MAX_LOGPROBS:
         raise InvalidRequest(
-            f"An answer may have {MAX_LOGPROBS} log-probabilities; yours could have {total}: "
-            f"{num_scored} tokens with {num_top} others each. Ask for fewer, set 'max_tokens', or "
-            "stream the answer: then only those of echoed prompts count.",
+            f"An answer may have {MAX_LOGPROBS} log-probabilities; yours could have "
+            f"{num_logprobs}: each token has its own and those of the likeliest others. Ask for "
+            "fewer, set 'max_tokens', or stream the answer: then only those of prompts count.",
             param="logprobs",
             code="answer_too_large",
         )

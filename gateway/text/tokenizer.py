@@ -19,6 +19,7 @@ from gateway.relevance import VERDICTS
 from gateway.text.chat_template import ChatTemplate, CompiledTemplates, TemplateOverBudget
 from gateway.text.detokenizer import Spelling
 from gateway.text.long_texts import LONG, TOKEN_CHARS, LongTexts
+from gateway.text.parsers import thoughts
 from gateway.text.parsers.answer_form import AnswerForm
 from gateway.text.prompt_encoder import PromptEncoder
 from gateway.text.template_budget import steps_for
@@ -181,6 +182,12 @@ class ModelTokenizer:
     def special_id(self, text: str) -> int | None:
         """The id of a special token; None of any other text."""
         return self._tokenizer.token_to_id(text) if text in self.spelling.special else None
+
+    @cached_property
+    def thought_tokens(self) -> tuple[int, int] | None:
+        """The tokens that begin and end a thought; None where these are texts of several."""
+        begin, end = (self._tokenizer.token_to_id(marker) for marker in thoughts.MARKERS)
+        return None if begin is None or end is None else (begin, end)
 
     async def work_on(self, prompts: Sequence[list[int]], domain: str, work: Callable[[], A]) -> A:
         """Does work that takes time for each token of the prompts: beside the loop where they are

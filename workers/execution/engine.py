@@ -35,6 +35,7 @@ from workers.scheduling.queue_limits import Refusal
 from workers.scheduling.schedule import Schedule, ScheduledSequence
 from workers.scheduling.scheduler import EXPIRED, Scheduler
 from workers.scheduling.sequence import Sequence, SequenceStatus
+from workers.scheduling.token_limits import TokenLimits
 from workers.wire.protocol import (
     AdapterRef,
     ErrorCode,
@@ -355,8 +356,10 @@ class Engine:
     def _add(self, sequence: Sequence) -> None:
         self._sequences[sequence.key] = sequence
         request = sequence.request
+        generated = sequence.tokens[sequence.num_prompt :]
+        if (rules := request.params.rules) is not None:
+            sequence.limits = TokenLimits(rules, self._vocab_size, generated)
         if request.grammar and self._grammars is not None:
-            generated = sequence.tokens[sequence.num_prompt :]
             sequence.grammar = self._grammars.open(request.grammar, request.tenant, generated)
         self.is_stalled = False
         self.scheduler.add(sequence)

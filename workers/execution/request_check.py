@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from workers.scheduling.sequence import Sequence
 from workers.wire.protocol import (
     ErrorCode,
@@ -31,6 +33,8 @@ def check_request(
         return ErrorCode.INVALID, f"token ids must lie in 0..{vocab_size - 1}"
     if any(not 0 <= token < vocab_size for token in params.logit_bias or ()):
         return ErrorCode.INVALID, f"logit_bias ids must lie in 0..{vocab_size - 1}"
+    if (message := _rules_refusal(sequence.request, vocab_size)) is not None:
+        return ErrorCode.INVALID, message
     if not 0 <= num_resumed < len(sequence.tokens):
         return ErrorCode.INVALID, "num_resumed must leave a prompt"
     if not 0 <= sequence.request.activation < sequence.num_prompt:
@@ -59,6 +63,21 @@ def _kind_refusal(params: SamplingParams, kind: OutputKind) -> str | None:
         return "prompt_logprobs must be set where only the prompt is scored"
     if kind is OutputKind.EMBED and (params.max_tokens != 0 or params.prompt_logprobs is not None):
         return "max_tokens must be 0 and prompt_logprobs absent where a vector is asked for"
+    return None
+
+
+def _rules_refusal(request: Generate, vocab_size: int) -> str | None:
+    """Why tokens cannot be drawn by the request's rules."""
+    rules = request.params.rules
+    if rules is None:
+        return None
+    if rules.allowed and request.grammar:
+        return "allowed tokens cannot be given beside a grammar"
+    if not all(rules.banned):
+        return "a banned sequence needs a token"
+    ends = () if rules.thought is None else (rules.thought.begin, rules.thought.end)
+    if any(not 0 <= token < vocab_size for token in chain(rules.allowed, ends, *rules.banned)):
+        return f"token ids of rules must lie in 0..{vocab_size - 1}"
     return None
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from memory.page_key import PAGE_TOKENS
 from workers.execution.block_tables import BlockTables
 from workers.scheduling.schedule import Schedule, ScheduledSequence
+from workers.scheduling.token_limits import kept
 from workers.wire.protocol import ErrorCode, OutputKind, Pooling, SamplingParams, TokenLogprobs
 
 Array = NDArray[Any]
@@ -27,8 +28,8 @@ class SampleInput(NamedTuple):
     position: of the token to draw. All tokens before it are in the token buffer.
     num_prompt: how many of those belong to the prompt; penalties treat them apart.
     banned: tokens that must not be drawn.
-    mask: int32 [ceil(V / 32)], a grammar's bit mask: token t is allowed if bit t % 32 of word
-    t // 32 is set. None allows all.
+    mask: int32 [ceil(V / 32)], a bit mask by a grammar or rules: token t is allowed if bit t % 32
+    of word t // 32 is set. None allows all.
     """
 
     sequence: int
@@ -180,15 +181,17 @@ NONE_BANNED: frozenset[int] = frozenset()
 
 
 def _sample(index: int, item: ScheduledSequence) -> SampleInput:
-    """Until `min_tokens` are generated, the tokens that end the sequence are banned, unless its
-    grammar allows no other."""
-    sequence, params, grammar = item.sequence, item.sequence.params, item.sequence.grammar
+    """Until `min_tokens` are generated, the tokens that end the sequence are banned. What is banned
+    gives way where nothing else may follow."""
+    sequence, params = item.sequence, item.sequence.params
     may_end = item.end - sequence.num_prompt >= params.min_tokens
-    if grammar is None:
-        banned = NONE_BANNED if may_end else sequence.end_tokens
-        return SampleInput(index, item.end, sequence.num_prompt, params, banned)
-    banned = NONE_BANNED if may_end or grammar.is_over else sequence.end_tokens
-    return SampleInput(index, item.end, sequence.num_prompt, params, banned, grammar.mask)
+    banned = NONE_BANNED if may_end else sequence.end_tokens
+    mask = None if sequence.grammar is None else sequence.grammar.mask
+    if (limits := sequence.limits) is not None:
+        banned |= limits.banned_after(sequence.tokens, sequence.num_prompt)
+        # The end of a thought is in the grammar of every answer with one.
+        mask = limits.mask if mask is None or limits.ends_thought else mask
+    return SampleInput(index, item.end, sequence.num_prompt, params, kept(banned, mask), mask)
 
 
 def _score(index: int, item: ScheduledSequence) -> ScoreInput | None:

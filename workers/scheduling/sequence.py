@@ -14,6 +14,7 @@ from memory.block_table import BlockTable
 from memory.page_key import PageHasher
 from workers.scheduling.stage_times import StageTimes
 from workers.scheduling.tenant_queue import TERMS, TenantQueue
+from workers.scheduling.token_limits import TokenLimits
 from workers.wire.protocol import (
     AdapterRef,
     FinishReason,
@@ -45,11 +46,6 @@ class Grammar(Protocol):
     @property
     def mask(self) -> NDArray[Any] | None:
         """int32 [ceil(V / 32)]: bit t % 32 of word t // 32 is set if token t may be the next."""
-        ...
-
-    @property
-    def is_over(self) -> bool:
-        """Whether only an end token may follow."""
         ...
 
     def take(self, tokens: list[int], *, forces: bool) -> list[int]:
@@ -147,6 +143,8 @@ class Sequence:
         come."""
         self.grammar: Grammar | None = None
         """Set before it is queued if the request has one."""
+        self.limits: TokenLimits | None = None
+        """The same of the rules of its tokens."""
         self.needs_host_token = bool(request.grammar)
         """The host reads its last token before each of its steps: no step is scheduled for it while
         one that draws a token for it is in flight."""
@@ -188,7 +186,9 @@ class Sequence:
     def is_generating(self) -> bool:
         """The next step may continue it: the prompt is computed, there is more to generate than
         what is in flight, and that need not be known before."""
-        if self.num_inflight_tokens and self.needs_host_token:
+        if self.num_inflight_tokens and (
+            self.needs_host_token or (self.limits is not None and self.limits.needs_host_token)
+        ):
             return False
         return (not self.is_pending or self.num_inflight_tokens > 0) and self.length < self.max_len
 
@@ -286,6 +286,8 @@ class Sequence:
         num_taken, finish_reason = self.end_within(tokens)
         self.due_s += num_taken * self.terms.tpot_s
         self.tokens += tokens[:num_taken]
+        if self.limits is not None:
+            self.limits.take(tokens[:num_taken])
         if logprobs is not None:
             self.logprobs += logprobs[:num_taken]
         self.num_unsent_tokens += num_taken

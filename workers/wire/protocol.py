@@ -74,6 +74,29 @@ class FinishReason(StrEnum):
     ABORT = "abort"
 
 
+class ThoughtBound(msgspec.Struct, frozen=True):
+    """How long the thought before an answer may be."""
+
+    max_tokens: int
+    """Then its end is the only token that may follow."""
+    begin: int
+    """The token that begins a thought."""
+    end: int
+    """The token that ends it."""
+    is_begun: bool = False
+    """Whether the prompt ends inside the thought."""
+
+
+class TokenRules(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Which tokens may be generated, whatever their logits."""
+
+    allowed: tuple[int, ...] = ()
+    """Only these; empty: any. Not beside a grammar."""
+    banned: tuple[tuple[int, ...], ...] = ()
+    """Sequences that are not generated, unless nothing else may follow."""
+    thought: ThoughtBound | None = None
+
+
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """How to continue one sequence. Ranges are the gateway's to check; the worker refuses what it
     cannot do."""
@@ -98,6 +121,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """Log-probability of each generated token, with this many top alternatives (0 = none)."""
     prompt_logprobs: int | None = None
     """The same for each prompt token but the first; such a request reuses no cached prefix."""
+    rules: TokenRules | None = None
 
 
 class AdapterRef(msgspec.Struct, frozen=True):
@@ -469,10 +493,10 @@ def common_version(own: Hello, peer: Hello) -> int | None:
     return newest if newest >= max(own.version, peer.version) else None
 
 
-def version_needed(kind: OutputKind, grammar: str) -> int:
+def version_needed(kind: OutputKind, grammar: str, rules: TokenRules | None = None) -> int:
     """The oldest version whose workers answer such a `Generate` as it is meant: 4 knows neither
-    vectors nor grammars."""
-    return 5 if grammar or kind is OutputKind.EMBED else OLDEST_VERSION
+    vectors nor grammars nor rules."""
+    return 5 if grammar or rules or kind is OutputKind.EMBED else OLDEST_VERSION
 
 
 ToWorker = Hello | Generate | Abort | Prefetch | Probe | Desired | Drain

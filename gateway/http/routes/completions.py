@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+import msgspec
 from litestar.params import JSONBody
 
 from admin.client_address import client_address
@@ -14,7 +15,7 @@ from gateway.catalog.catalog import ResolvedModel
 from gateway.dialects.chat_completions import ChatCompletionRequest, ChatCompletions
 from gateway.dialects.completions import CompletionRequest, Completions
 from gateway.dialects.dialect import AnswerFormat, BodyFormat, Dialect
-from gateway.dialects.dropped import header_of
+from gateway.dialects.dropped import UNBOUNDED_THOUGHT, header_of
 from gateway.dialects.responses import Responses
 from gateway.dialects.responses_fields import ResponsesRequest
 from gateway.dispatch.answer_trace import routing_attributes, trace_answer
@@ -24,6 +25,7 @@ from gateway.dispatch.prompts import Prompt, encode_prompts
 from gateway.dispatch.request_usage import RequestUsage
 from gateway.dispatch.sequences import Call, check_answer_of, plan, work_of
 from gateway.dispatch.shedding import Place
+from gateway.dispatch.token_rules import is_thought_unbounded, token_rules
 from gateway.generation_request import GenerationRequest
 from gateway.http.guards import INFERENCE, requires
 from gateway.http.handlers import HotRoute
@@ -121,6 +123,14 @@ async def prepare(
     request.trace.enter("tokenise")
     tokenizer = await request.gateway.tokenizers.get(target.base.digest)
     prompts = await encode_prompts(tokenizer, target, asked, request.user)
+    grammar = await _grammar(request, asked, tokenizer, prompts[0])
+    rules = await token_rules(
+        asked, tokenizer, prompts[0], request.user.cache_domain, has_grammar=bool(grammar)
+    )
+    if is_thought_unbounded(asked, tokenizer):
+        asked = msgspec.structs.replace(
+            asked, dropped=tuple(sorted((*asked.dropped, UNBOUNDED_THOUGHT)))
+        )
     return Call(
         request_id=request.request_id,
         caller=request.user,
@@ -132,7 +142,8 @@ async def prepare(
         num_bytes=request.num_bytes,
         trace=request.trace,
         service=service,
-        grammar=await _grammar(request, asked, tokenizer, prompts[0]),
+        grammar=grammar,
+        rules=rules,
     )
 
 

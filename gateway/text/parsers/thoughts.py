@@ -5,7 +5,7 @@ from __future__ import annotations
 from gateway.text.parsers.parser import Parser, Reasoning
 from gateway.text.parsers.reading_parser import MAX_SPACE, SPACE, Reading, ReadingParser
 
-OPEN, CLOSE = "<think>", "</think>"
+MARKERS = OPEN, CLOSE = "<think>", "</think>"
 
 
 def is_in_thought(prompt: str) -> bool:

@@ -47,7 +47,9 @@ NOTHING: dict[str, list[Any]] = {
     "best_of": [1],
     "suffix": [""],
     "echo": [False],
+    "allowed_token_ids": [[]],
     "bad_words": [[]],
+    "thinking_token_budget": [-1],
     "use_beam_search": [False],
     "length_penalty": [1.0],
     "spaces_between_special_tokens": [True],
@@ -57,16 +59,13 @@ NOTHING: dict[str, list[Any]] = {
 """Values beside null that ask for nothing."""
 REFUSED: dict[str, Any] = {
     "audio": {"voice": "a", "format": "wav"},
-    "bad_words": ["x"],
     "best_of": 2,
     "function_call": {"name": "f"},
     "functions": [{"name": "f"}],
     "modalities": ["text", "audio"],
     "moderation": {"model": "m"},
-    "prompt_logprobs": 1,
     "store": True,
     "suffix": "x",
-    "truncate_prompt_tokens": 4,
     "web_search_options": {},
 }
 DROPPED: dict[str, Any] = {

@@ -143,6 +143,6 @@ def test_of_a_stream_generated_tokens_do_not_count(
 
 
 def test_what_is_repeated_of_prompts_is_bounded() -> None:
-    check_answer(MAX_LOGPROBS, 0, MAX_ECHO_CHARS)
+    check_answer(MAX_LOGPROBS, MAX_ECHO_CHARS)
     with pytest.raises(InvalidRequest, match=f"may repeat {MAX_ECHO_CHARS}"):
-        check_answer(0, None, MAX_ECHO_CHARS + 1)
+        check_answer(0, MAX_ECHO_CHARS + 1)

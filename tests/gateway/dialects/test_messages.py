@@ -378,7 +378,7 @@ def test_what_agents_send_beyond_the_page(service: Service, worker: ScriptedWork
         "cache_control",
         "context_management",
         "service_tier",
-        "thinking.options",
+        "thinking.budget_tokens",
         "tools.web_search_20250305",
     ]
     assert spelled(worker.requests[-1].tokens) == (
