@@ -14,6 +14,33 @@ from tests.stack import ROOT
 DOCUMENT = ROOT / "docs" / "operate" / "metrics.md"
 OTHERS = ("process_", "python_")
 """Of the Prometheus client itself."""
+VLLM_DASHBOARD = {
+    **{
+        f"vllm:{name}_bucket": {"model_name", "le"}
+        for name in (
+            *("e2e_request_latency_seconds", "time_to_first_token_seconds"),
+            *("time_per_output_token_seconds", "request_prompt_tokens"),
+            "request_generation_tokens",
+        )
+    },
+    **{
+        f"vllm:{name}": {"model_name"}
+        for name in (
+            *("e2e_request_latency_seconds_sum", "e2e_request_latency_seconds_count"),
+            *("time_to_first_token_seconds_sum", "time_to_first_token_seconds_count"),
+            *("time_per_output_token_seconds_sum", "time_per_output_token_seconds_count"),
+            *("prompt_tokens_total", "generation_tokens_total"),
+            *("num_requests_running", "num_requests_waiting", "gpu_cache_usage_perc"),
+            *("request_queue_time_seconds_sum", "request_prefill_time_seconds_sum"),
+            *("request_decode_time_seconds_sum", "request_max_num_generation_tokens_sum"),
+        )
+    },
+    "vllm:request_success_total": {"model_name", "finished_reason"},
+}
+"""Samples that the dashboard published by vLLM asks for, and the labels it matches or sums by.
+
+https://github.com/vllm-project/vllm, examples/online_serving/prometheus_grafana/grafana.json
+"""
 ROW = re.compile(r"\| `([\w:]+)` \| (\w+) \| (.*?) \| (.*) \|")
 
 

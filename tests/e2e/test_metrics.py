@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.doubles import write_adapter
 from tests.e2e.tiny import NAME, Tiny
-from tests.metric_table import documented, parse, samples_of, shown
+from tests.metric_table import VLLM_DASHBOARD, documented, parse, samples_of, shown
 from tests.otlp_receiver import (
     SERVER,
     OtlpReceiver,
@@ -169,6 +169,14 @@ def test_values_are_those_of_the_load(page: str) -> None:
     assert values_of(page, "loraplex_refusals_total")["model_not_found",] == 1
     assert values_of(page, "loraplex_adapter_loads_total")["0", NAME, "device"] >= 1
     assert values_of(page, "loraplex_workers")["ready",] == 1
+
+
+def test_what_vllms_dashboard_reads_moves(page: str) -> None:
+    """All but what is 0 where nothing runs."""
+    at_rest = {"running", "waiting", "perc"}
+    for name in VLLM_DASHBOARD:
+        is_at_rest = name.rpartition("_")[2] in at_rest
+        assert is_at_rest == (sum(values_of(page, name).values()) == 0), name
 
 
 def test_the_same_goes_over_otlp(page: str, receiver: OtlpReceiver) -> None:

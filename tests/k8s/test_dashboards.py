@@ -13,7 +13,7 @@ import yaml
 
 from gateway.metering.usage import Status
 from tests.k8s.dashboards import FOLDER, RUNBOOK, files
-from tests.metric_table import Row, documented, samples_of
+from tests.metric_table import VLLM_DASHBOARD, Row, documented, samples_of
 from tests.stack import ROOT
 from workers.wire.protocol import ErrorCode, ServiceClass
 
@@ -156,6 +156,11 @@ def test_what_others_read_by_vllms_names_is_there() -> None:
     table: dict[str, Row] = documented()
     assert [name for name in OF_VLLM if name not in table] == []
     assert all("model_name" in table[n].labels for n in OF_VLLM if n != "vllm:lora_requests_info")
+
+
+def test_vllms_own_dashboard_finds_what_it_asks_for() -> None:
+    for name, labels in VLLM_DASHBOARD.items():
+        assert labels <= KNOWN[name], name
 
 
 def test_the_local_stack_names_exact_versions_and_files_that_are_there() -> None:
