@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from loraplex.errors import ApiFailure, BadSettings, NoAnswer, Refused
+from loraplex.errors import ApiFailure, BadSettings, NoAnswer, NoKey, Refused
 from loraplex.private import read_private
 from loraplex.running import RunningServer, find_server, find_server_at
 from loraplex.settings import Settings
@@ -86,15 +86,17 @@ class Api:
         headers = {"upload-offset": str(offset)}
         return self._call("PATCH", path, content=data, headers=headers)
 
-    def chat(self, model: str, messages: list[dict[str, str]], **options: Any) -> Iterator[str]:
-        """The pieces of the answer as they come."""
+    def chat(
+        self, model: str, messages: list[dict[str, str]], **options: Any
+    ) -> Iterator[dict[str, Any]]:
+        """The events of the answer as they come. Raises ApiFailure."""
         body = {"model": model, "messages": messages, "stream": True} | _given(options)
         try:
             with self._client.stream("POST", "/v1/chat/completions", json=body) as answer:
                 if answer.is_error:
                     answer.read()
                     raise _failure(answer)
-                yield from _pieces(answer.iter_lines())
+                yield from _events(answer.iter_lines())
         except httpx.HTTPError as error:
             raise NoAnswer(f"no answer from {self._client.base_url}: {error}") from error
 
@@ -120,16 +122,18 @@ def connect(settings: Settings) -> Api:
     return _api(settings, url, key)
 
 
-def connect_tenant(settings: Settings, tenant: str | None) -> Api:
-    """For inference: with the key of this tenant, or without one as `connect`, with the key of the
-    first tenant there is. Raises ApiFailure."""
+def connect_tenant(settings: Settings, tenant: str | None, key: str | None = None) -> Api:
+    """For inference: with `key`; else with the known key of this tenant, or without one as
+    `connect`, with the key of the first tenant there is. Raises NoKey and ApiFailure."""
     url, server = _place(settings)
+    if key is not None:
+        return _api(settings, url, key)
     known: dict[str, str] = _keys_of(server).get("tenants", {})
     if tenant is None:
         return _api(settings, url, settings.key or next(iter(known.values()), None))
     if tenant not in known:
         path = (server.data_dir if server else settings.home) / "keys.json"
-        raise ApiFailure(f"{path} has no key of tenant {tenant!r}: set LORAPLEX_KEY instead")
+        raise NoKey(f"{path} has no key of tenant {tenant!r}: set LORAPLEX_KEY instead")
     return _api(settings, url, known[tenant])
 
 
@@ -160,7 +164,7 @@ def _api(settings: Settings, url: str, key: str | None) -> Api:
     if not url:
         raise _nothing_serves(settings)
     if not key:
-        raise ApiFailure(f"set LORAPLEX_KEY: {settings.home} has no key for {url}")
+        raise NoKey(f"set LORAPLEX_KEY: {settings.home} has no key for {url}")
     return Api(url, key)
 
 
@@ -190,19 +194,17 @@ def _given(values: dict[str, Any]) -> dict[str, Any]:
 
 def _failure(answer: httpx.Response) -> ApiFailure:
     try:
-        refused = Refused(answer.json()["error"])
+        refused = Refused(answer.json()["error"], answer.status_code)
     except (ValueError, KeyError, TypeError, AttributeError):
         return NoAnswer(f"{answer.status_code} {answer.reason_phrase}")
     return NoAnswer(str(refused)) if answer.status_code in NOT_NOW else refused
 
 
-def _pieces(lines: Iterator[str]) -> Iterator[str]:
+def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
     for line in lines:
         if not line.startswith("data: ") or line == "data: [DONE]":
             continue
         event = json.loads(line.removeprefix("data: "))
         if "error" in event:
             raise ApiFailure(event["error"]["message"])
-        for choice in event["choices"]:
-            if piece := choice["delta"].get("content"):
-                yield piece
+        yield event

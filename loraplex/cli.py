@@ -16,8 +16,9 @@ from admin.errors import AdminError
 from loraplex.commands.adapters import adapter_group
 from loraplex.commands.audit import audit_group
 from loraplex.commands.bench import bench_command
+from loraplex.commands.chat import chat_command
 from loraplex.commands.doctor import doctor_command
-from loraplex.commands.models import chat_command, model_group
+from loraplex.commands.models import model_group
 from loraplex.commands.prices import price_group
 from loraplex.commands.quotas import quota_group
 from loraplex.commands.roles import (

@@ -30,11 +30,16 @@ class NoAnswer(ApiFailure):
     """The server is not there, or not now: asking again may help."""
 
 
+class NoKey(ApiFailure):
+    """The command line has no key for the server, or none of the tenant."""
+
+
 class Refused(ApiFailure):
     """The server said no. `error` is its object: a message and a code, of a refused adapter also
-    field, got, allowed and hint."""
+    field, got, allowed and hint. `status` is that of the answer, 0 for what came later."""
 
-    def __init__(self, error: dict[str, Any]) -> None:
+    def __init__(self, error: dict[str, Any], status: int = 0) -> None:
+        self.status = status
         self.code = str(error.get("code") or "")
         super().__init__(_tell(error))
 

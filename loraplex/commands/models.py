@@ -1,20 +1,15 @@
-"""`loraplex model` and `loraplex chat`."""
+"""`loraplex model`."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Iterator
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import click
 
 from loraplex.commands.options import api, json_option, route, settings_of, settings_options
-from loraplex.errors import ApiFailure
 from loraplex.output import progress, show
-from loraplex.settings import load_settings
 
 COLUMNS = ("name", "model_type", "max_model_len", "residency", "digest", "created_at")
 LIST = (*COLUMNS, "state")
@@ -131,54 +126,3 @@ def delete_model(name: str) -> None:
     with api() as server:
         server.delete(route("models", name))
     click.echo(f"deleted {name}")
-
-
-@click.command("chat")
-@click.argument("model")
-@click.option("--tenant", help="Of the demo, whose key to use instead of LORAPLEX_KEY.")
-@click.option("--system", help="A system message.")
-@click.option("--max-tokens", type=int)
-@click.option("--temperature", type=float)
-def chat_command(
-    model: str,
-    tenant: str | None,
-    system: str | None,
-    max_tokens: int | None,
-    temperature: float | None,
-) -> None:
-    """Talk to MODEL: an adapter, adapter@alias, adapter@version or a base model."""
-    from loraplex.api import connect_tenant
-
-    if temperature is not None and not isfinite(temperature):
-        raise click.UsageError(f"--temperature: {temperature} is no number")
-    messages = [{"role": "system", "content": system}] if system else []
-    options: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature}
-    with connect_tenant(load_settings({}), tenant) as server:
-        while question := _ask():
-            messages.append({"role": "user", "content": question.strip()})
-            try:
-                answer = _print(server.chat(model, messages, **options))
-            except ApiFailure as error:
-                if not sys.stdin.isatty():
-                    raise
-                messages.pop()
-                click.echo(str(error), err=True)
-            else:
-                messages.append({"role": "assistant", "content": answer})
-
-
-def _ask() -> str:
-    """The next line of standard input; empty at its end."""
-    if sys.stdin.isatty():
-        click.echo("> ", nl=False, err=True)
-    return sys.stdin.readline()
-
-
-def _print(pieces: Iterator[str]) -> str:
-    """Prints the pieces as they come and returns the whole."""
-    said: list[str] = []
-    for piece in pieces:
-        said.append(piece)
-        click.echo(piece, nl=False)
-    click.echo()
-    return "".join(said)

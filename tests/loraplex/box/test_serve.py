@@ -22,11 +22,17 @@ from tests.loraplex.box.test_postgres import is_running
 from tests.planted import plant
 from tests.postgres import fresh_database
 from tests.stack import Stack, free_port, running
+from tests.terminal import terminal
 
 SETTINGS = {"memory": "64MiB", "threads": 1, "dtype": "float32"}
 
 
 class Killable(Stack):
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of a command that has no key of its own."""
+        return self._environment
+
     def kill(self) -> None:
         assert self._process is not None
         self._process.kill()
@@ -129,6 +135,29 @@ def test_text_from_the_base_and_from_an_adapter(stack: Stack, acme: str):
     assert done.stdout == say(stack, "bot", acme) + "\n", done.stderr
     for name in ("keys.json", "serve.json", "pepper"):
         assert stat.S_IMODE((stack.data_dir / name).stat().st_mode) == 0o600
+
+
+async def test_an_admin_key_offers_a_key_for_the_chat(stack: Killable, acme: str):
+    """Which is revoked when the chat has ended."""
+    asked = ("chat", "bot", "hello", "--max-tokens", "8", "--temperature", "0")
+    expected = say(stack, "bot", acme)
+    assert stack.cli(*asked, "--tenant", "acme") == expected + "\n"
+    done = subprocess.run(
+        [sys.executable, "-m", "loraplex", *asked],
+        env=stack.environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, "give --tenant NAME" in done.stderr) == (1, True), done.stderr
+    async with terminal(*asked, environment=stack.environment) as screen:
+        await screen.read_until("Of which tenant (acme)")
+        screen.type("\n")
+        assert await screen.wait() == 0
+    made = json.loads(stack.cli("key", "list", "--tenant", "acme", "--json"))
+    made = [key for key in made if key["name"] == "chat"]
+    assert len(made) == 2 and all(key["revoked_at"] for key in made)
+    assert made[0]["scopes"] == ["inference"] and made[0]["expires_at"]
 
 
 @pytest.mark.parametrize("url", ["", "postgresql://nobody@127.0.0.1:9/nothing"])

@@ -387,8 +387,8 @@ async def test_keys_of_a_data_directory_are_for_who_serves_from_it(plane: Plane,
         (("--tenant", "globex"), "lpx_own", "lpx_globex"),
         (("--tenant", "globex"), "", "lpx_globex"),
         ((), "", "lpx_acme"),
-        (("--tenant", "initech"), "lpx_own", None),
-        (("--tenant", ""), "lpx_own", None),
+        (("--tenant", "initech"), "lpx_own", "lpx_own"),
+        (("--tenant", "initech"), "", None),
     ],
 )
 async def test_a_chat_is_the_tenants_that_was_named(
@@ -414,7 +414,7 @@ async def test_a_chat_is_the_tenants_that_was_named(
         _, err = await process.communicate(b"Hello!\n")
     assert process.returncode == 1
     if borne is None:
-        assert heads == [] and b"has no key of tenant" in err
+        assert heads == [] and b"set LORAPLEX_KEY" in err
     else:
         assert f"authorization: Bearer {borne}\r\n" in heads[0]
     server.close()
