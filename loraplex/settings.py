@@ -280,6 +280,17 @@ def parse_size(text: str) -> int:
     return int(Fraction(found[1]) * unit ** " KMGT".index(found[2].upper() or " "))
 
 
+def named_model(text: str) -> str:
+    """NAME=PATH of that or of a PATH alone, whose last part is the name."""
+    if "=" in text or not text:
+        return text
+    path = Path(text).expanduser().absolute()
+    # What a name may not hold becomes a dash.
+    return (
+        re.sub(r"[^A-Za-z0-9._-]+", "-", path.name.removesuffix(".gguf")).strip("-.") + f"={text}"
+    )
+
+
 def check_address(address: str, *, lowest_port: int = 1) -> str:
     """Of a worker, as gateways can connect to it; to listen, port 0 is any. Raises ValueError."""
     found = _ADDRESS.fullmatch(address)
@@ -340,7 +351,7 @@ def _read(name: str, value: Any, source: str) -> Any:
         if name == "adapter_memory" and isinstance(value, str):
             return _parse_range(value)
         if name == "models" and not isinstance(value, Mapping):
-            return _parse_pairs(_listed(value), "NAME=PATH")
+            return _parse_pairs([named_model(each) for each in _listed(value)], "NAME=PATH")
         if name == "default_tenant_quota" and not isinstance(value, Mapping):
             return _parse_pairs(_listed(value), "LIMIT=VALUE")
         if name == "workers":

@@ -23,14 +23,24 @@ from loraplex.private import read_private, write_private
 from loraplex.settings import Settings
 
 
+def check_source(source: Path) -> None:
+    """That there is something to import, by what a look at it tells. Raises ImportFailed."""
+    source = source.expanduser().absolute()
+    if not source.exists():
+        raise ImportFailed(f"{source} does not exist")
+    if not ((source / "config.json").is_file() if source.is_dir() else source.suffix == ".gguf"):
+        raise ImportFailed(
+            f"{source} is neither a Hugging Face directory (with a config.json) nor a .gguf file"
+        )
+
+
 def import_model(source: Path, settings: Settings, progress: ProgressCallback) -> str:
     """The digest under which the store now holds the model. Raises ImportFailed, BadSettings.
 
     A source that has not changed since is known by the name, size and time of its files.
     """
+    check_source(source)
     source = source.expanduser().absolute()
-    if not source.exists():
-        raise ImportFailed(f"{source} does not exist")
     settings.make_home()
     known = _Known(settings.home / "imports.json")
     mark = _mark(source)

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -23,7 +24,7 @@ from admin.database import EVERYTHING, Database
 from loraplex.api import Api
 from loraplex.box import demo
 from loraplex.box.children import Child, environment_of_child, python
-from loraplex.box.importing import import_model
+from loraplex.box.importing import check_source, import_model
 from loraplex.box.postgres import EmbeddedPostgres
 from loraplex.errors import BadSettings, PostgresError
 from loraplex.metric_sending import check_metric_sending
@@ -46,7 +47,7 @@ from loraplex.roles.precautions import warnings_of
 from loraplex.roles.tls import load_tls
 from loraplex.roles.waiting import until_there
 from loraplex.roles.worker import worker_config
-from loraplex.running import RunningServer, announced
+from loraplex.running import RunningServer, announced, server_of
 from loraplex.settings import Settings
 from loraplex.tracing import trace_destination
 from workers.process.logs import set_up_logging
@@ -77,22 +78,23 @@ def serve(settings: Settings, *, with_demo: bool) -> None:
     if with_demo:
         models.setdefault(demo.MODEL_NAME, str(demo.find_model()))
     if not models:
-        raise BadSettings("nothing to serve: give --model NAME=PATH, or --demo")
+        raise BadSettings("nothing to serve: give --model PATH, or --demo")
     # Before anything is started.
     trace_destination(os.environ)
     check_metric_sending(os.environ)
     load_tls(settings)
     default_quota(settings)
     settings.make_home()
-    with (
-        _alone(settings.home),
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_alone(settings.home))
         # The port outlives a gateway that crashes.
-        listen(settings) as listener,
-        listen_for_management(settings) as management,
-        _database(settings) as (postgres, dsn),
-    ):
+        listener = stack.enter_context(listen(settings))
+        management = stack.enter_context(listen_for_management(settings))
         for warning in warnings_of(settings, listener, management):
             tell(f"warning: {warning}")
+        for path in models.values():
+            check_source(Path(path))
+        postgres, dsn = stack.enter_context(_database(settings))
         digests = {name: _import(name, path, settings) for name, path in models.items()}
         box = Box(settings, (listener, management), postgres, dsn, digests, with_demo)
         asyncio.run(box.run(started))
@@ -299,7 +301,20 @@ class Box:
                 ' -d \'{"model": "support-bot", "stream": true,'
                 ' "messages": [{"role": "user", "content": "Where is my parcel?"}]}\'\n'
             )
-        print(f"  keys are in {self._settings.home / 'keys.json'}; Ctrl-C stops", flush=True)
+        command = command_line()
+        print(f"  keys are in {self._settings.home / 'keys.json'}; Ctrl-C stops\n")
+        print("  in another terminal:")
+        if self._with_demo:
+            print(f"    {command} chat support-bot")
+        print(f"    {command} quickstart NAME    a tenant, its key and its first adapter")
+        print(f"    {command} --help", flush=True)
+
+
+def command_line() -> str:
+    """What a shell runs this installation's `loraplex` by."""
+    script = Path(sys.executable).with_name("loraplex")
+    found = shutil.which("loraplex")
+    return "loraplex" if found and Path(found).absolute() == script else str(script)
 
 
 async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, Keys]) -> Keys | None:
@@ -332,7 +347,11 @@ def _lock(descriptor: int, home: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise BadSettings(f"another loraplex serves from {home}: give a --data-dir") from error
+        url = f" on {found.url}" if (found := server_of(home)) else ""
+        raise BadSettings(
+            f"another loraplex serves from {home}{url}: `loraplex model add` gives it another"
+            " model; or give --data-dir and --port for a second one"
+        ) from error
 
 
 @contextlib.contextmanager

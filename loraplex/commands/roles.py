@@ -29,7 +29,13 @@ from loraplex.settings import SECRETS, Settings, check_address
 
 @click.command("serve")
 @click.option("--demo", is_flag=True, help="With a small model, two tenants and their adapters.")
-@click.option("--model", "models", multiple=True, metavar="NAME=PATH", help="A base model.")
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    metavar="[NAME=]PATH",
+    help="A base model; its name is that of its folder or file if none is given.",
+)
 @settings_options(SERVING, WORKING, UPLOADS)
 def serve_command(demo: bool, **flags: Any) -> None:
     """Serve everything from this machine: database, worker, gateway."""
@@ -207,7 +213,7 @@ def bootstrap_command(**flags: Any) -> None:
 
 
 @click.command("config")
-@click.option("--model", "models", multiple=True, metavar="NAME=PATH")
+@click.option("--model", "models", multiple=True, metavar="[NAME=]PATH")
 @click.option("--json", "as_json", is_flag=True)
 @settings_options(SERVING, TRANSPORT, WORKING, UPLOADS)
 def config_command(as_json: bool, **flags: Any) -> None:
