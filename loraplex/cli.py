@@ -20,6 +20,7 @@ from loraplex.commands.chat import chat_command
 from loraplex.commands.doctor import doctor_command
 from loraplex.commands.models import model_group
 from loraplex.commands.prices import price_group
+from loraplex.commands.quickstart import quickstart_command
 from loraplex.commands.quotas import quota_group
 from loraplex.commands.roles import (
     admin_command,
@@ -51,7 +52,7 @@ def cli() -> None:
 
 for command in (
     *(serve_command, gateway_command, worker_command, admin_command, migrate_command),
-    *(bootstrap_command, config_command, doctor_command),
+    *(quickstart_command, bootstrap_command, config_command, doctor_command),
     *(tenant_group, key_group, audit_group, adapter_group, model_group, chat_command),
     *(quota_group, price_group, usage_command, workers_group, bench_command),
 ):

@@ -79,7 +79,8 @@ def test_a_secret_may_lie_in_a_file_and_is_not_shown(tmp_path: Path):
         ({}, {"LORAPLEX_": "x"}, "", "no setting 'LORAPLEX_'"),
         ({"memory": "much"}, {}, "", "memory: 'much' is not a size"),
         ({"adapter_memory": "5"}, {}, "", "not MIN:MAX"),
-        ({"models": ("x",)}, {}, "", "not NAME=PATH"),
+        ({"models": ("x=",)}, {}, "", "not NAME=PATH"),
+        ({"models": ("/",)}, {}, "", "not NAME=PATH"),
         ({}, {"LORAPLEX_MODELS": "x=/a, x=/b"}, "", "'x' is given twice"),
         ({"device": "tpu"}, {}, "", "the flags.*tpu.*device"),
         ({"port": 65536}, {}, "", "the flags.*port"),
@@ -107,6 +108,15 @@ def test_nonsense_is_named_with_its_source(
     file.write_text(text)
     with pytest.raises(BadSettings, match=words):
         load_settings(flags, environ, file)
+
+
+def test_a_model_is_named_by_its_folder_or_file(tmp_path: Path):
+    given = (str(tmp_path / "Qwen 2.5"), "/models/tiny.gguf", "mine=/models/x")
+    assert load_settings({"models": given}, {}).models == {
+        "Qwen-2.5": given[0],
+        "tiny": "/models/tiny.gguf",
+        "mine": "/models/x",
+    }
 
 
 def test_variables_that_others_set_are_no_settings():

@@ -137,6 +137,45 @@ def test_text_from_the_base_and_from_an_adapter(stack: Stack, acme: str):
         assert stat.S_IMODE((stack.data_dir / name).stat().st_mode) == 0o600
 
 
+def test_a_quickstart_is_a_tenant_a_key_and_an_adapter(
+    stack: Killable, model: Path, tmp_path: Path
+):
+    make_adapter(model, tmp_path / "helper", b_std=0.5)
+    made = json.loads(
+        stack.cli("quickstart", "quick", "--adapter", str(tmp_path / "helper"), "--json")
+    )
+    assert (made["tenant"], made["model"]) == ("quick", "helper")
+    assert say(stack, "helper", made["key"])
+    again = stack.cli("quickstart", "quick")
+    assert "tenant  quick" in again and "model   tiny" in again and made["key"] not in again
+
+
+def test_a_model_that_is_not_there_is_told_before_anything_starts(tmp_path: Path):
+    for name, words in (("nothing", "does not exist"), ("empty", "config.json")):
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "loraplex", "serve", "--port", "0"),
+                *("--model", str(tmp_path / name)),
+            ],
+            env=os.environ | {"LORAPLEX_DATA_DIR": str(tmp_path / "data")},
+            capture_output=True,
+            text=True,
+        )
+        assert (done.returncode, words in done.stderr) == (1, True), done.stderr
+        assert "Postgres" not in done.stderr
+
+
+def test_a_start_says_how_to_go_on_and_warns_of_nothing(stack: Killable):
+    """Of an account that is not root."""
+    lines = [line for line in stack.log.splitlines() if "it runs as root" not in line]
+    assert not any("warning" in line.lower() for line in lines), lines
+    assert any(
+        line.strip().startswith("loraplex quickstart NAME") or "/loraplex quickstart" in line
+        for line in lines
+    )
+
+
 async def test_an_admin_key_offers_a_key_for_the_chat(stack: Killable, acme: str):
     """Which is revoked when the chat has ended."""
     asked = ("chat", "bot", "hello", "--max-tokens", "8", "--temperature", "0")

@@ -1,0 +1,60 @@
+"""`loraplex quickstart`: what a new tenant needs, in one command."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import click
+
+from loraplex.commands.options import api, json_option, route
+from loraplex.errors import Refused
+from loraplex.output import progress, tell, waiting
+
+
+@click.command("quickstart")
+@click.argument("tenant")
+@click.option(
+    "--adapter",
+    "folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="What peft saved: the tenant's first adapter.",
+)
+@click.option("--name", help="Of the adapter; default: that of its folder.")
+@click.option("--model", help="Its base model; without it the tensors decide.")
+@json_option
+def quickstart_command(
+    tenant: str, folder: Path | None, name: str | None, model: str | None, as_json: bool
+) -> None:
+    """Make TENANT with a key and its first adapter, and print the key and a first question.
+
+    A tenant that is there already gets another key."""
+    from loraplex.pushing import push, wait_ready
+
+    if folder is None and (name or model):
+        raise click.UsageError("--name and --model are of an --adapter")
+    called = name or (folder.absolute().name if folder else "")
+    with api() as server:
+        try:
+            server.post("/admin/v1/tenants", {"name": tenant})
+        except Refused as error:
+            if error.status != 409:
+                raise
+            tell(f"tenant {tenant} is there already")
+        if folder is not None:
+            fields = {"name": called, "tenant": tenant} | ({"model": model} if model else {})
+            with progress(f"uploading {called}", "validating") as report:
+                version = push(server, folder, fields, report)
+            with waiting(f"proving {called}@{version['version']}") as say:
+                wait_ready(server, version, tenant, say)
+        else:
+            called = next((each["name"] for each in server.all("/admin/v1/models")), "MODEL")
+        key = server.post(route("tenants", tenant, "keys"), {"name": "quickstart"})["key"]
+    if as_json:
+        print(json.dumps({"tenant": tenant, "key": key, "model": called}, indent=2))
+        return
+    click.echo(
+        f"tenant  {tenant}\nkey     {key}\nmodel   {called}\n\nthe key is shown once; try it:"
+    )
+    click.echo(f"  LORAPLEX_KEY={key} loraplex chat {shlex.quote(called)}")
