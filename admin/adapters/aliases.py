@@ -119,7 +119,8 @@ async def set_canary(
 async def roll_back(
     connection: Connection, tenant_id: str, name: str, alias: str, key_id: str | None = None
 ) -> None:
-    """Undoes the last move: what the alias pointed to before, a version or a canary set.
+    """Undoes the last move: what the alias pointed to before, a version or a canary set. Moves to
+    versions that are deleted are passed over.
 
     Twice in a row is back where it was. Raises NotFound, Conflict (never moved, or what it pointed
     to is no longer ready).
@@ -131,7 +132,10 @@ async def roll_back(
     )
     before = from_row(_Target, row) if row else None
     if before is None or before.reason == "deleted":
-        raise Conflict(f"{name}@{alias} never pointed to anything else", "nothing_to_roll_back")
+        raise Conflict(
+            f"{name}@{alias} never pointed to anything else that is still there",
+            "nothing_to_roll_back",
+        )
     target = msgspec.structs.replace(before, reason="rollback")
     await _point(connection, tenant_id, name, alias, target, key_id)
 

@@ -19,8 +19,20 @@ SELECT version, previous, canary, policy, reason, detail, changed_by, changed_at
 WHERE tenant_id = $1 AND name = $2 AND alias = $3 ORDER BY id DESC LIMIT 100;
 
 -- name: alias_before
-SELECT version, canary, policy, reason FROM alias_history
-WHERE tenant_id = $1 AND name = $2 AND alias = $3 AND id < $4 ORDER BY id DESC LIMIT 1;
+-- The last move before move $4 whose versions all exist, unless the alias was deleted since. Where moves to deleted
+-- versions are passed over, one to what the alias points to now is too.
+SELECT h.version, h.canary, h.policy, h.reason FROM alias_history h
+WHERE h.tenant_id = $1 AND h.name = $2 AND h.alias = $3 AND h.id < $4 AND (h.reason = 'deleted' OR (
+    NOT EXISTS (
+        SELECT FROM jsonb_object_keys(coalesce(h.canary, '{}') || jsonb_build_object(h.version, 1)) AS needed (version)
+        WHERE NOT EXISTS (
+            SELECT FROM adapter_versions v
+            WHERE v.tenant_id = $1 AND v.name = $2 AND v.version = needed.version::integer))
+    AND (h.id = (SELECT max(id) FROM alias_history WHERE tenant_id = $1 AND name = $2 AND alias = $3 AND id < $4)
+         OR NOT EXISTS (
+            SELECT FROM alias_history now
+            WHERE now.id = $4 AND now.version = h.version AND now.canary IS NOT DISTINCT FROM h.canary))))
+ORDER BY h.id DESC LIMIT 1;
 
 -- name: alias_delete
 WITH gone AS (

@@ -87,6 +87,7 @@ class ChatCompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_min_tokens(self.max_completion_tokens or self.max_tokens)
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
         if self.continue_final_message and self.add_generation_prompt:

@@ -117,6 +117,14 @@ class OpenAIRequest(FieldsWithoutEffect, frozen=True, kw_only=True):
             "dropped": self.dropped,
         }
 
+    def check_min_tokens(self, max_tokens: int | None) -> None:
+        """Raises InvalidRequest if the answer could not have so many."""
+        if max_tokens is not None and (self.min_tokens or 0) > max_tokens:
+            raise InvalidRequest(
+                f"'min_tokens' is {self.min_tokens}, and 'max_tokens' only {max_tokens}.",
+                param="min_tokens",
+            )
+
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)

@@ -105,6 +105,20 @@ async def test_there_may_be_nothing_to_roll_back_to(database: Database, tenant_i
     assert [move.reason for move in history] == ["promote", "deleted", "promote"]
 
 
+async def test_a_rollback_passes_over_deleted_versions(database: Database, tenant_id: str):
+    """From 1, 2, 3 with 2 deleted to 1; and then, from 1 with 3 deleted, to nothing."""
+    async with database.transaction() as connection:
+        key = (connection, tenant_id, "bot", "prod")
+        await aliases.set_alias(*key, 2)
+        await aliases.set_alias(*key, 3)
+        await connection.execute("DELETE FROM adapter_versions WHERE version = 2")
+        await aliases.roll_back(*key)
+        assert (await aliases.find_alias(*key)).version == 1
+        await connection.execute("DELETE FROM adapter_versions WHERE version = 3")
+        with pytest.raises(Conflict, match="anything else that is still there"):
+            await aliases.roll_back(*key)
+
+
 async def test_prod_stays_as_long_as_the_adapter(database: Database, tenant_id: str):
     async with database.transaction() as connection:
         with pytest.raises(Conflict, match="plain name"):

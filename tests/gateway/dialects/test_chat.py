@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import openai
 import pytest
@@ -79,6 +80,17 @@ def test_what_the_worker_is_asked(client: openai.OpenAI, worker: ScriptedWorker)
     assert (params.max_tokens, params.seed, params.ignore_eos) == (9, -3, True)
     assert (params.min_tokens, params.stop_token_ids, params.logprobs) == (2, (10,), None)
     assert spelled(asked.tokens) == RENDERED
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_min_tokens_above_max_tokens_are_refused_by_name(client: openai.OpenAI, name: str) -> None:
+    asked: dict[str, Any] = {"model": "tiny", name: 3, "extra_body": {"min_tokens": 4}}
+    with pytest.raises(openai.BadRequestError, match="'min_tokens' is 4") as refused:
+        client.chat.completions.create(messages=HELLO, **asked)
+    assert refused.value.param == "min_tokens"
+    if name == "max_tokens":
+        with pytest.raises(openai.BadRequestError, match="'min_tokens' is 4"):
+            client.completions.create(prompt="x", **asked)
 
 
 def test_a_base_model_has_no_adapter(client: openai.OpenAI, worker: ScriptedWorker) -> None:
