@@ -35,6 +35,10 @@ class Api:
         except httpx.InvalidURL as error:
             raise BadSettings(f"LORAPLEX_URL: {error}") from None
 
+    @property
+    def host(self) -> str:
+        return self._client.base_url.host
+
     def __enter__(self) -> Api:
         return self
 
@@ -148,6 +152,24 @@ def endpoint(settings: Settings, url: str | None) -> tuple[str, str | None]:
         raise _nothing_serves(settings)
     known: dict[str, str] = _keys_of(server).get("tenants", {})
     return place, settings.key or next(iter(known.values()), None)
+
+
+def with_store_of_server(settings: Settings) -> Settings:
+    """The settings with the store that the server reads, for what is imported on this machine.
+
+    Raises ApiFailure if nothing serves, or on another machine and no store is set for both."""
+    if settings.store is not None:
+        return settings
+    url, server = _place(settings)
+    if server is not None:
+        return msgspec.structs.replace(settings, data_dir=server.data_dir)
+    with _api(settings, url, settings.key) as api:
+        if api.host not in ("localhost", "127.0.0.1", "::1"):
+            raise ApiFailure(
+                f"{url} is another machine, which does not read {settings.store_location}: run this"
+                " there, or set LORAPLEX_STORE to the store of both"
+            )
+    return settings
 
 
 def _place(settings: Settings) -> tuple[str, RunningServer | None]:

@@ -34,13 +34,13 @@ def model_group() -> None:
 @settings_options()
 def add(model: str, **flags: Any) -> None:
     """Import a Hugging Face directory or a .gguf file here and register it under NAME."""
-    from loraplex.api import connect
+    from loraplex.api import connect, with_store_of_server
     from loraplex.box.importing import import_model
 
     name, equals, path = model.partition("=")
     if not (name and equals and path):
         raise click.UsageError(f"{model!r} is not NAME=PATH")
-    settings = settings_of(flags)
+    settings = with_store_of_server(settings_of(flags))
     with progress(f"importing {name}") as report:
         digest = import_model(Path(path), settings, report)
     with connect(settings) as server:

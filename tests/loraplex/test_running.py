@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from loraplex.api import connect, connect_tenant
+from loraplex.api import connect, connect_tenant, with_store_of_server
 from loraplex.errors import ApiFailure
 from loraplex.roles.bootstrap import Keys
 from loraplex.running import RunningServer, announced, find_server, running_servers, server_of
@@ -59,6 +59,7 @@ def test_the_one_server_is_found_wherever_its_data_lies(tmp_path: Path, runtime:
         assert find_server(Settings()) == there
         with connect(Settings()) as api:
             assert api.url == there.admin_url
+        assert with_store_of_server(Settings()).data_dir == there.data_dir
         with connect_tenant(Settings(), "acme") as api:
             assert api.url == there.url
         assert find_server(Settings(data_dir=tmp_path / "another")) is None

@@ -343,6 +343,15 @@ def test_a_name_that_a_script_lost_is_nobodys(arguments: list[str], words: str):
     assert (done.returncode, words in done.stderr) == (2, True), done.stderr
 
 
+async def test_a_model_for_another_machine_is_not_copied_here(plane: Plane, tmp_path: Path):
+    place = {"LORAPLEX_URL": "http://192.0.2.1:8000", "LORAPLEX_DATA_DIR": str(tmp_path / "data")}
+    told = await run(plane, "model", "add", f"x={tmp_path}", code=1, **place)
+    assert "is another machine" in told and "LORAPLEX_STORE" in told
+    assert not (tmp_path / "data").exists()
+    nowhere = await run(plane, "model", "add", f"x={tmp_path}", code=1, LORAPLEX_URL="")
+    assert "nothing serves from" in nowhere
+
+
 async def test_a_name_ends_where_it_ends(plane: Plane):
     await run(plane, "tenant", "create", "acme")
     for name in ("acme?x=1", "acme#x", "acme/keys"):
@@ -463,7 +472,6 @@ def test_what_is_no_server_and_no_key_is_told(
     ("arguments", "name"),
     [
         (["tenant", "list"], "serve.json"),
-        (["model", "add", "x=data"], "imports.json"),
         (["worker", "--listen", "unix:/x"], "worker-{digest}.json"),
     ],
 )
