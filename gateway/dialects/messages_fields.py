@@ -186,7 +186,7 @@ class MessagesRequest(Conversation, frozen=True, kw_only=True):
 
     example: ClassVar[dict[str, Any]] = {
         "model": "support-bot",
-        "max_tokens": 256,
+        "max_tokens": 64,
         "messages": [{"role": "user", "content": "Where is my parcel?"}],
     }
 
