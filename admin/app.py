@@ -14,6 +14,7 @@ from admin.http.controllers.audit import AuditController
 from admin.http.controllers.keys import KeyController
 from admin.http.controllers.models import ModelController
 from admin.http.controllers.organization import OrganizationController
+from admin.http.controllers.overview import show_overview
 from admin.http.controllers.prices import PriceController
 from admin.http.controllers.quotas import KeyQuotaController, TenantQuotaController
 from admin.http.controllers.tenants import TenantController
@@ -45,6 +46,7 @@ def create_app(config: AdminConfig, *, database: Database, store: Store) -> Lite
         KeyQuotaController,
         PriceController,
         WorkerController,
+        show_overview,
     ]
     return Litestar(
         route_handlers=[

@@ -10,3 +10,8 @@ SELECT NOT EXISTS (SELECT FROM gateways WHERE generation < $1 AND seen_at > now(
 
 -- name: gateway_leave
 DELETE FROM gateways WHERE id = $1;
+
+-- name: gateway_load_report
+-- $1: gateway id; $2: what it served of late. Before its first heartbeat, which comes at once, there is nothing to tell.
+INSERT INTO gateway_load (gateway_id, load) SELECT id, $2 FROM gateways WHERE id = $1
+ON CONFLICT (gateway_id) DO UPDATE SET load = excluded.load, reported_at = now();

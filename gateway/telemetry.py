@@ -10,6 +10,7 @@ from typing import NamedTuple
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Observation
 
+from gateway.last_errors import LastErrors
 from gateway.top_use import TopUse
 from workers.tallies import Counter, Exemplar, Histogram
 
@@ -100,6 +101,7 @@ adapter_use = TopUse(
     ],
     ("tenant", "adapter", "version"),
 )
+last_errors = LastErrors()
 PICO = 1e-12
 """Costs are counted in pico-dollars."""
 

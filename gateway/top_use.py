@@ -10,6 +10,8 @@ from threading import Lock
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
+from workers.tallies import Totals
+
 OTHER = "other"
 MAX_NAMED = 100
 MAX_KNOWN = 10 * MAX_NAMED
@@ -71,11 +73,13 @@ class TopUse:
         self._named = {key: self._named.get(key) or [0.0] * len(self._other) for key in named}
         self._use = {key: value / 2 for key, value in use.items() if value >= 1e-3}
 
-    def _observe(self, index: int, _: CallbackOptions) -> Iterator[Observation]:
+    def totals(self) -> Totals:
+        """The amounts by name, and those of `other`."""
         with self._lock:
             self._rank()
-            found = [(key, sums[index]) for key, sums in self._named.items()]
-            other = self._other[index]
-        for key, value in found:
-            yield Observation(value, dict(zip(self._labels, key, strict=True)))
-        yield Observation(other, dict.fromkeys(self._labels, OTHER))
+            found = {key: tuple(sums) for key, sums in self._named.items()}
+            return found | {(OTHER,) * len(self._labels): tuple(self._other)}
+
+    def _observe(self, index: int, _: CallbackOptions) -> Iterator[Observation]:
+        for key, sums in self.totals().items():
+            yield Observation(sums[index], dict(zip(self._labels, key, strict=True)))

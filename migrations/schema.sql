@@ -284,6 +284,17 @@ CREATE TABLE catalog_generation (
 );
 GRANT SELECT,UPDATE ON TABLE catalog_generation TO loraplex_app;
 
+CREATE TABLE gateway_load (
+    gateway_id text NOT NULL,
+    reported_at timestamp with time zone DEFAULT now() NOT NULL,
+    load jsonb NOT NULL,
+    CONSTRAINT gateway_load_pkey PRIMARY KEY (gateway_id),
+    CONSTRAINT gateway_load_gateway_id_fkey FOREIGN KEY (gateway_id) REFERENCES gateways(id) ON DELETE CASCADE
+);
+ALTER TABLE gateway_load ENABLE ROW LEVEL SECURITY;
+CREATE POLICY tenant ON gateway_load TO loraplex_app USING ((( SELECT current_setting('loraplex.tenant'::text, true) AS current_setting) = '*'::text));
+GRANT SELECT,INSERT,DELETE,UPDATE ON TABLE gateway_load TO loraplex_app;
+
 CREATE TABLE gateways (
     id text NOT NULL,
     generation bigint NOT NULL,

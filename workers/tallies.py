@@ -6,9 +6,11 @@ fraction of one, and its reader pays for the rest. Each is written by one thread
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
@@ -16,6 +18,12 @@ Labels = tuple[str, ...]
 """Values, in the order of the tally's label names. Each from a bounded set."""
 LE = "le"
 """Label of a histogram's `_bucket`: its inclusive upper bound."""
+Totals = Mapping[Labels, Sequence[float]]
+"""What was counted since the start, by label values: one number, or one for each bucket."""
+SPAN_S = 60.0
+"""Seconds that `Recent` looks back."""
+NUM_LOOKS = 30
+"""Looks that are kept of them: the span is longer than asked by one part of this number at most."""
 
 
 class Exemplar(NamedTuple):
@@ -41,6 +49,9 @@ class Counter:
 
     def add(self, amount: float, *labels: str) -> None:
         self._values[labels] = self._values.get(labels, 0) + amount
+
+    def totals(self) -> Totals:
+        return {labels: (value,) for labels, value in list(self._values.items())}
 
     def _observe(self, _: CallbackOptions) -> Iterator[Observation]:
         # Copied at once: the writer may add a series meanwhile.
@@ -104,6 +115,17 @@ class Histogram:
         found = ((name, self._exemplars.get((labels, name))) for name in self._names)
         return {name: exemplar for name, exemplar in found if exemplar is not None}
 
+    def totals(self) -> Totals:
+        """By bucket, not cumulative; the last is beyond all bounds."""
+        return {labels: tuple(counts) for labels, counts in self._series()}
+
+    def buckets(self, counts: Sequence[float]) -> list[tuple[float, int]]:
+        """Upper bounds with their counts, as far as there are any. What is beyond the last bound
+        counts as of it."""
+        within = [*counts[: len(self._bounds) - 1], sum(counts[len(self._bounds) - 1 :])]
+        last = max((place for place, count in enumerate(within) if count), default=-1)
+        return [(self._bounds[place], int(within[place])) for place in range(last + 1)]
+
     def _series(self) -> Iterable[tuple[Labels, list[int]]]:
         return list(self._counts.items())
 
@@ -124,3 +146,46 @@ class Histogram:
     def _observe_counts(self, _: CallbackOptions) -> Iterator[Observation]:
         for labels, counts in self._series():
             yield Observation(sum(list(counts)), self._attributes(labels))
+
+
+class Tally(Protocol):
+    def totals(self) -> Totals: ...
+
+
+class Recent:
+    """What some tallies counted of late. Used by one thread."""
+
+    def __init__(self, *tallies: Tally, clock: Callable[[], float] = time.monotonic) -> None:
+        self._tallies = tallies
+        self._clock = clock
+        self._looks: deque[tuple[float, list[Totals]]] = deque()
+        self._look()
+
+    def read(self) -> tuple[float, list[Totals]]:
+        """Seconds that it is of, about `SPAN_S` once there were so many, and what each tally
+        counted in them, without what it did not."""
+        now_s, newest = self._look()
+        then_s, oldest = self._looks[0]
+        return now_s - then_s, [
+            _difference(after, before) for after, before in zip(newest, oldest, strict=True)
+        ]
+
+    def _look(self) -> tuple[float, list[Totals]]:
+        look = self._clock(), [tally.totals() for tally in self._tallies]
+        if not self._looks or look[0] - self._looks[-1][0] >= SPAN_S / NUM_LOOKS:
+            self._looks.append(look)
+        while len(self._looks) > 1 and look[0] - self._looks[1][0] >= SPAN_S:
+            self._looks.popleft()
+        return look
+
+
+def _difference(after: Totals, before: Totals) -> Totals:
+    found: dict[Labels, Sequence[float]] = {}
+    for labels, values in after.items():
+        earlier = before.get(labels, (0,) * len(values))
+        if any(old > new for new, old in zip(values, earlier, strict=True)):
+            # A series that ended and began again.
+            earlier = (0,) * len(values)
+        if any(counted := [new - old for new, old in zip(values, earlier, strict=True)]):
+            found[labels] = counted
+    return found

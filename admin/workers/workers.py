@@ -14,6 +14,7 @@ import msgspec
 from admin.catalog_lock import lock_catalog
 from admin.database import EVERYTHING, Connection, Database
 from admin.errors import NotFound
+from admin.gateway_load import Latencies
 from admin.queries import from_row, sql
 from admin.records import ModelState
 
@@ -53,6 +54,8 @@ class WorkerModel(msgspec.Struct, frozen=True):
     prefix_hit_tokens: int = 0
     prefill_tokens_per_s: float = 0.0
     decode_step_s: float = 0.0
+    itl: Latencies = []
+    """Times between two tokens of a sequence, of the last minute."""
 
 
 class WorkerAdapter(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from gateway.catalog.catalog import Catalog
 from gateway.control.adapter_errors import AdapterErrorReports
 from gateway.control.canary_judge import CanaryJudge
 from gateway.control.heartbeat import Heartbeat
+from gateway.control.load_reports import LoadReports
 from gateway.control.verification import AdapterVerification
 from gateway.control.worker_status import WorkerStatusReports
 from gateway.dispatch.fleet import Fleet
@@ -49,6 +50,7 @@ class ControlTasks:
             CanaryJudge(database, gateway_id, catalog, flights.outcomes),
             AdapterErrorReports(database, fleet),
             WorkerStatusReports(database, gateway_id, fleet),
+            LoadReports(database, gateway_id, flights),
             self._loader,
             leases,
         ]

@@ -27,6 +27,10 @@ class RequestUsage:
         self._started_at = started_at
         self._batch: Batch | None = None
 
+    @property
+    def request_id(self) -> str:
+        return self._call.request_id
+
     def record(self, generation: Generation, status: Status) -> Batch:
         """The batch of the record, which will be written whether it is awaited or not."""
         if self._batch is None:

@@ -15,11 +15,12 @@ from typing import Self
 
 from litestar.types import Receive, Scope, Send
 
+from gateway import telemetry
 from gateway.dialects.dialect import SCORED_AT_ONCE, Answer, AnswerFormat, BodyFormat, split
 from gateway.dispatch.choice import Delta
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.request_usage import RequestUsage
-from gateway.exceptions import UsageUnavailable, forget_frames
+from gateway.exceptions import UsageUnavailable, error_type, forget_frames
 from gateway.http.http_protocol import connection_lost
 from gateway.metering.usage import Status
 
@@ -166,6 +167,7 @@ class StreamResponse(GenerationResponse):
             if not self._has_started:
                 raise
             self._failure = error
+            telemetry.last_errors.note(error_type(error), self._usage.request_id)
             await self._keep_failure()
             await self._write(send, self._format.error_event(error), more=False)
             forget_frames(error)

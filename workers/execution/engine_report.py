@@ -14,6 +14,7 @@ from workers.execution.step_ring import StepRing
 from workers.scheduling.schedule import Schedule
 from workers.scheduling.scheduler import Scheduler
 from workers.scheduling.step_cost import RecentRatio
+from workers.tallies import Recent
 from workers.wire.prefix_index import changed_pages
 from workers.wire.protocol import AdapterStatus, CachedPages, ModelInfo, ModelStatus
 
@@ -44,6 +45,7 @@ class EngineReport:
         """When the last step ended."""
         self._prefill_rate, self._decode_steps = RecentRatio(), RecentRatio()
         """Tokens a second of steps that are mostly prompts; seconds a step of those without."""
+        self._recent_itl = Recent(telemetry.inter_token_latency)
         self.num_integrity_failures = 0
 
     def note_duration(self, schedule: Schedule, launched_s: float, ended_s: float) -> None:
@@ -102,6 +104,7 @@ class EngineReport:
 
     def status(self) -> ModelStatus:
         scheduler, kv = self._scheduler, self._kv
+        _, (itl,) = self._recent_itl.read()
         return ModelStatus(
             digest=self._info.digest,
             name=self._info.name,
@@ -122,6 +125,9 @@ class EngineReport:
             adapter_loads={tier: loads.number for tier, loads in self._pool.loads.items()},
             adapter_load_s={tier: loads.seconds for tier, loads in self._pool.loads.items()},
             num_failed_adapter_loads=self._pool.num_failed_loads,
+            itl=telemetry.inter_token_latency.buckets(
+                itl.get((self._info.name, telemetry.ENGINE), ())
+            ),
         )
 
     def adapters(self) -> list[AdapterStatus]:

@@ -419,6 +419,9 @@ class ModelStatus(msgspec.Struct, frozen=True):
     adapter_load_s: dict[str, float] = {}
     """How long these loads took together."""
     num_failed_adapter_loads: int = 0
+    itl: list[tuple[float, int]] = []
+    """Times between two tokens of a sequence in the last minute: how many were at most so many
+    seconds, and more than the bound before."""
 
 
 class TenantStatus(msgspec.Struct, frozen=True):

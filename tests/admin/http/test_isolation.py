@@ -40,7 +40,7 @@ NOBODYS = {
     "usage_kept",
 }
 """Tables without a tenant's rows; the migration says why of each."""
-OPERATORS = {"idempotent_requests", "quota_holders", "workers"}
+OPERATORS = {"gateway_load", "idempotent_requests", "quota_holders", "workers"}
 """Of them a tenant sees nothing."""
 
 TABLES = """
@@ -97,6 +97,8 @@ async def fill(connection: Connection, name: str, digit: str) -> str:
     )
     row = {"id": f"worker-{name}", "address": "unix:/w", "status": {}}
     await connection.execute(sql["workers_report"], f"gw-{name}", [row])
+    await report(connection, f"gw-{name}", 1, {})
+    await connection.execute(sql["gateway_load_report"], f"gw-{name}", {"seconds": 1})
     return tenant_id
 
 

@@ -1,0 +1,46 @@
+"""Percentiles of times that were counted in buckets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import msgspec
+
+from admin.gateway_load import Latencies
+
+
+class Percentiles(msgspec.Struct, frozen=True):
+    """Seconds, each as exact as the bounds of the buckets let it be."""
+
+    p50: float
+    p95: float
+    p99: float
+
+
+def merged(parts: Iterable[Latencies]) -> Latencies:
+    counts = Counter[float]()
+    for part in parts:
+        for bound, number in part:
+            counts[bound] += number
+    return sorted(counts.items())
+
+
+def percentiles(latencies: Latencies) -> Percentiles | None:
+    """None where nothing was counted."""
+    if not any(number for _, number in latencies):
+        return None
+    p50, p95, p99 = (round(_quantile(latencies, share), 6) for share in (0.5, 0.95, 0.99))
+    return Percentiles(p50, p95, p99)
+
+
+def _quantile(latencies: Latencies, share: float) -> float:
+    """Interpolated within its bucket, as Prometheus does it."""
+    left = share * sum(number for _, number in latencies)
+    lower = 0.0
+    for bound, number in latencies:
+        if number and left <= number:
+            return lower + (bound - lower) * left / number
+        left -= number
+        lower = bound
+    return lower

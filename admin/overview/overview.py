@@ -1,0 +1,209 @@
+"""One picture of all workers and gateways. Functions of a connection.
+
+Gateways report what they served of late, and what workers say of themselves: the admin plane
+speaks to neither.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import msgspec
+
+from admin.database import Connection
+from admin.gateway_load import GatewayLoad, ModelLoad
+from admin.overview.latencies import merged, percentiles
+from admin.overview.schemas import (
+    Held,
+    ModelOverview,
+    Overview,
+    TenantOverview,
+    Trouble,
+    WorkerOverview,
+)
+from admin.queries import sql
+from admin.workers.workers import Worker, WorkerModel, WorkerStatus, list_workers
+
+MAX_WORKERS = 100
+MAX_GATEWAYS = 100
+MAX_MODELS = 100
+MAX_TENANTS = 50
+MAX_TROUBLES = 20
+KINDS = {"free": ".", "kv": "k", "adapters": "a", "weights": "w"}
+"""Uses of an extent, and how a worker writes them."""
+NOTHING = WorkerStatus()
+MIN_SECONDS = 1.0
+"""Rates of a gateway that has just started are taken over so long."""
+
+
+class Served(NamedTuple):
+    """What one gateway tells of a base model, as rates."""
+
+    load: ModelLoad
+    requests_per_s: float
+    prompt_tokens_per_s: float
+    cached_tokens_per_s: float
+    completion_tokens_per_s: float
+
+
+async def take_overview(connection: Connection) -> Overview:
+    """Of the first `MAX_WORKERS` workers and `MAX_GATEWAYS` gateways by id."""
+    counts = await connection.fetchrow(sql["overview_counts"])
+    assert counts is not None
+    workers = await list_workers(connection, "", MAX_WORKERS)
+    gateways = await connection.fetch(sql["overview_gateways"], MAX_GATEWAYS)
+    loads = {
+        row["id"]: msgspec.convert(row["load"], GatewayLoad)
+        for row in gateways
+        if row["load"] is not None
+    }
+    names = await connection.fetch(sql["overview_models"], MAX_MODELS)
+    served = [_served(load, model) for load in loads.values() for model in load.models]
+    held = [model for status in _statuses(workers) for model in status.models]
+    return Overview(
+        at=datetime.now(UTC),
+        num_tenants=counts["num_tenants"],
+        num_adapters=counts["num_adapters"],
+        num_workers=counts["num_workers"],
+        num_gateways=len(gateways),
+        requests_in_flight=sum(load.requests_in_flight for load in loads.values()),
+        requests_per_s=sum(part.requests_per_s for part in served),
+        prompt_tokens_per_s=sum(part.prompt_tokens_per_s for part in served),
+        completion_tokens_per_s=sum(part.completion_tokens_per_s for part in served),
+        ttft=percentiles(merged(part.load.ttft for part in served)),
+        itl=percentiles(merged(model.itl for model in held)),
+        refusals=_refusals(loads.values()),
+        workers=[_worker(worker) for worker in workers],
+        models=[
+            _model(
+                row["name"],
+                [part for part in served if part.load.model == row["name"]],
+                [model for model in held if model.digest == row["digest"]],
+            )
+            for row in names
+        ],
+        tenants=await _tenants(connection, loads.values(), workers),
+        troubles=_troubles(workers, loads),
+    )
+
+
+def _statuses(workers: Iterable[Worker]) -> list[WorkerStatus]:
+    """Of those that are heard of."""
+    return [w.status for w in workers if w.status is not None and w.state != "lost"]
+
+
+def _served(load: GatewayLoad, model: ModelLoad) -> Served:
+    seconds = max(load.seconds, MIN_SECONDS)
+    return Served(
+        model,
+        *(model.requests / seconds, model.prompt_tokens / seconds),
+        *(model.cached_tokens / seconds, model.completion_tokens / seconds),
+    )
+
+
+def _refusals(loads: Iterable[GatewayLoad]) -> dict[str, int]:
+    counts = Counter[str]()
+    for load in loads:
+        counts.update(load.refusals)
+    return dict(counts.most_common())
+
+
+def _worker(worker: Worker) -> WorkerOverview:
+    status = (worker.status if worker.state != "lost" else None) or NOTHING
+    extent_bytes = status.arena_bytes // max(len(status.extents), 1)
+    adapters: dict[str, Held] = {}
+    for tier in ("device", "host", "loading"):
+        sizes = [adapter.num_bytes for adapter in status.adapters if adapter.tier == tier]
+        adapters[tier] = Held(len(sizes), sum(sizes))
+    return WorkerOverview(
+        id=worker.id,
+        state=worker.state,
+        reason=worker.reason,
+        num_running=sum(model.num_running for model in status.models),
+        num_waiting=sum(model.num_waiting for model in status.models),
+        tokens_per_s=status.tokens_per_s,
+        itl=percentiles(merged(model.itl for model in status.models)),
+        resident=[model.name for model in status.models if model.tier == "device"],
+        memory={kind: extent_bytes * status.extents.count(mark) for kind, mark in KINDS.items()},
+        adapters=adapters,
+    )
+
+
+def _model(name: str, served: Sequence[Served], held: Sequence[WorkerModel]) -> ModelOverview:
+    return ModelOverview(
+        name=name,
+        num_on_device=sum(model.tier == "device" for model in held),
+        num_running=sum(model.num_running for model in held),
+        num_waiting=sum(model.num_waiting for model in held),
+        requests_per_s=sum(part.requests_per_s for part in served),
+        failed=sum(part.load.failed for part in served),
+        prompt_tokens_per_s=sum(part.prompt_tokens_per_s for part in served),
+        cached_tokens_per_s=sum(part.cached_tokens_per_s for part in served),
+        completion_tokens_per_s=sum(part.completion_tokens_per_s for part in served),
+        ttft=percentiles(merged(part.load.ttft for part in served)),
+        itl=percentiles(merged(model.itl for model in held)),
+    )
+
+
+async def _tenants(
+    connection: Connection, loads: Iterable[GatewayLoad], workers: Iterable[Worker]
+) -> list[TenantOverview]:
+    requests, tokens = defaultdict[str, float](float), defaultdict[str, float](float)
+    for load in loads:
+        seconds = max(load.seconds, MIN_SECONDS)
+        for used in load.tenants:
+            requests[used.tenant] += used.requests / seconds
+            tokens[used.tenant] += used.tokens / seconds
+    kv_bytes, adapter_bytes = Counter[str](), Counter[str]()
+    for status in _statuses(workers):
+        for held in status.tenants:
+            kv_bytes[held.tenant] += held.kv_bytes
+            adapter_bytes[held.tenant] += held.adapter_bytes
+    ids = kv_bytes.keys() | adapter_bytes.keys() | tokens.keys()
+    ordered = sorted(
+        # Without an id: what no tenant asked for.
+        ids - {""},
+        key=lambda each: (-tokens[each], -kv_bytes[each] - adapter_bytes[each], each),
+    )[:MAX_TENANTS]
+    rows = await connection.fetch(sql["overview_names"], ordered)
+    names = {row["id"]: row["name"] for row in rows}
+    return [
+        TenantOverview(
+            id=each,
+            name=names.get(each, ""),
+            requests_per_s=requests[each],
+            tokens_per_s=tokens[each],
+            kv_bytes=kv_bytes[each],
+            adapter_bytes=adapter_bytes[each],
+        )
+        for each in ordered
+    ]
+
+
+def _troubles(workers: Iterable[Worker], loads: dict[str, GatewayLoad]) -> list[Trouble]:
+    found: list[Trouble] = []
+    for worker in workers:
+        if worker.reason or worker.state in ("lost", "unreached"):
+            found.append(Trouble(place=worker.id, code=worker.state, message=worker.reason))
+    broken = {
+        adapter.digest: Trouble(place=adapter.digest, code=adapter.error, message=adapter.message)
+        for status in _statuses(workers)
+        for adapter in status.adapters
+        if adapter.error
+    }
+    found += broken.values()
+    errors = [(error, gateway) for gateway, load in loads.items() for error in load.errors]
+    found += [
+        Trouble(
+            place=gateway,
+            code=error.code,
+            at=datetime.fromtimestamp(error.at, UTC),
+            number=error.number,
+            request_id=error.request_id,
+        )
+        for error, gateway in sorted(errors, key=lambda each: -each[0].at)
+    ]
+    return found[:MAX_TROUBLES]

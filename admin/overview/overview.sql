@@ -1,0 +1,15 @@
+-- name: overview_gateways
+-- Those that are heard of. $1: how many at most. A report that is not renewed tells of what was.
+SELECT id, load
+FROM gateways LEFT JOIN gateway_load ON gateway_id = id AND reported_at > now() - interval '10 seconds'
+WHERE seen_at > now() - interval '10 seconds' ORDER BY id LIMIT $1;
+
+-- name: overview_counts
+SELECT (SELECT count(*) FROM tenants) AS num_tenants, (SELECT count(*) FROM adapters) AS num_adapters,
+       (SELECT count(*) FROM workers) AS num_workers;
+
+-- name: overview_models
+SELECT name, digest FROM base_models ORDER BY name LIMIT $1;
+
+-- name: overview_names
+SELECT id, name FROM tenants WHERE id = ANY($1);

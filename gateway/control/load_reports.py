@@ -1,0 +1,93 @@
+"""Control task: what this gateway served in the last minute, written to Postgres for the admin
+plane, which speaks to no gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import nlargest
+
+from admin.database import Database
+from admin.gateway_load import GatewayLoad, ModelLoad, TenantLoad
+from admin.queries import sql
+from gateway import telemetry
+from gateway.dispatch.inflight import Flights
+from gateway.metering.usage import Status
+from gateway.periodic import repeat
+from workers.tallies import Labels, Recent, Totals
+
+REPORT_INTERVAL_S = 2.0
+MAX_MODELS = 64
+MAX_TENANTS = 32
+MAX_REASONS = 32
+"""A report has so many of each at most, those with the largest figures: some 20 KB in all."""
+
+
+class LoadReports:
+    """Keeps the gateway's row in `gateway_load`, which goes with that in `gateways`."""
+
+    def __init__(self, database: Database, gateway_id: str, flights: Flights) -> None:
+        self._database = database
+        self._id = gateway_id
+        self._flights = flights
+        self._recent = Recent(
+            telemetry.requests,
+            telemetry.tokens,
+            telemetry.time_to_first_token,
+            telemetry.refusals,
+            telemetry.tenant_use,
+        )
+
+    async def run(self) -> None:
+        """Reports until cancelled."""
+        await repeat("the load is not reported", self._report, REPORT_INTERVAL_S)
+
+    async def _report(self) -> None:
+        load = self._load()
+        async with self._database.acquire() as connection:
+            await connection.execute(sql["gateway_load_report"], self._id, load)
+
+    def _load(self) -> GatewayLoad:
+        seconds, (requests, tokens, ttft, refusals, tenants) = self._recent.read()
+        return GatewayLoad(
+            seconds=seconds,
+            requests_in_flight=self._flights.num_open,
+            models=_by_model(requests, tokens, ttft),
+            refusals={reason: int(number) for (reason,), (number,) in _most(refusals, MAX_REASONS)},
+            tenants=[
+                TenantLoad(tenant, int(used), int(number))
+                for (tenant,), (used, number, _cost) in _most(tenants, MAX_TENANTS)
+            ],
+            errors=telemetry.last_errors.newest_first(),
+        )
+
+
+def _most(totals: Totals, number: int) -> list[tuple[Labels, Sequence[float]]]:
+    return nlargest(number, totals.items(), key=lambda item: item[1][0])
+
+
+def _by_model(requests: Totals, tokens: Totals, ttft: Totals) -> list[ModelLoad]:
+    """All classes of service together; the models with most requests first."""
+    ended: dict[str, dict[str, int]] = {}
+    for (model, _class, status), (number,) in requests.items():
+        by_status = ended.setdefault(model, {})
+        by_status[status] = by_status.get(status, 0) + int(number)
+    used: dict[tuple[str, str], int] = {}
+    for (model, _class, kind), (number,) in tokens.items():
+        used[model, kind] = used.get((model, kind), 0) + int(number)
+    waits: dict[str, list[float]] = {}
+    for (model, _class), counts in ttft.items():
+        before = waits.get(model, [0.0] * len(counts))
+        waits[model] = [a + b for a, b in zip(before, counts, strict=True)]
+    found = [
+        ModelLoad(
+            model=model,
+            requests=sum(by_status.values()),
+            failed=by_status.get(Status.FAILED, 0),
+            prompt_tokens=used.get((model, "prompt"), 0),
+            cached_tokens=used.get((model, "cached"), 0),
+            completion_tokens=used.get((model, "completion"), 0),
+            ttft=telemetry.time_to_first_token.buckets(waits.get(model, ())),
+        )
+        for model, by_status in ended.items()
+    ]
+    return nlargest(MAX_MODELS, found, key=lambda model: model.requests)

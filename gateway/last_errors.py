@@ -1,0 +1,27 @@
+"""The last failures of a gateway that were not their clients', one for each code."""
+
+from __future__ import annotations
+
+import time
+
+from admin.gateway_load import LastError
+
+MAX_CODES = 16
+
+
+class LastErrors:
+    """Written and read on the event loop."""
+
+    def __init__(self) -> None:
+        self._by_code: dict[str, LastError] = {}
+        """The newest last."""
+
+    def note(self, code: str, request_id: str) -> None:
+        earlier = self._by_code.pop(code, None)
+        number = 1 + (earlier.number if earlier else 0)
+        self._by_code[code] = LastError(code, time.time(), request_id, number)
+        if len(self._by_code) > MAX_CODES:
+            del self._by_code[next(iter(self._by_code))]
+
+    def newest_first(self) -> list[LastError]:
+        return list(self._by_code.values())[::-1]
