@@ -32,6 +32,7 @@ from loraplex.commands.roles import (
     worker_command,
 )
 from loraplex.commands.tenants import key_group, tenant_group
+from loraplex.commands.top import status_command, top_command
 from loraplex.commands.usage import usage_command
 from loraplex.commands.workers import workers_group
 from loraplex.errors import LoraplexError, OutputLost
@@ -55,6 +56,7 @@ for command in (
     *(quickstart_command, bootstrap_command, config_command, doctor_command),
     *(tenant_group, key_group, audit_group, adapter_group, model_group, chat_command),
     *(quota_group, price_group, usage_command, workers_group, bench_command),
+    *(status_command, top_command),
 ):
     cli.add_command(command)
 

@@ -283,3 +283,22 @@ def test_each_request_leaves_one_line_with_its_trace(stack: Stack) -> None:
     assert traced["trace_id"] == TRACE
     assert (traced["in_tok"], traced["out_tok"]) == (len(PROMPT), NUM_TOKENS)
     assert "prompt" not in traced
+
+
+def test_the_status_of_a_box_has_what_it_served(stack: Stack) -> None:
+    """After the other tests, which know how many requests there were."""
+    key = stack.create_tenant("globex")
+    with stack.openai(key) as client:
+        client.completions.create(model=NAME, prompt=PROMPT, max_tokens=NUM_TOKENS)
+
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        found = json.loads(stack.cli("status", "--json"))
+        (model,), (worker,) = found["models"], found["workers"]
+        if model["ttft"] and model["itl"]:
+            break
+        assert time.monotonic() < deadline, found
+    assert 0 < model["itl"]["p50"] <= model["itl"]["p99"] < 60
+    assert model["completion_tokens_per_s"] > 0 and worker["memory"]["kv"] > 0
+    assert worker["adapters"]["device"]["number"] == 1
+    assert f"loraplex on {stack.url}" in stack.cli("status")

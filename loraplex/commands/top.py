@@ -1,0 +1,157 @@
+"""`loraplex top` and `loraplex status`: what runs and how busy it is, live or once."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import sys
+import termios
+import threading
+import tty
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from loraplex.commands.options import api, json_option, route
+from loraplex.errors import ApiFailure
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from loraplex.api import Api
+    from loraplex.commands.overview_screen import Order
+
+PIPE_WIDTH = 160
+"""Columns of a screen that goes into a file or a pipe, unless COLUMNS says otherwise."""
+AROUND_ROWS = 24
+"""Lines of a live screen that are no rows of its three tables, at most a few more."""
+QUIT = ("q", "\x03", "\x04")
+
+
+@click.command("top")
+@click.option("--once", is_flag=True, help="Print one screen, as into a pipe.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.5, 3600),
+    default=2.0,
+    show_default=True,
+    help="Seconds between two looks.",
+)
+def top_command(once: bool, interval: float) -> None:
+    """Watch workers, models, tenants, memory, latencies and refusals. Needs an admin key.
+
+    Keys: t, m, w, l and n sort by tokens, memory, waiting, latency and name; q ends.
+    """
+    with api() as server:
+        if once or not sys.stdout.isatty():
+            _print(server)
+        else:
+            _Live(server, interval).run()
+
+
+@click.command("status")
+@json_option
+def status_command(as_json: bool) -> None:
+    """Show on one screen what runs: workers, models, adapters, load, last errors."""
+    with api() as server:
+        if as_json:
+            print(json.dumps(server.get(route("overview")), indent=2))
+        else:
+            _print(server)
+
+
+def _print(server: Api) -> None:
+    from rich.console import Console
+
+    from loraplex.commands.overview_screen import draw
+
+    overview = server.get(route("overview"))
+    console = Console(width=shutil.get_terminal_size((PIPE_WIDTH, 0)).columns)
+    with console.capture() as captured:
+        console.print(draw(overview, title=_title(server), width=console.width))
+    # Padding of columns is of no use at the end of a line.
+    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def _title(server: Api) -> str:
+    return f"loraplex on {server.url}"
+
+
+class _Live:
+    """Looks on a thread, so that keys are answered while the server is slow."""
+
+    def __init__(self, server: Api, interval: float) -> None:
+        self._server = server
+        self._interval = interval
+        self._overview: dict[str, Any] = server.get(route("overview"))
+        self._failure = ""
+        """Why the last look failed; the picture is then that of the one before."""
+        self._news, self._has_news = os.pipe()
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        from rich.live import Live
+
+        from loraplex.commands.overview_screen import ORDERS
+
+        order = ORDERS[0]
+        by_key = {each.key: each for each in ORDERS}
+        looking = threading.Thread(target=self._look, daemon=True)
+        with _keys() as keys, Live(screen=True, auto_refresh=False) as live:
+            looking.start()
+            inputs = [self._news, *([] if keys is None else [keys])]
+            while True:
+                live.update(self._screen(order, live.console.size), refresh=True)
+                ready, _, _ = select.select(inputs, [], [])
+                if self._news in ready:
+                    os.read(self._news, 1)
+                if keys is not None and keys in ready:
+                    key = os.read(keys, 1).decode("latin-1")
+                    if not key or key in QUIT:
+                        self._stopping.set()
+                        return
+                    order = by_key.get(key, order)
+
+    def _look(self) -> None:
+        while not self._stopping.wait(self._interval):
+            try:
+                self._overview, self._failure = self._server.get(route("overview")), ""
+            except ApiFailure as failure:
+                self._failure = str(failure)
+            os.write(self._has_news, b".")
+
+    def _screen(self, order: Order, size: tuple[int, int]) -> RenderableType:
+        from rich.console import Group
+        from rich.text import Text
+
+        from loraplex.commands.overview_screen import ORDERS, draw
+
+        width, height = size
+        rows = max((height - AROUND_ROWS) // 3, 2)
+        keys = "  ".join(f"{each.key} {each.name}" for each in ORDERS)
+        head = self._failure or f"sorted by {order.name}   {keys}   q quit"
+        return Group(
+            Text(head, style="bold red" if self._failure else "dim"),
+            draw(
+                self._overview, title=_title(self._server), width=width, order=order, max_rows=rows
+            ),
+        )
+
+
+@contextmanager
+def _keys() -> Generator[int | None]:
+    """The descriptor that single keys come from; None where standard input is no terminal."""
+    if not sys.stdin.isatty():
+        yield None
+        return
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)
+    try:
+        yield descriptor
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
