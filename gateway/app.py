@@ -16,6 +16,7 @@ from gateway import telemetry
 from gateway.catalog.source import SnapshotSource
 from gateway.config import GatewayConfig
 from gateway.control.tasks import ControlTasks
+from gateway.http.cross_origin import CrossOrigin
 from gateway.http.error_answers import to_response
 from gateway.http.handlers import DataPlane
 from gateway.http.openapi import Requirements, document
@@ -121,6 +122,7 @@ def create_app(
     is reported or proved, no canary judged, and usage stays in the write-ahead log."""
     gateway = Gateway(config, source, clients, database)
     return DataPlane(
+        cross_origin=CrossOrigin(config.cors_origins) if config.cors_origins else None,
         route_handlers=ROUTES,
         lifespan=[_Tasks(gateway, database).running],
         state=State({"gateway": gateway}),

@@ -43,6 +43,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     """So long a request whose worker was lost waits for one when there is no other."""
     tracing: Tracing = Tracing()
     """Off by default."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose pages may call from a browser; `*`: all."""
     ping_interval_s: float = 15.0
     """A silent stream says `: ping` this often."""
     slow_client_s: float = 30.0

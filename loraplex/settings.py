@@ -53,6 +53,9 @@ OTHERS = re.compile(
 Kubernetes says of services whose names begin like ours."""
 
 _ADDRESS = re.compile(r"unix:/.+|tcp://.+:(\d{1,5})", re.ASCII)
+_ORIGIN = re.compile(
+    r"https?://[a-z0-9.-]+(:\d{1,5})?|https?://\[[0-9a-f:]+\](:\d{1,5})?", re.ASCII
+)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 
 
@@ -111,6 +114,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The same of workers, for gateways, beside the check of the address."""
     trusted_proxies: tuple[str, ...] = ()
     """Addresses or networks of proxies whose X-Forwarded-For is believed; default: none."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose pages may call the data plane from a browser; `*`: all; default: none."""
     max_connections: Positive | None = None
     """Open connections of one server; default: what the limit of descriptors leaves."""
     max_connections_per_address: Annotated[int, msgspec.Meta(ge=0)] | None = None
@@ -358,6 +363,8 @@ def _read(name: str, value: Any, source: str) -> Any:
             return [check_address(each) for each in _listed(value)]
         if name == "trusted_proxies":
             return [str(ip_network(each)) for each in _listed(value)]
+        if name == "cors_origins":
+            return [_check_origin(each) for each in _listed(value)]
         if name in ("transport_gateways", "transport_workers"):
             return _listed(value)
     except ValueError as error:
@@ -370,6 +377,12 @@ def _parse_range(text: str) -> MemoryRange:
     if not colon:
         raise ValueError(f"{text!r} is not MIN:MAX")
     return MemoryRange(parse_size(low) if low else 0, parse_size(high) if high else None)
+
+
+def _check_origin(text: str) -> str:
+    if text != "*" and not _ORIGIN.fullmatch(text):
+        raise ValueError(f"{text!r} is not an origin such as https://app.example.com, or *")
+    return text
 
 
 def _listed(value: Any) -> list[str]:

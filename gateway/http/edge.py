@@ -40,7 +40,8 @@ class Edge:
             """Notes a refusal, and puts one in place of an answer that no key earned."""
             nonlocal is_replaced
             if message["type"] == "http.response.start" and message["status"] >= 400:
-                if message["status"] in NOT_SERVED and "user" not in scope:
+                is_counted = "user" in scope or scope["method"] == "OPTIONS"
+                if message["status"] in NOT_SERVED and not is_counted:
                     refusal = self._take(scope)
                     if refusal is not None:
                         is_replaced = True
@@ -52,7 +53,8 @@ class Edge:
 
         error = _check_path(scope["raw_path"])
         path = scope["path"]
-        if error is None and (path == "/" or path.startswith(PUBLIC)):
+        is_question = scope["method"] == "OPTIONS"
+        if error is None and (is_question or path == "/" or path.startswith(PUBLIC)):
             error = self._take(scope)
         if error is not None:
             await self._refuse(error, scope, receive, send)

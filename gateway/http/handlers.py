@@ -10,6 +10,7 @@ from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp, Message, Middleware, Receive, Scope, Send
 
 from gateway.exceptions import error_type, forget_frames
+from gateway.http.cross_origin import CrossOrigin, Headers
 from gateway.http.error_answers import ErrorAnswer
 from gateway.http.request import (
     STATUS,
@@ -66,9 +67,11 @@ class HotRoute(HTTPRouteHandler):
 class DataPlane(Litestar):
     """A path that is exactly a hot route goes to it at once; all others go through the router."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, cross_origin: CrossOrigin | None, **options: Any) -> None:
+        """cross_origin: None lets pages of no other origin call."""
         base: Any = super()
         base.__init__(before_send=[add_request_headers], **options)
+        self._cross_origin = cross_origin
         for route in self.routes:
             if isinstance(route, HTTPRoute):
                 for handler in route.route_handlers:
@@ -85,6 +88,10 @@ class DataPlane(Litestar):
         }
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if self._cross_origin is not None and scope["type"] == "http":
+            if await self._cross_origin.answers(scope, send):
+                return
+            send = _adding(self._cross_origin.headers(scope), send)
         try:
             await self._answer(scope, receive, send)
         finally:
@@ -106,3 +113,14 @@ class DataPlane(Litestar):
 
         await answer(scope, receive, numbered)
         return None
+
+
+def _adding(headers: Headers, send: Send) -> Send:
+    """Sends answers with these headers too."""
+
+    async def added(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], *headers]
+        await send(message)
+
+    return added if headers else send

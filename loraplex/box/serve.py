@@ -271,6 +271,8 @@ class Box:
                 environment[f"LORAPLEX_{name.upper()}"] = str(bound)
         if settings.trusted_proxies:
             environment["LORAPLEX_TRUSTED_PROXIES"] = ",".join(settings.trusted_proxies)
+        if settings.cors_origins:
+            environment["LORAPLEX_CORS_ORIGINS"] = ",".join(settings.cors_origins)
         if settings.default_tenant_quota:
             pairs = (f"{name}={value}" for name, value in settings.default_tenant_quota.items())
             environment["LORAPLEX_DEFAULT_TENANT_QUOTA"] = ",".join(pairs)

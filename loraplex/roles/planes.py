@@ -300,6 +300,7 @@ def _data_plane(
         wal=settings.home / "spool",
         max_wal_bytes=settings.max_usage_wal,
         catalog_stale_s=settings.catalog_stale_s,
+        cors_origins=settings.cors_origins,
     )
     return gateway.app.create_app(
         own,

@@ -1,0 +1,77 @@
+"""Pages of other origins in browsers, as the Fetch standard asks servers about them (CORS)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from litestar.types import HTTPScope, Message, Scope, Send
+
+from gateway.headers import find_header
+from gateway.http.request import add_request_headers, number_request
+
+EXPOSED = b", ".join(
+    [
+        *(b"x-request-id", b"request-id", b"openai-processing-ms"),
+        *(b"retry-after", b"retry-after-ms", b"x-should-retry"),
+        *(
+            f"x-ratelimit-{what}-{unit}".encode()
+            for unit in ("requests", "tokens")
+            for what in ("limit", "remaining", "reset")
+        ),
+        *(b"loraplex-worker", b"loraplex-adapter-version", b"loraplex-dropped"),
+    ]
+)
+"""Headers of an answer that a page may read."""
+METHODS = b"GET, HEAD, POST"
+KNOWN_FOR_S = 7200
+"""How long a browser need not ask again, in seconds; no browser keeps it longer."""
+HEADER_NAMES = re.compile(r"[A-Za-z0-9, -]{0,2048}")
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class CrossOrigin:
+    """Which origins may call. The key comes in a header, and cookies are never read."""
+
+    def __init__(self, origins: Sequence[str]) -> None:
+        """`origins`: such as `https://app.example.com`; `*`: all."""
+        self._origins = frozenset(origins)
+
+    def headers(self, scope: Scope) -> Headers:
+        """What an answer to the request adds; nothing unless it comes from a page that may call."""
+        origin = find_header(scope, b"origin")
+        if origin is None:
+            return []
+        if "*" in self._origins:
+            shown: Headers = [(b"access-control-allow-origin", b"*")]
+        elif origin in self._origins:
+            shown = [(b"access-control-allow-origin", origin.encode()), (b"vary", b"origin")]
+        else:
+            return []
+        return [*shown, (b"access-control-expose-headers", EXPOSED)]
+
+    async def answers(self, scope: HTTPScope, send: Send) -> bool:
+        """Whether it was a browser's question before a call, which is then answered."""
+        if scope["method"] != "OPTIONS" or not (headers := self.headers(scope)):
+            return False
+        if find_header(scope, b"access-control-request-method") is None:
+            return False
+        wanted = find_header(scope, b"access-control-request-headers") or ""
+        if not HEADER_NAMES.fullmatch(wanted):
+            return False
+        number_request(scope)
+        start: Message = {
+            "type": "http.response.start",
+            "status": 204,
+            "headers": [
+                *headers,
+                (b"access-control-allow-methods", METHODS),
+                (b"access-control-allow-headers", wanted.encode()),
+                (b"access-control-max-age", b"%d" % KNOWN_FOR_S),
+            ],
+        }
+        await add_request_headers(start, scope)
+        await send(start)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return True
