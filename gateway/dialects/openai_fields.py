@@ -75,7 +75,8 @@ class OpenAIRequest(FieldsWithoutEffect, frozen=True, kw_only=True):
     priority: Annotated[int, Meta(ge=-100, le=100)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     return_token_ids: bool | None = None
-    """Each choice also has `token_ids`, those of its text; streamed, the chunk's own."""
+    """Each choice also has `token_ids`, those that `completion_tokens` counts, the end token too;
+    streamed, the chunk's own."""
 
     skip_special_tokens: bool | None = None
     """False: special tokens are in the text."""

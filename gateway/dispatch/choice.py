@@ -106,7 +106,7 @@ class Choice:
         stop = self._stops and self._stops.matched
         if stop and self._shows_stop:
             text += stop
-        parts, tokens = self._parse(text), visible[:num_shown]
+        parts, tokens = self._parse(text), output.tokens[: self.num_tokens - before]
         return Delta(
             self.index,
             parts,

@@ -45,8 +45,6 @@ class RequestCount:
     """Told to the gateway."""
     num_computed: int = 0
     """Prompt positions, each as often as it was computed."""
-    num_ends: int = 0
-    """Tokens that ended a sequence and are not shown."""
     open: set[tuple[str, int, int]] = field(default_factory=set[tuple[str, int, int]])
     """Its sequences that have not ended, by worker, connection and id."""
 
@@ -201,7 +199,6 @@ class BilledWorker:
             count = self._requests[key]
             if isinstance(event, SequenceOutput):
                 count.num_tokens += len(event.tokens)
-                count.num_ends += event.stop_token is not None
             if isinstance(event, Failed) or getattr(event, "finish_reason", None) is not None:
                 del self._requests[key]
                 count.open.remove((self._instance_id, *key))

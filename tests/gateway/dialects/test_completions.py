@@ -169,7 +169,7 @@ def test_logprobs_have_the_token_itself_and_its_place(
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_token_ids(client: openai.OpenAI, worker: ScriptedWorker, stream: bool) -> None:
-    """Those of the text: neither the stop string's rest nor the end token."""
+    """Up to the one that ends the stop string."""
     worker.script = say("Grüße STOP more", per_step=3)
     asked = {"model": "tiny", "prompt": "x", "stop": "OP", "max_tokens": 40}
     extra = {"return_token_ids": True}
@@ -181,6 +181,23 @@ def test_token_ids(client: openai.OpenAI, worker: ScriptedWorker, stream: bool) 
     tokens = [t for choice in choices for t in (choice.model_extra or {})["token_ids"]]
     assert "".join(choice.text for choice in choices) == "Grüße ST"
     assert tokens == ids("Grüße STOP")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_token_ids_are_those_that_are_counted(
+    client: openai.OpenAI, worker: ScriptedWorker, stream: bool
+) -> None:
+    """The end token is one of them."""
+    worker.script = say("done", per_step=3)
+    asked: dict[str, Any] = {"model": "tiny", "prompt": "x", "max_tokens": 40}
+    asked["extra_body"] = {"return_token_ids": True}
+    if stream:
+        asked |= {"stream": True, "stream_options": {"include_usage": True}}
+    answer = client.completions.create(**asked)
+    parts = list(answer) if stream else [answer]
+    tokens = [t for part in parts for c in part.choices for t in (c.model_extra or {})["token_ids"]]
+    assert tokens[:-1] == ids("done")
+    assert len(tokens) == parts[-1].usage.completion_tokens == 5
 
 
 def test_who_waits_for_the_whole_is_not_told_of_each_token(

@@ -270,7 +270,7 @@ def differences(house: House, billed: dict[str, UsageRecord]) -> list[str]:
         if told != counted:
             found.append(f"{asked} is billed {told}, not {counted}: {bill and bill.finish_reasons}")
         if bill is not None and asked.is_whole and asked.status == 200:
-            shown = asked.num_tokens() + count.num_ends
+            shown = asked.num_tokens()
             if shown != bill.completion_tokens:
                 found.append(f"{asked} shows {shown} tokens, not {bill.completion_tokens}")
     return found
