@@ -191,7 +191,7 @@ def sampling_params(
 def _prompt_logprobs(asked: GenerationRequest, max_tokens: int) -> int | None:
     """Likeliest tokens that are told beside each one of a prompt, for its echo or by themselves;
     None: the prompt is not scored."""
-    numbers = [0] if max_tokens == 0 else []
+    numbers = [0] if max_tokens == 0 and asked.kind is OutputKind.GENERATE else []
     if asked.scores_echo:
         numbers.append(asked.num_logprobs or 0)
     if asked.num_prompt_logprobs is not None:
