@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime
 
 import msgspec
@@ -9,6 +10,10 @@ import msgspec
 from admin.database import Connection
 from admin.errors import NotFound
 from admin.queries import from_row, sql
+
+
+HEARD_S = 5.0
+"""What a worker said longer ago is not told."""
 
 
 class Adapter(msgspec.Struct, frozen=True):
@@ -19,20 +24,50 @@ class Adapter(msgspec.Struct, frozen=True):
 class AdapterSummary(Adapter, frozen=True):
     """A line of a listing."""
 
+    tenant: str
+    """Its name."""
     aliases: dict[str, int]
     """Alias to version; of a canary set the stable one."""
+    pinned: list[str]
+    """Aliases."""
+    canaries: dict[str, dict[int, int]]
+    """Alias to version to weight, of those that split requests."""
+    contents: dict[int, str]
+    """The digest of each version that an alias points to."""
     states: dict[str, int]
     """Number of versions in each state."""
     last_state: str
     """Of the newest version."""
 
 
+class ContentTier(msgspec.Struct, frozen=True):
+    """Where a worker has a content: device, host, or loading on its way there."""
+
+    digest: str
+    worker: str
+    tier: str
+
+
 async def list_adapters(
-    connection: Connection, tenant_id: str, after: str, limit: int
+    connection: Connection, tenant_id: str | None, after: tuple[str, str], limit: int
 ) -> list[AdapterSummary]:
-    """By name, in one query."""
-    rows = await connection.fetch(sql["adapter_list"], tenant_id, after, limit)
+    """By tenant and name, in one query; None: those of all tenants."""
+    rows = await connection.fetch(sql["adapter_list"], tenant_id, *after, limit)
     return [from_row(AdapterSummary, row) for row in rows]
+
+
+async def content_tiers(connection: Connection, digests: Collection[str]) -> list[ContentTier]:
+    """By worker, of those that are heard of and that the connection sees."""
+    rows = await connection.fetch(sql["content_tiers"], list(digests), HEARD_S)
+    return [from_row(ContentTier, row) for row in rows]
+
+
+async def content_names(connection: Connection, digests: Collection[str]) -> dict[str, list[str]]:
+    """TENANT/NAME@VERSION of the versions with each content."""
+    names: dict[str, list[str]] = {digest: [] for digest in digests}
+    for row in await connection.fetch(sql["content_names"], list(digests)):
+        names[row["digest"]].append(row["name"])
+    return names
 
 
 async def find_adapter(connection: Connection, tenant_id: str, name: str) -> Adapter:

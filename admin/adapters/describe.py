@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from admin.adapters import adapters, aliases, versions
-from admin.adapters.schemas import AdapterView, AliasView, VersionView
+from admin.adapters.schemas import AdapterSummaryView, AdapterView, AliasView, VersionView
 from admin.adapters.versions import VersionDetails
 from admin.database import Connection
 from admin.records import Alias, Tenant
@@ -61,5 +61,18 @@ async def _views(
     templates = {digest for v in found if (digest := v.serving.template_digest)}
     proofs = await versions.list_proofs(connection, found[0].tenant_id, found[0].name, numbers)
     faults = await versions.list_faults(connection, contents)
+    tiers = await adapters.content_tiers(connection, contents)
     approved = await versions.approved_templates(connection, templates)
-    return [VersionView.of(version, pointing, proofs, faults, approved) for version in found]
+    return [VersionView.of(version, pointing, proofs, faults, tiers, approved) for version in found]
+
+
+async def describe_adapters(
+    connection: Connection, tenant: Tenant | None, after: str, limit: int
+) -> list[AdapterSummaryView]:
+    """`after`: NAME, or TENANT/NAME. None: the adapters of all tenants."""
+    owner, _, name = after.rpartition("/")
+    begin = (tenant.name, name) if tenant else (owner, name)
+    found = await adapters.list_adapters(connection, tenant.id if tenant else None, begin, limit)
+    contents = {digest for adapter in found for digest in adapter.contents.values()}
+    tiers = await adapters.content_tiers(connection, contents)
+    return [AdapterSummaryView.of(adapter, tiers) for adapter in found]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from admin.adapters.adapters import AdapterSummary
+from admin.adapters.adapters import AdapterSummary, ContentTier
 from admin.adapters.aliases import AliasMove
 from admin.adapters.stored import StoredContent
 from admin.adapters.versions import MAX_VERSION, Fault, Proof, VersionDetails
@@ -72,6 +72,16 @@ class FaultView(msgspec.Struct, frozen=True):
     since: datetime
 
 
+class TierView(msgspec.Struct, frozen=True):
+    worker: str
+    tier: str
+    """device, host, or loading on its way there"""
+
+
+class VersionTierView(TierView, frozen=True):
+    version: int
+
+
 class VersionView(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     version: int
@@ -98,6 +108,8 @@ class VersionView(msgspec.Struct, frozen=True, kw_only=True):
     proofs: list[ProofView]
     faults: list[FaultView]
     """Of workers that could not load it when they last tried."""
+    tiers: list[TierView]
+    """Where workers have it. For admin keys; others see no worker."""
     stored: StoredContent | None = None
     """What the store has of it; looked at where one version is shown."""
     object: str = "adapter.version"
@@ -109,6 +121,7 @@ class VersionView(msgspec.Struct, frozen=True, kw_only=True):
         aliases: list[Alias],
         proofs: list[Proof],
         faults: list[Fault],
+        tiers: list[ContentTier],
         approved: set[str],
     ) -> VersionView:
         """All but the version may tell of others too."""
@@ -144,6 +157,7 @@ class VersionView(msgspec.Struct, frozen=True, kw_only=True):
                 # What came before this upload was reported of another tenant's.
                 if f.digest == version.digest and f.since >= version.created_at
             ],
+            tiers=[TierView(t.worker, t.tier) for t in tiers if t.digest == version.digest],
         )
 
 
@@ -177,21 +191,38 @@ class AdapterSummaryView(msgspec.Struct, frozen=True):
     tenant: str
     created_at: datetime
     aliases: dict[str, int]
+    """Alias to version; of a canary set the stable one."""
+    canaries: dict[str, dict[int, int]]
+    """Alias to version to weight, of those that split requests."""
+    pinned: list[str]
+    """Aliases."""
     states: dict[str, int]
     """Number of versions in each state."""
     last_state: str
     """Of the newest version."""
+    tiers: list[VersionTierView]
+    """Where workers have the versions that aliases point to. For admin keys; others see no
+    worker."""
     object: str = "adapter.summary"
 
     @classmethod
-    def of(cls, adapter: AdapterSummary, tenant: str) -> AdapterSummaryView:
+    def of(cls, adapter: AdapterSummary, tiers: list[ContentTier]) -> AdapterSummaryView:
+        """`tiers` may tell of others too."""
         return cls(
             name=adapter.name,
-            tenant=tenant,
+            tenant=adapter.tenant,
             created_at=adapter.created_at,
             aliases=adapter.aliases,
+            canaries=adapter.canaries,
+            pinned=adapter.pinned,
             states=adapter.states,
             last_state=adapter.last_state,
+            tiers=[
+                VersionTierView(tier.worker, tier.tier, version)
+                for version, digest in adapter.contents.items()
+                for tier in tiers
+                if tier.digest == digest
+            ],
         )
 
 

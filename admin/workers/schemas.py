@@ -44,11 +44,16 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
         return cls(**_summary(worker))
 
 
+class WorkerAdapterView(WorkerAdapter, frozen=True):
+    names: list[str] = []
+    """TENANT/NAME@VERSION of the versions that have this content."""
+
+
 class WorkerDetails(WorkerView, frozen=True, kw_only=True):
     reported_by: str | None
     """Id of the gateway."""
     models: list[WorkerModel]
-    adapters: dict[str, list[WorkerAdapter]]
+    adapters: dict[str, list[WorkerAdapterView]]
     """By tier: device, host, loading; elsewhere only those that could not be loaded."""
     arena_bytes: int
     extents: str
@@ -59,11 +64,13 @@ class WorkerDetails(WorkerView, frozen=True, kw_only=True):
     settings: dict[str, str]
 
     @classmethod
-    def of(cls, worker: Worker) -> WorkerDetails:
+    def with_names(cls, worker: Worker, names: dict[str, list[str]]) -> WorkerDetails:
+        """`names`: of the versions that have the content of each digest."""
         status = worker.status or NOTHING
-        by_tier: dict[str, list[WorkerAdapter]] = {}
+        by_tier: dict[str, list[WorkerAdapterView]] = {}
         for adapter in status.adapters:
-            by_tier.setdefault(adapter.tier, []).append(adapter)
+            view = WorkerAdapterView(**msgspec.structs.asdict(adapter), names=names[adapter.digest])
+            by_tier.setdefault(adapter.tier, []).append(view)
         return cls(
             **_summary(worker),
             reported_by=worker.reported_by,

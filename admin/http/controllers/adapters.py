@@ -8,8 +8,13 @@ import msgspec
 from litestar import Controller, delete, get, post
 from litestar.params import FromPath, FromQuery, QueryParameter
 
-from admin.adapters import adapters, retirement, versions
-from admin.adapters.describe import describe_adapter, describe_version, describe_versions
+from admin.adapters import retirement, versions
+from admin.adapters.describe import (
+    describe_adapter,
+    describe_adapters,
+    describe_version,
+    describe_versions,
+)
 from admin.adapters.schemas import AdapterSummaryView, AdapterView, Retired, VersionView
 from admin.audit.audit import changing
 from admin.errors import NotFound
@@ -33,11 +38,13 @@ class AdapterController(Controller):
         after: After = "",
         limit: Limit = 100,
     ) -> Page[AdapterSummaryView]:
-        """By name."""
+        """By name. For an admin key that names no tenant those of all, by tenant and name; `after`
+        is then TENANT/NAME."""
         async with request.reading() as connection:
-            owner = await tenant_for(connection, request.user, tenant)
-            found = await adapters.list_adapters(connection, owner.id, after, limit + 1)
-        return page([AdapterSummaryView.of(adapter, owner.name) for adapter in found], limit)
+            is_of_all = request.user.tenant_id is None and not tenant
+            owner = None if is_of_all else await tenant_for(connection, request.user, tenant)
+            found = await describe_adapters(connection, owner, after, limit + 1)
+        return page(found, limit)
 
     @get("/{name:str}", guards=OWN)
     async def show_adapter(

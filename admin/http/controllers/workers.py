@@ -5,12 +5,15 @@ from __future__ import annotations
 from litestar import Controller, delete, get, post
 from litestar.params import FromPath
 
+from admin.adapters.adapters import content_names
+from admin.database import Connection
 from admin.http.guards import ADMIN, requires
 from admin.http.parameters import After, Limit
 from admin.http.request import AdminRequest
 from admin.schemas import Page, page
 from admin.workers import workers
 from admin.workers.schemas import WorkerDetails, WorkerView
+from admin.workers.workers import Worker
 
 
 class WorkerController(Controller):
@@ -34,7 +37,7 @@ class WorkerController(Controller):
         """What it said of itself last, about a second ago: models, adapters by tier, pages, queue,
         settings."""
         async with request.reading() as connection:
-            return WorkerDetails.of(await workers.find_worker(connection, worker_id))
+            return await _describe(connection, await workers.find_worker(connection, worker_id))
 
     @post("/{worker_id:str}/drain", guards=[requires(ADMIN)], status_code=200)
     async def drain(self, request: AdminRequest, worker_id: FromPath[str]) -> WorkerDetails:
@@ -51,4 +54,9 @@ class WorkerController(Controller):
 async def _set_draining(request: AdminRequest, worker_id: str, *, draining: bool) -> WorkerDetails:
     async with request.transaction() as connection:
         changed = await workers.set_draining(connection, worker_id, draining)
-    return WorkerDetails.of(changed)
+        return await _describe(connection, changed)
+
+
+async def _describe(connection: Connection, worker: Worker) -> WorkerDetails:
+    contents = {adapter.digest for adapter in worker.status.adapters} if worker.status else set()
+    return WorkerDetails.with_names(worker, await content_names(connection, contents))

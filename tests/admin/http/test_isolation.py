@@ -286,7 +286,7 @@ async def test_the_role_may_run_every_named_query(database: Database):
 
 
 MUTATIONS = {
-    "adapter_list": ("a.tenant_id = $1 AND", "$1 <> '' AND", "adapters"),
+    "adapter_list": ("(a.tenant_id = $1 OR", "($1 <> '' OR", "adapters"),
     "version_list": ("v.tenant_id = $1 AND", "$1 <> '' AND", "adapters/bot/versions"),
     "tenant_find": ("id = $1 OR name = $1", "$1 <> '' ORDER BY name DESC", "adapters"),
 }
