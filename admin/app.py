@@ -16,7 +16,11 @@ from admin.http.controllers.models import ModelController
 from admin.http.controllers.organization import OrganizationController
 from admin.http.controllers.overview import show_overview
 from admin.http.controllers.prices import PriceController
-from admin.http.controllers.quotas import KeyQuotaController, TenantQuotaController
+from admin.http.controllers.quotas import (
+    KeyQuotaController,
+    OwnQuotaController,
+    TenantQuotaController,
+)
 from admin.http.controllers.tenants import TenantController
 from admin.http.controllers.uploads import UploadController
 from admin.http.controllers.usage import UsageController
@@ -42,6 +46,7 @@ def create_app(config: AdminConfig, *, database: Database, store: Store) -> Lite
         UploadController,
         AuditController,
         UsageController,
+        OwnQuotaController,
         TenantQuotaController,
         KeyQuotaController,
         PriceController,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -16,13 +16,25 @@ from loraplex.running import RunningServer, find_server, find_server_at
 from loraplex.settings import Settings
 
 NOT_NOW = (502, 503, 504)
+ADVICE = {
+    "tenant_missing": "give --tenant NAME, one of `loraplex tenant list`",
+    "tenant_not_found": "`loraplex tenant list` shows those there are",
+    "adapter_not_found": "`loraplex adapter list` shows those there are",
+    "version_not_found": "`loraplex adapter show NAME` shows those there are",
+    "alias_not_found": "`loraplex adapter show NAME` shows those there are",
+    "model_not_found": "`loraplex model list` shows those there are",
+    "worker_not_found": "`loraplex workers list` shows those there are",
+    "key_not_found": "`loraplex key list --tenant NAME` shows those there are",
+}
+"""What to do about a refusal, by its code."""
 
 
 class Api:
     """`key` may be an admin's or a tenant's; the server decides what it may do."""
 
-    def __init__(self, url: str, key: str) -> None:
-        """Raises BadSettings."""
+    def __init__(self, url: str, key: str, key_source: str = "LORAPLEX_KEY") -> None:
+        """`key_source`: where the key was found, for messages. Raises BadSettings."""
+        self._key_source = key_source
         if not (key.isascii() and key.isprintable()):
             raise BadSettings("LORAPLEX_KEY: no API key has such characters")
         self.url = url
@@ -70,11 +82,12 @@ class Api:
     def delete(self, path: str, **query: Any) -> Any:
         return self._call("DELETE", path, params=_given(query))
 
-    def all(self, path: str, cursor: str = "name", **query: Any) -> list[dict[str, Any]]:
-        """Every page of a listing."""
+    def all(self, path: str, cursor: str | Sequence[str] = "name", **query: Any) -> list[Any]:
+        """Every page of a listing that goes by a field, or by several."""
+        parts = [cursor] if isinstance(cursor, str) else cursor
         found: list[dict[str, Any]] = []
         while True:
-            after = found[-1][cursor] if found else None
+            after = "/".join(str(found[-1][part]) for part in parts) if found else None
             page = self.get(path, after=after, **query)
             found += page["data"]
             if not page["has_more"]:
@@ -99,7 +112,7 @@ class Api:
             with self._client.stream("POST", "/v1/chat/completions", json=body) as answer:
                 if answer.is_error:
                     answer.read()
-                    raise _failure(answer)
+                    raise self._failure(answer)
                 yield from _events(answer.iter_lines())
         except httpx.HTTPError as error:
             raise NoAnswer(f"no answer from {self._client.base_url}: {error}") from error
@@ -113,8 +126,29 @@ class Api:
         except httpx.HTTPError as error:
             raise NoAnswer(f"no answer from {self._client.base_url}: {error}") from error
         if answer.is_error:
-            raise _failure(answer)
+            raise self._failure(answer)
         return answer
+
+    def _failure(self, answer: httpx.Response) -> ApiFailure:
+        try:
+            error: dict[str, Any] = answer.json()["error"]
+            status = answer.status_code
+            refused = Refused(error | self._in_our_words(status, error), status)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return NoAnswer(f"{answer.status_code} {answer.reason_phrase} from {self.url}")
+        return NoAnswer(str(refused)) if answer.status_code in NOT_NOW else refused
+
+    def _in_our_words(self, status: int, error: dict[str, Any]) -> dict[str, str]:
+        """The message of an error whose own words speak of headers and routes."""
+        key, message, code = self._key_source, str(error.get("message")), error.get("code")
+        if status == 401:
+            return {"message": f"{self.url} does not know the key of {key}, or it has ended"}
+        if status == 403:
+            return {"message": f"{message.rstrip('.')}: {key} must be a key that may do this"}
+        if code == "route_not_found":
+            return {"message": f"{self.url} has no admin plane: set LORAPLEX_URL to where it is"}
+        advice = ADVICE.get(str(code))
+        return {"message": f"{message.rstrip('.')}; {advice}"} if advice else {}
 
 
 def connect(settings: Settings) -> Api:
@@ -175,7 +209,8 @@ def with_store_of_server(settings: Settings) -> Settings:
 def _place(settings: Settings) -> tuple[str, RunningServer | None]:
     """The URL to speak to, and the server of this account that listens there."""
     if settings.url:
-        url = settings.url.rstrip("/")
+        # As it is given to clients of the data plane, it ends so.
+        url = settings.url.rstrip("/").removesuffix("/v1")
         # A server that is not of this account would learn the key.
         return url, find_server_at(settings, url)
     server = find_server(settings)
@@ -187,7 +222,7 @@ def _api(settings: Settings, url: str, key: str | None) -> Api:
         raise _nothing_serves(settings)
     if not key:
         raise NoKey(f"set LORAPLEX_KEY: {settings.home} has no key for {url}")
-    return Api(url, key)
+    return Api(url, key, "LORAPLEX_KEY" if key == settings.key else "its own keys.json")
 
 
 def _nothing_serves(settings: Settings) -> ApiFailure:
@@ -212,14 +247,6 @@ def _keys_of(server: RunningServer | None) -> dict[str, Any]:
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
-
-
-def _failure(answer: httpx.Response) -> ApiFailure:
-    try:
-        refused = Refused(answer.json()["error"], answer.status_code)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return NoAnswer(f"{answer.status_code} {answer.reason_phrase}")
-    return NoAnswer(str(refused)) if answer.status_code in NOT_NOW else refused
 
 
 def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:

@@ -17,6 +17,7 @@ from loraplex.commands.adapters import adapter_group
 from loraplex.commands.audit import audit_group
 from loraplex.commands.bench import bench_command
 from loraplex.commands.chat import chat_command
+from loraplex.commands.completion import completion_command
 from loraplex.commands.doctor import doctor_command
 from loraplex.commands.models import model_group
 from loraplex.commands.prices import price_group
@@ -45,7 +46,7 @@ MAX_DESCRIPTORS = 65_536
 every possible descriptor when they start become slow."""
 
 
-@click.group()
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="loraplex")
 def cli() -> None:
     """Serve many LoRA fine-tunes of a few base models behind one OpenAI-compatible endpoint."""
@@ -54,6 +55,7 @@ def cli() -> None:
 for command in (
     *(serve_command, gateway_command, worker_command, admin_command, migrate_command),
     *(quickstart_command, bootstrap_command, config_command, doctor_command),
+    *(completion_command,),
     *(tenant_group, key_group, audit_group, adapter_group, model_group, chat_command),
     *(quota_group, price_group, usage_command, workers_group, bench_command),
     *(status_command, top_command),
@@ -67,7 +69,7 @@ def main() -> None:
     raise_descriptor_limit()
     watch_output()
     try:
-        code = cli(standalone_mode=False)
+        code = cli(prog_name="loraplex", standalone_mode=False)
         sys.stdout.flush()
     except click.ClickException as error:
         error.show()

@@ -7,18 +7,18 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, Literal
 
 from loraplex.errors import OutputLost
+from loraplex.tables import UNBOUNDED, Column, Kind, Row, exact, fields, fitted, printable, tabbed
 
 log = logging.getLogger("loraplex")
 
 ProgressCallback = Callable[[int, int], None]
 """Called with what is done and how much it is in all; bytes if nothing else is said."""
-UNBROKEN = 10_000
-"""Columns of a table that goes into a file or a pipe."""
 
 
 class _Output(io.FileIO):
@@ -48,24 +48,42 @@ def watch_output() -> None:
     )
 
 
-def show(
-    rows: Sequence[dict[str, Any]], columns: Sequence[str], as_json: bool, title: str = ""
-) -> None:
-    """The rows as JSON, or some of their columns as a table."""
-    if as_json:
-        print(json.dumps(rows, indent=2))
-        return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+Form = Literal["json", "wide"]
+"""How a command's answer is printed, if not as people read it in a terminal of their width."""
 
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
-    for place, column in enumerate(columns):
-        # The first names the row, and is copied into other commands.
-        table.add_column(column, overflow="fold", no_wrap=place == 0)
-    for row in rows:
-        table.add_row(*(Text(_plain(_text(row.get(column)))) for column in columns))
-    Console(width=None if sys.stdout.isatty() else UNBROKEN).print(table)
+
+def show_list(rows: Sequence[Row], columns: Sequence[Column], form: Form | None = None) -> None:
+    """The rows as JSON, or some of their fields as a table: all columns in a pipe and with `wide`,
+    those that fit on a terminal."""
+    if form == "json":
+        print(json.dumps(rows, indent=2))
+    elif form == "wide":
+        print("\n".join(fitted(rows, columns, UNBOUNDED, datetime.now(UTC))))
+    elif sys.stdout.isatty():
+        print("\n".join(fitted(rows, columns, _width(), datetime.now(UTC))))
+    else:
+        print("\n".join(tabbed(rows, columns)))
+
+
+def show_one(record: Row, as_json: bool, kinds: Mapping[str, Kind] | None = None) -> None:
+    """One thing as a JSON object, or a line for each of its fields; `kinds`: of sizes and ages."""
+    if as_json:
+        print(json.dumps(record, indent=2))
+    elif sys.stdout.isatty():
+        print("\n".join(fields(record, _width(), datetime.now(UTC), kinds or {})))
+    else:
+        for name, value in record.items():
+            print(f"{name}\t{printable(exact(value))}")
+
+
+def show_done(answer: Row, sentence: str, as_json: bool) -> None:
+    """What a change has made: the server's answer as JSON, or a sentence."""
+    print(json.dumps(answer, indent=2) if as_json else sentence)
+
+
+def _width() -> int:
+    """Of the terminal that is standard output; 80 if it does not tell."""
+    return os.get_terminal_size(sys.stdout.fileno()).columns or 80
 
 
 def tell(text: str) -> None:
@@ -148,22 +166,3 @@ class _Lines:
             tell(f"{self._what}: {10 * tenth} %")
             if self._then and tenth == 10:
                 tell(self._then)
-
-
-def _plain(text: str) -> str:
-    """Tenants wrote some of it: nothing that a terminal would act on."""
-    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
-
-
-def _text(value: Any) -> str:
-    match value:
-        case None:
-            return ""
-        case float():
-            return f"{value:.5g}"
-        case dict():
-            return ", ".join(f"{key}={item}" for key, item in value.items())
-        case list():
-            return ", ".join(str(item) for item in value)
-        case _:
-            return str(value)

@@ -12,6 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from adapters.errors import AdapterRejected
+from adapters.format.configuration import parse_config
 from adapters.format.validator import CONFIG_NAME, WEIGHTS_NAME, AdapterFiles, content_digest
 from admin.adapters.serving_data import check_names, parse_serving
 from admin.errors import Invalid
@@ -41,6 +43,7 @@ def push(api: Api, folder: Path, fields: dict[str, Any], report: ProgressCallbac
     for file in files:
         if not file.is_file():
             raise ApiFailure(f"{folder} has no {file.name}")
+    _check_configuration(files[0])
     _check(api, fields)
     is_large = sum(file.stat().st_size for file in files) > IN_PIECES_ABOVE
     deadline = time.monotonic() + PATIENCE_S
@@ -70,6 +73,14 @@ def wait_ready(
     if version["state"] == "rejected":
         raise Refused(version["error"])
     return version
+
+
+def _check_configuration(file: Path) -> None:
+    """That it is one that can be served: the weights are large, and this can be told without."""
+    try:
+        parse_config(file.read_bytes())
+    except AdapterRejected as rejected:
+        raise Refused(rejected.to_dict()) from None
 
 
 def _check(api: Api, fields: dict[str, Any]) -> None:

@@ -11,7 +11,6 @@ from admin.database import Connection
 from admin.errors import NotFound
 from admin.queries import from_row, sql
 
-
 HEARD_S = 5.0
 """What a worker said longer ago is not told."""
 

@@ -19,6 +19,8 @@ async def describe_adapter(connection: Connection, tenant: Tenant, name: str) ->
         tenant=tenant.name,
         created_at=adapter.created_at,
         aliases={alias.alias: alias.version for alias in pointing},
+        canaries={alias.alias: alias.canary for alias in pointing if alias.canary},
+        pinned=[alias.alias for alias in pointing if alias.pinned],
         versions=await _views(connection, found, pointing),
     )
 

@@ -180,6 +180,11 @@ class AdapterView(msgspec.Struct, frozen=True):
     tenant: str
     created_at: datetime
     aliases: dict[str, int]
+    """Alias to version; of a canary set the stable one."""
+    canaries: dict[str, dict[int, int]]
+    """Alias to version to weight, of those that split requests."""
+    pinned: list[str]
+    """Aliases."""
     versions: list[VersionView]
     object: str = "adapter"
 

@@ -6,23 +6,60 @@ from typing import Any
 
 import click
 
-from loraplex.commands.options import api, from_json, json_option, pairs, route, tenant_option
-from loraplex.commands.push import push_command
-from loraplex.output import show
-
-ADAPTERS = ("name", "tenant", "states", "aliases", "created_at")
-VERSIONS = (
-    "version",
-    "state",
-    "model",
-    "max_rank",
-    "file_bytes",
-    "aliases",
-    "created_at",
-    "detail",
+from loraplex.commands.options import (
+    api,
+    confirm,
+    from_json,
+    json_option,
+    list_options,
+    pairs,
+    route,
+    tenant_option,
+    yes_option,
 )
-REJECTED = ("name", "code", "field", "got", "hint", "rejected_at")
-MOVES = ("changed_at", "reason", "version", "canary", "changed_by", "detail")
+from loraplex.commands.push import push_command
+from loraplex.output import Form, show_done, show_list, show_one
+from loraplex.tables import Column, Kind, Row
+
+ADAPTERS = (
+    Column("name", "name", Kind.NAME),
+    Column("tenant", "tenant", Kind.NAME),
+    Column("serves", "serves", Kind.PROSE),
+    Column("state", "state", Kind.WORD),
+    Column("on", "on"),
+    Column("states", "versions"),
+    Column("created_at", "created", Kind.AGE),
+)
+VERSIONS = (
+    Column("version", "version", Kind.NUMBER),
+    Column("state", "state", Kind.WORD),
+    Column("detail", "detail", Kind.PROSE),
+    Column("served", "serves"),
+    Column("on", "on", Kind.PROSE),
+    Column("model", "model"),
+    Column("max_rank", "rank", Kind.NUMBER),
+    Column("file_bytes", "size", Kind.SIZE),
+    Column("created_at", "created", Kind.AGE),
+    Column("template", "template", Kind.WORD),
+    Column("digest", "digest", Kind.ID),
+)
+REJECTED = (
+    Column("name", "name", Kind.NAME),
+    Column("code", "code"),
+    Column("hint", "hint", Kind.PROSE),
+    Column("rejected_at", "when", Kind.AGE),
+    Column("field", "field"),
+    Column("got", "got"),
+)
+MOVES = (
+    Column("changed_at", "when", Kind.AGE),
+    Column("reason", "reason", Kind.WORD),
+    Column("version", "version", Kind.NUMBER),
+    Column("canary", "canary"),
+    Column("detail", "detail", Kind.PROSE),
+    Column("changed_by", "key", Kind.ID),
+)
+KINDS = {"file_bytes": Kind.SIZE, "created_at": Kind.AGE, "retired_at": Kind.AGE}
 PERCENT = click.IntRange(1, 99)
 
 completions_option = click.option(
@@ -43,12 +80,14 @@ adapter_group.add_command(push_command)
 
 @adapter_group.command("list")
 @tenant_option
-@json_option
-def list_adapters(tenant: str | None, as_json: bool) -> None:
-    """List adapters with their aliases."""
+@list_options
+def list_adapters(tenant: str | None, form: Form | None) -> None:
+    """List adapters with what their aliases point to; with an admin key those of all tenants."""
     with api() as server:
-        found = server.all("/admin/v1/adapters", tenant=tenant)
-    show(found, ADAPTERS, as_json)
+        found = server.all("/admin/v1/adapters", cursor=("tenant", "name"), tenant=tenant)
+    if form != "json":
+        found = [adapter | _summary(adapter) for adapter in found]
+    show_list(found, ADAPTERS, form)
 
 
 @adapter_group.command("show")
@@ -62,37 +101,44 @@ def show_adapter(name: str, verify: bool, tenant: str | None, as_json: bool) -> 
         raise click.UsageError("--verify takes NAME@VERSION")
     with api() as server:
         found = server.get(_path(name), tenant=tenant, **({"verify": True} if verify else {}))
-    if as_json:
-        show([found], (), as_json)
-    elif "versions" in found:
-        rows = [version | {"detail": _detail(version)} for version in found["versions"]]
-        show(rows, VERSIONS, as_json, title=name)
-    else:
-        rows = [{"field": field, "value": value} for field, value in found.items()]
-        show(rows, ("field", "value"), as_json, title=name)
+    if as_json or "versions" not in found:
+        show_one(found, as_json, KINDS)
+        return
+    show_one(
+        {
+            "name": found["name"],
+            "tenant": found["tenant"],
+            "serves": _pointers(found),
+            "created_at": found["created_at"],
+        },
+        as_json,
+        KINDS,
+    )
+    click.echo()
+    show_list([version | _version(version) for version in found["versions"]], VERSIONS)
 
 
 @adapter_group.command("rejected")
 @tenant_option
-@json_option
-def list_rejected(tenant: str | None, as_json: bool) -> None:
+@list_options
+def list_rejected(tenant: str | None, form: Form | None) -> None:
     """List uploads that were refused, newest first, and why."""
     with api() as server:
         found = server.get(route("uploads", "rejected"), tenant=tenant)["data"]
-    rows = found if as_json else [rejected | rejected["error"] for rejected in found]
-    show(rows, REJECTED, as_json)
+    rows = found if form == "json" else [rejected | rejected["error"] for rejected in found]
+    show_list(rows, REJECTED, form)
 
 
 @adapter_group.command("history")
 @click.argument("name")
 @alias_option
 @tenant_option
-@json_option
-def history(name: str, alias: str, tenant: str | None, as_json: bool) -> None:
+@list_options
+def history(name: str, alias: str, tenant: str | None, form: Form | None) -> None:
     """Show an alias's moves, newest first."""
     with api() as server:
         found = server.get(_alias_path(name, alias), tenant=tenant)
-    show(found["history"], MOVES, as_json, title=f"{name}@{alias}")
+    show_list(found["history"], MOVES, form)
 
 
 @adapter_group.command("promote")
@@ -100,12 +146,15 @@ def history(name: str, alias: str, tenant: str | None, as_json: bool) -> None:
 @alias_option
 @completions_option
 @tenant_option
-def promote(version: str, alias: str, completions_only: bool, tenant: str | None) -> None:
+@json_option
+def promote(
+    version: str, alias: str, completions_only: bool, tenant: str | None, as_json: bool
+) -> None:
     """Point an alias to a version."""
     name, number = _parse_version(version)
     with api() as server:
         body = {"version": number, "completions_only": completions_only}
-        _tell(server.put(_alias_path(name, alias), body, tenant=tenant))
+        _tell(server.put(_alias_path(name, alias), body, tenant=tenant), as_json)
 
 
 @adapter_group.command("canary")
@@ -122,6 +171,7 @@ def promote(version: str, alias: str, completions_only: bool, tenant: str | None
 @alias_option
 @completions_option
 @tenant_option
+@json_option
 def canary(
     version: str,
     weight: int | None,
@@ -130,6 +180,7 @@ def canary(
     alias: str,
     completions_only: bool,
     tenant: str | None,
+    as_json: bool,
 ) -> None:
     """Give some of an alias's requests to another version."""
     name, at, _ = version.partition("@")
@@ -148,60 +199,80 @@ def canary(
                 raise click.UsageError(f"{name}@{alias} is version {stable} already")
             body = {"canary": {stable: 100 - weight, number: weight}} | chosen
             body["completions_only"] = completions_only
-        _tell(server.put(path, body, if_match=etag, tenant=tenant))
+        _tell(server.put(path, body, if_match=etag, tenant=tenant), as_json)
 
 
 @adapter_group.command("rollback")
 @click.argument("name")
 @alias_option
 @tenant_option
-def rollback(name: str, alias: str, tenant: str | None) -> None:
+@json_option
+def rollback(name: str, alias: str, tenant: str | None, as_json: bool) -> None:
     """Undo an alias's last move: back to the version or canary set before it."""
     with api() as server:
-        _tell(server.post(f"{_alias_path(name, alias)}/rollback", tenant=tenant))
+        _tell(server.post(f"{_alias_path(name, alias)}/rollback", tenant=tenant), as_json)
 
 
 @adapter_group.command("pin")
 @click.argument("name")
 @alias_option
 @tenant_option
-def pin(name: str, alias: str, tenant: str | None) -> None:
+@json_option
+def pin(name: str, alias: str, tenant: str | None, as_json: bool) -> None:
     """Keep what an alias points to on the device, within the tenant's quota."""
     with api() as server:
-        _tell(server.put(f"{_alias_path(name, alias)}/pin", {}, tenant=tenant))
+        _tell(server.put(f"{_alias_path(name, alias)}/pin", {}, tenant=tenant), as_json)
 
 
 @adapter_group.command("unpin")
 @click.argument("name")
 @alias_option
 @tenant_option
-def unpin(name: str, alias: str, tenant: str | None) -> None:
+@json_option
+def unpin(name: str, alias: str, tenant: str | None, as_json: bool) -> None:
     """Let what an alias points to leave the device."""
     with api() as server:
-        _tell(server.delete(f"{_alias_path(name, alias)}/pin", tenant=tenant))
+        _tell(server.delete(f"{_alias_path(name, alias)}/pin", tenant=tenant), as_json)
 
 
 @adapter_group.command("approve")
 @click.argument("version", metavar="NAME@VERSION")
 @tenant_option
-def approve(version: str, tenant: str | None) -> None:
+@json_option
+def approve(version: str, tenant: str | None, as_json: bool) -> None:
     """Let a version's chat template run (admin keys only)."""
     _parse_version(version)
     with api() as server:
         made = server.post(f"{_path(version)}/template/approve", tenant=tenant)
-    click.echo(f"approved the chat template {made['serving']['template']['digest'][:12]}")
+    digest = made["serving"]["template"]["digest"]
+    show_done(made, f"approved the chat template {digest[:12]}", as_json)
 
 
 @adapter_group.command("delete")
 @click.argument("name")
 @tenant_option
-@click.confirmation_option(prompt="Delete it?")
-def delete(name: str, tenant: str | None) -> None:
+@yes_option
+@json_option
+def delete(name: str, tenant: str | None, yes: bool, as_json: bool) -> None:
     """Delete an adapter, or one version given as NAME@VERSION. Requests that run go on."""
     with api() as server:
+        if not yes:
+            confirm(_question(name, server.get(_path(name), tenant=tenant), tenant), yes)
         gone = server.delete(_path(name), tenant=tenant)
     in_flight = gone["in_flight"]
-    click.echo(f"deleted {name}" + (f", {in_flight} requests in flight" if in_flight else ""))
+    told = f"deleted {name}" + (f", {in_flight} requests in flight" if in_flight else "")
+    show_done(gone, told, as_json)
+
+
+def _question(name: str, found: Row, tenant: str | None) -> str:
+    """Names all that is to be deleted; `found`: the adapter, or the version."""
+    owner = found.get("tenant") or tenant
+    of = f" of tenant {owner}" if owner else ""
+    if "versions" not in found:
+        return f"Delete version {name}{of}?"
+    number = sum(version["state"] != "retired" for version in found["versions"])
+    aliases = ", ".join(found["aliases"]) or "none"
+    return f"Delete adapter {name}{of} with its versions ({number}) and aliases ({aliases})?"
 
 
 def _path(name: str) -> str:
@@ -230,21 +301,60 @@ def _policy(given: tuple[str, ...]) -> dict[str, Any]:
     if given == ("none",):
         return {"policy": None}
     try:
-        return {"policy": {key: from_json(value) for key, value in pairs(given).items()}}
+        return {
+            "policy": {key: from_json(value) for key, value in pairs("--policy", given).items()}
+        }
     except ValueError as error:
         raise click.UsageError(f"--policy takes numbers: {error}") from error
 
 
-def _tell(alias: dict[str, Any]) -> None:
+def _tell(alias: Row, as_json: bool) -> None:
     """Where it points now."""
     name, canary = f"{alias['name']}@{alias['alias']}", alias["canary"]
     pinned = ", pinned" if alias["pinned"] else ""
-    if canary is None:
-        click.echo(f"{name} is now version {alias['version']}{pinned}")
-        return
+    points = f"version {alias['version']}"
+    if canary is not None:
+        points = ", ".join(f"{part} version {v}" for v, part in _percent(canary).items())
+    show_done(alias, f"{name} is now {points}{pinned}", as_json)
+
+
+def _percent(canary: dict[str, int]) -> dict[str, str]:
     total = sum(canary.values())
-    parts = [f"{100 * weight / total:.4g} % version {v}" for v, weight in canary.items()]
-    click.echo(f"{name} is now {', '.join(parts)}{pinned}")
+    return {version: f"{100 * weight / total:.4g} %" for version, weight in canary.items()}
+
+
+def _summary(adapter: Row) -> Row:
+    """What a line of the list has beside the fields of the answer."""
+    tiers = [f"{tier['worker']} {tier['tier']} @{tier['version']}" for tier in adapter["tiers"]]
+    return {
+        "serves": _pointers(adapter),
+        "state": adapter["last_state"],
+        "on": tiers,
+        "states": dict(sorted(adapter["states"].items())),
+    }
+
+
+def _pointers(adapter: Row) -> str:
+    """Each alias with its version, or the parts of its canary set."""
+    parts: list[str] = []
+    for alias, version in adapter["aliases"].items():
+        points = f"{alias}={version}"
+        if canary := adapter["canaries"].get(alias):
+            split = " / ".join(f"{part} @{number}" for number, part in _percent(canary).items())
+            points += f" ({split})"
+        parts.append(points + (" pinned" if alias in adapter["pinned"] else ""))
+    return ", ".join(parts)
+
+
+def _version(version: Row) -> Row:
+    """What a line of the versions has beside the fields of the answer."""
+    template = version["serving"]["template"]
+    return {
+        "served": version["aliases"],
+        "detail": _detail(version),
+        "on": [f"{tier['worker']} {tier['tier']}" for tier in version["tiers"]],
+        "template": template and ("approved" if template["approved"] else "not approved"),
+    }
 
 
 def _detail(version: dict[str, Any]) -> str:

@@ -8,11 +8,21 @@ from typing import Any
 import click
 
 from loraplex.api import Api
-from loraplex.commands.options import api, json_option, route
+from loraplex.commands.options import api, json_option, list_options, route
 from loraplex.errors import LoraplexError
-from loraplex.output import counting, show
+from loraplex.output import Form, counting, show_done, show_list
+from loraplex.tables import Column, Kind
 
-COLUMNS = ("seq", "at", "key_id", "address", "tenant_id", "action", "object", "details")
+COLUMNS = (
+    Column("seq", "seq", Kind.NUMBER),
+    Column("at", "when", Kind.AGE),
+    Column("action", "action"),
+    Column("object", "object", Kind.ID),
+    Column("key_id", "key", Kind.ID),
+    Column("tenant_id", "tenant", Kind.ID),
+    Column("details", "details"),
+    Column("address", "address"),
+)
 ANCHOR = re.compile(r"(\d{1,18}):([0-9a-f]{64})", re.ASCII)
 
 
@@ -29,14 +39,14 @@ def audit_group() -> None:
 @click.option("--tenant", help="Only this tenant's; its id, which outlives it, or its name.")
 @click.option("--object", help="Only of this: a tenant's or key's id, NAME@VERSION, NAME@ALIAS.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
-@json_option
-def list_entries(tenant: str | None, object: str | None, limit: int, as_json: bool) -> None:
+@list_options
+def list_entries(tenant: str | None, object: str | None, limit: int, form: Form | None) -> None:
     """List the newest entries."""
     with api() as server:
         if tenant is not None and not tenant.startswith("ten_"):
             tenant = server.get(route("tenants", tenant))["id"]
         page = server.get("/admin/v1/audit", tenant=tenant, object=object, limit=limit)
-    show(page["data"], COLUMNS, as_json)
+    show_list(page["data"], COLUMNS, form)
 
 
 @audit_group.command("verify")
@@ -58,11 +68,8 @@ def verify(anchor: str | None, as_json: bool) -> None:
             raise LoraplexError(f"entry {kept[1]} of the anchor is pruned: note a newer one")
         if kept:
             _check_anchor(server, int(kept[1]), kept[2])
-    if as_json:
-        show([newest], (), as_json)
-    else:
-        click.echo(f"{newest['seq'] - newest['pruned']} entries are as they were written")
-        click.echo(f"{newest['seq']}:{newest['hash']}")
+    told = f"{newest['seq'] - newest['pruned']} entries are as they were written"
+    show_done(newest, f"{told}\n{newest['seq']}:{newest['hash']}", as_json)
 
 
 def _verify_all(server: Api) -> dict[str, Any]:

@@ -17,8 +17,9 @@ import click
 
 from loraplex.commands.options import json_option
 from loraplex.errors import ApiFailure, BadSettings
-from loraplex.output import ProgressCallback, counting, show
+from loraplex.output import ProgressCallback, counting, show_list
 from loraplex.settings import load_settings
+from loraplex.tables import Column, Kind
 
 if TYPE_CHECKING:
     from loraplex.load.client import Outcome
@@ -233,10 +234,14 @@ def _tell(
         found[ALL] = total
     rows = [_row(name, figures) for name, figures in found.items()]
     title = f"{seconds:.1f} s; times in ms: p50 / p90 / p99"
-    show(rows, [column for column in rows[0] if rows[0][column] is not None], False, title)
+    columns = [Column(name, name, Kind.WORD) for name in rows[0] if rows[0][name] is not None]
+    print(title)
+    show_list(rows, columns)
     if failed:
-        columns = ("failed", "code", "message")
-        show([dict(zip(columns, each, strict=True)) for each in failed], columns, False)
+        names = ("failed", "code", "message")
+        kinds = (Kind.NUMBER, Kind.WORD, Kind.PROSE)
+        shown = [dict(zip(names, each, strict=True)) for each in failed]
+        show_list(shown, [Column(*each) for each in zip(names, names, kinds, strict=True)])
     if plot:
         _plot(outcomes)
 

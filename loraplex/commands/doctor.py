@@ -12,19 +12,25 @@ from loraplex.commands.options import (
     TRANSPORT,
     UPLOADS,
     WORKING,
-    json_option,
+    list_options,
     settings_of,
     settings_options,
 )
-from loraplex.output import show
+from loraplex.output import Form, show_list
+from loraplex.tables import Column, Kind
 
-COLUMNS = ("check", "state", "found", "advice")
+COLUMNS = (
+    Column("state", "state", Kind.WORD),
+    Column("check", "check", Kind.WORD),
+    Column("found", "found", Kind.PROSE),
+    Column("advice", "advice", Kind.PROSE),
+)
 
 
 @click.command("doctor")
-@json_option
+@list_options
 @settings_options(SERVING, TRANSPORT, WORKING, UPLOADS)
-def doctor_command(as_json: bool, **flags: Any) -> None:
+def doctor_command(form: Form | None, **flags: Any) -> None:
     """Check machine, compiler, disk, store, certificates, database, server and workers.
 
     Changes nothing. Exit codes: 0 nothing failed, 1 a check failed, 2 wrong settings.
@@ -32,6 +38,6 @@ def doctor_command(as_json: bool, **flags: Any) -> None:
     from loraplex.box.checkup import checkup
 
     found = [finding._asdict() for finding in checkup(settings_of(flags))]
-    show(found, COLUMNS, as_json)
+    show_list(found, COLUMNS, form)
     if any(finding["state"] == "failed" for finding in found):
         sys.exit(1)

@@ -8,14 +8,38 @@ from typing import Any
 
 import click
 
-from loraplex.commands.options import api, json_option, route, settings_of, settings_options
-from loraplex.output import progress, show
+from loraplex.commands.options import (
+    api,
+    confirm,
+    json_option,
+    list_options,
+    route,
+    settings_of,
+    settings_options,
+    yes_option,
+)
+from loraplex.output import Form, progress, show_done, show_list, show_one
+from loraplex.tables import Column, Kind
 
-COLUMNS = ("name", "model_type", "max_model_len", "residency", "digest", "created_at")
-LIST = (*COLUMNS, "state")
+MODELS = (
+    Column("name", "name", Kind.NAME),
+    Column("state", "state"),
+    Column("residency", "kept", Kind.WORD),
+    Column("max_model_len", "length", Kind.NUMBER),
+    Column("model_type", "type"),
+    Column("created_at", "created", Kind.AGE),
+    Column("digest", "digest", Kind.ID),
+)
 STATES = (
-    *("worker", "tier", "num_bytes", "num_swaps", "num_running", "num_waiting", "idle_since"),
-    *("load_s", "error"),
+    Column("worker", "worker", Kind.NAME),
+    Column("tier", "tier"),
+    Column("num_bytes", "size", Kind.SIZE),
+    Column("num_running", "running", Kind.NUMBER),
+    Column("num_waiting", "waiting", Kind.NUMBER),
+    Column("error", "error"),
+    Column("idle_since", "idle", Kind.AGE),
+    Column("num_swaps", "swaps", Kind.NUMBER),
+    Column("load_s", "seconds", Kind.NUMBER),
 )
 MEANINGS = {
     "auto": "loaded when it is asked for",
@@ -31,8 +55,9 @@ def model_group() -> None:
 
 @model_group.command("add")
 @click.argument("model", metavar="NAME=PATH")
+@json_option
 @settings_options()
-def add(model: str, **flags: Any) -> None:
+def add(model: str, as_json: bool, **flags: Any) -> None:
     """Import a Hugging Face directory or a .gguf file here and register it under NAME."""
     from loraplex.api import connect, with_store_of_server
     from loraplex.box.importing import import_model
@@ -44,19 +69,19 @@ def add(model: str, **flags: Any) -> None:
     with progress(f"importing {name}") as report:
         digest = import_model(Path(path), settings, report)
     with connect(settings) as server:
-        server.post("/admin/v1/models", {"name": name, "digest": digest})
-    click.echo(f"{name} {digest}")
+        made = server.post("/admin/v1/models", {"name": name, "digest": digest})
+    show_done(made, f"{name} {digest}", as_json)
 
 
 @model_group.command("list")
-@json_option
-def list_models(as_json: bool) -> None:
+@list_options
+def list_models(form: Form | None) -> None:
     """List the registered base models, each with its state on the workers."""
     with api() as server:
         models = server.all("/admin/v1/models")
-    if not as_json:
+    if form != "json":
         models = [model | {"state": _state(model["workers"])} for model in models]
-    show(models, LIST, as_json)
+    show_list(models, MODELS, form)
 
 
 @model_group.command("show")
@@ -66,38 +91,45 @@ def show_model(name: str, as_json: bool) -> None:
     """Show one base model, and in which tier each worker has it."""
     with api() as server:
         model = server.get(route("models", name))
-    show([model], COLUMNS, as_json)
-    if not as_json:
-        click.echo()
-        show(model["workers"], STATES, as_json)
+    if as_json:
+        show_one(model, as_json)
+        return
+    workers = model.pop("workers")
+    show_one(model, as_json, {"created_at": Kind.AGE})
+    click.echo()
+    show_list(workers, STATES)
 
 
 @model_group.command("load")
 @click.argument("name")
-def load(name: str) -> None:
+@json_option
+def load(name: str, as_json: bool) -> None:
     """Let workers load it again when it is requested; `pin` loads it at once."""
-    _move(name, to="auto", unless="pinned")
+    _move(name, as_json, to="auto", unless="pinned")
 
 
 @model_group.command("unload")
 @click.argument("name")
-def unload(name: str) -> None:
+@json_option
+def unload(name: str, as_json: bool) -> None:
     """Take it off every device, when what runs there has ended, and keep it off."""
-    _move(name, to="unloaded")
+    _move(name, as_json, to="unloaded")
 
 
 @model_group.command("pin")
 @click.argument("name")
-def pin(name: str) -> None:
+@json_option
+def pin(name: str, as_json: bool) -> None:
     """Load it on every worker now, and keep it on the device."""
-    _move(name, to="pinned")
+    _move(name, as_json, to="pinned")
 
 
 @model_group.command("unpin")
 @click.argument("name")
-def unpin(name: str) -> None:
+@json_option
+def unpin(name: str, as_json: bool) -> None:
     """Leave it to its use whether it stays on a device."""
-    _move(name, to="auto", unless="unloaded")
+    _move(name, as_json, to="auto", unless="unloaded")
 
 
 def _state(workers: list[dict[str, Any]]) -> str:
@@ -108,21 +140,23 @@ def _state(workers: list[dict[str, Any]]) -> str:
     return "; ".join(f"{state} ({number})" for state, number in sorted(counts.items()))
 
 
-def _move(name: str, *, to: str, unless: str = "") -> None:
+def _move(name: str, as_json: bool, *, to: str, unless: str = "") -> None:
     """Sets its residency, unless it has the one named."""
     path = route("models", name)
     with api() as server:
         model, etag = server.get_tagged(path)
         if model["residency"] != unless:
             model = server.patch(path, {"residency": to}, if_match=etag)
-    click.echo(f"{name} is {MEANINGS[model['residency']]}")
+    show_done(model, f"{name} is {MEANINGS[model['residency']]}", as_json)
 
 
 @model_group.command("delete")
 @click.argument("name")
-@click.confirmation_option(prompt="Delete the model's name and price?")
-def delete_model(name: str) -> None:
+@yes_option
+@json_option
+def delete_model(name: str, yes: bool, as_json: bool) -> None:
     """Delete a base model that no adapter is bound to. The store keeps its files."""
+    confirm(f"Delete base model {name} and its price?", yes)
     with api() as server:
-        server.delete(route("models", name))
-    click.echo(f"deleted {name}")
+        gone = server.delete(route("models", name))
+    show_done(gone, f"deleted {name}", as_json)

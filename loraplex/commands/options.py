@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
@@ -16,6 +18,7 @@ from loraplex.settings import Settings, load_settings
 if TYPE_CHECKING:
     from loraplex.api import Api
 
+SPAN = re.compile(r"(\d{1,5})([hd])", re.ASCII)
 F = TypeVar("F", bound=Callable[..., Any])
 
 PLACE: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -75,22 +78,61 @@ def settings_of(flags: dict[str, Any]) -> Settings:
 
 
 def json_option(command: F) -> F:
-    return click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")(command)
+
+
+def list_options(command: F) -> F:
+    """Of a list; the command takes `form`, as `show_list` does."""
+    command = click.option(
+        "--wide", "form", flag_value="wide", help="All columns, whatever the terminal's width."
+    )(command)
+    return click.option("--json", "form", flag_value="json", help="JSON instead of a table.")(
+        command
+    )
 
 
 def tenant_option(command: F) -> F:
     return click.option("--tenant", help="Whose; a tenant's own key needs none.")(command)
 
 
-def pairs(given: tuple[str, ...]) -> dict[str, str]:
-    """Of options that are KEY=VALUE. Raises UsageError."""
+def yes_option(command: F) -> F:
+    """The command takes `yes`, as `confirm` does."""
+    return click.option("--yes", is_flag=True, help="Do not ask.")(command)
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Goes on only if the answer is yes. Raises Abort."""
+    if not yes:
+        click.confirm(question, abort=True, err=True)
+
+
+def pairs(option: str, given: tuple[str, ...]) -> dict[str, str]:
+    """Of an option that is KEY=VALUE and may be repeated. Raises UsageError."""
     found: dict[str, str] = {}
-    for text in given:
+    for number, text in enumerate(given, 1):
         key, equals, value = text.partition("=")
         if not (key and equals):
-            raise click.UsageError(f"{text!r} is not KEY=VALUE")
+            raise click.UsageError(f"{option} number {number}: {text!r} is not KEY=VALUE")
         found[key] = value
     return found
+
+
+def moment(text: str, *, ahead: bool = False) -> str:
+    """A date, a time or a span such as 24h or 30d, before now or `ahead` of it, as the server reads
+    it. Raises UsageError."""
+    span = SPAN.fullmatch(text)
+    if span is not None:
+        length = int(span[1]) * (timedelta(hours=1) if span[2] == "h" else timedelta(days=1))
+        found = datetime.now(UTC) + (length if ahead else -length)
+    else:
+        try:
+            found = datetime.fromisoformat(text)
+            found = found.replace(tzinfo=found.tzinfo or UTC).astimezone(UTC)
+        except (ValueError, OverflowError) as error:
+            raise click.UsageError(
+                f"{text!r} is neither 24h, 30d nor a date such as 2027-01-31 or 2027-01-31T09:00"
+            ) from error
+    return found.isoformat().replace("+00:00", "Z")
 
 
 def from_json(text: str) -> Any:

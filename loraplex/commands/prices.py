@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import click
 
-from loraplex.commands.options import api, json_option, route
-from loraplex.output import show
+from loraplex.commands.options import api, json_option, list_options, route
+from loraplex.output import Form, show_done, show_list, show_one
+from loraplex.tables import Column, Kind
 
-COLUMNS = ("model", "input", "cached_input", "output", "updated_at")
+COLUMNS = (
+    Column("model", "model", Kind.NAME),
+    Column("input", "input", Kind.NUMBER),
+    Column("output", "output", Kind.NUMBER),
+    Column("cached_input", "cached", Kind.NUMBER),
+    Column("updated_at", "changed", Kind.AGE),
+)
 
 
 @click.group("price")
@@ -16,11 +23,11 @@ def price_group() -> None:
 
 
 @price_group.command("list")
-@json_option
-def list_prices(as_json: bool) -> None:
+@list_options
+def list_prices(form: Form | None) -> None:
     """List the prices. A model that is not here costs nothing."""
     with api() as server:
-        show(server.all("/admin/v1/prices", cursor="model"), COLUMNS, as_json)
+        show_list(server.all("/admin/v1/prices", cursor="model"), COLUMNS, form)
 
 
 @price_group.command("set")
@@ -32,13 +39,14 @@ def list_prices(as_json: bool) -> None:
 def set_price(model: str, as_json: bool, **dollars: str | None) -> None:
     """Set the price of a base model, for requests from now on."""
     with api() as server:
-        show([server.put(route("prices", model), dollars)], COLUMNS, as_json)
+        show_one(server.put(route("prices", model), dollars), as_json, {"updated_at": Kind.AGE})
 
 
 @price_group.command("remove")
 @click.argument("model")
-def remove_price(model: str) -> None:
+@json_option
+def remove_price(model: str, as_json: bool) -> None:
     """Let a base model cost nothing from now on."""
     with api() as server:
-        server.delete(route("prices", model))
-    click.echo(f"{model} costs nothing now")
+        gone = server.delete(route("prices", model))
+    show_done(gone, f"{model} costs nothing now", as_json)

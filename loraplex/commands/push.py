@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from loraplex.commands.options import api, from_json, json_option, pairs, tenant_option
-from loraplex.output import progress, show, tell, waiting
+from loraplex.output import progress, show_one, tell, waiting
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -44,7 +44,7 @@ def push_command(
     from loraplex.pushing import push, wait_ready
 
     given = {"name": name, "model": model, "alias": alias, "tenant": tenant}
-    given["serving"] = _serving(serving, chat_template, pairs(metadata))
+    given["serving"] = _serving(serving, chat_template, pairs("--metadata", metadata))
     given["approve_template"] = approve_template
     fields = {key: value for key, value in given.items() if value}
     with api() as server:
@@ -54,7 +54,7 @@ def push_command(
             with waiting(f"proving {name}@{made['version']}") as say:
                 made = wait_ready(server, made, tenant, say)
     if as_json:
-        show([made], (), as_json)
+        show_one(made, as_json)
         return
     state = ", ".join(made["aliases"]) if made["state"] == "ready" else made["state"]
     click.echo(f"{name}@{made['version']}" + (f" ({state})" if state else ""))

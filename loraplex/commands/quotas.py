@@ -8,12 +8,20 @@ from typing import Any, TypeVar
 import click
 
 from loraplex.commands.options import api, json_option, route
-from loraplex.output import show
+from loraplex.output import show_done, show_list, show_one
 from loraplex.settings import parse_size
+from loraplex.tables import Column, Kind, Row, Size
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-COLUMNS = ("name", "limit", "used", "held", "left", "ends_at")
+COLUMNS = (
+    Column("name", "limit", Kind.NAME),
+    Column("used", "used", Kind.NUMBER),
+    Column("limit", "of", Kind.NUMBER),
+    Column("left", "left", Kind.NUMBER),
+    Column("held", "held", Kind.NUMBER),
+    Column("ends_at", "renewed", Kind.AGE),
+)
 COUNTS = {
     "requests_per_minute": "",
     "tokens_per_minute": "Of prompts and answers.",
@@ -30,6 +38,7 @@ BYTES = {
 WEIGHTS = {"cached_weight": "Of a tenant: what a cached prompt token counts of one."}
 SHARES = {"weight": "Of a tenant: its part of a busy worker, 1 to 1000."}
 CLASSES = {"class": "Of a tenant: interactive, standard or batch."}
+CLASS_NAMES = ("interactive", "standard", "batch")
 LIMITS = (*COUNTS, *DOLLARS, *BYTES, *WEIGHTS, *SHARES, *CLASSES)
 NONE = "none"
 
@@ -52,7 +61,8 @@ def limit_options(command: F) -> F:
     options = [(name, metavar, help) for group, metavar in groups for name, help in group.items()]
     for name, metavar, help in reversed(options):
         flag = f"--{name.replace('_', '-')}"
-        command = click.option(flag, metavar=metavar, help=help)(command)
+        kind = click.Choice([*CLASS_NAMES, NONE]) if name in CLASSES else None
+        command = click.option(flag, metavar=metavar, type=kind, help=help)(command)
     return command
 
 
@@ -60,9 +70,11 @@ def limit_options(command: F) -> F:
 @whose_options
 @json_option
 def show_quota(tenant: str | None, key: str | None, as_json: bool) -> None:
-    """Show the limits that are set, and what is used of them now."""
+    """Show the limits that are set, and what is used of them now. A tenant's own key needs neither
+    --tenant nor --key."""
+    path = route("quota") if tenant is key is None else _path(tenant, key)
     with api() as server:
-        _show(server.get(_path(tenant, key)), as_json)
+        _show(server.get(path), as_json)
 
 
 @quota_group.command("set")
@@ -85,11 +97,12 @@ def set_quota(tenant: str | None, key: str | None, as_json: bool, **given: str |
 
 @quota_group.command("clear")
 @whose_options
-def clear_quota(tenant: str | None, key: str | None) -> None:
+@json_option
+def clear_quota(tenant: str | None, key: str | None, as_json: bool) -> None:
     """Lift all limits; nothing may be pinned then."""
     with api() as server:
         cleared = server.delete(_path(tenant, key))
-    click.echo(f"{cleared['id']} has no limits")
+    show_done(cleared, f"{cleared['id']} has no limits", as_json)
 
 
 def _path(tenant: str | None, key: str | None) -> str:
@@ -114,11 +127,17 @@ def _value(name: str, text: str) -> int | str | None:
         raise click.UsageError(f"--{name.replace('_', '-')}: {error}") from error
 
 
+def _row(name: str, use: dict[str, Any]) -> Row:
+    if name in BYTES:
+        use = use | {part: Size(use[part]) for part in ("limit", "used", "held", "left")}
+    return {"name": name} | use
+
+
 def _show(quota: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        show([quota], (), as_json)
+        show_one(quota, as_json)
         return
-    show([{"name": name} | use for name, use in quota["use"].items()], COLUMNS, as_json)
+    show_list([_row(name, use) for name, use in quota["use"].items()], COLUMNS)
     if quota.get("cached_weight", 100) != 100:
         click.echo(f"A cached prompt token counts {quota['cached_weight']} % of one.")
     if (quota.get("weight", 1), quota.get("class", "standard")) != (1, "standard"):

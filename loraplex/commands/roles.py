@@ -218,11 +218,11 @@ def bootstrap_command(**flags: Any) -> None:
 @settings_options(SERVING, TRANSPORT, WORKING, UPLOADS)
 def config_command(as_json: bool, **flags: Any) -> None:
     """Print the effective settings as a file of settings has them, secrets hidden."""
-    from loraplex.output import show
+    from loraplex.output import show_one
 
     shown = settings_of(flags).shown()
     if as_json:
-        show([shown], (), as_json)
+        show_one(shown, as_json)
     else:
         click.echo("\n".join(_in_toml(name, value) for name, value in shown.items()))
 

@@ -6,17 +6,39 @@ from typing import Any
 
 import click
 
-from loraplex.commands.options import api, json_option, route
-from loraplex.output import show
-
-TENANT_COLUMNS = ("name", "id", "sharing_group", "created_at")
-KEY_COLUMNS = (
-    *("id", "name", "scopes", "models", "cidrs", "created_at", "not_before", "expires_at"),
-    *("revoked_at", "last_used_at"),
+from loraplex.commands.options import (
+    api,
+    confirm,
+    json_option,
+    list_options,
+    moment,
+    route,
+    yes_option,
 )
+from loraplex.output import Form, show_done, show_list, show_one
+from loraplex.tables import Column, Kind
 
+TENANTS = (
+    Column("name", "name", Kind.NAME),
+    Column("id", "id", Kind.ID),
+    Column("sharing_group", "group"),
+    Column("created_at", "created", Kind.AGE),
+)
+KEYS = (
+    Column("id", "id", Kind.NAME),
+    Column("name", "name"),
+    Column("last_used_at", "used", Kind.AGE),
+    Column("expires_at", "expires", Kind.AGE),
+    Column("revoked_at", "revoked", Kind.AGE),
+    Column("scopes", "scopes"),
+    Column("models", "models"),
+    Column("cidrs", "networks"),
+    Column("created_at", "created", Kind.AGE),
+    Column("not_before", "begins", Kind.AGE),
+)
+SCOPES = ("inference", "adapters:write", "usage:read")
 
-expiry_option = click.option("--expires-at", help="Such as 2027-01-31T00:00:00Z.")
+expiry_option = click.option("--expires-at", help="Such as 30d or 2027-01-31T00:00:00Z.")
 
 
 @click.group("tenant")
@@ -27,19 +49,20 @@ def tenant_group() -> None:
 @tenant_group.command("create")
 @click.argument("name")
 @click.option("--sharing-group", help="Tenants of one group share cached prefixes.")
-def create_tenant(name: str, sharing_group: str | None) -> None:
+@json_option
+def create_tenant(name: str, sharing_group: str | None, as_json: bool) -> None:
     """Create a tenant."""
     with api() as server:
         made = server.post("/admin/v1/tenants", {"name": name, "sharing_group": sharing_group})
-    click.echo(f"{made['name']} ({made['id']})")
+    show_done(made, f"{made['name']} ({made['id']})", as_json)
 
 
 @tenant_group.command("list")
-@json_option
-def list_tenants(as_json: bool) -> None:
+@list_options
+def list_tenants(form: Form | None) -> None:
     """List all tenants."""
     with api() as server:
-        show(server.all("/admin/v1/tenants"), TENANT_COLUMNS, as_json)
+        show_list(server.all("/admin/v1/tenants"), TENANTS, form)
 
 
 @tenant_group.command("show")
@@ -48,29 +71,32 @@ def list_tenants(as_json: bool) -> None:
 def show_tenant(name: str, as_json: bool) -> None:
     """Show one tenant, by name or id."""
     with api() as server:
-        show([server.get(route("tenants", name))], TENANT_COLUMNS, as_json)
+        show_one(server.get(route("tenants", name)), as_json, {"created_at": Kind.AGE})
 
 
 @tenant_group.command("change")
 @click.argument("name")
 @click.option("--sharing-group", required=True, help="Group that shares cached prefixes; '': none.")
-def change_tenant(name: str, sharing_group: str) -> None:
+@json_option
+def change_tenant(name: str, sharing_group: str, as_json: bool) -> None:
     """Change the group of tenants that a tenant shares cached prefixes with."""
     with api() as server:
-        server.patch(route("tenants", name), {"sharing_group": sharing_group or None})
-    click.echo(
-        f"{name} shares with {f'group {sharing_group}' if sharing_group else 'no other tenant'}"
-    )
+        changed = server.patch(route("tenants", name), {"sharing_group": sharing_group or None})
+    shared = f"group {sharing_group}" if sharing_group else "no other tenant"
+    show_done(changed, f"{name} shares with {shared}", as_json)
 
 
 @tenant_group.command("delete")
 @click.argument("name")
-@click.confirmation_option(prompt="Delete the tenant with its keys and adapters?")
-def delete_tenant(name: str) -> None:
+@yes_option
+@json_option
+def delete_tenant(name: str, yes: bool, as_json: bool) -> None:
     """Delete a tenant, its keys and its adapters."""
     with api() as server:
-        server.delete(route("tenants", name))
-    click.echo(f"deleted {name}")
+        found = server.get(route("tenants", name))
+        confirm(f"Delete tenant {found['name']} ({found['id']}) with its keys and adapters?", yes)
+        gone = server.delete(route("tenants", found["id"]))
+    show_done(gone, f"deleted {found['name']}", as_json)
 
 
 @click.group("key")
@@ -85,9 +111,10 @@ def key_group() -> None:
     "--scope",
     "scopes",
     multiple=True,
-    help="Of a tenant's key: inference, adapters:write, usage:read; default: all. May be repeated.",
+    type=click.Choice(SCOPES),
+    help="Of a tenant's key; may be repeated. Default: all.",
 )
-@click.option("--not-before", help="Such as 2027-01-01T00:00:00Z.")
+@click.option("--not-before", help="Such as 7d or 2027-01-01T00:00:00Z.")
 @expiry_option
 @click.option(
     "--model",
@@ -102,10 +129,17 @@ def create_key(
     scopes: tuple[str, ...],
     models: tuple[str, ...],
     cidrs: tuple[str, ...],
+    name: str | None,
+    not_before: str | None,
+    expires_at: str | None,
     as_json: bool,
-    **fields: str | None,
 ) -> None:
     """Create a key and print it."""
+    fields = {
+        "name": name,
+        "not_before": not_before and moment(not_before, ahead=True),
+        "expires_at": expires_at and moment(expires_at, ahead=True),
+    }
     lists = {"scopes": list(scopes), "models": list(models), "cidrs": list(cidrs)}
     body = fields | {name: given for name, given in lists.items() if given}
     with api() as server:
@@ -114,11 +148,11 @@ def create_key(
 
 @key_group.command("list")
 @click.option("--tenant", help="Whose keys; without it the admin keys.")
-@json_option
-def list_keys(tenant: str | None, as_json: bool) -> None:
+@list_options
+def list_keys(tenant: str | None, form: Form | None) -> None:
     """List keys, revoked ones too."""
     with api() as server:
-        show(server.all(_keys_of(tenant), cursor="id"), KEY_COLUMNS, as_json)
+        show_list(server.all(_keys_of(tenant), cursor="id"), KEYS, form)
 
 
 @key_group.command("rotate")
@@ -128,26 +162,25 @@ def list_keys(tenant: str | None, as_json: bool) -> None:
 @json_option
 def rotate_key(key_id: str, overlap: int | None, expires_at: str | None, as_json: bool) -> None:
     """Replace a key by a new one with the same rights, and print that."""
-    body = {"overlap_s": overlap, "expires_at": expires_at}
+    ends = expires_at and moment(expires_at, ahead=True)
+    body = {"overlap_s": overlap, "expires_at": ends}
     with api() as server:
         _show_made(server.post(route("keys", key_id, "rotate"), body), as_json)
 
 
 @key_group.command("revoke")
 @click.argument("key_id")
-def revoke_key(key_id: str) -> None:
+@json_option
+def revoke_key(key_id: str, as_json: bool) -> None:
     """Revoke a key for good, by its id."""
     with api() as server:
-        server.delete(route("keys", key_id))
-    click.echo(f"revoked {key_id}")
+        gone = server.delete(route("keys", key_id))
+    show_done(gone, f"revoked {key_id}", as_json)
 
 
 def _show_made(made: dict[str, Any], as_json: bool) -> None:
     """The only time that the key is seen."""
-    if as_json:
-        show([made], (), as_json)
-    else:
-        click.echo(made["key"])
+    show_done(made, made["key"], as_json)
 
 
 def _keys_of(tenant: str | None) -> str:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-import re
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
 
-from loraplex.commands.options import api, json_option, tenant_option
-from loraplex.output import show
+from loraplex.commands.options import api, list_options, moment, tenant_option
+from loraplex.output import Form, show_list
+from loraplex.tables import Column, Kind
 
-NUMBERS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "cost")
+START = {"1d": Column("start", "day", Kind.DAY), "1h": Column("start", "hour", Kind.HOUR)}
+COLUMNS = (
+    Column("tenant", "tenant", Kind.ID),
+    Column("adapter", "adapter", Kind.NAME),
+    Column("adapter_version", "version", Kind.NUMBER),
+    Column("requests", "requests", Kind.NUMBER),
+    Column("prompt_tokens", "prompt", Kind.NUMBER),
+    Column("completion_tokens", "completion", Kind.NUMBER),
+    Column("cost", "cost", Kind.NUMBER),
+    Column("model", "model", Kind.NAME),
+    Column("key", "key", Kind.ID),
+    Column("cached_tokens", "cached", Kind.NUMBER),
+)
 DIMENSIONS = ("tenant", "model", "adapter", "adapter_version", "key")
-
-_AGO = re.compile(r"(\d{1,5})([hd])")
 
 
 @click.command("usage")
@@ -28,17 +37,21 @@ _AGO = re.compile(r"(\d{1,5})([hd])")
     show_default=True,
     help="Some of tenant, model, adapter, adapter_version, key.",
 )
-@json_option
+@list_options
 def usage_command(
     tenant: str | None,
     since: str | None,
     end: str | None,
     bucket: str,
     group_by: str,
-    as_json: bool,
+    form: Form | None,
 ) -> None:
     """Show what was used: requests, tokens and dollars by time."""
-    start, before = _moment(since), _moment(end)
+    start, before = (text and moment(text) for text in (since, end))
+    asked = [name.strip() for name in group_by.split(",")]
+    for name in asked:
+        if name not in DIMENSIONS:
+            raise click.UsageError(f"--group-by: {name!r} is not one of {', '.join(DIMENSIONS)}")
     rows: list[dict[str, Any]] = []
     after = None
     with api() as server:
@@ -56,23 +69,5 @@ def usage_command(
             after = page["after"]
             if after is None:
                 break
-    asked = [name.strip() for name in group_by.split(",")]
-    told = [name for name in DIMENSIONS if name in asked]
-    show(rows, ("start", *told, *NUMBERS), as_json)
-
-
-def _moment(text: str | None) -> str | None:
-    """As the server reads it. Raises UsageError."""
-    if text is None:
-        return None
-    ago = _AGO.fullmatch(text)
-    if ago is not None:
-        unit = timedelta(hours=1) if ago[2] == "h" else timedelta(days=1)
-        moment = datetime.now(UTC) - int(ago[1]) * unit
-    else:
-        try:
-            moment = datetime.fromisoformat(text)
-            moment = moment.replace(tzinfo=moment.tzinfo or UTC).astimezone(UTC)
-        except (ValueError, OverflowError) as error:
-            raise click.UsageError(f"{text!r} is neither 24h, 30d nor a date") from error
-    return moment.isoformat().replace("+00:00", "Z")
+    told = [c for c in COLUMNS if c.key not in DIMENSIONS or c.key in asked]
+    show_list(rows, (START[bucket], *told), form)

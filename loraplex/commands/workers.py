@@ -6,22 +6,54 @@ import time
 
 import click
 
-from loraplex.commands.options import api, json_option, route
+from loraplex.commands.options import api, json_option, list_options, route
 from loraplex.errors import Refused
-from loraplex.output import show
+from loraplex.output import Form, show_done, show_list, show_one
+from loraplex.tables import Column, Kind
 
 COLUMNS = (
-    *("id", "state", "address", "resident", "num_running", "num_waiting", "tokens_per_s"),
-    *("reported_at", "reason"),
+    Column("id", "id", Kind.NAME),
+    Column("state", "state", Kind.WORD),
+    Column("num_running", "running", Kind.NUMBER),
+    Column("num_waiting", "waiting", Kind.NUMBER),
+    Column("reason", "reason", Kind.PROSE),
+    Column("tokens_per_s", "tokens/s", Kind.NUMBER),
+    Column("resident", "models"),
+    Column("reported_at", "reported", Kind.AGE),
+    Column("address", "address"),
 )
 MODELS = (
-    *("name", "tier", "num_bytes", "num_swaps", "num_running", "num_waiting", "pages_total"),
-    *("pages_free", "pages_cached", "error"),
+    Column("name", "model", Kind.NAME),
+    Column("tier", "tier"),
+    Column("num_bytes", "size", Kind.SIZE),
+    Column("num_running", "running", Kind.NUMBER),
+    Column("num_waiting", "waiting", Kind.NUMBER),
+    Column("pages_free", "free", Kind.NUMBER),
+    Column("pages_cached", "cached", Kind.NUMBER),
+    Column("pages_total", "pages", Kind.NUMBER),
+    Column("num_swaps", "swaps", Kind.NUMBER),
+    Column("error", "error"),
 )
-ADAPTERS = ("digest", "tier", "num_bytes", "leases", "pinned", "error")
-MEMORY = ("arena_bytes", "extents")
-TENANTS = ("tenant", "kv_bytes", "adapter_bytes")
-SETTINGS = ("setting", "value")
+ADAPTERS = (
+    Column("names", "adapter", Kind.NAME),
+    Column("tier", "tier"),
+    Column("num_bytes", "size", Kind.SIZE),
+    Column("leases", "running", Kind.NUMBER),
+    Column("pinned", "pinned"),
+    Column("error", "error"),
+    Column("digest", "digest", Kind.ID),
+)
+TENANTS = (
+    Column("tenant", "tenant", Kind.NAME),
+    Column("kv_bytes", "pages", Kind.SIZE),
+    Column("adapter_bytes", "adapters", Kind.SIZE),
+)
+SETTINGS = (Column("setting", "setting", Kind.NAME), Column("value", "value", Kind.PROSE))
+SUMMARY = (
+    *("id", "state", "reason", "address", "num_running", "num_waiting", "tokens_per_s"),
+    *("reported_at", "arena_bytes", "extents"),
+)
+KINDS = {"reported_at": Kind.AGE, "arena_bytes": Kind.SIZE}
 LOOK_INTERVAL_S = 0.5
 
 
@@ -31,11 +63,11 @@ def workers_group() -> None:
 
 
 @workers_group.command("list")
-@json_option
-def list_workers(as_json: bool) -> None:
+@list_options
+def list_workers(form: Form | None) -> None:
     """List the workers. One that is lost stays in the list for half a minute."""
     with api() as server:
-        show(server.all("/admin/v1/workers", cursor="id"), COLUMNS, as_json)
+        show_list(server.all("/admin/v1/workers", cursor="id"), COLUMNS, form)
 
 
 @workers_group.command("show")
@@ -45,25 +77,28 @@ def show_worker(worker: str, as_json: bool) -> None:
     """Show what a worker says of itself: models, adapters by tier, memory, settings."""
     with api() as server:
         found = server.get(route("workers", worker))
-    show([found], COLUMNS, as_json)
     if as_json:
+        show_one(found, as_json)
         return
+    show_one({field: found[field] for field in SUMMARY}, as_json, KINDS)
     adapters = [adapter for held in found["adapters"].values() for adapter in held]
     settings = [
         {"setting": name, "value": value} for name, value in sorted(found["settings"].items())
     ]
     for rows, columns in (
-        *((found["models"], MODELS), (adapters, ADAPTERS), ([found], MEMORY)),
+        *((found["models"], MODELS), (adapters, ADAPTERS)),
         *((found["tenants"], TENANTS), (settings, SETTINGS)),
     ):
-        click.echo()
-        show(rows, columns, as_json)
+        if rows:
+            click.echo()
+            show_list(rows, columns)
 
 
 @workers_group.command("drain")
 @click.argument("worker", metavar="ID")
 @click.option("--wait", is_flag=True, help="Return when nothing is left there.")
-def drain(worker: str, wait: bool) -> None:
+@json_option
+def drain(worker: str, wait: bool, as_json: bool) -> None:
     """Have a worker take nothing new, and finish what it has."""
     path = route("workers", worker)
     with api() as server:
@@ -75,18 +110,19 @@ def drain(worker: str, wait: bool) -> None:
             except Refused as refused:
                 if refused.code != "worker_not_found":
                     raise
-                click.echo(f"{worker} has ended")
+                show_done(found, f"{worker} has ended", as_json)
                 return
-    click.echo(f"{worker} takes nothing new; {_left(found)}")
+    show_done(found, f"{worker} takes nothing new; {_left(found)}", as_json)
 
 
 @workers_group.command("undrain")
 @click.argument("worker", metavar="ID")
-def undrain(worker: str) -> None:
+@json_option
+def undrain(worker: str, as_json: bool) -> None:
     """Have a worker take requests again."""
     with api() as server:
-        server.delete(route("workers", worker, "drain"))
-    click.echo(f"{worker} takes requests again")
+        found = server.delete(route("workers", worker, "drain"))
+    show_done(found, f"{worker} takes requests again", as_json)
 
 
 def _left(worker: dict[str, int]) -> str:

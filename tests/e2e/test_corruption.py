@@ -147,7 +147,7 @@ class House:
 
     def shown_faults(self, name: str) -> list[dict[str, Any]]:
         """As an operator at a terminal sees them."""
-        (shown,) = json.loads(self.stack.cli("adapter", "show", name, "--tenant", "acme", "--json"))
+        shown = json.loads(self.stack.cli("adapter", "show", name, "--tenant", "acme", "--json"))
         return shown["versions"][0]["faults"]
 
 

@@ -1,8 +1,18 @@
-"""Tables show what is in them, whatever it is."""
+"""Tables show what is in them, whatever it is, in the room there is."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
 
 import pytest
+from rich.cells import cell_len
 
-from loraplex.output import show
+from loraplex.output import show_list, show_one
+from loraplex.tables import Column, Kind, age, fitted, size, tabbed
+
+NOW = datetime(2026, 11, 1, tzinfo=UTC)
+FIELD = Column("field", "field")
 
 
 @pytest.mark.parametrize(
@@ -15,15 +25,79 @@ from loraplex.output import show
         ("a\rb", "a\\rb"),
         ({"name": "[/x]"}, "name=[/x]"),
         ("Grüße, 世界", "Grüße, 世界"),
+        ("one\ntwo\tthree", "one\\ntwo\\tthree"),
     ],
 )
 def test_what_others_wrote_is_only_text(value: object, shown: str, capsys: pytest.CaptureFixture):
-    show([{"field": value}], ("field",), as_json=False)
-    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    assert lines == ["field", shown]
+    rows = [{"field": value}]
+    show_list(rows, [FIELD])
+    assert capsys.readouterr().out.splitlines() == ["field", shown]
+    assert list(fitted(rows, [FIELD], 80, NOW)) == ["FIELD", shown]
+    show_one({"field": value}, as_json=False)
+    assert capsys.readouterr().out.splitlines() == [f"field\t{shown}"]
 
 
-def test_lines_of_a_text_stay_lines(capsys: pytest.CaptureFixture):
-    show([{"field": "one\ntwo"}], ("field",), as_json=False)
-    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    assert lines == ["field", "one", "two"]
+def test_json_is_an_object_for_one_and_a_list_for_many(capsys: pytest.CaptureFixture):
+    show_one({"a": 1}, as_json=True)
+    assert json.loads(capsys.readouterr().out) == {"a": 1}
+    show_list([{"a": 1}], [], "json")
+    assert json.loads(capsys.readouterr().out) == [{"a": 1}]
+    show_list([], [], "json")
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_wide_is_a_table_of_all_columns_in_a_pipe_too(capsys: pytest.CaptureFixture):
+    columns = [Column(name, name) for name in ("first", "second")]
+    show_list([{"first": "x" * 200, "second": "y" * 200}], columns, "wide")
+    assert capsys.readouterr().out.splitlines()[1] == f"{'x' * 200}  {'y' * 200}"
+
+
+def test_cells_are_those_of_a_terminal_and_not_characters():
+    columns = [Column("a", "a", Kind.NAME), Column("b", "b", Kind.NUMBER)]
+    lines = list(fitted([{"a": "世界", "b": 1}, {"a": "ab", "b": 22}], columns, 80, NOW))
+    assert lines == ["A      B", "世界   1", "ab    22"]
+    (_, line) = fitted([{"a": "世" * 40}], columns, 20, NOW)
+    assert (line.count("世"), cell_len(line)) == (9, 20)
+
+
+def test_a_pipe_has_exact_values():
+    columns = [Column("a", "a", Kind.SIZE), Column("b", "b", Kind.AGE)]
+    rows = [{"a": 1 << 30, "b": "2026-10-31T00:00:00Z"}]
+    assert list(tabbed(rows, columns)) == ["a\tb", "1073741824\t2026-10-31T00:00:00Z"]
+    assert list(fitted(rows, columns, 80, NOW)) == ["    A  B", "1 GiB  1 day ago"]
+
+
+def test_no_rows():
+    assert list(fitted([], [FIELD], 80, NOW)) == ["(none)"]
+    assert list(tabbed([], [FIELD])) == ["field"]
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "shown"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (1024 * 1024 - 1, "1 MiB"),
+        (1288490189, "1.2 GiB"),
+        (5000 << 40, "5000 TiB"),
+    ],
+)
+def test_sizes(num_bytes: int, shown: str):
+    assert size(num_bytes) == shown
+
+
+@pytest.mark.parametrize(
+    ("span", "shown"),
+    [
+        (timedelta(seconds=-0.4), "now"),
+        (timedelta(seconds=-59), "59 s ago"),
+        (timedelta(minutes=-3), "3 min ago"),
+        (timedelta(hours=23), "in 23 h"),
+        (timedelta(days=-1), "1 day ago"),
+        (timedelta(days=30), "in 30 days"),
+        (timedelta(days=-400), "2025-09-27"),
+    ],
+)
+def test_ages(span: timedelta, shown: str):
+    assert age(NOW + span, NOW) == shown

@@ -30,6 +30,18 @@ from admin.tenants import tenants
 OWN = [requires(ADMIN, USAGE_READ)]
 
 
+class OwnQuotaController(Controller):
+    path = "/quota"
+    tags = ("quotas",)
+
+    @get(guards=OWN)
+    async def show_own_quota(self, request: AdminRequest) -> TenantQuotaView:
+        """Of the tenant whose key it is. 400 `tenant_missing` for an admin key."""
+        async with request.reading() as connection:
+            owner = await tenant_for(connection, request.user, None)
+            return (await _show_tenants(connection, owner)).content
+
+
 class TenantQuotaController(Controller):
     path = "/tenants/{tenant:str}/quota"
     tags = ("quotas",)

@@ -58,5 +58,6 @@ async def _set_draining(request: AdminRequest, worker_id: str, *, draining: bool
 
 
 async def _describe(connection: Connection, worker: Worker) -> WorkerDetails:
-    contents = {adapter.digest for adapter in worker.status.adapters} if worker.status else set()
-    return WorkerDetails.with_names(worker, await content_names(connection, contents))
+    adapters = worker.status.adapters if worker.status else []
+    names = await content_names(connection, {adapter.digest for adapter in adapters})
+    return WorkerDetails.with_names(worker, names)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ async def run(plane: Plane, *arguments: str, code: int = 0, **environment: str) 
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "loraplex", *arguments),
         env=os.environ | known | environment,
+        stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -54,10 +56,26 @@ async def test_tenants_and_keys(plane: Plane):
     assert (await plane.bearing(text).get("models")).status_code == 200
     keys = json.loads(await run(plane, "key", "list", "--tenant", "acme", "--json"))
     assert [key["name"] for key in keys] == ["ci"]
-    await run(plane, "key", "revoke", keys[0]["id"])
+    revoked = json.loads(await run(plane, "key", "revoke", keys[0]["id"], "--json"))
+    assert revoked["deleted"] is True
     assert (await plane.bearing(text).get("models")).status_code == 401
+    unknown = await run(plane, "tenant", "list", code=1, LORAPLEX_KEY=text)
+    assert "does not know the key of LORAPLEX_KEY" in unknown
+    # Nothing answers the question.
+    question = await run(plane, "tenant", "delete", "acme", code=130)
+    assert f"Delete tenant acme ({listed[0]['id']}) with its keys and adapters? [y/N]" in question
     await run(plane, "tenant", "delete", "acme", "--yes")
-    assert "no tenant" in await run(plane, "tenant", "show", "acme", code=1)
+    gone = await run(plane, "tenant", "show", "acme", code=1)
+    assert "no tenant 'acme'; `loraplex tenant list` shows those there are" in gone
+
+
+async def test_a_key_ends_after_a_span(plane: Plane):
+    made = json.loads(await run(plane, "key", "create", "--expires-at", "30d", "--json"))
+    left = datetime.fromisoformat(made["record"]["expires_at"]) - datetime.now(UTC)
+    assert timedelta(days=29) < left <= timedelta(days=30)
+    assert "neither 24h, 30d nor a date" in await run(
+        plane, "key", "create", "--expires-at", "soon", code=2
+    )
 
 
 @pytest.fixture
@@ -91,20 +109,23 @@ async def test_an_adapter_from_push_to_delete(
         "bot@prod is now 90 % version 1, 10 % version 2\n"
     )
     assert await adapter("canary", "bot", "--stop") == "bot@prod is now version 1\n"
-    assert await adapter("promote", "bot@2") == "bot@prod is now version 2\n"
+    assert json.loads(await adapter("promote", "bot@2", "--json"))["version"] == 2
     shown = json.loads(await adapter("show", "bot", "--json"))
-    assert shown[0]["aliases"] == {"next": 2, "prod": 2}
+    assert shown["aliases"] == {"next": 2, "prod": 2}
     assert await adapter("rollback", "bot") == "bot@prod is now version 1\n"
     moves = json.loads(await adapter("history", "bot", "--json"))
     reasons = [move["reason"] for move in moves]
     assert reasons == ["rollback", "promote", "promote", "canary", "first"]
-    assert "prod=1" in await adapter("list")
+    await run(plane, "tenant", "create", "globex")
+    assert "prod=1" in await run(plane, "adapter", "list")
     assert "bot@2" in await adapter("show", "bot@2")
     assert "may pin 0" in await adapter("pin", "bot", code=1)
     await run(plane, "quota", "set", "--tenant", "acme", "--pin-bytes", "1MiB")
     assert await adapter("pin", "bot") == "bot@prod is now version 1, pinned\n"
     assert await adapter("unpin", "bot") == "bot@prod is now version 1\n"
     assert "prod" in await adapter("delete", "bot@1", "--yes", code=1)
+    question = await adapter("delete", "bot", code=130)
+    assert "Delete adapter bot of tenant acme with its versions (2) and aliases" in question
     assert await adapter("delete", "bot", "--yes") == "deleted bot\n"
     assert json.loads(await adapter("list", "--json")) == []
 
@@ -124,7 +145,7 @@ async def test_serving_data_goes_with_the_push(
         *("--serving", str(serving), "--chat-template", str(template), "--metadata", "run=7"),
         LORAPLEX_KEY=key,
     )
-    shown = json.loads(pushed)[0]["serving"]
+    shown = json.loads(pushed)["serving"]
     assert shown["stop"] == ["bye"]
     assert shown["metadata"] == {"run": "7", "by": "me"}
     assert (shown["template"]["text"], shown["template"]["approved"]) == (
@@ -153,7 +174,7 @@ async def test_serving_data_goes_with_the_push(
     for flags, is_approved in (((), False), (("--approve-template",), True)):
         template.write_text(f"{{{{ messages[0].content }}}} {len(flags)}")
         made = await run(plane, *command, "--chat-template", str(template), *flags)
-        assert json.loads(made)[0]["serving"]["template"]["approved"] is is_approved
+        assert json.loads(made)["serving"]["template"]["approved"] is is_approved
     template.write_text("{% if %}")
     push = ("adapter", "push", str(tmp_path / "a"), "--name", "bot", "--tenant", "acme")
     bad = await run(plane, *push, "--chat-template", str(template), code=1)
@@ -247,6 +268,9 @@ async def test_pages_are_followed(plane: Plane):
         (["config", "--memory", "much"], 2, "not a size"),
         (["config", "--config", "/none.toml"], 2, "none.toml"),
         (["tenant", "list"], 1, "nothing serves from"),
+        (["usage", "--group-by", "tenant,day"], 2, "'day' is not one of tenant, model"),
+        (["key", "create", "--scope", "all"], 2, "'adapters:write'"),
+        (["completion", "csh"], 2, "'bash', 'zsh', 'fish'"),
         (["migrate"], 2, "LORAPLEX_DATABASE_URL"),
         (["serve"], 2, "--model"),
         (["gateway", "--port", "0"], 2, "LORAPLEX_DATABASE_URL"),

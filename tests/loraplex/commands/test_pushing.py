@@ -154,6 +154,24 @@ async def test_what_is_refused_is_not_sent_again(plane: Plane, base: str, tmp_pa
     assert plane.files() == set()
 
 
+async def test_a_configuration_is_refused_before_the_weights_are_sent(
+    plane: Plane, base: str, tmp_path: Path
+):
+    acme = await plane.tenant("acme")
+    write_adapter(tmp_path)
+    (tmp_path / CONFIG_NAME).write_text('{"peft_type": "IA3"}')
+    key = acme.headers["authorization"].removeprefix("Bearer ")
+    sent: list[int] = []
+
+    def push_bot() -> None:
+        with Api(plane.url.removesuffix("/admin/v1"), key) as api:
+            push(api, tmp_path, {"name": "bot"}, lambda done, _total: sent.append(done))
+
+    with pytest.raises(Refused, match=r"field    peft_type\n  got      IA3"):
+        await asyncio.to_thread(push_bot)
+    assert sent == []
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

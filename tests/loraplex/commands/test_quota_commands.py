@@ -22,7 +22,7 @@ async def test_quotas_are_set_piece_by_piece(plane: Plane):
     await quota("set", *of_tenant, "--adapter-bytes", "2MiB", "--cached-weight", "25")
     table = await quota("set", *of_tenant, "--tokens-per-day", "none", "--adapters", "3")
     assert "counts 25 %" in table and "tokens_per_day" not in table
-    (shown,) = json.loads(await quota("show", *of_tenant, "--json"))
+    shown = json.loads(await quota("show", *of_tenant, "--json"))
     assert shown["tokens_per_day"] is None and shown["spend_per_month"] == "12.50"
     assert (shown["adapter_bytes"], shown["adapters"]) == (2 << 20, 3)
     assert shown["use"]["adapters"]["left"] == 3
@@ -30,21 +30,23 @@ async def test_quotas_are_set_piece_by_piece(plane: Plane):
     share = await quota("set", *of_tenant, "--weight", "4", "--class", "interactive")
     assert "Requests are of class interactive and weight 4." in share
     await quota("set", *of_tenant, "--weight", "none")
-    (shown,) = json.loads(await quota("show", *of_tenant, "--json"))
+    shown = json.loads(await quota("show", *of_tenant, "--json"))
     assert (shown["weight"], shown["class"], shown["adapters"]) == (1, "interactive", 3)
-    assert "class" in await quota("set", *of_tenant, "--class", "urgent", code=1)
+    assert "class" in await quota("set", *of_tenant, "--class", "urgent", code=2)
 
     await quota("set", *of_key, "--requests-per-minute", "60")
     (line,) = [one for one in (await quota("show", *of_key)).splitlines() if "minute" in one]
-    assert line.split()[:5] == ["requests_per_minute", "60", "0", "0", "60"]
+    assert line.split()[:5] == ["requests_per_minute", "0", "60", "60", "0"]
     assert "adapters" in await quota("set", *of_key, "--adapters", "1", code=1)
     assert "decimals" in await quota("set", *of_key, "--spend-per-day", "1e-13", code=1)
     assert (await quota("clear", *of_key)) == f"{key_id} has no limits\n"
-    (cleared,) = json.loads(await quota("show", *of_key, "--json"))
+    cleared = json.loads(await quota("show", *of_key, "--json"))
     assert (cleared["requests_per_minute"], cleared["use"]) == (None, {})
 
     own = tenant.headers["authorization"].removeprefix("Bearer ")
     assert "spend_per_month" in await run(plane, "quota", "show", *of_tenant, LORAPLEX_KEY=own)
+    assert "spend_per_month" in await run(plane, "quota", "show", LORAPLEX_KEY=own)
+    assert "give --tenant NAME" in await quota("show", code=1)
     lifted = ("quota", "clear", *of_tenant)
     assert "lacks the scope" in await run(plane, *lifted, code=1, LORAPLEX_KEY=own)
     assert "--tenant or --key" in await quota("show", *of_tenant, *of_key, code=2)

@@ -21,14 +21,14 @@ async def test_workers_are_listed_shown_and_drained(plane: Plane):
     await report_worker(plane.database, "w-2", seconds_ago=10)
     table = (await run(plane, "workers", "list")).splitlines()
     assert [line.split()[:2] for line in table[1:]] == [["w-1", "ready"], ["w-2", "lost"]]
-    (shown,) = json.loads(await run(plane, "workers", "show", "w-1", "--json"))
+    shown = json.loads(await run(plane, "workers", "show", "w-1", "--json"))
     assert shown["adapters"]["device"][0]["digest"] == "1" * 64
     text = await run(plane, "workers", "show", "w-1")
     for words in ("bbbb", "1" * 64, "kw.a", "memory"):
         assert words in text
     drained = await run(plane, "workers", "drain", "w-1")
     assert drained == "w-1 takes nothing new; 1 run there and 2 wait\n"
-    (shown,) = json.loads(await run(plane, "workers", "show", "w-1", "--json"))
+    shown = json.loads(await run(plane, "workers", "show", "w-1", "--json"))
     assert shown["drain_wanted"] is True
     waiting = asyncio.create_task(run(plane, "workers", "drain", "w-1", "--wait"))
     await asyncio.sleep(3)
@@ -64,7 +64,7 @@ async def test_models_are_pinned_loaded_and_unloaded(plane: Plane, base: str):
     assert await model("load", "tiny") == "tiny is loaded when it is asked for\n"
     shown = await model("show", "tiny")
     assert "w-1" in shown and "device" in shown
-    (details,) = json.loads(await model("show", "tiny", "--json"))
+    details = json.loads(await model("show", "tiny", "--json"))
     assert [state["worker"] for state in details["workers"]] == ["w-1"]
     assert "no base model" in await model("pin", "other", code=1)
     assert await model("delete", "tiny", "--yes") == "deleted tiny\n"
