@@ -45,7 +45,7 @@ def push(api: Api, folder: Path, fields: dict[str, Any], report: ProgressCallbac
             raise ApiFailure(f"{folder} has no {file.name}")
     _check_configuration(files[0])
     _check(api, fields)
-    is_large = sum(file.stat().st_size for file in files) > IN_PIECES_ABOVE
+    is_large = num_bytes(folder) > IN_PIECES_ABOVE
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -56,6 +56,12 @@ def push(api: Api, folder: Path, fields: dict[str, Any], report: ProgressCallbac
             if error.code != "too_many_uploads" or time.monotonic() > deadline:
                 raise
         time.sleep(random.uniform(0.5, 1.5))
+
+
+def num_bytes(folder: Path) -> int:
+    """Of the files that `push` sends."""
+    files = (folder / CONFIG_NAME, folder / WEIGHTS_NAME)
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def wait_ready(
@@ -92,7 +98,7 @@ def _check(api: Api, fields: dict[str, Any]) -> None:
         parse_serving(json.dumps(fields.get("serving", {})))
     except Invalid as error:
         raise ApiFailure(str(error)) from None
-    api.get("/admin/v1/adapters", tenant=fields.get("tenant"), limit=1)
+    api.get("/admin/v1/uploads/rejected", tenant=fields.get("tenant"))
     if model is not None:
         api.get(f"/admin/v1/models/{model}")
     try:

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from loraplex.commands.options import api, from_json, json_option, pairs, tenant_option
-from loraplex.output import progress, show_one, tell, waiting
+from loraplex.errors import ApiFailure, Refused
+from loraplex.output import ProgressCallback, progress, show_done, show_list, tell, waiting
+
+if TYPE_CHECKING:
+    from loraplex.api import Api
+    from loraplex.pushing import Version
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+FIELDS = ("name", "model", "alias", "tenant", "serving", "approve_template")
+
+
+class Upload(NamedTuple):
+    folder: Path
+    fields: dict[str, Any]
+    """As the route takes them."""
 
 
 @click.command("push")
-@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--name", required=True)
+@click.argument("folders", metavar="[FOLDER]...", nargs=-1, type=FOLDER)
+@click.option("--name", help="Of one FOLDER; default: the folder's.")
+@click.option(
+    "--manifest",
+    type=FILE,
+    help='JSON: a list of {"folder": ...}, beside the file, each with any of '
+    f"{', '.join(FIELDS)}; the options are for those that say nothing else.",
+)
 @click.option("--model", help="The base model; without it the tensors decide.")
 @click.option("--alias", help="Point this alias to the version once it is ready.")
 @click.option("--serving", type=FILE, help="JSON: chat_template, stop, defaults, metadata.")
@@ -28,8 +48,9 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @tenant_option
 @json_option
 def push_command(
-    folder: Path,
-    name: str,
+    folders: tuple[Path, ...],
+    name: str | None,
+    manifest: Path | None,
     model: str | None,
     alias: str | None,
     serving: Path | None,
@@ -40,32 +61,121 @@ def push_command(
     tenant: str | None,
     as_json: bool,
 ) -> None:
-    """Upload what peft saved in FOLDER as a new version."""
-    from loraplex.pushing import push, wait_ready
+    """Upload what peft saved in each FOLDER as a new version of the adapter of its name.
 
-    given = {"name": name, "model": model, "alias": alias, "tenant": tenant}
+    Of several, those that are refused are told at the end, and the others are pushed."""
+    given: dict[str, Any] = {"model": model, "alias": alias, "tenant": tenant}
     given["serving"] = _serving(serving, chat_template, pairs("--metadata", metadata))
     given["approve_template"] = approve_template
-    fields = {key: value for key, value in given.items() if value}
+    common = {key: value for key, value in given.items() if value}
+    if name and (len(folders) != 1 or manifest):
+        raise click.UsageError("--name is of one FOLDER; several are named by their folders")
+    uploads = [Upload(f, common | {"name": name or f.resolve().name}) for f in folders]
+    if manifest:
+        uploads += _listed(manifest, common)
+    if not uploads:
+        raise click.UsageError("give a FOLDER or --manifest")
+    is_alone = len(folders) == 1 and not manifest
     with api() as server:
-        with progress(f"uploading {name}", "validating") as report:
-            made = push(server, folder, fields, report)
-        if wait:
-            with waiting(f"proving {name}@{made['version']}") as say:
-                made = wait_ready(server, made, tenant, say)
-    if as_json:
-        show_one(made, as_json)
-        return
-    state = ", ".join(made["aliases"]) if made["state"] == "ready" else made["state"]
-    click.echo(f"{name}@{made['version']}" + (f" ({state})" if state else ""))
-    if made["state"] == "awaiting_approval":
+        made, failures = _push_all(server, uploads, wait=wait, is_alone=is_alone)
+    if is_alone:
+        show_done(made[0], _told(made[0]), as_json)
+    elif as_json:
+        show_list(made, (), "json")
+    else:
+        for version in made:
+            click.echo(_told(version))
+    for version in made:
+        _advise(version, tenant)
+    if failures:
+        told = "\n".join(failures)
+        raise ApiFailure(f"{len(failures)} of {len(uploads)} were not pushed:\n{told}")
+
+
+def _push_all(
+    server: Api, uploads: Sequence[Upload], *, wait: bool, is_alone: bool
+) -> tuple[list[Version], list[str]]:
+    """The versions that were made, and what is to be told of each other upload. Of one that
+    `is_alone` that is raised."""
+    from loraplex.pushing import num_bytes, push, wait_ready
+
+    made: list[tuple[int, Version]] = []
+    failures: list[str] = []
+
+    def fail(number: int, error: Refused | ApiFailure) -> None:
+        if is_alone:
+            raise error
+        failures.append(f"number {number}, {uploads[number - 1].folder}: {error}")
+
+    what = uploads[0].fields["name"] if is_alone else f"{len(uploads)} adapters"
+    sizes = [num_bytes(upload.folder) for upload in uploads]
+    with progress(f"uploading {what}", "validating") as report:
+        for number, (folder, fields) in enumerate(uploads, 1):
+            before = sum(sizes[: number - 1])
+            part = _part(report, before, sizes[number - 1], sum(sizes))
+            try:
+                made.append((number, push(server, folder, fields, part)))
+            except ApiFailure as error:
+                fail(number, error)
+    ready: list[Version] = []
+    for number, version in made:
+        tenant = uploads[number - 1].fields.get("tenant")
+        try:
+            if wait:
+                with waiting(f"proving {version['name']}@{version['version']}") as say:
+                    version = wait_ready(server, version, tenant, say)
+            ready.append(version)
+        except Refused as error:
+            fail(number, error)
+    return ready, failures
+
+
+def _part(report: ProgressCallback, before: int, size: int, total: int) -> ProgressCallback:
+    """What one upload of several reports, as a part of all."""
+    return lambda done, _: report(before + min(done, size), total)
+
+
+def _told(version: Version) -> str:
+    state = ", ".join(version["aliases"]) if version["state"] == "ready" else version["state"]
+    return f"{version['name']}@{version['version']}" + (f" ({state})" if state else "")
+
+
+def _advise(version: Version, tenant: str | None) -> None:
+    name = f"{version['name']}@{version['version']}"
+    if version["state"] == "awaiting_approval":
         tell(
-            "it is proved, and no alias points to it until an admin approves its chat template:"
-            f" loraplex adapter approve {name}@{made['version']} --tenant"
-            f" {tenant or 'TENANT'}; or push it without the template"
+            f"{name} is proved, and no alias points to it until an admin approves its chat"
+            f" template: loraplex adapter approve {name} --tenant {tenant or 'TENANT'};"
+            " or push it without the template"
         )
-    if made["state"] == "ready" and made["wanted_alias"]:
-        tell(f"{made['wanted_alias']} was not moved: it was moved since, or its pins would not fit")
+    if version["state"] == "ready" and version["wanted_alias"]:
+        tell(
+            f"{version['wanted_alias']} was not moved to {name}: it was moved since, or its pins"
+            " would not fit"
+        )
+
+
+def _listed(manifest: Path, common: dict[str, Any]) -> list[Upload]:
+    """Raises UsageError, which names the item."""
+    try:
+        items = from_json(manifest.read_text())
+    except ValueError as error:
+        raise click.UsageError(f"{manifest} is not JSON: {error}") from error
+    if not isinstance(items, list):
+        raise click.UsageError(f"{manifest} is not a JSON list")
+    uploads: list[Upload] = []
+    for number, item in enumerate(items, 1):
+        where = f"{manifest}, item {number}"
+        if not isinstance(item, dict) or not isinstance(item.get("folder"), str):
+            raise click.UsageError(f'{where}: not an object with "folder"')
+        folder = manifest.parent / item.pop("folder")
+        if not folder.is_dir():
+            raise click.UsageError(f"{where}: there is no folder {folder}")
+        for key in item:
+            if key not in FIELDS:
+                raise click.UsageError(f"{where}: {key!r} is not one of {', '.join(FIELDS)}")
+        uploads.append(Upload(folder, common | {"name": folder.resolve().name} | item))
+    return uploads
 
 
 def _serving(

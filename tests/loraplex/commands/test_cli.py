@@ -57,7 +57,7 @@ async def test_tenants_and_keys(plane: Plane):
     keys = json.loads(await run(plane, "key", "list", "--tenant", "acme", "--json"))
     assert [key["name"] for key in keys] == ["ci"]
     revoked = json.loads(await run(plane, "key", "revoke", keys[0]["id"], "--json"))
-    assert revoked["deleted"] is True
+    assert revoked["revoked_at"]
     assert (await plane.bearing(text).get("models")).status_code == 401
     unknown = await run(plane, "tenant", "list", code=1, LORAPLEX_KEY=text)
     assert "does not know the key of LORAPLEX_KEY" in unknown
@@ -118,7 +118,7 @@ async def test_an_adapter_from_push_to_delete(
     assert reasons == ["rollback", "promote", "promote", "canary", "first"]
     await run(plane, "tenant", "create", "globex")
     assert "prod=1" in await run(plane, "adapter", "list")
-    assert "bot@2" in await adapter("show", "bot@2")
+    assert "version\t2\n" in await adapter("show", "bot@2")
     assert "may pin 0" in await adapter("pin", "bot", code=1)
     await run(plane, "quota", "set", "--tenant", "acme", "--pin-bytes", "1MiB")
     assert await adapter("pin", "bot") == "bot@prod is now version 1, pinned\n"
@@ -128,6 +128,31 @@ async def test_an_adapter_from_push_to_delete(
     assert "Delete adapter bot of tenant acme with its versions (2) and aliases" in question
     assert await adapter("delete", "bot", "--yes") == "deleted bot\n"
     assert json.loads(await adapter("list", "--json")) == []
+
+
+async def test_several_are_pushed_by_their_folders_and_a_manifest(
+    plane: Plane, base: str, gateway: None, tmp_path: Path
+):
+    await run(plane, "tenant", "create", "acme")
+    for seed, name in enumerate(("one", "two", "three")):
+        write_adapter(tmp_path / name, seed=seed)
+    (tmp_path / "two" / "adapter_config.json").write_text('{"peft_type": "IA3"}')
+    manifest = tmp_path / "all.json"
+    manifest.write_text('[{"folder": "three", "name": "drei", "alias": "next"}]')
+    push = ("adapter", "push", "--tenant", "acme", "--manifest", str(manifest))
+    folders = (str(tmp_path / "one"), str(tmp_path / "two"))
+    told = await run(plane, *push, *folders, code=1)
+    assert f"1 of 3 were not pushed:\nnumber 2, {tmp_path / 'two'}: the adapter cannot" in told
+    assert "uploading 3 adapters: 100 %" in told
+    listed = json.loads(await run(plane, "adapter", "list", "--json"))
+    assert [(each["name"], set(each["aliases"])) for each in listed] == [
+        ("drei", {"prod", "next"}),
+        ("one", {"prod"}),
+    ]
+    pushed = json.loads(await run(plane, *push, "--json"))
+    assert [(each["name"], each["version"]) for each in pushed] == [("drei", 1)]
+    manifest.write_text('[{"folder": "one"}, {"folder": "two", "nam": "zwei"}]')
+    assert "item 2: 'nam' is not one of name" in await run(plane, *push, code=2)
 
 
 async def test_serving_data_goes_with_the_push(
@@ -224,7 +249,7 @@ async def test_what_is_wrong_without_the_files_is_told_before_they_are_sent(
         (await push(*acme, "--model", "a/b"), "a name is 1 to 128 letters"),
         (await push(*acme, name="bot/2"), "a name is 1 to 128 letters"),
         (await push(LORAPLEX_KEY=reader), "lacks the scope admin or adapters:write"),
-        (await push(LORAPLEX_KEY="lpx_x"), "Give an API key"),
+        (await push(LORAPLEX_KEY="lpx_x"), "does not know the key of LORAPLEX_KEY"),
         (await push(*acme, name=""), "a name is 1 to 128 letters"),
     ):
         assert words in told and "uploading" not in told, told
@@ -543,7 +568,7 @@ def test_config_prints_what_is_effective(tmp_path: Path):
         capture_output=True,
         text=True,
     )
-    shown = json.loads(done.stdout)[0]
+    shown = json.loads(done.stdout)
     assert (shown["port"], shown["host"], shown["key"]) == (1, "::1", "(set)")
     assert shown["data_dir"] == str(tmp_path / ".loraplex")
 
