@@ -44,8 +44,8 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
         return cls(**_summary(worker))
 
 
-class WorkerAdapterView(WorkerAdapter, frozen=True):
-    names: tuple[str, ...] = ()
+class WorkerAdapterView(WorkerAdapter, frozen=True, kw_only=True):
+    names: list[str]
     """TENANT/NAME@VERSION of the versions that have this content."""
 
 
@@ -69,9 +69,7 @@ class WorkerDetails(WorkerView, frozen=True, kw_only=True):
         status = worker.status or NOTHING
         by_tier: dict[str, list[WorkerAdapterView]] = {}
         for adapter in status.adapters:
-            view = WorkerAdapterView(
-                **msgspec.structs.asdict(adapter), names=tuple(names[adapter.digest])
-            )
+            view = WorkerAdapterView(**msgspec.structs.asdict(adapter), names=names[adapter.digest])
             by_tier.setdefault(adapter.tier, []).append(view)
         return cls(
             **_summary(worker),

@@ -44,6 +44,7 @@ NO_ONES = {
     ("DELETE", "/admin/v1/prices/{model}"): "of base models",
     ("GET", "/v1/organization/usage/completions"): "a tenant's key sees its own",
     ("GET", "/v1/organization/costs"): "a tenant's key sees its own",
+    ("GET", "/admin/v1/quota"): "a tenant's key sees its own",
     ("POST", "/admin/v1/uploads"): "makes one of the caller's own",
     ("POST", "/admin/v1/adapters"): "names things in its body: has a test of its own",
 }
