@@ -144,8 +144,9 @@ def missing_words(shown: list[str], output: str) -> list[str]:
         return []
     if lines[0].startswith(("{", "[")):
         words = re.findall(r'"(\w+)":', lines[0])
-    elif re.match(r"[a-z_]+( {2,}[a-z_]+)+ *$", lines[0]):
-        columns = lines[0].split()
+    elif re.match(r"[A-Za-z_/]+( {2,}[A-Za-z_/]+)+ *$", lines[0]):
+        # As a terminal shows them; into a pipe they are written small.
+        columns = lines[0].lower().split()
         missing = [column for column in columns if column not in output]
         return missing if 2 * len(missing) > len(columns) else []
     else:

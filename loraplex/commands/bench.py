@@ -19,7 +19,7 @@ from loraplex.commands.options import json_option
 from loraplex.errors import ApiFailure, BadSettings
 from loraplex.output import ProgressCallback, counting, show_list
 from loraplex.settings import load_settings
-from loraplex.tables import Column, Kind
+from loraplex.tables import Column, Kind, Row
 
 if TYPE_CHECKING:
     from loraplex.load.client import Outcome
@@ -240,7 +240,7 @@ def _tell(
     if failed:
         names = ("failed", "code", "message")
         kinds = (Kind.NUMBER, Kind.WORD, Kind.PROSE)
-        shown = [dict(zip(names, each, strict=True)) for each in failed]
+        shown: list[Row] = [dict(zip(names, each, strict=True)) for each in failed]
         show_list(shown, [Column(*each) for each in zip(names, names, kinds, strict=True)])
     if plot:
         _plot(outcomes)
