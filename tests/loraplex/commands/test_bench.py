@@ -103,7 +103,7 @@ def test_the_table_shows_failures_and_bars(service: Service) -> None:
     for column in ("requests/s", "TTFT", "ITL", "e2e", "goodput/s"):
         assert column in table
     bars = [int(line.split()[3]) for line in table.splitlines() if line.endswith("█")]
-    (row,) = [line.split() for line in table.splitlines() if line.startswith("all ")]
+    (row,) = [line.split() for line in table.splitlines() if line.startswith("all\t")]
     assert sum(bars) == 2 * (int(row[1]) - int(row[2])), "TTFT and e2e of whole answers"
 
 
