@@ -68,9 +68,11 @@ def push_command(
     given["serving"] = _serving(serving, chat_template, pairs("--metadata", metadata))
     given["approve_template"] = approve_template
     common = {key: value for key, value in given.items() if value}
-    if name and (len(folders) != 1 or manifest):
+    if name is not None and (len(folders) != 1 or manifest):
         raise click.UsageError("--name is of one FOLDER; several are named by their folders")
-    uploads = [Upload(f, common | {"name": name or f.resolve().name}) for f in folders]
+    uploads = [
+        Upload(f, common | {"name": f.resolve().name if name is None else name}) for f in folders
+    ]
     if manifest:
         uploads += _listed(manifest, common)
     if not uploads:
