@@ -440,9 +440,11 @@ class AdapterPool:
         self._submit(self._fetches, entry, work)
 
     def _copy(self, entry: Entry, image: AdapterImage) -> None:
+        num_before = self.num_evictions
         run = self._take_run(entry.account, image.num_bytes)
         if run is None:
             return
+        entry.load_times.num_evicted = self.num_evictions - num_before
         entry.run, entry.slot = run, self._slots.allocate()
         self._resident[run] = entry
         start = self._runs.place_of(run).start

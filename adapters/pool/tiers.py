@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -49,6 +49,19 @@ class Holder(Protocol):
         ...
 
 
+class Load(NamedTuple):
+    """An adapter's way to the device, in seconds of the pool's clock."""
+
+    tier: Tier
+    """Where it came from."""
+    begun_s: float
+    ended_s: float
+    copy_begun_s: float
+    """When its copy to the device began."""
+    num_evicted: int
+    """Adapters that left the device for it."""
+
+
 @dataclass(slots=True)
 class LoadTimes:
     """When an adapter last came nearer, in seconds of the pool's clock."""
@@ -59,15 +72,17 @@ class LoadTimes:
     fetched_s: float = -math.inf
     copy_begun_s: float = -math.inf
     copied_s: float = -math.inf
+    num_evicted: int = 0
+    """Adapters that left the device for it."""
 
-    def since(self, arrival_s: float) -> tuple[Tier, float, float] | None:
-        """The tier that the adapter was in at that time, and the begin and the end of its way to
-        the device. None: it was there."""
+    def since(self, arrival_s: float) -> Load | None:
+        """Its way to the device from where it was at that time. None: it was there."""
         if self.copied_s <= arrival_s:
             return None
+        tier, begun_s = "host", self.copy_begun_s
         if self.fetched_s > arrival_s:
-            return self.source, self.fetch_begun_s, self.copied_s
-        return "host", self.copy_begun_s, self.copied_s
+            tier, begun_s = self.source, self.fetch_begun_s
+        return Load(tier, begun_s, self.copied_s, self.copy_begun_s, self.num_evicted)
 
 
 @dataclass(slots=True, eq=False)
@@ -165,7 +180,7 @@ class AdapterLease:
     """Copied to the device for the holder of this lease."""
     _entry: Entry | None
 
-    def load_since(self, arrival_s: float) -> tuple[Tier, float, float] | None:
+    def load_since(self, arrival_s: float) -> Load | None:
         """As `LoadTimes.since`, while it is held."""
         return self._entry and self._entry.load_times.since(arrival_s)
 

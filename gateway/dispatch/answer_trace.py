@@ -94,7 +94,7 @@ def _usage_attributes(generation: Generation) -> dict[str, Value]:
 
 
 def _events(generation: Generation) -> list[Event]:
-    """Moves to other workers, and preemptions at the last."""
+    """Moves to other workers; preemptions, and evictions for the adapter, at the last."""
     events = [
         Event(
             "resume" if move.num_resumed else "retry",
@@ -113,6 +113,10 @@ def _events(generation: Generation) -> list[Event]:
         events += [
             Event("preemption", told.sent_at + at_s, worker) for at_s in told.times.preempted_s
         ]
+        load = told.times.adapter_load
+        if load is not None and load.num_evicted:
+            evicted = {**worker, "loraplex.adapters.evicted": load.num_evicted}
+            events.append(Event("eviction", told.sent_at + load.copy_begun_s, evicted))
     return events
 
 

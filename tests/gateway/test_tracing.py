@@ -88,7 +88,7 @@ async def fails(request: Generate) -> AsyncIterator[Output]:
 
 
 def all_stages(now: float) -> SequenceTimes:
-    load = AdapterLoadTimes("disk", 0.0, 0.002)
+    load = AdapterLoadTimes("disk", 0.0, 0.002, 0.001, 2)
     return SequenceTimes(now, 0.003, 0.004, (0.0, 0.001), load, [0.005], 1)
 
 
@@ -127,7 +127,12 @@ def test_a_request_is_one_trace_of_the_client(
     assert_inside(below.values(), request)
     assert_inside([spans[name] for name in told], spans["stream"])
     assert spans["adapter_load"].attributes["loraplex.adapter.tier"] == "disk"
-    assert [event.name for event in request.events] == ["body_read", "preemption"]
+    assert [event.name for event in request.events] == [
+        "body_read",
+        "preemption",
+        "eviction",
+    ]
+    assert request.events[-1].attributes["loraplex.adapters.evicted"] == 2
     assert_says(
         request,
         {

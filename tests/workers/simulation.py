@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from adapters.errors import AdapterUnavailable
 from adapters.pool.pool import Loads
+from adapters.pool.tiers import Load
 from memory.accounts import NO_TENANT, Tenant
 from memory.arena import Arena
 from memory.kv_cache import KVCache
@@ -39,7 +40,7 @@ class StubLease:
     max_rank: int = 8
     num_loaded_bytes: int = 0
 
-    def load_since(self, arrival_s: float) -> tuple[str, float, float] | None:
+    def load_since(self, arrival_s: float) -> Load | None:
         return self.pool.load
 
     def release(self) -> None:
@@ -60,8 +61,8 @@ class StubPool:
     loaded_bytes: int = 0
     """Of the next adapter that is leased."""
     num_evictions: int = 0
-    load: tuple[str, float, float] | None = None
-    """What leases tell of their adapter's load: tier, begin, end."""
+    load: Load | None = None
+    """What leases tell of their adapter's load."""
     num_failed_loads: int = 0
     loads: dict[str, Loads] = field(default_factory=dict)
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from workers.wire.protocol import AdapterLoadTimes, SequenceTimes
+
+if TYPE_CHECKING:
+    from adapters.pool.tiers import Load
 
 MAX_PREEMPTIONS = 8
 """Preemptions of one sequence whose times are kept; further ones are only counted."""
@@ -21,7 +26,7 @@ class StageTimes:
         self.started_s: float | None = None
         """When it was first admitted to a step. None: it has only waited."""
         self.first_token_s: float | None = None
-        self.adapter_load: tuple[str, float, float] | None = None
+        self.adapter_load: Load | None = None
         """Tier that its adapter came from, begin and end. None: the adapter was on the device when
         the sequence arrived, or there is none."""
         self.preempted_s: list[float] = []
@@ -48,7 +53,11 @@ class StageTimes:
             adapter_load=None
             if load is None
             else AdapterLoadTimes(
-                load[0], max(load[1] - self.arrival_s, 0.0), load[2] - self.arrival_s
+                load.tier,
+                max(load.begun_s - self.arrival_s, 0.0),
+                load.ended_s - self.arrival_s,
+                max(load.copy_begun_s - self.arrival_s, 0.0),
+                load.num_evicted,
             ),
             preempted_s=[at_s - self.arrival_s for at_s in self.preempted_s],
             num_preemptions=self.num_preemptions,

@@ -287,6 +287,10 @@ class AdapterLoadTimes(msgspec.Struct, frozen=True, array_like=True):
     begun_s: float
     """0 if the load had begun before the sequence arrived."""
     ended_s: float
+    copy_begun_s: float = 0.0
+    """When its copy from the host began; as `begun_s`."""
+    num_evicted: int = 0
+    """Adapters that left the device for it."""
 
 
 class SequenceTimes(msgspec.Struct, frozen=True, array_like=True):

@@ -60,16 +60,16 @@ def test_a_lease_tells_from_which_tier_its_adapter_came(tmp_path: Path) -> None:
     assert house.pool.acquire(house.refs[0]) is None
     house.now = 13.0
     lease = house.load(0)
-    assert lease.load_since(9.0) == ("store", 10.0, 13.0)
-    assert lease.load_since(10.5) == ("store", 10.0, 13.0)
-    assert lease.load_since(11.0) == ("host", 12.0, 13.0)
+    assert lease.load_since(9.0) == ("store", 10.0, 13.0, 12.0, 0)
+    assert lease.load_since(10.5) == ("store", 10.0, 13.0, 12.0, 0)
+    assert lease.load_since(11.0) == ("host", 12.0, 13.0, 12.0, 0)
     assert lease.load_since(13.0) is None
 
 
 def test_one_that_was_built_before_comes_from_the_disk(tmp_path: Path) -> None:
     House(tmp_path, [ONE_UNIT]).load(0)
     lease = House(tmp_path, [ONE_UNIT]).load(0)
-    assert lease.load_since(-1.0) == ("disk", 0.0, 0.0)
+    assert lease.load_since(-1.0) == ("disk", 0.0, 0.0, 0.0, 0)
 
 
 def test_a_prefetch_that_nobody_waits_for_is_dropped(tmp_path: Path) -> None:
@@ -186,8 +186,10 @@ def test_equal_use_is_lru(tmp_path: Path) -> None:
     for index in (2, 0, 1):
         house.now += 1e-9
         house.load(index).release()
-    house.load(3).release()
+    lease = house.load(3)
     assert house.on_device() == {0, 1, 3}
+    load = lease.load_since(-1.0)
+    assert load is not None and load.num_evicted == 1
 
 
 def test_a_pinned_adapter_stays(tmp_path: Path) -> None:

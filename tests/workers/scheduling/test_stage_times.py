@@ -5,6 +5,7 @@ import math
 import msgspec
 import pytest
 
+from adapters.pool.tiers import Load
 from tests.workers.simulation import Simulation, StubPool, generate
 from workers.scheduling.stage_times import MAX_PREEMPTIONS
 from workers.wire.protocol import AdapterLoadTimes, FinishReason, Generate, SequenceTimes
@@ -99,11 +100,13 @@ def test_of_many_preemptions_the_first_are_told() -> None:
 
 
 def test_the_load_of_the_adapter_begins_with_the_sequence_at_the_earliest() -> None:
-    simulation = Simulation(pool=StubPool(4, load=("disk", -math.inf, 0.5)))
+    simulation = Simulation(pool=StubPool(4, load=Load("disk", -math.inf, 0.5, 0.25, 1)))
     simulation.submit(traced(generate(0, [1] * 20, 2, "a")))
     simulation.run()
     assert simulation.finished[0] is FinishReason.LENGTH
     load = times_of(simulation, 0).adapter_load
     assert load is not None
     assert (load.tier, load.begun_s, load.ended_s) == ("disk", 0.0, pytest.approx(0.5 - 1e-6))
+    assert load.copy_begun_s == pytest.approx(0.25 - 1e-6)
+    assert load.num_evicted == 1
     assert isinstance(load, AdapterLoadTimes)
