@@ -28,6 +28,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # Beside others each process computes with one thread: a team that waits for cores waits long.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Readline, which pytest imports, gives its processes the size of a terminal that is none.
+for size in ("COLUMNS", "LINES"):
+    os.environ.pop(size, None)
+
 # Libraries import Triton too, and whether its own functions are interpreted is decided then.
 import tests.ops.interpreter  # noqa: E402, F401
 

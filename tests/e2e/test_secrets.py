@@ -81,7 +81,7 @@ class Box:
             expired = {"name": "expired", "expires_at": "2026-01-01T00:00:00Z"}
             self._refused(admin.post("/tenants/acme/keys", json=expired | {"scopes": ["none"]}))
         printed = self.stack.cli("key", "create", "--tenant", "acme", "--json")
-        self.canaries.add("key of the command line", json.loads(printed)[0]["key"])
+        self.canaries.add("key of the command line", json.loads(printed)["key"])
 
     def _make_adapter(self) -> None:
         self.stack.push(self._adapter, "bot", "acme")

@@ -172,7 +172,7 @@ async def test_another_tenants_things_are_as_absent_as_none(plane: Plane):
         body = problem(answer, 404)
         assert body["message"] == f"no tenant {theirs!r}"
     assert (await acme.get("adapters", params={"tenant": "acme"})).json()["data"] == []
-    assert problem(await plane.client.get("adapters"), 400)["param"] == "tenant"
+    assert (await plane.client.get("adapters")).json()["data"] == []
     badly = await plane.client.put("adapters/bot/aliases/prod", json={"canary": {"x": 1}})
     assert problem(badly, 400)["param"] == "canary"
 

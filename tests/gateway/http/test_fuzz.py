@@ -44,7 +44,15 @@ EXCLUDED = [
     checks.positive_data_acceptance,
 ]
 REPORTED = (
-    *("key_uses", "gateways", "usage", "usage_hourly", "usage_totals", "version_outcomes"),
+    *(
+        "key_uses",
+        "gateways",
+        "gateway_load",
+        "usage",
+        "usage_hourly",
+        "usage_totals",
+        "version_outcomes",
+    ),
     *(
         "quota_holders",
         "quota_leases",
