@@ -157,7 +157,7 @@ class Engine:
 
     @property
     def weight(self) -> int:
-        """Of all tenants with work here."""
+        """Sum of the weights of all tenants with work here."""
         return self.scheduler.weight
 
     def submit(self, connection: int, request: Generate) -> Failed | None:
@@ -325,14 +325,10 @@ class Engine:
         ended, ended_s = perf_counter_ns(), self._clock()
         self.report.note_duration(schedule, step.launched_s, ended_s)
         events = self._update(schedule, outcome)
-        self.report.append_to_ring(
-            schedule,
-            outcome,
-            start_s=step.start_s,
-            schedule_us=step.schedule_us,
-            build_us=step.build_us + outcome.build_us,
-            update_us=(perf_counter_ns() - ended) // 1000,
-        )
+        build_us = step.build_us + outcome.build_us
+        update_us = (perf_counter_ns() - ended) // 1000
+        host_us = {"schedule": step.schedule_us, "build": build_us, "update": update_us}
+        self.report.append_to_ring(schedule, outcome, step.start_s, host_us)
         return events
 
     def _sequence(self, connection: int, request: Generate) -> Sequence:

@@ -62,44 +62,28 @@ class EngineReport:
             self._decode_steps.note(seconds, 1)
 
     def append_to_ring(
-        self,
-        schedule: Schedule,
-        output: StepOutput,
-        *,
-        start_s: float,
-        schedule_us: int,
-        build_us: int,
-        update_us: int,
+        self, schedule: Schedule, output: StepOutput, start_s: float, parts_us: dict[str, int]
     ) -> None:
-        """Appends the step's record, once its result was taken, and counts it."""
+        """Appends the step's record, once its result was taken, and counts it. parts_us: times of
+        the host; those of the device are in the output."""
         labels = self._info.name, telemetry.ENGINE
+        parts_us = {**parts_us, "forward": output.forward_us, "sample": output.sample_us}
         telemetry.step_tokens.record(schedule.num_tokens, *labels)
-        for part, us in (
-            ("schedule", schedule_us),
-            ("build", build_us),
-            ("forward", output.forward_us),
-            ("sample", output.sample_us),
-            ("update", update_us),
-        ):
+        for part, us in parts_us.items():
             telemetry.step_seconds.add(us * 1e-6, *labels, part)
+        adapters = {item.adapter_slot for item in schedule.items if item.adapter_slot >= 0}
         self._ring.append(
             start_s=start_s,
             num_tokens=schedule.num_tokens,
             num_sequences=len(schedule.items),
             num_prefill_tokens=schedule.num_prefill_tokens,
             num_sampled=sum(len(result.tokens) for result in output.sequences),
-            num_adapters=len(
-                {item.adapter_slot for item in schedule.items if item.adapter_slot >= 0}
-            ),
+            num_adapters=len(adapters),
             num_running=len(self._scheduler.running),
             num_waiting=self._scheduler.num_waiting,
             num_free_pages=self._scheduler.num_free_pages,
             num_preempted=schedule.num_preempted,
-            schedule_us=schedule_us,
-            build_us=build_us,
-            forward_us=output.forward_us,
-            sample_us=output.sample_us,
-            update_us=update_us,
+            **{f"{part}_us": us for part, us in parts_us.items()},
         )
 
     def status(self) -> ModelStatus:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from opentelemetry.metrics import CallbackOptions, Observation
 
@@ -17,221 +16,158 @@ from workers.wire.protocol import ModelStatus, WorkerStatus
 EXTENTS = {"free": ".", "kv": "k", "adapters": "a", "weights": "w"}
 TIERS = ("host", "device", "loading")
 
-
-class Figure(NamedTuple):
-    """One number of a model or of the worker, with the labels that tell several apart."""
-
-    value: float
-    labels: Mapping[str, str] = MappingProxyType({})
-
-
-Read = Callable[[ModelStatus], Iterable[Figure]]
-ReadWorker = Callable[[WorkerStatus], Iterable[Figure]]
-Kind = Literal["gauge", "counter"]
+Figures = Iterable[tuple[float, Mapping[str, str]]]
+"""Several numbers, with the labels that tell them apart."""
+Find = Callable[[], WorkerStatus | None]
+"""The worker's last status; None before there is one."""
+T = TypeVar("T")
 
 
-class OfModel(NamedTuple):
-    """An instrument, and how it is read from the status of each model."""
+class Gauge(NamedTuple, Generic[T]):
+    """An instrument, and how it is read from the status of a model or of the worker."""
 
-    kind: Kind
     name: str
     description: str
-    read: Read
+    read: Callable[[T], float | Figures]
 
 
-class OfWorker(NamedTuple):
-    """The same of the worker."""
-
-    kind: Kind
-    name: str
-    description: str
-    read: ReadWorker
+class Counter(Gauge[T]):
+    """One that only grows."""
 
 
-def show(status: Callable[[], WorkerStatus | None]) -> None:
-    """Makes the instruments; once a process. `status`: the last, None before there is one."""
-    for kind, name, description, read in OF_MODELS:
-        _make(kind, name, description, partial(_observe_models, status, read))
-    for kind, name, description, read in OF_WORKER:
-        _make(kind, name, description, partial(_observe_worker, status, read))
+def show(find: Find) -> None:
+    """Makes the instruments; once a process."""
+    for instrument in OF_MODELS:
+        _make(instrument, partial(_observe_models, find, instrument))
+    for instrument in OF_WORKER:
+        _make(instrument, partial(_observe_worker, find, instrument))
 
 
 def _make(
-    kind: Kind,
-    name: str,
-    description: str,
-    callback: Callable[[CallbackOptions], Iterable[Observation]],
+    instrument: Gauge[T], callback: Callable[[CallbackOptions], Iterable[Observation]]
 ) -> None:
-    if kind == "counter":
-        meter.create_observable_counter(name, [callback], description=description)
-    else:
-        meter.create_observable_gauge(name, [callback], description=description)
+    is_counter = isinstance(instrument, Counter)
+    make = meter.create_observable_counter if is_counter else meter.create_observable_gauge
+    make(instrument.name, [callback], description=instrument.description)
 
 
 def _observe_models(
-    status: Callable[[], WorkerStatus | None], read: Read, _: CallbackOptions
+    find: Find, instrument: Gauge[ModelStatus], _: CallbackOptions
 ) -> Iterator[Observation]:
-    now = status()
-    for model in [] if now is None else now.models:
-        for figure in read(model):
-            labels = {"model_name": model.name, "engine": ENGINE}
-            yield Observation(figure.value, {**labels, **figure.labels})
+    status = find()
+    for model in [] if status is None else status.models:
+        labels = {"model_name": model.name, "engine": ENGINE}
+        yield from _observations(instrument.read(model), labels)
 
 
 def _observe_worker(
-    status: Callable[[], WorkerStatus | None], read: ReadWorker, _: CallbackOptions
+    find: Find, instrument: Gauge[WorkerStatus], _: CallbackOptions
 ) -> Iterator[Observation]:
-    if (now := status()) is not None:
-        yield from (Observation(figure.value, dict(figure.labels)) for figure in read(now))
+    if (status := find()) is not None:
+        yield from _observations(instrument.read(status), {})
 
 
-def _cache_usage(model: ModelStatus) -> list[Figure]:
+def _observations(figures: float | Figures, labels: dict[str, str]) -> Iterator[Observation]:
+    for value, more in [(figures, {})] if isinstance(figures, int | float) else figures:
+        yield Observation(value, {**labels, **more})
+
+
+def _cache_usage(model: ModelStatus) -> float:
     used = model.pages_total - model.pages_free - model.pages_cached
-    return [Figure(used / max(model.pages_total, 1))]
+    return used / max(model.pages_total, 1)
 
 
-def _prefix_queries(model: ModelStatus) -> list[Figure]:
-    return [Figure(model.prefix_queried_tokens)]
+def _cache_config(model: ModelStatus) -> Figures:
+    return [(1, {"block_size": str(PAGE_TOKENS), "num_gpu_blocks": str(model.pages_total)})]
 
 
-def _prefix_hits(model: ModelStatus) -> list[Figure]:
-    return [Figure(model.prefix_hit_tokens)]
+def _by_tier(values: Mapping[str, float]) -> Figures:
+    return [(value, {"tier": tier}) for tier, value in values.items()]
 
 
-def _cache_config(model: ModelStatus) -> list[Figure]:
-    labels = {"block_size": str(PAGE_TOKENS), "num_gpu_blocks": str(model.pages_total)}
-    return [Figure(1, labels)]
-
-
-def _by_tier(values: dict[str, int] | dict[str, float]) -> list[Figure]:
-    return [Figure(value, {"tier": tier}) for tier, value in values.items()]
-
-
-OF_MODELS: tuple[OfModel, ...] = (
-    OfModel(
-        "gauge",
-        "vllm.num_requests_running",
-        "Sequences that run.",
-        lambda model: [Figure(model.num_running)],
-    ),
-    OfModel(
-        "gauge",
+OF_MODELS: tuple[Gauge[ModelStatus], ...] = (
+    Gauge("vllm.num_requests_running", "Sequences that run.", lambda m: m.num_running),
+    Gauge(
         "vllm.num_requests_waiting",
         "Sequences that wait for their first step.",
-        lambda model: [Figure(model.num_waiting)],
+        lambda m: m.num_waiting,
     ),
-    OfModel(
-        "gauge",
-        "vllm.kv_cache_usage_perc",
-        "Pages in use, of 1; kept ones are free.",
-        _cache_usage,
+    Gauge("vllm.kv_cache_usage_perc", "Pages in use, of 1; kept ones are free.", _cache_usage),
+    Gauge("vllm.gpu_cache_usage_perc", "Older name of vllm:kv_cache_usage_perc.", _cache_usage),
+    Gauge(
+        "vllm.cache_config_info", "Always 1: pages of the KV cache in its labels.", _cache_config
     ),
-    OfModel(
-        "gauge",
-        "vllm.gpu_cache_usage_perc",
-        "Older name of vllm:kv_cache_usage_perc.",
-        _cache_usage,
-    ),
-    OfModel(
-        "gauge",
-        "vllm.cache_config_info",
-        "Always 1: pages of the KV cache in its labels.",
-        _cache_config,
-    ),
-    OfModel(
-        "counter",
+    Counter(
         "vllm.num_preemptions",
         "Sequences put back to waiting for lack of room.",
-        lambda model: [Figure(model.num_preemptions)],
+        lambda m: m.num_preemptions,
     ),
-    OfModel(
-        "counter",
+    Counter(
         "vllm.prefix_cache_queries",
         "Tokens looked for in the prefix cache.",
-        _prefix_queries,
+        lambda m: m.prefix_queried_tokens,
     ),
-    OfModel(
-        "counter",
-        "vllm.prefix_cache_hits",
-        "Tokens found in the prefix cache.",
-        _prefix_hits,
+    Counter(
+        "vllm.prefix_cache_hits", "Tokens found in the prefix cache.", lambda m: m.prefix_hit_tokens
     ),
-    OfModel(
-        "counter",
+    Counter(
         "vllm.gpu_prefix_cache_queries",
         "Older name of prefix_cache_queries.",
-        _prefix_queries,
+        lambda m: m.prefix_queried_tokens,
     ),
-    OfModel(
-        "counter",
+    Counter(
         "vllm.gpu_prefix_cache_hits",
         "Older name of prefix_cache_hits.",
-        _prefix_hits,
+        lambda m: m.prefix_hit_tokens,
     ),
-    OfModel(
-        "gauge",
+    Gauge(
         "loraplex_waiting_tokens",
         "Prompt tokens that are neither computed nor kept.",
-        lambda model: [Figure(model.num_waiting_tokens)],
+        lambda m: m.num_waiting_tokens,
     ),
-    OfModel(
-        "counter",
+    Counter(
         "loraplex_adapter_loads",
         "Adapters that came to a tier, by `tier`.",
-        lambda model: _by_tier(model.adapter_loads),
+        lambda m: _by_tier(m.adapter_loads),
     ),
-    OfModel(
-        "counter",
+    Counter(
         "loraplex_adapter_load_seconds",
         "Time that loads to a `tier` took together.",
-        lambda model: _by_tier(model.adapter_load_s),
+        lambda m: _by_tier(m.adapter_load_s),
     ),
-    OfModel(
-        "counter",
+    Counter(
         "loraplex_adapter_load_failures",
         "Loads of adapters that failed.",
-        lambda model: [Figure(model.num_failed_adapter_loads)],
+        lambda m: m.num_failed_adapter_loads,
     ),
-    OfModel(
-        "counter",
+    Counter(
         "loraplex_adapter_evictions",
         "Adapters taken off the device for others.",
-        lambda model: [Figure(model.num_adapter_evictions)],
+        lambda m: m.num_adapter_evictions,
     ),
-    OfModel(
-        "counter",
+    Counter(
         "loraplex_integrity_failures",
         "Failed checks of the memory's accounting.",
-        lambda model: [Figure(model.num_integrity_failures)],
+        lambda m: m.num_integrity_failures,
     ),
-    OfModel(
-        "gauge",
+    Gauge(
         "loraplex_model_on_device",
         "1 where the weights are on the device.",
-        lambda model: [Figure(int(model.tier in ("device", "draining")))],
+        lambda m: int(m.tier in ("device", "draining")),
     ),
-    OfModel(
-        "counter",
-        "loraplex_model_swaps",
-        "How often the weights came to the device.",
-        lambda model: [Figure(model.num_swaps)],
+    Counter(
+        "loraplex_model_swaps", "How often the weights came to the device.", lambda m: m.num_swaps
     ),
-    OfModel(
-        "gauge",
+    Gauge(
         "loraplex_model_load_seconds",
         "How long the weights took to the device, the last time.",
-        lambda model: [Figure(model.load_s)],
+        lambda m: m.load_s,
     ),
-    OfModel(
-        "gauge",
-        "loraplex_model_weight_bytes",
-        "Bytes of the weights.",
-        lambda model: [Figure(model.num_bytes)],
-    ),
+    Gauge("loraplex_model_weight_bytes", "Bytes of the weights.", lambda m: m.num_bytes),
 )
 
 
-def _lora_requests(status: WorkerStatus) -> list[Figure]:
+def _lora_requests(status: WorkerStatus) -> Figures:
     """As vLLM has it: the value is the time, what is told stands in the labels."""
     leased = ", ".join(a.digest[:12] for a in status.adapters if a.leases)
     loading = ", ".join(a.digest[:12] for a in status.adapters if a.tier == "loading")
@@ -240,79 +176,47 @@ def _lora_requests(status: WorkerStatus) -> list[Figure]:
         "running_lora_adapters": leased,
         "waiting_lora_adapters": loading,
     }
-    return [Figure(time.time(), labels)]
+    return [(time.time(), labels)]
 
 
-def _adapters(status: WorkerStatus) -> list[Figure]:
-    return [Figure(sum(a.tier == tier for a in status.adapters), {"tier": tier}) for tier in TIERS]
+def _adapters(status: WorkerStatus) -> Figures:
+    return [(sum(a.tier == tier for a in status.adapters), {"tier": tier}) for tier in TIERS]
 
 
-def _adapter_bytes(status: WorkerStatus) -> list[Figure]:
+def _adapter_bytes(status: WorkerStatus) -> Figures:
     return [
-        Figure(sum(a.num_bytes for a in status.adapters if a.tier == tier), {"tier": tier})
+        (sum(a.num_bytes for a in status.adapters if a.tier == tier), {"tier": tier})
         for tier in TIERS
     ]
 
 
-OF_WORKER: tuple[OfWorker, ...] = (
-    OfWorker(
-        "gauge",
-        "vllm.lora_requests_info",
-        "When it was read; adapters in its labels.",
-        _lora_requests,
-    ),
-    OfWorker(
-        "gauge",
-        "loraplex_adapters",
-        "Adapters by the nearest `tier` that has them.",
-        _adapters,
-    ),
-    OfWorker(
-        "gauge",
-        "loraplex_adapter_bytes",
-        "Bytes of adapters by their nearest `tier`.",
-        _adapter_bytes,
-    ),
-    OfWorker(
-        "gauge",
+def _extents(status: WorkerStatus) -> Figures:
+    return [(status.extents.count(mark), {"kind": kind}) for kind, mark in EXTENTS.items()]
+
+
+OF_WORKER: tuple[Gauge[WorkerStatus], ...] = (
+    Gauge("vllm.lora_requests_info", "When it was read; adapters in its labels.", _lora_requests),
+    Gauge("loraplex_adapters", "Adapters by the nearest `tier` that has them.", _adapters),
+    Gauge("loraplex_adapter_bytes", "Bytes of adapters by their nearest `tier`.", _adapter_bytes),
+    Gauge(
         "loraplex_adapter_leases",
         "Sequences that hold an adapter on the device.",
-        lambda status: [Figure(sum(a.leases for a in status.adapters))],
+        lambda w: sum(a.leases for a in w.adapters),
     ),
-    OfWorker(
-        "counter",
-        "loraplex_steps",
-        "Steps that have ended.",
-        lambda status: [Figure(status.step)],
-    ),
-    OfWorker(
-        "counter",
+    Counter("loraplex_steps", "Steps that have ended.", lambda w: w.step),
+    Counter(
         "loraplex_late_kernels",
         "Kernels compiled after the worker was ready.",
-        lambda status: [Figure(status.num_late_kernels)],
+        lambda w: w.num_late_kernels,
     ),
-    OfWorker(
-        "gauge",
+    Gauge(
         "loraplex_tokens_per_second",
         "Tokens generated a second, of late.",
-        lambda status: [Figure(status.tokens_per_s)],
+        lambda w: w.tokens_per_s,
     ),
-    OfWorker(
-        "gauge",
-        "loraplex_arena_extents",
-        "Parts of the device's memory, by `kind` of use.",
-        lambda status: [Figure(status.extents.count(m), {"kind": k}) for k, m in EXTENTS.items()],
-    ),
-    OfWorker(
-        "gauge",
-        "loraplex_arena_bytes",
-        "The device's memory in all.",
-        lambda status: [Figure(status.arena_bytes)],
-    ),
-    OfWorker(
-        "gauge",
-        "loraplex_worker_draining",
-        "1 while it takes no new requests.",
-        lambda status: [Figure(int(status.draining))],
+    Gauge("loraplex_arena_extents", "Parts of the device's memory, by `kind` of use.", _extents),
+    Gauge("loraplex_arena_bytes", "The device's memory in all.", lambda w: w.arena_bytes),
+    Gauge(
+        "loraplex_worker_draining", "1 while it takes no new requests.", lambda w: int(w.draining)
     ),
 )
