@@ -73,5 +73,5 @@ class AdapterManifest(msgspec.Struct, frozen=True):
     layers: tuple[int, ...]
     warnings: tuple[str, ...] = ()
     invocation_tokens: tuple[int, ...] = ()
-    """Of an activated LoRA: it acts from the start of their last occurrence in the prompt on, or
-    not at all."""
+    """Token ids of an activated LoRA: it acts from the start of their last occurrence in the prompt
+    on, or not at all."""

@@ -32,7 +32,7 @@ from admin.http.request import AdminRequest, add_request_id
 from admin.openapi import StructSchemas
 
 MAX_BODY_BYTES = 64 << 10
-"""Of every request but an upload, which has its own bounds."""
+"""Bound of every request but an upload, which has its own."""
 
 
 def create_app(config: AdminConfig, *, database: Database, store: Store) -> Litestar:

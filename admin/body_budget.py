@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 HELD_BODY = "held_body"
-"""Of an ASGI scope's state: the request's `HeldBody`."""
+"""Key in an ASGI scope's state of the request's `HeldBody`."""
 ALL = 256 << 20
 """Bytes in all by default: 25 bodies of the largest size, or thousands of usual ones."""
 TENANT_PART = 8
@@ -27,7 +27,7 @@ class BodyBudget:
         self.grace_s = grace_s
         self.max_tenant_bytes = max_bytes // TENANT_PART
         self.num_bytes = 0
-        """Of bodies with an owner."""
+        """Size of bodies with an owner."""
         self.num_unowned_bytes = 0
         self._by_owner: dict[str, int] = {}
 

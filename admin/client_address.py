@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 MAX_CHARS = 45
-"""Of an IPv6 address with an embedded IPv4 address, the longest spelling there is."""
+"""Length of an IPv6 address with an embedded IPv4 address, the longest spelling there is."""
 IPV6_PREFIX = 64
 """Bits: one subscriber holds all addresses below."""
 

@@ -42,7 +42,7 @@ CONNECT_TIMEOUT_S = 10
 LOCK_TIMEOUT_S = 10
 IDLE_IN_TRANSACTION_TIMEOUT_S = 60
 CHECK_INTERVAL_S = 10.0
-"""Of connections that listen: a network may lose one without a word."""
+"""How often connections that listen are checked: a network may lose one without a word."""
 CHECK_TIMEOUT_S = 5.0
 
 BAD_URL = (

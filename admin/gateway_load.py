@@ -17,7 +17,7 @@ class ModelLoad(msgspec.Struct, frozen=True):
     failed: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Of the prompt tokens, those found in a prefix cache."""
+    """Prompt tokens that were found in a prefix cache."""
     completion_tokens: int = 0
     ttft: Latencies = []
     """From the first byte of a request to its first token."""
@@ -27,7 +27,7 @@ class TenantLoad(msgspec.Struct, frozen=True):
     tenant: str
     """Its id, or `other`."""
     tokens: int
-    """Of prompts and completions."""
+    """Tokens of prompts and completions."""
     requests: int
 
 
@@ -39,7 +39,7 @@ class LastError(msgspec.Struct, frozen=True):
     """Seconds since 1970."""
     request_id: str
     number: int
-    """Of failures with this code."""
+    """Number of failures with this code."""
 
 
 class GatewayLoad(msgspec.Struct, frozen=True):

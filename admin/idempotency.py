@@ -44,10 +44,10 @@ class Claim(msgspec.Struct, frozen=True):
 
     pepper: bytes
     key_id: str
-    """Of the caller's API key."""
+    """Id of the caller's API key."""
     header: str
     digest: bytes
-    """Of the whole request, from `digest_of`."""
+    """Digest of the whole request, from `digest_of`."""
 
 
 async def done_once(

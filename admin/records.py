@@ -231,11 +231,11 @@ class CanaryPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
 
     window_s: Annotated[int, msgspec.Meta(ge=10, le=86400)] = 300
     min_requests: Annotated[int, msgspec.Meta(ge=1)] = 20
-    """Of the canary and of the stable version in the window, before anything is judged."""
+    """Requests of the canary and of the stable version in the window, before anything is judged."""
     max_error_rate: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.05
-    """Of the canary, above the stable version's own."""
+    """Error rate of the canary above the stable version's own."""
     max_ttft_ratio: Annotated[float, msgspec.Meta(ge=1)] = 2.0
-    """Of the median time to first token, canary to stable."""
+    """Ratio of the median times to first token, canary to stable."""
 
 
 class AdapterVersion(msgspec.Struct, frozen=True):
@@ -266,7 +266,7 @@ class ServedVersion(msgspec.Struct, frozen=True):
     base_name: str
     serving: ServingData = ServingData()
     invocation_tokens: tuple[int, ...] = ()
-    """Of an activated LoRA, from its manifest."""
+    """Token ids that switch an activated LoRA on, from its manifest."""
 
 
 class Alias(msgspec.Struct, frozen=True):
@@ -312,18 +312,18 @@ class Quota(msgspec.Struct, frozen=True):
     """Pico-dollars."""
     spend_per_month: int | None = None
     adapters: int | None = None
-    """Of a tenant only, as are the following."""
+    """For tenants only, as are the following."""
     adapter_bytes: int | None = None
     """Each content once."""
     cached_weight: int = 100
     """Percent of a token that a prompt token found in a cache counts, for all of its keys."""
     weight: int = 1
-    """Of its requests, among those of other tenants that wait for the same worker."""
+    """Weight of its requests among those of other tenants that wait for the same worker."""
     service_class: ServiceClassName = msgspec.field(default="standard", name="class")
 
 
 class Price(msgspec.Struct, frozen=True):
-    """Of a base model and its adapters: pico-dollars a token, which is micro-dollars a million."""
+    """What a base model and its adapters cost: pico-dollars a token, or micro-dollars a million."""
 
     model: str
     """Served name of the base model."""
@@ -385,7 +385,7 @@ class ModelState(msgspec.Struct, frozen=True):
     """device; host, cold: it would have to come; loading, draining: on its way here or away;
     unsatisfiable: the worker, as it is set up, cannot serve it"""
     num_bytes: int
-    """Of its weights on the device, now or when it was there last."""
+    """Bytes of its weights on the device, now or when it was there last."""
     num_swaps: int
     """How often it came to the device."""
     num_running: int

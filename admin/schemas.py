@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def shown(kind: type[S], record: Any, **others: Any) -> S:
+    """The fields of the body `kind` as the record has them, and the others as given."""
+    names = [name for name in kind.__struct_fields__ if name not in others]
+    return kind(
+        **{name: getattr(record, name) for name in names if hasattr(record, name)}, **others
+    )
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True):

@@ -23,7 +23,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     instance_id: str = msgspec.field(default_factory=new_instance_id)
     """Names this gateway among all that ever were."""
     security: Security = Security()
-    """Of connections to workers over TCP."""
+    """How connections to workers over TCP are secured."""
     pepper: bytes
     """The secret of the keyed hash of API keys."""
     wal: Path
@@ -31,16 +31,16 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_wal_bytes: int = 256 << 20
     """Bytes of usage not loaded yet, above which new requests are refused."""
     catalog_stale_s: float = 300.0
-    """So long keys and models are served as they were last seen while the database is away."""
+    """How long known keys and models are served while the database is away, in seconds."""
     default_chat_tokens: int = 4096
     """`max_tokens` of a chat that gives none, if the context has room."""
     default_completion_tokens: int = 16
     request_timeout_s: float = 600.0
-    """So long a request that says nothing else has until its first token."""
+    """How long a request that says nothing else has until its first token."""
     limits_wait_s: float = 1.0
-    """So long a request waits for the database, or for other gateways, to know of its limits."""
+    """How long a request waits for the database, or other gateways, to know of its limits."""
     failover_wait_s: float = 30.0
-    """So long a request whose worker was lost waits for one when there is no other."""
+    """How long a request whose worker was lost waits for one when there is no other."""
     tracing: Tracing = Tracing()
     """Off by default."""
     cors_origins: tuple[str, ...] = ()

@@ -258,9 +258,11 @@ def _retry_after(seconds: float | None) -> dict[str, str]:
 
 
 def forget_frames(error: BaseException) -> None:
-    """Of an error that is over, and of those that led to it. Their frames hold the request and all
-    it came with, which hold the error: a circle that stays until the collector of cycles comes,
-    and the more of them there are the longer it holds up all requests."""
+    """Clears the frames of an error that is over, and of those that led to it.
+
+    They hold the request and all it came with, which hold the error: a circle that stays until the
+    collector of cycles comes, and the more of them there are the longer it holds up all requests.
+    """
     each: BaseException | None = error
     while each is not None:
         each.__traceback__ = None

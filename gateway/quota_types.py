@@ -131,7 +131,7 @@ class Cost(NamedTuple):
     """Pico-dollars by kind of token."""
 
     input: int
-    """Of prompt tokens that were computed."""
+    """Price of prompt tokens that were computed."""
     cached_input: int
     output: int
 

@@ -137,8 +137,8 @@ class Tracing:
         """In the second that began then."""
 
     def begin(self, scope: Scope) -> Untraced:
-        """Of a request that has its number. Without a client's trace the hex digits of the
-        request's id are the trace's."""
+        """Begins the trace of a request that has its number. Without a client's trace, the hex
+        digits of the request's id are the trace's."""
         traceparent = find_header(scope, b"traceparent")
         client = None if traceparent is None else _TRACEPARENT.fullmatch(traceparent)
         if self.tracer is None:

@@ -46,7 +46,7 @@ def without_secrets(url: str) -> str:
 
 
 def resource(environ: Mapping[str, str], role: str, instance_id: str) -> Resource:
-    """Of a process; its role names the service unless OTEL_SERVICE_NAME does."""
+    """What names a process; its role names the service unless OTEL_SERVICE_NAME does."""
     name = environ.get("OTEL_SERVICE_NAME") or f"loraplex-{role}"
     return Resource.create({SERVICE_NAME: name, SERVICE_INSTANCE_ID: instance_id})
 

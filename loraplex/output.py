@@ -82,7 +82,7 @@ def show_done(answer: Row, sentence: str, as_json: bool) -> None:
 
 
 def _width() -> int:
-    """Of the terminal that is standard output; 80 if it does not tell."""
+    """Columns of the terminal that is standard output; 80 if it does not tell."""
     return os.get_terminal_size(sys.stdout.fileno()).columns or 80
 
 

@@ -59,7 +59,7 @@ def push(api: Api, folder: Path, fields: dict[str, Any], report: ProgressCallbac
 
 
 def num_bytes(folder: Path) -> int:
-    """Of the files that `push` sends."""
+    """Size of the files that `push` sends."""
     files = (folder / CONFIG_NAME, folder / WEIGHTS_NAME)
     return sum(file.stat().st_size for file in files if file.is_file())
 

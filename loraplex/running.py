@@ -35,7 +35,7 @@ class RunningServer(msgspec.Struct, frozen=True, kw_only=True):
     management_url: str
     pid: int
     data_dir: Path = Path()
-    """Of the folder that the file was found in, wherever it was moved to."""
+    """The folder that the file was found in, wherever it was moved to."""
 
 
 @contextmanager

@@ -43,7 +43,7 @@ RENAMED = {"max_usage_spool": "max_usage_wal"}
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Rows = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
-"""Of tables and steps, which take memory of their own."""
+"""Number of rows of tables and steps, which take memory of their own."""
 
 OTHERS = re.compile(
     r"LORAPLEX_(TEST_\w+|(\w+_)?SERVICE_(HOST|PORT)\w*|(\w+_)?PORT(_\d+_(TCP|UDP|SCTP)\w*)?)",
@@ -136,7 +136,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_model_wait_s: Annotated[float, msgspec.Meta(gt=0)] = 30.0
     """When a request has waited so long for its base model, a busy one makes room."""
     max_model_drain_s: Annotated[float, msgspec.Meta(ge=0)] = 10.0
-    """So long what runs may end when its model is to make room."""
+    """How long running sequences may go on when their model is to make room."""
     adapter_memory: MemoryRange = MemoryRange()
     host_adapter_memory: int = 1 << 30
     host_model_memory: Positive | None = None
@@ -204,7 +204,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def security(self) -> Security:
-        """Of TCP between gateways and workers. Raises BadSettings."""
+        """How TCP between gateways and workers is secured. Raises BadSettings."""
         files = (self.transport_certificate, self.transport_key, self.transport_authority)
         given = [file.expanduser().absolute() for file in files if file is not None]
         if len(given) not in (0, len(files)):
@@ -297,7 +297,7 @@ def named_model(text: str) -> str:
 
 
 def check_address(address: str, *, lowest_port: int = 1) -> str:
-    """Of a worker, as gateways can connect to it; to listen, port 0 is any. Raises ValueError."""
+    """An address of a worker to connect to; to listen, port 0 is any. Raises ValueError."""
     found = _ADDRESS.fullmatch(address)
     if found is None or (found[1] and not lowest_port <= int(found[1]) < 1 << 16):
         raise ValueError(f"{address!r} is not unix:/PATH or tcp://HOST:PORT")
@@ -386,7 +386,7 @@ def _check_origin(text: str) -> str:
 
 
 def _listed(value: Any) -> list[str]:
-    """Of a list, or of a text with commas."""
+    """Items of a list, or of a text with commas."""
     given = value.split(",") if isinstance(value, str) else value
     if not isinstance(given, list | tuple) or not all(isinstance(each, str) for each in given):
         raise ValueError(f"{value!r} is not a list of texts")

@@ -9,7 +9,7 @@ from loraplex.errors import ApiFailure
 
 
 class Tar:
-    """Of files that do not change meanwhile."""
+    """A tar file that is written while it is sent, of files that do not change meanwhile."""
 
     def __init__(self, files: list[Path]) -> None:
         self._parts: list[tuple[int, bytes | Path]] = []
@@ -28,7 +28,7 @@ class Tar:
         self.size += len(part) if isinstance(part, bytes) else part.stat().st_size
 
     def read(self, offset: int, num_bytes: int) -> bytes:
-        """So many bytes, fewer at the end. Raises ApiFailure if a file has become shorter."""
+        """Up to `num_bytes` from `offset` on. Raises ApiFailure if a file has become shorter."""
         end = min(offset + num_bytes, self.size)
         ends = [start for start, _ in self._parts[1:]] + [self.size]
         read = b""

@@ -53,7 +53,7 @@ def _sender() -> MetricSender | None:
 
 
 def content_type(accept: str) -> str:
-    """Of the page for a client that accepts this: OpenMetrics, which has exemplars, if asked
+    """Type of the page for a client that accepts this: OpenMetrics, which has exemplars, if asked
     for."""
     is_open = "application/openmetrics-text" in accept
     return openmetrics.CONTENT_TYPE_LATEST if is_open else CONTENT_TYPE_LATEST

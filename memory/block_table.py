@@ -102,7 +102,7 @@ class BlockTable:
         self.num_committed, self._last_key = end, keys[-1]
 
     def _count(self, change: int) -> None:
-        """So many tables more have pages."""
+        """Counts `change` more tables of the tenant that have pages."""
         self._kv.tables.charge(self.tenant.name, change)
 
     def free(self) -> None:

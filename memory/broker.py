@@ -169,7 +169,7 @@ class MemoryBroker:
         return Ask(self.bytes_held, NO_TENANT.name, 0, is_first=True)
 
     def held_bytes(self) -> tuple[Counter[str], Counter[str]]:
-        """Of pages and of runs, by account."""
+        """Bytes of pages and of runs, by account."""
         pages = Counter[str]()
         for cache in self._caches.values():
             pages.update(cache.pool.held_bytes())
@@ -211,7 +211,7 @@ class MemoryBroker:
         }
 
     def _share(self, run: Allocation, cost: float) -> float:
-        """Of the cost of a run, for one of the extents that it frees."""
+        """Part of a run's cost for one of the extents that it frees."""
         return cost * min(1.0, self._arena.extent_bytes / run.num_bytes)
 
     def _by_loss(self, extents: dict[int, Idle], ask: Ask) -> Iterator[tuple[Loss, int]]:

@@ -13,7 +13,8 @@ class Changes(NamedTuple):
 
 
 class Journal:
-    """Of keys. What came and left in between cancels out; more than `MAX_CHANGES` are not kept."""
+    """Changes of a set of keys. What came and left in between cancels out; more than
+    `MAX_CHANGES` are not kept."""
 
     def __init__(self) -> None:
         self._is_added: dict[bytes, bool] = {}

@@ -17,7 +17,7 @@ from memory.prefix_cache import PrefixCache
 SECONDS_PER_TOKEN = 1e-3
 """To prefill one token, until it is measured."""
 MEMORY = 0.9
-"""Of what was measured before, at each new measurement."""
+"""Part that is kept, at each new measurement, of what was measured before."""
 
 
 class KVCache:
@@ -80,7 +80,7 @@ class KVCache:
         return PAGE_TOKENS * seconds / num_tokens
 
     def note_prefill(self, num_tokens: int, seconds: float) -> None:
-        """So long did so many tokens take."""
+        """Records how long the prefill of `num_tokens` tokens took."""
         old_tokens, old_seconds = self._prefill
         self._prefill = MEMORY * old_tokens + num_tokens, MEMORY * old_seconds + seconds
 

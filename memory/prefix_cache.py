@@ -30,7 +30,7 @@ class _Node:
     was_found: bool = False
     children: set[_Node] = field(default_factory=set["_Node"])
     idle_order: int = 0
-    """Of its last turning idle."""
+    """Grows from page to page as they turn idle."""
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 HALF_LIFE_S = 60.0
 """A use this old counts half."""
 MAX_KEYS = 1 << 16
-"""Of a `ReuseByKey`; the half least used are then forgotten."""
+"""Keys of a `ReuseByKey`; the half least used are then forgotten."""
 
 
 @dataclass(slots=True)

@@ -170,7 +170,7 @@ def _check_ours(path: Path, is_kind: Callable[[int], bool]) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Of processes that start together one compiles, and the others have it then."""
+    """Holds the folder's lock: of processes that start together, one compiles for the others."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -71,7 +71,7 @@ def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
 
 @triton.jit
 def sigmoid(x):
-    """Of either sign without an overflow."""
+    """Sigmoid of either sign without an overflow."""
     small = tl.exp(-tl.abs(x))
     return tl.where(x >= 0, 1.0, small) / (1.0 + small)
 

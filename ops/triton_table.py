@@ -25,7 +25,7 @@ SMALLEST_DOT = 16
 MAX_EXPAND_COLUMNS = 64
 
 MAX_PARTS = 16
-"""Of a context of any length."""
+"""Most parts that a context of any length is cut into."""
 
 PART_TOKENS = 256
 """A part is at least so long, so that short contexts have one part and need no sum."""
@@ -122,7 +122,7 @@ def long_attention(group: int, itemsize: int) -> AttentionBlocks:
 
 
 def _rows(num_rows: int, num_segments: int) -> int:
-    """Of a matrix tile: tall ones where segments are long."""
+    """Rows of a matrix tile: tall ones where segments are long."""
     return 16 if num_rows <= 64 * num_segments else 64
 
 

@@ -33,7 +33,7 @@ class Exemplar(NamedTuple):
     span_id: int
     value: float
     at: float
-    """Of time.time()."""
+    """As time.time() has it."""
 
 
 class Counter:
@@ -110,7 +110,7 @@ class Histogram:
         self._exemplars[labels, bucket] = exemplar
 
     def exemplars(self, attributes: Mapping[str, Any]) -> dict[str, Exemplar]:
-        """Of the series with these attributes, by the bucket's bound."""
+        """Exemplars of the series with these attributes, by the bucket's bound."""
         labels = tuple(str(attributes.get(name)) for name in self._labels)
         found = ((name, self._exemplars.get((labels, name))) for name in self._names)
         return {name: exemplar for name, exemplar in found if exemplar is not None}

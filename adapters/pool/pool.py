@@ -54,7 +54,7 @@ class AdapterRef(Protocol):
 
     @property
     def checksum(self) -> str:
-        """Of the packed image, as proved; empty if not known."""
+        """Checksum of the packed image, as proved; empty if not known."""
         ...
 
 
@@ -133,12 +133,12 @@ class AdapterPool:
         self._slots = Slots(num_slots, shape.num_layers, ops)
         self._num_polls = 0
         self._refused: dict[str, int] = {}
-        """So many bytes found no room on the device, by account: not asked again until `poll`."""
+        """Bytes that found no room on the device, by account: not asked again until `poll`."""
         broker.add_holder(self)
 
     @property
     def layout(self) -> ImageLayout:
-        """Of its packed images."""
+        """Layout of its packed images."""
         return self._loader.layout
 
     @property

@@ -97,12 +97,12 @@ class Entry:
     """The tenant that asked for it last: its bytes are charged to it."""
     image: AdapterImage | None = None
     image_bytes: int = 0
-    """Of its image, once one was here."""
+    """Size of its image, once one was here."""
     run: Allocation | None = None
     slot: int | None = None
     max_rank: int = 0
     checksum: str = ""
-    """Of the image that is or was last here."""
+    """Checksum of the image that is or was last here."""
     proved: str = ""
     """The checksum that an image must have to serve, if known."""
     loading: Copy[AdapterImage] | None = None
@@ -175,7 +175,7 @@ class AdapterLease:
     slot: int
     max_rank: int
     checksum: str
-    """Of the image in the slot."""
+    """Checksum of the image in the slot."""
     num_loaded_bytes: int
     """Copied to the device for the holder of this lease."""
     _entry: Entry | None

@@ -84,7 +84,7 @@ class ObjectStore:
         self._bringing: set[Target] = set()
         """What is being looked for in a cache, or brought there."""
         self._brought = threading.Condition()
-        """Of `_bringing`; held while something leaves a cache."""
+        """Guards `_bringing`; held while something leaves a cache."""
         self._swept_at = 0.0
 
     @property

@@ -36,7 +36,7 @@ class AdapterSummary(Adapter, frozen=True):
     states: dict[str, int]
     """Number of versions in each state."""
     last_state: str
-    """Of the newest version."""
+    """State of the newest version."""
 
 
 class ContentTier(msgspec.Struct, frozen=True):

@@ -55,7 +55,7 @@ async def describe_alias(
 async def _views(
     connection: Connection, found: list[VersionDetails], pointing: list[Alias]
 ) -> list[VersionView]:
-    """Of versions of one adapter."""
+    """Views of versions of one adapter."""
     if not found:
         return []
     contents = {version.digest for version in found if version.digest}

@@ -12,6 +12,7 @@ from admin.adapters.aliases import AliasMove
 from admin.adapters.stored import StoredContent
 from admin.adapters.versions import MAX_VERSION, Fault, Proof, VersionDetails
 from admin.records import AdapterState, Alias, CanaryPolicy, GenerationDefaults
+from admin.schemas import shown
 
 VersionNumber = Annotated[int, msgspec.Meta(ge=1, le=MAX_VERSION)]
 Weight = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
@@ -107,7 +108,7 @@ class VersionView(msgspec.Struct, frozen=True, kw_only=True):
     proving: ProvingView | None
     proofs: list[ProofView]
     faults: list[FaultView]
-    """Of workers that could not load it when they last tried."""
+    """Errors of workers that could not load it when they last tried."""
     tiers: list[TierView]
     """Where workers have it. For admin keys; others see no worker."""
     stored: StoredContent | None = None
@@ -127,37 +128,29 @@ class VersionView(msgspec.Struct, frozen=True, kw_only=True):
         """All but the version may tell of others too."""
         manifest = version.manifest
         base_digest = manifest.base_digest if manifest else None
-        return cls(
-            name=version.name,
-            version=version.version,
-            state=version.state,
-            served=version.served,
+        return shown(
+            cls,
+            version,
             model=version.base_name,
-            digest=version.digest,
             max_rank=manifest.max_rank if manifest else None,
             num_parameters=manifest.num_parameters if manifest else None,
             file_bytes=manifest.file_bytes if manifest else None,
             warnings=list(manifest.warnings) if manifest else [],
-            error=version.error,
-            created_at=version.created_at,
             aliases=[a.alias for a in aliases if version.version in {a.version, *(a.canary or ())}],
-            wanted_alias=version.wanted_alias,
-            uploaded_by=version.uploaded_by,
-            retired_at=version.retired_at,
             serving=_serving_view(version, approved),
             proving=_proving_view(version),
             proofs=[
-                ProofView(p.layout, p.checksum, p.worker, p.proved_at, p.fingerprint)
+                shown(ProofView, p)
                 for p in proofs
                 if (p.version, p.base_digest) == (version.version, base_digest)
             ],
             faults=[
-                FaultView(f.worker, f.code, f.message, f.since)
+                shown(FaultView, f)
                 for f in faults
                 # What came before this upload was reported of another tenant's.
                 if f.digest == version.digest and f.since >= version.created_at
             ],
-            tiers=[TierView(t.worker, t.tier) for t in tiers if t.digest == version.digest],
+            tiers=[shown(TierView, t) for t in tiers if t.digest == version.digest],
         )
 
 
@@ -175,7 +168,9 @@ def _proving_view(version: VersionDetails) -> ProvingView | None:
     return ProvingView(version.detail, version.attempts or 0)
 
 
-class AdapterView(msgspec.Struct, frozen=True):
+class AdapterFields(msgspec.Struct, frozen=True):
+    """What the view of an adapter and its line in a listing begin with."""
+
     name: str
     tenant: str
     created_at: datetime
@@ -185,26 +180,20 @@ class AdapterView(msgspec.Struct, frozen=True):
     """Alias to version to weight, of those that split requests."""
     pinned: list[str]
     """Aliases."""
+
+
+class AdapterView(AdapterFields, frozen=True):
     versions: list[VersionView]
     object: str = "adapter"
 
 
-class AdapterSummaryView(msgspec.Struct, frozen=True):
+class AdapterSummaryView(AdapterFields, frozen=True):
     """A line of a listing."""
 
-    name: str
-    tenant: str
-    created_at: datetime
-    aliases: dict[str, int]
-    """Alias to version; of a canary set the stable one."""
-    canaries: dict[str, dict[int, int]]
-    """Alias to version to weight, of those that split requests."""
-    pinned: list[str]
-    """Aliases."""
     states: dict[str, int]
     """Number of versions in each state."""
     last_state: str
-    """Of the newest version."""
+    """State of the newest version."""
     tiers: list[VersionTierView]
     """Where workers have the versions that aliases point to. For admin keys; others see no
     worker."""
@@ -213,15 +202,9 @@ class AdapterSummaryView(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, adapter: AdapterSummary, tiers: list[ContentTier]) -> AdapterSummaryView:
         """`tiers` may tell of others too."""
-        return cls(
-            name=adapter.name,
-            tenant=adapter.tenant,
-            created_at=adapter.created_at,
-            aliases=adapter.aliases,
-            canaries=adapter.canaries,
-            pinned=adapter.pinned,
-            states=adapter.states,
-            last_state=adapter.last_state,
+        return shown(
+            cls,
+            adapter,
             tiers=[
                 VersionTierView(tier.worker, tier.tier, version)
                 for version, digest in adapter.contents.items()
@@ -235,7 +218,7 @@ class AliasView(msgspec.Struct, frozen=True):
     name: str
     alias: str
     version: int
-    """Of a canary set the stable one."""
+    """The stable one of a canary set."""
     canary: dict[int, int] | None
     policy: CanaryPolicy | None
     pinned: bool
@@ -247,16 +230,7 @@ class AliasView(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, alias: Alias, history: list[AliasMove]) -> AliasView:
-        return cls(
-            name=alias.name,
-            alias=alias.alias,
-            version=alias.version,
-            canary=alias.canary,
-            policy=alias.policy,
-            pinned=alias.pinned,
-            change=alias.change,
-            history=history,
-        )
+        return shown(cls, alias, history=history)
 
 
 class Retired(msgspec.Struct, frozen=True):

@@ -36,7 +36,7 @@ class Actor(msgspec.Struct, frozen=True):
     key: ApiKey
     request_id: str
     address: str | None
-    """Of the client."""
+    """The client's address; None where no request made the change."""
 
     @property
     def sees(self) -> str:
@@ -44,7 +44,9 @@ class Actor(msgspec.Struct, frozen=True):
         return EVERYTHING if self.key.tenant_id is None else self.key.tenant_id
 
 
-class AuditEntry(msgspec.Struct, frozen=True):
+class AuditFields(msgspec.Struct, frozen=True):
+    """What a row says; its hashes come after it."""
+
     seq: int
     """1, 2, 3, ..."""
     at: datetime
@@ -58,7 +60,10 @@ class AuditEntry(msgspec.Struct, frozen=True):
     """What is there since, or was until then; of an update {field: [before, after]}."""
     request_id: str | None
     address: str | None
-    """Of the client; None of what no request changed."""
+    """The client's address; None where no request made the change."""
+
+
+class AuditEntry(AuditFields, frozen=True):
     prev: bytes
     hash: bytes
 
@@ -77,14 +82,14 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 
 class Verification(msgspec.Struct, frozen=True):
-    """Of one part of the chain."""
+    """What the check of one part of the chain found."""
 
     seq: int
     """Of the last row that was looked at; where the next part begins."""
     hash: bytes
     """Of that row."""
     newest: int
-    """Of the last row there is."""
+    """Number of the last row there is."""
     pruned: int = 0
     """The row up to which all are pruned; 0: none."""
     broken: int | None = None

@@ -101,7 +101,7 @@ def _describe(handler: HTTPRouteHandler) -> None:
 
 
 def _statuses(handler: HTTPRouteHandler) -> set[int]:
-    """Of refusals."""
+    """Statuses of refusals."""
     names = {name for name, _, _ in parameters(handler)}
     places = {place for _, place, _ in parameters(handler)}
     found = {400, 401, 403, 503}

@@ -107,7 +107,7 @@ class AdminPlane:
     async def validate(
         self, tenant: Tenant, bases: list[BaseModel], staged: Path, archive: Path | None
     ) -> AdapterManifest:
-        """Of the staged files, unpacked from `archive` first if there is one. Raises
+        """Validates the staged files, unpacked from `archive` first if there is one. Raises
         AdapterRejected, Invalid, TooLarge, OSError."""
         shapes = list({base.digest: base.shape for base in bases}.values())
         if archive is not None:

@@ -33,7 +33,7 @@ _FORM = re.compile(rf"\*|{_ENTITY_TAG}(?:\s*,\s*{_ENTITY_TAG})*", re.ASCII)
 
 
 def etag(view: msgspec.Struct) -> str:
-    """Of what is shown of a row: the same content has the same, on every machine."""
+    """ETag of what is shown of a row: the same content has the same, on every machine."""
     digest = hashlib.sha256(msgspec.json.encode(view)).digest()
     return f'"{base64.urlsafe_b64encode(digest[:18]).decode()}"'
 

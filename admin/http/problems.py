@@ -41,7 +41,7 @@ PROBLEMS: dict[type[errors.AdminError], Problem] = {
     errors.Overloaded: Problem(503, "server_error"),
 }
 CODES = {404: "route_not_found", 405: "method_not_allowed", 413: "request_too_large"}
-"""Of what the framework refuses."""
+"""Codes of what the framework refuses."""
 HEADER_NAMES = {"if_match": "If-Match", "idempotency_key": "Idempotency-Key"}
 """The framework names them as handlers do."""
 SOON = {"retry-after": "1", "retry-after-ms": "1000"}

@@ -24,7 +24,7 @@ class KeyLookup:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._waiting: dict[str, asyncio.Future[Found]] = {}
-        """Of the next query, by key id."""
+        """What the next query will find, by key id."""
         self._looking: asyncio.Task[None] | None = None
 
     async def find(self, key_id: str) -> ApiKey | None:

@@ -9,6 +9,7 @@ import msgspec
 
 from admin.keys.keys import KeyDetails
 from admin.records import ApiKey
+from admin.schemas import shown
 
 Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 ModelName = Annotated[
@@ -50,7 +51,7 @@ class KeyRotate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overlap_s: Annotated[int, msgspec.Meta(ge=0, le=30 * 86400)] = 3600
     """How long the old key goes on."""
     expires_at: Moment | None = None
-    """Of the new key; default: that of the old one."""
+    """When the new key ends; default: when the old one does."""
 
 
 class KeyView(msgspec.Struct, frozen=True):
@@ -74,18 +75,12 @@ class KeyView(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, key: ApiKey) -> KeyView:
-        return cls(
-            id=key.id,
-            tenant_id=key.tenant_id,
-            name=key.name,
+        return shown(
+            cls,
+            key,
             scopes=sorted(key.scopes),
-            created_at=key.created_at,
-            not_before=key.not_before,
-            expires_at=key.expires_at,
-            revoked_at=key.revoked_at,
             models=None if key.models is None else sorted(key.models),
             cidrs=None if key.cidrs is None else list(key.cidrs),
-            replaces=key.replaces,
             last_used_at=key.last_used_at if isinstance(key, KeyDetails) else None,
         )
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from admin.records import BaseModel, ModelState, Residency
-from admin.schemas import EntityName
+from admin.schemas import EntityName, shown
 
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
 Length = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
@@ -22,7 +22,7 @@ class ModelRegister(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     }
     name: EntityName
     digest: Digest
-    """Of a model in the store."""
+    """Digest of a model in the store."""
     max_model_len: Length | None = None
     """Tokens of prompt and answer; default and upper bound: what the model was made for."""
 
@@ -50,14 +50,7 @@ class ModelView(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, model: BaseModel) -> ModelView:
-        return cls(
-            name=model.name,
-            digest=model.digest,
-            model_type=model.shape.model_type,
-            max_model_len=model.max_model_len,
-            residency=model.residency,
-            created_at=model.created_at,
-        )
+        return shown(cls, model, model_type=model.shape.model_type)
 
 
 class ModelDetails(ModelView, frozen=True, kw_only=True):
@@ -66,4 +59,4 @@ class ModelDetails(ModelView, frozen=True, kw_only=True):
 
     @classmethod
     def with_states(cls, model: BaseModel, workers: list[ModelState]) -> ModelDetails:
-        return cls(**msgspec.structs.asdict(ModelView.of(model)), workers=workers)
+        return shown(cls, ModelView.of(model), workers=workers)

@@ -50,7 +50,7 @@ class Served(NamedTuple):
 
 
 async def take_overview(connection: Connection) -> Overview:
-    """Of the first `MAX_WORKERS` workers and `MAX_GATEWAYS` gateways by id."""
+    """Overview of the first `MAX_WORKERS` workers and `MAX_GATEWAYS` gateways by id."""
     counts = await connection.fetchrow(sql["overview_counts"])
     assert counts is not None
     workers = await list_workers(connection, "", MAX_WORKERS)
@@ -91,7 +91,7 @@ async def take_overview(connection: Connection) -> Overview:
 
 
 def _statuses(workers: Iterable[Worker]) -> list[WorkerStatus]:
-    """Of those that are heard of."""
+    """Statuses of workers that are heard of."""
     return [w.status for w in workers if w.status is not None and w.state != "lost"]
 
 

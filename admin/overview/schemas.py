@@ -49,7 +49,7 @@ class ModelOverview(msgspec.Struct, frozen=True, kw_only=True):
     """Requests."""
     prompt_tokens_per_s: float
     cached_tokens_per_s: float
-    """Of the prompt tokens, those found in a prefix cache."""
+    """Prompt tokens that were found in a prefix cache."""
     completion_tokens_per_s: float
     ttft: Percentiles | None
     """From the first byte of a request to its first token, at the gateways."""
@@ -63,7 +63,7 @@ class TenantOverview(msgspec.Struct, frozen=True, kw_only=True):
     """Empty: it is no tenant any more, or never was one."""
     requests_per_s: float
     tokens_per_s: float
-    """Of prompts and completions."""
+    """Tokens of prompts and completions."""
     kv_bytes: int
     adapter_bytes: int
 
@@ -80,7 +80,7 @@ class Trouble(msgspec.Struct, frozen=True, kw_only=True):
     number: int = 1
     """How often, since its gateway started."""
     request_id: str = ""
-    """Of the last one, as in the log."""
+    """Id of the last one, as in the log."""
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,7 +32,7 @@ async def find_price(connection: Connection, model: str) -> PriceDetails:
 
 
 async def set_price(connection: Connection, price: Price) -> None:
-    """Of a model that is there, in a transaction of the caller's."""
+    """Sets the price of a model that is there, in a transaction of the caller's."""
     await connection.execute(
         sql["price_put"], price.model, price.input, price.cached_input, price.output
     )

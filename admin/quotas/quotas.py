@@ -24,7 +24,7 @@ class QuotaDetails(Quota, frozen=True, kw_only=True):
 
 
 class LimitUse(msgspec.Struct, frozen=True):
-    """Of a limit that is set. Of money: pico-dollars."""
+    """Use of a limit that is set. Money is in pico-dollars."""
 
     limit: int
     used: int

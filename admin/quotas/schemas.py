@@ -25,7 +25,7 @@ class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     requests_per_minute: Count | None = None
     tokens_per_minute: Count | None = None
-    """Of prompts and answers."""
+    """Tokens of prompts and answers."""
     concurrent_requests: Count | None = None
     tokens_per_day: Count | None = None
     tokens_per_month: Count | None = None
@@ -46,7 +46,7 @@ class TenantLimits(KeyLimits, frozen=True, kw_only=True):
     adapters: Count | None = None
     """Names."""
     adapter_bytes: Count | None = None
-    """Of all versions, each content once."""
+    """Bytes of all versions, each content once."""
     cached_weight: Annotated[int, msgspec.Meta(ge=0, le=100)] = 100
     """Percent of a token that a prompt token found in the cache counts in limits on tokens, those
     of the keys too."""
@@ -55,7 +55,7 @@ class TenantLimits(KeyLimits, frozen=True, kw_only=True):
     service_class: ServiceClassName = msgspec.field(default="standard", name="class")
     """How soon its answers are wanted; each class has a share of a busy worker to itself."""
     pin_bytes: Count = 0
-    """Of adapters that pinned aliases may keep on the device."""
+    """Bytes of adapters that pinned aliases may keep on the device."""
 
 
 class UseView(msgspec.Struct, frozen=True):
@@ -79,14 +79,14 @@ class UseView(msgspec.Struct, frozen=True):
 
 class KeyQuotaView(KeyLimits, frozen=True, kw_only=True):
     use: dict[str, UseView]
-    """Of each limit that is set."""
+    """What is used of each limit that is set."""
     updated_at: datetime | None
     object: str = "key.quota"
 
 
 class TenantQuotaView(TenantLimits, frozen=True, kw_only=True):
     use: dict[str, UseView]
-    """Of each limit that is set."""
+    """What is used of each limit that is set."""
     updated_at: datetime | None
     object: str = "tenant.quota"
 

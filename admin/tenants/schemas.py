@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from admin.records import Tenant
-from admin.schemas import EntityName
+from admin.schemas import EntityName, shown
 
 
 class TenantCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,9 +36,4 @@ class TenantView(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, tenant: Tenant) -> TenantView:
-        return cls(
-            id=tenant.id,
-            name=tenant.name,
-            sharing_group=tenant.sharing_group,
-            created_at=tenant.created_at,
-        )
+        return shown(cls, tenant)

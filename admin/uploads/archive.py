@@ -53,7 +53,7 @@ class Target(msgspec.Struct, frozen=True):
 
     folder: Path
     max_bytes: int
-    """Of all files together."""
+    """Bound of all files together."""
     check_room: Callable[[int], None]
     """Called with the bytes about to be written; raises OSError (ENOSPC) if the disk's reserve
     would be touched."""

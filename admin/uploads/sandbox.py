@@ -50,7 +50,7 @@ class Task(msgspec.Struct, frozen=True):
     bases: list[BaseModelShape]
     max_rank: int
     max_bytes: int
-    """Of the unpacked files together."""
+    """Bound of the unpacked files together."""
     min_free_bytes: int
     """The disk's reserve, which unpacking leaves free."""
     bounds: Bounds

@@ -9,6 +9,7 @@ import msgspec
 
 from admin.adapters.versions import RejectedUpload
 from admin.errors import Invalid
+from admin.schemas import shown
 from admin.uploads.upload import VersionFields
 
 
@@ -40,7 +41,7 @@ class RejectedUploadView(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, rejected: RejectedUpload) -> RejectedUploadView:
-        return cls(rejected.name, rejected.error, rejected.uploaded_by, rejected.rejected_at)
+        return shown(cls, rejected)
 
 
 class VersionCreate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

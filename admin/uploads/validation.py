@@ -61,8 +61,8 @@ class Validation:
         archive: Path | None = None,
         min_free_bytes: int = 0,
     ) -> AdapterManifest:
-        """Of the files in `folder`, unpacked from `archive` first if there is one; that leaves
-        `min_free_bytes` of the disk free.
+        """Validates the files in `folder`, unpacked from `archive` first if there is one; unpacking
+        leaves `min_free_bytes` of the disk free.
 
         Raises AdapterRejected (adapter.validation.{memory,timeout,crashed} if it hit a bound),
         Invalid or TooLarge for an archive that cannot be read, OSError of the disk.

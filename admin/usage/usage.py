@@ -23,7 +23,7 @@ RETRY_INTERVAL_S = 60.0
 
 
 class Width(Enum):
-    """Of a bucket of time. Buckets begin at whole minutes, hours and days of UTC."""
+    """Length of a bucket of time. Buckets begin at whole minutes, hours and days of UTC."""
 
     MINUTE = timedelta(minutes=1)
     HOUR = timedelta(hours=1)
@@ -36,7 +36,7 @@ class Width(Enum):
 
 
 class UsageSum(msgspec.Struct, frozen=True):
-    """Of the requests admitted in a bucket of time. What was not told apart is '' or 0."""
+    """Use by the requests admitted in a bucket of time. What was not told apart is '' or 0."""
 
     start: datetime
     tenant_id: str
@@ -57,13 +57,13 @@ class UsageSum(msgspec.Struct, frozen=True):
     cost: Decimal
     """Whole pico-dollars, at the prices of when the requests came."""
     input_cost: Decimal
-    """Of prompt tokens that were computed."""
+    """Cost of prompt tokens that were computed."""
     cached_input_cost: Decimal
     output_cost: Decimal
 
     @property
     def unsplit_cost(self) -> Decimal:
-        """Of requests of which the total alone was recorded."""
+        """Cost of requests of which the total alone was recorded."""
         return self.cost - self.input_cost - self.cached_input_cost - self.output_cost
 
 

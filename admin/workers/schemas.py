@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
 
 import msgspec
 
+from admin.schemas import shown
 from admin.workers.workers import (
     State,
     Worker,
@@ -41,7 +41,16 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, worker: Worker) -> WorkerView:
-        return cls(**_summary(worker))
+        status = worker.status or NOTHING
+        return shown(
+            cls,
+            worker,
+            drain_wanted=bool(worker.draining),
+            num_running=sum(model.num_running for model in status.models),
+            num_waiting=sum(model.num_waiting for model in status.models),
+            tokens_per_s=status.tokens_per_s,
+            resident=[model.name for model in status.models if model.tier == "device"],
+        )
 
 
 class WorkerAdapterView(WorkerAdapter, frozen=True, kw_only=True):
@@ -69,34 +78,7 @@ class WorkerDetails(WorkerView, frozen=True, kw_only=True):
         status = worker.status or NOTHING
         by_tier: dict[str, list[WorkerAdapterView]] = {}
         for adapter in status.adapters:
-            view = WorkerAdapterView(**msgspec.structs.asdict(adapter), names=names[adapter.digest])
-            by_tier.setdefault(adapter.tier, []).append(view)
-        return cls(
-            **_summary(worker),
-            reported_by=worker.reported_by,
-            models=status.models,
-            adapters=by_tier,
-            arena_bytes=status.arena_bytes,
-            extents=status.extents,
-            tenants=status.tenants,
-            step=status.step,
-            settings=status.settings,
-        )
-
-
-def _summary(worker: Worker) -> dict[str, Any]:
-    status = worker.status or NOTHING
-    return {
-        "id": worker.id,
-        "address": worker.address,
-        "state": worker.state,
-        "reason": worker.reason,
-        "drain_wanted": bool(worker.draining),
-        "num_running": sum(model.num_running for model in status.models),
-        "num_waiting": sum(model.num_waiting for model in status.models),
-        "tokens_per_s": status.tokens_per_s,
-        "resident": [model.name for model in status.models if model.tier == "device"],
-        "is_registered": worker.is_registered,
-        "registered_at": worker.registered_at,
-        "reported_at": worker.reported_at,
-    }
+            named = shown(WorkerAdapterView, adapter, names=names[adapter.digest])
+            by_tier.setdefault(adapter.tier, []).append(named)
+        view = msgspec.structs.asdict(WorkerView.of(worker))
+        return shown(cls, status, **view, reported_by=worker.reported_by, adapters=by_tier)

@@ -21,7 +21,7 @@ from admin.records import ModelState
 LOST_S = 5.0
 """A worker that no gateway has reported for so long is lost, or every gateway is."""
 FORGOTTEN_S = 30.0
-"""And after so long, without a lease, it is no worker any more."""
+"""Seconds without report or lease after which a worker is forgotten."""
 
 UNSATISFIABLE = "unsatisfiable"
 """The tier of a model that a worker, as it is set up, cannot serve."""
@@ -108,7 +108,7 @@ class Worker(msgspec.Struct, frozen=True):
     failure: str
     """Why a gateway did not reach it when it last tried; empty once one does."""
     age_s: float
-    """Of the report."""
+    """Age of the report, in seconds."""
 
     @property
     def state(self) -> State:
@@ -148,7 +148,7 @@ async def find_worker(connection: Connection, worker_id: str) -> Worker:
 async def model_states(
     connection: Connection, digests: Collection[str]
 ) -> dict[str, list[ModelState]]:
-    """Of each base model by worker, of those that are heard of and that the connection sees."""
+    """States of each base model by worker, of workers heard of that the connection sees."""
     rows = await connection.fetch(sql["model_states"], list(digests), LOST_S)
     states: dict[str, list[ModelState]] = {digest: [] for digest in digests}
     for row in rows:

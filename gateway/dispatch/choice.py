@@ -42,7 +42,7 @@ class Delta(msgspec.Struct, frozen=True):
     """The prompt's tokens, where they are told apart from the answer."""
     num_prompt_tokens: int = 0
     num_tokens: int = 0
-    """Of the choice's answer up to here, those that are not shown included."""
+    """Tokens of the choice's answer up to here, those that are not shown included."""
     vector: bytes | None = None
     """The prompt's vector, where one is asked for: float32, little-endian, not normalised."""
 

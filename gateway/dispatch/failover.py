@@ -25,20 +25,20 @@ from workers.wire.prefix_index import Prefix
 from workers.wire.protocol import ErrorCode, Generate, version_needed
 
 EXCLUDED_S = 1.0
-"""So long a sequence stays away from a worker that could not have it; by then its status tells."""
+"""How long a sequence stays away from a worker that refused it; by then its status tells."""
 MAX_WITHOUT_PROGRESS = 2
-"""So many workers lost in a row without a token in between, and the sequence is refused."""
+"""Workers lost in a row without a token in between after which the sequence is refused."""
 MAX_LOST = 5
-"""So many in all."""
+"""Workers lost in all after which it is refused."""
 VERDICT_S = 3.0
-"""So long workers that were merely cut off have to be back until a sequence is taken for the cause
-of their loss."""
+"""How long workers that were merely cut off have to come back before a sequence is taken for the
+cause of their loss."""
 REFUSALS = (ErrorCode.DRAINING, ErrorCode.MODEL_UNKNOWN)
 OVERLOADED = (ErrorCode.OVERLOADED, ErrorCode.MODEL_UNAVAILABLE)
 
 
 class Failover:
-    """Of one gateway: where else a sequence can go, and how many may."""
+    """Where else a gateway's sequences can go, and how many may."""
 
     def __init__(self, fleet: Fleet, wait_s: float) -> None:
         """wait_s: how long a sequence waits for a worker when there is none."""
@@ -48,7 +48,7 @@ class Failover:
         self.num_retried = 0
         """Sequences sent to another worker before their first token."""
         self.num_resumed = 0
-        """And after it."""
+        """Sequences that went on elsewhere after their first token."""
         self.num_poisonous = 0
         self._fleet = fleet
 
@@ -87,7 +87,7 @@ class RetryState:
         self._lost: list[tuple[WorkerClient, str]] = []
         """Workers, with their instance ids."""
         self._num_with_progress = 0
-        """Of the lost, those before its last token."""
+        """How many of them were lost before its last token."""
         self._suspected_at: float | None = None
         self._was_overloaded = False
         self._excluded: dict[WorkerClient, float] = {}

@@ -17,7 +17,7 @@ from workers.wire.protocol import UNSATISFIABLE, Desired, ModelInfo, ModelStatus
 GREET_INTERVAL_S = 0.25
 """How soon a worker that came back is told what is wanted."""
 MEMORY = 0.95
-"""Of what was reported before, at each report."""
+"""Part that is kept, at each report, of what was reported before."""
 NOT_NONE = 0.1
 """A gateway without traffic does not take itself for one of infinitely many."""
 

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 SEARCH_INTERVAL_S = 0.1
 """How often it is looked for a worker where there was none."""
 GRACE_S = 0.5
-"""So long after the deadline a worker may say that it has not begun, which costs nothing."""
+"""How long after the deadline a worker may say that it has not begun, which costs nothing."""
 ABORT_WAIT_S = 2.0
 """How long a request that ends early waits for its workers to say how far its prompts have come. A
 worker says so after the step it is in."""
@@ -102,7 +102,7 @@ class RemoteSequence:
     """The other choices of a prompt that this one scores, by number, until its scores have come:
     then they are sent, and find the prompt computed."""
     prompt_logprobs: list[TokenLogprobs] | None = None
-    """Of a follower: the scores, until its first output is there to show them with."""
+    """The scores of a follower, until its first output is there to show them with."""
 
     @property
     def has_progressed(self) -> bool:
@@ -132,7 +132,7 @@ class Generation:
         `adapter_for` gives the adapter as a worker of a layout must have it. `deadline`: of the
         first output, of time.perf_counter(). `num_bytes`: how large the request came."""
         self.worker_id = worker.instance_id
-        """Of the worker that got a sequence last."""
+        """The worker that got a sequence last."""
         self.first_output_at: float | None = None
         """In seconds of time.perf_counter()."""
         self.ended_at: float | None = None

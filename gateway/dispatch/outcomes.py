@@ -45,7 +45,7 @@ def ttft_step(seconds: float) -> int:
 
 
 def median_ms(ttft: Sequence[int]) -> float:
-    """Of a histogram that is not empty, taken as even on the logarithmic scale within a step."""
+    """Median of a histogram with values, which are even on a logarithmic scale within a step."""
     half = sum(ttft) / 2
     for step, count in enumerate(ttft):
         if half <= count:

@@ -21,7 +21,7 @@ class PromptUsage:
         self.num_reached = 0
         """Positions that were computed or found in a prefix cache."""
         self.num_cached = 0
-        """Of these, what was found before it was computed for this request."""
+        """Those of them that were in the prefix cache before this request."""
         self._num_tokens = num_tokens
 
     @property

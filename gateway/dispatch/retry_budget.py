@@ -19,7 +19,7 @@ class RetryBudget:
         self._clock = clock
         self._num_sent = self._num_retried = 0
         self._seconds: deque[list[int]] = deque()
-        """Of the window: [second, sent, retried]."""
+        """Counts of the window, as [second, sent, retried]."""
 
     @property
     def has_room(self) -> bool:

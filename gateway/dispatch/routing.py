@@ -48,7 +48,7 @@ MODEL_LOAD_S = 5.0
 ANSWER_TOKENS = 128
 """For how many steps a sequence is expected to stay."""
 ADAPTER_BYTES = 8 << 20
-"""Of an adapter that no worker holds."""
+"""Assumed size of an adapter that no worker holds."""
 LOAD_OVERHEAD_S = 1e-3
 COPY_BYTES_PER_S = 2.5e9
 """Host to device, on a CPU; a GPU's bus is quicker, but then all of this is next to nothing."""
@@ -69,7 +69,7 @@ class Work:
     least_version: int = OLDEST_VERSION
     """Version of the protocol that the worker must speak at least."""
     num_tokens: int = field(init=False)
-    """Of all prompts."""
+    """Tokens of all prompts."""
 
     def __post_init__(self) -> None:
         self.num_tokens = sum(len(prompt.tokens) for prompt in self.prompts)

@@ -48,9 +48,9 @@ class Call(msgspec.Struct, frozen=True):
     tokenizer: ModelTokenizer
     prompts: list[Prompt]
     deadline: float
-    """Of its first output, of time.perf_counter()."""
+    """When its first output is due, as time.perf_counter() has it."""
     num_bytes: int
-    """Of its body."""
+    """Size of its body."""
     trace: Untraced = Untraced()
     service: Service = ORDINARY
     grammar: str = ""

@@ -19,7 +19,7 @@ from workers.wire.protocol import MAX_RETRY_S, ErrorCode, Generate, ServiceClass
 ASK_AGAIN_S = 0.25
 """No estimate is believed for longer."""
 MANY = 64
-"""So many are remembered before it is looked for those that are over."""
+"""From so many remembered refusals on, those that are over are removed."""
 
 
 class Place(NamedTuple):
@@ -35,7 +35,7 @@ class Place(NamedTuple):
 @dataclass(slots=True)
 class Refused:
     num_bytes: int
-    """Of the smallest request that was."""
+    """Size of the smallest request that was refused."""
     until: float
     num_finished: int
     """At the worker, by then."""
@@ -50,7 +50,7 @@ class Refused:
 
 
 class FullQueues:
-    """Of all workers, as one gateway has heard of them."""
+    """The full queues of all workers, as one gateway has heard of them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

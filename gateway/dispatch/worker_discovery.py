@@ -28,7 +28,7 @@ class WorkerDiscovery:
         """Changed in place; each keeps its connection up by itself."""
         self._connect = connect
         self._connecting: dict[WorkerClient, asyncio.Task[None]] = {}
-        """Of those that have registered."""
+        """Tasks that connect to registered workers."""
         self._registered: frozenset[str] = frozenset()
         """Addresses."""
         self._drains: dict[str, bool] = {}

@@ -10,7 +10,7 @@ W = TypeVar("W", bound=Hashable)
 """Whatever tells workers apart."""
 
 NUM_DRAWN = 2
-"""Of each kind of worker."""
+"""Workers drawn of each kind."""
 NUM_TRIES = 16
 """To draw one that can be used; after that all of its kind are looked at."""
 

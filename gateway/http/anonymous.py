@@ -8,9 +8,9 @@ from collections import OrderedDict
 from admin.client_address import address_prefix
 
 ADDRESS_PER_S, ADDRESS_BURST = 5.0, 50
-"""Of one address prefix. A person reading the API's description needs a few a minute."""
+"""Bounds of one address prefix. A person reading the API's description needs a few a minute."""
 ALL_PER_S, ALL_BURST = 50.0, 200
-"""Of all addresses: at some 0.2 ms each, 1 % of a core."""
+"""Bounds of all addresses: at some 0.2 ms each, 1 % of a core."""
 MAX_ADDRESSES = 4096
 """Remembered at a time. The oldest is forgotten first; the bound for all holds none the less."""
 

@@ -22,7 +22,7 @@ ADDRESS_PART = 4
 """An address may hold this part of all: four clients of many streams, or offices behind one
 address, fill the server only together."""
 MAX_HEAD_BYTES = 64 << 20
-"""Of all heads that are not whole."""
+"""Bound of all heads that are not whole."""
 
 
 class Connection(Protocol):

@@ -23,11 +23,11 @@ HEAD_S = 10.0
 its request is answered, may take."""
 
 MAX_HEAD_BYTES = 64 << 10
-"""Of one head that is not whole, and of what a body's chunks and trailers add to it."""
+"""Bound of one head that is not whole, and of what a body's chunks and trailers add to it."""
 FRAMING_PER_BYTE = 8
 """Bytes that the framing of a chunk of one byte takes, at most."""
 MAX_UNREAD_BYTES = 16 << 20
-"""Of a body after its request is answered; clients send 10 MiB before they read the 413."""
+"""Bound of a body after its request is answered; clients send 10 MiB before they read the 413."""
 
 _CONNECTION_LOST = "connection_lost"
 
@@ -103,7 +103,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._lost: asyncio.Future[None] = self.loop.create_future()
         self.app_state = {**self.app_state, _CONNECTION_LOST: self._lost}
         self._bodies: deque[HeldBody] = deque()
-        """Of the requests that are not answered, in their order."""
+        """Bodies of the requests that are not answered, in their order."""
         self._is_in_head = False
         self._head_bytes = 0
         self._framing_bytes = 0
@@ -235,7 +235,7 @@ class HttpProtocol(HttpToolsProtocol):
         return self.client[0] if self.client else None
 
     def _count_head(self, num_bytes: int) -> None:
-        """Of the bytes that came the connection's next head is not whole."""
+        """Counts received bytes of the next head, which is not whole."""
         self._head_bytes += num_bytes
         if not self.cycle or self.cycle.response_complete:
             self.config.connections.add_to_head(self, num_bytes)

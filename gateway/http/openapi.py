@@ -266,7 +266,7 @@ def document() -> OpenAPIConfig:
 
 
 def _headers(status: int) -> dict[str, OpenAPIHeader]:
-    """Of a refusal."""
+    """Headers of a refusal."""
     headers: dict[str, OpenAPIHeader] = {}
     if status == 401:
         headers["www-authenticate"] = header({"const": "Bearer"})

@@ -32,7 +32,7 @@ class Field(NamedTuple):
 
 
 class Fields(NamedTuple):
-    """Of a request's body, or of an object in it."""
+    """The fields of a request's body, or of an object in it."""
 
     name: str
     fields: list[Field]
@@ -55,7 +55,7 @@ class Route(NamedTuple):
     parameters: list[Header]
     """In the query, the path or a header."""
     headers: list[str]
-    """Of an answer."""
+    """Headers of an answer."""
     statuses: list[int]
     streams: bool
 
@@ -65,7 +65,7 @@ class Reference(NamedTuple):
     objects: list[Fields]
     """That bodies have within them."""
     headers: list[Header]
-    """Of answers, refusals included."""
+    """Headers of answers, refusals included."""
 
 
 def reference(document: Json) -> Reference:

@@ -46,7 +46,7 @@ class GatewayRequest(Request[Principal, Any, State]):
         super().__init__(scope, *args, **kwargs)
         self.gateway: Gateway = self.app.state["gateway"]
         self.num_bytes = 0
-        """Of the body, once it is read."""
+        """Size of the body, once it is read."""
         self._whole: bytes | None = None
         number_request(scope)
         self.trace = self.gateway.config.tracing.begin(scope)
@@ -110,8 +110,8 @@ class GatewayRequest(Request[Principal, Any, State]):
 
     @property
     def deadline(self) -> float:
-        """Of the first output, of time.perf_counter(): as the header `x-request-timeout` has it, in
-        seconds. Raises InvalidRequest."""
+        """When the first output is due, as time.perf_counter() has it; the header
+        `x-request-timeout` gives the seconds. Raises InvalidRequest."""
         given = find_header(self.scope, b"x-request-timeout")
         if given is None:
             return self.started_at + self.gateway.config.request_timeout_s
@@ -125,7 +125,7 @@ class GatewayRequest(Request[Principal, Any, State]):
 
     @property
     def started_at(self) -> float:
-        """Of time.perf_counter()."""
+        """When it came, as time.perf_counter() has it."""
         return self.scope["state"]["started_at"]
 
     @property

@@ -230,8 +230,11 @@ class StreamResponse(GenerationResponse):
 
 
 class Client:
-    """Of a task that answers, within `with`: ended when its client leaves, and as if it were done.
-    Called back, for a task that awaits it would cost as much as all that is read of a request."""
+    """Ends the current task, within `with`, when its client leaves, as if the task were done.
+
+    The connection calls it back: a task that awaits that would cost as much as all that is read of
+    a request.
+    """
 
     def __init__(self, lost: asyncio.Future[None]) -> None:
         """`lost`: its connection."""

@@ -56,7 +56,7 @@ class UsageRecord(msgspec.Struct, frozen=True, array_like=True):
     leased: int = 0
     """The budgets that it was reserved from, as bits: quota.leased_bits."""
     input_cost: int = 0
-    """Of prompt tokens that were computed. The three are `cost`, or 0 where it was not split."""
+    """Cost of computed prompt tokens. The three are `cost`, or 0 where it was not split."""
     cached_input_cost: int = 0
     output_cost: int = 0
 

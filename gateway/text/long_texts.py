@@ -20,7 +20,7 @@ A = TypeVar("A")
 
 
 class LongTexts:
-    """Of one gateway."""
+    """The long texts of one gateway."""
 
     def __init__(self) -> None:
         num_threads = max(MIN_THREADS, os.cpu_count() or 1)

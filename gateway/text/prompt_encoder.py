@@ -20,14 +20,14 @@ from gateway.exceptions import ContextLengthExceeded
 from gateway.text.long_texts import LongTexts
 
 MAX_CHARS = 8 << 20
-"""Of the pieces that are remembered, with what each takes beside its text. A character takes two to
-eight bytes: its own, and its part of the ids."""
+"""Bound of the pieces that are remembered, with what each takes beside its text. A character takes
+two to eight bytes: its own, and its part of the ids."""
 PIECE_CHARS = 256
 """What a piece takes beside its text."""
 LONGEST_SHARE = 16
 """No piece is remembered that takes more than this part of all."""
 MAX_PIECES = 4096
-"""Of a text that is parted."""
+"""Most pieces that one text is parted into."""
 
 
 class _AddedToken(msgspec.Struct):

@@ -206,7 +206,7 @@ def key(value: Any) -> Any:
 
 
 def spend_search(searched: str, num_chars: int) -> None:
-    """Of a text, for another of so many characters."""
+    """Spends the steps of searching a text for another of so many characters."""
     if len(searched) > SHORT:
         spend(len(searched) // CHARS_PER_STEP + len(searched) * num_chars // SEARCHED_PER_STEP)
 

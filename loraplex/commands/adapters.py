@@ -276,7 +276,7 @@ def _question(name: str, found: Row, tenant: str | None) -> str:
 
 
 def _path(name: str) -> str:
-    """Of NAME or NAME@VERSION."""
+    """Route of NAME or NAME@VERSION."""
     if "@" not in name:
         return route("adapters", name)
     adapter, number = _parse_version(name)

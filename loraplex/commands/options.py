@@ -82,7 +82,7 @@ def json_option(command: F) -> F:
 
 
 def list_options(command: F) -> F:
-    """Of a list; the command takes `form`, as `show_list` does."""
+    """Options of a list; the command takes `form`, as `show_list` does."""
     command = click.option(
         "--wide", "form", flag_value="wide", help="All columns, whatever the terminal's width."
     )(command)
@@ -107,7 +107,7 @@ def confirm(question: str, yes: bool) -> None:
 
 
 def pairs(option: str, given: tuple[str, ...]) -> dict[str, str]:
-    """Of an option that is KEY=VALUE and may be repeated. Raises UsageError."""
+    """Values of an option that is KEY=VALUE and may be repeated. Raises UsageError."""
     found: dict[str, str] = {}
     for number, text in enumerate(given, 1):
         key, equals, value = text.partition("=")
@@ -136,7 +136,7 @@ def moment(text: str, *, ahead: bool = False) -> str:
 
 
 def from_json(text: str) -> Any:
-    """Of JSON that can be sent: without NaN and infinity. Raises ValueError."""
+    """Parses JSON that can be sent: without NaN and infinity. Raises ValueError."""
     value = json.loads(text)
     json.dumps(value, allow_nan=False)
     return value

@@ -22,7 +22,7 @@ CONNECT_S = 10.0
 """Seconds that a connection may take to be made."""
 READ_BYTES = 65536
 MAX_LINE_BYTES = 1 << 20
-"""Of one event, or of the body of a refusal."""
+"""Bound of one event, and of the body of a refusal."""
 MAX_MESSAGE = 300
 """Characters of a failure's message that are kept."""
 
@@ -47,7 +47,7 @@ class Outcome(msgspec.Struct, gc=False):
     begun_s: float
     """When it was due."""
     arrivals_s: array[float]
-    """Of each event with text."""
+    """Time of each event with text."""
     ended_s: float = 0.0
     status: int = 0
     error: str = ""

@@ -49,7 +49,7 @@ class Figures:
     goodput_per_s: float | None
     """Requests that kept the targets; None without targets."""
     good_share: float | None
-    """Of all requests, those that failed too."""
+    """Part of all requests, those that failed too."""
 
 
 def load_seconds(outcomes: Iterable[Outcome]) -> float:
@@ -101,7 +101,7 @@ def failures(outcomes: Iterable[Outcome]) -> list[tuple[int, str, str]]:
 
 
 def ttft_ms(outcomes: Iterable[Outcome]) -> list[float]:
-    """Of those that have a first token."""
+    """Milliseconds to the first token, of requests that have one."""
     return [(o.arrivals_s[0] - o.begun_s) * 1e3 for o in outcomes if len(o.arrivals_s)]
 
 

@@ -34,7 +34,7 @@ class Plan(NamedTuple):
     output_tokens: int
     ignores_eos: bool
     concurrency: int
-    """Of a closed loop, which it is without a rate."""
+    """Requests at a time of a closed loop, which a plan is without a rate."""
     rate: float | None
     requests: int
     is_counted: bool

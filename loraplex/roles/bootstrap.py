@@ -65,8 +65,8 @@ async def migrate_database(
 
 
 def load_pepper(settings: Settings) -> bytes:
-    """Of the settings, else of the data directory, made there at the first start. Raises NotPrivate
-    for the file of another account."""
+    """The pepper of the settings, else of the data directory, made there at the first start. Raises
+    NotPrivate for the file of another account."""
     if settings.key_pepper:
         return settings.key_pepper.encode()
     path = settings.home / "pepper"

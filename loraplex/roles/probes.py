@@ -25,7 +25,7 @@ class Readiness:
         self._database = database
         self._lock = asyncio.Lock()
         self._asked_at = -FRESH_S
-        """Of time.monotonic()."""
+        """As time.monotonic() has it."""
         self._is_ready = False
 
     async def check(self) -> bool:

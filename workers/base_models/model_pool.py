@@ -41,7 +41,7 @@ class RegisteredModel:
     state: ModelState
     make_runner: Callable[[Decoder], ModelRunner]
     num_bytes: int
-    """Of its weights: as planned, then as loaded."""
+    """Bytes of its weights: as planned, then as loaded."""
     image: WeightImage | None = None
     """Where weights come from each time but the first, if they are kept."""
     runner: ModelRunner | None = None
@@ -54,7 +54,7 @@ class RegisteredModel:
     """Since when it is copied to the device."""
     load: Load | None = None
     error: str = ""
-    """Of its last load."""
+    """Why its last load failed; empty if it did not."""
 
 
 class ModelPool:

@@ -25,7 +25,7 @@ MIN_LOADS = 10.0
 """A busy model stays for so many times its load: of all time at most 1 part in 1 + MIN_LOADS is
 lost to loading."""
 LEAST_STAY_S = 0.25
-"""Of a model, even while others have waited too long."""
+"""How long a model stays at least, even while others have waited too long."""
 SETTLE_S = 1.0
 """When everything else is preempted, and there still is no room after so long, there will be
 none."""
@@ -58,7 +58,7 @@ class ModelState:
 
     digest: str
     num_extents: int
-    """Of its weights."""
+    """Extents that its weights take."""
     load_s: float
     """How long its load takes: an estimate, then the last one measured."""
     is_pinned: bool = False

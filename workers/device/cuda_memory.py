@@ -86,7 +86,7 @@ class CudaDriver:
 
 
 class CudaVirtualMemory:
-    """Of one GPU. Pieces are handles of the driver."""
+    """Address space of one GPU. Pieces are handles of the driver."""
 
     def __init__(self, driver: CudaDriver, index: int, view: Callable[[Addresses], Tensor]) -> None:
         """index: of the GPU. view: a tensor of addresses, which keeps them alive."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 PROT_NONE, MAP_FIXED = 0, 0x10
-"""Of Linux; Python does not name them."""
+"""Linux's values; Python does not name them."""
 
 
 class VirtualMemory(Protocol):
@@ -50,7 +50,7 @@ class VirtualMemory(Protocol):
 
 
 class HostVirtualMemory:
-    """Of Linux: pieces are ranges of a file in memory."""
+    """Address space on Linux: pieces are ranges of a file in memory."""
 
     granularity = mmap.PAGESIZE
 

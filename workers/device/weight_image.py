@@ -12,7 +12,7 @@ from ops.base import DeviceEvent, Ops
 from workers.device.device_memory import AddressRange
 
 ALIGNMENT = 256
-"""Of each tensor, in bytes, as allocators on a GPU have it."""
+"""Alignment of each tensor, in bytes, as allocators on a GPU have it."""
 
 
 class Arrival:

@@ -165,7 +165,7 @@ class ModelRunner:
         return self._graphs.prepare(inputs, shape)
 
     def _logits(self, inputs: BatchInputs[Tensor], shape: StepShape, out: Tensor) -> Tensor:
-        """Of all tokens."""
+        """Logits of all tokens."""
         batch = forward_batch(inputs, shape, self._buffer, self._view, self._tables)
         return self.model.logits(self.model.forward(batch), out)
 

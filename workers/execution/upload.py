@@ -12,7 +12,7 @@ from torch import Tensor
 from workers.execution.step_input import Array
 
 ALIGNMENT = 16
-"""Of each array in the buffer, in bytes: any element type may be read there."""
+"""Alignment of each array in the buffer, in bytes: any element type may be read there."""
 
 
 class Packing:

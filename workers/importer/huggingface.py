@@ -23,7 +23,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 class SamplingRanges(msgspec.Struct):
-    """Of generation_config.json, which fills in what a caller leaves out: those of requests."""
+    """Ranges of generation_config.json, which fills in what a caller leaves out: as of requests."""
 
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)] | None = None

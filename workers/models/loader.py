@@ -26,7 +26,7 @@ class WeightLoader:
         self.ops = ops
         self.image = image
         self.num_bytes = 0
-        """Of all that was loaded, on the device."""
+        """Bytes of all that was loaded, on the device."""
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._meter = meter

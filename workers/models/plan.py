@@ -48,8 +48,8 @@ class ModelPlan:
         return KVLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, self.dtype)
 
     def max_bytes(self, linear: torch.dtype, *, shares_tables: bool = False) -> int:
-        """Of the loaded weights: at least what they take, and little more. linear: the dtype of
-        the backend's packed linears. shares_tables: see Ops."""
+        """Bytes of the loaded weights: at least what they take, and little more. linear: the dtype
+        of the backend's packed linears. shares_tables: see Ops."""
         spec = self.spec
         tensors = dict(expected_tensors(spec))
         num_bytes = prod(tensors["model.embed_tokens.weight"]) * self.dtype.itemsize

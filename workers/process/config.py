@@ -25,7 +25,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     listen: str
     """`unix:PATH` or `tcp://HOST:PORT`."""
     security: Security = Security()
-    """Of TCP."""
+    """How TCP is secured."""
     health: str = "127.0.0.1:0"
     """HOST:PORT or `unix:PATH` of /livez, /readyz and /metrics."""
     device: Device = "cpu"
@@ -42,7 +42,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_wait_s: float = 30.0
     """When a request has waited so long for its model, a busy one makes room."""
     max_model_drain_s: float = 10.0
-    """So long what runs may end when its model is to leave; then it goes on when that is back."""
+    """How long running sequences may go on when their model is to leave; then they wait for it."""
     adapter_memory_min: int = 0
     adapter_memory_max: int | None = None
     host_adapter_memory: int = 1 << 30

@@ -16,7 +16,7 @@ class DeviceScheduler:
 
     def __init__(self) -> None:
         self._virtual_s: dict[Engine, float] = {}
-        """Of those that could run at the last look."""
+        """Virtual time of engines that could run at the last look."""
         self._now_s = 0.0
         """The least of them."""
 

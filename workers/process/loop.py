@@ -81,7 +81,7 @@ class WorkerLoop:
         """What it was first told of has come, or failed to."""
         self.is_draining = False
         self.generation = 0
-        """Of the last `Desired` that was applied."""
+        """Generation of the last `Desired` that was applied."""
         self._pinned_generation = 0
         """The same, but less if it was told before a model was registered: gateways tell the pins
         of that one when they know of it."""

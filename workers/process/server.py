@@ -53,7 +53,7 @@ SERVER = 0
 """The number of the server's own commands, among those of connections."""
 OUTBOX_BYTES = 8 << 20
 FLUSH_S = 1.0
-"""So long a gateway has at the end to read what was sent to it."""
+"""How long a gateway has at the end to read what was sent to it."""
 
 
 class Disconnected(msgspec.Struct, frozen=True):

@@ -452,7 +452,7 @@ def _sized_by(setting: str, value: int) -> Generator[None]:
 
 
 def _setting(config: WorkerConfig) -> str:
-    """Of the two that size the memory, the one that does."""
+    """The setting that sizes the memory, of the two that may."""
     return "memory" if config.device_memory is None else "device_memory"
 
 
@@ -462,7 +462,7 @@ class Cut(NamedTuple):
     extent_bytes: int
     weight_extents: list[int]
     least_bytes: int
-    """Of the setting: adapters have their floor, and each model KV when the others have left."""
+    """Least value of the setting: adapters have their floor, each model KV when others are out."""
 
 
 def _make_slab(config: WorkerConfig, virtual: VirtualMemory) -> HostSlab:

@@ -109,12 +109,12 @@ class Sequence:
         self.block_table = block_table
         self.lease: AdapterLease | None = None
         self.slot: int | None = None
-        """Of the token buffer, while it runs."""
+        """Its slot of the token buffer, while it runs."""
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.pooled: NDArray[np.float32] | None = None
         """For kind `embed`: what the steps that have ended add to its vector."""
         self.logprobs: list[TokenLogprobs] = []
-        """Of the generated tokens that are not sent yet."""
+        """Log-probabilities of the generated tokens that are not sent yet."""
         self.num_unsent_tokens = 0
         """Generated tokens that are not sent to the gateway yet."""
         self._hasher = PageHasher(

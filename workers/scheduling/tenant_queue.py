@@ -12,7 +12,7 @@ Item = TypeVar("Item")
 """What is queued: a sequence."""
 
 MAX_TENANTS = 1024
-"""Of a class. Beyond it, idle tenants are forgotten whose counter a return would raise anyway."""
+"""Tenants of a class; beyond it, idle ones are forgotten whose counter a return would raise."""
 
 
 class Terms(NamedTuple):

@@ -56,9 +56,9 @@ LAST_RETRY_S = 0.5
 LOOK_S = 0.25
 """How often it is looked whether a worker was heard of, and got what was sent to it."""
 SILENT_LOOKS = 10
-"""So many looks in vain, 2.5 s, and work goes elsewhere where it can."""
+"""Looks in vain, 2.5 s, after which work goes elsewhere where it can."""
 LOST_LOOKS = 40
-"""So many, 10 s, and the connection is given up."""
+"""Looks in vain, 10 s, after which the connection is given up."""
 HUNG_STEP_S = 60.0
 """An engine that has been at one step for so long is taken for hung, though the worker pulses. No
 step is meant to take a second; weights may have to come to the device in one."""

@@ -74,7 +74,7 @@ class Prefix:
 
 
 class PrefixIndex:
-    """Of one worker. As many keys are here as it has pages."""
+    """The cached prefixes of one worker. It holds at most as many keys as the worker has pages."""
 
     def __init__(self) -> None:
         self._keys: dict[str, set[bytes]] = {}

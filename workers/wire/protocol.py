@@ -159,7 +159,7 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     cache_salt: str = ""
     tenant: str = ""
     weight: int = 1
-    """Of the tenant, among those that wait."""
+    """The tenant's weight among those that wait."""
     service_class: ServiceClass = ServiceClass.STANDARD
     priority: int = 0
     """Among the requests of the tenant."""
@@ -345,8 +345,8 @@ class PromptProgress(msgspec.Struct, frozen=True, array_like=True):
     num_positions: int
     """Prompt positions that are computed or were found in the prefix cache."""
     num_cached: int
-    """Of these, the first so many were found there when the sequence began, or began again and
-    found more than was told of it."""
+    """How many of these, from the first on, were found there when the sequence began, or began
+    again and found more than was told of it."""
 
 
 class StepFrame(msgspec.Struct, frozen=True, omit_defaults=True, tag="step"):
@@ -401,7 +401,7 @@ class ModelStatus(msgspec.Struct, frozen=True):
     """device | loading | draining (leaves the device when what runs has ended) | host | cold |
     unsatisfiable"""
     num_bytes: int = 0
-    """Of its weights on the device, now or when it was there last; before that as planned."""
+    """Bytes of its weights on the device, now or when it was there last; before that as planned."""
     num_swaps: int = 0
     """How often it came to the device."""
     idle_s: float = 0.0
@@ -453,7 +453,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, tag="status"):
     step: int
     tokens_per_s: float
     generation: int = 0
-    """Of the last `Desired` that was applied."""
+    """Generation of the last `Desired` that was applied."""
     tenants: list[TenantStatus] = []
     """Those that hold most of the device's memory."""
     num_late_kernels: int = 0

@@ -36,7 +36,7 @@ class PriceSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     input: Decimal
     output: Decimal
     cached_input: Decimal | None = None
-    """Of prompt tokens that were found in the cache; default: as `input`, and never more."""
+    """Price of prompt tokens found in the cache; default: as `input`, and never more."""
 
 
 class PriceView(msgspec.Struct, frozen=True):

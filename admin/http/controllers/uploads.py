@@ -43,7 +43,7 @@ from admin.uploads.upload import MULTIPART, VersionFields, media_type, receive_f
 
 OWN = [requires(ADMIN, ADAPTERS_WRITE)]
 PARTS = [requires(ADMIN, ADAPTERS_WRITE, changes_rows=False)]
-"""Of an upload's bytes, which are bounded themselves."""
+"""Guards of an upload's bytes, which are bounded themselves."""
 JSON = "application/json"
 MAX_JSON_BYTES = 1 << 20
 UPLOADING = (404, 408, 409, 413, 507)

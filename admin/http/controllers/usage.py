@@ -47,7 +47,7 @@ class UsageView(msgspec.Struct, frozen=True, omit_defaults=True):
     cost: str
     """Dollars, exactly, at the prices of when the requests came."""
     input_cost: str
-    """Of it, what prompt tokens cost that were not found in a cache. It lacks, as the next two do,
+    """Part of it that is of prompt tokens not found in a cache. It lacks, as the next two do,
     what was used before costs were told apart."""
     cached_input_cost: str
     output_cost: str

@@ -23,7 +23,7 @@ from gateway.text.tokenizer import ModelTokenizer
 MIN_COUNTED = 1 << 15
 """Tokens that both routes take though the context has fewer; far more would take gigabytes."""
 MAX_TEXT_BYTES = 2 << 20
-"""Of the text of an answer: far more would wait in memory for a client that does not read it."""
+"""Bound of an answer's text: more would wait in memory for a client that does not read it."""
 
 
 @post("/tokenize", guards=[requires(INFERENCE)], status_code=200)
