@@ -380,6 +380,7 @@ class Engine:
         """Sequences that ended while the step was in flight have no part in it."""
         results = zip(schedule.items, output.sequences, strict=True)
         self.scheduler.update(schedule, [_num_taken(item, result) for item, result in results])
+        self._follow_grammars(schedule, output)
         events: list[Event] = []
         now = self._clock()
         for item, result in zip(schedule.items, output.sequences, strict=True):
@@ -414,7 +415,7 @@ class Engine:
             # The step ahead was computed as if there were one.
             return [self._fail_drawing(sequence, ErrorCode.INTERNAL)]
         num_before, is_first = len(sequence.tokens), not sequence.is_begun
-        forced = self._forced(sequence, result)
+        forced = [] if sequence.grammar is None else sequence.grammar.take_forced()
         output = sequence.append(result.tokens + forced, result.logprobs, now)
         num_new = len(sequence.tokens) - num_before
         self.num_generated_tokens += num_new
@@ -428,21 +429,20 @@ class Engine:
             self._forget(sequence)
             return [(sequence.connection, output)]
         self.scheduler.write_tokens(sequence, num_new - len(result.tokens))
-        events: list[Event] = [] if output is None else [(sequence.connection, output)]
-        if sequence.grammar is not None and sequence.grammar.failure is not None:
-            self.scheduler.remove(sequence)
-            message = f"the grammar cannot be followed any further: {sequence.grammar.failure}"
-            events.append(self._fail(sequence, ErrorCode.INVALID, message))
-        return events
+        return [] if output is None else [(sequence.connection, output)]
 
-    def _forced(self, sequence: Sequence, result: SequenceResult) -> list[int]:
-        """Tokens that alone can follow by its grammar and so are not drawn; none where the
-        log-probability of each is asked for."""
-        _, finish_reason = sequence.end_within(result.tokens)
-        if sequence.grammar is None or finish_reason is not None:
-            return []
-        forces = sequence.params.logprobs is None
-        return sequence.grammar.take(result.tokens, forces=forces)
+    def _follow_grammars(self, schedule: Schedule, output: StepOutput) -> None:
+        """Tokens that alone can follow are not forced where the log-probability of each is asked
+        for."""
+        if self._grammars is None:
+            return
+        for item, result in zip(schedule.items, output.sequences, strict=True):
+            sequence = item.sequence
+            if sequence.grammar is None or sequence.is_finished or not result.tokens:
+                continue
+            if sequence.end_within(result.tokens)[1] is None:
+                sequence.grammar.follow(result.tokens, forces=sequence.params.logprobs is None)
+        self._grammars.follow()
 
     def _fail_drawing(self, sequence: Sequence, error: ErrorCode) -> Event:
         adapter = "none" if sequence.adapter is None else sequence.adapter.digest

@@ -8,7 +8,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from heapq import nlargest
@@ -45,6 +44,7 @@ from workers.execution.model_runner import ModelRunner
 from workers.execution.step_ring import StepRing
 from workers.execution.token_buffer import TokenBuffer
 from workers.grammar.grammars import Grammars
+from workers.grammar.sequence_grammar import GrammarThreads
 from workers.models.decoder import Decoder
 from workers.models.plan import ModelPlan
 from workers.process.config import WorkerConfig
@@ -134,7 +134,7 @@ class Worker:
             self._adapter_requests.expected,
             self.ops.block_hashes,
         )
-        self._grammar_thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._grammar_threads = GrammarThreads()
         self.instances: dict[str, ModelInstance] = {}
         self.verifier = AdapterVerifier(self.instances, clock=time.monotonic)
         self._residency = Residency(
@@ -170,7 +170,7 @@ class Worker:
 
     def close(self) -> None:
         """When its loop has ended: adapters that wait to be loaded do not hold the process up."""
-        self._grammar_thread.shutdown(wait=False, cancel_futures=True)
+        self._grammar_threads.close()
         for instance in self.instances.values():
             instance.pool.close()
 
@@ -362,7 +362,7 @@ class Worker:
         tokenizer, spec = plan.folder / "tokenizer.json", plan.spec
         try:
             return Grammars(
-                tokenizer, spec.vocab_size, frozenset(spec.eos_token_ids), self._grammar_thread
+                tokenizer, spec.vocab_size, frozenset(spec.eos_token_ids), self._grammar_threads
             )
         except (ValueError, OSError) as error:
             log.warning("model %s: no structured output: %s", plan.digest[:12], error)

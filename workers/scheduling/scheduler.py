@@ -264,8 +264,16 @@ class Scheduler:
 
     def _decode(self, schedule: Schedule) -> None:
         """Schedules the uncomputed tokens of sequences that generate: one each, unless the last
-        step gave several."""
+        step gave several. One whose grammar is still being followed is left out."""
         for sequence in list(self.running):
+            grammar = sequence.grammar
+            if grammar is not None and not grammar.is_ready:
+                continue
+            if grammar is not None and grammar.failure is not None:
+                self.remove(sequence)
+                message = f"the grammar cannot be followed any further: {grammar.failure}"
+                schedule.failed.append((sequence, ErrorCode.INVALID, message))
+                continue
             is_on = sequence.status is SequenceStatus.RUNNING and sequence.is_generating
             num_tokens = sequence.num_uncomputed
             if is_on and self._grow(sequence, num_tokens, schedule):

@@ -35,7 +35,7 @@ class Grammar(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is compiled; until then its sequence waits."""
+        """Whether it is compiled, and at the sequence's last token; until then that waits."""
         ...
 
     @property
@@ -48,9 +48,13 @@ class Grammar(Protocol):
         """int32 [ceil(V / 32)]: bit t % 32 of word t // 32 is set if token t may be the next."""
         ...
 
-    def take(self, tokens: list[int], *, forces: bool) -> list[int]:
-        """Goes on over generated tokens; sets `failure` if it cannot. If it `forces`, returns the
-        tokens that alone can follow, and goes on over them too."""
+    def follow(self, tokens: list[int], *, forces: bool) -> None:
+        """Goes on over generated tokens beside the engine; sets `failure` if it cannot. `forces`:
+        goes on over those too that alone can follow."""
+        ...
+
+    def take_forced(self) -> list[int]:
+        """The tokens that alone can follow; none where that takes longer."""
         ...
 
 

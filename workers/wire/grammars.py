@@ -20,7 +20,7 @@ def limits() -> LLParserLimits:
         max_items_in_row=2_000,
         initial_lexer_fuel=1_000_000,
         step_lexer_fuel=STEP_FUEL,
-        step_max_items=20_000,
+        step_max_items=5_000,
         max_lexer_states=50_000,
         max_grammar_size=200_000,
         verbose_errors=False,
@@ -51,8 +51,17 @@ def of_regex(regex: str) -> str:
 
 
 def of_lark(lark: str) -> str:
-    """The grammar of llguidance's variant of Lark."""
+    """The grammar of llguidance's variant of Lark. Raises ValueError for one that is given in its
+    JSON, which could say more than a grammar."""
+    if lark.lstrip().startswith("{"):
+        raise ValueError("a Lark grammar begins with a rule")
     return LLMatcher.grammar_from_lark(lark)
+
+
+def is_lark(grammar: str) -> bool:
+    """Whether it was given in Lark. A token of it can take as long as all `step_max_items` do:
+    up to a second where many rules may be empty."""
+    return not grammar.startswith("{")
 
 
 def refusal(grammar: str) -> str | None:
