@@ -28,7 +28,6 @@ REQUEST_BUCKETS = (
 )
 TOKEN_BUCKETS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
 STEP_TOKEN_BUCKETS = (1, *(1 << power for power in range(3, 15)))
-SWAP_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 
 meter = metrics.get_meter("loraplex.worker")
 

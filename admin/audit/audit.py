@@ -72,9 +72,9 @@ class Checkpoint(msgspec.Struct, frozen=True):
     """Where the chain begins once older rows are pruned."""
 
     seq: int
-    """Of the last row that was pruned."""
+    """Number of the last row that was pruned."""
     hash: bytes
-    """Of that row."""
+    """Hash of that row."""
     seal: bytes
 
     def is_sealed(self, pepper: bytes) -> bool:
@@ -85,9 +85,9 @@ class Verification(msgspec.Struct, frozen=True):
     """What the check of one part of the chain found."""
 
     seq: int
-    """Of the last row that was looked at; where the next part begins."""
+    """Number of the last row that was looked at; the next part begins after it."""
     hash: bytes
-    """Of that row."""
+    """Hash of that row."""
     newest: int
     """Number of the last row there is."""
     pruned: int = 0

@@ -17,25 +17,23 @@ class RetryBudget:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._num_sent = self._num_retried = 0
         self._seconds: deque[list[int]] = deque()
         """Counts of the window, as [second, sent, retried]."""
 
     @property
     def has_room(self) -> bool:
         self._now()
-        return self._num_retried < max(FLOOR, SHARE * self._num_sent)
+        num_sent, num_retried = (sum(each[part] for each in self._seconds) for part in (1, 2))
+        return num_retried < max(FLOOR, SHARE * num_sent)
 
     def note_sent(self, num_sequences: int) -> None:
         self._now()[1] += num_sequences
-        self._num_sent += num_sequences
 
     def take(self) -> bool:
         """Whether there is room for one more, which then is taken."""
         if not self.has_room:
             return False
         self._now()[2] += 1
-        self._num_retried += 1
         return True
 
     def _now(self) -> list[int]:
@@ -43,7 +41,5 @@ class RetryBudget:
         if not self._seconds or self._seconds[-1][0] != second:
             self._seconds.append([second, 0, 0])
             while self._seconds[0][0] <= second - WINDOW_S:
-                _, num_sent, num_retried = self._seconds.popleft()
-                self._num_sent -= num_sent
-                self._num_retried -= num_retried
+                self._seconds.popleft()
         return self._seconds[-1]
