@@ -179,5 +179,5 @@ def _work_of(request: Generate) -> Work:
         activation=request.activation,
         salt=request.cache_salt,
     )
-    least_version = version_needed(request.kind, request.grammar, request.params.rules)
+    least_version = version_needed(request.params.rules)
     return Work(request.model, adapter, [prefix], 1, least_version)

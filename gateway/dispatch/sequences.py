@@ -109,7 +109,7 @@ def work_of(call: Call) -> Work:
         version and version.digest,
         prompts,
         num_sequences,
-        version_needed(call.asked.kind, call.grammar, call.rules),
+        version_needed(call.rules),
     )
 
 

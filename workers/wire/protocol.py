@@ -14,7 +14,7 @@ from enum import StrEnum
 
 import msgspec
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 OLDEST_VERSION = PROTOCOL_VERSION - 1
 """Oldest version of a peer that is let in: gateways and workers of two neighbouring releases serve
 together."""
@@ -482,11 +482,11 @@ class Pulse(msgspec.Struct, frozen=True, tag="pulse"):
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     version: int
-    """The oldest that this side speaks. Version 4 takes a peer of this number alone."""
+    """The oldest that this side speaks."""
     instance_id: str
     models: list[ModelInfo] = []
     newest: int = 0
-    """The newest that this side speaks; 0: `version`, as version 4 sends it."""
+    """The newest that this side speaks; 0: `version` alone."""
 
 
 def own_hello(instance_id: str, models: list[ModelInfo] | None = None) -> Hello:
@@ -500,10 +500,10 @@ def common_version(own: Hello, peer: Hello) -> int | None:
     return newest if newest >= max(own.version, peer.version) else None
 
 
-def version_needed(kind: OutputKind, grammar: str, rules: TokenRules | None = None) -> int:
-    """The oldest version whose workers answer such a `Generate` as it is meant: 4 knows neither
-    vectors nor grammars nor rules."""
-    return 5 if grammar or rules or kind is OutputKind.EMBED else OLDEST_VERSION
+def version_needed(rules: TokenRules | None) -> int:
+    """The oldest version whose workers answer a `Generate` with such rules as it is meant: 5 knows
+    none."""
+    return 6 if rules else OLDEST_VERSION
 
 
 ToWorker = Hello | Generate | Abort | Prefetch | Probe | Desired | Drain
