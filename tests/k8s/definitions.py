@@ -84,7 +84,12 @@ SPECS: dict[tuple[str, str], Schema] = {
         maxReplicaCount=COUNT,
         pollingInterval=COUNT,
         cooldownPeriod=COUNT,
-        fallback=_object(*("failureThreshold", "replicas"), failureThreshold=COUNT, replicas=COUNT),
+        fallback=_object(
+            *("failureThreshold", "replicas"),
+            failureThreshold=COUNT,
+            replicas=COUNT,
+            behavior=_one_of("static", "currentReplicas", "currentReplicasIfHigher"),
+        ),
         advanced=_object(
             horizontalPodAutoscalerConfig=_object(behavior=_object(scaleUp=RULES, scaleDown=RULES))
         ),
@@ -98,6 +103,7 @@ SPECS: dict[tuple[str, str], Schema] = {
                     serverAddress=TEXT,
                     query=TEXT,
                     threshold={"type": "string", "pattern": r"^\d+(\.\d+)?$"},
+                    ignoreNullValues=_one_of("true", "false"),
                 ),
             )
         ),

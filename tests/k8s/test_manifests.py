@@ -334,8 +334,9 @@ def test_addresses_and_certificates_name_the_pods(overlay: str, tmp_path: Path) 
     service = find(overlay, "StatefulSet", "loraplex-worker")["spec"]["serviceName"]
     hosts = [f"loraplex-worker-{n}.{service}.loraplex.svc" for n in range(len(gateway.workers))]
     assert list(gateway.workers) == [f"tcp://{host}:9000" for host in hosts]
-    num_most = find(overlay, "StatefulSet", "loraplex-worker")["spec"]["replicas"]
+    num_most = find(overlay, "StatefulSet", "loraplex-worker")["spec"].get("replicas")
     if overlay == "observability":
+        assert num_most is None, "each roll-out would undo what KEDA did"
         num_most = find(overlay, "ScaledObject", "loraplex-worker")["spec"]["maxReplicaCount"]
     assert num_most <= len(hosts)
     assert not gateway.insecure_transport and not worker.insecure_transport
@@ -365,6 +366,21 @@ def test_what_scales_the_workers_is_a_metric_of_theirs() -> None:
     for trigger in find("observability", "ScaledObject", "loraplex-worker")["spec"]["triggers"]:
         (name,) = re.findall(r"vllm:\w+", trigger["metadata"]["query"])
         assert f"`{name.removesuffix('_bucket')}`" in page, name
+
+
+def test_the_picker_is_told_how_to_choose() -> None:
+    """Without plugins it ends at its start."""
+    (picker,) = all_containers([find("gaie", "Deployment", "loraplex-picker")])
+    flags = dict(each.removeprefix("--").split("=", 1) for each in picker["args"])
+    (mount,) = picker["volumeMounts"]
+    file = Path(flags["config-file"])
+    assert str(file.parent) == mount["mountPath"]
+    plugins = yaml.safe_load(find("gaie", "ConfigMap", "loraplex-picker")["data"][file.name])
+    named = [each["type"] for each in plugins["plugins"]]
+    (profile,) = plugins["schedulingProfiles"]
+    assert [each["pluginRef"] for each in profile["plugins"]] == named
+    (pool,) = find("gaie", "InferencePool", "loraplex")["spec"]["targetPorts"]
+    assert int(flags["model-server-metrics-port"]) != pool["number"]
 
 
 def test_the_page_makes_every_secret() -> None:
