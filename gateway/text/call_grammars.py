@@ -14,22 +14,31 @@ import msgspec
 from gateway.exceptions import InvalidRequest
 from gateway.generation_request import GenerationRequest, NamedTool, Tool, callable_tools
 from gateway.text.parsers import mistral, thoughts
-from gateway.text.parsers.answer_form import AnswerForm
+from gateway.text.parsers.answer_form import AnswerForm, CallFormat
+from gateway.text.parsers.gemma import FUNCTION_GEMMA, GEMMA_4
 from workers.wire import grammars
 
-HELD: dict[str, tuple[str, str, str, str]] = {
-    "generic": ("<tool_call>", '\n{"name": %s, "arguments": ', "}\n</tool_call>", "\n"),
-    "hermes": ("<tool_call>", '\n{"name": %s, "arguments": ', "}\n</tool_call>", "\n"),
-    "qwen_xml": ("<tool_call>", '\n{"name": %s, "arguments": ', "}\n</tool_call>", "\n"),
-    "llama_json": ("", '{"name": %s, "parameters": ', "}", "; "),
-    "mistral": (mistral.OPEN, '[{"name": %s, "arguments": ', "}]", ""),
+HELD: dict[CallFormat, tuple[str, str, str, str]] = {
+    "generic": ("<tool_call>", '\n{"name": "%s", "arguments": ', "}\n</tool_call>", "\n"),
+    "hermes": ("<tool_call>", '\n{"name": "%s", "arguments": ', "}\n</tool_call>", "\n"),
+    "qwen_xml": ("<tool_call>", '\n{"name": "%s", "arguments": ', "}\n</tool_call>", "\n"),
+    "llama_json": ("", '{"name": "%s", "parameters": ', "}", "; "),
+    "pythonic": ("", "[%s(**", ")]", ""),
+    "mistral": (mistral.OPEN, '[{"name": "%s", "arguments": ', "}]", ""),
+    "gemma": (FUNCTION_GEMMA.begin, "call:%s", FUNCTION_GEMMA.end, "\n"),
+    "gemma4": (GEMMA_4.begin, "call:%s", GEMMA_4.end, "\n"),
 }
-"""For each format that can be held to: the marker before a call, what stands before and after its
-arguments, and what is between calls."""
+"""For each format: the marker before a call, what stands before and after its arguments, which are
+a JSON object, and what is between calls."""
 MAY_BE_STRICT = ("generic", "hermes", "mistral")
 """Formats whose marker is before every call: there a call of the model's own choice can be held to
 the tool's schema."""
-MARKERS = (thoughts.OPEN, thoughts.CLOSE, *(opening for opening, *_ in HELD.values() if opening))
+CLOSING = (FUNCTION_GEMMA.end, GEMMA_4.end)
+MARKERS = (
+    *(thoughts.OPEN, thoughts.CLOSE),
+    *(opening for opening, *_ in HELD.values() if opening),
+    *CLOSING,
+)
 """Markers that are special tokens of some models."""
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
@@ -55,23 +64,19 @@ def rules_of(
     tools, choice = callable_tools(asked), asked.tool_choice
     must_call = choice not in ("auto", "none")
     is_strict = any(tool.strict for tool in tools)
-    if must_call and form.calls not in HELD:
-        raise _refused(form, "'tool_choice' may be 'auto' or 'none'", "tool_choice")
     if is_strict and not must_call and form.calls not in MAY_BE_STRICT:
-        raise _refused(form, "a tool's 'strict' may be true where a call is required", "tools")
+        raise InvalidRequest(
+            f"This model writes calls in the format {form.calls!r}, in which a tool's 'strict' may "
+            "be true where a call is required.",
+            param="tools",
+            code="unsupported_constraint",
+        )
     if not (must_call or is_strict or (body and (tools or form.has_thoughts))):
         return None
+    is_parallel = asked.is_parallel
     if isinstance(choice, NamedTool):
-        tools = [tool for tool in tools if tool.name == choice.name]
-    return AnswerRules(form, in_thought, tools, must_call, asked.is_parallel, body)
-
-
-def _refused(form: AnswerForm, allowed: str, param: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"This model writes calls in the format {form.calls!r}, in which {allowed}.",
-        param=param,
-        code="unsupported_constraint",
-    )
+        tools, is_parallel = [tool for tool in tools if tool.name == choice.name], False
+    return AnswerRules(form, in_thought, tools, must_call, is_parallel, body)
 
 
 def grammar_of(rules: AnswerRules, special: Callable[[str], int | None]) -> str:
@@ -112,10 +117,11 @@ def _lines(rules: AnswerRules, special: Callable[[str], int | None]) -> Sequence
         return [*lines, "answer: @body"]
     opening, before_arguments, after, between = HELD[rules.form.calls]
     calls = [
-        f"{json.dumps(before_arguments % json.dumps(tool.name))} @arguments_{number}"
+        f"{json.dumps(before_arguments % tool.name)} @arguments_{number}"
         for number, tool in enumerate(rules.tools)
     ]
-    lines.append(f"written: ({' | '.join(calls)}) {json.dumps(after)}")
+    closing = marker(after) if after in CLOSING else json.dumps(after)
+    lines.append(f"written: ({' | '.join(calls)}) {closing}")
     call = f"{marker(opening)} written" if opening else "written"
     if rules.must_call or rules.body:
         more = f"({json.dumps(between)} {call})*" if rules.is_parallel and between else ""

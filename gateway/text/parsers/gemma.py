@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from gateway.text.parsers.reading_parser import Malformed, Reading, ReadingParser
+from gateway.text.parsers.json_calls import JsonCallParser
+from gateway.text.parsers.reading_parser import Malformed, Reading
 
 MAX_DEPTH = 64
 END_OF_NAME = re.compile(r"[^\w.-]")
@@ -29,8 +30,9 @@ FUNCTION_GEMMA = GemmaMarkers("<start_function_call>", "<end_function_call>", "<
 GEMMA_4 = GemmaMarkers("<|tool_call>", "<tool_call|>", '<|"|>')
 
 
-class GemmaParser(ReadingParser):
-    """Keys and numbers stand as they are; arguments are given as they come."""
+class GemmaParser(JsonCallParser):
+    """Keys and numbers stand as they are, or else arguments are JSON; they are given as they
+    come."""
 
     def __init__(self, markers: GemmaMarkers) -> None:
         super().__init__()
@@ -48,7 +50,12 @@ class GemmaParser(ReadingParser):
         if not name or (yield from self.peek()) != "{":
             raise Malformed
         self.begin_call(name)
-        yield from self._read_value(0)
+        self.add_arguments(self.take(1))
+        yield from self.skip_space()
+        if (yield from self.peek()) == '"':
+            yield from self.read_value(self.add_arguments, depth=1)
+        else:
+            yield from self._read_items("{", "}", 0)
         yield from self.skip_space()
         yield from self.skip_end(self._markers.end)
         self.end_call()
@@ -65,15 +72,13 @@ class GemmaParser(ReadingParser):
             self.add_arguments('"')
             return
         match (yield from self.peek()):
-            case "{":
-                yield from self._read_items("{", "}", depth)
-            case "[":
-                yield from self._read_items("[", "]", depth)
+            case "{" | "[" as begin:
+                self.add_arguments(self.take(1))
+                yield from self._read_items(begin, "}" if begin == "{" else "]", depth)
             case _:
                 self.add_arguments(_scalar((yield from self.until(END_OF_SCALAR, MAX_SCALAR))))
 
     def _read_items(self, begin: str, end: str, depth: int) -> Reading[None]:
-        self.add_arguments(self.take(1))
         is_first = True
         while True:
             yield from self.skip_space()

@@ -106,14 +106,14 @@ class JsonCallParser(ReadingParser):
         yield from self.read_value(pieces.append)
         return "".join(pieces)
 
-    def read_value(self, add: Callable[[str], None]) -> Reading[None]:
-        """Reads a JSON value and adds its text as it comes. Raises Malformed at the end of the
-        text."""
+    def read_value(self, add: Callable[[str], None], depth: int = 0) -> Reading[None]:
+        """Reads a JSON value and adds its text as it comes. `depth`: of brackets that were read
+        before. Raises Malformed at the end of the text."""
         first = yield from self.peek()
-        if first not in ("{", "[", '"'):
+        if not depth and first not in ("{", "[", '"'):
             add((yield from self.until(END_OF_SCALAR)))
             return
-        value = OpenValue()
+        value = OpenValue(depth)
         while True:
             written, end = value.read(self._text, self._at)
             self.take((end or len(self._text)) - self._at)
@@ -128,8 +128,8 @@ class JsonCallParser(ReadingParser):
 class OpenValue:
     """Reads a JSON list, object or string to its end, in text that comes in pieces."""
 
-    def __init__(self) -> None:
-        self._depth = 0
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
         self._is_in_string = False
         self._is_escaped = False
         """The next character is, whatever it is."""

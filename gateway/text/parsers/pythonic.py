@@ -1,4 +1,5 @@
-"""Llama 3.2 and 4: the answer is `[name(city="Bern", days=3), other()]`."""
+"""Llama 3.2 and 4: the answer is `[name(city="Bern", days=3), other()]`, or `[name(**{"city":
+"Bern"})]`, as Python has it too."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ import re
 from collections.abc import Set
 from typing import Any
 
-from gateway.text.parsers.reading_parser import Malformed, Reading, ReadingParser
+from gateway.text.parsers.json_calls import JsonCallParser
+from gateway.text.parsers.reading_parser import Malformed, Reading
 
 OPEN, CLOSE = "<|python_start|>", "<|python_end|>"
 NAME = re.compile(r"[A-Za-z_][\w.-]*")
@@ -19,7 +21,7 @@ MARKS = re.compile(r"""[\\"'()\[\]{},]""")
 CONSTANTS = {"true": True, "false": False, "null": None}
 
 
-class PythonicParser(ReadingParser):
+class PythonicParser(JsonCallParser):
     """A list that begins otherwise is an answer. An argument is given when all of it is there."""
 
     def __init__(self, names: Set[str]) -> None:
@@ -58,6 +60,15 @@ class PythonicParser(ReadingParser):
             raise Malformed
         yield from self.expect("(")
         self.begin_call(name)
+        yield from self.skip_space()
+        if (yield from self.skip("**")):
+            if (yield from self.peek()) != "{":
+                raise Malformed
+            yield from self.read_value(self.add_arguments)
+            yield from self.skip_space()
+            yield from self.expect(")")
+            self.end_call()
+            return
         separator = "{"
         while True:
             yield from self.skip_space()

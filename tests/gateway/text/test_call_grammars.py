@@ -163,12 +163,9 @@ def test_which_requests_are_held_to_rules() -> None:
     strict = found()
     assert strict and not strict.must_call
     named = found(tool_choice=NamedTool("now"))
-    assert named and named.must_call and named.tools == [NOW]
+    assert named and named.must_call and named.tools == [NOW] and not named.is_parallel
     assert found(AnswerForm("hermes", True), BODY, tools=[])
-    for form, fields in (
-        ("pythonic", {"tool_choice": "required"}),
-        ("gemma", {"tool_choice": "required"}),
-        ("llama_json", {}),
-    ):
+    for form in ("pythonic", "llama_json", "gemma"):
+        assert found(AnswerForm(form), tool_choice="required")
         with pytest.raises(InvalidRequest, match=form):
-            found(AnswerForm(form), **fields)
+            found(AnswerForm(form))

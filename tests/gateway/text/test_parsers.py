@@ -174,6 +174,10 @@ def test_text_before_calls_is_the_answer(calls: CallFormat) -> None:
         ("pythonic", "<|python_start|>[get_weather(a=true, b={'c': (1,)})]<|python_end|>",
          {"a": True, "b": {"c": [1]}}),
         ("pythonic", "[get_weather(a=Bern)]", {"a": "Bern"}),
+        ("pythonic", '[get_weather(**{"a": "\\/"})]', {"a": "/"}),
+        ("gemma", '<start_function_call>call:f{ "a": [{"b": 1}]}<end_function_call>',
+         {"a": [{"b": 1}]}),
+        ("gemma", "<start_function_call>call:f{}<end_function_call>", {}),
         ("qwen_xml", "<function=get_weather>\n<parameter=days>\nmany\n</parameter>\n</function>",
          {"days": "many"}),
         ("qwen_xml", "<function=get_weather>\n<parameter=note>\n7\n</parameter>\n</function>",
@@ -271,7 +275,7 @@ MARKS = [
     *("<start_function_call>call:", "<end_function_call>", "<escape>", "get_weather", "("),
     *('{"name": "get_weather", "arguments": ', '{"name": "get_weather", "parameters": {"a": '),
     *("[", "]", "{", "}", '"', "'", "\\", ",", ":", ")", " ", "\n", "=", "1", "null", "x" * 150),
-    *("<|python_tag|>", " " * 70, "<|python_start|>", '"city"', "<", "</"),
+    *("<|python_tag|>", " " * 70, "<|python_start|>", '"city"', "<", "</", "**"),
 ]  # fmt: skip
 
 
