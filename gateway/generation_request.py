@@ -108,6 +108,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     num_logprobs: int | None = None
     """Likeliest tokens shown beside each one; 0: the token's own log-probability; None: none."""
+    scores_texts: bool = False
+    """Whether each piece of the answer's text comes with the log-probabilities of its tokens, which
+    the end of a stream repeats."""
     priority: int = 0
     cache_salt: str = ""
     tools: list[Tool] = []

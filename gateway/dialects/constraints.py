@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from gateway.dialects.sampling_fields import SamplingFields
 from gateway.exceptions import InvalidRequest
 from gateway.generation_request import Constraint
 
@@ -61,8 +62,8 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     json_object: bool | None = None
 
 
-class ConstraintFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields of a request. At most one of all may be set."""
+class ConstraintFields(SamplingFields, frozen=True, kw_only=True):
+    """The fields of a request that hold its answer. At most one of all may be set."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None

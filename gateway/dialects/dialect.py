@@ -72,9 +72,13 @@ def _joined(pieces: Sequence[Part]) -> Part:
         case ToolCall(index=index, name=name):
             written = [piece.arguments for piece in pieces if isinstance(piece, ToolCall)]
             return ToolCall(index, name, "".join(written))
-        case Text() | Reasoning() as first:
-            spoken = [piece.text for piece in pieces if not isinstance(piece, ToolCall)]
-            return type(first)("".join(spoken))
+        case Text():
+            texts = [piece for piece in pieces if isinstance(piece, Text)]
+            scored = [entry for piece in texts for entry in piece.scored]
+            return Text("".join([piece.text for piece in texts]), scored)
+        case Reasoning():
+            spoken = [piece.text for piece in pieces if isinstance(piece, Reasoning)]
+            return Reasoning("".join(spoken))
 
 
 class BodyFormat(ABC):

@@ -41,7 +41,6 @@ MESSAGES_TOOL_TYPES = re.compile(
 
 RESPONSES: Mapping[str, str] = {
     "client_metadata": "What an application notes of its own session.",
-    "include": "`reasoning.encrypted_content`: reasoning is shown in the open.",
     "max_tool_calls": "It counts calls of tools that a vendor runs; there are none.",
     "phase": "The phase of a message that is sent back.",
     "prompt_cache_key": "Every prefix is cached; requests go where it is.",
@@ -49,9 +48,8 @@ RESPONSES: Mapping[str, str] = {
     "prompt_cache_retention": "As `prompt_cache_key`.",
     "reasoning.options": "`context`, `generate_summary`, `mode` and `summary`: reasoning is shown "
     "as it comes.",
-    "reasoning_items": "Summaries and encrypted content of reasoning that is sent back; its text "
-    "is taken.",
-    "safety_identifier": "Nothing is reported by it.",
+    "reasoning_items": "Summaries of reasoning that is sent back, and what a vendor encrypted; "
+    "its text is taken.",
     "service_tier": "The tenant's class of service holds.",
     "stream_options": "`include_obfuscation`: streams are not padded.",
     "text.verbosity": "Models have no levels of it.",

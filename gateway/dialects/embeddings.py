@@ -12,7 +12,8 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from gateway.dialects.dialect import Answer, BodyFormat, Dialect
-from gateway.dialects.openai_fields import Count, TokenId, TokenIds, prompts_of
+from gateway.dialects.openai_fields import Count, TokenIds, prompts_of
+from gateway.dialects.sampling_fields import TokenId
 from gateway.exceptions import InvalidRequest
 from gateway.generation_request import GenerationRequest
 from gateway.limits.admission import Usage

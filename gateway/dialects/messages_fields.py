@@ -13,7 +13,8 @@ from msgspec import Meta
 
 from gateway.dialects.chat_messages import MAX_MESSAGES, CallId
 from gateway.dialects.constraints import Schema
-from gateway.dialects.openai_fields import Count, Probability, StopString
+from gateway.dialects.openai_fields import Count
+from gateway.dialects.sampling_fields import Probability, StopString
 
 MAX_BLOCKS = 4096
 """Content blocks of one message at most."""

@@ -14,6 +14,9 @@ from gateway.limits.admission import Usage
 from gateway.text.parsers.parser import Part, Reasoning, Text, ToolCall
 
 encode = msgspec.json.encode
+SIGNATURE = "unsigned"
+"""Ends a thinking block. Nothing is signed, but clients drop a thought, or send it back as text,
+whose signature is empty."""
 
 
 class MessagesFormat(AnswerFormat):
@@ -105,9 +108,16 @@ class MessagesFormat(AnswerFormat):
         """The event that ends the open block, if there is one."""
         if self._open is None:
             return b""
+        signed = b""
+        if self._open[0] is Reasoning:
+            delta = {"type": "signature_delta", "signature": SIGNATURE}
+            signed = event(
+                "content_block_delta",
+                {"type": "content_block_delta", "index": self._index, "delta": delta},
+            )
         self._open = None
         stopped = {"type": "content_block_stop", "index": self._index}
-        return event("content_block_stop", stopped)
+        return signed + event("content_block_stop", stopped)
 
     def _empty_block(self, part: Part) -> dict[str, Any]:
         """The block that a part's pieces are added to."""
@@ -127,7 +137,7 @@ class MessagesFormat(AnswerFormat):
             case Text(text=text):
                 return block | {"text": text}
             case Reasoning(text=text):
-                return block | {"thinking": text}
+                return block | {"thinking": text, "signature": SIGNATURE}
             case ToolCall(arguments=arguments):
                 return block | {"input": read_arguments(arguments)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,16 +25,16 @@ from gateway.dialects.responses_fields import (
     TextConfig,
     TextSchemaFormat,
 )
-from gateway.dialects.responses_format import ResponsesFormat
+from gateway.dialects.responses_format import CARRIED, ResponsesFormat
 from gateway.exceptions import InvalidRequest
 from gateway.generation_request import Constraint, GenerationRequest, NamedTool, Tool, ToolChoice
 from gateway.messages import MadeCall, Message, joined
 from gateway.text.detokenizer import TokenBytes
 
 DROPPED_FIELDS = (
-    *("client_metadata", "include", "max_tool_calls"),
+    *("client_metadata", "max_tool_calls"),
     *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
-    *("safety_identifier", "service_tier", "stream_options"),
+    *("service_tier", "stream_options"),
 )
 REASONING_OPTIONS = ("context", "generate_summary", "mode", "summary")
 
@@ -50,14 +51,15 @@ class Responses(Dialect[ResponsesRequest]):
             stream=bool(body.stream),
             messages=_messages(body, dropped),
             max_tokens=body.max_output_tokens,
-            temperature=body.temperature,
-            top_p=body.top_p,
+            num_logprobs=body.num_logprobs,
+            scores_texts=body.num_logprobs is not None,
+            **body.sampling(),
             tools=_tools(body.tools or [], dropped),
             tool_choice=_choice(body),
             is_parallel=body.parallel_tool_calls is not False,
             constraint=_constraint(body.text, dropped),
             template_arguments=_template_arguments(body, dropped),
-            user=body.user,
+            user=body.user or body.safety_identifier,
             dropped=tuple(sorted(dropped)),
         )
 
@@ -79,11 +81,14 @@ class Responses(Dialect[ResponsesRequest]):
             "text": {"format": (body.text and body.text.format) or {"type": "text"}},
             "tool_choice": body.tool_choice or "auto",
             "tools": [tool for tool in body.tools or () if tool.get("type") == "function"],
+            "top_logprobs": body.top_logprobs or 0,
             "top_p": body.top_p,
             "truncation": "disabled",
             "user": body.user,
         }
-        return ResponsesFormat(request_id, echoed)
+        return ResponsesFormat(
+            request_id, echoed, spelled, carries_reasoning=body.carries_reasoning
+        )
 
 
 def _messages(body: ResponsesRequest, dropped: set[str]) -> list[Message]:
@@ -105,6 +110,13 @@ def _messages(body: ResponsesRequest, dropped: set[str]) -> list[Message]:
 
 def _item(given: dict[str, Any], place: str) -> AnyItem:
     """Raises InvalidRequest. A message may come without its type."""
+    if given.get("type") == "item_reference":
+        raise InvalidRequest(
+            f"Unsupported item in '{place}': 'item_reference'. Responses are not stored: send the "
+            "item itself, as clients do where 'store' is false.",
+            param="input",
+            code="unsupported_item",
+        )
     if "type" not in given and "role" in given:
         given = {"type": "message", **given}
     try:
@@ -127,11 +139,26 @@ def _message(item: AnyItem, place: str, dropped: set[str]) -> Message | None:
         case CallOutputItem(call_id=id, output=output):
             return Message("tool", _text(output), call_id=id)
         case ReasoningItem():
-            if item.summary or item.encrypted_content is not None:
+            carried = item.encrypted_content
+            text = "\n".join([part.text for part in item.content or ()])
+            if not text and carried is not None:
+                text = reasoning_of(carried, place)
+            if item.summary or (carried and not text):
                 dropped.add("reasoning_items")
-            if not item.content:
-                return None
-            return Message("assistant", reasoning="\n".join([p.text for p in item.content]))
+            return Message("assistant", reasoning=text) if text else None
+
+
+def reasoning_of(carried: str, place: str) -> str:
+    """The reasoning in `encrypted_content`; empty if it is a vendor's. Raises InvalidRequest."""
+    if not carried.startswith(CARRIED):
+        return ""
+    try:
+        return base64.b64decode(carried.removeprefix(CARRIED), validate=True).decode()
+    except ValueError:
+        raise InvalidRequest(
+            f"Invalid value for '{place}': 'encrypted_content' is not as it was answered.",
+            param="input",
+        ) from None
 
 
 def _is_same_turn(last: Message, message: Message) -> bool:

@@ -14,7 +14,8 @@ from msgspec import Meta
 from gateway.dialects.chat_completions import ReasoningEffort
 from gateway.dialects.chat_messages import MAX_MESSAGES, CallId
 from gateway.dialects.constraints import JsonObjectFormat, Name, Schema, TextFormat
-from gateway.dialects.openai_fields import Count, Probability
+from gateway.dialects.openai_fields import Count, TopLogprobs
+from gateway.dialects.sampling_fields import SamplingFields
 from gateway.exceptions import InvalidRequest
 
 MAX_PARTS = 4096
@@ -83,10 +84,11 @@ class SummaryPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
 
 class ReasoningItem(Item, frozen=True, kw_only=True, tag="reasoning"):
     content: Annotated[list[ReasoningPart], Meta(max_length=MAX_PARTS)] | None = None
+    encrypted_content: str | None = None
+    """Read where there is no content: the text, as `carried` wrote it. A vendor's is dropped."""
 
     # dropped
     summary: Annotated[list[SummaryPart], Meta(max_length=MAX_PARTS)] | None = None
-    encrypted_content: str | None = None
 
 
 AnyItem = MessageItem | CallItem | CallOutputItem | ReasoningItem
@@ -139,7 +141,7 @@ class ResponsesStreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=
     include_obfuscation: bool | None = None
 
 
-class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     """POST /v1/responses."""
 
     example: ClassVar[dict[str, Any]] = {
@@ -155,8 +157,6 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     max_output_tokens: Count | None = None
     stream: bool | None = None
     store: bool | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Probability | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
     """Each a `FunctionTool`, or of a type that is dropped."""
     tool_choice: Literal["auto", "none", "required"] | FunctionChoice | None = None
@@ -166,24 +166,39 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
     """Answered as it came."""
     user: Annotated[str, Meta(max_length=1024)] | None = None
-    """Splits canaries; without it the API key does."""
+    """Splits canaries; without it `safety_identifier` does, then the API key."""
+    safety_identifier: Annotated[str, Meta(max_length=1024)] | None = None
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = (
+        None
+    )
+    top_logprobs: TopLogprobs | None = None
+    """Likeliest tokens told beside each one of the text."""
     background: Literal[False] | None = None
-    top_logprobs: Literal[0] | None = None
     previous_response_id: str | None = None
 
     # dropped
     client_metadata: Any = None
-    include: list[Literal["reasoning.encrypted_content"]] | None = None
     max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
     prompt_cache_key: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
-    safety_identifier: Any = None
     service_tier: Any = None
     stream_options: ResponsesStreamOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
 
+    @property
+    def num_logprobs(self) -> int | None:
+        """None: no log-probabilities are asked for."""
+        is_asked = self.top_logprobs or "message.output_text.logprobs" in (self.include or ())
+        return (self.top_logprobs or 0) if is_asked else None
+
+    @property
+    def carries_reasoning(self) -> bool:
+        """Whether items of reasoning carry it in `encrypted_content` too."""
+        return "reasoning.encrypted_content" in (self.include or ())
+
     def __post_init__(self) -> None:
+        self.check_min_tokens(self.max_output_tokens, "max_output_tokens")
         if self.store:
             raise InvalidRequest("Unsupported value: 'store' may only be false.", param="store")
         if self.previous_response_id is not None:

@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from gateway.dialects.dialect import Answer, AnswerFormat, part_key
+from gateway.dialects.dialect import SCORED_AT_ONCE, Answer, AnswerFormat, part_key
+from gateway.dialects.openai_format import finite, token_text
 from gateway.dispatch.choice import Delta
 from gateway.exceptions import error_body, problem_of
 from gateway.limits.admission import Usage
+from gateway.text.detokenizer import TokenBytes
 from gateway.text.parsers.parser import Part, Reasoning, Text, ToolCall
+from workers.wire.protocol import TokenLogprobs
 
 encode = msgspec.json.encode
 NAMES = {Text: "output_text", Reasoning: "reasoning_text", ToolCall: "function_call_arguments"}
 """Names of the events that carry a part's pieces."""
+CARRIED = "loraplex:"
+"""Begins an `encrypted_content` of ours."""
 
 
 class ResponsesFormat(AnswerFormat):
     """The answer to one request, which has one choice."""
 
-    def __init__(self, request_id: str, echoed: dict[str, Any]) -> None:
-        """`echoed`: the fields of a response that repeat its request, `id` among them."""
+    def __init__(
+        self,
+        request_id: str,
+        echoed: dict[str, Any],
+        spelled: TokenBytes,
+        *,
+        carries_reasoning: bool = False,
+    ) -> None:
+        """`echoed`: the fields of a response that repeat its request, `id` among them. `spelled`:
+        the bytes of each token id. `carries_reasoning`: its items have it in `encrypted_content`
+        too, which is all that some clients send back."""
         self._request_id = request_id
         self._echoed = echoed | {"created_at": int(time.time())}
+        self._spelled = spelled
+        self._carries_reasoning = carries_reasoning
         self._number = 0
         """Sequence number of the next event."""
         self._done: list[dict[str, Any]] = []
@@ -34,6 +52,8 @@ class ResponsesFormat(AnswerFormat):
         """The part that is under way: its first piece."""
         self._written: list[str] = []
         """Its text so far."""
+        self._scores: list[bytes] = []
+        """The log-probabilities of its tokens, written."""
         self._num_chars = [0, 0]
         """Characters of reasoning, and in all."""
         self._finish_reason: str | None = None
@@ -69,6 +89,8 @@ class ResponsesFormat(AnswerFormat):
             text = text_of(part)
             self._count(part, text)
             is_last = number == len(parts) - 1
+            if isinstance(part, Text):
+                self._scores = await self._all_written(part.scored)
             items.append(self._item(part, number, text, self._item_status(is_last=is_last)))
         status = self._status(answer.finish_reason)
         return encode(self._response(status, items, usage_object(usage, *self._num_chars)))
@@ -83,19 +105,23 @@ class ResponsesFormat(AnswerFormat):
             return begun
         self._written.append(text)
         self._count(part, text)
-        return begun + self._event(
-            f"response.{NAMES[type(part)]}.delta", **self._place(), delta=text, **_logprobs(part)
-        )
+        scores: dict[str, Any] = {}
+        if isinstance(part, Text):
+            written = [self._score_written(entry) for entry in part.scored]
+            self._scores += written
+            scores = {"logprobs": _array(written)}
+        name = f"response.{NAMES[type(part)]}.delta"
+        return begun + self._event(name, **self._place(), delta=text, **scores)
 
     def _open(self, part: Part) -> bytes:
-        self._part, self._written = part, []
+        self._part, self._written, self._scores = part, [], []
         index = len(self._done)
         item = self._item(part, index, None, "in_progress")
         added = self._event("response.output_item.added", output_index=index, item=item)
         if isinstance(part, ToolCall):
             return added
         return added + self._event(
-            "response.content_part.added", **self._place(), part=content_part(part, "")
+            "response.content_part.added", **self._place(), part=self._content_part(part, "")
         )
 
     def _close(self, *, is_last: bool = False) -> bytes:
@@ -109,9 +135,10 @@ class ResponsesFormat(AnswerFormat):
         if isinstance(part, ToolCall):
             closed = self._event(name, **place, name=part.name, arguments=text)
         else:
-            closed = self._event(name, **place, text=text, **_logprobs(part))
+            scores = {"logprobs": _array(self._scores)} if isinstance(part, Text) else {}
+            closed = self._event(name, **place, text=text, **scores)
             closed += self._event(
-                "response.content_part.done", **place, part=content_part(part, text)
+                "response.content_part.done", **place, part=self._content_part(part, text)
             )
         index = len(self._done)
         self._done.append(self._item(part, index, text, status))
@@ -134,15 +161,41 @@ class ResponsesFormat(AnswerFormat):
     def _item(self, part: Part, index: int, text: str | None, status: str) -> dict[str, Any]:
         """An item of the output. `text` None: it has just begun."""
         item: dict[str, Any] = {"id": self._item_id(part, index), "status": status}
-        content = [] if text is None else [content_part(part, text)]
+        content = [] if text is None else [self._content_part(part, text)]
         match part:
             case Text():
                 return item | {"type": "message", "role": "assistant", "content": content}
             case Reasoning():
-                return item | {"type": "reasoning", "summary": [], "content": content}
+                item |= {"type": "reasoning", "summary": [], "content": content}
+                is_carried = self._carries_reasoning and text is not None
+                return item | ({"encrypted_content": carried(text)} if is_carried else {})
             case ToolCall(index=number, name=name):
                 call = {"call_id": f"call_{self._request_id}_{number}", "name": name}
                 return item | {"type": "function_call", **call, "arguments": text or ""}
+
+    def _content_part(self, part: Part, text: str) -> dict[str, Any]:
+        """The content of a message or of reasoning; arguments are none."""
+        if not isinstance(part, Text):
+            return {"type": "reasoning_text", "text": text}
+        scores = _array(self._scores)
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": scores}
+
+    async def _all_written(self, scored: Sequence[TokenLogprobs]) -> list[bytes]:
+        """The event loop goes on with others in between."""
+        written: list[bytes] = []
+        for begin in range(0, len(scored), SCORED_AT_ONCE):
+            piece = scored[begin : begin + SCORED_AT_ONCE]
+            written += [self._score_written(entry) for entry in piece]
+            await asyncio.sleep(0)
+        return written
+
+    def _score_written(self, entry: TokenLogprobs) -> bytes:
+        top = [self._token(token, logprob) for token, logprob in entry.top]
+        return encode({**self._token(entry.token, entry.logprob), "top_logprobs": top})
+
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+        spelled = self._spelled[token]
+        return {"token": token_text(spelled), "logprob": finite(logprob), "bytes": list(spelled)}
 
     def _item_status(self, *, is_last: bool) -> str:
         """Status of an item that has ended. The last one of an answer cut off is not whole."""
@@ -179,16 +232,13 @@ def text_of(part: Part) -> str:
     return part.arguments if isinstance(part, ToolCall) else part.text
 
 
-def content_part(part: Part, text: str) -> dict[str, Any]:
-    """The content of a message or of reasoning; arguments are none."""
-    if isinstance(part, Text):
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-    return {"type": "reasoning_text", "text": text}
+def _array(written: Sequence[bytes]) -> msgspec.Raw:
+    return msgspec.Raw(b"[%s]" % b",".join(written))
 
 
-def _logprobs(part: Part) -> dict[str, Any]:
-    """Events of text must have them."""
-    return {"logprobs": []} if isinstance(part, Text) else {}
+def carried(reasoning: str) -> str:
+    """Reasoning as `encrypted_content`. It is no secret: its text is shown beside it."""
+    return CARRIED + base64.b64encode(reasoning.encode()).decode()
 
 
 def usage_object(usage: Usage, num_reasoned: int, num_chars: int) -> dict[str, Any]:

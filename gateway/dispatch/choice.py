@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from gateway.dispatch.text_scores import TextScores
 from gateway.text.parsers.parser import Parser, Part, Text, ToolCall
 from gateway.text.stop_strings import StopStrings
 from gateway.text.tokenizer import ModelTokenizer
@@ -69,11 +70,13 @@ class Choice:
         shows_stop: bool = False,
         num_echo_top: int | None = None,
         num_prompt_top: int | None = None,
+        scores_texts: bool = False,
     ) -> None:
         """`echo` is shown before the answer, and neither searched for stop strings nor parsed.
         `shown`: special tokens that are in the text; None: all are. `shows_stop`: the stop string
         that ends the answer is in its text. `num_echo_top`: others shown beside each token of the
-        echo, and `num_prompt_top` of the prompt by itself; None: not scored."""
+        echo, and `num_prompt_top` of the prompt by itself; None: not scored.
+        `scores_texts`: pieces of text come with the log-probabilities of their tokens."""
         self.index = index
         self.prompt = prompt
         self.finish_reason: str | None = None
@@ -87,6 +90,7 @@ class Choice:
         self._has_calls = False
         self._num_echo_top = num_echo_top
         self._num_prompt_top = num_prompt_top
+        self._scores = TextScores(tokenizer.spelling.all) if scores_texts else None
 
     def feed(self, output: SequenceOutput) -> Delta:
         """Raises WorkerFailed if the worker gave the sequence up."""
@@ -107,6 +111,8 @@ class Choice:
         if stop and self._shows_stop:
             text += stop
         parts, tokens = self._parse(text), output.tokens[: self.num_tokens - before]
+        if self._scores is not None:
+            parts = self._scores.told(parts, (output.logprobs or [])[:num_shown])
         return Delta(
             self.index,
             parts,

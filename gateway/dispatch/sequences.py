@@ -78,7 +78,7 @@ class Call(msgspec.Struct, frozen=True):
 
 def check_answer_of(call: Call, default_tokens: int) -> None:
     """Raises InvalidRequest if the answer could be larger than what is sent. Of a stream the
-    generated tokens do not count: it is sent as they come."""
+    generated tokens do not count, which are sent as they come, unless its end repeats them."""
     asked, num_choices = call.asked, call.asked.num_choices
     if asked.kind is OutputKind.EMBED and not asked.pairs:
         check_vectors(len(call.prompts), call.target.base.shape.hidden_size, asked.dimensions)
@@ -90,7 +90,7 @@ def check_answer_of(call: Call, default_tokens: int) -> None:
         if asked.num_logprobs is None:
             continue
         num_scored = length if asked.scores_echo else 0
-        if not asked.stream:
+        if not asked.stream or asked.scores_texts:
             num_scored += completion_tokens(
                 length, asked.max_tokens, default_tokens, call.target.base.max_model_len
             )
@@ -265,4 +265,5 @@ def _choice(call: Call, prompt: Prompt, index: int) -> Choice:
         shows_stop=call.asked.shows_stop,
         num_echo_top=call.asked.num_logprobs if call.asked.scores_echo else None,
         num_prompt_top=call.asked.num_prompt_logprobs,
+        scores_texts=call.asked.scores_texts,
     )

@@ -10,11 +10,15 @@ from abc import ABC, abstractmethod
 
 import msgspec
 
+from workers.wire.protocol import TokenLogprobs
+
 
 class Text(msgspec.Struct, frozen=True):
     """A piece of the answer itself."""
 
     text: str
+    scored: list[TokenLogprobs] = []
+    """Its tokens with their log-probabilities, where they are asked for by piece."""
 
 
 class Reasoning(msgspec.Struct, frozen=True):

@@ -178,6 +178,7 @@ def test_blocks_of_messages(
     assert (text.type, text.text.strip()) == ("text", "One moment.")
     assert (call.type, call.name, call.input) == ("tool_use", "get_weather", {"city": "Bern"})
     assert call.id.startswith("toolu_") and answer.stop_reason == "tool_use"
+    assert thought.signature, "clients send a thought without one back as text"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -199,6 +200,61 @@ def test_items_of_responses(client: openai.OpenAI, worker: ScriptedWorker, strea
     worker.script = say("Dry")
     done = client.responses.create(**ask("responses", input=[*again, output]))
     assert done.output_text == "Dry"
+
+
+@pytest.mark.parametrize("per_step", [1, 3, 400])
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_stand_with_the_text_they_are_of(
+    client: openai.OpenAI, worker: ScriptedWorker, stream: bool, per_step: int
+) -> None:
+    """Not with thoughts, calls or the markers around them."""
+    worker.script = say(f"{THOUGHT}Héé moment.\n{CALL}", per_step=per_step)
+    asked = ask("responses", include=["message.output_text.logprobs"], top_logprobs=2)
+    pieces: list[Any] = []
+    if stream:
+        *events, last = client.responses.create(**asked, stream=True)
+        pieces = [event for event in events if event.type == "response.output_text.delta"]
+        (done,) = [event for event in events if event.type == "response.output_text.done"]
+        answer: Any = last.response
+    else:
+        answer = client.responses.create(**asked)
+    _, message, _ = answer.output
+    (part,) = message.content
+    assert (
+        "".join(map(chr, [byte for each in part.logprobs for byte in each.bytes]))
+        .encode("latin-1")
+        .decode()
+        == "Héé moment."
+    )
+    first = part.logprobs[0]
+    assert (first.token, first.logprob, len(first.top_logprobs)) == ("H", -0.5, 2)
+    assert worker.requests[-1].params.logprobs == 2
+    if stream:
+        told = [entry.to_dict() for piece in pieces for entry in piece.logprobs]
+        assert told == [entry.to_dict() for entry in part.logprobs]
+        assert told == [entry.to_dict() for entry in done.logprobs]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasoning_is_carried_by_clients_that_send_no_text_of_it_back(
+    client: openai.OpenAI, worker: ScriptedWorker, stream: bool
+) -> None:
+    worker.script = say(f"{THOUGHT}{CALL}", per_step=3)
+    asked = ask("responses", include=["reasoning.encrypted_content"])
+    if stream:
+        *_, last = client.responses.create(**asked, stream=True)
+        answer: Any = last.response
+    else:
+        answer = client.responses.create(**asked)
+    thought, call = [item.to_dict() for item in answer.output]
+    output = {"type": "function_call_output", "call_id": call["call_id"], "output": "7"}
+    for sent in (thought, {**thought, "content": None}):
+        client.responses.create(**ask("responses", input=[*asked["input"], sent, call, output]))
+    shown, carried = worker.requests[-2:]
+    assert shown.tokens == carried.tokens and "Look it up." in spelled(shown.tokens)
+    foreign = {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": "gAAAA"}
+    raw = client.responses.with_raw_response.create(**ask("responses", input=[foreign, call]))
+    assert raw.headers["loraplex-dropped"] == "reasoning_items"
 
 
 @pytest.mark.parametrize(

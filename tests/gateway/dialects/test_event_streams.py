@@ -25,10 +25,13 @@ from gateway.dialects.responses_fields import ResponsesRequest
 from gateway.dispatch.choice import Delta
 from gateway.limits.admission import Usage
 from gateway.text.parsers.parser import Part, Reasoning, Text, ToolCall
+from workers.wire.protocol import TokenLogprobs
 
 MESSAGE_EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 RESPONSE_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+scored = st.builds(TokenLogprobs, st.integers(0, 9), st.floats(-9, 0), st.just([(1, -0.5)]))
+SPELLED: Any = [b"%d" % token for token in range(10)]
 arguments = st.dictionaries(texts, texts | st.integers(-9, 9) | st.lists(st.booleans()), max_size=3)
 
 
@@ -44,8 +47,11 @@ def answers(draw: st.DrawFn) -> list[Delta]:
             parts.append(ToolCall(num_calls, "f", written[:cut]))
             parts.append(ToolCall(num_calls, "", written[cut:]))
             num_calls += 1
+        elif kind is Text:
+            text = draw(texts)
+            parts.append(Text(text, draw(st.lists(scored, max_size=2)) if text else []))
         else:
-            parts.append(kind(draw(texts)))
+            parts.append(Reasoning(draw(texts)))
     deltas: list[Delta] = []
     while parts:
         size = draw(st.integers(0, len(parts)))
@@ -108,12 +114,12 @@ def _without_null(block: dict[str, Any]) -> dict[str, Any]:
 
 
 @settings(max_examples=50, deadline=None)
-@given(answers())
-def test_responses(deltas: list[Delta]) -> None:
-    request = ResponsesRequest(model="tiny", input="Hi")
+@given(answers(), st.sampled_from([None, ["reasoning.encrypted_content"]]))
+def test_responses(deltas: list[Delta], include: Any) -> None:
+    request = ResponsesRequest(model="tiny", input="Hi", include=include)
 
     def format() -> AnswerFormat:
-        return Responses().answer_format(request, "req_1", None)  # pyright: ignore[reportArgumentType]
+        return Responses().answer_format(request, "req_1", SPELLED)
 
     state: ResponseStreamState[Any] = ResponseStreamState(input_tools=omit, text_format=omit)
     last: Any = None

@@ -117,12 +117,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"conversation": "c"}, "conversation"),
     ({"include": ["file_search_call.results"]}, "include"),
     ({"n": 2}, "n"),
-    ({"stop": ["x"]}, "stop"),
-    ({"top_logprobs": 2}, "top_logprobs"),
-    ({"include": ["message.output_text.logprobs"]}, "include"),
+    ({"stop": [""]}, "stop"),
+    ({"top_logprobs": 21}, "top_logprobs"),
+    ({"min_tokens": 65}, "min_tokens"),
     ({"max_tool_calls": 0}, "max_tool_calls"),
     ({"input": []}, "input"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
+    ({"input": [{"type": "reasoning", "id": "r", "encrypted_content": "loraplex:!"}]}, "input"),
     (
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
         "input",
@@ -170,7 +171,6 @@ def test_what_agents_send_beyond_the_page(client: openai.OpenAI, worker: Scripte
         store=False,
     )
     assert raw.headers["loraplex-dropped"].split(", ") == [
-        "include",
         "prompt_cache_key",
         "reasoning.options",
         "text.verbosity",
@@ -180,6 +180,16 @@ def test_what_agents_send_beyond_the_page(client: openai.OpenAI, worker: Scripte
     assert spelled(worker.requests[-1].tokens) == (
         "<|im_start|>system\nYou code.<|im_end|>\n<|im_start|>system\nMind.<|im_end|>\n" + RENDERED
     )
+
+
+def test_sampling_as_in_the_other_dialects(client: openai.OpenAI, worker: ScriptedWorker) -> None:
+    worker.script = say("one STOP two")
+    fields = {"stop": "STOP", "top_k": 7, "min_p": 0.1, "presence_penalty": 0.5, "seed": 3}
+    answer = client.responses.create(**ASK, extra_body=fields | {"logit_bias": {"5": -1}})
+    assert (answer.status, answer.output_text) == ("completed", "one ")
+    params = worker.requests[-1].params
+    assert (params.top_k, params.min_p, params.presence_penalty) == (7, 0.1, 0.5)
+    assert (params.seed, params.logit_bias, params.logprobs) == (3, {5: -1}, None)
 
 
 def test_an_error_in_the_middle_of_a_stream(client: openai.OpenAI, worker: ScriptedWorker) -> None:

@@ -1,0 +1,51 @@
+"""Which log-probabilities belong to a piece of an answer's text."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+
+import msgspec
+
+from gateway.text.detokenizer import TokenBytes
+from gateway.text.parsers.parser import Part, Text
+from workers.wire.protocol import TokenLogprobs
+
+
+class TextScores:
+    """Of one answer. Tokens of thoughts, of calls and of the markers around them go with no text.
+
+    A token is found by its bytes. Text that is not what its tokens spell, for a special token is
+    left out of it, has all tokens since the text before it.
+    """
+
+    def __init__(self, spelled: TokenBytes) -> None:
+        """spelled: the bytes of each token id."""
+        self._spelled = spelled
+        self._open: list[TokenLogprobs] = []
+        """Tokens that no piece has been given yet."""
+
+    def told(self, parts: Sequence[Part], scored: Sequence[TokenLogprobs]) -> list[Part]:
+        """The parts of a step, each text with its tokens. scored: those of the step."""
+        self._open += scored
+        told: list[Part] = []
+        for part in parts:
+            if isinstance(part, Text) and part.text:
+                part = msgspec.structs.replace(part, scored=self._take(part.text.encode()))
+            told.append(part)
+        if told and not isinstance(told[-1], Text):
+            self._open.clear()
+        return told
+
+    def _take(self, text: bytes) -> list[TokenLogprobs]:
+        spelled = [self._spelled[entry.token] for entry in self._open]
+        begin = b"".join(spelled).rfind(text)
+        if begin < 0:
+            taken, self._open = self._open, []
+            return taken
+        ends = list(accumulate(map(len, spelled)))
+        first = bisect_right(ends, begin)
+        after = bisect_left(ends, begin + len(text)) + 1
+        taken, self._open = self._open[first:after], self._open[after:]
+        return taken
