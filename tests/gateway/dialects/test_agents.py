@@ -1,18 +1,27 @@
-"""What coding agents send: the bodies of a session of Claude Code (2.1) and of Codex (0.169), the
-texts cut short. An unknown field would end it at its first request."""
+"""What agents send: those of a library of agents as they run, and the bodies of a session of
+Claude Code (2.1) and of Codex (0.169), the texts cut short. An unknown field would end it at its
+first request."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, NamedTuple
 
+import anthropic
 import httpx
+import openai
 import pytest
+from pydantic_ai import Agent as LibraryAgent
+from pydantic_ai.models.anthropic import AnthropicModel
+from pydantic_ai.models.openai import OpenAIResponsesModel
+from pydantic_ai.providers.anthropic import AnthropicProvider
+from pydantic_ai.providers.openai import OpenAIProvider
 
 from tests.gateway.scripts import Script, say, spelled
 from tests.gateway.service import Service
 from tests.gateway.templated import templated_service
+from workers.wire.protocol import Generate, SequenceOutput
 
 COMMAND = "echo 42 > answer.txt"
 TASK = "Write 42 into answer.txt"
@@ -185,3 +194,45 @@ def test_a_session_with_a_tool(service: Service, name: str) -> None:
     begun = first.removesuffix("<|im_start|>assistant\n")
     assert second.startswith(begun) and call in second and "(no output)" in second
     assert "<think>\nA tool.\n</think>" in second
+
+
+def call_then_say(request: Generate) -> AsyncIterator[SequenceOutput]:
+    """Calls the tool, and ends when its result is there."""
+    last = spelled(request.tokens).rsplit("<|im_start|>", 2)[-2]
+    call = json.dumps({"name": "weather", "arguments": {"city": "Bern"}})
+    text = "<think>\nA tool.\n</think>\n\n"
+    text += "It rains." if "rain in Bern" in last else f"<tool_call>\n{call}\n</tool_call>"
+    return say(text, per_step=3)(request)
+
+
+@pytest.mark.parametrize("dialect", ["messages", "responses"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_agent_of_a_library(service: Service, dialect: str, stream: bool) -> None:
+    service.worker.script = call_then_say
+    options: dict[str, Any] = {"api_key": service.keys.acme, "max_retries": 0, "timeout": 20}
+    async with (
+        anthropic.AsyncAnthropic(base_url=service.url, **options) as messages,
+        openai.AsyncOpenAI(base_url=f"{service.url}/v1", **options) as responses,
+    ):
+        models = {
+            "messages": AnthropicModel(
+                "tiny", provider=AnthropicProvider(anthropic_client=messages)
+            ),
+            "responses": OpenAIResponsesModel(
+                "tiny", provider=OpenAIProvider(openai_client=responses)
+            ),
+        }
+        agent = LibraryAgent(models[dialect], model_settings={"max_tokens": 400})
+        asked: list[str] = []
+
+        @agent.tool_plain
+        def weather(city: str) -> str:  # pyright: ignore[reportUnusedFunction]
+            asked.append(city)
+            return f"rain in {city}"
+
+        if stream:
+            async with agent.run_stream("Weather?") as running:
+                output = await running.get_output()
+        else:
+            output = (await agent.run("Weather?")).output
+    assert (asked, output) == (["Bern"], "It rains.")
