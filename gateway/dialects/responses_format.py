@@ -167,8 +167,9 @@ class ResponsesFormat(AnswerFormat):
                 return item | {"type": "message", "role": "assistant", "content": content}
             case Reasoning():
                 item |= {"type": "reasoning", "summary": [], "content": content}
-                is_carried = self._carries_reasoning and text is not None
-                return item | ({"encrypted_content": carried(text)} if is_carried else {})
+                if self._carries_reasoning and text is not None:
+                    item["encrypted_content"] = carried(text)
+                return item
             case ToolCall(index=number, name=name):
                 call = {"call_id": f"call_{self._request_id}_{number}", "name": name}
                 return item | {"type": "function_call", **call, "arguments": text or ""}
