@@ -62,6 +62,10 @@ def checkup(settings: Settings) -> Iterator[Finding]:
             yield from (Finding(name, *finding) for finding in check(settings))
         except (LoraplexError, AdminError, OSError) as error:
             yield Finding(name, "failed", str(error) or type(error).__name__)
+        except Exception as error:
+            # What answers may be no loraplex, and its answer anything.
+            found = f"not to be checked: {type(error).__name__}: {error}"
+            yield Finding(name, "failed", found, "see whether the settings name a loraplex")
 
 
 Findings = Iterator[tuple[State, str, str]]

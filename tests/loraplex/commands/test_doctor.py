@@ -7,30 +7,40 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+import time
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
+from urllib.parse import urlsplit
 
 import pytest
 
 from tests.loraplex.test_certificates import write
 
 
-def doctor(folder: Path, code: int, **settings: object) -> dict[tuple[str, str], dict[str, str]]:
-    """Findings by check and state, where the exit code is this one."""
+def every_finding(folder: Path, code: int, **settings: object) -> list[dict[str, str]]:
+    """Where the exit code is this one."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("LORAPLEX_")}
     environment |= {"LORAPLEX_DATA_DIR": str(folder / "data"), "LORAPLEX_PORT": "0"}
     environment |= {name: str(value) for name, value in settings.items()}
     command = [sys.executable, "-m", "loraplex", "doctor", "--json"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == code, done.stdout + done.stderr
-    if code == 2:
-        return {}
-    assert not (folder / "data").exists()
-    return {(each["check"], each["state"]): each for each in json.loads(done.stdout)}
+    assert code == 2 or done.stdout, done.stderr
+    return [] if code == 2 else json.loads(done.stdout)
+
+
+def doctor(folder: Path, code: int, **settings: object) -> dict[tuple[str, str], dict[str, str]]:
+    """Findings by check and state."""
+    findings = every_finding(folder, code, **settings)
+    return {(each["check"], each["state"]): each for each in findings}
 
 
 def test_a_machine_where_nothing_runs_yet(tmp_path: Path) -> None:
     found = doctor(tmp_path, 0)
+    assert not (tmp_path / "data").exists()
     assert ("disk", "ok") in found and ("compiler", "ok") in found
     assert "nothing serves" in found["server", "skipped"]["found"]
 
@@ -63,6 +73,81 @@ def test_what_fails_is_told_with_what_to_do(tmp_path: Path) -> None:
     assert found["certificates", "failed"]["advice"] == "renew it"
     assert str(port) in found["ports", "failed"]["found"]
     assert ("versions", "ok") in found
+
+
+def test_folders_that_others_may_write_to_and_what_is_no_store(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    data.chmod(0o777)
+    (tmp_path / "file").touch()
+    found = doctor(tmp_path, 1, LORAPLEX_STORE=tmp_path / "file" / "store")
+    assert f"chmod 700 {data}" == found["data directory", "warning"]["advice"]
+    assert "file" in found["store", "failed"]["found"]
+
+
+class Troubled(BaseHTTPRequestHandler):
+    """A server of another version whose clock is an hour behind, not ready, with two workers."""
+
+    ANSWERS: ClassVar[dict[str, tuple[int, object]]] = {
+        "/readyz": (503, {"status": "the catalog is not loaded"}),
+        "/version": (200, {"version": "0.0.9"}),
+        "/admin/v1/workers": (
+            200,
+            {
+                "data": [{"id": "w-1", "state": "lost"}, {"id": "w-2", "state": "draining"}],
+                "has_more": False,
+            },
+        ),
+    }
+
+    def do_GET(self) -> None:
+        status, body = self.ANSWERS[urlsplit(self.path).path]
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return super().date_time_string(time.time() - 3600)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+class Stranger(Troubled):
+    """No loraplex at all."""
+
+    ANSWERS: ClassVar[dict[str, tuple[int, object]]] = dict.fromkeys(Troubled.ANSWERS, (200, []))
+
+
+def of_server(folder: Path, handler: type[Troubled]) -> tuple[str, list[tuple[str, str]]]:
+    """Its URL, and states and texts of what is found of it."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    findings = every_finding(folder, 1, LORAPLEX_URL=url, LORAPLEX_KEY="lpx_key")
+    server.shutdown()
+    server.server_close()
+    found = [(each["state"], each["found"]) for each in findings if each["check"] == "server"]
+    return url, found
+
+
+def test_what_is_no_loraplex_is_found_too(tmp_path: Path) -> None:
+    _, found = of_server(tmp_path, Stranger)
+    assert found[-1][0] == "failed" and found[-1][1].startswith("not to be checked")
+
+
+def test_a_server_in_trouble(tmp_path: Path) -> None:
+    url, found = of_server(tmp_path, Troubled)
+    expected = [
+        ("failed", f"{url} is not ready"),
+        ("warning", "the server is 0.0.9"),
+        ("failed", "the server's clock differs by 3"),
+        ("failed", "worker w-1 is lost"),
+        ("warning", "worker w-2 is draining"),
+    ]
+    assert len(found) == len(expected)
+    for (state, text), (expected_state, begin) in zip(found, expected, strict=True):
+        assert state == expected_state and text.startswith(begin), found
 
 
 @pytest.mark.parametrize("name", ["LORAPLEX_PORTT", "LORAPLEX_MEMORY"])
