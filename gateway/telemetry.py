@@ -66,6 +66,36 @@ time_per_output_token = Histogram(
     "Mean time between the tokens of a request, all its choices together.",
     *(LATENCY_BUCKETS, REQUEST, "s"),
 )
+
+PROVIDER = "loraplex"
+"""`gen_ai.provider.name` of spans and metrics."""
+GEN_AI = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model", "error.type")
+DOUBLING_BUCKETS = tuple(0.01 * 2**power for power in range(14))
+server_duration = Histogram(
+    _meter,
+    "gen_ai.server.request.duration",
+    "From the first byte of a request to the end of its answer.",
+    *(DOUBLING_BUCKETS, GEN_AI, "s"),
+)
+server_first_token = Histogram(
+    _meter,
+    "gen_ai.server.time_to_first_token",
+    "From the first byte of a request that succeeded to its first token.",
+    (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10),
+    GEN_AI,
+    "s",
+)
+server_per_token = Histogram(
+    _meter,
+    "gen_ai.server.time_per_output_token",
+    "Mean time of a token after the first, of requests that succeeded.",
+    (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5),
+    GEN_AI,
+    "s",
+)
+"""The three of the GenAI conventions, which go over OTLP alone: /metrics has the same by class.
+
+https://github.com/open-telemetry/semantic-conventions-genai"""
 LATENCIES = (request_duration, time_to_first_token, time_per_output_token)
 """Their values have traces."""
 lease_renewal = Histogram(
@@ -78,6 +108,17 @@ lease_renewal = Histogram(
 lease_failures = Counter(
     _meter, "loraplex_lease_renewal_failures", "Renewals that the database did not answer."
 )
+limit_refusals = Counter(
+    _meter,
+    "loraplex_limit_refusals",
+    "Requests refused for a limit of their tenant or key, by `limit`.",
+    ("limit",),
+)
+limit_waits = Counter(
+    _meter,
+    "loraplex_limit_waits",
+    "Requests that waited for a renewal of the leases of limits, or behind others.",
+)
 tenant_use = TopUse(
     _meter,
     [
@@ -87,6 +128,7 @@ tenant_use = TopUse(
             "Requests of a tenant that a worker had begun and that ended.",
         ),
         ("loraplex_tenant_cost", "Dollars that requests of a tenant cost by its prices."),
+        ("loraplex_tenant_refusals", "Answers to a tenant with a status of 400 or more."),
     ],
     ("tenant",),
 )
@@ -108,6 +150,8 @@ PICO = 1e-12
 
 def note_request(
     *,
+    operation: str,
+    error: str,
     model: str,
     service_class: str,
     status: str,
@@ -120,7 +164,8 @@ def note_request(
     ttft_ms: float | None,
     duration_ms: float,
 ) -> None:
-    """Counts a request that has ended. adapter: name and version."""
+    """Counts a request that has ended. operation, error: as the GenAI conventions name them;
+    empty: none. adapter: name and version."""
     labels = model, service_class
     requests.add(1, *labels, status)
     tokens.add(prompt_tokens, *labels, "prompt")
@@ -128,11 +173,21 @@ def note_request(
     tokens.add(completion_tokens, *labels, "completion")
     for histogram, seconds in _latencies(ttft_ms, duration_ms, completion_tokens):
         histogram.record(seconds, *labels)
+    about = operation, PROVIDER, model, error
+    server_duration.record(duration_ms / 1e3, *about)
+    if ttft_ms is not None and not error:
+        server_first_token.record(ttft_ms / 1e3, *about)
+        if completion_tokens > 1:
+            server_per_token.record(_per_token_s(ttft_ms, duration_ms, completion_tokens), *about)
     num_tokens = prompt_tokens + completion_tokens
-    tenant_use.add((tenant,), num_tokens, 1, pico_dollars * PICO)
+    tenant_use.add((tenant,), num_tokens, 1, pico_dollars * PICO, 0)
     if adapter is not None:
         name, version = adapter
         adapter_use.add((tenant, name, str(version)), num_tokens, 1)
+
+
+def note_refusal(tenant: str) -> None:
+    tenant_use.add((tenant,), 0, 0, 0, 1)
 
 
 def note_trace(
@@ -160,7 +215,14 @@ def _latencies(
     if ttft_ms is not None:
         yield time_to_first_token, ttft_ms / 1e3
         if completion_tokens > 1:
-            yield time_per_output_token, (duration_ms - ttft_ms) / 1e3 / (completion_tokens - 1)
+            yield (
+                time_per_output_token,
+                _per_token_s(ttft_ms, duration_ms, completion_tokens),
+            )
+
+
+def _per_token_s(ttft_ms: float, duration_ms: float, completion_tokens: int) -> float:
+    return (duration_ms - ttft_ms) / 1e3 / (completion_tokens - 1)
 
 
 class Standing(NamedTuple):

@@ -35,8 +35,8 @@ class TopUse:
         labels: Sequence[str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """counters: name and description of each amount that `add` takes, in their order; the first
-        is what they are ranked by."""
+        """counters: name and description of each amount that `add` takes, in their order. They are
+        ranked by the sum of all amounts: where one is of tokens, by tokens for the most part."""
         self._labels = tuple(labels)
         self._clock = clock
         self._lock = Lock()
@@ -51,14 +51,14 @@ class TopUse:
     def add(self, key: tuple[str, ...], *amounts: float) -> None:
         """Values of the labels, and what was used."""
         with self._lock:
-            self._use[key] = self._use.get(key, 0.0) + amounts[0]
-            sums = self._named.get(key)
-            if sums is None:
-                sums = self._other
+            self._use[key] = self._use.get(key, 0.0) + sum(amounts)
+            totals = self._named.get(key)
+            if totals is None:
+                totals = self._other
                 if len(self._named) < MAX_NAMED:
-                    sums = self._named[key] = [0.0] * len(amounts)
+                    totals = self._named[key] = [0.0] * len(amounts)
             for index, amount in enumerate(amounts):
-                sums[index] += amount
+                totals[index] += amount
             if len(self._use) > MAX_KNOWN:
                 self._use = dict(nlargest(MAX_KNOWN // 2, self._use.items(), lambda it: it[1]))
 

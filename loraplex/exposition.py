@@ -14,6 +14,8 @@ from workers.tallies import LE, Histogram
 
 VLLM = "vllm"
 """Names that begin so have a colon after it on the page; the API takes none."""
+OTLP_ALONE = "gen_ai."
+"""Names that begin so are those of the OpenTelemetry conventions: not on the page."""
 BUCKET, PARTS = "_bucket", ("_sum", "_count")
 PROCESS = "process"
 """Label that tells two processes of one page apart, where both have a family."""
@@ -24,7 +26,9 @@ Traced = Mapping[str, Histogram]
 
 def families(data: MetricsData, traced: Traced) -> Iterator[Family]:
     """By name. Three counters `X_bucket`, `X_sum` and `X_count` are the histogram X."""
-    found = {metric.name: metric for metric in _metrics(data)}
+    found = {
+        metric.name: metric for metric in _metrics(data) if not metric.name.startswith(OTLP_ALONE)
+    }
     histograms = {name.removesuffix(BUCKET) for name in found if name.endswith(BUCKET)}
     parts = {name + part for name in histograms for part in PARTS}
     for name in sorted(found):

@@ -22,6 +22,9 @@ class Tier(Generic[K]):
         """Keys, the longest here first."""
         return iter(self._sizes)
 
+    def __len__(self) -> int:
+        return len(self._sizes)
+
     def __contains__(self, key: K) -> bool:
         return key in self._sizes
 

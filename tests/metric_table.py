@@ -41,7 +41,8 @@ VLLM_DASHBOARD = {
 
 https://github.com/vllm-project/vllm, examples/online_serving/prometheus_grafana/grafana.json
 """
-ROW = re.compile(r"\| `([\w:]+)` \| (\w+) \| (.*?) \| (.*) \|")
+ROW = re.compile(r"\| `([\w:.]+)` \| (\w+) \| (.*?) \| (.*) \|")
+BUCKETS = re.compile(r"\| (`[\w:., `]+`) \| ([\d., e+]+) \|")
 
 
 class Row(NamedTuple):
@@ -54,10 +55,37 @@ class Row(NamedTuple):
 
 
 def documented() -> dict[str, Row]:
-    """By name."""
+    """By name: those of a page."""
+    return {name: row for name, row in _rows().items() if "." not in name}
+
+
+def of_otlp() -> dict[str, Row]:
+    """By the name that is sent: those of a page, and some more."""
+    return {
+        name.removesuffix("_total") if row.kind == "counter" else name: row
+        for name, row in _rows().items()
+    }
+
+
+def unit_of(name: str) -> str:
+    if re.search(r"_seconds(_total)?$", name) or "." in name:
+        return "s"
+    return "By" if re.search(r"_bytes(_total)?$", name) else ""
+
+
+def buckets() -> dict[str, list[float]]:
+    """Upper bounds by the histogram's name, as the document has them."""
+    return {
+        name: [float(bound) for bound in bounds.split(", ")]
+        for names, bounds in BUCKETS.findall(DOCUMENT.read_text())
+        for name in re.findall(r"`([^`]+)`", names)
+    }
+
+
+def _rows() -> dict[str, Row]:
     rows: dict[str, Row] = {}
     for name, kind, labels, meaning in ROW.findall(DOCUMENT.read_text()):
-        names = tuple(sorted(re.findall(r"`(\w+)`", labels)))
+        names = tuple(sorted(re.findall(r"`([\w.]+)`", labels)))
         assert name not in rows, f"{name} is there twice"
         rows[name] = Row(name, kind, names, meaning)
     return rows

@@ -130,7 +130,9 @@ class Histogram:
         return list(self._counts.items())
 
     def _attributes(self, labels: Labels) -> dict[str, Any]:
-        return dict(zip(self._labels, labels, strict=True))
+        """An empty value is none, as Prometheus has it."""
+        pairs = zip(self._labels, labels, strict=True)
+        return {name: value for name, value in pairs if value}
 
     def _observe_buckets(self, _: CallbackOptions) -> Iterator[Observation]:
         for labels, counts in self._series():

@@ -117,6 +117,12 @@ max_generation_tokens = Histogram(
     "Tokens that a request may have generated at most.",
     *(TOKEN_BUCKETS, MODEL),
 )
+class_queue_time = Histogram(
+    meter,
+    "loraplex_queue_time_seconds",
+    "From a request's arrival at the worker to its first step, by class.",
+    *(TTFT_BUCKETS, (*MODEL, "class"), "s"),
+)
 step_tokens = Histogram(
     meter, "vllm.iteration_tokens_total", "Tokens of a step.", STEP_TOKEN_BUCKETS, MODEL
 )

@@ -137,6 +137,11 @@ class ImageCache:
     def max_bytes(self) -> int:
         return self._tier.max_bytes
 
+    @property
+    def held(self) -> tuple[int, int]:
+        """Number and bytes of the images."""
+        return len(self._tier), self._tier.num_bytes
+
     def has(self, layout: str, digest: str) -> bool:
         return (layout, digest) in self._tier
 

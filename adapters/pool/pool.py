@@ -53,6 +53,11 @@ class AdapterRef(Protocol):
     def digest(self) -> str: ...
 
     @property
+    def name(self) -> str:
+        """For people; empty if not known."""
+        ...
+
+    @property
     def checksum(self) -> str:
         """Checksum of the packed image, as proved; empty if not known."""
         ...
@@ -310,7 +315,9 @@ class AdapterPool:
         is not told: there may be tens of thousands."""
         fault = self._failures.faults.get
         near = [
-            AdapterResidency(e.digest, e.tier, e.num_bytes, e.leases, e.is_pinned, fault(e.digest))
+            AdapterResidency(
+                e.digest, e.tier, e.num_bytes, e.leases, e.is_pinned, fault(e.digest), e.name
+            )
             for e in self._entries.values()
         ]
         return near + [
@@ -373,6 +380,7 @@ class AdapterPool:
         if entry is None:
             reuse = self._requests.of(ref.digest)
             entry = self._entries[ref.digest] = Entry(ref.digest, self, reuse)
+        entry.name = ref.name or entry.name
         if ref.checksum not in ("", entry.proved) and not (entry.is_proved or entry.loading):
             entry.proved, entry.failure = ref.checksum, None
         if entry.is_wrong and not entry.leases and entry.loading is None:

@@ -34,6 +34,8 @@ class AdapterResidency(msgspec.Struct, frozen=True):
     leases: int
     pinned: bool
     fault: AdapterUnavailable | None = None
+    name: str = ""
+    """By which it was asked for last; empty if by none."""
 
 
 class Holder(Protocol):
@@ -93,6 +95,8 @@ class Entry:
     holder: Holder
     reuse: Reuse = field(default_factory=Reuse)
     """Requests for it."""
+    name: str = ""
+    """For people, as the last request had it."""
     account: str = NO_TENANT.name
     """The tenant that asked for it last: its bytes are charged to it."""
     image: AdapterImage | None = None

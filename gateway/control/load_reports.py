@@ -55,7 +55,7 @@ class LoadReports:
             refusals={reason: int(number) for (reason,), (number,) in _most(refusals, MAX_REASONS)},
             tenants=[
                 TenantLoad(tenant, int(used), int(number))
-                for (tenant,), (used, number, _cost) in _most(tenants, MAX_TENANTS)
+                for (tenant,), (used, number, *_others) in _most(tenants, MAX_TENANTS)
             ],
             errors=telemetry.last_errors.newest_first(),
         )

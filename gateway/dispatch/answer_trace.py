@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from functools import partial
 from operator import itemgetter
 
+from gateway import telemetry
 from gateway.dispatch.generation import Generation, WorkerTimes
-from gateway.dispatch.sequences import Call
+from gateway.dispatch.sequences import Call, operation
 from gateway.exceptions import error_type
 from gateway.tracing import Detail, Event, Stage, Value
 from workers.wire.client import WorkerClient
-from workers.wire.protocol import OutputKind
 
 MAX_CANDIDATES = 8
 """Workers of one choice that a span names."""
@@ -28,6 +28,10 @@ def trace_answer(call: Call, generation: Generation, failure: Exception | None) 
     trace.detail(partial(_detail, call, generation, failure))
 
 
+def outcome_of(generation: Generation, failure: Exception | None) -> str:
+    return "completed" if generation.is_done else "cancelled" if failure is None else "failed"
+
+
 def routing_attributes(weighed: Mapping[WorkerClient, float]) -> dict[str, Value]:
     """The candidates of a choice, best first."""
     ranked = sorted(weighed.items(), key=itemgetter(1))[:MAX_CANDIDATES]
@@ -38,11 +42,10 @@ def routing_attributes(weighed: Mapping[WorkerClient, float]) -> dict[str, Value
 
 
 def _detail(call: Call, generation: Generation, failure: Exception | None) -> Detail:
-    outcome = "completed" if generation.is_done else "cancelled" if failure is None else "failed"
     attributes: dict[str, Value] = {
         **_request_attributes(call),
         **_usage_attributes(generation),
-        "loraplex.outcome": outcome,
+        "loraplex.outcome": outcome_of(generation, failure),
         "loraplex.worker": generation.worker_id,
     }
     return Detail(attributes, _events(generation), _stages(generation))
@@ -52,8 +55,8 @@ def _request_attributes(call: Call) -> dict[str, Value]:
     """https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/, and our own."""
     asked, target, caller = call.asked, call.target, call.caller
     found: dict[str, Value | None] = {
-        "gen_ai.operation.name": _operation(call),
-        "gen_ai.provider.name": "loraplex",
+        "gen_ai.operation.name": operation(call),
+        "gen_ai.provider.name": telemetry.PROVIDER,
         "gen_ai.request.max_tokens": asked.max_tokens,
         "gen_ai.request.temperature": asked.temperature,
         "gen_ai.request.top_p": asked.top_p,
@@ -74,13 +77,6 @@ def _request_attributes(call: Call) -> dict[str, Value]:
         found["loraplex.adapter.version"] = version.version
         found["loraplex.adapter.digest"] = version.digest
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _operation(call: Call) -> str:
-    """The word that the GenAI conventions have for it."""
-    if call.asked.kind is OutputKind.EMBED:
-        return "embeddings"
-    return "text_completion" if call.asked.messages is None else "chat"
 
 
 def _usage_attributes(generation: Generation) -> dict[str, Value]:

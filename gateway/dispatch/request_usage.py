@@ -7,7 +7,7 @@ from functools import partial
 
 from gateway import telemetry
 from gateway.dispatch.generation import Generation
-from gateway.dispatch.sequences import Call
+from gateway.dispatch.sequences import Call, operation
 from gateway.exceptions import UsageUnavailable
 from gateway.limits.admission import Reservation
 from gateway.metering.usage import Status, UsageRecord, UsageRecorder
@@ -63,6 +63,8 @@ class RequestUsage:
             )
         )
         telemetry.note_request(
+            operation=operation(self._call),
+            error="_OTHER" if record.status is Status.FAILED else "",
             model=model,
             service_class=service_class,
             status=record.status.value,

@@ -76,6 +76,13 @@ class Call(msgspec.Struct, frozen=True):
         return Pooling(self.target.serving.pooling or self.tokenizer.pooling or Pooling.LAST)
 
 
+def operation(call: Call) -> str:
+    """The word that the GenAI conventions of OpenTelemetry have for the request."""
+    if call.asked.kind is OutputKind.EMBED:
+        return "embeddings"
+    return "text_completion" if call.asked.messages is None else "chat"
+
+
 def check_answer_of(call: Call, default_tokens: int) -> None:
     """Raises InvalidRequest if the answer could be larger than what is sent. Of a stream the
     generated tokens do not count, which are sent as they come, unless its end repeats them."""

@@ -18,6 +18,8 @@ from gateway.http.request import add_request_headers
 PUBLIC = ("/docs", "/schema", "/version")
 """Routes without a key, and those below them. Probes are not among them: they cost the same each
 time and are never refused."""
+PROBES = ("/livez", "/readyz", "/health")
+"""What they answer is no refusal of anything."""
 NOT_SERVED = (404, 405)
 NO_LIMIT_LEFT = "too_many_anonymous_requests"
 
@@ -47,7 +49,8 @@ class Edge:
                         is_replaced = True
                         await self._refuse(refusal, scope, receive, send)
                         return
-                self._refusals.note_answer(scope, message["status"])
+                if path not in PROBES:
+                    self._refusals.note_answer(scope, message["status"])
             if not is_replaced:
                 await send(message)
 

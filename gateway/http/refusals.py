@@ -34,6 +34,8 @@ class Refusals:
         state = scope["state"]
         reason = state.get(CODE) or str(status)
         telemetry.refusals.add(1, reason)
+        if (caller := scope.get("user")) is not None:
+            telemetry.note_refusal(caller.tenant.id)
         if status >= 500:
             telemetry.last_errors.note(reason, state.get("request_id", ""))
         if status in LOGGED:

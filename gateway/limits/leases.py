@@ -14,7 +14,7 @@ import msgspec
 from admin.database import AdminError, Database
 from admin.queries import sql
 from gateway import telemetry
-from gateway.exceptions import QuotaUnavailable
+from gateway.exceptions import QuotaExceeded, QuotaUnavailable
 from gateway.limits.lease_book import (
     LeaseBook,
     LeaseRecall,
@@ -144,11 +144,12 @@ class Leases:
             ]
             for hold in holds:
                 if hold.amount > hold.quota.limit:
-                    raise exceeded(hold, self._clock())
+                    raise self._refusal(hold)
             if self._book.take(holds):
                 if self._book.is_due:
                     self._wake.set()
                 return holds
+            telemetry.limit_waits.add(1)
             waiter = self._book.wait(holds)
             if self._is_away:
                 self._book.share()
@@ -157,7 +158,11 @@ class Leases:
             if waiter.is_served:
                 return holds
             if waiter.refused is not None:
-                raise exceeded(waiter.refused, self._clock())
+                raise self._refusal(waiter.refused)
+
+    def _refusal(self, hold: Hold) -> QuotaExceeded:
+        telemetry.limit_refusals.add(1, hold.quota.kind.value)
+        return exceeded(hold, self._clock())
 
     def settle(self, hold: Hold, used: int) -> None:
         self._book.settle(hold, used)
@@ -285,7 +290,7 @@ class Leases:
             unfollowed = next((hold for hold in waiter.holds if hold.quota.recall), None)
             self._book.leave(waiter)
             if unfollowed is not None:
-                raise exceeded(unfollowed, self._clock())
+                raise self._refusal(unfollowed)
             raise QuotaUnavailable("Limits cannot be checked at the moment.")
 
     def _at(self, limit: Limit, admitted_at: float, now: float) -> float:

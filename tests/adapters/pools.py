@@ -35,6 +35,7 @@ T = TypeVar("T")
 class Ref:
     digest: str
     checksum: str = ""
+    name: str = ""
 
 
 class SteppedExecutor(Executor):

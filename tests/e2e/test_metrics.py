@@ -7,17 +7,30 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
-from itertools import accumulate
+from itertools import accumulate, cycle
+from pathlib import Path
+from typing import Any
 
 import httpx
+import promql_parser as promql
 import pytest
-from openai import NotFoundError
+from openai import NotFoundError, RateLimitError
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.doubles import write_adapter
 from tests.e2e.tiny import NAME, Tiny
-from tests.metric_table import VLLM_DASHBOARD, documented, parse, samples_of, shown
+from tests.k8s.dashboards import ALERTS, queries
+from tests.metric_table import (
+    VLLM_DASHBOARD,
+    buckets,
+    documented,
+    of_otlp,
+    parse,
+    samples_of,
+    shown,
+    unit_of,
+)
 from tests.otlp_receiver import (
     SERVER,
     OtlpReceiver,
@@ -25,14 +38,42 @@ from tests.otlp_receiver import (
     ReceivedPoint,
     otlp_receiver,
 )
+from tests.prometheus import PROGRAM, prometheus
 from tests.stack import Stack, running
 from tests.worker_state import worker_page
 
 PROMPT = [1, 2, 3] * 20
 NUM_TOKENS = 20
 NUM_PLAIN = 3
+OTHER = "other-bot"
+"""An adapter that comes when all else is there."""
 DEADLINE_S = 20.0
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+STILL = {
+    "loraplex_catalog_age_seconds": "the database answers",
+    "loraplex_usage_log_bytes": "it is loaded at once",
+    "loraplex_usage_log_max_bytes": "a setting",
+    "loraplex_workers": "one worker, which stays",
+    "loraplex_waiting_tokens": "prompts wait for milliseconds",
+    "loraplex_adapter_leases": "read once a second, held for milliseconds",
+    "loraplex_adapter_evictions_total": "there is room for all",
+    "loraplex_adapter_load_failures_total": "no load fails",
+    "loraplex_model_load_seconds": "loaded once",
+    "loraplex_model_on_device": "one model",
+    "loraplex_model_swaps_total": "one model",
+    "loraplex_moves_total": "one worker",
+    "loraplex_limit_waits_total": "no tenant is near a limit that others use",
+    "loraplex_lease_renewal_failures_total": "the database answers",
+    "loraplex_integrity_failures_total": "nothing contradicts itself",
+    "vllm:num_preemptions_total": "there is room for all",
+    "vllm:num_requests_waiting": "requests wait for milliseconds",
+    "vllm:num_requests_running": "read once a second",
+    "vllm:kv_cache_usage_perc": "read once a second",
+    "vllm:gpu_cache_usage_perc": "read once a second",
+    'status="failed"': "no request fails",
+    "up{": "the page is there",
+}
+"""What a query may ask for and stay as it is under a short load, and why."""
 RARE = {
     "loraplex_connections_refused_total": "no bound of the server was met",
     "loraplex_sequence_failures_total": "no sequence failed",
@@ -59,10 +100,16 @@ def stack(tmp_path_factory: pytest.TempPathFactory, receiver: OtlpReceiver) -> I
 
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     tiny = Tiny(tmp_path_factory.mktemp("metrics"))
-    adapter = write_adapter(tiny.shape, tiny.folder / "adapter", rank=4, seed=1, b_std=0.5)
+    adapter, _ = (
+        write_adapter(tiny.shape, tiny.folder / name, rank=4, seed=seed, b_std=0.5)
+        for seed, name in enumerate(("adapter", OTHER))
+    )
     with running(tiny.stack(memory=64 << 20, log_format="json")) as stack:
         key = stack.create_tenant("acme")
         stack.push(adapter, "bot", "acme")
+        stack.cli("price", "set", NAME, "--input", "1", "--output", "2")
+        limited = stack.create_tenant("initech")
+        stack.cli("quota", "set", "--tenant", "initech", "--requests-per-minute", "0")
         traced = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
         with stack.openai(key) as client:
             for model in [NAME] * NUM_PLAIN + ["bot"]:
@@ -75,6 +122,8 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
                 )
             with pytest.raises(NotFoundError):
                 client.completions.create(model="nope", prompt=PROMPT)
+        with stack.openai(limited) as client, pytest.raises(RateLimitError):
+            client.completions.create(model=NAME, prompt=PROMPT)
         yield stack
 
 
@@ -166,9 +215,33 @@ def test_values_are_those_of_the_load(page: str) -> None:
     tokens = values_of(page, "loraplex_tokens_total")
     assert tokens["standard", "completion", NAME] == num_generated
     assert values_of(page, "loraplex_adapter_requests_total")["bot", tenant_of(page), "1"] == 1
-    assert values_of(page, "loraplex_refusals_total")["model_not_found",] == 1
+    assert values_of(page, "loraplex_refusals_total") == {
+        ("model_not_found",): 1,
+        ("rate_limit_exceeded",): 1,
+    }
+    assert values_of(page, "loraplex_limit_refusals_total") == {("requests_per_minute",): 1}
+    refused = values_of(page, "loraplex_tenant_refusals_total")
+    assert sorted(refused.values()) == [0, 1, 1] and refused["other",] == 0
+    cost = values_of(page, "loraplex_tenant_cost_total")[tenant_of(page),]
+    assert cost == pytest.approx((num_requests * len(PROMPT) + 2 * num_generated) / 1e6)
+    assert values_of(page, "loraplex_queue_time_seconds_count") == {
+        ("standard", "0", NAME): num_requests
+    }
+    assert values_of(page, "loraplex_adapters")["disk",] == 1
     assert values_of(page, "loraplex_adapter_loads_total")["0", NAME, "device"] >= 1
     assert values_of(page, "loraplex_workers")["ready",] == 1
+
+
+def test_an_endpoint_picker_finds_its_signals(page: str) -> None:
+    """As the Gateway API Inference Extension and llm-d read a page: single values, and the newest
+    series of adapters, whose names are split at commas and compared with a request's model."""
+    for name in ("num_requests_waiting", "num_requests_running", "kv_cache_usage_perc"):
+        assert values_of(page, f"vllm:{name}") == {("0", NAME): 0}
+    (cache,) = parse(page)["vllm:cache_config_info"].samples
+    assert int(cache.labels["block_size"]) > 0 and int(cache.labels["num_gpu_blocks"]) > 0
+    adapters = max(parse(page)["vllm:lora_requests_info"].samples, key=lambda s: s.value).labels
+    assert adapters["running_lora_adapters"].split(",") == ["bot"]
+    assert adapters["waiting_lora_adapters"] == "" and int(adapters["max_lora"]) > 1
 
 
 def test_what_vllms_dashboard_reads_moves(page: str) -> None:
@@ -197,17 +270,16 @@ def test_the_same_goes_over_otlp(page: str, receiver: OtlpReceiver) -> None:
     assert set(by_service) == {"loraplex-gateway", "loraplex-worker"}
     assert counted not in by_service["loraplex-gateway"]
     sent = by_service["loraplex-gateway"] | by_service["loraplex-worker"]
-    rows = {
-        name.removesuffix("_total") if row.kind == "counter" else name: row
-        for name, row in documented().items()
-        if name not in RARE
-    }
+    rows = {name: row for name, row in of_otlp().items() if row.name not in RARE}
     assert set(rows) == set(sent)
+    bounds = {name: metric.points[0].bounds for name, metric in sent.items()}
+    assert {name: found for name, found in bounds.items() if found} == buckets()
     kinds = {"counter": "sum", "gauge": "gauge", "histogram": "histogram"}
     for name, row in rows.items():
         metric = sent[name]
-        assert metric.kind == kinds[row.kind], name
-        assert {tuple(sorted(point.attributes)) for point in metric.points} == {row.labels}, name
+        assert (metric.kind, metric.unit) == (kinds[row.kind], unit_of(row.name)), name
+        labels = set(row.labels) - {"error.type"}
+        assert {tuple(sorted(p.attributes)) for p in metric.points} == {tuple(sorted(labels))}, name
     for name in (counted, "vllm:time_to_first_token_seconds", "loraplex_request_duration_seconds"):
         (point,) = sent[name].points
         assert values_of(page, f"{name}_sum") == {labels_of(point): point.value}
@@ -255,7 +327,8 @@ def test_latencies_have_traces_where_the_client_takes_them(
 
 def tenant_of(page: str) -> str:
     """Id of the only tenant that has used anything."""
-    (tenant,) = {key[0] for key in values_of(page, "loraplex_tenant_requests_total")} - {"other"}
+    found = values_of(page, "loraplex_tenant_requests_total")
+    (tenant,) = {key[0] for key, number in found.items() if number}
     return tenant
 
 
@@ -302,3 +375,67 @@ def test_the_status_of_a_box_has_what_it_served(stack: Stack) -> None:
     assert model["completion_tokens_per_s"] > 0 and worker["memory"]["kv"] > 0
     assert worker["adapters"]["device"]["number"] == 1
     assert f"loraplex on {stack.url}" in stack.cli("status")
+
+
+def asked() -> Iterator[tuple[str, str]]:
+    """Where a query stands, and the query: of our dashboards, of both sides of what an alert
+    compares, and of the samples that vLLM's dashboard reads, as it asks for them."""
+    for query in queries():
+        expression = query.expression.replace("$__rate_interval", "5s").replace("$model", ".*")
+        tree: Any = promql.parse(expression)
+        is_alert = isinstance(tree, promql.BinaryExpr) and str(tree.op) in ("==", ">", "<")
+        sides = (tree.lhs.prettify(), tree.rhs.prettify()) if is_alert else (expression,)
+        yield from ((query.where, side) for side in sides if re.search(r"[a-z]", side))
+    for name, labels in VLLM_DASHBOARD.items():
+        by = f" by ({', '.join(sorted(labels - {'model_name'}))})" if len(labels) > 1 else ""
+        is_gauge = not name.endswith(("_bucket", "_sum", "_count", "_total"))
+        series = f'{name}{{model_name="{NAME}"}}'
+        rate = series if is_gauge else f"sum{by} (rate({series}[5s]))"
+        is_bucket = name.endswith("_bucket")
+        yield f"vLLM: {name}", f"histogram_quantile(0.99, {rate})" if is_bucket else rate
+
+
+@pytest.mark.skipif(PROGRAM is None, reason="needs prometheus, as of Debian's package of the name")
+def test_every_query_moves_in_a_real_prometheus(stack: Stack, tmp_path: Path) -> None:
+    """Our dashboards and alert rules, and what vLLM's dashboard reads, or it is listed why not."""
+    where = json.loads((stack.data_dir / "serve.json").read_text())
+    with prometheus(where["management_url"].removeprefix("http://"), tmp_path) as server:
+        server.wait_for("vllm:generation_tokens_total")
+        begun = time.time()
+        keep_busy(stack)
+        time.sleep(1.5)
+        ended = time.time()
+        empty: list[tuple[str, str]] = []
+        still: list[tuple[str, str]] = []
+        for where, query in asked():
+            if any(name in query for name in RARE):
+                continue
+            series = server.values(query, begun, ended)
+            if not series:
+                empty.append((where, query))
+            elif not any(len(values) > 1 for values in series):
+                still.append((where, query))
+        assert not empty
+        assert not [each for each in still if not any(name in each[1] for name in STILL)]
+        (group,) = server.get("rules")["groups"]
+        assert {rule["health"] for rule in group["rules"]} <= {"ok", "unknown"}
+        assert len(group["rules"]) == len(ALERTS)
+
+
+def keep_busy(stack: Stack) -> None:
+    """For some seconds: answers, refusals, and one adapter more."""
+    key = stack.create_tenant("hooli")
+    limited = stack.create_tenant("umbrella")
+    stack.cli("quota", "set", "--tenant", "umbrella", "--requests-per-minute", "0")
+    stack.cli("quota", "set", "--tenant", "hooli", "--class", "interactive")
+    stack.push(stack.data_dir.parent / OTHER, OTHER, "hooli")
+    until_s = time.monotonic() + 3.0
+    with stack.openai(key) as client, stack.openai(limited) as refused:
+        for model in cycle([NAME, OTHER]):
+            client.completions.create(
+                model=model, prompt=PROMPT, n=4, max_tokens=100, extra_body={"ignore_eos": True}
+            )
+            with pytest.raises(RateLimitError):
+                refused.completions.create(model=NAME, prompt=PROMPT)
+            if time.monotonic() > until_s:
+                return

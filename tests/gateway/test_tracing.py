@@ -153,8 +153,27 @@ def test_a_request_is_one_trace_of_the_client(
     assert sent.traceparent is not None
     assert trace_id in sent.traceparent and request.span_id in sent.traceparent
     service.wait_for(lambda: any(r.message == "answered" for r in caplog.records))
-    (line,) = [record for record in caplog.records if record.message == "answered"]
-    assert line.__dict__["trace_id"] == trace_id
+    line = line_of(response, caplog)
+    assert (line["trace_id"], line["outcome"], line["error"]) == (trace_id, "completed", None)
+
+
+def line_of(response: httpx.Response, caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
+    """The only one of the request."""
+    request_id = response.headers["x-request-id"]
+    lines = [record.__dict__ for record in caplog.records if record.message == "answered"]
+    (line,) = [each for each in lines if each["request_id"] == request_id]
+    return line
+
+
+def test_the_line_of_a_request_that_failed_says_so(
+    service: Traced, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    service.script(fails)
+    response = service.ask()
+    assert response.status_code == 500
+    line = line_of(response, caplog)
+    assert (line["outcome"], line["error"]) == ("failed", "internal_error")
 
 
 def assert_inside(spans: Any, outer: ReceivedSpan) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,10 @@ import yaml
 FOLDER = Path(__file__).parents[2] / "k8s" / "dashboards"
 RUNBOOK = "docs/operate/alerts.md"
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-COLUMNS, WIDTH, HEIGHT = 3, 8, 8
+WIDTH, HEIGHT = 8, 8
+STAT_WIDTH, STAT_HEIGHT = 4, 4
+ROW_WIDTH = 24
+TOKENS = "suffix: tokens/s"
 WINDOW = "$__rate_interval"
 
 
@@ -22,6 +25,9 @@ class Panel(NamedTuple):
     """As Grafana names it."""
     queries: dict[str, str]
     """Legend to PromQL."""
+    about: str
+    """What it says, and what to look for; Grafana shows it at the title."""
+    kind: str = "timeseries"
 
 
 class Alert(NamedTuple):
@@ -49,35 +55,93 @@ def quantiles(histogram: str, by: str = "model_name", matching: str = "") -> dic
     }
 
 
+def stat(title: str, unit: str, query: str, about: str) -> Panel:
+    return Panel(title, unit, {title: query}, about, "stat")
+
+
 GATEWAY = '{model_name=~"$model"}'
 RENEWAL = "loraplex_lease_renewal_seconds"
+TTFT = "loraplex_time_to_first_token_seconds"
 SERVICE = (
+    stat(
+        "Requests",
+        "reqps",
+        rate("loraplex_requests_total", "", GATEWAY),
+        "Requests that a worker had begun and that ended.",
+    ),
+    stat(
+        "Output",
+        TOKENS,
+        rate("loraplex_tokens_total", "", '{model_name=~"$model", kind="completion"}'),
+        "Tokens generated for clients.",
+    ),
+    stat(
+        "First token, p95",
+        "s",
+        f"histogram_quantile(0.95, {rate(f'{TTFT}_bucket', 'le', GATEWAY)})",
+        "Of all classes, from a request's first byte to its first token at the gateway.",
+    ),
+    stat(
+        "Failed",
+        "percentunit",
+        "("
+        + rate("loraplex_requests_total", "", '{model_name=~"$model", status="failed"}')
+        + f" or vector(0)) / {rate('loraplex_requests_total', '', GATEWAY)}",
+        "Part of the requests that failed after a worker had begun them.",
+    ),
+    stat(
+        "Refused",
+        "reqps",
+        rate("loraplex_refusals_total"),
+        "Answers with a status of 400 or more, for any reason.",
+    ),
+    stat(
+        "Workers ready",
+        "short",
+        'max(loraplex_workers{state="ready"})',
+        "As the gateway that has most of them sees it.",
+    ),
     Panel(
         "Requests by status",
         "reqps",
         {"{{status}}": rate("loraplex_requests_total", "status", GATEWAY)},
+        "How requests ended that a worker had begun; cancelled: the client left.",
     ),
-    Panel("Refusals by reason", "reqps", {"{{reason}}": rate("loraplex_refusals_total", "reason")}),
-    Panel("Tokens by kind", "short", {"{{kind}}": rate("loraplex_tokens_total", "kind", GATEWAY)}),
+    Panel(
+        "Refusals by reason",
+        "reqps",
+        {"{{reason}}": rate("loraplex_refusals_total", "reason")},
+        "By the error's code: a client's mistakes, limits, and overload or lack of workers (503).",
+    ),
+    Panel(
+        "Tokens by kind",
+        TOKENS,
+        {"{{kind}}": rate("loraplex_tokens_total", "kind", GATEWAY)},
+        "Cached tokens are a part of the prompts' tokens.",
+    ),
     Panel(
         "Time to first token, at the gateway",
         "s",
-        quantiles("loraplex_time_to_first_token_seconds", "class", GATEWAY),
+        quantiles(TTFT, "class", GATEWAY),
+        "What clients wait. Compare with the time in the queue on fairness and overload.",
     ),
     Panel(
         "Mean time between tokens of a request",
         "s",
         quantiles("loraplex_time_per_output_token_seconds", "class", GATEWAY),
+        "The pace at which answers are read, one mean a request.",
     ),
     Panel(
         "Duration of requests",
         "s",
         quantiles("loraplex_request_duration_seconds", "class", GATEWAY),
+        "From the first byte of a request to the end of its answer.",
     ),
     Panel(
         "Time between two tokens, at the worker",
         "s",
         quantiles("vllm:inter_token_latency_seconds", "model_name", GATEWAY),
+        "Each gap counts: pauses that a mean hides show here.",
     ),
     Panel(
         "Running and waiting",
@@ -87,54 +151,79 @@ SERVICE = (
             "waiting {{model_name}}": f"sum by (model_name) (vllm:num_requests_waiting{GATEWAY})",
             "in flight": "sum(loraplex_requests_in_flight)",
         },
+        "Sequences at the workers, and requests in the gateways.",
     ),
-    Panel("Workers by state", "short", {"{{state}}": "max by (state) (loraplex_workers)"}),
+    Panel(
+        "Workers by state",
+        "short",
+        {"{{state}}": "max by (state) (loraplex_workers)"},
+        "Silent or lost ones do not answer a gateway.",
+    ),
     Panel(
         "Time of steps by part",
         "percentunit",
         {"{{part}}": rate("loraplex_step_seconds_total", "part", GATEWAY)},
+        "Of one second, all workers together: forward is the device's, the rest is overhead.",
     ),
     Panel(
-        "CPU and memory of processes",
+        "CPU of processes",
         "short",
-        {
-            "cores {{process}} {{instance}}": rate(
-                "process_cpu_seconds_total", "process, instance"
-            ),
-            "GiB {{process}} {{instance}}": "process_resident_memory_bytes / 1073741824",
-        },
+        {"{{process}} {{instance}}": rate("process_cpu_seconds_total", "process, instance")},
+        "In cores. A gateway has one: near 1 it is the bottleneck.",
     ),
     Panel(
-        "Catalog age and certificates",
+        "Memory of processes",
+        "bytes",
+        {"{{process}} {{instance}}": "process_resident_memory_bytes"},
+        "Resident bytes; a steady climb is a leak.",
+    ),
+    Panel(
+        "Age of the catalog",
         "s",
-        {
-            "catalog {{instance}}": "loraplex_catalog_age_seconds",
-            "{{certificate}} ends in": "loraplex_certificate_expiry_timestamp_seconds - time()",
-        },
+        {"{{instance}}": "loraplex_catalog_age_seconds"},
+        "Time since the database confirmed it; requests are refused after catalog_stale_s.",
+    ),
+    Panel(
+        "Certificates end in",
+        "s",
+        {"{{certificate}}": "loraplex_certificate_expiry_timestamp_seconds - time()"},
+        "By the setting that names the file; empty without TLS.",
     ),
 )
 TENANTS = (
     Panel(
-        "Tokens by tenant", "short", {"{{tenant}}": rate("loraplex_tenant_tokens_total", "tenant")}
+        "Tokens by tenant",
+        TOKENS,
+        {"{{tenant}}": rate("loraplex_tenant_tokens_total", "tenant")},
+        "The 100 that use most, by id; all others are in other.",
     ),
     Panel(
         "Requests by tenant",
         "reqps",
         {"{{tenant}}": rate("loraplex_tenant_requests_total", "tenant")},
+        "That a worker had begun and that ended.",
+    ),
+    Panel(
+        "Refusals by tenant",
+        "reqps",
+        {"{{tenant}}": rate("loraplex_tenant_refusals_total", "tenant")},
+        "Whose requests are refused; for which limits: fairness and overload.",
     ),
     Panel(
         "Dollars an hour by tenant",
         "currencyUSD",
         {"{{tenant}}": f"3600 * {rate('loraplex_tenant_cost_total', 'tenant')}"},
+        "By the prices of each tenant; 0 where none is set.",
     ),
     Panel(
         "Tokens by version of an adapter, the first 20",
-        "short",
+        TOKENS,
         {
             "{{tenant}} {{adapter}}@{{version}}": "topk(20, "
             + rate("loraplex_adapter_tokens_total", "tenant, adapter, version")
             + ")"
         },
+        "During a canary two versions of one adapter show their parts.",
     ),
     Panel(
         "Part of tokens in `other`",
@@ -144,6 +233,7 @@ TENANTS = (
             + " / "
             + rate("loraplex_tenant_tokens_total")
         },
+        "How much the panels by tenant do not name.",
     ),
     Panel(
         "Usage that waits for the database",
@@ -152,12 +242,21 @@ TENANTS = (
             "waits {{instance}}": "loraplex_usage_log_bytes",
             "bound {{instance}}": "loraplex_usage_log_max_bytes",
         },
+        "On the gateways' disks. At the bound requests are refused.",
     ),
 )
 MEMORY = (
-    Panel("Adapters by tier", "short", {"{{tier}}": "sum by (tier) (loraplex_adapters)"}),
     Panel(
-        "Bytes of adapters by tier", "bytes", {"{{tier}}": "sum by (tier) (loraplex_adapter_bytes)"}
+        "Adapters by tier",
+        "short",
+        {"{{tier}}": "sum by (tier) (loraplex_adapters)"},
+        "By the nearest tier; disk counts all images of the disk caches.",
+    ),
+    Panel(
+        "Bytes of adapters by tier",
+        "bytes",
+        {"{{tier}}": "sum by (tier) (loraplex_adapter_bytes)"},
+        "Bounds: adapter_memory (device), host_adapter_memory, adapter_cache (disk).",
     ),
     Panel(
         "Loads by tier, evictions, failures",
@@ -167,6 +266,7 @@ MEMORY = (
             "eviction": rate("loraplex_adapter_evictions_total", "", GATEWAY),
             "failure": rate("loraplex_adapter_load_failures_total", "", GATEWAY),
         },
+        "As many evictions as loads for long: more adapters are in use than fit.",
     ),
     Panel(
         "Mean time of a load",
@@ -176,11 +276,13 @@ MEMORY = (
             + " / "
             + rate("loraplex_adapter_loads_total", "tier", GATEWAY)
         },
+        "Requests wait for it; the batch does not.",
     ),
     Panel(
         "Sequences that hold an adapter",
         "short",
         {"{{instance}}": "sum by (instance) (loraplex_adapter_leases)"},
+        "Their adapters cannot leave the device.",
     ),
     Panel(
         "The device's memory by use",
@@ -189,11 +291,13 @@ MEMORY = (
             "{{kind}} {{instance}}": "loraplex_arena_extents * on (instance) group_left ()"
             " (loraplex_arena_bytes / on (instance) sum by (instance) (loraplex_arena_extents))"
         },
+        "KV pages, adapters, weights and what is free.",
     ),
     Panel(
         "KV cache in use",
         "percentunit",
         {"{{model_name}} {{instance}}": f"vllm:kv_cache_usage_perc{GATEWAY}"},
+        "Of running sequences; kept prefixes count as free. Near 1 sequences are preempted.",
     ),
     Panel(
         "Prefix cache: part of tokens found",
@@ -203,69 +307,91 @@ MEMORY = (
             + " / "
             + rate("vllm:prefix_cache_queries_total", "model_name", GATEWAY)
         },
+        "Of prompt tokens. Each tenant finds its own prefixes only.",
     ),
     Panel(
-        "Swaps and time to the device",
+        "Swaps of base models an hour",
         "short",
         {
-            "swaps an hour {{model_name}}": "sum by (model_name)"
-            f" (increase(loraplex_model_swaps_total{GATEWAY}[1h]))",
-            "seconds {{model_name}}": f"max by (model_name) (loraplex_model_load_seconds{GATEWAY})",
+            "{{model_name}}": "sum by (model_name)"
+            f" (increase(loraplex_model_swaps_total{GATEWAY}[1h]))"
         },
+        "How often weights came to a device; many: pin a model or add a worker.",
+    ),
+    Panel(
+        "Time of a base model to the device",
+        "s",
+        {"{{model_name}}": f"max by (model_name) (loraplex_model_load_seconds{GATEWAY})"},
+        "The last time, on the slowest worker.",
     ),
     Panel(
         "Models on a device",
         "short",
         {"{{model_name}}": f"sum by (model_name) (loraplex_model_on_device{GATEWAY})"},
+        "Workers that have the weights on the device.",
     ),
 )
 FAIRNESS = (
     Panel(
-        "Time in the queue",
+        "Time in the queue by class",
         "s",
-        quantiles("vllm:request_queue_time_seconds", "model_name", GATEWAY),
+        quantiles("loraplex_queue_time_seconds", "class", GATEWAY),
+        "At the worker, until the first step. Batch waits first; interactive should not.",
     ),
     Panel(
         "Time to first token by class, p95",
         "s",
-        {"{{class}}": quantile(0.95, "loraplex_time_to_first_token_seconds", "class", GATEWAY)},
+        {"{{class}}": quantile(0.95, TTFT, "class", GATEWAY)},
+        "Queue, load of the adapter, swap of the model and prefill together.",
     ),
     Panel(
         "Completion tokens by class",
-        "short",
+        TOKENS,
         {
             "{{class}}": rate(
                 "loraplex_tokens_total", "class", '{model_name=~"$model", kind="completion"}'
             )
         },
+        "Under overload each class keeps its guaranteed share.",
     ),
     Panel(
-        "Part of completions by tenant, the first 10",
+        "Part of tokens by tenant, the first 10",
         "percentunit",
         {
             "{{tenant}}": f"topk(10, {rate('loraplex_tenant_tokens_total', 'tenant')})"
             f" / scalar({rate('loraplex_tenant_tokens_total')})"
         },
+        "A tenant far above its weight while others wait is worth a look.",
+    ),
+    Panel(
+        "Refusals by limit",
+        "reqps",
+        {"{{limit}}": rate("loraplex_limit_refusals_total", "limit")},
+        "Requests over a limit of their tenant or key.",
     ),
     Panel(
         "Sequences refused or failed at workers",
         "reqps",
         {"{{code}}": rate("loraplex_sequence_failures_total", "code", GATEWAY)},
+        "overloaded and expired: no room in time. Others are failures.",
     ),
     Panel(
         "Sequences that went to another worker",
         "ops",
         {"{{kind}}": rate("loraplex_moves_total", "kind")},
+        "After a worker was lost or drained; poisonous ones were refused.",
     ),
     Panel(
         "Preemptions",
         "ops",
         {"{{model_name}}": rate("vllm:num_preemptions_total", "model_name", GATEWAY)},
+        "Running sequences that lost their pages and compute them again.",
     ),
     Panel(
         "Prompt tokens that wait",
         "short",
         {"{{model_name}}": f"sum by (model_name) (loraplex_waiting_tokens{GATEWAY})"},
+        "Divided by the prefill rate it is the seconds of work that wait.",
     ),
     Panel(
         "Renewal of limits",
@@ -274,6 +400,13 @@ FAIRNESS = (
             f"p{q}": f"histogram_quantile(0.{q}, {rate(f'{RENEWAL}_bucket', 'le')})"
             for q in (50, 99)
         },
+        "The database's time. Requests near a limit wait for it.",
+    ),
+    Panel(
+        "Requests that waited for limits",
+        "reqps",
+        {"waited": rate("loraplex_limit_waits_total")},
+        "What this gateway held of a limit did not do; the next renewal decided.",
     ),
     Panel(
         "Renewals without an answer, connections refused",
@@ -282,6 +415,7 @@ FAIRNESS = (
             "renewals": rate("loraplex_lease_renewal_failures_total"),
             "connections: {{reason}}": rate("loraplex_connections_refused_total", "reason"),
         },
+        "The database is away; or bounds of the server were met.",
     ),
 )
 DASHBOARDS = {
@@ -341,7 +475,7 @@ ALERTS = (
     Alert(
         "LoraplexRequestsFail",
         "critical",
-        'sum(rate(loraplex_requests_total{status="failed"}[5m]))'
+        '(sum(rate(loraplex_requests_total{status="failed"}[5m])) or vector(0))'
         " / sum(rate(loraplex_requests_total[5m])) > 0.02",
         5,
         "More than 2 % of requests fail after they have begun.",
@@ -456,24 +590,52 @@ def dashboard(uid: str, title: str, panels: Iterable[Panel]) -> dict[str, Any]:
                 },
             ]
         },
-        "panels": [_panel(number, panel) for number, panel in enumerate(panels)],
+        "panels": list(_placed(panels)),
     }
 
 
-def _panel(number: int, panel: Panel) -> dict[str, Any]:
-    row, column = divmod(number, COLUMNS)
+def _placed(panels: Iterable[Panel]) -> Iterator[dict[str, Any]]:
+    """From left to right; a panel of another height, or without room, begins a row."""
+    x = y = height = 0
+    for number, panel in enumerate(panels):
+        is_stat = panel.kind == "stat"
+        wide, high = (STAT_WIDTH, STAT_HEIGHT) if is_stat else (WIDTH, HEIGHT)
+        if high != height or x + wide > ROW_WIDTH:
+            x, y, height = 0, y + height, high
+        yield _panel(number, panel, {"x": x, "y": y, "w": wide, "h": high})
+        x += wide
+
+
+def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
     return {
         "id": number + 1,
-        "type": "timeseries",
+        "type": panel.kind,
         "title": panel.title,
+        "description": panel.about,
         "datasource": SOURCE,
-        "gridPos": {"x": column * WIDTH, "y": row * HEIGHT, "w": WIDTH, "h": HEIGHT},
+        "gridPos": place,
         "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
         "targets": [
             {"refId": chr(ord("A") + n), "expr": query, "legendFormat": legend}
             for n, (legend, query) in enumerate(panel.queries.items())
         ],
     }
+
+
+class Query(NamedTuple):
+    where: str
+    expression: str
+    legend: str = ""
+
+
+def queries() -> Iterator[Query]:
+    """All that dashboards and alerts ask for."""
+    for uid, (_, panels) in DASHBOARDS.items():
+        for panel in panels:
+            for legend, expression in panel.queries.items():
+                yield Query(f"{uid}: {panel.title}", expression, legend)
+    for alert in ALERTS:
+        yield Query(alert.name, alert.expression)
 
 
 def rules() -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 import yaml
 
 from gateway.metering.usage import Status
-from tests.k8s.dashboards import FOLDER, RUNBOOK, files
+from tests.k8s.dashboards import FOLDER, RUNBOOK, files, queries
 from tests.metric_table import VLLM_DASHBOARD, Row, documented, samples_of
 from tests.stack import ROOT
 from workers.wire.protocol import ErrorCode, ServiceClass
@@ -61,17 +60,6 @@ def labels_by_sample() -> dict[str, set[str]]:
 
 
 KNOWN = labels_by_sample()
-
-
-def queries() -> Iterator[tuple[str, str, str]]:
-    """Where it stands, the query, and the legend of its result."""
-    for path in sorted(FOLDER.glob("*.json")):
-        for panel in json.loads(path.read_text())["panels"]:
-            for target in panel["targets"]:
-                where = f"{path.stem}: {panel['title']}"
-                yield where, target["expr"], target["legendFormat"]
-    for rule in alerts():
-        yield rule["alert"], rule["expr"], ""
 
 
 def alerts() -> list[dict[str, Any]]:

@@ -124,6 +124,7 @@ class EngineReport:
                 a.pinned,
                 "" if a.fault is None else a.fault.code,
                 "" if a.fault is None else str(a.fault),
+                a.name,
             )
             for a in self._pool.status()
         ]

@@ -56,7 +56,10 @@ class RequestMeter:
             return
         num_generated = sequence.num_generated - sequence.request.num_resumed
         telemetry.request_latency.record(now - sequence.arrival_s, *labels)
-        telemetry.queue_time.record(max(0.0, started_s - sequence.arrival_s), *labels)
+        waited_s = max(0.0, started_s - sequence.arrival_s)
+        telemetry.queue_time.record(waited_s, *labels)
+        service_class = sequence.request.service_class.value
+        telemetry.class_queue_time.record(waited_s, *labels, service_class)
         telemetry.inference_time.record(now - started_s, *labels)
         telemetry.request_prompt_tokens.record(sequence.num_prompt, *labels)
         telemetry.request_generation_tokens.record(num_generated, *labels)

@@ -48,7 +48,9 @@ def _make(
 ) -> None:
     is_counter = isinstance(instrument, Counter)
     make = meter.create_observable_counter if is_counter else meter.create_observable_gauge
-    make(instrument.name, [callback], description=instrument.description)
+    name = instrument.name
+    unit = "s" if name.endswith("_seconds") else "By" if name.endswith("_bytes") else ""
+    make(name, [callback], unit, instrument.description)
 
 
 def _observe_models(
@@ -168,26 +170,34 @@ OF_MODELS: tuple[Gauge[ModelStatus], ...] = (
 
 
 def _lora_requests(status: WorkerStatus) -> Figures:
-    """As vLLM has it: the value is the time, what is told stands in the labels."""
-    leased = ", ".join(a.digest[:12] for a in status.adapters if a.leases)
-    loading = ", ".join(a.digest[:12] for a in status.adapters if a.tier == "loading")
+    """The value is the time, what is told stands in the labels. An endpoint picker looks for the
+    `model` of a request among the names, which it splits at commas alone: those on the device
+    serve at once, those that are loading soon.
+
+    https://github.com/kubernetes-sigs/gateway-api-inference-extension, model server protocol
+    """
     labels = {
         "max_lora": status.settings.get("max_loaded_adapters", ""),
-        "running_lora_adapters": leased,
-        "waiting_lora_adapters": loading,
+        "running_lora_adapters": _names(status, "device"),
+        "waiting_lora_adapters": _names(status, "loading"),
     }
     return [(time.time(), labels)]
 
 
+def _names(status: WorkerStatus, tier: str) -> str:
+    """Without versions; tenants may have the same name."""
+    names = (a.name.partition("@")[0] or a.digest[:12] for a in status.adapters if a.tier == tier)
+    return ",".join(dict.fromkeys(names))
+
+
 def _adapters(status: WorkerStatus) -> Figures:
-    return [(sum(a.tier == tier for a in status.adapters), {"tier": tier}) for tier in TIERS]
+    near = {tier: sum(a.tier == tier for a in status.adapters) for tier in TIERS}
+    return _by_tier(near | {"disk": status.num_cached_adapters})
 
 
 def _adapter_bytes(status: WorkerStatus) -> Figures:
-    return [
-        (sum(a.num_bytes for a in status.adapters if a.tier == tier), {"tier": tier})
-        for tier in TIERS
-    ]
+    near = {tier: sum(a.num_bytes for a in status.adapters if a.tier == tier) for tier in TIERS}
+    return _by_tier(near | {"disk": status.cached_adapter_bytes})
 
 
 def _extents(status: WorkerStatus) -> Figures:
@@ -195,9 +205,21 @@ def _extents(status: WorkerStatus) -> Figures:
 
 
 OF_WORKER: tuple[Gauge[WorkerStatus], ...] = (
-    Gauge("vllm.lora_requests_info", "When it was read; adapters in its labels.", _lora_requests),
-    Gauge("loraplex_adapters", "Adapters by the nearest `tier` that has them.", _adapters),
-    Gauge("loraplex_adapter_bytes", "Bytes of adapters by their nearest `tier`.", _adapter_bytes),
+    Gauge(
+        "vllm.lora_requests_info",
+        "When it was read; names of adapters on the device and of those loading in its labels.",
+        _lora_requests,
+    ),
+    Gauge(
+        "loraplex_adapters",
+        "Adapters by the nearest `tier` that has them; `disk`: all images of the disk cache.",
+        _adapters,
+    ),
+    Gauge(
+        "loraplex_adapter_bytes",
+        "Bytes of adapters by their nearest `tier`; `disk`: of the disk cache.",
+        _adapter_bytes,
+    ),
     Gauge(
         "loraplex_adapter_leases",
         "Sequences that hold an adapter on the device.",

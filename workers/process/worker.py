@@ -241,6 +241,7 @@ class Worker:
         """What is, now. On the engine's thread only."""
         engines = self.engines.values()
         held, adapters = self.arena.bytes_held.held, self.runs.held_bytes()
+        num_cached, cached_bytes = self._image_cache.held
         return WorkerStatus(
             instance_id=self.instance_id,
             draining=draining,
@@ -253,6 +254,8 @@ class Worker:
             tokens_per_s=_tokens_per_s(self.ring),
             generation=generation,
             num_late_kernels=self.ops.num_compiled - self._num_compiled,
+            num_cached_adapters=num_cached,
+            cached_adapter_bytes=cached_bytes,
             tenants=[
                 TenantStatus(tenant, num_bytes - adapters[tenant], adapters[tenant])
                 for tenant, num_bytes in nlargest(MAX_TENANTS, held.items(), key=itemgetter(1))

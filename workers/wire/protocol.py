@@ -379,6 +379,8 @@ class AdapterStatus(msgspec.Struct, frozen=True):
     error: str = ""
     """Code of the failure of its last load, until one succeeds."""
     message: str = ""
+    name: str = ""
+    """`name@version`, as a gateway asked for it last; empty: none has."""
 
 
 class ModelStatus(msgspec.Struct, frozen=True):
@@ -458,6 +460,9 @@ class WorkerStatus(msgspec.Struct, frozen=True, tag="status"):
     """Those that hold most of the device's memory."""
     num_late_kernels: int = 0
     """Compiled, or read from the cache, after the worker was ready: in steps of requests."""
+    num_cached_adapters: int = 0
+    """Images in the disk cache, of adapters that are nearer too."""
+    cached_adapter_bytes: int = 0
 
 
 class CachedPages(msgspec.Struct, frozen=True, tag="cached"):

@@ -18,7 +18,7 @@ from gateway.dialects.dialect import AnswerFormat, BodyFormat, Dialect
 from gateway.dialects.dropped import UNBOUNDED_THOUGHT, header_of
 from gateway.dialects.responses import Responses
 from gateway.dialects.responses_fields import ResponsesRequest
-from gateway.dispatch.answer_trace import routing_attributes, trace_answer
+from gateway.dispatch.answer_trace import outcome_of, routing_attributes, trace_answer
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.inflight import Flight
 from gateway.dispatch.prompts import Prompt, encode_prompts
@@ -26,6 +26,7 @@ from gateway.dispatch.request_usage import RequestUsage
 from gateway.dispatch.sequences import Call, check_answer_of, plan, work_of
 from gateway.dispatch.shedding import Place
 from gateway.dispatch.token_rules import is_thought_unbounded, token_rules
+from gateway.exceptions import error_type
 from gateway.generation_request import GenerationRequest
 from gateway.http.guards import INFERENCE, requires
 from gateway.http.handlers import HotRoute
@@ -213,7 +214,7 @@ def respond(
         gateway.admission.settle(reservation, generation.usage)
         flight.end(failure, generation.first_output_at)
         trace_answer(call, generation, failure)
-        _log(request, call, generation)
+        _log(request, call, generation, failure)
 
     headers = _headers(call, generation)
     if not (call.asked.stream and isinstance(format, AnswerFormat)):
@@ -241,7 +242,9 @@ def dropped_header(asked: GenerationRequest) -> Headers:
     return [(b"loraplex-dropped", header_of(asked.dropped))] if asked.dropped else []
 
 
-def _log(request: GatewayRequest, call: Call, generation: Generation) -> None:
+def _log(
+    request: GatewayRequest, call: Call, generation: Generation, failure: Exception | None
+) -> None:
     """One line a request; never what was said."""
     usage, version = generation.usage, call.target.version
     first_at = generation.first_output_at
@@ -257,6 +260,8 @@ def _log(request: GatewayRequest, call: Call, generation: Generation) -> None:
             "model": call.asked.model,
             "adapter_version": version.version if version else None,
             "worker": generation.worker_id,
+            "outcome": outcome_of(generation, failure),
+            "error": failure and error_type(failure),
             "in_tok": usage.prompt_tokens,
             "out_tok": usage.completion_tokens,
             "finish_reasons": generation.finish_reasons,
