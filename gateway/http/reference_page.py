@@ -24,6 +24,13 @@ th, td { text-align: left; vertical-align: top; padding: .25rem .75rem .25rem 0;
 h2 { margin-top: 2.5rem; border-top: 1px solid #8886; padding-top: 1rem; }
 nav li { display: inline-block; margin-right: 1rem; }
 nav ul { padding: 0; }
+td:first-child { white-space: nowrap; }
+@media (max-width: 45rem) {
+  thead { display: none; }
+  tr { display: block; padding: .25rem 0; border-bottom: 1px solid #8886; }
+  td { display: block; padding: 0; border: 0; }
+  td:first-child { white-space: normal; font-weight: 600; }
+}
 """
 
 
