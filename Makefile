@@ -19,7 +19,7 @@ serve: .venv/serve.stamp
 	@$(BIN)/loraplex serve --demo $(ARGS)
 
 test: .venv/dev.stamp
-	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 soak: .venv/gemma.stamp
 	LORAPLEX_TEST_SCALE=full $(BIN)/python -m pytest -q -m soak --timeout=3600 $(ARGS)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
 
 from adapters.manifest import PROJECTIONS, BaseModelShape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 FAMILIES = ("llama", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
 
@@ -116,7 +119,7 @@ def make_model(folder: Path, family: str = "llama", *, seed: int = 0, **changes:
 
 
 def make_adapter(
-    model: Path,
+    model: Path | PreTrainedModel,
     folder: Path,
     *,
     rank: int = 8,
@@ -127,13 +130,15 @@ def make_adapter(
     task_type: str = "CAUSAL_LM",
     **config: Any,
 ) -> Path:
-    """Writes a random LoRA of the model at `model`, saved by peft, whose B is large enough to
-    matter."""
+    """Writes a random LoRA of the model, saved by peft, whose B is large enough to matter.
+
+    model: where it lies, or, for several of a large one, what was loaded from there in float32.
+    """
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModel, AutoModelForCausalLM
 
     kind = AutoModelForCausalLM if task_type == "CAUSAL_LM" else AutoModel
-    base = kind.from_pretrained(model, dtype=torch.float32)
+    base = kind.from_pretrained(model, dtype=torch.float32) if isinstance(model, Path) else model
     lora = LoraConfig(
         r=rank, lora_alpha=alpha, target_modules=targets, task_type=task_type, **config
     )
@@ -144,6 +149,7 @@ def make_adapter(
             if "lora_B" in name:
                 parameter.normal_(0.0, b_std)
     peft_model.save_pretrained(str(folder))
+    peft_model.unload()
     return folder
 
 

@@ -50,9 +50,13 @@ def gemma_gguf(folder: Path) -> Path:
 
 def make_adapters(model: Path, folder: Path, b_std: float = 0.04) -> dict[str, Path]:
     """Adapters of every shape, with a B large enough to matter; alpha as peft's default scale 1."""
+    # Slow to import, and benchmarks that make no adapters import this file too.
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(model, dtype="float32")
     return {
         name: make_adapter(
-            model,
+            base,
             folder / name,
             seed=seed,
             b_std=b_std,

@@ -79,7 +79,7 @@ def body_of(format: AnswerFormat, deltas: list[Delta], usage: Usage) -> Any:
 USAGE = Usage(prompt_tokens=9, completion_tokens=5, cached_tokens=4)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(answers())
 def test_messages(deltas: list[Delta]) -> None:
     def format() -> MessagesFormat:
@@ -113,7 +113,7 @@ def _without_null(block: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in block.items() if value is not None}
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(answers(), st.sampled_from([None, ["reasoning.encrypted_content"]]))
 def test_responses(deltas: list[Delta], include: Any) -> None:
     request = ResponsesRequest(model="tiny", input="Hi", include=include)

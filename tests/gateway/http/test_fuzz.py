@@ -31,7 +31,7 @@ from tests.scale import scaled
 load_all_checks()
 pytestmark = pytest.mark.soak
 
-CASES = scaled(400, 20_000)
+CASES = scaled(200, 20_000)
 OPTIONS: dict[str, Any] = {
     "derandomize": True,
     "database": None,
