@@ -40,6 +40,10 @@ CODES: Mapping[str, tuple[int, str]] = {
     "too_many_body_bytes": (503, "The bodies of all requests together fill their memory."),
     "unsupported_block": (400, "A content block of a kind that no model here can read."),
     "unsupported_constraint": (400, "A schema, expression or grammar that cannot be held exactly."),
+    "unsupported_item": (
+        400,
+        "An item of a Responses input that only a stored response could resolve.",
+    ),
     "unsupported_parameter": (400, "A field, or a value of it, that is not supported."),
     "usage_spool_full": (503, "Too much usage waits to be stored."),
     "usage_unavailable": (503, "What the request uses could not be recorded."),
