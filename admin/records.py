@@ -194,6 +194,12 @@ class GenerationDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
     max_tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] | None = None
 
 
+ToolFormat = Literal[
+    "generic", "hermes", "qwen_xml", "llama_json", "pythonic", "mistral", "gemma", "gemma4"
+]
+"""How a model writes its calls of tools."""
+
+
 class ServingData(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a version brings besides its weights; part of what makes it that version. An upload's
     fields are all known (admin/adapters/serving_data.py); a row may be of a newer release than its
@@ -210,6 +216,8 @@ class ServingData(msgspec.Struct, frozen=True, omit_defaults=True):
     defaults: GenerationDefaults = GenerationDefaults()
     pooling: Literal["last", "mean", "cls"] | None = None
     """How embeddings are made of the last hidden states; None: as the base model's are."""
+    tool_format: ToolFormat | None = None
+    """How the version writes calls; None: as its chat template tells."""
     metadata: Annotated[
         dict[
             Annotated[str, msgspec.Meta(min_length=1, max_length=64)],

@@ -79,6 +79,8 @@ async def _chat_prompts(
     tokens = tokens[-_most_tokens(asked, max_tokens) :]
     check_total([len(tokens)], asked.num_choices, max_tokens, param="n")
     form = await tokenizer.answer_form(template)
+    if target.serving.tool_format is not None:
+        form = msgspec.structs.replace(form, calls=target.serving.tool_format)
     in_thought = form.has_thoughts and is_in_thought(tokenizer.text(tokens[-TAIL_TOKENS:]))
     last = messages[-1]
     echoed = [last.content] if asked.echo and last.role == "assistant" else []

@@ -11,14 +11,15 @@ from typing import Any
 
 import msgspec
 
+from admin.records import ToolFormat
 from gateway.exceptions import InvalidRequest
 from gateway.generation_request import GenerationRequest, NamedTool, Tool, callable_tools
 from gateway.text.parsers import mistral, thoughts
-from gateway.text.parsers.answer_form import AnswerForm, CallFormat
+from gateway.text.parsers.answer_form import AnswerForm
 from gateway.text.parsers.gemma import FUNCTION_GEMMA, GEMMA_4
 from workers.wire import grammars
 
-HELD: dict[CallFormat, tuple[str, str, str, str]] = {
+HELD: dict[ToolFormat, tuple[str, str, str, str]] = {
     "generic": ("<tool_call>", '\n{"name": "%s", "arguments": ', "}\n</tool_call>", "\n"),
     "hermes": ("<tool_call>", '\n{"name": "%s", "arguments": ', "}\n</tool_call>", "\n"),
     "qwen_xml": ("<tool_call>", '\n{"name": "%s", "arguments": ', "}\n</tool_call>", "\n"),

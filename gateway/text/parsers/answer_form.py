@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import msgspec
 
+from admin.records import ToolFormat
 from gateway.generation_request import Tool
 from gateway.text.parsers import gemma, llama_json, mistral, pythonic, thoughts
 from gateway.text.parsers.gemma import FUNCTION_GEMMA, GEMMA_4, GemmaParser
@@ -18,11 +18,7 @@ from gateway.text.parsers.pythonic import PythonicParser
 from gateway.text.parsers.qwen_xml import QwenXmlParser
 from gateway.text.parsers.thoughts import ThoughtParser
 
-CallFormat = Literal[
-    "generic", "hermes", "qwen_xml", "llama_json", "pythonic", "mistral", "gemma", "gemma4"
-]
-
-FINGERPRINTS: tuple[tuple[str, CallFormat], ...] = (
+FINGERPRINTS: tuple[tuple[str, ToolFormat], ...] = (
     ("<function=", "qwen_xml"),
     (FUNCTION_GEMMA.begin, "gemma"),
     (GEMMA_4.begin, "gemma4"),
@@ -36,7 +32,7 @@ FINGERPRINTS: tuple[tuple[str, CallFormat], ...] = (
 )
 """What only the templates of a format contain; the first that is found decides."""
 
-SPECIAL_MARKERS: dict[CallFormat, tuple[str, ...]] = {
+SPECIAL_MARKERS: dict[ToolFormat, tuple[str, ...]] = {
     "llama_json": (llama_json.TAG,),
     "pythonic": (pythonic.OPEN, pythonic.CLOSE),
     "mistral": (mistral.OPEN, mistral.CALL_ID, mistral.ARGS),
@@ -48,7 +44,7 @@ TAG_MARKERS = ("<tool_call>", "</tool_call>")
 
 
 class AnswerForm(msgspec.Struct, frozen=True):
-    calls: CallFormat = "generic"
+    calls: ToolFormat = "generic"
     has_thoughts: bool = False
 
     def parser(

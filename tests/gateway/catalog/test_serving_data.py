@@ -21,13 +21,17 @@ from tests.gateway.scripts import say, spelled
 from tests.gateway.service import Service, snapshot
 
 HELLO: list[Any] = [{"role": "user", "content": "Hi"}]
-OWN_TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}>"
+OWN_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"
+    "{% if tools %}!{% endif %}>"
+)
 
 BROUGHT = {
     3: ServingData(chat_template="{{ messages }}"),
     7: ServingData(
         chat_template=OWN_TEMPLATE,
         stop=("END", "###"),
+        tool_format="llama_json",
         defaults=GenerationDefaults(
             temperature=0.25, top_k=5, presence_penalty=0.5, max_tokens=30, repetition_penalty=1.5
         ),
@@ -108,6 +112,18 @@ def test_stop_strings_add_to_the_request_s(
     service.worker.script = say("before END after ### more")
     answer = client.completions.create(model="support-bot", prompt="Hi", max_tokens=40, stop=asked)
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == (text, "stop")
+
+
+def test_calls_are_read_in_the_format_that_is_named(
+    service: Service, client: openai.OpenAI
+) -> None:
+    service.worker.script = say('{"name": "t", "parameters": {}}')
+    tool: Any = {"type": "function", "function": {"name": "t"}}
+    answer = client.chat.completions.create(
+        model="support-bot", messages=HELLO, tools=[tool], max_tokens=40
+    )
+    (call,) = answer.choices[0].message.tool_calls or ()
+    assert call.type == "function" and call.function.name == "t"
 
 
 def test_defaults_are_taken_for_what_is_left_out(service: Service, client: openai.OpenAI) -> None:

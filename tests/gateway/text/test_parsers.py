@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from admin.records import ToolFormat
 from gateway.generation_request import Tool
-from gateway.text.parsers.answer_form import AnswerForm, CallFormat, form_of
+from gateway.text.parsers.answer_form import AnswerForm, form_of
 from gateway.text.parsers.parser import IdentityParser, Parser, Part, Reasoning, Text, ToolCall
 
 TOOLS = [
@@ -36,17 +37,17 @@ ARGUMENTS: dict[str, Any] = {
     "places": ["a", "{b}"],
     "exact": True,
 }
-FORMATS: list[CallFormat] = [
+FORMATS: list[ToolFormat] = [
     *("generic", "hermes", "qwen_xml", "llama_json"),
     *("pythonic", "mistral", "gemma", "gemma4"),
 ]
 
 
-def make(calls: CallFormat, *, thinks: bool = False, **options: Any) -> Parser:
+def make(calls: ToolFormat, *, thinks: bool = False, **options: Any) -> Parser:
     return AnswerForm(calls, thinks).parser(TOOLS, **options)
 
 
-def write(calls: CallFormat, *made: tuple[str, dict[str, Any]]) -> str:
+def write(calls: ToolFormat, *made: tuple[str, dict[str, Any]]) -> str:
     """The calls as a model of the format writes them."""
     one = [(name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in made]
     match calls:
@@ -128,7 +129,7 @@ def join(first: Part, second: Part) -> list[Part]:
             return [first, second]
 
 
-def read(calls: CallFormat, text: str) -> list[Any]:
+def read(calls: ToolFormat, text: str) -> list[Any]:
     """Parts with the arguments of calls decoded."""
     return [
         (part.index, part.name, json.loads(part.arguments)) if isinstance(part, ToolCall) else part
@@ -140,17 +141,17 @@ BOTH = (("get_weather", ARGUMENTS), ("list-all", {}))
 
 
 @pytest.mark.parametrize("calls", FORMATS)
-def test_calls_are_read_back(calls: CallFormat) -> None:
+def test_calls_are_read_back(calls: ToolFormat) -> None:
     expected = [(0, "get_weather", ARGUMENTS), (1, "list-all", {})]
     assert read(calls, write(calls, *BOTH)) == expected
     assert read(calls, "\n" + write(calls, *BOTH) + "\n") == expected
 
 
-TAGGED: list[CallFormat] = ["generic", "hermes", "qwen_xml", "mistral", "gemma", "gemma4"]
+TAGGED: list[ToolFormat] = ["generic", "hermes", "qwen_xml", "mistral", "gemma", "gemma4"]
 
 
 @pytest.mark.parametrize("calls", TAGGED)
-def test_text_before_calls_is_the_answer(calls: CallFormat) -> None:
+def test_text_before_calls_is_the_answer(calls: ToolFormat) -> None:
     text = "I look <it> up.\n\n" + write(calls, ("get_weather", {"city": "Bern"}))
     expected = [Text("I look <it> up."), (0, "get_weather", {"city": "Bern"})]
     assert read(calls, text) == expected
@@ -185,7 +186,7 @@ def test_text_before_calls_is_the_answer(calls: CallFormat) -> None:
         ("qwen_xml", '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>', {"a": 1}),
     ],
 )  # fmt: skip
-def test_other_ways_to_write_a_call(calls: CallFormat, text: str, arguments: Any) -> None:
+def test_other_ways_to_write_a_call(calls: ToolFormat, text: str, arguments: Any) -> None:
     (call,) = read(calls, text)
     assert call[2] == arguments
 
@@ -208,12 +209,12 @@ def test_other_ways_to_write_a_call(calls: CallFormat, text: str, arguments: Any
         ("qwen_xml", "<function="),
     ],
 )
-def test_what_is_no_call_is_text(calls: CallFormat, text: str) -> None:
+def test_what_is_no_call_is_text(calls: ToolFormat, text: str) -> None:
     assert parse(make(calls), [text]) == [Text(text)]
 
 
 @pytest.mark.parametrize("calls", FORMATS)
-def test_a_call_that_is_cut_off_is_given_as_far_as_it_came(calls: CallFormat) -> None:
+def test_a_call_that_is_cut_off_is_given_as_far_as_it_came(calls: ToolFormat) -> None:
     """Nothing is made up, and nothing is given twice."""
     whole = write(calls, ("get_weather", ARGUMENTS))
     (call,) = parse(make(calls), [whole])
@@ -262,7 +263,7 @@ def test_thoughts() -> None:
 
 
 @pytest.mark.parametrize("calls", FORMATS)
-def test_one_call_where_no_more_are_wanted(calls: CallFormat) -> None:
+def test_one_call_where_no_more_are_wanted(calls: ToolFormat) -> None:
     parser = make(calls, is_parallel=False)
     (call,) = parse(parser, [write(calls, *BOTH)])
     assert isinstance(call, ToolCall) and call.name == "get_weather"
@@ -283,7 +284,7 @@ MARKS = [
 @pytest.mark.parametrize("calls", FORMATS)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_parts_do_not_depend_on_the_pieces(calls: CallFormat, thinks: bool, data: Any) -> None:
+def test_parts_do_not_depend_on_the_pieces(calls: ToolFormat, thinks: bool, data: Any) -> None:
     """Of calls as they should be, cut off, mixed up, or none at all."""
     recorded = "Well\n" * data.draw(st.booleans()) + write(calls, *BOTH)
     pieces = st.one_of(st.sampled_from(MARKS), st.text(max_size=4), st.just(recorded))
@@ -311,5 +312,5 @@ def test_the_identity_parser_gives_all_text() -> None:
         ("{{ tools }} <start_function_call>", "gemma"),
     ],
 )
-def test_a_template_tells_the_format(template: str, calls: CallFormat) -> None:
+def test_a_template_tells_the_format(template: str, calls: ToolFormat) -> None:
     assert form_of(template, shows_tools="tools" in template) == AnswerForm(calls)
