@@ -30,7 +30,12 @@ def limits() -> LLParserLimits:
 def of_json_schema(schema: str) -> str:
     """The grammar of a JSON Schema given as JSON text. Raises ValueError if it is not an object or
     a boolean. What `x-guidance` in the schema says is overridden."""
-    if not isinstance(json.loads(schema), dict | bool):
+    given = json.loads(schema)
+    if given is False:
+        raise ValueError("nothing fits the schema 'false'")
+    if given is True:
+        schema = "{}"
+    elif not isinstance(given, dict):
         raise ValueError("a JSON Schema is an object or a boolean")
     return LLMatcher.grammar_from_json_schema(
         schema,
@@ -66,4 +71,7 @@ def is_lark(grammar: str) -> bool:
 
 def refusal(grammar: str) -> str | None:
     """Why the grammar cannot be compiled, or None. May take 100 ms; other threads go on."""
-    return LLMatcher.validate_grammar(grammar, None, limits=limits()) or None
+    reason = LLMatcher.validate_grammar(grammar, None, limits=limits())
+    if "coerce_one_of" in reason:
+        return "oneOf of schemas that the same value may fit cannot be held to; use anyOf"
+    return reason or None
