@@ -26,8 +26,8 @@ ADAPTERS = (
     Column("tenant", "tenant", Kind.NAME),
     Column("serves", "serves", Kind.PROSE),
     Column("state", "state", Kind.WORD),
-    Column("on", "on"),
-    Column("states", "versions"),
+    Column("on", "on", Kind.PROSE),
+    Column("states", "versions", Kind.PROSE),
     Column("created_at", "created", Kind.AGE),
 )
 VERSIONS = (

@@ -23,7 +23,7 @@ from loraplex.tables import Column, Kind
 
 MODELS = (
     Column("name", "name", Kind.NAME),
-    Column("state", "state"),
+    Column("state", "state", Kind.WORD),
     Column("residency", "kept", Kind.WORD),
     Column("max_model_len", "length", Kind.NUMBER),
     Column("model_type", "type"),

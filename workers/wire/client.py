@@ -277,10 +277,11 @@ class WorkerClient:
                     await reading
             except (TransportError, OSError) as error:
                 if str(error) != self.failure:
-                    # A worker that starts beside its gateway has no socket yet.
-                    is_starting = isinstance(error, FileNotFoundError)
-                    level = logging.INFO if is_starting else logging.WARNING
-                    log.log(level, "worker at %s: %s", self.address, error)
+                    if isinstance(error, FileNotFoundError):
+                        # A worker that starts beside its gateway has no socket yet.
+                        log.info("waiting for the worker at %s", self.address)
+                    else:
+                        log.warning("worker at %s: %s", self.address, error)
                 self.failure = str(error)
             await asyncio.sleep(retry_s * random.uniform(0.5, 1.0))
             retry_s = min(2 * retry_s, LAST_RETRY_S)
