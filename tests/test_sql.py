@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from tests.test_architecture import SOURCES
+from tests.house import this_house
 
 SENDING = {"fetch", "fetchrow", "fetchval", "execute", "executemany", "prepare", "cursor"}
 EXCEPTIONS = {
@@ -58,23 +58,23 @@ def is_constant(statement: ast.expr, known: set[str]) -> bool:
             return False
 
 
-@pytest.mark.parametrize(
-    "module", [name for name in SOURCES if name.startswith(("admin.", "gateway.", "loraplex."))]
-)
-def test_statements_are_constants(module: str) -> None:
-    tree = ast.parse(SOURCES[module].read_text())
-    known = constants(tree)
-    for statement in statements(tree):
-        shown = ast.unparse(statement)
-        assert is_constant(statement, known) or (module, shown) in EXCEPTIONS, (
-            f"{module}:{statement.lineno} sends {shown}"
-        )
-    if module != "admin.queries":
-        assert "sql" not in {
-            node.id
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-        }, f"{module} has another `sql` than admin.queries"
+@pytest.mark.parametrize("package", ["admin", "gateway", "loraplex"])
+def test_statements_are_constants(package: str) -> None:
+    for module, tree in this_house().trees.items():
+        if not module.startswith(f"{package}."):
+            continue
+        known = constants(tree)
+        for statement in statements(tree):
+            shown = ast.unparse(statement)
+            assert is_constant(statement, known) or (module, shown) in EXCEPTIONS, (
+                f"{module}:{statement.lineno} sends {shown}"
+            )
+        if module != "admin.queries":
+            assert "sql" not in {
+                node.id
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+            }, f"{module} has another `sql` than admin.queries"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 
 from admin.client_address import address_prefix, client_address
 from gateway import telemetry
+from gateway.catalog.principal import Principal
 from gateway.http.error_answers import CODE
 
 INTERVAL_S = 10.0
@@ -34,7 +35,7 @@ class Refusals:
         state = scope["state"]
         reason = state.get(CODE) or str(status)
         telemetry.refusals.add(1, reason)
-        if (caller := scope.get("user")) is not None:
+        if isinstance(caller := scope.get("user"), Principal):
             telemetry.note_refusal(caller.tenant.id)
         if status >= 500:
             telemetry.last_errors.note(reason, state.get("request_id", ""))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from litestar import Litestar, MediaType, Response, get
 
 from gateway.http.guards import public
@@ -16,7 +18,8 @@ PAGE = "reference_page"
 
 def write_documents(app: Litestar) -> None:
     """Makes the OpenAPI document, which the framework keeps, and the page of it."""
-    document = app.openapi_schema.to_schema()
+    openapi: Any = app.plugins.get("OpenAPIPlugin")
+    document = openapi.provide_openapi_schema()
     app.state[PAGE] = reference_page(reference(document), this_version())
 
 
