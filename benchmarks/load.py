@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -21,6 +22,8 @@ class Job:
     model: str
     prompt: list[int]
     num_output: int
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the body beside those that every server takes."""
 
     def call(self, key: str) -> Call:
         body = {
@@ -33,6 +36,7 @@ class Job:
             "stream_options": {"include_usage": True},
             # A token may have no text, and comes all the same.
             "return_token_ids": True,
+            **self.extra,
         }
         return Call(self.model, key, "/completions", msgspec.json.encode(body))
 
