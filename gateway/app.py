@@ -69,7 +69,7 @@ class _Tasks:
                 gateway.config.instance_id,
                 gateway.catalog,
                 gateway.fleet,
-                gateway.flights,
+                gateway.in_flight_requests,
                 gateway.key_uses,
                 gateway.wal,
                 gateway.leases,

@@ -6,19 +6,19 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 
 from adapters.errors import AdapterUnavailable
-from adapters.pool.tiers import Entry
+from adapters.pool.tiers import AdapterEntry
 
 MAX_FAULTS = 256
 """Adapters whose last failure is remembered; they may be long forgotten otherwise."""
 
 
 class Failures:
-    """Holds `Entry.failure`, and what is told of adapters until a load succeeds."""
+    """Holds `AdapterEntry.failure`, and what is told of adapters until a load succeeds."""
 
     def __init__(self, retry_s: float, clock: Callable[[], float]) -> None:
         self._retry_s = retry_s
         self._clock = clock
-        self._recent: deque[Entry] = deque()
+        self._recent: deque[AdapterEntry] = deque()
         """In the order in which they may be tried again."""
         self._faults: OrderedDict[str, AdapterUnavailable] = OrderedDict()
 
@@ -27,7 +27,7 @@ class Failures:
         """The last failure by digest."""
         return self._faults
 
-    def note(self, entry: Entry, error: BaseException) -> None:
+    def note(self, entry: AdapterEntry, error: BaseException) -> None:
         # Never the one that was raised: its frames hold the files, the image.
         if isinstance(error, AdapterUnavailable):
             error = AdapterUnavailable(error.code, str(error))
@@ -40,16 +40,16 @@ class Failures:
         if len(self._faults) > MAX_FAULTS:
             self._faults.popitem(last=False)
 
-    def note_success(self, entry: Entry) -> None:
+    def note_success(self, entry: AdapterEntry) -> None:
         self._faults.pop(entry.digest, None)
 
-    def recent(self, entry: Entry) -> AdapterUnavailable | None:
+    def recent(self, entry: AdapterEntry) -> AdapterUnavailable | None:
         """Why it is not yet to be tried again."""
         if entry.failure is not None and self._clock() >= entry.failure[1]:
             entry.failure = None
         return None if entry.failure is None else entry.failure[0]
 
-    def over(self) -> Iterator[Entry]:
+    def over(self) -> Iterator[AdapterEntry]:
         """Those that may be tried again, each once."""
         while self._recent and self.recent(self._recent[0]) is None:
             yield self._recent.popleft()

@@ -4,18 +4,18 @@ makes room, with what is worth least."""
 from __future__ import annotations
 
 from adapters.pool.image import AdapterImage
-from adapters.pool.tiers import Entry, Holder
+from adapters.pool.tiers import AdapterEntry, Holder
 from memory.accounts import Accounts, Ask, BytesHeld
 from memory.errors import require
 from memory.tier import Tier
 
 
 class HostTier:
-    """Holds `Entry.image`; no other class sets it."""
+    """Holds `AdapterEntry.image`; no other class sets it."""
 
     def __init__(self, max_bytes: int, accounts: Accounts) -> None:
         self._accounts = accounts
-        self._tier = Tier[Entry](max_bytes)
+        self._tier = Tier[AdapterEntry](max_bytes)
 
     @property
     def max_bytes(self) -> int:
@@ -26,18 +26,18 @@ class HostTier:
         """Bytes of all images here."""
         return self._tier.num_bytes
 
-    def put(self, entry: Entry, image: AdapterImage) -> None:
+    def put(self, entry: AdapterEntry, image: AdapterImage) -> None:
         """There must be room, once the image that it replaces is gone."""
         self.drop(entry)
         entry.image = image
         self._tier.put(entry, image.num_bytes)
 
-    def drop(self, entry: Entry) -> None:
+    def drop(self, entry: AdapterEntry) -> None:
         """Its image, if it has one."""
         self._tier.drop(entry)
         entry.image = None
 
-    def victims(self, entry: Entry) -> list[Entry] | None:
+    def victims(self, entry: AdapterEntry) -> list[AdapterEntry] | None:
         """Entries whose images must leave for that of this one, of `image_bytes`. None: too few
         give way, are worth as little, or are not being copied."""
         if self._tier.has_room(entry.image_bytes):
@@ -52,7 +52,7 @@ class HostTier:
             ),
         )
 
-    def _ask(self, entry: Entry) -> Ask:
+    def _ask(self, entry: AdapterEntry) -> Ask:
         """What a caller waits for may displace anything, if nothing else of the account is waited
         for or on its way."""
         bytes_held = BytesHeld(self._accounts, ((e.account, e.image_bytes) for e in self._tier))
@@ -60,11 +60,11 @@ class HostTier:
         is_first = _is_awaited(entry) and not any(e.loading or _is_awaited(e) for e in own)
         return Ask(bytes_held, entry.account, entry.image_bytes, is_first=is_first)
 
-    def _worth_per_byte(self, entry: Entry, ask: Ask) -> tuple[bool, float, float]:
+    def _worth_per_byte(self, entry: AdapterEntry, ask: Ask) -> tuple[bool, float, float]:
         is_awaited, cost_s = entry.holder.host_worth(entry)
         return is_awaited, ask.priority(entry.account), cost_s / entry.image_bytes
 
-    def check_integrity(self, holder: Holder, entries: list[Entry]) -> None:
+    def check_integrity(self, holder: Holder, entries: list[AdapterEntry]) -> None:
         """Raises IntegrityError unless the images of all entries of the holder are here, and all
         that is here is within the bound."""
         on_host = {entry for entry in entries if entry.image is not None}
@@ -73,5 +73,5 @@ class HostTier:
         self._tier.check_integrity()
 
 
-def _is_awaited(entry: Entry) -> bool:
+def _is_awaited(entry: AdapterEntry) -> bool:
     return entry.holder.host_worth(entry)[0]

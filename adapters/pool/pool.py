@@ -30,7 +30,7 @@ from adapters.pool.image import AdapterImage, ImageCache
 from adapters.pool.loader import AdapterLoader
 from adapters.pool.lora import ImageLayout
 from adapters.pool.slots import Slots
-from adapters.pool.tiers import AdapterLease, AdapterResidency, Entry, Tier
+from adapters.pool.tiers import AdapterEntry, AdapterLease, AdapterResidency, Tier
 from adapters.store.folder import Store
 from memory.accounts import NO_TENANT, Ask, BytesHeld, Tenant
 from memory.allocations import AdapterAllocations, Allocation
@@ -132,9 +132,9 @@ class AdapterPool:
         self._copies = CopyQueue[AdapterImage](
             executor or self._thread("adapter-copier"), broker.lock
         )
-        self._entries: dict[str, Entry] = {}
-        self._resident: dict[Allocation, Entry] = {}
-        self._pins: dict[str, Entry] = {}
+        self._entries: dict[str, AdapterEntry] = {}
+        self._resident: dict[Allocation, AdapterEntry] = {}
+        self._pins: dict[str, AdapterEntry] = {}
         self._slots = Slots(num_slots, shape.num_layers, ops)
         self._num_polls = 0
         self._refused: dict[str, int] = {}
@@ -276,13 +276,13 @@ class AdapterPool:
             self.evict(min(losses, key=losses.__getitem__))
         return bool(losses)
 
-    def host_worth(self, entry: Entry) -> tuple[bool, float]:
+    def host_worth(self, entry: AdapterEntry) -> tuple[bool, float]:
         """See `Holder`."""
         is_awaited = entry.slot is None and (entry.is_pinned or self._is_awaited(entry))
         is_cached = self._loader.is_cached(entry.digest)
         return is_awaited, entry.host_loss_s(self._clock(), is_cached=is_cached)
 
-    def forget(self, entry: Entry) -> None:
+    def forget(self, entry: AdapterEntry) -> None:
         """If nothing is left of it but its file. What was forgotten may have been followed by
         another of the digest, which stays."""
         is_known = self._entries.get(entry.digest) is entry
@@ -371,7 +371,7 @@ class AdapterPool:
         self._slots.check_integrity(places, serving)
         self._runs.check_integrity()
 
-    def _entry(self, ref: AdapterRef) -> Entry:
+    def _entry(self, ref: AdapterRef) -> AdapterEntry:
         """An idle image that is not the proved one is dropped; one in use serves no new lease.
 
         A claim of another checksum is not heard while the proved image is here, or any on its way.
@@ -379,7 +379,7 @@ class AdapterPool:
         entry = self._entries.get(ref.digest)
         if entry is None:
             reuse = self._requests.of(ref.digest)
-            entry = self._entries[ref.digest] = Entry(ref.digest, self, reuse)
+            entry = self._entries[ref.digest] = AdapterEntry(ref.digest, self, reuse)
         entry.name = ref.name or entry.name
         if ref.checksum not in ("", entry.proved) and not (entry.is_proved or entry.loading):
             entry.proved, entry.failure = ref.checksum, None
@@ -389,7 +389,7 @@ class AdapterPool:
             self._entries[ref.digest] = entry
         return entry
 
-    def _charge(self, entry: Entry, tenant: Tenant) -> None:
+    def _charge(self, entry: AdapterEntry, tenant: Tenant) -> None:
         """The tenant has asked for the adapter last. What no tenant's request asks for keeps its
         account."""
         if tenant.name == NO_TENANT.name:
@@ -402,10 +402,10 @@ class AdapterPool:
     def _far_tier(self, digest: str) -> Tier:
         return "disk" if self._loader.is_cached(digest) else "store"
 
-    def _is_idle(self, entry: Entry) -> bool:
+    def _is_idle(self, entry: AdapterEntry) -> bool:
         return entry.is_ready and not entry.leases and not entry.is_pinned
 
-    def _is_awaited(self, entry: Entry) -> bool:
+    def _is_awaited(self, entry: AdapterEntry) -> bool:
         return entry.asked_at_poll >= self._num_polls - 1
 
     def _keep_pins(self) -> None:
@@ -421,14 +421,14 @@ class AdapterPool:
             elif not run_bytes:
                 self._fetch(entry)
 
-    def _want(self, entry: Entry) -> None:
+    def _want(self, entry: AdapterEntry) -> None:
         """A caller waits for it to be on the device."""
         entry.asked_at_poll = self._num_polls
         if entry.loading is not None:
             entry.loading.is_awaited = True
         self._advance(entry)
 
-    def _advance(self, entry: Entry) -> None:
+    def _advance(self, entry: AdapterEntry) -> None:
         """The next thing that brings the adapter nearer to the device, if there is one to do."""
         if entry.loading is not None or entry.slot is not None:
             return
@@ -437,7 +437,7 @@ class AdapterPool:
         elif self.is_on_device:
             self._copy(entry, entry.image)
 
-    def _fetch(self, entry: Entry) -> None:
+    def _fetch(self, entry: AdapterEntry) -> None:
         if entry.loading is not None or self._failures.recent(entry) is not None:
             return
         if entry.image_bytes and self._host.victims(entry) is None:
@@ -447,7 +447,7 @@ class AdapterPool:
         entry.load_times.fetch_begun_s = self._clock()
         self._submit(self._fetches, entry, work)
 
-    def _copy(self, entry: Entry, image: AdapterImage) -> None:
+    def _copy(self, entry: AdapterEntry, image: AdapterImage) -> None:
         num_before = self.num_evictions
         run = self._take_run(entry.account, image.num_bytes)
         if run is None:
@@ -487,19 +487,23 @@ class AdapterPool:
             self._refused[account] = num_bytes
         return run
 
-    def _submit(self, queue: LoadQueue, entry: Entry, work: Callable[[], AdapterImage]) -> None:
+    def _submit(
+        self, queue: LoadQueue, entry: AdapterEntry, work: Callable[[], AdapterImage]
+    ) -> None:
         finish = partial(self._finish, entry, self._clock())
         entry.loading = Copy(work, finish, self._is_awaited(entry))
         queue.submit(entry.loading)
 
-    def _drop_load(self, entry: Entry) -> None:
+    def _drop_load(self, entry: AdapterEntry) -> None:
         """Unless it has begun."""
         queue = self._fetches if entry.slot is None else self._copies
         if entry.loading is not None and queue.cancel(entry.loading):
             entry.loading = None
             self._free_device(entry)
 
-    def _finish(self, entry: Entry, asked_s: float, image: AdapterImage | BaseException) -> None:
+    def _finish(
+        self, entry: AdapterEntry, asked_s: float, image: AdapterImage | BaseException
+    ) -> None:
         """A fetch or a copy of this entry has ended."""
         entry.loading = None
         if isinstance(image, BaseException):
@@ -515,7 +519,7 @@ class AdapterPool:
             log.exception("adapter %s could not be taken", entry.digest)
             self._fail(entry, error)
 
-    def _take(self, entry: Entry, image: AdapterImage) -> None:
+    def _take(self, entry: AdapterEntry, image: AdapterImage) -> None:
         entry.image_bytes = image.num_bytes
         tier = min(self._largest, key=lambda tier: self._largest[tier])
         if image.num_bytes > self._largest[tier]:
@@ -536,7 +540,7 @@ class AdapterPool:
         else:
             self._arrive(entry, image)
 
-    def _arrive(self, entry: Entry, image: AdapterImage) -> None:
+    def _arrive(self, entry: AdapterEntry, image: AdapterImage) -> None:
         """A fetched image finds its place on the host, or is dropped: waiting callers ask again."""
         entry.load_times.fetched_s = self._clock()
         victims = self._host.victims(entry)
@@ -550,13 +554,13 @@ class AdapterPool:
         if self._is_awaited(entry) and self.is_on_device:
             self._copy(entry, image)
 
-    def _fail(self, entry: Entry, error: BaseException) -> None:
+    def _fail(self, entry: AdapterEntry, error: BaseException) -> None:
         self.num_failed_loads += 1
         self._host.drop(entry)
         self._failures.note(entry, error)
         self._free_device(entry)
 
-    def _free_device(self, entry: Entry) -> None:
+    def _free_device(self, entry: AdapterEntry) -> None:
         """The slot is not read any more: by neither a lease nor a load."""
         if entry.slot is not None and entry.run is not None:
             self._slots.free(entry.slot)

@@ -41,12 +41,12 @@ class AdapterResidency(msgspec.Struct, frozen=True):
 class Holder(Protocol):
     """The pool of an entry, as others see it that it shares the host with."""
 
-    def host_worth(self, entry: Entry) -> tuple[bool, float]:
+    def host_worth(self, entry: AdapterEntry) -> tuple[bool, float]:
         """Whether a caller waits for the image to go on to the device; then seconds that its loss
         costs."""
         ...
 
-    def forget(self, entry: Entry) -> None:
+    def forget(self, entry: AdapterEntry) -> None:
         """If nothing is left of it but its file."""
         ...
 
@@ -88,7 +88,7 @@ class LoadTimes:
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class AdapterEntry:
     """run and slot: both or none. While `loading` they are being filled, afterwards they serve."""
 
     digest: str
@@ -182,7 +182,7 @@ class AdapterLease:
     """Checksum of the image in the slot."""
     num_loaded_bytes: int
     """Copied to the device for the holder of this lease."""
-    _entry: Entry | None
+    _entry: AdapterEntry | None
 
     def load_since(self, arrival_s: float) -> Load | None:
         """As `LoadTimes.since`, while it is held."""

@@ -53,7 +53,7 @@ logging.getLogger("botocore").setLevel(logging.WARNING)
 FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$")]
 
 
-class Entry(msgspec.Struct, frozen=True):
+class IndexEntry(msgspec.Struct, frozen=True):
     """An index object: the put that is this digest, and the bytes of each file."""
 
     put: FileName
@@ -108,7 +108,7 @@ class ObjectStore:
         if is_there and kind == "models":
             shutil.rmtree(staged)
             return
-        entry = Entry(
+        entry = IndexEntry(
             put=secrets.token_hex(8),
             files={file.name: file.stat().st_size for file in staged.iterdir()},
         )
@@ -206,7 +206,7 @@ class ObjectStore:
                     )
 
     def _sweep_files(self, kind: Kind, before: datetime) -> None:
-        entries: dict[str, Entry | None] = {}
+        entries: dict[str, IndexEntry | None] = {}
         for key, modified in self._list(f"{self._prefix}{kind}/"):
             if modified >= before:
                 continue
@@ -251,7 +251,7 @@ class ObjectStore:
         self,
         kind: Kind,
         digest: str,
-        entry: Entry,
+        entry: IndexEntry,
         cache: LocalStore,
         is_wanted: Callable[[str], bool],
     ) -> None:
@@ -288,14 +288,14 @@ class ObjectStore:
                     self._cache.delete("adapters", folder.name)
                     total -= num_bytes
 
-    def _entry(self, kind: Kind, digest: str) -> Entry:
+    def _entry(self, kind: Kind, digest: str) -> IndexEntry:
         """Raises NotInStore."""
         entry = self._find(kind, digest)
         if entry is None:
             raise NotInStore(f"{kind}/{digest}")
         return entry
 
-    def _find(self, kind: Kind, digest: str) -> Entry | None:
+    def _find(self, kind: Kind, digest: str) -> IndexEntry | None:
         key = self._index(kind, digest)
         with _translated_errors():
             try:
@@ -303,7 +303,7 @@ class ObjectStore:
             except self._client.exceptions.NoSuchKey:
                 return None
             try:
-                return msgspec.json.decode(found["Body"].read(), type=Entry)
+                return msgspec.json.decode(found["Body"].read(), type=IndexEntry)
             except msgspec.DecodeError as error:
                 raise StoreUnavailable(f"{key}: {error}") from error
 
@@ -318,7 +318,7 @@ class ObjectStore:
         check_address(kind, digest)
         return f"{self._prefix}index/{kind}/{digest}"
 
-    def _file(self, kind: Kind, digest: str, entry: Entry, name: str) -> str:
+    def _file(self, kind: Kind, digest: str, entry: IndexEntry, name: str) -> str:
         return f"{self._prefix}{kind}/{digest}/{entry.put}/{name}"
 
 

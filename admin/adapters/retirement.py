@@ -23,7 +23,7 @@ class Retirement(msgspec.Struct, frozen=True):
     """The versions as gateways name them."""
 
 
-class Progress(msgspec.Struct, frozen=True):
+class RetirementProgress(msgspec.Struct, frozen=True):
     is_known: bool
     """To every live gateway."""
     in_flight: int
@@ -62,10 +62,10 @@ async def _retire(
     return Retirement(generation, [f"{tenant_id}/{name}/{number}" for number in numbers])
 
 
-async def retirement_progress(connection: Connection, retirement: Retirement) -> Progress:
+async def retirement_progress(connection: Connection, retirement: Retirement) -> RetirementProgress:
     """What live gateways last said."""
     row = await connection.fetchrow(
         sql["retirement_progress"], retirement.generation, retirement.keys
     )
     assert row is not None
-    return Progress(row["is_known"], row["in_flight"])
+    return RetirementProgress(row["is_known"], row["in_flight"])

@@ -48,7 +48,7 @@ ZIP_ERRORS = (
 )
 
 
-class Target(msgspec.Struct, frozen=True):
+class ExtractionTarget(msgspec.Struct, frozen=True):
     """Where an archive's files are extracted to, and how many bytes they may have."""
 
     folder: Path
@@ -64,7 +64,7 @@ def max_file_bytes(name: str, max_bytes: int) -> int:
     return min(max_bytes, MAX_CONFIG_BYTES) if name == CONFIG_NAME else max_bytes
 
 
-def extract(archive: Path, target: Target) -> None:
+def extract(archive: Path, target: ExtractionTarget) -> None:
     """Copies the known files (by the last component of a member's path) and skips all others.
 
     A pickle's bytes are not copied: an empty file of its name is left for the validator to refuse.
@@ -85,7 +85,7 @@ def extract(archive: Path, target: Target) -> None:
 class _Writer:
     """Writes the known files of one archive and counts their bytes."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: ExtractionTarget) -> None:
         self._target = target
         self._bytes_left = target.max_bytes
         self._names: set[str] = set()

@@ -26,7 +26,7 @@ from adapters.format.validator import AdapterFiles, Limits, validate
 from adapters.manifest import AdapterManifest, BaseModelShape
 from adapters.store.folder import check_free_space
 from admin.errors import Invalid, TooLarge
-from admin.uploads.archive import Target, extract
+from admin.uploads.archive import ExtractionTarget, extract
 
 MAX_OUTCOME_BYTES = 1 << 20
 MAX_OPEN_FILES = 16
@@ -172,7 +172,7 @@ def _validate(task: Task) -> Outcome:
     try:
         if task.archive is not None:
             check_room = partial(check_free_space, folder, task.min_free_bytes)
-            extract(Path(task.archive), Target(folder, task.max_bytes, check_room))
+            extract(Path(task.archive), ExtractionTarget(folder, task.max_bytes, check_room))
         limits = Limits(task.max_rank, task.max_bytes)
         return Validated(validate(AdapterFiles.in_folder(folder), task.bases, limits))
     except AdapterRejected as rejected:

@@ -8,7 +8,7 @@ import asyncio
 from admin.database import Database
 from admin.queries import sql
 from gateway.catalog.catalog import Catalog
-from gateway.dispatch.inflight import Flights
+from gateway.dispatch.inflight import InFlightRequests
 from gateway.periodic import repeat
 
 REPORT_INTERVAL_S = 1.0
@@ -23,14 +23,18 @@ class Heartbeat:
     """
 
     def __init__(
-        self, database: Database, gateway_id: str, catalog: Catalog, flights: Flights
+        self,
+        database: Database,
+        gateway_id: str,
+        catalog: Catalog,
+        in_flight_requests: InFlightRequests,
     ) -> None:
         self.has_joined = asyncio.Event()
         """Set when the row is written for the first time. Before that nothing may be served."""
         self._database = database
         self._id = gateway_id
         self._catalog = catalog
-        self._flights = flights
+        self._in_flight_requests = in_flight_requests
         self._wake = asyncio.Event()
         catalog.watch(lambda _: self._wake.set())
 
@@ -47,6 +51,6 @@ class Heartbeat:
         async with self._database.acquire() as connection:
             view = self._catalog.view
             generation = 0 if view is None else view.generation
-            in_flight = dict(self._flights.by_version)
+            in_flight = dict(self._in_flight_requests.by_version)
             await connection.execute(sql["gateway_report"], self._id, generation, in_flight)
         self.has_joined.set()

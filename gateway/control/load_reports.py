@@ -10,7 +10,7 @@ from admin.database import Database
 from admin.gateway_load import GatewayLoad, ModelLoad, TenantLoad
 from admin.queries import sql
 from gateway import telemetry
-from gateway.dispatch.inflight import Flights
+from gateway.dispatch.inflight import InFlightRequests
 from gateway.metering.usage import Status
 from gateway.periodic import repeat
 from workers.tallies import Labels, Recent, Totals
@@ -25,10 +25,12 @@ MAX_REASONS = 32
 class LoadReports:
     """Keeps the gateway's row in `gateway_load`, which goes with that in `gateways`."""
 
-    def __init__(self, database: Database, gateway_id: str, flights: Flights) -> None:
+    def __init__(
+        self, database: Database, gateway_id: str, in_flight_requests: InFlightRequests
+    ) -> None:
         self._database = database
         self._id = gateway_id
-        self._flights = flights
+        self._in_flight_requests = in_flight_requests
         self._recent = Recent(
             telemetry.requests,
             telemetry.tokens,
@@ -50,7 +52,7 @@ class LoadReports:
         seconds, (requests, tokens, ttft, refusals, tenants) = self._recent.read()
         return GatewayLoad(
             seconds=seconds,
-            requests_in_flight=self._flights.num_open,
+            requests_in_flight=self._in_flight_requests.num_open,
             models=_by_model(requests, tokens, ttft),
             refusals={reason: int(number) for (reason,), (number,) in _most(refusals, MAX_REASONS)},
             tenants=[

@@ -15,7 +15,7 @@ from gateway.control.load_reports import LoadReports
 from gateway.control.verification import AdapterVerification
 from gateway.control.worker_status import WorkerStatusReports
 from gateway.dispatch.fleet import Fleet
-from gateway.dispatch.inflight import Flights
+from gateway.dispatch.inflight import InFlightRequests
 from gateway.limits.leases import Leases
 from gateway.metering.usage_loader import UsageLoader
 from gateway.metering.wal import WriteAheadLog
@@ -34,7 +34,7 @@ class ControlTasks:
         gateway_id: str,
         catalog: Catalog,
         fleet: Fleet,
-        flights: Flights,
+        in_flight_requests: InFlightRequests,
         key_uses: KeyUses,
         wal: WriteAheadLog,
         leases: Leases,
@@ -43,14 +43,14 @@ class ControlTasks:
         self._leases = leases
         self._database = database
         self._key_uses = key_uses
-        self._heartbeat = Heartbeat(database, gateway_id, catalog, flights)
+        self._heartbeat = Heartbeat(database, gateway_id, catalog, in_flight_requests)
         self._parts = [
             self._heartbeat,
             AdapterVerification(database, gateway_id, catalog, fleet),
-            CanaryJudge(database, gateway_id, catalog, flights.outcomes),
+            CanaryJudge(database, gateway_id, catalog, in_flight_requests.outcomes),
             AdapterErrorReports(database, fleet),
             WorkerStatusReports(database, gateway_id, fleet),
-            LoadReports(database, gateway_id, flights),
+            LoadReports(database, gateway_id, in_flight_requests),
             self._loader,
             leases,
         ]

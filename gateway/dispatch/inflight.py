@@ -9,7 +9,7 @@ from gateway.catalog.catalog import ResolvedModel
 from gateway.dispatch.outcomes import Outcomes
 
 
-class Flights:
+class InFlightRequests:
     """Counts them by version, and hands what became of them to `outcomes`."""
 
     def __init__(self, outcomes: Outcomes) -> None:
@@ -19,24 +19,24 @@ class Flights:
         self.num_open = 0
         """Those of base models too."""
 
-    def begin(self, target: ResolvedModel) -> Flight:
+    def begin(self, target: ResolvedModel) -> InFlightRequest:
         """Must follow the resolving at once: a request that waits between would be lost."""
-        return Flight(self, target)
+        return InFlightRequest(self, target)
 
 
-class Flight:
-    def __init__(self, flights: Flights, target: ResolvedModel) -> None:
+class InFlightRequest:
+    def __init__(self, requests: InFlightRequests, target: ResolvedModel) -> None:
         version = target.version
         self.target = target
         self.started_at = time.perf_counter()
-        self._flights = flights
+        self._requests = requests
         self._key = (
             f"{version.tenant_id}/{version.name}/{version.version}" if version is not None else None
         )
         self._is_over = False
-        flights.num_open += 1
+        requests.num_open += 1
         if self._key is not None:
-            flights.by_version[self._key] += 1
+            requests.by_version[self._key] += 1
 
     def end(
         self, failure: BaseException | None = None, first_token_at: float | None = None
@@ -45,10 +45,10 @@ class Flight:
         if self._is_over:
             return
         self._is_over = True
-        self._flights.num_open -= 1
+        self._requests.num_open -= 1
         if self._key is not None:
-            self._flights.by_version[self._key] -= 1
-            if not self._flights.by_version[self._key]:
-                del self._flights.by_version[self._key]
+            self._requests.by_version[self._key] -= 1
+            if not self._requests.by_version[self._key]:
+                del self._requests.by_version[self._key]
         ttft_s = None if first_token_at is None else first_token_at - self.started_at
-        self._flights.outcomes.add(self.target, failure, ttft_s)
+        self._requests.outcomes.add(self.target, failure, ttft_s)

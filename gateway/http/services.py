@@ -11,7 +11,7 @@ from gateway.catalog.source import SnapshotSource
 from gateway.config import GatewayConfig
 from gateway.dispatch.failover import Failover
 from gateway.dispatch.fleet import Fleet
-from gateway.dispatch.inflight import Flights
+from gateway.dispatch.inflight import InFlightRequests
 from gateway.dispatch.outcomes import Outcomes
 from gateway.dispatch.worker_discovery import WorkerDiscovery
 from gateway.limits.admission import Admission
@@ -52,7 +52,7 @@ class Gateway:
         self.discovery = WorkerDiscovery(clients, self._connect)
         self.fleet = Fleet(self.discovery.clients)
         self.failover = Failover(self.fleet, config.failover_wait_s)
-        self.flights = Flights(Outcomes())
+        self.in_flight_requests = InFlightRequests(Outcomes())
         self.refused_tenants: set[str] = set()
         """Ids of tenants whose newest request was refused before it ran. Nothing is prefetched for
         their next one, so that refused requests displace no other tenant's adapters."""
@@ -68,7 +68,7 @@ class Gateway:
         """Read on any thread."""
         view, failover = self.catalog.view, self.failover
         return Standing(
-            requests_in_flight=self.flights.num_open,
+            requests_in_flight=self.in_flight_requests.num_open,
             catalog_age_s=self.catalog.unconfirmed_s,
             catalog_generation=0 if view is None else view.generation,
             usage_log_bytes=self.wal.num_bytes,

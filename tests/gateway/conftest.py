@@ -39,7 +39,7 @@ def client(service: Service) -> Iterator[openai.OpenAI]:
     with service.client() as client:
         yield client
     service.wait_for(lambda: service.gateway.admission.num_open == 0)
-    service.wait_for(lambda: not service.gateway.flights.by_version)
+    service.wait_for(lambda: not service.gateway.in_flight_requests.by_version)
 
 
 @pytest.fixture

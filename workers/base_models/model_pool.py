@@ -15,7 +15,7 @@ from memory.reuse import Reuse
 from memory.tier import Tier
 from workers.base_models.fetcher import ModelFetcher
 from workers.base_models.loader import Load, Loaded, ModelLoader
-from workers.base_models.residency import ModelState, Residency
+from workers.base_models.residency import ModelResidency, ModelState
 from workers.device.weight_image import WeightImage
 from workers.execution.engine import Event
 from workers.execution.model_runner import ModelRunner
@@ -63,7 +63,7 @@ class ModelPool:
 
     def __init__(
         self,
-        residency: Residency,
+        residency: ModelResidency,
         arena: Arena,
         broker: MemoryBroker,
         loader: ModelLoader,

@@ -115,7 +115,7 @@ class ModelState:
         return weights + self.demand.num_extents
 
 
-class Residency:
+class ModelResidency:
     """capacity: extents that weights and KV may have in all. One load at a time.
 
     A request waits for its model at most max_wait_s, and then, for its own and each model that has

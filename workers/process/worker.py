@@ -33,7 +33,7 @@ from ops.base import Ops
 from workers.base_models.fetcher import ModelFetcher
 from workers.base_models.loader import ModelLoader
 from workers.base_models.model_pool import LOAD_BYTES_PER_S, ModelPool, RegisteredModel
-from workers.base_models.residency import Residency
+from workers.base_models.residency import ModelResidency
 from workers.device.cuda_memory import CudaVirtualMemory
 from workers.device.device_memory import DeviceMemory, HostMemory, MappedMemory, gib
 from workers.device.virtual_memory import HostVirtualMemory, VirtualMemory
@@ -137,7 +137,7 @@ class Worker:
         self._grammar_threads = GrammarThreads()
         self.instances: dict[str, ModelInstance] = {}
         self.verifier = AdapterVerifier(self.instances, clock=time.monotonic)
-        self._residency = Residency(
+        self._residency = ModelResidency(
             self.arena.num_kv_extents,
             clock=time.monotonic,
             max_wait_s=config.max_model_wait_s,

@@ -20,7 +20,7 @@ from gateway.dialects.responses import Responses
 from gateway.dialects.responses_fields import ResponsesRequest
 from gateway.dispatch.answer_trace import outcome_of, routing_attributes, trace_answer
 from gateway.dispatch.generation import Generation
-from gateway.dispatch.inflight import Flight
+from gateway.dispatch.inflight import InFlightRequest
 from gateway.dispatch.prompts import Prompt, encode_prompts
 from gateway.dispatch.request_usage import RequestUsage
 from gateway.dispatch.sequences import Call, check_answer_of, plan, work_of
@@ -81,7 +81,7 @@ async def answer(request: GatewayRequest, dialect: Dialect[B], body: B) -> Gener
     gateway.usage_recorder.check()
     target = await gateway.catalog.resolve(caller, asked.model, asked.user or caller.key.id)
     request.trace.model = asked.model
-    flight = gateway.flights.begin(target)
+    in_flight = gateway.in_flight_requests.begin(target)
     tenant_id = caller.tenant.id
     try:
         service = gateway.catalog.current.service(tenant_id)
@@ -95,13 +95,13 @@ async def answer(request: GatewayRequest, dialect: Dialect[B], body: B) -> Gener
         gateway.refused_tenants.discard(tenant_id)
         try:
             format = dialect.answer_format(body, call.request_id, call.tokenizer.spelling.all)
-            return respond(request, call, flight, admitted, format)
+            return respond(request, call, in_flight, admitted, format)
         except BaseException:
             gateway.admission.settle(admitted.reservation, Usage())
             raise
     except BaseException as error:
         gateway.refused_tenants.add(tenant_id)
-        flight.end(error)
+        in_flight.end(error)
         raise
 
 
@@ -199,7 +199,7 @@ async def admit(call: Call, request: GatewayRequest, full: Sequence[WorkerClient
 def respond(
     request: GatewayRequest,
     call: Call,
-    flight: Flight,
+    in_flight: InFlightRequest,
     admitted: Admitted,
     format: BodyFormat,
 ) -> GenerationResponse:
@@ -212,7 +212,7 @@ def respond(
 
     def settle(generation: Generation, failure: Exception | None) -> None:
         gateway.admission.settle(reservation, generation.usage)
-        flight.end(failure, generation.first_output_at)
+        in_flight.end(failure, generation.first_output_at)
         trace_answer(call, generation, failure)
         _log(request, call, generation, failure)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from litestar import Litestar, MediaType, Response, get
 
 from gateway.http.guards import public
-from gateway.http.reference import reference
+from gateway.http.reference import Json, reference
 from gateway.http.reference_page import POLICY, reference_page
 from gateway.http.request import GatewayRequest
 from gateway.http.routes.health import this_version
@@ -18,8 +18,8 @@ PAGE = "reference_page"
 
 def write_documents(app: Litestar) -> None:
     """Makes the OpenAPI document, which the framework keeps, and the page of it."""
-    openapi: Any = app.plugins.get("OpenAPIPlugin")
-    document = openapi.provide_openapi_schema()
+    plugins = cast("Any", app.plugins)
+    document: Json = plugins.get("OpenAPIPlugin").provide_openapi_schema()
     app.state[PAGE] = reference_page(reference(document), this_version())
 
 

@@ -14,7 +14,7 @@ import pytest
 from adapters.errors import AdapterRejected
 from adapters.format.validator import CONFIG_NAME, MAX_CONFIG_BYTES, PICKLE_NAMES, WEIGHTS_NAME
 from admin.errors import Invalid, TooLarge
-from admin.uploads.archive import CHUNK_BYTES, Target, extract
+from admin.uploads.archive import CHUNK_BYTES, ExtractionTarget, extract
 from admin.uploads.validation import Validation
 from tests.adapters.files import BASE
 
@@ -39,7 +39,7 @@ def unpack(folder: Path, data: bytes, disk: Disk | None = None) -> Path:
     (folder / "archive").write_bytes(data)
     target = folder / "target"
     target.mkdir()
-    extract(folder / "archive", Target(target, MAX_BYTES, (disk or Disk()).check))
+    extract(folder / "archive", ExtractionTarget(target, MAX_BYTES, (disk or Disk()).check))
     return target
 
 

@@ -79,7 +79,7 @@ async def test_a_retired_version_ends_with_its_last_request(live: Live) -> None:
             async with live.database.transaction() as connection:
                 gone = await retirement.retire_version(connection, live.tenant_id, "bot", 1)
 
-            async def progress() -> retirement.Progress:
+            async def progress() -> retirement.RetirementProgress:
                 async with live.database.acquire() as connection:
                     return await retirement.retirement_progress(connection, gone)
 

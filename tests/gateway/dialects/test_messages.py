@@ -32,7 +32,7 @@ def messages(service: Service) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(api_key=service.keys.acme, **options) as client:
         yield client
     service.wait_for(lambda: service.gateway.admission.num_open == 0)
-    service.wait_for(lambda: not service.gateway.flights.by_version)
+    service.wait_for(lambda: not service.gateway.in_flight_requests.by_version)
 
 
 def raw(service: Service, body: Any, path: str = "/v1/messages", **options: Any) -> httpx.Response:

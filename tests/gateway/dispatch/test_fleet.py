@@ -116,17 +116,17 @@ def test_requests_are_counted_by_version_while_they_run(
     service: Service, client: openai.OpenAI, worker: ScriptedWorker
 ) -> None:
     worker.script = endless()
-    flights = service.gateway.flights.by_version
+    in_flight_requests = service.gateway.in_flight_requests.by_version
     streams: list[Any] = [
         client.completions.create(model=model, prompt="Hi", stream=True, max_tokens=100)
         for model in ("support-bot", "support-bot@7", "support-bot@staging", "tiny")
     ]
-    assert flights == {"ten_acme/support-bot/7": 2, "ten_acme/support-bot/3": 1}
+    assert in_flight_requests == {"ten_acme/support-bot/7": 2, "ten_acme/support-bot/3": 1}
     streams[0].close()
-    service.wait_for(lambda: flights["ten_acme/support-bot/7"] == 1)
+    service.wait_for(lambda: in_flight_requests["ten_acme/support-bot/7"] == 1)
     for stream in streams[1:]:
         stream.close()
-    service.wait_for(lambda: not flights)
+    service.wait_for(lambda: not in_flight_requests)
 
 
 def test_a_request_that_finds_no_worker_is_over(service: Service, client: openai.OpenAI) -> None:

@@ -129,7 +129,7 @@ class Site:
             await eventually(partial(answers, client), LIMIT_S)
         await eventually(lambda: not any(worker.num_running for worker in self.workers))
         await eventually(lambda: not any(client.num_open for client in gateway.fleet.clients))
-        assert gateway.admission.num_open == 0 and not gateway.flights.by_version
+        assert gateway.admission.num_open == 0 and not gateway.in_flight_requests.by_version
 
 
 @asynccontextmanager

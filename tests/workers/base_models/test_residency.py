@@ -15,8 +15,8 @@ from workers.base_models.residency import (
     LEAST_STAY_S,
     MIN_LOADS,
     SETTLE_S,
+    ModelResidency,
     Orders,
-    Residency,
 )
 from workers.scheduling.demand import Demand
 
@@ -49,7 +49,7 @@ class World:
     def __init__(self, models: dict[str, Model], capacity: int, **limits: float) -> None:
         self.clock = FakeClock()
         self.models = models
-        self.residency = Residency(capacity, clock=self.clock, **limits)
+        self.residency = ModelResidency(capacity, clock=self.clock, **limits)
         for name, model in models.items():
             self.residency.add(name, model.num_extents, model.load_s)
         self.max_wait_s = limits.get("max_wait_s", 30.0)
