@@ -165,7 +165,7 @@ async def test_a_slow_canary_goes_back(live: Live) -> None:
     async with live.worker, live.gateway() as served:
         for _ in range(3):
             assert set(await send(served, 20)) == {200}
-        await eventually(lambda: is_rolled_back(live))
+        await eventually(lambda: is_rolled_back(live), 60)
         assert "ms to the first token" in (await history(live))[0].detail
 
 

@@ -171,8 +171,14 @@ async def test_the_dead_hold_nothing(town: Town) -> None:
         town.live.tenant_id,
     )
     assert row["n"] == used
-    (row,) = await town.live.fetch("SELECT count(*) AS n FROM quota_holders WHERE gateway_id <> ''")
-    assert row["n"] == NUM_GATEWAYS
+
+    async def living_hold() -> bool:
+        (row,) = await town.live.fetch(
+            "SELECT count(*) AS n FROM quota_holders WHERE gateway_id <> ''"
+        )
+        return row["n"] == NUM_GATEWAYS
+
+    await eventually(living_hold)
 
 
 @pytest.mark.chaos
