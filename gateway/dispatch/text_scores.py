@@ -14,7 +14,8 @@ from workers.wire.protocol import TokenLogprobs
 
 
 class TextScores:
-    """Of one answer. Tokens of thoughts, of calls and of the markers around them go with no text.
+    """Log-probabilities of one answer's text. Tokens of thoughts, of calls and of the markers
+    around them go with no text.
 
     A token is found by its bytes. Text that is not what its tokens spell, for a special token is
     left out of it, has all tokens since the text before it.

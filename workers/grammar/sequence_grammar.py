@@ -85,7 +85,7 @@ class SequenceGrammar:
         self._forces = False
         self._forced: list[int] = []
         self._lock = Lock()
-        """Of the two above: tokens are forced before the engine goes on, or not at all."""
+        """Guards the two above: tokens are forced before the engine goes on, or not at all."""
         self._end = tokenizer.eos_token
         self._num_words = -(-tokenizer.vocab_size // 32)
         self._threads = threads

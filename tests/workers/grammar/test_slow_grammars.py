@@ -18,7 +18,7 @@ from workers.grammar.sequence_grammar import GrammarThreads, SequenceGrammar
 from workers.wire import grammars
 
 MAX_CPU_S = 0.02
-"""Of the engine's thread, in one step, whatever the grammars."""
+"""CPU time of the engine's thread in one step, in seconds, whatever the grammars."""
 WORDS = ["".join(letters) for n in range(1, 10) for letters in product("ab", repeat=n)]
 VOCAB = [*'x{}[]":,pq 0123456789', *WORDS, "<end>"]
 IDS = {word: number for number, word in enumerate(VOCAB)}
