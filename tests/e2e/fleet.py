@@ -170,6 +170,14 @@ class Served:
         adapters = (a for status in self.statuses for a in status.adapters)
         return sum(a.digest == digest and a.tier == "device" for a in adapters)
 
+    def holders_of(self, model: str) -> list[str]:
+        """Names of the workers that have the base model on the device."""
+        return [
+            name
+            for name, status in zip(self.workers, self.statuses, strict=True)
+            if any(each.name == model and each.tier == "device" for each in status.models)
+        ]
+
     @property
     def num_adapter_loads(self) -> int:
         """Onto the device, as of the last statuses."""

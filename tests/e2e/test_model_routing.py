@@ -29,15 +29,6 @@ async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
         yield served
 
 
-def holders(served: Served, model: str) -> list[int]:
-    """Numbers of the workers that have it on the device."""
-    return [
-        number
-        for number, status in enumerate(served.statuses)
-        if any(each.name == model and each.tier == "device" for each in status.models)
-    ]
-
-
 def num_swaps(served: Served) -> int:
     return sum(each.num_swaps for status in served.statuses for each in status.models)
 
@@ -60,7 +51,9 @@ async def send_until_parted(served: Served) -> None:
         while True:
             before = num_swaps(served)
             await send(served, [NAME, OTHER], 40, concurrency=4)
-            is_parted = sorted(holders(served, NAME) + holders(served, OTHER)) == [0, 1]
+            is_parted = sorted(served.holders_of(NAME) + served.holders_of(OTHER)) == [
+                *served.workers
+            ]
             if is_parted and num_swaps(served) == before:
                 return
 
@@ -68,7 +61,7 @@ async def send_until_parted(served: Served) -> None:
 async def send_until_shared(served: Served) -> None:
     """Requests for one model, more than a worker has rows for, until both workers have it."""
     async with asyncio.timeout(PATIENCE_S):
-        while holders(served, NAME) != [0, 1]:
+        while served.holders_of(NAME) != [*served.workers]:
             await send(served, [NAME], 100, concurrency=32)
 
 
