@@ -10,12 +10,15 @@ from typing import NamedTuple
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Observation
 
+from gateway.error_codes import CODES
 from gateway.last_errors import LastErrors
+from gateway.quota_types import Kind
 from gateway.top_use import TopUse
 from workers.tallies import Counter, Exemplar, Histogram
 
 REQUEST = ("model_name", "class")
 """The base model, and the class of service."""
+STATUSES = ("completed", "failed", "cancelled")
 LATENCY_BUCKETS = (
     *(0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2.5, 5, 7.5),
     *(10, 20, 40, 80, 160, 320, 640),
@@ -29,6 +32,7 @@ refusals = Counter(
     "loraplex_refusals",
     "Answers with a status of 400 or more, by `reason`, the error's code.",
     ("reason",),
+    expected=CODES,
 )
 connections_refused = Counter(
     _meter,
@@ -113,6 +117,7 @@ limit_refusals = Counter(
     "loraplex_limit_refusals",
     "Requests refused for a limit of their tenant or key, by `limit`.",
     ("limit",),
+    expected=Kind,
 )
 limit_waits = Counter(
     _meter,
@@ -167,7 +172,8 @@ def note_request(
     """Counts a request that has ended. operation, error: as the GenAI conventions name them;
     empty: none. adapter: name and version."""
     labels = model, service_class
-    requests.add(1, *labels, status)
+    for each in STATUSES:
+        requests.add(each == status, *labels, each)
     tokens.add(prompt_tokens, *labels, "prompt")
     tokens.add(cached_tokens, *labels, "cached")
     tokens.add(completion_tokens, *labels, "completion")

@@ -101,12 +101,7 @@ def _check(api: Api, fields: dict[str, Any]) -> None:
     api.get("/admin/v1/uploads/rejected", tenant=fields.get("tenant"))
     if model is not None:
         api.get(f"/admin/v1/models/{model}")
-    try:
-        api.get(f"/admin/v1/models/{name}")
-    except Refused as error:
-        if error.code != "model_not_found":
-            raise
-    else:
+    if any(base["name"] == name for base in api.all("/admin/v1/models")):
         raise ApiFailure(f"a base model is named {name}")
 
 

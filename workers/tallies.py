@@ -40,11 +40,18 @@ class Counter:
     """A sum for each combination of label values."""
 
     def __init__(
-        self, meter: Meter, name: str, description: str, labels: Sequence[str] = (), unit: str = ""
+        self,
+        meter: Meter,
+        name: str,
+        description: str,
+        labels: Sequence[str] = (),
+        unit: str = "",
+        expected: Iterable[str] = (),
     ) -> None:
+        """expected: values of the one label whose series are there from the start, as is that of a
+        counter without labels, so that `rate()` sees their first increase too."""
         self._labels = tuple(labels)
-        self._values: dict[Labels, float] = {} if labels else {(): 0}
-        """A sum without labels is there from the start, so that its first increase can be seen."""
+        self._values: dict[Labels, float] = {(each,): 0 for each in expected} if labels else {(): 0}
         meter.create_observable_counter(name, [self._observe], unit, description)
 
     def add(self, amount: float, *labels: str) -> None:
