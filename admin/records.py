@@ -85,12 +85,13 @@ class AdapterState(StrEnum):
 
 class Tenant(msgspec.Struct, frozen=True):
     id: str
-    """`ten_` and 12 random characters; never used again: a deleted tenant leaves nothing."""
+    """`ten_` and 12 random characters; never used again: usage is told by it."""
     name: str
     """Unique; what people write, also in `tenant/adapter`."""
     sharing_group: str | None = None
     """Tenants of one group share cached prefixes; None: the tenant shares none."""
     created_at: datetime | None = None
+    deleted_at: datetime | None = None
 
 
 class ApiKey(msgspec.Struct, frozen=True):

@@ -32,6 +32,8 @@ class TenantView(msgspec.Struct, frozen=True):
     name: str
     sharing_group: str | None
     created_at: datetime | None
+    deleted_at: datetime | None = None
+    """Of it only this record is left, and its usage."""
     object: str = "tenant"
 
     @classmethod

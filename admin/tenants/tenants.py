@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from admin.database import Connection
 from admin.errors import AlreadyExists, NotFound
 from admin.queries import from_row, sql
@@ -30,6 +32,20 @@ async def find_tenant(connection: Connection, reference: str) -> Tenant:
     if row is None:
         raise NotFound(f"no tenant {reference[:128]!r}", "tenant_not_found", "tenant")
     return from_row(Tenant, row)
+
+
+async def find_deleted(connection: Connection, tenant_id: str) -> Tenant:
+    """A tenant that was deleted, for as long as the audit log has it. Raises NotFound."""
+    row = await connection.fetchrow(sql["tenant_find_deleted"], tenant_id)
+    if row is None:
+        raise NotFound(f"no tenant {tenant_id[:128]!r}", "tenant_not_found", "tenant")
+    return from_row(Tenant, row)
+
+
+async def names(connection: Connection, tenant_ids: Collection[str]) -> dict[str, str]:
+    """By id; of deleted tenants too, for as long as the audit log has them."""
+    rows = await connection.fetch(sql["tenant_names"], list(tenant_ids))
+    return {row["id"]: row["name"] for row in rows}
 
 
 async def set_sharing_group(

@@ -9,6 +9,18 @@ SELECT id, name, sharing_group, created_at FROM tenants WHERE name > $1 ORDER BY
 -- name: tenant_find
 SELECT id, name, sharing_group, created_at FROM tenants WHERE id = $1 OR name = $1;
 
+-- name: tenant_find_deleted
+-- As the audit log has it, for as long as that is kept.
+SELECT tenant_id AS id, details ->> 'name' AS name, details ->> 'sharing_group' AS sharing_group,
+       (details ->> 'created_at')::timestamptz AS created_at, at AS deleted_at
+FROM audit_log WHERE tenant_id = $1 AND action = 'tenant.delete';
+
+-- name: tenant_names
+-- $1: ids; of deleted tenants too.
+SELECT id, name FROM tenants WHERE id = ANY ($1)
+UNION ALL
+SELECT tenant_id, details ->> 'name' FROM audit_log WHERE tenant_id = ANY ($1) AND action = 'tenant.delete';
+
 -- name: tenant_set_sharing_group
 UPDATE tenants SET sharing_group = $2 WHERE id = $1
 RETURNING id, name, sharing_group, created_at;

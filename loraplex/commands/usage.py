@@ -12,7 +12,7 @@ from loraplex.tables import Column, Kind
 
 START = {"1d": Column("start", "day", Kind.DAY), "1h": Column("start", "hour", Kind.HOUR)}
 COLUMNS = (
-    Column("tenant", "tenant", Kind.ID),
+    Column("tenant_name", "tenant", Kind.NAME),
     Column("adapter", "adapter", Kind.NAME),
     Column("adapter_version", "version", Kind.NUMBER),
     Column("requests", "requests", Kind.NUMBER),
@@ -69,5 +69,8 @@ def usage_command(
             after = page["after"]
             if after is None:
                 break
-    told = [c for c in COLUMNS if c.key not in DIMENSIONS or c.key in asked]
+    hidden = {
+        "tenant_name" if name == "tenant" else name for name in DIMENSIONS if name not in asked
+    }
+    told = [column for column in COLUMNS if column.key not in hidden]
     show_list(rows, (START[bucket], *told), form)

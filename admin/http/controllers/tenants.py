@@ -9,6 +9,7 @@ from litestar.params import FromPath, JSONBody
 from admin.adapters import contents
 from admin.catalog_lock import lock_catalog
 from admin.database import Connection
+from admin.errors import NotFound
 from admin.http import preconditions
 from admin.http.guards import ADMIN, requires
 from admin.http.idempotency import IdempotencyKey, once
@@ -60,9 +61,13 @@ class TenantController(Controller):
 
     @get("/{tenant:str}", guards=[requires(ADMIN)])
     async def show_tenant(self, request: AdminRequest, tenant: FromPath[str]) -> Tagged[TenantView]:
-        """By id or name."""
+        """By id or name; a deleted one by id."""
         async with request.reading() as connection:
-            return tagged(TenantView.of(await tenants.find_tenant(connection, tenant)))
+            try:
+                found = await tenants.find_tenant(connection, tenant)
+            except NotFound:
+                found = await tenants.find_deleted(connection, tenant)
+        return tagged(TenantView.of(found))
 
     @patch("/{tenant:str}", guards=[requires(ADMIN)])
     async def change_tenant(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import MAXYEAR, MINYEAR, UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
@@ -17,12 +17,15 @@ from litestar.openapi import ResponseSpec
 from litestar.openapi.spec import OpenAPIMediaType, OpenAPIResponse, OpenAPIType, Schema
 from litestar.params import FromQuery, QueryParameter
 
-from admin.errors import Invalid
+from admin.database import Connection
+from admin.errors import Invalid, NotFound
 from admin.http.guards import ADMIN, USAGE_READ, requires, tenant_for
 from admin.http.openapi import AdminOperation
 from admin.http.parameters import After, TenantName
 from admin.http.request import AdminRequest
 from admin.money import PICO, format_dollars
+from admin.records import ApiKey
+from admin.tenants import tenants
 from admin.usage.usage import Cursor, UsageQuestion, UsageSum, Width, report
 
 DEFAULT_SPAN = timedelta(days=7)
@@ -53,6 +56,8 @@ class UsageView(msgspec.Struct, frozen=True, omit_defaults=True):
     output_cost: str
     tenant: str | msgspec.UnsetType = msgspec.UNSET
     """The id."""
+    tenant_name: str | msgspec.UnsetType = msgspec.UNSET
+    """Of a deleted tenant too; its id where the audit log does not go back so far."""
     model: str | msgspec.UnsetType = msgspec.UNSET
     adapter: str | msgspec.UnsetType | None = msgspec.UNSET
     adapter_version: int | msgspec.UnsetType | None = msgspec.UNSET
@@ -101,7 +106,8 @@ class UsageController(Controller):
     ) -> Response[Any]:
         """Of the buckets from the one that holds `start` (default: seven days before `end`) to the
         last that begins before `end` (default: now). `group_by`: some of tenant, model, adapter,
-        adapter_version, key, with commas. CSV by `format` or the Accept header."""
+        adapter_version, key, with commas. `tenant`: by id also one that was deleted. CSV by
+        `format` or the Accept header."""
         told = _told_apart(group_by)
         before = _aware(end, "end") or datetime.now(UTC)
         since = _aware(start, "start") or before - DEFAULT_SPAN
@@ -110,7 +116,7 @@ class UsageController(Controller):
         async with request.reading() as connection:
             whose = None
             if request.user.tenant_id is not None or tenant is not None:
-                whose = [(await tenant_for(connection, request.user, tenant)).id]
+                whose = [await _tenant_id(connection, request.user, tenant)]
             asked = UsageQuestion(
                 start=since,
                 end=before,
@@ -123,14 +129,25 @@ class UsageController(Controller):
                 by_key="key" in told,
             )
             found = await report(connection, asked, _read_cursor(after), limit + 1)
+            names = await tenants.names(connection, {each.tenant_id for each in found})
         more = _cursor(found[limit - 1]) if len(found) > limit else None
         if format == "csv" or (format is None and "text/csv" in request.headers.get("accept", "")):
-            return _csv(request, found[:limit], told, more)
+            return _csv(request, found[:limit], told, names, more)
         views = [
-            UsageView(start=each.start, **_sums(each), **_fields(each, told))
+            UsageView(start=each.start, **_sums(each), **_fields(each, told, names))
             for each in found[:limit]
         ]
         return Response(UsagePage(data=views, has_more=more is not None, after=more))
+
+
+async def _tenant_id(connection: Connection, key: ApiKey, reference: str | None) -> str:
+    """The id of the tenant that is asked about: for admin keys also one that was deleted."""
+    try:
+        return (await tenant_for(connection, key, reference)).id
+    except NotFound:
+        if key.tenant_id is not None or reference is None:
+            raise
+        return (await tenants.find_deleted(connection, reference)).id
 
 
 def _told_apart(group_by: str) -> list[str]:
@@ -152,15 +169,22 @@ def _aware(moment: datetime | None, field: str) -> datetime | None:
     return moment
 
 
-def _fields(found: UsageSum, told: Sequence[str]) -> dict[str, Any]:
+def _fields(found: UsageSum, told: Sequence[str], names: Mapping[str, str]) -> dict[str, Any]:
+    """names: of tenants, by id."""
     values = {
         "tenant": found.tenant_id,
+        "tenant_name": names.get(found.tenant_id, found.tenant_id),
         "model": found.model,
         "adapter": found.adapter or None,
         "adapter_version": found.adapter_version or None,
         "key": found.key_id,
     }
-    return {name: values[name] for name in told}
+    return {name: values[name] for name in _columns(told)}
+
+
+def _columns(told: Sequence[str]) -> list[str]:
+    """A tenant's id has its name beside it."""
+    return [each for name in told for each in (name, *(["tenant_name"] * (name == "tenant")))]
 
 
 def _sums(found: UsageSum) -> dict[str, Any]:
@@ -169,15 +193,19 @@ def _sums(found: UsageSum) -> dict[str, Any]:
 
 
 def _csv(
-    request: AdminRequest, found: list[UsageSum], told: Sequence[str], more: str | None
+    request: AdminRequest,
+    found: list[UsageSum],
+    told: Sequence[str],
+    names: Mapping[str, str],
+    more: str | None,
 ) -> Response[str]:
     """One table with a head; where the rest is, is in the header Link."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(("start", *told, *SUMS))
+    table.writerow(("start", *_columns(told), *SUMS))
     for each in found:
         start = each.start.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        told_apart = [value or "" for value in _fields(each, told).values()]
+        told_apart = [value or "" for value in _fields(each, told, names).values()]
         table.writerow((start, *told_apart, *_sums(each).values()))
     headers: dict[str, str] = {}
     if more is not None:

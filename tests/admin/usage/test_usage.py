@@ -274,6 +274,21 @@ async def test_a_tenants_key_sees_its_own_and_no_other(plane: Plane) -> None:
     assert (await blind.get(organization, params=query)).status_code == 403
 
 
+async def test_a_deleted_tenants_usage_is_found_by_its_id(plane: Plane) -> None:
+    acme = await plane.tenant("acme", scopes=["usage:read"])
+    await plane.tenant("globex")
+    ids = await make_usage(plane)
+    before = await ask(plane.client, tenant="globex", group_by="tenant")
+    assert [each["tenant_name"] for each in before] == ["globex"]
+    assert (await plane.client.delete("tenants/globex")).status_code == 200
+    assert await ask(plane.client, tenant=ids["globex"], group_by="tenant") == before
+    gone = (await plane.client.get(f"tenants/{ids['globex']}")).json()
+    assert (gone["name"], gone["deleted_at"] is None) == ("globex", False)
+    for client, reference in ((plane.client, "globex"), (acme, ids["globex"])):
+        assert (await client.get("usage", params={"tenant": reference})).status_code == 404
+    assert (await plane.client.delete(f"tenants/{ids['globex']}")).status_code == 404
+
+
 async def test_csv_is_the_same_table(plane: Plane) -> None:
     await plane.tenant("acme")
     await plane.tenant("globex")
@@ -282,13 +297,16 @@ async def test_csv_is_the_same_table(plane: Plane) -> None:
         "start": "2026-03-05T00:00:00Z",
         "end": "2026-03-06T00:00:00Z",
         "bucket": "1h",
-        "group_by": "key,adapter",
+        "group_by": "key,adapter,tenant",
     }
     rows = await ask(plane.client, **query)
     answer = await plane.client.get("usage", params=query, headers={"accept": "text/csv"})
     assert answer.headers["content-type"].startswith("text/csv")
     found = list(csv.DictReader(io.StringIO(answer.text)))
-    assert list(found[0]) == ["start", "adapter", "key", *NUMBERS]
+    assert list(found[0]) == [
+        *("start", "tenant", "tenant_name", "adapter", "key"),
+        *NUMBERS,
+    ]
     assert found == [{name: str(value or "") for name, value in _csv_row(r).items()} for r in rows]
     url, pages = f"?{httpx.QueryParams(query | {'format': 'csv', 'limit': 7})}", 0
     paged: list[dict[str, str]] = []
@@ -302,7 +320,8 @@ async def test_csv_is_the_same_table(plane: Plane) -> None:
 def _csv_row(view: dict[str, Any]) -> dict[str, Any]:
     """Numbers as text, so that 0 is not nothing."""
     numbers = {name: str(view[name]) for name in NUMBERS}
-    return {"start": view["start"], "adapter": view["adapter"], "key": view["key"], **numbers}
+    apart = ("start", "tenant", "tenant_name", "adapter", "key")
+    return {name: view[name] for name in apart} | numbers
 
 
 def cursor(start: str, adapter_version: int) -> str:

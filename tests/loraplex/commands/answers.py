@@ -330,6 +330,7 @@ def answers(now: datetime) -> dict[str, Any]:
         {
             "start": f"2026-11-{day:02}T00:00:00Z",
             "tenant": "ten_4f0Zk1q9XbT2",
+            "tenant_name": "acme",
             "model": "smollm2-135m-instruct",
             "adapter": adapter,
             "adapter_version": number,
