@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from html import escape
-from typing import Any
-
-import msgspec
 
 from gateway.error_codes import CODES
+from gateway.http.examples import curl, python
 from gateway.http.reference import Fields, Reference, Route
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -20,7 +18,7 @@ code, pre { font-family: ui-monospace, monospace; font-size: .875em; }
 pre { padding: .75rem; overflow-x: auto; border: 1px solid #8886; border-radius: 4px; }
 table { border-collapse: collapse; width: 100%; margin: .75rem 0; }
 th, td { text-align: left; vertical-align: top; padding: .25rem .75rem .25rem 0;
-  border-bottom: 1px solid #8886; overflow-wrap: anywhere; }
+  border-bottom: 1px solid #8886; overflow-wrap: break-word; }
 h2 { margin-top: 2.5rem; border-top: 1px solid #8886; padding-top: 1rem; }
 nav li { display: inline-block; margin-right: 1rem; }
 nav ul { padding: 0; }
@@ -79,15 +77,10 @@ def _route(route: Route) -> str:
         parts.append(_table(("parameter", "value", "meaning"), route.parameters))
     if route.body is not None:
         parts.append(_fields(route.body))
-        if route.body.example is not None:
-            parts.append(f"<pre>{escape(_indented(route.body.example))}</pre>")
     statuses = ", ".join(map(str, route.statuses))
     parts.append(f"<p>Answers {statuses}{', also as a stream' if route.streams else ''}.</p>")
+    parts += (f"<pre>{escape(chr(10).join(lines))}</pre>" for lines in (curl(route), python(route)))
     return "".join(parts)
-
-
-def _indented(example: Any) -> str:
-    return msgspec.json.format(msgspec.json.encode(example), indent=2).decode()
 
 
 def _object(fields: Fields) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from html import escape
 
 import httpx
 
 from gateway.error_codes import CODES
 from gateway.exceptions import PROBLEMS
 from gateway.http.edge import NO_LIMIT_LEFT
+from gateway.http.examples import curl, python
 from gateway.http.reference import reference
 from tests.gateway.http.api_page import PAGE, page
 from tests.gateway.service import Service
@@ -45,10 +47,11 @@ def test_docs_shows_all_of_it_and_loads_nothing(service: Service) -> None:
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in answer.headers["content-security-policy"]
-    assert not re.search(r"<script|<link|<img|@import|url\(|https?://", answer.text)
+    assert not re.search(r"<script|<link|<img|@import|url\(|(?:href|src)=.?https?:", answer.text)
     found = reference(httpx.get(f"{service.url}/schema").json())
     for route in found.routes:
         assert all(path in answer.text for path in route.paths)
+        assert all(escape(line) in answer.text for line in (*curl(route), *python(route)))
         for name, *_ in route.body.fields if route.body else ():
             assert f"<code>{name}</code>" in answer.text
     for name in [*CODES, *(header.name for header in found.headers)]:
