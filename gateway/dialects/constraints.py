@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -11,15 +10,14 @@ from msgspec import Meta
 from gateway.dialects.sampling_fields import SamplingFields
 from gateway.exceptions import InvalidRequest
 from gateway.generation_request import Constraint
+from gateway.limits.bounds import MAX_SCHEMA_BYTES, check_json, check_nested
 
-MAX_CONSTRAINT_BYTES = 256 << 10
-"""Size of a schema, an expression or a grammar at most, in bytes."""
-MAX_DEPTH = 64
-"""Levels of nesting of a schema at most."""
+MAX_CONSTRAINT_CHARS = 256 << 10
+"""Of an expression, a grammar, or a schema given as text."""
 MAX_CHOICES = 4096
 
 Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$(?!\n)")]
-Pattern = Annotated[str, Meta(min_length=1, max_length=MAX_CONSTRAINT_BYTES)]
+Pattern = Annotated[str, Meta(min_length=1, max_length=MAX_CONSTRAINT_CHARS)]
 Schema = dict[str, Any] | bool
 Choices = Annotated[
     list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=MAX_CHOICES)
@@ -115,35 +113,7 @@ def any_object(param: str) -> Constraint:
 
 def schema_constraint(param: str, schema: Schema) -> Constraint:
     """JSON that the schema accepts. Raises InvalidRequest for one too large or too deep."""
-    encoded = msgspec.json.encode(schema)
-    if len(encoded) > MAX_CONSTRAINT_BYTES:
-        raise InvalidRequest(
-            f"The schema in '{param}' may have {MAX_CONSTRAINT_BYTES} bytes; it has "
-            f"{len(encoded)}.",
-            param=param,
-        )
-    if depth_of(schema) > MAX_DEPTH:
-        raise InvalidRequest(
-            f"The schema in '{param}' is nested more than {MAX_DEPTH} deep.", param=param
-        )
-    return Constraint("json_schema", encoded.decode(), param)
-
-
-def depth_of(value: Any) -> int:
-    """How deep objects and arrays are nested in a decoded JSON value, without recursion."""
-    depth, level = 0, [value]
-    while containers := [each for each in level if _is_container(each)]:
-        depth += 1
-        level = [inner for each in containers for inner in _inner(each)]
-    return depth
-
-
-def _is_container(value: Any) -> bool:
-    return isinstance(value, dict | list)
-
-
-def _inner(container: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    return container.values() if isinstance(container, dict) else container
+    return Constraint("json_schema", check_nested(schema, MAX_SCHEMA_BYTES, param=param), param)
 
 
 def _of_format(format: ResponseFormat | None) -> Constraint | None:
@@ -161,11 +131,12 @@ def _of_schema(param: str, given: Schema | str | None) -> Constraint | None:
         return None
     if not isinstance(given, str):
         return schema_constraint(param, given)
+    check_json(given.encode(), MAX_SCHEMA_BYTES, param=param)
     try:
-        schema = msgspec.json.decode(given, type=dict[str, Any] | bool)
+        msgspec.json.decode(given, type=dict[str, msgspec.Raw] | bool)
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"'{param}' is not a JSON Schema: {error}", param=param) from None
-    return schema_constraint(param, schema)
+    return Constraint("json_schema", given, param)
 
 
 def _of_text(param: str, kind: Literal["regex", "lark"], given: str | None) -> Constraint | None:
@@ -176,7 +147,7 @@ def _of_choices(param: str, given: list[str] | None) -> Constraint | None:
     """One of these texts, as a grammar."""
     if given is None:
         return None
-    if sum(map(len, given)) > MAX_CONSTRAINT_BYTES:
+    if sum(map(len, given)) > MAX_CONSTRAINT_CHARS:
         raise InvalidRequest(f"'{param}' has too many characters.", param=param)
     choices = " | ".join(msgspec.json.encode(choice).decode() for choice in given)
     return Constraint("lark", f"start: {choices}", param)

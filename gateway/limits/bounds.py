@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from gateway.exceptions import ContextLengthExceeded, InvalidRequest
 from gateway.generation_request import NamedTool, Tool, ToolChoice
@@ -32,6 +33,9 @@ MAX_TEMPLATE_ARGUMENTS = 64
 MAX_TEMPLATE_BYTES = 64 << 10
 """Bytes of a caller's own variables for the chat template at most, as JSON."""
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
+NESTING = np.zeros(256, np.int8)
+"""What each byte of JSON outside strings adds to the depth."""
+NESTING[list(b"[{")], NESTING[list(b"]}")] = 1, -1
 VARIABLE_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]{0,63}")
 TEMPLATE_VARIABLES = frozenset(
     ("messages", "tools", "add_generation_prompt", "continue_final_message")
@@ -139,32 +143,36 @@ def check_template_arguments(arguments: dict[str, Any]) -> None:
         check_nested(arguments, MAX_TEMPLATE_BYTES, param=param)
 
 
-def check_nested(value: Any, max_bytes: int, *, param: str) -> None:
-    """Raises InvalidRequest if lists and objects are too deep inside each other, or the value is
-    too long as JSON."""
-    depth, level = -1, [value]
-    while level:
-        depth += 1
-        if depth > MAX_DEPTH:
-            raise InvalidRequest(
-                f"'{param}' may have {MAX_DEPTH} lists and objects inside each other.", param=param
-            )
-        below: list[Any] = []
-        for each in level:
-            if isinstance(each, dict):
-                below += each.values()  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
-            elif isinstance(each, list):
-                below += each  # pyright: ignore[reportUnknownArgumentType]
-        level = below
-    _check_bytes(value, max_bytes, param=param)
+def check_nested(value: Any, max_bytes: int, *, param: str) -> str:
+    """The value as JSON. Raises InvalidRequest if that is too long, or lists and objects are too
+    deep inside each other."""
+    try:
+        encoded = msgspec.json.encode(value)
+    except RecursionError:
+        raise _too_deep(param) from None
+    check_json(encoded, max_bytes, param=param)
+    return encoded.decode()
 
 
-def _check_bytes(value: Any, max_bytes: int, *, param: str) -> None:
-    num_bytes = len(msgspec.json.encode(value))
-    if num_bytes > max_bytes:
+def check_json(written: bytes, max_bytes: int, *, param: str) -> None:
+    """Raises InvalidRequest if JSON text is too long, or lists and objects are too deep inside each
+    other. Counted in its bytes: to walk over the values of 256 KiB would hold up the loop."""
+    if len(written) > max_bytes:
         raise InvalidRequest(
-            f"'{param}' may have {max_bytes} bytes of JSON; yours has {num_bytes}.", param=param
+            f"'{param}' may have {max_bytes} bytes of JSON; yours has {len(written)}.", param=param
         )
+    bare = written.replace(b"\\\\", b"").replace(b'\\"', b"")
+    text = np.frombuffer(bare, np.uint8)
+    is_in_string = (np.cumsum(text == ord('"'), dtype=np.uint8) & 1).astype(np.bool_)
+    depths = np.cumsum(np.where(is_in_string, 0, NESTING[text]), dtype=np.int32)
+    if depths.max(initial=0) > MAX_DEPTH:
+        raise _too_deep(param)
+
+
+def _too_deep(param: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"'{param}' may have {MAX_DEPTH} lists and objects inside each other.", param=param
+    )
 
 
 def check_vectors(num_vectors: int, size: int, dimensions: int | None) -> None:

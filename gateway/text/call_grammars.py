@@ -6,15 +6,15 @@ What they let a model write, the format's parser (`parsers/`) reads back.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from admin.records import ToolFormat
-from gateway.exceptions import InvalidRequest
 from gateway.generation_request import GenerationRequest, NamedTool, Tool, callable_tools
-from gateway.text.parsers import mistral, thoughts
+from gateway.text.parsers import llama_json, mistral, pythonic, qwen_xml, thoughts
 from gateway.text.parsers.answer_form import AnswerForm
 from gateway.text.parsers.gemma import FUNCTION_GEMMA, GEMMA_4
 from workers.wire import grammars
@@ -31,13 +31,17 @@ HELD: dict[ToolFormat, tuple[str, str, str, str]] = {
 }
 """For each format: the marker before a call, what stands before and after its arguments, which are
 a JSON object, and what is between calls."""
-MAY_BE_STRICT = ("generic", "hermes", "mistral")
-"""Formats whose marker is before every call: there a call of the model's own choice can be held to
-the tool's schema."""
+BARE: dict[ToolFormat, tuple[str, str]] = {
+    "llama_json": ("{[", llama_json.TAG),
+    "pythonic": ("[", pythonic.OPEN),
+}
+"""Formats that need no marker: what an answer that is a call begins with, and the marker that may
+stand before it. Where a tool is strict, a text neither begins so nor has the marker."""
 CLOSING = (FUNCTION_GEMMA.end, GEMMA_4.end)
 MARKERS = (
     *(thoughts.OPEN, thoughts.CLOSE),
     *(opening for opening, *_ in HELD.values() if opening),
+    *(marker for _, marker in BARE.values()),
     *CLOSING,
 )
 """Markers that are special tokens of some models."""
@@ -60,18 +64,10 @@ class AnswerRules(msgspec.Struct, frozen=True):
 def rules_of(
     asked: GenerationRequest, form: AnswerForm, *, in_thought: bool, body: str
 ) -> AnswerRules | None:
-    """The rules of an answer; None if it may be any text. Raises InvalidRequest if the model's
-    format cannot be held to them."""
+    """The rules of an answer; None if it may be any text."""
     tools, choice = callable_tools(asked), asked.tool_choice
     must_call = choice not in ("auto", "none")
     is_strict = any(tool.strict for tool in tools)
-    if is_strict and not must_call and form.calls not in MAY_BE_STRICT:
-        raise InvalidRequest(
-            f"This model writes calls in the format {form.calls!r}, in which a tool's 'strict' may "
-            "be true where a call is required.",
-            param="tools",
-            code="unsupported_constraint",
-        )
     if not (must_call or is_strict or (body and (tools or form.has_thoughts))):
         return None
     is_parallel = asked.is_parallel
@@ -128,4 +124,26 @@ def _lines(rules: AnswerRules, special: Callable[[str], int | None]) -> Sequence
         more = f"({json.dumps(between)} {call})*" if rules.is_parallel and between else ""
         other = "" if rules.must_call else " | @body"
         return [*lines, f"answer: {call} {more}{other}"]
-    return [*lines, "answer: (opening written)* TEXT", text_until("opening", opening)]
+    if rules.form.calls in BARE:
+        firsts, tag = BARE[rules.form.calls]
+        first = f"/[ \\t\\r\\n]*[^ \\t\\r\\n{re.escape(firsts)}](.|\\n)*/"
+        other = f"& ~/(.|\\n)*{re.escape(tag)}(.|\\n)*/" if special(tag) is None else ""
+        more = f"({json.dumps(between)} {call})*" if between else ""
+        return [
+            *lines,
+            f"answer: {marker(tag)}? {call} {more} | PLAIN |",
+            f"PLAIN: {first} {other}",
+        ]
+    lines.append(text_until("opening", opening))
+    if rules.form.calls != "qwen_xml":
+        return [*lines, "answer: (opening written)* TEXT"]
+    bare = [
+        f"{json.dumps(tool.name + '>')} @arguments_{number}"
+        for number, tool in enumerate(rules.tools)
+    ]
+    return [
+        *lines,
+        text_until("function", qwen_xml.FUNCTION),
+        f"bare: ({' | '.join(bare)}) {json.dumps(qwen_xml.END_OF_FUNCTION)}",
+        "answer: (opening written | function bare)* TEXT",
+    ]

@@ -114,6 +114,19 @@ COSTLY_SAMPLING = _completion(
     ignore_eos=True,
 )
 
+# Compiled for seconds; with `not` they are refused, once they were looked at.
+MANY_LISTS = [[]] * 64_000
+SCHEMAS: tuple[object, ...] = (
+    {"enum": [0] * 130_000},
+    {"enum": MANY_LISTS, "not": {}},
+    {"enum": [{"": 0}] * 30_000, "not": {}},
+    {"enum": [str(number) for number in range(30_000)]},
+    {"enum": ["x" * (1 << 20)]},
+    json.dumps({"enum": MANY_LISTS, "not": {}}),
+    '{"items":' * 2_000 + "{}" + "}" * 2_000,
+)
+COSTLY_SCHEMAS = [_completion(prompt="x", guided_json=schema) for schema in SCHEMAS]
+
 
 async def many_ids_to_detokenize(attacker: Attacker) -> None:
     await attacker.post(many_ids_to_detokenize, "/detokenize", MANY_IDS)
@@ -133,6 +146,11 @@ async def echo_with_all_logprobs(attacker: Attacker) -> None:
 
 async def costly_sampling(attacker: Attacker) -> None:
     await attacker.post(costly_sampling, "/v1/completions", COSTLY_SAMPLING)
+
+
+async def costly_schemas(attacker: Attacker) -> None:
+    for body in COSTLY_SCHEMAS:
+        await attacker.post(costly_schemas, "/v1/completions", body)
 
 
 async def bursts_of_long_prompts(attacker: Attacker) -> None:
@@ -175,6 +193,7 @@ ATTACKS: tuple[Attack, ...] = (
     prompts_far_beyond_the_context,
     echo_with_all_logprobs,
     costly_sampling,
+    costly_schemas,
     bursts_of_long_prompts,
     half_sent_heads,
     half_sent_bodies,

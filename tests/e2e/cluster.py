@@ -44,6 +44,8 @@ class Asked:
     tenant: str = TENANTS[0]
     temperature: float = 0.0
     seed: int = 0
+    regex: str | None = None
+    """What the answer is held to."""
 
     @classmethod
     def draw(
@@ -223,7 +225,12 @@ async def stream(
         temperature=asked.temperature,
         seed=asked.seed,
         stream=True,
-        extra_body={"ignore_eos": True, "return_token_ids": True, "cache_salt": salt or None},
+        extra_body={
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "cache_salt": salt or None,
+            "guided_regex": asked.regex,
+        },
     )
     headers = chunks.response.headers
     answer = Answer(headers["loraplex-worker"], headers["x-request-id"])

@@ -4,6 +4,7 @@ same time are never cut, and say what they say where nothing is swapped."""
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +24,8 @@ from workers.models.plan import ModelPlan
 
 NUM_STREAMS = scaled(16, 24)
 NUM_TOKENS = scaled(200, 96)
+WORDS = "([a-z]{3} ){500}"
+"""Longer than an answer may be."""
 
 
 class Pair:
@@ -54,28 +57,31 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     yield Pair(tmp_path_factory.mktemp("pair"))
 
 
-def ask(client: OpenAI, model: str, prompt: list[int]) -> list[int]:
-    """A greedy stream to its end; whatever cuts it raises."""
+def ask(client: OpenAI, model: str, prompt: list[int], regex: str | None) -> list[int]:
+    """A greedy stream to its end; whatever cuts it raises. regex: what it is held to."""
     tokens: list[int] = []
-    finish_reason = None
+    text, finish_reason = "", None
     with client.completions.create(
         model=model,
         prompt=prompt,
         max_tokens=NUM_TOKENS,
         temperature=0,
         stream=True,
-        extra_body={"ignore_eos": True, "return_token_ids": True},
+        extra_body={"ignore_eos": True, "return_token_ids": True, "guided_regex": regex},
     ) as stream:
         for chunk in stream:
             assert chunk.choices[0].model_extra is not None
             tokens += chunk.choices[0].model_extra["token_ids"] or []
+            text += chunk.choices[0].text
             finish_reason = chunk.choices[0].finish_reason or finish_reason
+    assert regex is None or re.fullmatch("([a-z]{3} )*[a-z]{0,3}", text)
     assert finish_reason == "length" and len(tokens) == NUM_TOKENS
     return tokens
 
 
 def answers(stack: Stack, tenant: str, models: list[str]) -> list[list[int]]:
-    """Of streams for one model and the other in turn, some at the same time."""
+    """Of streams for one model and the other in turn, some at the same time; half of each model's
+    are held to words."""
     rng = random.Random(5)
     prompts = [
         [rng.randrange(256) for _ in range(rng.randrange(4, 40))] for _ in range(NUM_STREAMS)
@@ -85,7 +91,9 @@ def answers(stack: Stack, tenant: str, models: list[str]) -> list[list[int]]:
         ThreadPoolExecutor(6) as threads,
     ):
         asked = [
-            threads.submit(ask, client, models[number % len(models)], prompt)
+            threads.submit(
+                ask, client, models[number % len(models)], prompt, WORDS if number & 2 else None
+            )
             for number, prompt in enumerate(prompts)
         ]
         return [each.result() for each in asked]

@@ -6,9 +6,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import re
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -35,6 +37,8 @@ LENIENCE = 1.0 if IS_FULL else 10.0
 """Of deadlines: the suite shares its machine."""
 ANSWER_TOKENS = 300
 """So long that a kill meets it half-way."""
+WORDS = "([a-z]{3} ){500}"
+"""What some of them are held to: longer than they may be."""
 KILLED_AT = range(1, 51) if IS_FULL else (1, 20, 50)
 """Tokens that the client has when its worker is killed."""
 NUM_WORKERS = scaled(2, 3)
@@ -86,13 +90,23 @@ async def test_a_stream_goes_on_when_its_worker_is_killed(
         await cluster.workers[answer.worker].kill()
 
     num_moves = cluster.gateways["gateway-0"].num_moves
-    first, *others = asked = long_answers(rng, 4)
+    greedy, sampled, *others = long_answers(rng, 4)
+    asked = [*others, *(replace(each, regex=WORDS) for each in (greedy, sampled))]
     undisturbed = await asyncio.gather(*(cluster.ask("gateway-0", each) for each in asked))
-    for number in KILLED_AT:
+    for answer in undisturbed[len(others) :]:
+        assert re.fullmatch("([a-z]{3} )*[a-z]{0,3}", answer.text)
+    for number, killed in zip(KILLED_AT, itertools.cycle(reversed(asked))):
         killing = Once(number, kill)
         disturbed = await asyncio.gather(
-            cluster.ask("gateway-0", first, salt=str(number), on_token=killing),
-            *(cluster.ask("gateway-0", each, salt=str(number)) for each in others),
+            *(
+                cluster.ask(
+                    "gateway-0",
+                    each,
+                    salt=str(number),
+                    on_token=killing if each is killed else lambda _: None,
+                )
+                for each in asked
+            )
         )
         for answer, wanted in zip(disturbed, undisturbed, strict=True):
             assert len(wanted.tokens) == ANSWER_TOKENS and wanted.finish_reason == "length"

@@ -1,6 +1,7 @@
 """Qwen 3 Coder: `<function=name><parameter=city>Bern</parameter></function>` inside `<tool_call>`.
 
-Each tag stands on a line of its own, and so does a value.
+Each tag stands on a line of its own, and so does a value. Arguments that are held to a schema are a
+JSON object.
 """
 
 from __future__ import annotations
@@ -53,6 +54,13 @@ class QwenXmlParser(JsonCallParser):
         name = (yield from self.until(END_OF_NAME)).strip()
         yield from self.expect(">")
         self.begin_call(name)
+        yield from self.skip_space()
+        if (yield from self.peek()) == "{":
+            yield from self.read_value(self.add_arguments)
+            yield from self.skip_space()
+            yield from self.expect(END_OF_FUNCTION)
+            self.end_call()
+            return
         separator = "{"
         while True:
             yield from self.skip_space()

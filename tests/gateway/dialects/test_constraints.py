@@ -89,6 +89,7 @@ def nested(depth: int) -> dict[str, Any]:
         ({"guided_json": {"$ref": "http://x/y"}}, "guided_json", "http://x/y"),
         ({"guided_json": "{"}, "guided_json", "JSON Schema"),
         ({"guided_json": nested(70)}, "guided_json", "64"),
+        ({"guided_json": '{"a":' * 5000 + "0" + "}" * 5000}, "guided_json", "64"),
         ({"guided_json": {"enum": ["x" * 300_000]}}, "guided_json", "262144"),
         ({"guided_regex": "(?<=x)a"}, "guided_regex", "look"),
         ({"guided_grammar": "start: missing"}, "guided_grammar", "missing"),

@@ -10,6 +10,8 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from admin.records import ApiKey, ServedVersion, Tenant
 from gateway.catalog.catalog import CatalogView
@@ -19,7 +21,7 @@ from gateway.dispatch.prompts import Prompt, encode_prompts
 from gateway.exceptions import InvalidRequest
 from gateway.http.decoding import MAX_BODY_BYTES, decode_request
 from gateway.http.routes.tokens import MAX_TEXT_BYTES, MIN_COUNTED
-from gateway.limits.bounds import MAX_REQUEST_TOKENS
+from gateway.limits.bounds import MAX_DEPTH, MAX_REQUEST_TOKENS, check_nested
 from gateway.text.long_texts import LongTexts
 from gateway.text.tokenizer import ModelTokenizer
 from tests.doubles import make_tokenizer
@@ -176,3 +178,20 @@ def test_a_body_of_millions_of_values_is_refused_before_it_is_decoded(
         decode_request(msgspec.json.Decoder(CompletionRequest), body)
     assert time.thread_time() - begin < 0.05
     assert refused.value.code == "request_too_large"
+
+
+def wrapped(value: Any, depth: int) -> Any:
+    for number in range(depth):
+        value = [value, 1] if number % 2 else {'"[{': value}
+    return value
+
+
+@given(st.text(st.sampled_from('"\\[]{}a/\u00e9')), st.integers(0, 3))
+def test_depth_is_of_brackets_outside_strings(text: str, breadth: int) -> None:
+    """However strings are escaped."""
+    deepest = wrapped({text: text}, MAX_DEPTH - 2)
+    written = check_nested([deepest, *[text] * breadth], 1 << 20, param="p")
+    assert msgspec.json.decode(written) == [deepest, *[text] * breadth]
+    for value in ([deepest], [text, deepest]):
+        with pytest.raises(InvalidRequest, match="64"):
+            check_nested([value], 1 << 20, param="p")

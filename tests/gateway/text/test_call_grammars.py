@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from gateway.exceptions import InvalidRequest
 from gateway.generation_request import GenerationRequest, NamedTool, Tool
-from gateway.text.call_grammars import HELD, MAY_BE_STRICT, AnswerRules, grammar_of, rules_of
+from gateway.text.call_grammars import BARE, HELD, AnswerRules, grammar_of, rules_of
 from gateway.text.parsers.answer_form import AnswerForm
 from gateway.text.parsers.parser import Part, Reasoning, Text, ToolCall
 from tests.doubles import make_tokenizer
@@ -105,20 +104,76 @@ def test_one_call_where_no_more_are_wanted(tokenizer: LLTokenizer, calls: Any) -
         assert [type(part) for part in parts] == [ToolCall]
 
 
-@pytest.mark.parametrize("calls", MAY_BE_STRICT)
+TAGGED = [calls for calls in HELD if calls not in BARE]
+
+
+def held(calls: Any, name: str, arguments: Any) -> str:
+    """A call as the grammar has it: its arguments are JSON."""
+    opening, before, after, _ = HELD[calls]
+    return f"{opening}{before % name}{json.dumps(arguments)}{after}"
+
+
+@pytest.mark.parametrize("calls", HELD)
 def test_a_strict_tool_is_held_to_its_schema_wherever_it_is_called(
     tokenizer: LLTokenizer, calls: Any
 ) -> None:
     held_to = rules(calls, must=False)
-    right, wrong = (write(calls, ("get_weather", each)) for each in (RIGHT, WRONG))
-    loose = write(calls, ("now", {"anything": 1}))
-    for before in ("", "Well <tool\n"):
+    right, wrong = (held(calls, "get_weather", each) for each in (RIGHT, WRONG))
+    loose = held(calls, "now", {"anything": 1})
+    for before in ("", "Well <tool\n") if calls in TAGGED else ("",):
         assert allows(tokenizer, held_to, before + right)
         assert allows(tokenizer, held_to, before + loose)
         assert not allows(tokenizer, held_to, before + wrong)
     assert not allows(tokenizer, held_to, right + "\n" + wrong)
-    assert allows(tokenizer, held_to, "It is what it is.")
+    assert allows(tokenizer, held_to, "It is what [it] {is}.")
     assert allows(tokenizer, held_to, "")
+    parser = held_to.form.parser(TOOLS)
+    assert parse(parser, [right]) == [ToolCall(0, "get_weather", json.dumps(RIGHT))]
+
+
+@pytest.mark.parametrize("calls", HELD)
+def test_no_other_way_to_write_a_call_escapes_the_schema(
+    tokenizer: LLTokenizer, calls: Any
+) -> None:
+    """What the parser would read as a call of the tool, in the model's own convention."""
+    held_to = rules(calls, must=False)
+    wrong = write(calls, ("get_weather", WRONG))
+    ways = [wrong, f" \n{wrong}", f"Well. {wrong}"]
+    if calls in BARE:
+        tag = BARE[calls][1]
+        ways += [f"{tag}{wrong}", f"Well. {tag}{wrong}"]
+        assert allows(tokenizer, held_to, tag + held(calls, "get_weather", RIGHT))
+    if calls == "qwen_xml":
+        ways.append(wrong.removeprefix("<tool_call>\n"))
+    for way in ways:
+        if any(isinstance(part, ToolCall) for part in parse(held_to.form.parser(TOOLS), [way])):
+            assert not allows(tokenizer, held_to, way), way
+
+
+@pytest.mark.parametrize("calls", HELD)
+def test_markers_may_be_special_tokens(tokenizer: LLTokenizer, calls: Any) -> None:
+    opening = BARE[calls][1] if calls in BARE else HELD[calls][0]
+    special, held_to = 258, rules(calls, must=False)
+    grammar = grammar_of(held_to, lambda marker: special if marker == opening else None)
+    for arguments, is_allowed in ((RIGHT, True), (WRONG, False)):
+        call = held(calls, "get_weather", arguments).removeprefix(opening)
+        for before in ("", "Well. ") if calls in TAGGED else ("",):
+            found = LLMatcher(tokenizer, grammar, log_level=0, limits=grammars.limits())
+            texts = (tokenizer.tokenize_str(text) for text in (before, call))
+            tokens = [*next(texts), special, *next(texts)]
+            assert (found.validate_tokens(tokens) == len(tokens)) == is_allowed
+
+
+def test_a_function_without_its_tag_is_held_to_its_schema(tokenizer: LLTokenizer) -> None:
+    """As Qwen 3 Coder writes it now and then."""
+    held_to = rules("qwen_xml", must=False)
+    text = "So:\n<function=get_weather>{}</function>"
+    right, wrong = (text.replace("{}", json.dumps(each)) for each in (RIGHT, WRONG))
+    assert allows(tokenizer, held_to, right) and not allows(tokenizer, held_to, wrong)
+    assert parse(held_to.form.parser(TOOLS), [right]) == [
+        Text("So:"),
+        ToolCall(0, "get_weather", json.dumps(RIGHT)),
+    ]
 
 
 def test_a_thought_is_free_and_what_follows_is_held(tokenizer: LLTokenizer) -> None:
@@ -165,7 +220,3 @@ def test_which_requests_are_held_to_rules() -> None:
     named = found(tool_choice=NamedTool("now"))
     assert named and named.must_call and named.tools == [NOW] and not named.is_parallel
     assert found(AnswerForm("hermes", True), BODY, tools=[])
-    for form in ("pythonic", "llama_json", "gemma"):
-        assert found(AnswerForm(form), tool_choice="required")
-        with pytest.raises(InvalidRequest, match=form):
-            found(AnswerForm(form))
