@@ -117,13 +117,23 @@ class Worker:
         self.client = client
         self.rng = random.Random(1)
 
-    async def ask(self, ref: AdapterRef, num_prompt: int, num_output: int) -> Stream:
-        """A prompt that was never asked before, so that no prefix is reused."""
+    async def ask(
+        self, ref: AdapterRef, num_prompt: int, num_output: int, grammar: str = ""
+    ) -> Stream:
+        """A prompt that was never asked before, so that no prefix is reused. grammar: what the
+        answer is held to, as it travels to a worker."""
         vocab_size = self.house.shape.vocab_size
         prompt = [self.rng.randrange(100, vocab_size) for _ in range(num_prompt)]
         params = SamplingParams(num_output, 0, temperature=0.0, ignore_eos=True)
         request = Generate(
-            0, "", self.house.model, prompt, params, cache_domain="bench", adapter=ref
+            0,
+            "",
+            self.house.model,
+            prompt,
+            params,
+            cache_domain="bench",
+            adapter=ref,
+            grammar=grammar,
         )
         stream = Stream(time.perf_counter())
         async for output in self.client.submit(request):

@@ -184,6 +184,7 @@ def test_text_before_calls_is_the_answer(calls: ToolFormat) -> None:
         ("qwen_xml", "<function=get_weather>\n<parameter=note>\n7\n</parameter>\n</function>",
          {"note": "7"}),
         ("qwen_xml", '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>', {"a": 1}),
+        ("qwen_xml", '<function=f>\n{"a": 1}\n</function>', {"a": 1}),
     ],
 )  # fmt: skip
 def test_other_ways_to_write_a_call(calls: ToolFormat, text: str, arguments: Any) -> None:
