@@ -1,8 +1,9 @@
 """Brings a database to the schema of the files in migrations/: in order, each once.
 
 A file is `NNNN_pre_what.sql` (safe while the old code runs) or `NNNN_post_what.sql` (to run after
-the roll-out), and one transaction. Forward only: a file that was changed after it was applied, or
-that vanished, is refused.
+the roll-out), and one transaction. A version's post files are its last; those that a later
+version's pre files follow are safe with it. Forward only: a file that was changed after it was
+applied, or that vanished, is refused.
 """
 
 from __future__ import annotations
@@ -43,6 +44,10 @@ class Migration(msgspec.Struct, frozen=True):
     text: str
 
     @property
+    def is_post(self) -> bool:
+        return "_post_" in self.name
+
+    @property
     def sha256(self) -> str:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
@@ -67,15 +72,16 @@ def _load(file: Path) -> Migration:
     return Migration(int(matched[1]), file.name, file.read_text())
 
 
-async def check_schema(database: Database) -> None:
-    """Raises MigrationError unless every file has been applied. A database that is newer will do:
-    its changes are made for the version before too."""
+async def check_schema(database: Database, files: list[Migration] | None = None) -> None:
+    """Raises MigrationError unless every file that a roll-out needs has been applied. A database
+    that is newer will do: its changes are made for the version before too."""
+    files = load_migrations() if files is None else files
     async with database.acquire() as connection:
         applied: set[str] = set()
         if await connection.fetchval("SELECT to_regclass('schema_migrations')") is not None:
             rows = await connection.fetch("SELECT name FROM schema_migrations")
             applied = {row["name"] for row in rows}
-    for migration in load_migrations():
+    for migration in files[: _num_before_roll_out(files)]:
         if migration.name not in applied:
             raise MigrationError(f"the database lacks {migration.name}: run `loraplex migrate`")
 
@@ -84,10 +90,13 @@ async def migrate(
     database: Database,
     files: list[Migration] | None = None,
     report: Callable[[str], None] = lambda name: None,
+    *,
+    with_post: bool = False,
 ) -> list[str]:
     """Applies what is missing and returns the names of it; `report` hears each before it runs.
 
-    Others that migrate at the same time wait and then find nothing to do. Raises MigrationError.
+    with_post: also what must wait until nothing of the version before runs. Others that migrate at
+    the same time wait and then find nothing to do. Raises MigrationError.
     """
     files = load_migrations() if files is None else files
     applied: list[str] = []
@@ -100,13 +109,21 @@ async def migrate(
             if await connection.fetchval("SELECT to_regclass('schema_migrations')") is None:
                 await _check_encoding(connection)
                 await connection.execute(_CREATE_TABLE)
+            due = files if with_post else files[: _num_before_roll_out(files)]
             for migration in await _missing(connection, files):
+                if migration not in due:
+                    break
                 report(migration.name)
                 await _apply(connection, migration)
                 applied.append(migration.name)
         finally:
             await connection.execute("SELECT pg_advisory_unlock($1)", LOCK_ID)
     return applied
+
+
+def _num_before_roll_out(files: list[Migration]) -> int:
+    """How many of the files come first: all but the post files at the end."""
+    return max((place for place, file in enumerate(files, 1) if not file.is_post), default=0)
 
 
 async def _check_encoding(connection: Connection) -> None:

@@ -56,7 +56,7 @@ def server() -> EmbeddedPostgres:
     postgres = stack.enter_context(own_server(SETTINGS, _memory()))
     atexit.register(stack.close)
     _run(_execute(postgres.dsn(), "CREATE DATABASE template_loraplex"))
-    _run(migrate_database(postgres.dsn("template_loraplex")))
+    _run(migrate_database(postgres.dsn("template_loraplex"), with_post=True))
     return postgres
 
 

@@ -52,6 +52,9 @@ class ServerProcess:
     async def start(self) -> None:
         """Returns when it is ready."""
         await self.launch()
+        await self.wait_ready()
+
+    async def wait_ready(self) -> None:
         async with asyncio.timeout(START_TIMEOUT_S):
             while not await asyncio.to_thread(answers_ok, self.health, "/readyz"):
                 assert self.is_running, self.log and self.log.read_text()[-4000:]

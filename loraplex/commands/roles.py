@@ -178,9 +178,14 @@ def _run_advertised(
 
 
 @click.command("migrate")
+@click.option(
+    "--post", is_flag=True, help="Also what must wait until nothing of the version before runs."
+)
 @settings_options()
-def migrate_command(**flags: Any) -> None:
-    """Bring the database of LORAPLEX_DATABASE_URL to this version's schema."""
+def migrate_command(post: bool, **flags: Any) -> None:
+    """Bring the database of LORAPLEX_DATABASE_URL to this version's schema.
+
+    It is safe while the version before runs; with --post, once nothing of it does."""
     import asyncio
 
     from loraplex.roles.bootstrap import migrate_database
@@ -188,7 +193,7 @@ def migrate_command(**flags: Any) -> None:
     settings = settings_of(flags)
     if not settings.database_url:
         raise click.UsageError("set LORAPLEX_DATABASE_URL; `serve` migrates its own database")
-    applied = asyncio.run(migrate_database(settings.database_url))
+    applied = asyncio.run(migrate_database(settings.database_url, with_post=post))
     click.echo("\n".join(applied) or "nothing to do")
 
 

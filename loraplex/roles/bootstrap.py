@@ -52,14 +52,15 @@ class Keys(msgspec.Struct, forbid_unknown_fields=True):
 
 
 async def migrate_database(
-    dsn: str, report: Callable[[str], None] = lambda name: None
+    dsn: str, report: Callable[[str], None] = lambda name: None, *, with_post: bool = False
 ) -> list[str]:
-    """Names of the migrations applied, as the login of the URL; `report` hears each before."""
+    """Names of the migrations applied, as the login of the URL; `report` hears each before.
+    with_post: also those that must wait until nothing of the version before runs."""
     database = await Database.connect(
         dsn, role=None, max_size=1, command_timeout=None, application_name="loraplex-migrate"
     )
     try:
-        return await migrate(database, report=report)
+        return await migrate(database, report=report, with_post=with_post)
     finally:
         await database.close()
 

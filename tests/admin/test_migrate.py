@@ -220,6 +220,34 @@ async def test_planes_need_every_file_and_take_more(dsn: str, empty_dsn: str):
     await database.close()
 
 
+async def test_a_post_file_waits_for_the_roll_out(empty_dsn: str):
+    """Planes of both versions start before and after it, and the next version does not."""
+    database = await connect(empty_dsn)
+    before = [Migration(1, "0001_pre_a.sql", "CREATE TABLE a (old int)")]
+    files = [
+        *before,
+        Migration(2, "0002_pre_b.sql", "ALTER TABLE a ADD COLUMN new int"),
+        Migration(3, "0003_post_c.sql", "ALTER TABLE a DROP COLUMN old"),
+    ]
+    after = [
+        *files,
+        Migration(4, "0004_post_d.sql", "CREATE TABLE d (i int)"),
+        Migration(5, "0005_pre_e.sql", "CREATE TABLE e (i int)"),
+        Migration(6, "0006_post_f.sql", "CREATE TABLE f (i int)"),
+    ]
+    assert await migrate(database, before) == ["0001_pre_a.sql"]
+    for with_post, applied in ((False, "0002_pre_b.sql"), (True, "0003_post_c.sql")):
+        assert await migrate(database, files, with_post=with_post) == [applied]
+        assert await migrate(database, files) == []
+        for version in (before, files):
+            await check_schema(database, version)
+        with pytest.raises(MigrationError, match=r"lacks 000[34]_post_[cd]"):
+            await check_schema(database, after)
+    # What the roll-out before left out comes first.
+    assert await migrate(database, after) == ["0004_post_d.sql", "0005_pre_e.sql"]
+    await database.close()
+
+
 async def test_a_failing_file_leaves_nothing_and_the_ones_before_it_stay(empty_dsn: str):
     database = await connect(empty_dsn)
     good = Migration(1, "0001_pre_a.sql", "CREATE TABLE a (i int)")

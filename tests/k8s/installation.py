@@ -42,14 +42,10 @@ class Installation:
     def process(self, role: str, number: int = 0, source: Path | None = None) -> ServerProcess:
         """source: the tree of another version, to run in place of this one."""
         asked = self._containers[role]["readinessProbe"]["httpGet"]
-        command, environment = self._command(role, number), self._environment(role, number)
-        if source is not None:
-            command[:1] = [sys.executable, "-m", "loraplex"]
-            environment["PYTHONPATH"] = str(source)
         return ServerProcess(
-            self._at(role, number, command),
+            self._at(role, number, self._command(role, number, source)),
             health=f"{self.address(role, number)}:{self._port(role, asked['port'])}",
-            environment=environment,
+            environment=self._environment(role, number, source),
             log=self.folder / f"{role}-{number}.log",
             folder=source or ROOT,
         )
@@ -59,11 +55,16 @@ class Installation:
         """So long a worker has been ready when a roll-out goes on to the next."""
         return find(OVERLAY, "StatefulSet", "loraplex-worker")["spec"]["minReadySeconds"]
 
-    def run(self, role: str, *arguments: str, **more: str) -> str:
-        """What a command prints in the first pod of that role; without one, the pod's own."""
+    def run(self, role: str, *arguments: str, source: Path | None = None, **more: str) -> str:
+        """What a command prints in the first pod of that role; without one, the pod's own.
+        source: as for `process`."""
+        command = self._command(role, 0, source)
+        if arguments:
+            command = [*_program(source), *arguments]
         done = subprocess.run(
-            self._at(role, 0, [COMMAND, *arguments] if arguments else self._command(role, 0)),
-            env=self._environment(role, 0) | more,
+            self._at(role, 0, command),
+            env=self._environment(role, 0, source) | more,
+            cwd=source,
             capture_output=True,
             text=True,
             timeout=120,
@@ -93,14 +94,15 @@ class Installation:
     def _at(self, role: str, number: int, command: list[str]) -> list[str]:
         return self.network.command(self.host(role, number), command)
 
-    def _command(self, role: str, number: int) -> list[str]:
+    def _command(self, role: str, number: int, source: Path | None) -> list[str]:
         _, *rest = command_of(self._containers[role])
-        return [COMMAND, *(self._here(each, role, number) for each in rest)]
+        return [*_program(source), *(self._here(each, role, number) for each in rest)]
 
-    def _environment(self, role: str, number: int) -> dict[str, str]:
+    def _environment(self, role: str, number: int, source: Path | None) -> dict[str, str]:
         given = environment(OVERLAY, self._containers[role])
         here = {name: self._here(value, role, number) for name, value in given.items()}
         here |= {name: size for name, size in SIZES.items() if name in given}
+        here |= {} if source is None else {"PYTHONPATH": str(source)}
         return {"PATH": "/usr/bin:/bin", "XDG_CACHE_HOME": KERNELS} | here
 
     def _here(self, value: str, role: str, number: int) -> str:
@@ -137,3 +139,8 @@ class Installation:
             command += ["-addext", "basicConstraints=critical,CA:FALSE"]
         subprocess.run(command, check=True, capture_output=True)
         return files
+
+
+def _program(source: Path | None) -> list[str]:
+    """What the images have as `loraplex`, of this tree or of another."""
+    return [COMMAND] if source is None else [sys.executable, "-m", "loraplex"]

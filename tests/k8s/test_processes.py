@@ -7,7 +7,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,12 +21,14 @@ from tests.gateway.live import eventually
 from tests.k8s.installation import Installation
 from tests.k8s.namespaces import Loopback, Namespaces
 from tests.postgres import fresh_database
-from tests.scale import IS_FULL
+from tests.scale import IS_FULL, scaled
 from tests.server_process import ServerProcess
 
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 START_S = 120.0
-NUM_CALLERS = 6
+NUM_CALLERS = scaled(2, 6)
+PAUSE_S = scaled(1, 0) / 5
+"""Of a caller after an answer: the suite shares its machine."""
 NUM_TOKENS = 48
 MODEL = "model"
 """Folder of the base model."""
@@ -49,12 +51,14 @@ def namespaces() -> Iterator[Namespaces]:
 
 
 async def install(
-    stack: AsyncExitStack, folder: Path, network: Loopback
+    stack: AsyncExitStack, folder: Path, network: Loopback, source: Path | None = None
 ) -> tuple[Installation, str]:
-    """The pods of a migrated database, and its first admin key."""
+    """The pods of a migrated database, and its first admin key. source: the tree of another
+    version, whose schema it has."""
     pods = Installation(folder, stack.enter_context(fresh_database(migrated=False)), network)
-    assert "0001_pre_catalog.sql" in await asyncio.to_thread(pods.run, "migrate")
-    return pods, await asyncio.to_thread(pods.run, "admin", "bootstrap")
+    applied = await asyncio.to_thread(pods.run, "migrate", source=source)
+    assert "0001_pre_catalog.sql" in applied
+    return pods, await asyncio.to_thread(pods.run, "admin", "bootstrap", source=source)
 
 
 async def launch(
@@ -70,14 +74,15 @@ async def launch(
     return process
 
 
-async def add_tenant(pods: Installation, admin_key: str) -> str:
-    """A base model `tiny`, and the key of a tenant, made in the admin plane's pod."""
+async def add_tenant(pods: Installation, admin_key: str, source: Path | None = None) -> str:
+    """A base model `tiny`, and the key of a tenant, made in the admin plane's pod, which runs the
+    tree of another version if `source` says so."""
     model = make_model(pods.folder / MODEL, "llama", max_position_embeddings=512)
     as_admin = {"LORAPLEX_KEY": admin_key}
     for command in (("model", "add", f"tiny={model}"), ("tenant", "create", "acme")):
-        await asyncio.to_thread(pods.run, "admin", *command, **as_admin)
+        await asyncio.to_thread(pods.run, "admin", *command, source=source, **as_admin)
     created = ("key", "create", "--tenant", "acme")
-    return await asyncio.to_thread(pods.run, "admin", *created, **as_admin)
+    return await asyncio.to_thread(pods.run, "admin", *created, source=source, **as_admin)
 
 
 async def push(pods: Installation, admin_key: str, name: str, seed: int) -> None:
@@ -115,8 +120,23 @@ class Callers:
         is_whole = '"finish_reason":"length"' in text and text.endswith("data: [DONE]\n\n")
         return "" if answer.status_code == 200 and is_whole else f"{answer.status_code} {text}"
 
-    async def run(self) -> None:
-        """Until cancelled."""
+    @asynccontextmanager
+    async def asking(self) -> AsyncIterator[None]:
+        """They ask for as long as this is open. Fails if one of them had no whole answer."""
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(self._run()) for _ in range(NUM_CALLERS)]
+            yield
+            for each in running:
+                each.cancel()
+        print(f"{self.num_answered} answered, {len(self.failures)} failed")
+        assert not self.failures, self.failures[:3]
+
+    async def some_answers(self) -> None:
+        """Several for each of them, from now on."""
+        num_before = self.num_answered
+        await eventually(lambda: self.num_answered >= num_before + 4 * NUM_CALLERS, START_S)
+
+    async def _run(self) -> None:
         async with httpx.AsyncClient(timeout=120) as client:
             turn = 0
             while True:
@@ -125,6 +145,17 @@ class Callers:
                 if failure := await self.ask(client, url, self.models[turn % len(self.models)]):
                     self.failures.append(failure)
                 self.num_answered += not failure
+                await asyncio.sleep(PAUSE_S)
+
+
+async def available(pods: Installation, worker: ServerProcess) -> None:
+    """As a StatefulSet waits: ready without a break for as long as it says."""
+    await worker.wait_ready()
+    since = time.monotonic()
+    while time.monotonic() < since + pods.min_ready_s:
+        if not await asyncio.to_thread(answers_ok, worker.health, "/readyz"):
+            since = time.monotonic()
+        await asyncio.sleep(0.1)
 
 
 async def test_from_nothing_to_a_first_answer(stack: AsyncExitStack, tmp_path: Path) -> None:
@@ -143,9 +174,18 @@ async def test_from_nothing_to_a_first_answer(stack: AsyncExitStack, tmp_path: P
 
     async with httpx.AsyncClient(timeout=60) as client:
         await eventually(is_answered, START_S)
+    # A worker and the gateway are replaced by others of the same StatefulSets.
+    callers.gateways = [pods.url("gateway")]
+    async with callers.asking():
+        await available(pods, await launch(stack, pods, "worker", 1))
+        assert await running["worker"].end() == 0
+        await (await launch(stack, pods, "gateway", 1)).wait_ready()
+        # As a Service does while preStop waits.
+        callers.gateways = [pods.url("gateway", 1)]
+        await callers.some_answers()
+        assert await running["gateway"].end() == 0
     # Nothing runs, so no drain takes its time.
-    for process in running.values():
-        assert await process.end() == 0, process.log
+    assert await running["admin"].end() == 0
 
 
 def num_moves(pods: Installation) -> int:
@@ -186,54 +226,37 @@ async def test_a_roll_out_loses_no_request(
     client = await stack.enter_async_context(httpx.AsyncClient(timeout=60))
     await serves("tiny")
     await add_adapter()
-    async with asyncio.TaskGroup() as tasks:
-        asking = [tasks.create_task(callers.run()) for _ in range(NUM_CALLERS)]
-
-        async def some_answers() -> None:
-            num_before = callers.num_answered
-            await eventually(lambda: callers.num_answered >= num_before + 4 * NUM_CALLERS, START_S)
-
-        async def available(worker: ServerProcess) -> None:
-            """As a StatefulSet waits: ready without a break for as long as it says."""
-            since = time.monotonic()
-            while time.monotonic() < since + pods.min_ready_s:
-                if not await asyncio.to_thread(answers_ok, worker.health, "/readyz"):
-                    since = time.monotonic()
-                await asyncio.sleep(0.1)
-
+    async with callers.asking():
         for worker in workers:
             assert await worker.end() == 0
             await worker.start()
-            await available(worker)
+            await available(pods, worker)
         for gateway, url in zip(gateways, tuple(callers.gateways), strict=True):
             # As a Service does while preStop waits.
             callers.gateways.remove(url)
+            await callers.some_answers()
             assert await gateway.end() == 0
             await gateway.start()
             callers.gateways.append(url)
-            await some_answers()
+            await callers.some_answers()
         num_before = num_moves(pods)
         namespaces.cut(pods.host("worker", 1))
-        await some_answers()
+        await callers.some_answers()
         await eventually(lambda: num_moves(pods) > num_before, START_S)
         namespaces.mend(pods.host("worker", 1))
-        await available(workers[1])
+        await available(pods, workers[1])
         await workers[0].kill()
-        await some_answers()
+        await callers.some_answers()
         await workers[0].start()
-        await available(workers[0])
+        await available(pods, workers[0])
         for worker in workers[1:]:
             assert await worker.end() == 0
         await add_adapter()
-        await some_answers()
+        await callers.some_answers()
         for worker in workers[1:]:
             await worker.start()
         await add_adapter()
-        await some_answers()
+        await callers.some_answers()
         for worker in workers[1:]:
             assert await worker.end() == 0
-        await some_answers()
-        for task in asking:
-            task.cancel()
-    print(f"{callers.num_answered} answered, {len(callers.failures)} failed")
-    assert not callers.failures, callers.failures[:3]
+        await callers.some_answers()

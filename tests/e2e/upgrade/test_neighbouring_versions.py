@@ -1,4 +1,5 @@
-"""Gateways and workers of the protocol before beside those of this one, both ways, under load."""
+"""Gateways and workers of the version before beside those of this one, both ways, under load: its
+schema, then the migration, then its protocol at either end."""
 
 from __future__ import annotations
 
@@ -6,25 +7,21 @@ import asyncio
 import io
 import subprocess
 import tarfile
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx
 import pytest
 
-from loraplex.probe import answers_ok
+from admin.migrate import load_migrations
 from tests.gateway.live import eventually
 from tests.house import ROOT
+from tests.k8s.installation import Installation
 from tests.k8s.namespaces import Loopback
-from tests.k8s.test_processes import (
-    NUM_CALLERS,
-    START_S,
-    Callers,
-    add_tenant,
-    install,
-    launch,
-)
+from tests.k8s.test_processes import START_S, Callers, add_tenant, available, install, launch
 from tests.scale import IS_FULL
+from tests.server_process import ServerProcess
 
 BEFORE = "68305a6"
 """The last commit before token rules, which protocol 6 has and 5 does not know."""
@@ -41,58 +38,89 @@ def before(tmp_path: Path) -> Path:
     return tmp_path / "before"
 
 
-@pytest.mark.chaos
-@pytest.mark.skipif(not IS_FULL, reason="starts ten processes of two versions: make chaos")
-async def test_an_upgrade_and_back_under_load(tmp_path: Path, before: Path) -> None:
-    """Workers first, then gateways, and back in the same order: old gateways with new workers, then
-    new gateways with old workers. Streams of gateways that stay go on throughout."""
+class Upgrade:
+    """Pods of two versions, and callers of those gateways that a balancer would choose."""
+
+    def __init__(self, stack: AsyncExitStack, pods: Installation) -> None:
+        self.callers = Callers("")
+        self._stack = stack
+        self._pods = pods
+        self._running: dict[tuple[str, int], ServerProcess] = {}
+
+    async def start(self, role: str, number: int, source: Path | None) -> None:
+        """source: the tree of another version, in place of this one."""
+        process = await launch(self._stack, self._pods, role, number, source)
+        self._running[role, number] = process
+        if role == "worker":
+            await available(self._pods, process)
+            return
+        await process.wait_ready()
+        if role == "gateway":
+            self.callers.gateways.append(self._pods.url(role, number))
+
+    async def end(self, role: str, number: int) -> None:
+        if role == "gateway":
+            # As a Service does while preStop waits.
+            self.callers.gateways.remove(self._pods.url(role, number))
+            await self.callers.some_answers()
+        assert await self._running[role, number].end() == 0
+
+    async def replace(self, role: str, number: int, source: Path | None) -> None:
+        await self.end(role, number)
+        await self.start(role, number, source)
+        await self.callers.some_answers()
+
+    async def migrate(self, before: Path) -> None:
+        """As the Job of this version, which finds the schema of the one before."""
+        applied = await asyncio.to_thread(self._pods.run, "migrate")
+        old = {file.name for file in load_migrations(before / "migrations")}
+        new = [file.name for file in load_migrations() if file.name not in old]
+        assert applied.split("\n") == new
+
+
+@pytest.fixture
+async def upgrade(tmp_path: Path, before: Path) -> AsyncIterator[Upgrade]:
+    """All is of the version before: an admin plane, a gateway, a worker, which is number 1."""
     async with AsyncExitStack() as stack:
-        pods, admin_key = await install(stack, tmp_path, Loopback())
-        await launch(stack, pods, "admin")
-        workers = [await launch(stack, pods, "worker", n, before) for n in range(2)]
-        gateways = [await launch(stack, pods, "gateway", n, before) for n in range(2)]
-        await eventually(lambda: pods.passes("admin", "readinessProbe"), START_S)
-        callers = Callers(await add_tenant(pods, admin_key))
-        callers.gateways = [pods.url("gateway", n) for n in range(2)]
+        pods, admin_key = await install(stack, tmp_path, Loopback(), before)
+        upgrade = Upgrade(stack, pods)
+        first = (("admin", 0), ("worker", 1), ("gateway", 0))
+        await asyncio.gather(*(upgrade.start(*each, before) for each in first))
+        upgrade.callers.key = await add_tenant(pods, admin_key, before)
         client = await stack.enter_async_context(httpx.AsyncClient(timeout=60))
 
-        async def are_served() -> bool:
-            return not any([await callers.ask(client, url) for url in callers.gateways])
+        async def is_served() -> bool:
+            return not await upgrade.callers.ask(client, pods.url("gateway"))
 
-        async def some_answers() -> None:
-            num_before = callers.num_answered
-            await eventually(lambda: callers.num_answered >= num_before + 4 * NUM_CALLERS, START_S)
-
-        async def replace_workers(source: Path | None) -> None:
-            for number, worker in enumerate(workers):
-                assert await worker.end() == 0
-                workers[number] = await launch(stack, pods, "worker", number, source)
-                await eventually(lambda w=workers[number]: is_ready(w.health), START_S)
-                await asyncio.sleep(pods.min_ready_s)
-                await some_answers()
-
-        async def replace_gateways(source: Path | None) -> None:
-            for number, url in enumerate(tuple(callers.gateways)):
-                callers.gateways.remove(url)
-                assert await gateways[number].end() == 0
-                gateways[number] = await launch(stack, pods, "gateway", number, source)
-                await eventually(lambda g=gateways[number]: is_ready(g.health), START_S)
-                callers.gateways.append(url)
-                await some_answers()
-
-        await eventually(are_served, START_S)
-        async with asyncio.TaskGroup() as tasks:
-            asking = [tasks.create_task(callers.run()) for _ in range(NUM_CALLERS)]
-            await some_answers()
-            await replace_workers(None)
-            await replace_gateways(None)
-            await replace_workers(before)
-            await replace_gateways(before)
-            for task in asking:
-                task.cancel()
-        print(f"{callers.num_answered} answered, {len(callers.failures)} failed")
-        assert not callers.failures, callers.failures[:3]
+        await eventually(is_served, START_S)
+        yield upgrade
 
 
-async def is_ready(health: str) -> bool:
-    return await asyncio.to_thread(answers_ok, health, "/readyz")
+async def test_an_upgrade_under_load(upgrade: Upgrade, before: Path) -> None:
+    """The gateway of before with a new worker alone, then a new gateway with a worker of before."""
+    async with upgrade.callers.asking():
+        await upgrade.migrate(before)
+        await upgrade.start("worker", 0, None)
+        await upgrade.end("worker", 1)
+        await upgrade.callers.some_answers()
+        await upgrade.start("gateway", 1, None)
+        await upgrade.end("gateway", 0)
+        await upgrade.start("worker", 1, before)
+        await upgrade.end("worker", 0)
+        await upgrade.callers.some_answers()
+
+
+@pytest.mark.chaos
+@pytest.mark.skipif(not IS_FULL, reason="starts fourteen processes of two versions: make chaos")
+async def test_an_upgrade_and_back_under_load(upgrade: Upgrade, before: Path) -> None:
+    """Workers first, then gateways, and back in the same order: old gateways with new workers, then
+    new gateways with old workers. Streams of gateways that stay go on throughout."""
+    await upgrade.start("worker", 0, before)
+    await upgrade.start("gateway", 1, before)
+    async with upgrade.callers.asking():
+        await upgrade.migrate(before)
+        for source in (None, before):
+            for role in ("worker", "gateway"):
+                for number in range(2):
+                    await upgrade.replace(role, number, source)
+            await upgrade.replace("admin", 0, source)
