@@ -1,11 +1,15 @@
 """Schemas of the custom resources in `k8s/`: the fields that we use, as their projects document
 them, and no others.
 
-They are our own reading of the references named below, not copies."""
+They are our own reading of the references named below, not copies. `published` reads the projects'
+own CustomResourceDefinitions, which are not in this repository."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 Schema = dict[str, Any]
 
@@ -145,3 +149,34 @@ SPECS: dict[tuple[str, str], Schema] = {
     ),
 }
 """By apiVersion and kind: the schema of `spec`."""
+
+
+def published(folder: Path) -> dict[tuple[str, str], Schema]:
+    """By apiVersion and kind: the schema of `spec` in the CustomResourceDefinitions of a folder's
+    YAML files. A field that it does not name is refused, which a cluster would leave out silently.
+    Rules in CEL are not read."""
+    found: dict[tuple[str, str], Schema] = {}
+    for file in sorted(folder.glob("*.y*ml")):
+        for read in yaml.safe_load_all(file.read_text()):
+            # `kubectl get crd -o yaml` makes one list.
+            for each in read.get("items", [read]):
+                if each["kind"] != "CustomResourceDefinition":
+                    continue
+                spec = each["spec"]
+                for version in spec["versions"]:
+                    schema = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+                    name = f"{spec['group']}/{version['name']}", spec["names"]["kind"]
+                    found[name] = _strict(schema)
+    return found
+
+
+def _strict(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_strict(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {name: _strict(each) for name, each in schema.items()}
+    if "properties" in schema and schema.get("type") == "object":
+        is_open = schema.get("x-kubernetes-preserve-unknown-fields", False)
+        made.setdefault("additionalProperties", is_open)
+    return made

@@ -33,6 +33,16 @@ class Network:
             is_foreign=True,
         )
 
+    def lets_out(self, source: str, port: int, namespace: str) -> bool:
+        """Whether they may open one to a pod of another namespace."""
+        return self._allows(
+            "Egress",
+            self.components[source],
+            {"kubernetes.io/metadata.name": namespace},
+            port,
+            is_foreign=True,
+        )
+
     def _allows(
         self,
         direction: str,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -19,7 +20,7 @@ import yaml
 
 from loraplex.cli import cli
 from loraplex.settings import SECRETS, Settings, load_settings, parse_size
-from tests.k8s.definitions import SPECS
+from tests.k8s.definitions import SPECS, published
 from tests.k8s.network import Network, matches
 from tests.k8s.render import (
     OVERLAYS,
@@ -142,6 +143,21 @@ def test_every_object_is_valid(overlay: str) -> None:
             kubernetes_validate.validate(each, version, strict=True)
 
 
+def test_custom_resources_fit_their_projects_definitions() -> None:
+    folder = os.environ.get("LORAPLEX_TEST_CRDS")
+    if folder is None:
+        pytest.skip("LORAPLEX_TEST_CRDS: a folder of the CustomResourceDefinitions that k8s/ uses")
+    schemas = published(Path(folder))
+    assert SPECS.keys() <= schemas.keys()
+    for overlay in OVERLAYS:
+        for each in objects_of(overlay):
+            name = each["apiVersion"], each["kind"]
+            if name in SPECS:
+                jsonschema.validate(each["spec"], schemas[name])
+                with pytest.raises(jsonschema.ValidationError):
+                    jsonschema.validate(each["spec"] | {"unknown": 1}, schemas[name])
+
+
 @every_overlay
 def test_containers_are_confined(overlay: str) -> None:
     for workload in workloads(overlay):
@@ -227,8 +243,11 @@ def test_memory_and_disk_follow_from_the_settings(overlay: str, tmp_path: Path) 
                 needed += settings.max_body_memory
                 disk += 2 * settings.max_upload
             case "worker":
-                assert settings.device_memory is not None
-                needed += settings.device_memory + settings.host_adapter_memory
+                on_host = settings.device_memory
+                if settings.device == "cuda":
+                    on_host = settings.host_model_memory
+                assert settings.device_memory is not None and on_host is not None
+                needed += on_host + settings.host_adapter_memory
                 disk += settings.adapter_cache + settings.device_memory
                 assert str(settings.threads) == container["resources"]["limits"]["cpu"]
             case _:
@@ -278,6 +297,34 @@ def test_replicas_are_spread_and_not_all_disrupted(overlay: str) -> None:
 
 
 @every_overlay
+def test_pods_go_to_nodes_that_can_run_them(overlay: str) -> None:
+    """Of the images' kind, and to one node where several share a volume that is attached to one."""
+    users: dict[str, list[Object]] = {}
+    for workload, _ in own_containers(overlay):
+        pod: Any = pod_spec(workload)
+        kind = {"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
+        assert pod["nodeSelector"] == kind, workload["metadata"]["name"]
+        for volume in pod["volumes"]:
+            if (claim := volume.get("persistentVolumeClaim")) is not None:
+                users.setdefault(claim["claimName"], []).append(workload)
+    assert set(users) == ({"loraplex-store"} if overlay == "single-gpu" else set())
+    for claim, workloads in users.items():
+        assert find(overlay, "PersistentVolumeClaim", claim)["spec"]["accessModes"] == [
+            "ReadWriteOnce"
+        ]
+        worker = find(overlay, "StatefulSet", "loraplex-worker")
+        others = [each for each in workloads if each is not worker]
+        assert len(others) == 2 and worker["spec"]["replicas"] == 1
+        for each in others:
+            pod = pod_spec(each)
+            (term,) = pod["affinity"]["podAffinity"][
+                "requiredDuringSchedulingIgnoredDuringExecution"
+            ]
+            assert term["topologyKey"] == "kubernetes.io/hostname"
+            assert matches(term["labelSelector"], worker["spec"]["template"]["metadata"]["labels"])
+
+
+@every_overlay
 def test_ports_and_selectors_meet(overlay: str) -> None:
     for service in (each for each in objects_of(overlay) if each["kind"] == "Service"):
         selector = {"matchLabels": service["spec"]["selector"]}
@@ -320,6 +367,8 @@ def test_only_gateways_reach_workers_and_only_planes_reach_postgres(overlay: str
     for component, port in (("gateway", 8002), ("admin", 8002), ("worker", 8001)):
         if component in components:
             assert network.lets_in(component, port, "monitoring") is scraped
+            assert network.lets_out(component, 4318, "monitoring") is scraped
+            assert not network.lets_out(component, 4318, "default")
             assert not network.lets_in(component, port, "default")
 
 

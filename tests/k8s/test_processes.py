@@ -27,7 +27,7 @@ from tests.server_process import ServerProcess
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 START_S = 120.0
 NUM_CALLERS = scaled(2, 6)
-PAUSE_S = scaled(1, 0) / 5
+PAUSE_S = scaled(1, 0)
 """Of a caller after an answer: the suite shares its machine."""
 NUM_TOKENS = 48
 MODEL = "model"
@@ -134,7 +134,9 @@ class Callers:
     async def some_answers(self) -> None:
         """Several for each of them, from now on."""
         num_before = self.num_answered
-        await eventually(lambda: self.num_answered >= num_before + 4 * NUM_CALLERS, START_S)
+        await eventually(
+            lambda: self.num_answered >= num_before + scaled(2, 4) * NUM_CALLERS, START_S
+        )
 
     async def _run(self) -> None:
         async with httpx.AsyncClient(timeout=120) as client:

@@ -97,17 +97,18 @@ async def upgrade(tmp_path: Path, before: Path) -> AsyncIterator[Upgrade]:
 
 
 async def test_an_upgrade_under_load(upgrade: Upgrade, before: Path) -> None:
-    """The gateway of before with a new worker alone, then a new gateway with a worker of before."""
-    async with upgrade.callers.asking():
+    """A new gateway with the worker of before alone, then that one's gateway with a new worker."""
+    callers = upgrade.callers
+    async with callers.asking():
         await upgrade.migrate(before)
-        await upgrade.start("worker", 0, None)
-        await upgrade.end("worker", 1)
-        await upgrade.callers.some_answers()
         await upgrade.start("gateway", 1, None)
-        await upgrade.end("gateway", 0)
-        await upgrade.start("worker", 1, before)
-        await upgrade.end("worker", 0)
-        await upgrade.callers.some_answers()
+        old, new = callers.gateways
+        callers.gateways = [new]
+        await callers.some_answers()
+        await upgrade.start("worker", 0, None)
+        callers.gateways = [old]
+        await upgrade.end("worker", 1)
+        await callers.some_answers()
 
 
 @pytest.mark.chaos
