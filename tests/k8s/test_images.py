@@ -1,4 +1,4 @@
-"""What `images/` says, for nothing here builds an image: confined, pinned, and of one command that
+"""What `images/` says, for no test builds an image: confined, pinned, and of one command that
 the product has."""
 
 from __future__ import annotations
