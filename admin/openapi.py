@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 import msgspec
@@ -62,11 +63,7 @@ class StructSchemas(OpenAPISchemaPlugin):
 
     def to_openapi_schema(self, field_definition: FieldDefinition, schema_creator: Any) -> Any:
         """Reference to the struct's schema, which is put into the document with all it names."""
-        kind = field_definition.annotation
-        (own,), named = msgspec.json.schema_components([kind], ref_template=REFERENCE)
-        own_name = own["$ref"].rpartition("/")[2]
-        if "example" in vars(kind):
-            named[own_name]["examples"] = [kind.example]
+        own_name, named = _written(field_definition.annotation)
         for name, written in named.items():
             known = self._known.setdefault(name, written)
             assert known == written, f"two types are named {name}"
@@ -74,6 +71,17 @@ class StructSchemas(OpenAPISchemaPlugin):
                 schema_creator.schema_registry.get_schema_for_field_definition(_key(name)), written
             )
         return schema_creator.schema_registry.get_reference_for_field_definition(_key(own_name))
+
+
+@cache
+def _written(kind: type[msgspec.Struct]) -> tuple[str, dict[str, dict[str, Any]]]:
+    """The struct's name, and the schemas of it and of all that it names, by name. An error's body
+    is asked for by each route."""
+    (own,), named = msgspec.json.schema_components([kind], ref_template=REFERENCE)
+    name = own["$ref"].rpartition("/")[2]
+    if "example" in vars(kind):
+        named[name]["examples"] = [kind.__dict__["example"]]
+    return name, named
 
 
 def _key(name: str) -> FieldDefinition:

@@ -74,7 +74,7 @@ def fresh_database(*, migrated: bool = True) -> Iterator[str]:
     postgres = server()
     name = f"test_{os.getpid()}_{next(_numbers)}"
     template = "template_loraplex" if migrated else "template0"
-    _run(_execute(postgres.dsn(), f"CREATE DATABASE {name} TEMPLATE {template}"))
+    _run(_execute(postgres.dsn(), f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy"))
     try:
         yield postgres.dsn(name)
     finally:

@@ -26,10 +26,6 @@ class HostSlab:
         self._holes = [(0, len(memory) // UNIT_BYTES)]
         """Free units as [start, end), sorted and not adjacent."""
 
-    @property
-    def num_free_bytes(self) -> int:
-        return sum(end - start for start, end in self._holes) * UNIT_BYTES
-
     def copy(self, payload: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
         """A copy of the payload in the slab. None: no hole is large enough."""
         num_units = -(-len(payload) // UNIT_BYTES)

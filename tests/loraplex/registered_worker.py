@@ -14,8 +14,7 @@ from pathlib import Path
 from loraplex.box.worker_process import run_worker
 from loraplex.roles.registration import registered
 from tests.adapters.files import BASE
-from tests.gateway.live import answer
-from tests.stub_worker import StubWorker
+from tests.stub_worker import Reply, StubWorker
 
 
 async def main() -> int:
@@ -33,7 +32,8 @@ async def main() -> int:
             assert "LORAPLEX_DATABASE_URL" not in os.environ
             ending = asyncio.Event()
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ending.set)
-            async with StubWorker(address, [BASE.digest], answer, instance_id=worker_id):
+            stub = StubWorker(address, [BASE.digest], lambda _: Reply([65]), instance_id=worker_id)
+            async with stub:
                 await ending.wait()
             return 7
         case _:

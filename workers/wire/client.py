@@ -134,9 +134,6 @@ class Handle:
             self._is_over = True
             self._outputs.put_nowait(None)
 
-    async def aclose(self) -> None:
-        self.cancel()
-
     def _put(self, output: SequenceEvent) -> None:
         if not isinstance(output, Silence | PromptProgress):
             self._outputs.put_nowait(output)

@@ -6,8 +6,11 @@ import asyncio
 import gc
 import json
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
+
+import pytest
 
 from tests.gateway.live import Live, Served
 from tests.stub_worker import Reply
@@ -75,6 +78,15 @@ class Connection:
         else:
             await self._reader.readuntil(b"\r\n0\r\n\r\n")
         return int(head.split()[1])
+
+
+@pytest.fixture(autouse=True)
+def only_what_is_new() -> Iterator[None]:
+    """To look through all that the suite has imported takes the collector a second each time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def in_cycles() -> Counter[str]:

@@ -119,7 +119,7 @@ async def test_cancel_frees_the_sequence_ends_the_iteration_and_may_be_called_tw
         await until(lambda: worker.num_running == 1)
         assert worker.aborted == [handle.id] and client.num_open == 1
         assert (await anext(other)).tokens == [6]
-        await other.aclose()
+        other.cancel()
         await until(lambda: worker.num_running == 0)
 
 
