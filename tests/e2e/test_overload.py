@@ -26,7 +26,7 @@ from tests.e2e.shares import (
 )
 from tests.scale import IS_FULL, scaled
 
-SECONDS = scaled(4, 30)
+SECONDS = scaled(2, 30)
 NUM_ADAPTERS = scaled(6, 50)
 LENIENCE = 1.0 if IS_FULL else 10.0
 """Of deadlines: the suite shares its machine."""
