@@ -30,7 +30,7 @@ console = Console()
 
 
 def schema(number: int) -> str:
-    """Of an object with texts, numbers and a choice."""
+    """The grammar of an object with texts, numbers and a choice."""
     properties = {
         f"name_{number}": {"type": "string", "minLength": 20, "maxLength": 60},
         "count": {"type": "integer", "minimum": 0, "maximum": 10 ** (number + 1)},

@@ -19,6 +19,7 @@ from workers.tallies import Counter, Exemplar, Histogram
 REQUEST = ("model_name", "class")
 """The base model, and the class of service."""
 STATUSES = ("completed", "failed", "cancelled")
+"""Of `metering.usage.Status`, a room that this one does not reach."""
 LATENCY_BUCKETS = (
     *(0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2.5, 5, 7.5),
     *(10, 20, 40, 80, 160, 320, 640),

@@ -33,7 +33,7 @@ class TenantView(msgspec.Struct, frozen=True):
     sharing_group: str | None
     created_at: datetime | None
     deleted_at: datetime | None = None
-    """Of it only this record is left, and its usage."""
+    """When the tenant was deleted; its usage is kept."""
     object: str = "tenant"
 
     @classmethod

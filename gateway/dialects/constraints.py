@@ -13,7 +13,7 @@ from gateway.generation_request import Constraint
 from gateway.limits.bounds import MAX_SCHEMA_BYTES, check_json, check_nested
 
 MAX_CONSTRAINT_CHARS = 256 << 10
-"""Of an expression, a grammar, or a schema given as text."""
+"""Characters that an expression, a grammar, or a schema given as text may have."""
 MAX_CHOICES = 4096
 
 Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$(?!\n)")]

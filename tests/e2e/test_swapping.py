@@ -80,7 +80,7 @@ def ask(client: OpenAI, model: str, prompt: list[int], regex: str | None) -> lis
 
 
 def answers(stack: Stack, tenant: str, models: list[str]) -> list[list[int]]:
-    """Of streams for one model and the other in turn, some at the same time; half of each model's
+    """Streams for one model and the other in turn, some at the same time; half of each model's
     are held to words."""
     rng = random.Random(5)
     prompts = [

@@ -298,7 +298,7 @@ def test_replicas_are_spread_and_not_all_disrupted(overlay: str) -> None:
 
 @every_overlay
 def test_pods_go_to_nodes_that_can_run_them(overlay: str) -> None:
-    """Of the images' kind, and to one node where several share a volume that is attached to one."""
+    """Nodes of the images' kind; one node for those that share a volume which one node has."""
     users: dict[str, list[Object]] = {}
     for workload, _ in own_containers(overlay):
         pod: Any = pod_spec(workload)

@@ -28,7 +28,7 @@ PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 START_S = 120.0
 NUM_CALLERS = scaled(2, 6)
 PAUSE_S = scaled(1, 0)
-"""Of a caller after an answer: the suite shares its machine."""
+"""Pause of a caller after an answer: the suite shares its machine."""
 NUM_TOKENS = 48
 MODEL = "model"
 """Folder of the base model."""

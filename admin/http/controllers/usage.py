@@ -57,7 +57,7 @@ class UsageView(msgspec.Struct, frozen=True, omit_defaults=True):
     tenant: str | msgspec.UnsetType = msgspec.UNSET
     """The id."""
     tenant_name: str | msgspec.UnsetType = msgspec.UNSET
-    """Of a deleted tenant too; its id where the audit log does not go back so far."""
+    """Also that of a deleted tenant; the id where the audit log does not go back so far."""
     model: str | msgspec.UnsetType = msgspec.UNSET
     adapter: str | msgspec.UnsetType | None = msgspec.UNSET
     adapter_version: int | msgspec.UnsetType | None = msgspec.UNSET
@@ -129,7 +129,8 @@ class UsageController(Controller):
                 by_key="key" in told,
             )
             found = await report(connection, asked, _read_cursor(after), limit + 1)
-            names = await tenants.names(connection, {each.tenant_id for each in found})
+            ids = {each.tenant_id for each in found} if "tenant" in told else ()
+            names = await tenants.names(connection, ids) if ids else {}
         more = _cursor(found[limit - 1]) if len(found) > limit else None
         if format == "csv" or (format is None and "text/csv" in request.headers.get("accept", "")):
             return _csv(request, found[:limit], told, names, more)
@@ -184,7 +185,10 @@ def _fields(found: UsageSum, told: Sequence[str], names: Mapping[str, str]) -> d
 
 def _columns(told: Sequence[str]) -> list[str]:
     """A tenant's id has its name beside it."""
-    return [each for name in told for each in (name, *(["tenant_name"] * (name == "tenant")))]
+    columns: list[str] = []
+    for name in told:
+        columns += ("tenant", "tenant_name") if name == "tenant" else (name,)
+    return columns
 
 
 def _sums(found: UsageSum) -> dict[str, Any]:
