@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import random
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from openai import OpenAI
 from tokenizers import Tokenizer
 
 from adapters.store.folder import LocalStore
@@ -37,7 +40,8 @@ DISTURBANCES = [
     "loraplex_adapter_evictions_total",
 ]
 MAX_ROUNDS = 5
-"""Until each has happened: how many run at once, and so lack memory, is up to the machine."""
+"""Until each has happened: how many run at once, and so lack memory, is up to the machine. Answers
+of each round are twice as long as before: the longer they grow together, the surer."""
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -95,29 +99,35 @@ def requests(real: Demo, seed: int) -> list[Asked]:
     return asked
 
 
+def answer_of(client: OpenAI, asked: Asked, num_tokens: int) -> list[int]:
+    tokens = demo.complete(client, asked.model, asked.prompt, num_tokens)
+    assert len(tokens) == num_tokens
+    return tokens
+
+
 @pytest.mark.soak
 def test_batched_with_strangers_equals_alone_equals_peft(tmp_path: Path, real: Demo) -> None:
     """float32, with too little memory for all: preempted and evicted, yet the oracle's tokens."""
     stack = start(tmp_path / "data", real, dtype="float32", memory=MEMORY, max_num_seqs=48)
     asked: list[Asked] = []
     answers: list[list[int]] = []
+    num_tokens = NUM_TOKENS
     with running(stack):
         key = push(stack, real.adapters)
         with stack.openai(key, timeout=600) as client, ThreadPoolExecutor(NUM_REQUESTS) as pool:
             for seed in range(1, MAX_ROUNDS + 1):
                 ours = requests(real, seed)
                 asked += ours
-                answers += pool.map(
-                    lambda a: demo.complete(client, a.model, a.prompt, NUM_TOKENS), ours
-                )
+                lengths = repeat(num_tokens, len(ours))
+                answers += pool.map(partial(answer_of, client), ours, lengths)
                 if all(counts := [worker_metrics(stack)[name] for name in DISTURBANCES]):
                     break
+                num_tokens *= 2
     print(f"\n{len(asked)} requests, {dict(zip(DISTURBANCES, counts, strict=True))}")
     assert all(counts)
     oracle = Oracle(real.source, real.adapters)
     verdict = Verdict()
     for one, answer in sorted(zip(asked, answers, strict=True)):
-        assert len(answer) == NUM_TOKENS
         adapter = None if one.model == demo.NAME else one.model
         oracle.judge(verdict, one.prompt, answer, adapter, one.model)
     verdict.assert_equal()
