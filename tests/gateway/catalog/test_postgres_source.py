@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import Any, NoReturn
 
 import asyncpg
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from adapters.manifest import BaseModelShape
 from admin.adapters import aliases
 from admin.database import EVERYTHING, Database
+from admin.errors import DatabaseUnavailable
 from admin.keys import keys
 from admin.models import models
 from admin.records import TENANT_SCOPES, CatalogSnapshot, Tenant
@@ -110,6 +112,30 @@ async def test_all_is_loaded_of_a_server_that_was_started_anew() -> None:
         assert {tenant.name for tenant in view.tenants.values()} == {"other", "globex"}
         running.cancel()
         await database.close()
+
+
+class AwayAtFirst:
+    """A database whose first connection cannot be had."""
+
+    def __init__(self, database: Database) -> None:
+        self.listen = database.listen
+        self.acquire = self.away
+        self._database = database
+
+    def away(self) -> NoReturn:
+        self.acquire = self._database.acquire
+        raise DatabaseUnavailable("away")
+
+
+async def test_a_database_that_was_away_is_looked_at_again_soon(database: Database) -> None:
+    """However rarely it is polled while it answers."""
+    away: Any = AwayAtFirst(database)
+    source = PostgresSource(away, poll_interval_s=3600)
+    catalog = Catalog(source)
+    running = asyncio.create_task(catalog.run())
+    await until(catalog, lambda view: not view.tenants)
+    assert away.acquire == database.acquire and source.unconfirmed_s == 0.0
+    running.cancel()
 
 
 async def test_what_was_just_made_ready_is_found_at_once(live: Live) -> None:
