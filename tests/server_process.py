@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from asyncio.subprocess import Process
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from loraplex.death import die_with_parent
 from loraplex.probe import answers_ok
+from tests.preloaded import Forked, preloaded
 from tests.stack import ROOT
 
 START_TIMEOUT_S = 180.0
@@ -30,14 +32,15 @@ class ServerProcess:
         log: Path | None = None,
         folder: Path = ROOT,
     ) -> None:
-        """health: HOST:PORT or `unix:PATH` of its /readyz. log: each start adds to it. folder:
-        where it starts."""
+        """command: forked of what is imported already if it is `python -m MODULE` of this tree.
+        health: HOST:PORT or `unix:PATH` of its /readyz. log: each start adds to it. folder: where
+        it starts."""
         self.health = health
         self.log = log
         self._command = command
         self._environment = environment
         self._folder = folder
-        self._process: Process | None = None
+        self._process: Process | Forked | None = None
 
     @property
     def pid(self) -> int:
@@ -62,12 +65,19 @@ class ServerProcess:
 
     async def launch(self) -> None:
         assert not self.is_running
+        environment = os.environ if self._environment is None else self._environment
+        match self._command:
+            case [sys.executable, "-m", module, *arguments] if self._folder == ROOT:
+                self._process = preloaded().start(
+                    module, *arguments, environment=environment, folder=ROOT, log=self.log
+                )
+                return
         with ExitStack() as stack:
             log = stack.enter_context(self.log.open("ab")) if self.log else None
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 cwd=self._folder,
-                env=self._environment,
+                env=environment,
                 stdout=log,
                 stderr=log,
                 preexec_fn=die_with_parent(signal.SIGKILL),

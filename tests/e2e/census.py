@@ -28,7 +28,7 @@ def count() -> dict[str, int]:
     for each in gc.get_objects():
         if isinstance(each, SUSPENDED):
             found[type(each).__name__] += 1
-        elif type(each).__module__.startswith("gateway."):
+        elif str(type(each).__module__).startswith("gateway."):
             found[type(each).__qualname__] += 1
     return dict(found)
 
