@@ -1,5 +1,6 @@
 """Before any test module is imported, and in which order they run."""
 
+import gc
 import os
 import sys
 import tempfile
@@ -76,6 +77,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return SLOWEST.index(folder) if folder in SLOWEST else len(SLOWEST)
 
     items.sort(key=place)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_objects_to_collect() -> None:
+    """What is there when a file's tests begin is left alone by the collector of cycles: it is
+    all of torch, transformers and peft, and to look through it takes half a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
