@@ -103,18 +103,17 @@ def relay(name: str, line: str) -> None:
 
 
 @contextmanager
-def progress(what: str, then: str = "") -> Iterator[ProgressCallback]:
+def progress(what: str, then: str = "", *, of_bytes: bool = True) -> Iterator[ProgressCallback]:
     """A bar on a terminal, a line each tenth elsewhere; `then` is what goes on at its end."""
     if not sys.stderr.isatty() or logging.root.handlers:
         yield _Lines(what, then)
         return
+    from rich import progress as rich
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
 
-    words = TextColumn("{task.description}", markup=False)
-    parts = (words, BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Bars(*parts, console=Console(stderr=True)) as bars:
+    amount = rich.DownloadColumn() if of_bytes else rich.MofNCompleteColumn()
+    parts = (rich.TextColumn("{task.description}", markup=False), rich.BarColumn(), amount)
+    with rich.Progress(*parts, rich.TimeRemainingColumn(), console=Console(stderr=True)) as bars:
         task = bars.add_task(what, total=None)
 
         def report(done: int, total: int) -> None:
@@ -122,22 +121,6 @@ def progress(what: str, then: str = "") -> Iterator[ProgressCallback]:
             bars.update(task, completed=done, total=total, description=description)
 
         yield report
-
-
-@contextmanager
-def counting(what: str) -> Iterator[ProgressCallback]:
-    """As `progress`, of things that are not bytes."""
-    if not sys.stderr.isatty():
-        yield _Lines(what, "")
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
-
-    parts = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Bars(*parts, TimeRemainingColumn(), console=Console(stderr=True)) as bars:
-        task = bars.add_task(what, total=None)
-        yield lambda done, total: bars.update(task, completed=done, total=total)
 
 
 @contextmanager

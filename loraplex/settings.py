@@ -244,6 +244,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 f"store: {self.store_location} cannot be written: {error.strerror}"
             ) from error
 
+    def environment(self, names: Iterable[str]) -> dict[str, str]:
+        """Variables that give a process these settings, as far as they have a value."""
+        values = {PREFIX + name.upper(): getattr(self, name) for name in names}
+        return {name: _written(v) for name, v in values.items() if v not in (None, (), {})}
+
     def shown(self) -> dict[str, Any]:
         """Effective values for people, secrets hidden."""
         values: dict[str, Any] = msgspec.to_builtins(self, enc_hook=str)
@@ -370,6 +375,21 @@ def _read(name: str, value: Any, source: str) -> Any:
     except ValueError as error:
         raise BadSettings(f"{source}: {name}: {error}") from error
     return value
+
+
+def _written(value: Any) -> str:
+    """A value as the environment has it; a file for a process that starts elsewhere."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case Path():
+            return str(value.expanduser().absolute())
+        case dict():
+            return ",".join(f"{name}={item}" for name, item in value.items())
+        case tuple():
+            return ",".join(value)
+        case _:
+            return str(value)
 
 
 def _parse_range(text: str) -> MemoryRange:

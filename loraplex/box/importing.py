@@ -42,13 +42,12 @@ def import_model(source: Path, settings: Settings, progress: ProgressCallback) -
     check_source(source)
     source = source.expanduser().absolute()
     settings.make_home()
-    known = _Known(settings.home / "imports.json")
-    mark = _mark(source)
-    digest = known.get(mark)
+    known, mark = settings.home / "imports.json", _mark(source)
+    digest = _read_known(known).get(mark)
     try:
         if digest is None or not _is_there(settings.open_store(), digest):
             digest = _import_apart(source, settings, progress)
-            known.put(mark, digest)
+            write_private(known, json.dumps(_read_known(known) | {mark: digest}, indent=2))
     except OSError as error:
         raise ImportFailed(str(error)) from error
     return digest
@@ -90,23 +89,12 @@ def _import_apart(source: Path, settings: Settings, progress: ProgressCallback) 
     return digest
 
 
-class _Known:
-    """Marks of sources to digests, in a file of the data directory."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def _read(self) -> dict[str, str]:
-        try:
-            return json.loads(read_private(self._path))
-        except FileNotFoundError:
-            return {}
-
-    def get(self, mark: str) -> str | None:
-        return self._read().get(mark)
-
-    def put(self, mark: str, digest: str) -> None:
-        write_private(self._path, json.dumps(self._read() | {mark: digest}, indent=2))
+def _read_known(path: Path) -> dict[str, str]:
+    """Marks of sources to digests."""
+    try:
+        return json.loads(read_private(path))
+    except FileNotFoundError:
+        return {}
 
 
 def _mark(source: Path) -> str:

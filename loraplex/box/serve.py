@@ -59,11 +59,14 @@ WORKER_DRAIN_S = 30.0
 """Its requests have ended with the gateway's."""
 START_TIMEOUT_S = 600.0
 POSTGRES_LOOK_S = 0.5
-FILES = (
-    *("transport_certificate", "transport_key", "transport_authority"),
-    *("tls_certificate", "tls_key"),
+OF_GATEWAY = (
+    *("max_upload", "min_free_disk", "max_lora_rank", "max_usage_wal", "usage_days", "audit_days"),
+    *("tenant_writes_per_minute", "catalog_stale_s", "log_format", "slow_request_s", "drain_s"),
+    *("max_body_memory", "max_connections", "max_connections_per_address", "key_pepper"),
+    *("transport_certificate", "transport_key", "transport_authority", "insecure_transport"),
+    *("tls_certificate", "tls_key", "trusted_proxies", "cors_origins", "default_tenant_quota"),
 )
-"""Settings of the gateway that name files, relative to where this process was started."""
+"""Settings that the gateway has from this process."""
 
 
 def serve(settings: Settings, *, with_demo: bool) -> None:
@@ -247,35 +250,8 @@ class Box:
             "LORAPLEX_STORE": settings.store_location,
             "LORAPLEX_WORKERS": self._worker_address,
             "LORAPLEX_DATABASE_URL": self._dsn,
-            "LORAPLEX_MAX_UPLOAD": str(settings.max_upload),
-            "LORAPLEX_MIN_FREE_DISK": str(settings.min_free_disk),
-            "LORAPLEX_MAX_LORA_RANK": str(settings.max_lora_rank),
-            "LORAPLEX_MAX_USAGE_WAL": str(settings.max_usage_wal),
-            "LORAPLEX_USAGE_DAYS": str(settings.usage_days),
-            "LORAPLEX_AUDIT_DAYS": str(settings.audit_days),
-            "LORAPLEX_TENANT_WRITES_PER_MINUTE": str(settings.tenant_writes_per_minute),
-            "LORAPLEX_CATALOG_STALE_S": str(settings.catalog_stale_s),
-            "LORAPLEX_LOG_FORMAT": settings.log_format,
-            "LORAPLEX_SLOW_REQUEST_S": str(settings.slow_request_s),
-            "LORAPLEX_MAX_BODY_MEMORY": str(settings.max_body_memory),
+            **settings.environment(OF_GATEWAY),
         }
-        if settings.key_pepper:
-            environment["LORAPLEX_KEY_PEPPER"] = settings.key_pepper
-        if settings.insecure_transport:
-            environment["LORAPLEX_INSECURE_TRANSPORT"] = "true"
-        for name in FILES:
-            if (file := getattr(settings, name)) is not None:
-                environment[f"LORAPLEX_{name.upper()}"] = str(file.expanduser().absolute())
-        for name in ("max_connections", "max_connections_per_address", "drain_s"):
-            if (bound := getattr(settings, name)) is not None:
-                environment[f"LORAPLEX_{name.upper()}"] = str(bound)
-        if settings.trusted_proxies:
-            environment["LORAPLEX_TRUSTED_PROXIES"] = ",".join(settings.trusted_proxies)
-        if settings.cors_origins:
-            environment["LORAPLEX_CORS_ORIGINS"] = ",".join(settings.cors_origins)
-        if settings.default_tenant_quota:
-            pairs = (f"{name}={value}" for name, value in settings.default_tenant_quota.items())
-            environment["LORAPLEX_DEFAULT_TENANT_QUOTA"] = ",".join(pairs)
         command = python("-m", "loraplex", "gateway", "--admin", "--fd", str(fds[0]))
         command += ["--management-fd", str(fds[1]), "--worker-health", self._worker_health]
         return Child(

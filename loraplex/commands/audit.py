@@ -10,7 +10,7 @@ import click
 from loraplex.api import Api
 from loraplex.commands.options import api, json_option, list_options, route
 from loraplex.errors import LoraplexError
-from loraplex.output import Form, counting, show_done, show_list
+from loraplex.output import Form, progress, show_done, show_list
 from loraplex.tables import Column, Kind
 
 COLUMNS = (
@@ -75,7 +75,7 @@ def verify(anchor: str | None, as_json: bool) -> None:
 def _verify_all(server: Api) -> dict[str, Any]:
     """The last part. Raises BrokenChain."""
     after = 0
-    with counting("verifying") as report:
+    with progress("verifying", of_bytes=False) as report:
         while True:
             seen = server.get("/admin/v1/audit/verify", after=after)
             report(seen["seq"], seen["newest"])

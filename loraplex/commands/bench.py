@@ -17,7 +17,7 @@ import click
 
 from loraplex.commands.options import json_option
 from loraplex.errors import ApiFailure, BadSettings
-from loraplex.output import ProgressCallback, counting, show_list
+from loraplex.output import ProgressCallback, progress, show_list
 from loraplex.settings import load_settings
 from loraplex.tables import Column, Kind, Row
 
@@ -166,7 +166,7 @@ def bench_command(
         timeout_s=timeout,
     )
     outcomes: list[Outcome] = []
-    with counting("requests" if plan.is_counted else "seconds") as report:
+    with progress("requests" if plan.is_counted else "seconds", of_bytes=False) as report:
         asyncio.run(run_plan(place, plan, _noting(outcomes, plan, report)))
     _tell(place, plan, outcomes, Targets(ttft_target, itl_target), as_json=as_json, plot=plot)
     if all(outcome.error for outcome in outcomes):

@@ -177,12 +177,7 @@ def _describe(chat: Chat) -> str:
     try:
         card = chat.api.get(f"/v1/models/{quote(chat.model, safe='@')}")
     except Refused as error:
-        if error.code != "model_not_found":
-            raise
-        names = sorted(card["id"] for card in chat.api.get("/v1/models")["data"])
-        raise ApiFailure(
-            f"there is no model {chat.model!r}; there are {', '.join(names)}"
-        ) from None
+        raise _with_choices(chat.api, chat.model, error) from None
     if (adapter := card["adapter"]) is None:
         return f"{card['id']}, a base model, at {chat.api.url}"
     return (

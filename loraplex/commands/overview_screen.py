@@ -10,10 +10,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from loraplex.tables import Row, printable
+
 WIDE = 120
 """Columns from which on tables show all they have."""
-Row = dict[str, Any]
-
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 STYLES = {"ready": "green", "draining": "yellow", "lost": "red", "unreached": "red"}
 STYLES |= {"unsatisfiable": "red"}
@@ -186,11 +186,6 @@ def shortened(name: str, length: int = 24) -> str:
         return name
     tail = (length - 1) // 2
     return f"{name[: length - 1 - tail]}…{name[-tail:]}"
-
-
-def printable(text: str) -> str:
-    """Tenants wrote some of it: nothing that a terminal would act on."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 MODELS = (

@@ -9,7 +9,13 @@ import os
 import signal
 import socket
 from collections.abc import AsyncGenerator, Coroutine, Generator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -35,9 +41,9 @@ from loraplex.roles.bootstrap import default_quota, load_pepper
 from loraplex.roles.listener import address_of, serves_apart
 from loraplex.roles.management import management_app, public_app
 from loraplex.roles.precautions import warnings_of
-from loraplex.roles.probes import make_probes
+from loraplex.roles.probes import Readiness, make_probes
 from loraplex.roles.tls import follow_files, load_tls
-from loraplex.roles.waiting import until_there
+from loraplex.roles.waiting import serving_beside, until_there
 from loraplex.settings import Settings
 from loraplex.telemetry import set_up_telemetry, show_certificates
 from loraplex.tracing import trace_destination, tracing_to
@@ -160,7 +166,7 @@ async def _serve_admin(settings: Settings, sockets: Sockets) -> None:
     async with AsyncExitStack() as stack:
         administration = await _admin_plane(stack, role, settings.open_store())
         plane: AdminPlane = administration.state.admin
-        probes = make_probes(plane.database)
+        probes = make_probes(Readiness(plane.database).check)
         await role.serve(
             public_app(probes, administration),
             management_app(probes, None),
@@ -205,7 +211,12 @@ class Role:
             tls=self.tls,
         )
         look_for_cycles_less()
-        async with _beside(plane), self._managing(management), self._following():
+        async with (
+            _beside(plane and plane.run()),
+            self._managing(management),
+            # Certificates are renewed while it serves.
+            _beside(self.tls and follow_files(self.tls, self.settings)),
+        ):
             log.info(
                 "loraplex %s %s serves on %s%s, management on %s: %s",
                 *(self.name, _version(), address_of(self._public)),
@@ -233,40 +244,13 @@ class Role:
         stack.push_async_callback(database.close)
         return database
 
-    @asynccontextmanager
-    async def _managing(self, app: Any) -> AsyncGenerator[None]:
+    def _managing(self, app: Any) -> AbstractAsyncContextManager[None]:
         config = server.make_config(
             app, drain_s=1, max_connections=MANAGEMENT_CONNECTIONS, bodies=self._bodies
         )
         # The public server runs what the planes do at their start and end.
         config.lifespan = "off"
-        managing = _Management(config)
-        serving = asyncio.create_task(managing.serve(sockets=[self._management]))
-        try:
-            yield
-        finally:
-            managing.should_exit = True
-            await serving
-
-    @asynccontextmanager
-    async def _following(self) -> AsyncGenerator[None]:
-        """Certificates are renewed while it serves."""
-        if self.tls is None:
-            yield
-            return
-        following = asyncio.create_task(follow_files(self.tls, self.settings))
-        try:
-            yield
-        finally:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
-
-
-class _Management(server.Server):
-    @contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        """They are the public server's."""
-        yield
+        return serving_beside(config, self._management)
 
 
 def _version() -> str:
@@ -277,15 +261,15 @@ def _version() -> str:
 
 
 @asynccontextmanager
-async def _beside(plane: AdminPlane | None) -> AsyncGenerator[None]:
-    """What the admin plane does beside its requests."""
-    work = None if plane is None else asyncio.create_task(plane.run())
+async def _beside(work: Coroutine[Any, Any, None] | None) -> AsyncGenerator[None]:
+    """What goes on while it serves."""
+    task = work and asyncio.create_task(work)
     try:
         yield
     finally:
-        if work is not None:
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 def _data_plane(

@@ -1,9 +1,11 @@
-"""What an orchestrator asks of the admin plane where no data plane answers beside it."""
+"""What an orchestrator asks of the admin plane, and of any plane whose database is still away."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from litestar import Litestar, Response, get
 
@@ -44,22 +46,22 @@ class Readiness:
         return True
 
 
-def make_probes(database: Database) -> Litestar:
-    """/livez, /readyz, /health and /version. No key needed."""
-
-    readiness = Readiness(database)
+def make_probes(
+    is_ready: Callable[[], Awaitable[bool]], on_error: Any = to_response, **options: Any
+) -> Litestar:
+    """/livez, /readyz, /health and /version. No key needed. options: others of the application."""
 
     @get(["/readyz", "/health"], guards=[public])
     async def readyz() -> Response[dict[str, str]]:
-        """The database answers, or did within the last second."""
-        if not await readiness.check():
-            reason = "the database does not answer"
-            return Response({"status": "unavailable", "reason": reason}, status_code=503)
-        return Response({"status": "ok"})
+        if await is_ready():
+            return Response({"status": "ok"})
+        reason = "the database does not answer"
+        return Response({"status": "unavailable", "reason": reason}, status_code=503)
 
     return Litestar(
         [livez, readyz, get_version],
-        exception_handlers={Exception: to_response},
+        exception_handlers={Exception: on_error},
         openapi_config=None,
         logging_config=None,
+        **options,
     )

@@ -7,18 +7,17 @@ import os
 import socket
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
-import uvicorn
-from litestar import Litestar, Request, Response, get
+from litestar import Request, Response
 from litestar.types import Message, Scope
 
 from admin.errors import DatabaseUnavailable
 from admin.http import problems
-from gateway.http.guards import public
-from gateway.http.routes.health import get_version, livez
-from gateway.http.server import make_config
+from gateway.http import server
+from gateway.http.http_protocol import Config
+from loraplex.roles.probes import make_probes
 from loraplex.roles.retrying import retry
 
 T = TypeVar("T")
@@ -50,10 +49,8 @@ async def until_there(
         trying.cancel()
 
 
-@get(["/readyz", "/health"], guards=[public])
-async def readyz() -> Response[dict[str, str]]:
-    reason = "the database does not answer"
-    return Response({"status": "unavailable", "reason": reason}, status_code=503)
+async def _never() -> bool:
+    return False
 
 
 def _refuse(request: Request[Any, Any, Any], _: Exception) -> Response[dict[str, Any]]:
@@ -68,7 +65,7 @@ async def _number(message: Message, _: Scope) -> None:
         message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
 
 
-class _Server(uvicorn.Server):
+class _Server(server.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         """Leaves signals to the caller."""
@@ -76,19 +73,20 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def _refusing(listener: socket.socket, tls: ssl.SSLContext | None) -> AsyncGenerator[None]:
-    app = Litestar(
-        [livez, readyz, get_version],
-        exception_handlers={Exception: _refuse},
-        before_send=[_number],
-        openapi_config=None,
-        logging_config=None,
-    )
-    server = _Server(make_config(app, drain_s=1, tls=tls))
-    # It closes what it is given; connections queued by then go to the server that comes next.
-    serving = asyncio.create_task(server.serve(sockets=[listener.dup()]))
+async def serving_beside(config: Config, listener: socket.socket) -> AsyncGenerator[None]:
+    """Serves beside the caller, and finishes what runs on leaving."""
+    own = _Server(config)
+    task = asyncio.create_task(own.serve(sockets=[listener]))
     try:
         yield
     finally:
-        server.should_exit = True
-        await serving
+        own.should_exit = True
+        await task
+
+
+def _refusing(
+    listener: socket.socket, tls: ssl.SSLContext | None
+) -> AbstractAsyncContextManager[None]:
+    app = make_probes(_never, on_error=_refuse, before_send=[_number])
+    # It closes what it is given; connections queued by then go to the server that comes next.
+    return serving_beside(server.make_config(app, drain_s=1, tls=tls), listener.dup())
