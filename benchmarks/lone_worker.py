@@ -26,6 +26,7 @@ from adapters.store.folder import LocalStore
 from ops.registry import select
 from tests.doubles import write_adapter
 from tests.e2e.demo import gguf
+from tests.handles import Handle
 from workers.importer import import_model
 from workers.process.config import WorkerConfig
 from workers.wire.client import WorkerClient
@@ -136,7 +137,7 @@ class Worker:
             grammar=grammar,
         )
         stream = Stream(time.perf_counter())
-        async for output in self.client.submit(request):
+        async for output in Handle(self.client, request):
             stream.arrivals_s += [time.perf_counter()] * len(output.tokens)
         return stream
 

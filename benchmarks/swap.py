@@ -26,6 +26,7 @@ from rich.table import Table
 from adapters.store.folder import LocalStore
 from benchmarks.machine import describe
 from tests.e2e.demo import gemma_gguf, gguf
+from tests.handles import Handle
 from workers.importer import import_model
 from workers.models.checkpoint import weight_files
 from workers.models.plan import ModelPlan
@@ -133,7 +134,7 @@ async def first_token_s(client: WorkerClient, model: Model) -> float:
     salt = str(time.perf_counter())
     request = Generate(0, "", model.digest, PROMPT, params, cache_domain="bench", cache_salt=salt)
     begin = time.perf_counter()
-    async for _ in client.submit(request):
+    async for _ in Handle(client, request):
         pass
     return time.perf_counter() - begin
 

@@ -43,10 +43,6 @@ class AdapterAllocations:
         """With the accounts that they are charged to."""
 
     @property
-    def num_runs(self) -> int:
-        return len(self._runs)
-
-    @property
     def num_used_bytes(self) -> int:
         return sum(run.num_bytes for run in self._runs)
 

@@ -63,10 +63,3 @@ class PageHasher:
         for index in range(len(keys), len(tokens) // PAGE_TOKENS):
             page = tokens[index * PAGE_TOKENS : (index + 1) * PAGE_TOKENS]
             keys.append(self.key(index, keys[-1] if keys else None, page))
-
-
-def page_keys(hasher: PageHasher, tokens: Sequence[int]) -> list[bytes]:
-    """Keys of all full pages of the tokens."""
-    keys: list[bytes] = []
-    hasher.extend(keys, tokens)
-    return keys

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from adapters.errors import AdapterUnavailable
 from adapters.pool.tiers import AdapterEntry
 
+RETRY_S = 5.0
+"""Between two tries."""
 MAX_FAULTS = 256
 """Adapters whose last failure is remembered; they may be long forgotten otherwise."""
 
@@ -15,8 +17,7 @@ MAX_FAULTS = 256
 class Failures:
     """Holds `AdapterEntry.failure`, and what is told of adapters until a load succeeds."""
 
-    def __init__(self, retry_s: float, clock: Callable[[], float]) -> None:
-        self._retry_s = retry_s
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._recent: deque[AdapterEntry] = deque()
         """In the order in which they may be tried again."""
@@ -33,7 +34,7 @@ class Failures:
             error = AdapterUnavailable(error.code, str(error))
         else:
             error = AdapterUnavailable("adapter.load_failed", f"{type(error).__name__}: {error}")
-        entry.failure = (error, self._clock() + self._retry_s)
+        entry.failure = (error, self._clock() + RETRY_S)
         self._recent.append(entry)
         self._faults[entry.digest] = error
         self._faults.move_to_end(entry.digest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import torch
@@ -79,12 +80,8 @@ class AdapterLoader:
         """From the store; what the cache has is replaced, or removed on failure."""
         self._cache.delete(self.layout.version, digest)
         try:
-            files = AdapterFiles.in_folder(self._store.adapter_folder(digest))
-            if content_digest(files) != digest:
-                raise AdapterUnavailable("adapter.store.corrupt", f"adapter {digest} is damaged")
+            files = stored_files(self._store, digest)
             tables, payload = pack(files, self._base, self.layout)
-        except NotInStore:
-            raise AdapterUnavailable("adapter.store.missing", f"no adapter {digest}") from None
         except OSError as error:
             raise AdapterUnavailable("adapter.store.unreadable", str(error)) from error
         except AdapterRejected as error:
@@ -97,3 +94,23 @@ class AdapterLoader:
             )
         self._cache.save(self.layout.version, image)
         return image
+
+
+def stored_files(store: Store, digest: str) -> AdapterFiles:
+    """The adapter's files, as they were put there. Raises AdapterUnavailable or OSError."""
+    if not DIGEST.fullmatch(digest):
+        raise AdapterUnavailable("adapter.store.missing", "not a digest")
+    try:
+        files = AdapterFiles.in_folder(store.adapter_folder(digest))
+    except NotInStore:
+        raise AdapterUnavailable("adapter.store.missing", f"no adapter {digest}") from None
+    if content_digest(files) != digest:
+        raise AdapterUnavailable("adapter.store.corrupt", f"adapter {digest} is damaged")
+    return files
+
+
+def one_thread(name: str) -> ThreadPoolExecutor:
+    """A thread that leaves the cores to the step: no OpenMP team of its own."""
+    return ThreadPoolExecutor(
+        1, thread_name_prefix=name, initializer=torch.set_num_threads, initargs=(1,)
+    )

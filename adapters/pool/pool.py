@@ -12,8 +12,8 @@ done.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -27,7 +27,7 @@ from adapters.pool.failures import Failures
 from adapters.pool.host_slab import HostSlab
 from adapters.pool.host_tier import HostTier
 from adapters.pool.image import AdapterImage, ImageCache
-from adapters.pool.loader import AdapterLoader
+from adapters.pool.loader import AdapterLoader, one_thread
 from adapters.pool.lora import ImageLayout
 from adapters.pool.slots import Slots
 from adapters.pool.tiers import AdapterEntry, AdapterLease, AdapterResidency, Tier
@@ -99,7 +99,6 @@ class AdapterPool:
         requests: ReuseByKey,
         clock: Callable[[], float],
         slab: HostSlab | None = None,
-        retry_s: float = 5.0,
         executor: Executor | None = None,
     ) -> None:
         self._memory = memory
@@ -117,7 +116,7 @@ class AdapterPool:
             "disk": cache.max_bytes,
         }
         """Bytes that one adapter may have, by tier."""
-        self._failures = Failures(retry_s, clock)
+        self._failures = Failures(clock)
         self.num_evictions = 0
         self.loads = {"host": Loads(), "device": Loads()}
         """What came to a tier since the start, from the one below it."""
@@ -231,16 +230,15 @@ class AdapterPool:
             asks.append(self._ask_for_slot(entry.account, is_first=is_first))
         return all(ask.may_take(self._entries[other].account) for ask in asks)
 
-    def pin(self, ref: AdapterRef) -> None:
-        """Brings the adapter to the device and keeps it there, as soon and as long as it fits into
-        what pins may have: half of the adapters' bytes and slots."""
-        self._pins[ref.digest] = self._entry(ref)
-
-    def unpin(self, digest: str) -> None:
-        entry = self._pins.pop(digest, None)
-        if entry is not None:
+    def keep(self, refs: Iterable[AdapterRef]) -> None:
+        """Brings these adapters, and no others, to the device and keeps them there, as soon and as
+        long as they fit into what pins may have: half of the adapters' bytes and slots."""
+        wanted = {ref.digest: ref for ref in refs}
+        for digest in self._pins.keys() - wanted.keys():
+            entry = self._pins.pop(digest)
             entry.is_pinned = False
             self.forget(entry)
+        self._pins |= {digest: self._entry(ref) for digest, ref in wanted.items()}
 
     def poll(self) -> None:
         """A step begins: what has failed may be tried again by and by, pins are kept."""
@@ -570,11 +568,6 @@ class AdapterPool:
         self.forget(entry)
 
     def _thread(self, name: str) -> Executor:
-        thread = ThreadPoolExecutor(1, thread_name_prefix=name, initializer=_use_one_thread)
+        thread = one_thread(name)
         self._threads.append(thread)
         return thread
-
-
-def _use_one_thread() -> None:
-    """A loader leaves the cores to the step: no OpenMP team of its own."""
-    torch.set_num_threads(1)

@@ -139,15 +139,13 @@ class ObjectStore:
         sizes: dict[str, int] = {}
         for name in entry.files:
             key = self._file("adapters", digest, entry, name)
-            try:
-                found = self._client.head_object(Bucket=self._bucket, Key=key)
-            except ClientError as error:
-                if error.response.get("Error", {}).get("Code") not in ("404", "NoSuchKey"):
-                    raise StoreUnavailable(f"the object store failed: {error}") from error
-            except (BotoCoreError, Boto3Error) as error:
-                raise StoreUnavailable(f"the object store failed: {error}") from error
-            else:
-                sizes[name] = found["ContentLength"]
+            with _translated_errors():
+                try:
+                    found = self._client.head_object(Bucket=self._bucket, Key=key)
+                    sizes[name] = found["ContentLength"]
+                except ClientError as error:
+                    if error.response.get("Error", {}).get("Code") not in ("404", "NoSuchKey"):
+                        raise
         return sizes
 
     @contextlib.contextmanager

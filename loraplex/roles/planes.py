@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -17,7 +16,6 @@ from contextlib import (
     suppress,
 )
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import uvloop
@@ -33,6 +31,7 @@ from admin.migrate import check_schema
 from gateway.catalog.source import PostgresSource
 from gateway.config import GatewayConfig, new_instance_id
 from gateway.http import server
+from gateway.http.routes.health import this_version
 from gateway.telemetry import LATENCIES
 from gateway.tracing import Tracing
 from loraplex.errors import BadSettings
@@ -210,7 +209,6 @@ class Role:
             bodies=self._bodies,
             tls=self.tls,
         )
-        look_for_cycles_less()
         async with (
             _beside(plane and plane.run()),
             self._managing(management),
@@ -219,13 +217,10 @@ class Role:
         ):
             log.info(
                 "loraplex %s %s serves on %s%s, management on %s: %s",
-                *(self.name, _version(), address_of(self._public)),
+                *(self.name, this_version(), address_of(self._public)),
                 *(" with TLS" if self.tls else "", address_of(self._management), says),
             )
-            # What the start has made stays: the collector of cycles need not look at it again and
-            # hold up all requests for tens of milliseconds.
-            gc.collect()
-            gc.freeze()
+            look_for_cycles_less()
             await Server(config).serve(sockets=[self._public])
 
     async def connect(self, stack: AsyncExitStack, **options: Any) -> Database:
@@ -251,13 +246,6 @@ class Role:
         # The public server runs what the planes do at their start and end.
         config.lifespan = "off"
         return serving_beside(config, self._management)
-
-
-def _version() -> str:
-    try:
-        return version("loraplex")
-    except PackageNotFoundError:
-        return "(not installed)"
 
 
 @asynccontextmanager

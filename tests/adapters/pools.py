@@ -22,11 +22,12 @@ from memory.arena import Arena
 from memory.block_table import BlockTable
 from memory.broker import MemoryBroker
 from memory.kv_cache import KVCache
-from memory.page_key import PAGE_TOKENS, PageHasher, page_keys
+from memory.page_key import PAGE_TOKENS, PageHasher
 from memory.reuse import ReuseByKey
 from ops.base import PROJECTIONS, FusedLinear, LoRABatch
 from ops.reference import ReferenceOps
 from tests.adapters.files import BASE, write_adapter
+from tests.memory.holder import page_keys
 
 T = TypeVar("T")
 
@@ -105,6 +106,7 @@ class House:
         self.requests = ReuseByKey(lambda: self.now)
         self.cache = ImageCache(folder / "cache", cache_bytes, self.requests.expected)
         self.num_slots = num_slots
+        self.pins: set[int] = set()
         self.pool = self.make_pool(None if has_threads else self.executor)
 
     def make_pool(self, executor: Executor | None) -> AdapterPool:
@@ -143,6 +145,14 @@ class House:
             table.commit(keys)
         table.free()
         return has_room
+
+    def pin(self, *indices: int) -> None:
+        self.pins |= {*indices}
+        self.pool.keep(self.refs[index] for index in sorted(self.pins))
+
+    def unpin(self, *indices: int) -> None:
+        self.pins -= {*indices}
+        self.pin()
 
     def settle(self) -> None:
         """Lets everything that is loading finish, and the pool see it."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from memory.allocations import AdapterAllocations, Allocation
+from memory.page_key import PageHasher
 from memory.places import Idle
 
 
@@ -40,3 +41,14 @@ class IdleRuns:
         run = list(self.costs)[index % len(self.costs)]
         self.in_use[run] = self.costs.pop(run)
         self.awaited.discard(run)
+
+
+def num_runs(runs: AdapterAllocations) -> int:
+    return len({run for found in runs.by_extent().values() for run in found})
+
+
+def page_keys(hasher: PageHasher, tokens: Sequence[int]) -> list[bytes]:
+    """Keys of all full pages of the tokens."""
+    keys: list[bytes] = []
+    hasher.extend(keys, tokens)
+    return keys

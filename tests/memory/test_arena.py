@@ -9,6 +9,7 @@ from memory.allocations import UNIT_BYTES, AdapterAllocations
 from memory.arena import Arena
 from memory.errors import IntegrityError
 from memory.pages import PagePool
+from tests.memory.holder import num_runs
 
 EXTENT = 4 * UNIT_BYTES
 
@@ -64,7 +65,7 @@ def test_small_runs_share_an_extent_and_the_last_gives_it_back() -> None:
     for run in small:
         assert run is not None and arena.map() == "...a"
         runs.free(run)
-    assert arena.map() == "...." and runs.num_runs == 0
+    assert arena.map() == "...." and num_runs(runs) == 0
 
 
 def test_a_run_prefers_the_place_that_takes_no_new_extent() -> None:

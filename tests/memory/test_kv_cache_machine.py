@@ -16,7 +16,7 @@ from memory.block_table import BlockTable
 from memory.broker import MemoryBroker
 from memory.kv_cache import KVCache
 from memory.page_key import PAGE_TOKENS, PageHasher
-from tests.memory.holder import IdleRuns
+from tests.memory.holder import IdleRuns, num_runs
 
 PAGE_BYTES = {"m": UNIT_BYTES // 4, "n": UNIT_BYTES // 3}
 ACME, GLOBEX, INITECH = Tenant("acme", 3), Tenant("globex", 1), Tenant("initech", 1)
@@ -226,7 +226,7 @@ class SharedArena(RuleBasedStateMachine):
             tables = Counter(s.account.name for s in mine if s.table.pages)
             assert kv.tables.held == tables
         self.runs.check_integrity()
-        assert self.runs.num_runs == len(self.adapters.costs) + len(self.adapters.in_use)
+        assert num_runs(self.runs) == len(self.adapters.costs) + len(self.adapters.in_use)
 
     @invariant()
     def written_stays(self) -> None:

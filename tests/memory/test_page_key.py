@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memory.page_key import PAGE_TOKENS, PageHasher, page_keys
+from memory.page_key import PAGE_TOKENS, PageHasher
+from tests.memory.holder import page_keys
 
 
 class Identity(NamedTuple):

@@ -10,7 +10,8 @@ from memory.arena import Arena
 from memory.block_table import BlockTable
 from memory.errors import IntegrityError
 from memory.kv_cache import KVCache
-from memory.page_key import PAGE_TOKENS, PageHasher, page_keys
+from memory.page_key import PAGE_TOKENS, PageHasher
+from tests.memory.holder import page_keys
 
 HASHER = PageHasher(model="m", domain="acme")
 

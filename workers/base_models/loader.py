@@ -6,14 +6,12 @@ import ctypes
 import logging
 import os
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from time import perf_counter
 
-import torch
-
+from adapters.pool.loader import one_thread
 from memory.copy_queue import Copy, CopyQueue
 from ops.base import Ops
 from workers.device.weight_image import WeightImage
@@ -68,9 +66,7 @@ class ModelLoader:
 
     def __init__(self, ops: Ops) -> None:
         self._ops = ops
-        self._thread = ThreadPoolExecutor(
-            1, thread_name_prefix="model-loader", initializer=_use_one_thread
-        )
+        self._thread = one_thread("model-loader")
         self._lock = Lock()
         self._copies = CopyQueue[Loaded](self._thread, self._lock)
 
@@ -136,8 +132,3 @@ def _discard(digest: str, held: list[object]) -> None:
         "model %s: left, the process went from %d to %d MiB",
         *(digest[:12], before >> 20, resident_bytes() >> 20),
     )
-
-
-def _use_one_thread() -> None:
-    """The loader leaves the cores to the step: no OpenMP team of its own."""
-    torch.set_num_threads(1)

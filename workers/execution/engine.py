@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
@@ -37,7 +37,6 @@ from workers.scheduling.scheduler import EXPIRED, Scheduler
 from workers.scheduling.sequence import Sequence, SequenceStatus
 from workers.scheduling.token_limits import TokenLimits
 from workers.wire.protocol import (
-    AdapterRef,
     ErrorCode,
     Failed,
     FinishReason,
@@ -146,7 +145,6 @@ class Engine:
         self._left_s, self._back_s = -math.inf, -math.inf
         """When the weights last left the device, and when they came."""
         self._sequences: dict[tuple[int, int], Sequence] = {}
-        self._kept: set[str] = set()
         self.num_generated_tokens = 0
         self.is_stalled = True
         """The last step found nothing that could run: idle, or waiting for adapters."""
@@ -262,15 +260,6 @@ class Engine:
         for sequence in waiting:
             self.scheduler.remove(sequence)
         return [self._fail(s, ErrorCode.DRAINING, "the worker is draining") for s in waiting]
-
-    def keep(self, adapters: Iterable[AdapterRef]) -> None:
-        """Pins these adapters and no others."""
-        wanted = {adapter.digest: adapter for adapter in adapters}
-        for digest in self._kept - wanted.keys():
-            self.pool.unpin(digest)
-        for adapter in wanted.values():
-            self.pool.pin(adapter)
-        self._kept = set(wanted)
 
     def step(self, *, is_alone: bool = True) -> list[Event]:
         """Launches a step if anything fits and collects those before it; itself too, unless it may

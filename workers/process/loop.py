@@ -250,7 +250,7 @@ class WorkerLoop:
         if self._model_pool is not None:
             self._model_pool.want(desired.models)
         for digest, engine in self.engines.items():
-            engine.keep(pin.adapter for pin in desired.pins if pin.model == digest)
+            engine.pool.keep(pin.adapter for pin in desired.pins if pin.model == digest)
 
     def _check(self) -> None:
         if not self.has_work and self._clock() >= self._next_check_s:

@@ -14,13 +14,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from adapters.errors import AdapterUnavailable
-from adapters.format.validator import AdapterFiles, content_digest
 from adapters.manifest import BaseModelShape
 from adapters.pool.factors import Factors
 from adapters.pool.image import AdapterImage
+from adapters.pool.loader import stored_files
 from adapters.pool.lora import ImageLayout, pack
-from adapters.store.folder import DIGEST, NotInStore, Store
+from adapters.store.folder import Store
 from ops.base import PROJECTIONS, FusedLinear
 from workers.layers.linear import fused_linear
 from workers.models.spec import ModelSpec
@@ -102,14 +101,7 @@ class EffectProof:
 
     def expect(self, digest: str) -> Expected:
         """Reads the adapter's files. Raises AdapterRejected, AdapterUnavailable or OSError."""
-        if not DIGEST.fullmatch(digest):
-            raise AdapterUnavailable("adapter.store.missing", "not a digest")
-        try:
-            files = AdapterFiles.in_folder(self._store.adapter_folder(digest))
-        except NotInStore:
-            raise AdapterUnavailable("adapter.store.missing", f"no adapter {digest}") from None
-        if content_digest(files) != digest:
-            raise AdapterUnavailable("adapter.store.corrupt", f"adapter {digest} is damaged")
+        files = stored_files(self._store, digest)
         factors = Factors(files, self._shape)
         if self._base_scores is None:
             self._base_scores = self._score(None)

@@ -8,7 +8,7 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import assert_never
 
 import msgspec
@@ -99,46 +99,6 @@ WorkerFailed in its place; before that perhaps with PromptProgress and Silence. 
 raise."""
 
 
-class Handle:
-    """The outputs of one sequence as an async iterator that raises WorkerFailed.
-
-    At most as many outputs wait here as the sequence may have tokens.
-    """
-
-    def __init__(self, client: WorkerClient, request: Generate) -> None:
-        self.id = client.send(request, self._put)
-        self._client = client
-        self._outputs: asyncio.Queue[SequenceOutput | WorkerFailed | None] = asyncio.Queue()
-        self._is_over = False
-
-    def __aiter__(self) -> AsyncIterator[SequenceOutput]:
-        return self
-
-    async def __anext__(self) -> SequenceOutput:
-        if self._is_over:
-            raise StopAsyncIteration
-        output = await self._outputs.get()
-        if isinstance(output, SequenceOutput):
-            self._is_over = output.finish_reason is not None
-            return output
-        self._is_over = True
-        if output is None:
-            raise StopAsyncIteration
-        raise output
-
-    def cancel(self) -> None:
-        """Gives the sequence up: the worker frees it within a step, iteration ends. Harmless
-        twice."""
-        self._client.cancel(self.id)
-        if not self._is_over:
-            self._is_over = True
-            self._outputs.put_nowait(None)
-
-    def _put(self, output: SequenceEvent) -> None:
-        if not isinstance(output, Silence | PromptProgress):
-            self._outputs.put_nowait(output)
-
-
 class WorkerClient:
     """One worker's connection, kept up by `run`. Used in one event loop."""
 
@@ -204,12 +164,9 @@ class WorkerClient:
         """Sequences sent and not ended."""
         return len(self._sinks)
 
-    def submit(self, request: Generate) -> Handle:
-        """Sends the request. Raises WorkerFailed at once if it cannot."""
-        return Handle(self, request)
-
     def send(self, request: Generate, sink: Sink) -> int:
-        """As `submit`, with a sink for what comes; the id is the client's own."""
+        """Sends the request; the sink gets what comes. Returns the client's own id of the sequence.
+        Raises WorkerFailed at once if it cannot."""
         sequence_id = next(self._ids)
         if self._connection is None:
             raise WorkerFailed(ErrorCode.WORKER_LOST, "there is no connection to the worker")

@@ -23,6 +23,7 @@ from adapters.store.folder import LocalStore
 from memory.allocations import UNIT_BYTES
 from tests.adapters.pools import House
 from tests.doubles import write_adapter
+from tests.memory.holder import num_runs
 from tests.scale import scaled
 from tests.workers.driver import store_adapter
 from tests.workers.process.test_worker import Setup
@@ -192,7 +193,7 @@ def test_load_cycles_leave_nothing_behind(setup: Setup, refs: list[AdapterRef]) 
     while pool.evict_idle():
         pass
     prove(engine, pool)
-    assert worker.runs.num_runs == 0 and "a" not in worker.arena.map()
+    assert num_runs(worker.runs) == 0 and "a" not in worker.arena.map()
     pool.close()
 
 
@@ -246,5 +247,5 @@ def test_what_leaves_host_and_device_is_free_memory(tmp_path: Path) -> None:
     finally:
         gc.enable()
     assert (house.tier(0), house.tier(1)) == ("disk", "device")
-    assert house.runs.num_runs == 1
+    assert num_runs(house.runs) == 1
     house.check()

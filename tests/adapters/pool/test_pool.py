@@ -17,6 +17,7 @@ from memory.accounts import Tenant
 from memory.allocations import UNIT_BYTES
 from tests.adapters.files import BASE
 from tests.adapters.pools import House, Ref
+from tests.memory.holder import num_runs
 
 ONE_UNIT, TWO_UNITS, FIVE_UNITS = 4, 16, 40
 """Ranks whose images take that many units."""
@@ -45,7 +46,7 @@ def test_prefetch_stops_at_the_host(tmp_path: Path) -> None:
     house.pool.prefetch(house.refs[0])
     house.settle()
     assert house.tier(0) == "host"
-    assert house.runs.num_runs == 0
+    assert num_runs(house.runs) == 0
     house.check()
 
 
@@ -88,10 +89,10 @@ def test_a_copy_that_nobody_waits_for_is_dropped(tmp_path: Path) -> None:
     house.pool.prefetch(house.refs[0])
     house.settle()
     assert house.pool.acquire(house.refs[0]) is None
-    assert house.runs.num_runs == 1
+    assert num_runs(house.runs) == 1
     house.pool.cancel(house.refs[0])
     house.check()
-    assert (house.tier(0), house.runs.num_runs) == ("host", 0)
+    assert (house.tier(0), num_runs(house.runs)) == ("host", 0)
     house.settle()
     assert house.serves(house.load(0).slot, 0)
 
@@ -102,12 +103,12 @@ def test_one_that_is_given_up_while_it_is_fetched_stays_on_the_host(tmp_path: Pa
     house.pool._loader.fetch = lambda *a, **k: (house.pool.cancel(house.refs[0]), fetch(*a, **k))[1]
     house.pool.expect(house.refs[0])
     house.settle()
-    assert (house.tier(0), house.runs.num_runs) == ("host", 0)
+    assert (house.tier(0), num_runs(house.runs)) == ("host", 0)
 
 
 def test_who_gives_up_waiting_does_not_delay_a_pin(tmp_path: Path) -> None:
     house = House(tmp_path, [ONE_UNIT])
-    house.pool.pin(house.refs[0])
+    house.pin(0)
     house.pool.poll()
     house.pool.cancel(house.refs[0])
     assert house.tier(0) == "loading"
@@ -194,13 +195,13 @@ def test_equal_use_is_lru(tmp_path: Path) -> None:
 
 def test_a_pinned_adapter_stays(tmp_path: Path) -> None:
     house = House(tmp_path, [ONE_UNIT] * 3, num_units=2)
-    house.pool.pin(house.refs[0])
+    house.pin(0)
     house.settle()
     assert house.on_device() == {0}
     for index in (1, 2, 1, 2):
         house.load(index).release()
     assert 0 in house.on_device() and house.pool.num_evictions == 3
-    house.pool.unpin(house.refs[0].digest)
+    house.unpin(0)
     house.now += 3600
     for index in (1, 2):
         house.load(index).release()
@@ -454,7 +455,7 @@ def test_a_slot_that_could_not_be_written_is_not_leased(tmp_path: Path) -> None:
     with pytest.raises(AdapterUnavailable) as caught:
         house.load(0)
     assert caught.value.code == "adapter.load_failed"
-    assert house.on_device() == set() and house.runs.num_runs == 0
+    assert house.on_device() == set() and num_runs(house.runs) == 0
     house.check()
     assert house.serves(house.load(1).slot, 1)
 
@@ -523,7 +524,7 @@ def test_a_load_under_way_is_not_taken_when_another_image_was_proved(tmp_path: P
     assert house.pool.acquire(house.refs[0]) is None
     house.executor.step()
     house.pool.poll()
-    assert house.runs.num_runs == 1, "the unproved image is being copied"
+    assert num_runs(house.runs) == 1, "the unproved image is being copied"
     assert house.pool.acquire(proved) is None
     house.settle()
     assert house.on_device() == {0} and house.pool.acquire(proved) is None
@@ -598,7 +599,7 @@ def test_real_threads_load_many_at_once(tmp_path: Path) -> None:
     for lease in leases.values():
         lease.release()
     house.pool.close()
-    assert house.runs.num_runs == 0
+    assert num_runs(house.runs) == 0
 
 
 def test_a_copy_does_not_wait_for_the_store(tmp_path: Path) -> None:

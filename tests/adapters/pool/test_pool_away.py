@@ -57,7 +57,7 @@ def test_a_copy_that_has_not_begun_is_dropped(tmp_path: Path) -> None:
 
 def test_pins_are_kept_when_the_model_is_back(tmp_path: Path) -> None:
     house = House(tmp_path, [4])
-    house.pool.pin(house.refs[0])
+    house.pin(0)
     house.settle()
     assert house.on_device() == {0}
     house.pool.leave_device()

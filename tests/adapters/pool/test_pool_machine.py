@@ -14,6 +14,7 @@ from adapters.errors import AdapterUnavailable
 from adapters.pool.pool import AdapterLease
 from memory.block_table import BlockTable
 from tests.adapters.pools import House, Ref
+from tests.memory.holder import num_runs
 
 RANKS = [1, 4, 5, 12, 16, 30]
 INDICES = st.integers(0, len(RANKS) - 1)
@@ -42,7 +43,7 @@ class PoolMachine(RuleBasedStateMachine):
             table.free()
         self.house.pool.close()
         self.other.close()
-        assert self.house.runs.num_runs == 0
+        assert num_runs(self.house.runs) == 0
         shutil.rmtree(self.folder)
 
     @rule(index=INDICES)
@@ -90,11 +91,11 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(index=INDICES)
     def pin(self, index: int) -> None:
-        self.house.pool.pin(self.house.refs[index])
+        self.house.pin(index)
 
     @rule(index=INDICES)
     def unpin(self, index: int) -> None:
-        self.house.pool.unpin(self.house.refs[index].digest)
+        self.house.unpin(index)
 
     @rule()
     def evict(self) -> None:

@@ -19,6 +19,7 @@ from memory.accounts import Tenant
 from memory.allocations import UNIT_BYTES
 from memory.copy_queue import Copy, CopyQueue
 from tests.adapters.pools import House, SteppedExecutor
+from tests.memory.holder import num_runs
 
 ONE_UNIT, TWO_UNITS = 4, 16
 """Ranks whose images take that many units."""
@@ -101,7 +102,7 @@ def test_what_somebody_waits_for_overtakes_prefetches(tmp_path: Path) -> None:
     assert house.pool.acquire(house.refs[3]) is None
     house.executor.step()
     house.pool.poll()
-    assert [house.tier(i) for i in range(3)] == ["loading"] * 3 and house.runs.num_runs == 1
+    assert [house.tier(i) for i in range(3)] == ["loading"] * 3 and num_runs(house.runs) == 1
     house.executor.drain()
     assert [house.tier(i) for i in range(4)] == ["host"] * 3 + ["device"]
 
@@ -222,15 +223,14 @@ def test_pins_have_half_of_the_adapters_bytes(tmp_path: Path) -> None:
         pinned = {status.digest for status in house.pool.status() if status.pinned}
         return {index for index, ref in enumerate(house.refs) if ref.digest in pinned}
 
-    for ref in house.refs:
-        house.pool.pin(ref)
+    house.pin(*range(len(house.refs)))
     house.settle()
     assert kept() == {0, 1} and house.on_device() == {0, 1}
-    house.pool.unpin(house.refs[0].digest)
+    house.unpin(0)
     house.settle()
     assert kept() == {1, 3}, "two units do not fit beside one, one does"
     for index in (1, 3):
-        house.pool.unpin(house.refs[index].digest)
+        house.unpin(index)
     house.settle()
     assert kept() == {2} and 2 in house.on_device()
     house.check()
@@ -238,8 +238,7 @@ def test_pins_have_half_of_the_adapters_bytes(tmp_path: Path) -> None:
 
 def test_pins_have_half_of_the_slots(tmp_path: Path) -> None:
     house = House(tmp_path, [ONE_UNIT] * 5, num_units=16, num_slots=4)
-    for ref in house.refs[:3]:
-        house.pool.pin(ref)
+    house.pin(0, 1, 2)
     house.settle()
     assert house.on_device() == {0, 1}
     for index in (3, 4):
@@ -252,8 +251,7 @@ def test_pins_of_two_base_models_have_half_together(tmp_path: Path) -> None:
     house = House(tmp_path, [ONE_UNIT] * 2, num_units=4)
     pools = [house.pool, house.make_pool(house.executor)]
     for pool in pools:
-        for ref in house.refs:
-            pool.pin(ref)
+        pool.keep(house.refs)
     for _ in range(8):
         house.executor.drain()
         for pool in pools:
@@ -263,14 +261,13 @@ def test_pins_of_two_base_models_have_half_together(tmp_path: Path) -> None:
 
 def test_a_pin_that_is_not_kept_is_not_read_again_and_again(tmp_path: Path) -> None:
     house = House(tmp_path, [ONE_UNIT, TWO_UNITS], num_units=2, host_bytes=2 * UNIT_BYTES)
-    for ref in house.refs:
-        house.pool.pin(ref)
+    house.pin(*range(len(house.refs)))
     house.settle()
     assert house.on_device() == {0}
     for _ in range(5):
         house.pool.poll()
         assert not house.pool.is_loading
-    house.pool.unpin(house.refs[1].digest)
+    house.unpin(1)
     assert house.refs[1].digest not in {status.digest for status in house.pool.status()}
 
 
@@ -281,7 +278,7 @@ def on_host(house: House) -> set[int]:
 def test_the_image_of_a_pin_waits_on_the_host_for_room_on_the_device(tmp_path: Path) -> None:
     house = House(tmp_path, [ONE_UNIT] * 4, num_units=2, host_bytes=UNIT_IMAGE)
     leases = [house.load(index) for index in range(2)]
-    house.pool.pin(house.refs[2])
+    house.pin(2)
     house.settle()
     assert on_host(house) == {2}
     for _ in range(5):

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from tests.handles import Handle
 from tests.proxy import Proxy, Way, everything
 from tests.stub_worker import LAYOUT, Reply, Script, StubWorker, proved
-from workers.wire.client import Handle, Silence, WorkerClient, WorkerFailed
+from workers.wire.client import Silence, WorkerClient, WorkerFailed
 from workers.wire.protocol import (
     MAX_FRAME_BYTES,
     OLDEST_VERSION,
@@ -86,7 +87,7 @@ async def test_many_requests_at_once_each_get_their_own_tokens(tmp_path: Path) -
     async with pair(tmp_path, echo) as (worker, client):
         assert list(client.models) == ["m"] and client.instance_id == "stub"
         prompts = [[number] * (number % 5 + 1) for number in range(1, 60)]
-        handles = [client.submit(request(prompt)) for prompt in prompts]
+        handles = [Handle(client, request(prompt)) for prompt in prompts]
         assert client.num_open == len(prompts)
         assert await asyncio.gather(*map(collect, handles)) == prompts
         assert client.num_open == 0 and not worker.aborted
@@ -97,7 +98,7 @@ async def test_the_last_output_has_the_finish_reason_and_then_iteration_ends(
     tmp_path: Path,
 ) -> None:
     async with pair(tmp_path, forever) as (_, client):
-        handle = client.submit(request([7, 8], max_tokens=3))
+        handle = Handle(client, request([7, 8], max_tokens=3))
         outputs = [output async for output in handle]
         assert [output.finish_reason for output in outputs] == [None, None, FinishReason.LENGTH]
         with pytest.raises(StopAsyncIteration):
@@ -109,7 +110,7 @@ async def test_cancel_frees_the_sequence_ends_the_iteration_and_may_be_called_tw
     tmp_path: Path,
 ) -> None:
     async with pair(tmp_path, forever) as (worker, client):
-        handle, other = client.submit(request([5])), client.submit(request([6]))
+        handle, other = Handle(client, request([5])), Handle(client, request([6]))
         assert (await anext(handle)).tokens == [5]
         waiting = asyncio.create_task(collect(handle))
         await asyncio.sleep(0.01)
@@ -125,7 +126,7 @@ async def test_cancel_frees_the_sequence_ends_the_iteration_and_may_be_called_tw
 
 async def test_a_failure_is_raised_after_the_tokens_before_it(tmp_path: Path) -> None:
     async with pair(tmp_path, lambda _: Reply([1, 2], failure=ErrorCode.INTERNAL)) as (_, client):
-        handle = client.submit(request())
+        handle = Handle(client, request())
         assert [(await anext(handle)).tokens for _ in range(2)] == [[1], [2]]
         with pytest.raises(WorkerFailed) as failed:
             await anext(handle)
@@ -142,18 +143,18 @@ async def test_a_lost_worker_fails_all_that_is_open_and_is_found_again(tmp_path:
     async with contextlib.AsyncExitStack() as stack:
         async with worker:
             client = await stack.enter_async_context(running(worker.address))
-            handles = [client.submit(request([token])) for token in (3, 9)]
+            handles = [Handle(client, request([token])) for token in (3, 9)]
             for handle in handles:
                 with pytest.raises(WorkerFailed) as failed:
                     await collect(handle)
                 assert failed.value.code is ErrorCode.WORKER_LOST
             assert not client.is_ready and client.num_open == 0 and client.models == {}
             with pytest.raises(WorkerFailed, match="no connection"):
-                client.submit(request())
+                Handle(client, request())
             assert len(worker.aborted) == 2
         async with worker:
             await until(lambda: client.is_ready)
-            assert (await anext(client.submit(request([4])))).tokens == [4]
+            assert (await anext(Handle(client, request([4])))).tokens == [4]
 
 
 async def test_status_and_drain_change_readiness(tmp_path: Path) -> None:
@@ -226,9 +227,9 @@ async def running_late(address: str) -> AsyncIterator[WorkerClient]:
 async def test_a_request_over_the_frame_limit_fails_alone(tmp_path: Path) -> None:
     async with pair(tmp_path, echo) as (_, client):
         with pytest.raises(WorkerFailed, match="too large") as failed:
-            client.submit(request([70_000] * (MAX_FRAME_BYTES // 5 + 1)))
+            Handle(client, request([70_000] * (MAX_FRAME_BYTES // 5 + 1)))
         assert failed.value.code is ErrorCode.INVALID and client.num_open == 0
-        assert await collect(client.submit(request([2]))) == [2]
+        assert await collect(Handle(client, request([2]))) == [2]
 
 
 @dataclass
@@ -301,7 +302,7 @@ async def test_a_worker_that_is_not_reached_is_as_silent_though_it_pulses(tmp_pa
         Proxy(f"unix:{tmp_path}/p", worker.address) as proxy,
         running(proxy.address) as client,
     ):
-        assert await collect(client.submit(request([1]))) == [1]
+        assert await collect(Handle(client, request([1]))) == [1]
         proxy.ways["server"] = Way(swallows=everything)
         heard: list[Any] = []
         client.send(request([2]), heard.append)
