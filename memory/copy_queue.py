@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Copy(Generic[T]):
-    """A copy of an adapter or of base weights from one tier to another."""
+    """A copy of an adapter from one tier to another."""
 
     work: Callable[[], T]
     """Copies, on the queue's thread, without the lock."""

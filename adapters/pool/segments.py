@@ -20,10 +20,10 @@ class Segments:
     slot: NDArray[np.int32]
 
 
-def build_segments(groups: Sequence[tuple[int, int]]) -> Segments | None:
+def build_segments(groups: Sequence[tuple[int, int]]) -> Segments:
     """groups: (slot, number of rows) of each sequence in row order, base-only (-1) ones last.
 
-    Neighbours of one slot become one segment. None when no row has an adapter.
+    Neighbours of one slot become one segment.
     """
     starts, slots = [0], list[int]()
     for slot, num_rows in groups:
@@ -34,6 +34,4 @@ def build_segments(groups: Sequence[tuple[int, int]]) -> Segments | None:
         else:
             slots.append(slot)
             starts.append(starts[-1] + num_rows)
-    if not slots:
-        return None
     return Segments(np.array(starts, np.int32), np.array(slots, np.int32))

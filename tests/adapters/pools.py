@@ -196,7 +196,6 @@ class House:
         """(x A^T) B of a slot for x = identity, by the reference op: [in, out]."""
         k, n = BASE.projection_shape(PROJECTIONS[projection])
         segments = build_segments([(slot, k)])
-        assert segments is not None
         y = torch.zeros(k, n)
         batch = LoRABatch(
             arena=self.arena,

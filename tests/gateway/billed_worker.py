@@ -7,6 +7,7 @@ import random
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from tests.gateway.scripted import DIGEST, LAYOUT
 from tests.workers.simulation import Simulation, StubPool
@@ -122,8 +123,8 @@ class BilledWorker:
     is_ready = True
     step_age_s = 0.0
 
-    def __init__(self, name: str, counts: Counts, chance: random.Random) -> None:
-        self.address = f"inprocess:{name}"
+    def __init__(self, folder: Path, name: str, counts: Counts, chance: random.Random) -> None:
+        self.address = f"unix:{folder}/{name}"
         self.models = [ModelInfo(DIGEST, "tiny", 4096, LAYOUT)]
         self.is_up = False
         self.num_preemptions = 0

@@ -6,13 +6,14 @@ import ctypes
 import logging
 import os
 import sys
+from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from threading import Lock
 from time import perf_counter
 
 from adapters.pool.loader import one_thread
-from memory.copy_queue import Copy, CopyQueue
 from ops.base import Ops
 from workers.device.weight_image import WeightImage
 from workers.models.decoder import Decoder
@@ -36,29 +37,30 @@ class Load:
     """The weights of one model on their way. Ends with what `result` raises: CheckpointError,
     OSError, MemoryError, LoadCancelled."""
 
-    def __init__(self) -> None:
-        self.is_cancelled = False
-        self._outcome: Loaded | BaseException | None = None
+    def __init__(self, thread: Executor, read: Callable[[ByteProgress], Loaded]) -> None:
+        """read: is told of each tensor that it has read."""
+        self._is_cancelled = False
+        self._future = thread.submit(self._run, read)
 
     @property
     def is_done(self) -> bool:
-        return self._outcome is not None
+        return self._future.done()
 
     def result(self) -> Loaded:
         """The model, once it is done. Raises what ended the load."""
-        outcome, self._outcome = self._outcome, None
-        if isinstance(outcome, BaseException):
-            raise outcome
-        assert outcome is not None
-        return outcome
+        return self._future.result()
 
     def cancel(self) -> None:
         """Has it stop before its next tensor. What was loaded goes with it."""
-        self.is_cancelled = True
+        self._is_cancelled = True
 
-    def end(self, outcome: Loaded | BaseException) -> None:
-        """Called once, by the queue."""
-        self._outcome = outcome
+    def _run(self, read: Callable[[ByteProgress], Loaded]) -> Loaded:
+        self._check()
+        return read(self._check)
+
+    def _check(self, _done: int = 0, _total: int = 0) -> None:
+        if self._is_cancelled:
+            raise LoadCancelled
 
 
 class ModelLoader:
@@ -67,25 +69,11 @@ class ModelLoader:
     def __init__(self, ops: Ops) -> None:
         self._ops = ops
         self._thread = one_thread("model-loader")
-        self._lock = Lock()
-        self._copies = CopyQueue[Loaded](self._thread, self._lock)
 
     def load(self, plan: ModelPlan, image: WeightImage | None) -> Load:
         """Reads the weights to the device, or into the image. They have their extents of the arena
         by now."""
-        load = Load()
-
-        def check(_done: int = 0, _total: int = 0) -> None:
-            if load.is_cancelled:
-                raise LoadCancelled
-
-        def work() -> Loaded:
-            check()
-            return self.load_here(plan, image, check)
-
-        with self._lock:
-            self._copies.submit(Copy(work, load.end, is_awaited=True))
-        return load
+        return Load(self._thread, partial(self.load_here, plan, image))
 
     def load_here(
         self, plan: ModelPlan, image: WeightImage | None, progress: ByteProgress

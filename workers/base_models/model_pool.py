@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -222,13 +222,10 @@ class ModelPool:
         """A probe runs, or waits for its model, as a request does."""
         demand = model.instance.engine.demand
         num_running, num_waiting = self._verifier.num_probes(model.plan.digest)
-        if not num_running and not num_waiting:
-            return demand
-        return Demand(
-            demand.num_running + num_running,
-            demand.num_waiting + num_waiting,
-            demand.num_extents,
-            demand.is_short,
+        return replace(
+            demand,
+            num_running=demand.num_running + num_running,
+            num_waiting=demand.num_waiting + num_waiting,
         )
 
     def _gather(self, model: RegisteredModel) -> list[Event]:

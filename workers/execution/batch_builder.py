@@ -75,8 +75,8 @@ def build_inputs(step: StepInput) -> tuple[BatchInputs[Array], StepShape]:
         context_lens=context,
         block_tables=step.block_tables,
         last_tokens=query_start[sampled + 1].astype(np.int64) - 1,
-        segment_start=np.zeros(1, np.int32) if segments is None else segments.start,
-        segment_slot=np.zeros(0, np.int32) if segments is None else segments.slot,
+        segment_start=segments.start,
+        segment_slot=segments.slot,
     )
     return inputs, StepShape(int(counts.max()), int(context.max()), rank_bound(step.max_rank))
 

@@ -52,14 +52,13 @@ class WorkerLoop:
         *,
         memory: Lock,
         verifier: AdapterVerifier,
-        model_pool: ModelPool | None = None,
+        model_pool: ModelPool,
         deliver: Callable[[Delivery], None],
         status: Callable[[bool, int], WorkerStatus],
         clock: Callable[[], float],
     ) -> None:
-        """memory: the lock of the arena that the engines share. model_pool: None where all engines
-        keep their weights. status: builds the worker's status from whether it drains and the
-        generation of the desired state that it has."""
+        """memory: the lock of the arena that the engines share. status: builds the worker's status
+        from whether it drains and the generation of the desired state that it has."""
         self.engines = engines
         """Replaced, never changed, when a model is registered: other threads read it."""
         self._device_scheduler = DeviceScheduler()
@@ -137,8 +136,7 @@ class WorkerLoop:
             self._busy_since = None
         with self._memory:
             self._verifier.close()
-        if self._model_pool is not None:
-            self._model_pool.close()
+        self._model_pool.close()
         self.is_ready = False
 
     def _step(self) -> list[Event]:
@@ -155,8 +153,6 @@ class WorkerLoop:
         return events
 
     def _advance_models(self) -> None:
-        if self._model_pool is None:
-            return
         self._emit(self._model_pool.advance())
         registered = self._model_pool.take_fetched()
         if registered:
@@ -188,9 +184,8 @@ class WorkerLoop:
             self.has_work
             or self._verifier.has_work
             or any(engine.pool.is_loading for engine in engines)
+            or self._model_pool.is_busy
         ):
-            return LOAD_POLL_S
-        if self._model_pool is not None and self._model_pool.is_busy:
             return LOAD_POLL_S
         return max(self._next_status_s - self._clock(), LOAD_POLL_S)
 
@@ -247,8 +242,7 @@ class WorkerLoop:
         if desired.generation < self.generation or is_applied:
             return
         self.generation = self._pinned_generation = desired.generation
-        if self._model_pool is not None:
-            self._model_pool.want(desired.models)
+        self._model_pool.want(desired.models)
         for digest, engine in self.engines.items():
             engine.pool.keep(pin.adapter for pin in desired.pins if pin.model == digest)
 
@@ -264,7 +258,7 @@ class WorkerLoop:
             failed = Failed(request.id, ErrorCode.DRAINING, "the worker is draining")
         elif engine is None:
             failed = Failed(request.id, ErrorCode.MODEL_UNKNOWN, "the worker lacks this base model")
-        elif self._model_pool is not None and (reason := self._model_pool.refusal(request.model)):
+        elif (reason := self._model_pool.refusal(request.model)) is not None:
             failed = Failed(request.id, ErrorCode.MODEL_UNAVAILABLE, reason)
         else:
             self._emit(engine.offer(connection, request))

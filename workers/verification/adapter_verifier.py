@@ -128,10 +128,7 @@ class AdapterVerifier:
     def put_back(self, model: str) -> None:
         """The model leaves the device: a probe in progress begins anew when it is back."""
         if self._active is not None and self._active[1].model == model:
-            connection, probe, work = self._active
-            work.close()
-            self._active = None
-            self._queue.appendleft((connection, probe))
+            self._queue.extendleft(self._stop())
 
     def take(self, event: SequenceOutput | Failed) -> None:
         """Takes an event of one of the verifier's own sequences."""
@@ -141,23 +138,26 @@ class AdapterVerifier:
         """Drops the probes of a connection that has ended."""
         self._queue = deque(item for item in self._queue if item[0] != connection)
         if self._active is not None and self._active[0] == connection:
-            self._active[2].close()
-            self._active = None
+            self._stop()
 
     def drain(self) -> list[tuple[int, ProbeResult]]:
         """Gives up all probes, with an answer to each."""
-        probes = list(self._queue)
-        if self._active is not None:
-            connection, probe, work = self._active
-            work.close()
-            probes.append((connection, probe))
+        probes = [*self._queue, *self._stop()]
         self._queue.clear()
-        self._active = None
         return [(connection, refuse_draining(probe)) for connection, probe in probes]
 
     def close(self) -> None:
         self.drain()
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _stop(self) -> list[tuple[int, Probe]]:
+        """Stops the probe in progress, if there is one, and returns it."""
+        active, self._active = self._active, None
+        if active is None:
+            return []
+        connection, probe, work = active
+        work.close()
+        return [(connection, probe)]
 
     def _is_here(self, model: str) -> bool:
         return self._instances[model].engine.runner is not None

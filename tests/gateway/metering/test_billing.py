@@ -76,7 +76,7 @@ class House:
         self.chance = random.Random(seed)
         self.counts: defaultdict[str, RequestCount] = defaultdict(RequestCount)
         self.workers = [
-            BilledWorker(f"billed-{i}", self.counts, self.chance) for i in range(NUM_WORKERS)
+            BilledWorker(store, f"billed-{i}", self.counts, self.chance) for i in range(NUM_WORKERS)
         ]
         self.keys = Keys()
         self.config = GatewayConfig(

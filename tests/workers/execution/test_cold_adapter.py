@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.adapters.pools import House, SteppedExecutor
+from tests.workers.no_models import no_models
 from tests.workers.simulation import generate
 from tests.workers.simulator import VOCAB, FakeClock, SimulatedRunner, Slots
 from workers.execution.engine import Engine
@@ -71,10 +72,12 @@ class Box:
             end_tokens=frozenset(),
             clock=self.runner.clock,
         )
+        verifier = AdapterVerifier({}, clock=self.runner.clock)
         self.loop = WorkerLoop(
             {"model": engine},
             memory=house.broker.lock,
-            verifier=AdapterVerifier({}, clock=self.runner.clock),
+            verifier=verifier,
+            model_pool=no_models(verifier, self.runner.clock),
             deliver=self._take,
             status=lambda *_: WorkerStatus("w", False, [], [], 0, "", {}, 0, 0.0),
             clock=self.runner.clock,

@@ -96,8 +96,8 @@ class Steps:
             context_lens=positions + 1,
             block_tables=tables,
             last_tokens=np.arange(count, dtype=np.int64),
-            segment_start=np.zeros(1, np.int32) if segments is None else segments.start,
-            segment_slot=np.zeros(0, np.int32) if segments is None else segments.slot,
+            segment_start=segments.start,
+            segment_slot=segments.slot,
         )
         for stream, row in zip(streams, rows.buffer_slots.tolist(), strict=True):
             self.paged.free += stream.pages

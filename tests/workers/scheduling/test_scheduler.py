@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memory.accounts import NO_TENANT, Tenant
+from tests.workers.no_models import no_models
 from tests.workers.simulation import (
     Simulation,
     StubLease,
@@ -346,10 +347,12 @@ def test_an_idle_loop_finds_a_page_without_a_holder(caplog: pytest.LogCaptureFix
     def status(_: bool, __: int) -> Any:
         reports.put(engine.report.status().num_integrity_failures)
 
+    verifier = AdapterVerifier({}, clock=simulation.clock)
     loop = WorkerLoop(
         {"model": engine},
         memory=simulation.kv.lock,
-        verifier=AdapterVerifier({}, clock=simulation.clock),
+        verifier=verifier,
+        model_pool=no_models(verifier, simulation.clock),
         deliver=lambda _: None,
         status=status,
         clock=simulation.clock,

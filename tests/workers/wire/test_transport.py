@@ -39,7 +39,6 @@ from workers.wire.transport.base import (
     TransportError,
     WorkerConnection,
 )
-from workers.wire.transport.inprocess import open_streams
 from workers.wire.transport.registry import connect, exchange_hello, listen
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -64,18 +63,12 @@ class Wire:
         scheme, _, rest = self.address.partition(":")
         if scheme == "unix":
             return await asyncio.open_unix_connection(rest)
-        if scheme == "tcp":
-            return await asyncio.open_connection(*rest.removeprefix("//").split(":"))
-        return await open_streams(self.address)
+        return await asyncio.open_connection(*rest.removeprefix("//").split(":"))
 
 
-@pytest.fixture(params=["unix", "tcp", "inprocess"])
+@pytest.fixture(params=["unix", "tcp"])
 async def wire(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Wire]:
-    addresses = {
-        "unix": f"unix:{tmp_path}/socket",
-        "tcp": "tcp://127.0.0.1:0",
-        "inprocess": "inprocess:test",
-    }
+    addresses = {"unix": f"unix:{tmp_path}/socket", "tcp": "tcp://127.0.0.1:0"}
     wire = Wire()
     listener = await listen(addresses[request.param], wire.accept, INSECURE)
     wire.address = listener.address

@@ -17,14 +17,9 @@ from workers.wire.transport.base import (
     Security,
     Transport,
 )
-from workers.wire.transport.inprocess import InProcessTransport
 from workers.wire.transport.stream import TcpTransport, UnixTransport
 
-TRANSPORTS: dict[str, Transport] = {
-    "unix": UnixTransport(),
-    "tcp": TcpTransport(),
-    "inprocess": InProcessTransport(),
-}
+TRANSPORTS: dict[str, Transport] = {"unix": UnixTransport(), "tcp": TcpTransport()}
 CONNECT_TIMEOUT_S = 10.0
 HELLO_TIMEOUT_S = 10.0
 
