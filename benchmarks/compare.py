@@ -83,7 +83,6 @@ class Side:
 
     def __init__(self, checkout: Path, folder: Path, model: Path, unset: list[str]) -> None:
         """unset: variables of `Stack` that this checkout does not know."""
-        self._checkout = checkout
         without = [part for name in unset for part in ("-u", name)]
         self.stack = Stack(
             folder,

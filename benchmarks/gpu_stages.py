@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import json
-import math
 import os
 import platform
 import subprocess
@@ -42,7 +41,7 @@ class Stage:
     def __init__(self, out: Path, name: str, tiny: bool) -> None:
         self.out, self.name, self.tiny = out, name, tiny
         self.device = torch.device("cpu" if tiny else "cuda")
-        self.bench = Bench(self.device, math.inf, tiny)
+        self.bench = Bench(self.device, tiny)
         self.shape = TINY if tiny else LLAMA_8B
         self.failed = False
         self._rows = out / f"{name}.jsonl"

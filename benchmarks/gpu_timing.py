@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +16,6 @@ class Bench:
     """Times work on the device: by replaying it out of a graph, so that no launch is counted."""
 
     device: torch.device
-    deadline: float
     tiny: bool
     results: dict[str, Any] = field(default_factory=dict)
 
@@ -34,24 +31,6 @@ class Bench:
         once = _events(run, 1)
         count = max(1, min(most, int(0.02 / max(once, 1e-6))))
         return statistics.median(_events(run, count) for _ in range(5))
-
-    def part(self, name: str, rows: Callable[[], Iterator[dict[str, Any]]]) -> None:
-        """Runs a part unless the time is up; prints and keeps its rows."""
-        kept = self.results.setdefault(name, [])
-        if time.monotonic() > self.deadline:
-            self.results.setdefault("left_out", []).append(name)
-            return
-        begin = time.monotonic()
-        for row in rows():
-            kept.append(row)
-            print(name, json.dumps(row), flush=True)
-            if time.monotonic() > self.deadline:
-                self.results.setdefault("left_out", []).append(f"the rest of {name}")
-                break
-        print(f"{name}: {time.monotonic() - begin:.1f} s", flush=True)
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
 
 
 def _capture(work: Callable[[], object]) -> Callable[[], None]:

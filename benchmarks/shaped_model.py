@@ -65,7 +65,6 @@ class Shape:
 
 
 LLAMA_8B = Shape("Llama-3-8B", 32, 4096, 32, 8, 128, 14336, 128256)
-QWEN_600M = Shape("Qwen3-0.6B", 28, 1024, 16, 8, 128, 3072, 151936, qk_norm=True)
 TINY = Shape("tiny", 1, 32, 2, 1, 16, 48, 100, qk_norm=True)
 
 

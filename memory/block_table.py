@@ -31,11 +31,6 @@ class BlockTable:
         self._last_key: bytes | None = None
 
     @property
-    def capacity(self) -> int:
-        """Tokens the pages have room for."""
-        return len(self.pages) * PAGE_TOKENS
-
-    @property
     def is_first(self) -> bool:
         """No other table of the tenant has pages."""
         return self._kv.tables.held.get(self.tenant.name, 0) == bool(self.pages)

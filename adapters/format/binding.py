@@ -105,10 +105,7 @@ def bind_any(
         return bound[0]
     if bound:
         raise AdapterRejected(
-            "adapter.base.ambiguous",
-            "model",
-            None,
-            [candidate.base.digest for candidate in bound],
+            "adapter.base.ambiguous", "model", None, [candidate.base.digest for candidate in bound]
         )
     if len({(reason.code, reason.field) for reason in reasons}) == 1:
         raise reasons[0]
@@ -194,11 +191,7 @@ def _bind_module(
     layer, projection = site
     a_name, b_name = PREFIX + path + SUFFIX_A, PREFIX + path + SUFFIX_B
     if not config.targets(path, layer, matcher):
-        raise AdapterRejected(
-            "adapter.tensor.not_targeted",
-            a_name,
-            path,
-        )
+        raise AdapterRejected("adapter.tensor.not_targeted", a_name, path)
     in_features, out_features = base.projection_shape(PROJECTIONS[projection])
     a, b = tensors[a_name], tensors[b_name]
     rank = config.rank(path, matcher)
@@ -216,10 +209,7 @@ def _check_shape(name: str, entry: TensorEntry, expected: tuple[int, int], rank_
     is_matrix = len(entry.shape) == 2
     if is_matrix and entry.shape[1 - rank_axis] == expected[1 - rank_axis]:
         raise AdapterRejected(
-            "adapter.rank.mismatch",
-            name,
-            entry.shape[rank_axis],
-            expected[rank_axis],
+            "adapter.rank.mismatch", name, entry.shape[rank_axis], expected[rank_axis]
         )
     code = "adapter.base.mismatch" if is_matrix else "adapter.tensor.shape"
     raise AdapterRejected(code, name, list(entry.shape), list(expected))

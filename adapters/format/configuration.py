@@ -138,11 +138,7 @@ def _check_kind(values: dict[str, Any]) -> None:
         raise AdapterRejected("adapter.unsupported.task_type", "task_type", task, [*TASKS])
     mapping = values.get("auto_mapping")
     if mapping is not None and not _is_served_class(mapping):
-        raise AdapterRejected(
-            "adapter.unsupported.auto_mapping",
-            "auto_mapping",
-            mapping,
-        )
+        raise AdapterRejected("adapter.unsupported.auto_mapping", "auto_mapping", mapping)
 
 
 SERVED_CLASSES = ("ForCausalLM", "ForConditionalGeneration", "Model")

@@ -146,12 +146,7 @@ def _open(path: Path, max_bytes: int) -> Generator[tuple[BinaryIO, int]]:
 def _explain_absence(path: Path, error: OSError) -> AdapterRejected:
     pickles = [n for n in PICKLE_NAMES if (path.parent / n).exists()]
     if path.name == WEIGHTS_NAME and pickles:
-        return AdapterRejected(
-            "adapter.unsupported.pickle",
-            pickles[0],
-            "a pickle",
-            [WEIGHTS_NAME],
-        )
+        return AdapterRejected("adapter.unsupported.pickle", pickles[0], "a pickle", [WEIGHTS_NAME])
     return AdapterRejected("adapter.file.missing", path.name, os.strerror(error.errno or 0))
 
 

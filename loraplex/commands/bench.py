@@ -43,10 +43,16 @@ MAX_BARS = 12
 _CLASS = re.compile(r"([\w.-]{1,64})=([A-Za-z_]\w*)")
 
 
-def _finite(_: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
-    if value is not None and math.isnan(value):
-        raise click.BadParameter("it is no number", param=parameter)
-    return value
+class Number(click.FloatRange):
+    """One that is a number: `nan` is in every range."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        found = super().convert(value, param, ctx)
+        if math.isnan(found):
+            self.fail("it is no number", param, ctx)
+        return found
 
 
 @click.command("bench")
@@ -54,10 +60,9 @@ def _finite(_: click.Context, parameter: click.Parameter, value: float | None) -
 @click.option("--model", "models", multiple=True, required=True, help="Several: popular first.")
 @click.option(
     "--zipf",
-    type=click.FloatRange(0, 10),
+    type=Number(0, 10),
     default=0.0,
     show_default=True,
-    callback=_finite,
     help="The k-th model gets 1/k^ZIPF of what the first gets.",
 )
 @click.option(
@@ -70,15 +75,13 @@ def _finite(_: click.Context, parameter: click.Parameter, value: float | None) -
 @click.option("--concurrency", type=click.IntRange(1, MAX_CONCURRENCY), help="Clients; 8.")
 @click.option(
     "--rate",
-    type=click.FloatRange(0, MAX_RATE, min_open=True),
-    callback=_finite,
+    type=Number(0, MAX_RATE, min_open=True),
     help="Requests a second at random moments, in place of --concurrency.",
 )
 @click.option("--requests", type=click.IntRange(1, MAX_REQUESTS), help="In all; 100.")
 @click.option(
     "--duration",
-    type=click.FloatRange(0, MAX_DURATION_S, min_open=True),
-    callback=_finite,
+    type=Number(0, MAX_DURATION_S, min_open=True),
     help="Seconds in which requests are sent.",
 )
 @click.option("--prompt-tokens", type=click.IntRange(1, MAX_TOKENS), default=64, show_default=True)
@@ -89,24 +92,21 @@ def _finite(_: click.Context, parameter: click.Parameter, value: float | None) -
 )
 @click.option(
     "--ttft-target",
-    type=click.FloatRange(0, min_open=True),
-    callback=_finite,
+    type=Number(0, min_open=True),
     metavar="MS",
     help="Goodput: requests whose first token came within this time.",
 )
 @click.option(
     "--itl-target",
-    type=click.FloatRange(0, min_open=True),
-    callback=_finite,
+    type=Number(0, min_open=True),
     metavar="MS",
     help="Goodput: requests whose mean time between tokens was this at most.",
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(0, 3600, min_open=True),
+    type=Number(0, 3600, min_open=True),
     default=300.0,
     show_default=True,
-    callback=_finite,
     help="Seconds for one answer.",
 )
 @click.option("--seed", type=int, default=0, show_default=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -94,6 +93,6 @@ def test_a_stage_that_raises_hangs_or_lacks_time_loses_nothing(tmp_path: Path):
 def test_adapters_are_timed_on_their_way_to_the_device():
     from benchmarks.gpu_adapters import adapter_rows
 
-    bench = Bench(torch.device("cpu"), math.inf, True, {"transfer_bytes_per_second": 1e9})
+    bench = Bench(torch.device("cpu"), True, {"transfer_bytes_per_second": 1e9})
     (row,) = adapter_rows(bench, select("reference"), TINY)
     assert row["copied_ms"] > 0 and row["bytes_ms"] > 0

@@ -42,8 +42,6 @@ class Orders:
     """No request waits for this load any more."""
     leave: list[str] = field(default_factory=list[str])
     """What still runs there is preempted."""
-    load: list[str] = field(default_factory=list[str])
-    """At most one. Its extents are gathered first, as they become idle."""
     held: set[str] = field(default_factory=set[str])
     """May admit no sequence, as long as this is said."""
     preempt: set[str] = field(default_factory=set[str])
@@ -222,7 +220,6 @@ class ModelResidency:
             if claim.is_unserved and claim.num_missing <= self.num_free:
                 if claim.tier == "host":
                     claim.tier, claim.is_gathering = "loading", True
-                    orders.load.append(claim.digest)
                     break
                 self._press(claim, now, orders)
             if draining or now - since >= self._max_wait_s:

@@ -34,7 +34,7 @@ from workers.scheduling.demand import Demand
 from workers.scheduling.queue_limits import Refusal
 from workers.scheduling.schedule import Schedule, ScheduledSequence
 from workers.scheduling.scheduler import EXPIRED, Scheduler
-from workers.scheduling.sequence import Sequence, SequenceStatus
+from workers.scheduling.sequence import Sequence
 from workers.scheduling.token_limits import TokenLimits
 from workers.wire.protocol import (
     ErrorCode,
@@ -237,28 +237,17 @@ class Engine:
 
     def fail_waiting(self, code: ErrorCode, message: str) -> list[Event]:
         """Fails all waiting sequences, whether they have begun or not."""
-        waiting = [s for s in self._sequences.values() if s.status is SequenceStatus.WAITING]
-        for sequence in waiting:
-            self.scheduler.remove(sequence)
+        waiting = [s for s in self._sequences.values() if s.is_waiting]
         return [self._fail(sequence, code, message) for sequence in waiting]
 
     def fail_first(self, code: ErrorCode, message: str) -> list[Event]:
         """Fails the waiting sequence that would be the next to run."""
         sequence = self.scheduler.first_waiting
-        if sequence is None:
-            return []
-        self.scheduler.remove(sequence)
-        return [self._fail(sequence, code, message)]
+        return [] if sequence is None else [self._fail(sequence, code, message)]
 
     def give_back(self) -> list[Event]:
         """Refuses what waits and has not begun: another worker may begin it sooner."""
-        waiting = [
-            sequence
-            for sequence in self._sequences.values()
-            if sequence.status is SequenceStatus.WAITING and not sequence.is_begun
-        ]
-        for sequence in waiting:
-            self.scheduler.remove(sequence)
+        waiting = [s for s in self._sequences.values() if s.is_waiting and not s.is_begun]
         return [self._fail(s, ErrorCode.DRAINING, "the worker is draining") for s in waiting]
 
     def step(self, *, is_alone: bool = True) -> list[Event]:
@@ -437,7 +426,6 @@ class Engine:
         adapter = "none" if sequence.adapter is None else sequence.adapter.digest
         message = DRAWING_ERRORS[error]
         log.error("%s: model %s, adapter %s", message, self.info.name, adapter)
-        self.scheduler.remove(sequence)
         return self._fail(sequence, error, message)
 
     def _forget(self, sequence: Sequence) -> None:
@@ -445,7 +433,7 @@ class Engine:
         self.scheduler.remove(sequence)
 
     def _fail(self, sequence: Sequence, code: ErrorCode, message: str) -> Event:
-        del self._sequences[sequence.key]
+        self._forget(sequence)
         self._meter.note_failure(sequence, code)
         failed = Failed(sequence.request.id, code, message, times=self._times(sequence))
         return sequence.connection, failed
@@ -466,11 +454,8 @@ class Engine:
         self._num_failed_steps += 1
         if self._num_failed_steps == MAX_FAILED_STEPS:
             raise EngineFailed(f"{MAX_FAILED_STEPS} steps in a row have failed") from error
-        events: list[Event] = []
-        for item in schedule.items:
-            if not item.sequence.is_finished:
-                self.scheduler.remove(item.sequence)
-                events.append(self._fail(item.sequence, ErrorCode.INTERNAL, message))
+        failing = [item.sequence for item in schedule.items if not item.sequence.is_finished]
+        events = [self._fail(sequence, ErrorCode.INTERNAL, message) for sequence in failing]
         self.scheduler.update(schedule, [0] * len(schedule.items))
         return events
 

@@ -61,12 +61,6 @@ class FairQueue:
         """Sum of the weights of all tenants with work."""
         return sum(each.weight for each in self.classes.values())
 
-    @property
-    def waiting(self) -> list[Sequence]:
-        """In no order."""
-        tenants = [each for queue in self.classes.values() for each in queue.active.values()]
-        return [s for tenant in tenants for s in tenant.pending[tenant.num_started :]]
-
     def add(self, sequence: Sequence) -> None:
         """Queues a waiting sequence. Its tenant has the weight that it names from now on."""
         request = sequence.request

@@ -95,10 +95,6 @@ class Scheduler:
         self.num_hit_tokens = 0
 
     @property
-    def waiting(self) -> list[Sequence]:
-        return self._queue.waiting
-
-    @property
     def first_waiting(self) -> Sequence | None:
         """The waiting sequence that is next in turn."""
         return next((s for s in self._queue.in_turn(lambda _: False) if s.is_waiting), None)
@@ -296,7 +292,8 @@ class Scheduler:
                 case Blocked(reason, failure):
                     self.policy.block(sequence, reason)
                     if failure is not None:
-                        self._fail(sequence, failure, schedule)
+                        self.remove(sequence)
+                        schedule.failed.append((sequence, *failure))
 
     def _continue(self, sequence: Sequence, schedule: Schedule) -> None:
         """Schedules the next chunk of a begun prompt."""
@@ -472,12 +469,6 @@ class Scheduler:
         if sequence.slot is not None:
             self._slots.free(sequence.slot)
             sequence.slot = None
-
-    def _fail(self, sequence: Sequence, failure: Failure, schedule: Schedule) -> None:
-        self._queue.remove(sequence, is_waiting=True)
-        self._adapters.note_not_waiting(sequence)
-        sequence.status = SequenceStatus.FINISHED
-        schedule.failed.append((sequence, *failure))
 
 
 def _num_pages(num_tokens: int) -> int:

@@ -324,7 +324,7 @@ def test_what_cannot_fit_beside_pins_is_unsatisfiable() -> None:
     world.ask("b", 1.0)
     world.ask("c", 1.0)
     world.tick()
-    assert world.orders.unsatisfiable == ["b"] and world.orders.load == ["c"]
+    assert world.orders.unsatisfiable == ["b"] and world.residency.models["c"].tier == "loading"
 
 
 def test_an_unloaded_one_drains_and_stays_away() -> None:

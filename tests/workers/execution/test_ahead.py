@@ -16,6 +16,7 @@ from tests.workers.driver import Driver
 from tests.workers.process.test_worker import Setup
 from tests.workers.simulation import Simulation, StubPool, generate, prompt_of
 from tests.workers.simulator import END, VOCAB, Late, SimulatedRunner, alone
+from tests.workers.waiting import waiting_of
 from workers.execution.step_input import PendingStep, SequenceResult, StepInput, StepOutput
 from workers.wire.protocol import (
     ErrorCode,
@@ -111,7 +112,7 @@ def test_a_row_for_nothing_leaves_no_trace(seed: int) -> None:
         requests = [asked(rng, number, [0], [None, "a"]) for number in range(16)]
         for request in requests:
             simulation.submit(request)
-        account = simulation.scheduler.waiting[0].tenant_queue
+        account = waiting_of(simulation.scheduler)[0].tenant_queue
         simulation.run()
         simulation.assert_at_rest()
         cache, engine = simulation.kv.prefix_cache, simulation.engine

@@ -12,6 +12,7 @@ import pytest
 from tests.workers.execution.test_ahead import answer, asked
 from tests.workers.simulation import Simulation, StubPool, generate, prompt_of
 from tests.workers.simulator import Late, SimulatedRunner, acting, alone, next_token, prefix_digests
+from tests.workers.waiting import waiting_of
 from workers.execution.step_input import PendingStep, StepInput, StepOutput
 from workers.process.loop import frames
 from workers.wire.protocol import (
@@ -73,7 +74,7 @@ def played(
     simulation.runner.counts = counts
     for request in requests:
         simulation.submit(request)
-    for sequence in simulation.scheduler.waiting:
+    for sequence in waiting_of(simulation.scheduler):
         sequence.needs_host_token = counts != (1,)
     simulation.run()
     simulation.assert_at_rest()
@@ -110,7 +111,7 @@ def test_each_token_is_charged_once(counts: tuple[int, ...]) -> None:
         assert isinstance(simulation.runner, ScriptedDevice)
         simulation.runner.counts = counts
         simulation.submit(request)
-        sequence = simulation.scheduler.waiting[0]
+        sequence = waiting_of(simulation.scheduler)[0]
         sequence.needs_host_token = True
         simulation.run()
         assert simulation.outputs[0] == alone(request)
@@ -147,7 +148,7 @@ def test_frames_carry_the_tokens_of_a_step() -> None:
         request = generate(number, [1, 2, 3], num_tokens, stream_interval=stream_interval)
         params = msgspec.structs.replace(request.params, logprobs=0, ignore_eos=True)
         simulation.submit(msgspec.structs.replace(request, params=params))
-    for sequence in simulation.scheduler.waiting:
+    for sequence in waiting_of(simulation.scheduler):
         sequence.needs_host_token = True
     sent: dict[int, list[SequenceOutput]] = {0: [], 1: [], 2: []}
     while simulation.engine.has_work:
@@ -181,7 +182,7 @@ def test_a_sequence_that_needs_its_token_is_in_no_step_ahead(needs_host_token: b
     simulation = Simulation(runner=Watching, runs_ahead=True)
     request = generate(0, [1, 2, 3], 8)
     simulation.submit(request)
-    simulation.scheduler.waiting[0].needs_host_token = needs_host_token
+    waiting_of(simulation.scheduler)[0].needs_host_token = needs_host_token
     simulation.run()
     assert simulation.outputs[0] == alone(request)
     assert max(in_flight) == (1 if needs_host_token else 2)

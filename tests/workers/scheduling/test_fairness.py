@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.scale import scaled
 from tests.workers.counting import ROW_S, Market
 from tests.workers.simulation import StubPool, generate, prompt_of
+from tests.workers.waiting import waiting_of
 from workers.scheduling.fairness_policy import DECODE_COST, MAX_TOKEN_GAP_S
 from workers.scheduling.queue_limits import QueueBounds
 from workers.scheduling.tenant_queue import TERMS
@@ -127,7 +128,7 @@ def backlog(market: Market, rng: random.Random, classes: list[ServiceClass], ste
     """Every class always has something waiting."""
     for _ in range(steps):
         queued = dict.fromkeys(classes, 0)
-        for sequence in market.scheduler.waiting:
+        for sequence in waiting_of(market.scheduler):
             queued[sequence.request.service_class] += 1
         for service_class in classes:
             for _ in range(4 - queued[service_class]):

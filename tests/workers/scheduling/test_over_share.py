@@ -10,6 +10,7 @@ from tests.scale import scaled
 from tests.workers.counting import Market
 from tests.workers.scheduling.test_fairness import ask
 from tests.workers.simulation import Simulation, assert_equals_alone, generate, prompt_of
+from tests.workers.waiting import waiting_of
 from workers.scheduling.fair_queue import RECENT_TOKENS
 from workers.scheduling.queue_limits import QueueBounds
 from workers.wire.protocol import Generate
@@ -95,7 +96,7 @@ def test_a_tenant_within_its_share_is_never_over_it() -> None:
     were_over_share: set[str] = set()
     for step in range(400):
         for tenant, weight in (("a", 3), ("b", 1)):
-            waiting = [s for s in device.scheduler.waiting if s.request.tenant == tenant]
+            waiting = [s for s in waiting_of(device.scheduler) if s.request.tenant == tenant]
             if len(waiting) < 4:
                 device.offer(ask(rng, tenant, 100, 20, weight=weight))
         device.step()
@@ -115,7 +116,7 @@ def test_a_tenant_is_no_longer_over_its_share_once_others_take_theirs() -> None:
     before = dict(device.counts.served)
     while device.counts.served["light"] - before["light"] < 2 * RECENT_TOKENS:
         for tenant in ("heavy", "light"):
-            waiting = [s for s in device.scheduler.waiting if s.request.tenant == tenant]
+            waiting = [s for s in waiting_of(device.scheduler) if s.request.tenant == tenant]
             if len(waiting) < 4:
                 device.offer(ask(rng, tenant, LONG_PROMPT, 20))
         device.step()
@@ -197,7 +198,7 @@ def test_no_slot_is_taken_from_an_over_share_tenant_that_has_few() -> None:
     def keep_long_prompts(num_steps: int) -> int:
         num_over_share = 0
         for _ in range(num_steps):
-            waiting = [s for s in device.scheduler.waiting if s.request.tenant == "heavy"]
+            waiting = [s for s in waiting_of(device.scheduler) if s.request.tenant == "heavy"]
             for _ in range(2 - len(waiting)):
                 device.offer(ask(rng, "heavy", LONG_PROMPT, 2))
             device.step()

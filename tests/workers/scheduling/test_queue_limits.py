@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.workers.counting import Market
 from tests.workers.scheduling.test_fairness import ask
 from tests.workers.simulation import StubPool
+from tests.workers.waiting import waiting_of
 from workers.process.worker import warm_up
 from workers.scheduling.queue_limits import MIN_MEASURED_S, DrainRate, QueueBounds
 from workers.wire.protocol import MAX_RETRY_S, ErrorCode, Generate, ServiceClass
@@ -18,7 +19,7 @@ from workers.wire.protocol import MAX_RETRY_S, ErrorCode, Generate, ServiceClass
 
 def waiting(market: Market) -> dict[str, int]:
     counts: dict[str, int] = {}
-    for sequence in market.scheduler.waiting:
+    for sequence in waiting_of(market.scheduler):
         counts[sequence.request.tenant] = counts.get(sequence.request.tenant, 0) + 1
     return counts
 
@@ -232,7 +233,7 @@ def test_the_bounds_hold_and_nobody_is_lost(
         request = ask(rng, tenant, num_tokens, 4, service_class=service_class, weight=weight)
         asked.add(request.id)
         market.offer(request)
-        assert market.scheduler.num_waiting == len(market.scheduler.waiting) <= max_requests
+        assert market.scheduler.num_waiting == len(waiting_of(market.scheduler)) <= max_requests
         is_alone = market.scheduler.num_waiting == 1
         assert market.scheduler.num_waiting_tokens <= max_tokens or is_alone
     while market.engine.has_work:

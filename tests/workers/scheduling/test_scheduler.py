@@ -26,6 +26,7 @@ from tests.workers.simulation import (
     prompt_of,
 )
 from tests.workers.simulator import VOCAB
+from tests.workers.waiting import waiting_of
 from workers.execution.engine import MAX_FAILED_STEPS, EngineFailed
 from workers.process.loop import INTEGRITY_PERIOD_S, WorkerLoop
 from workers.scheduling.deadlines import MIN_KEPT
@@ -146,7 +147,7 @@ def test_what_is_found_in_the_cache_is_charged_as_such() -> None:
     simulation.submit(generate(0, prefix, 1))
     simulation.run()
     simulation.submit(generate(1, prefix + prompt_of(rng, 16), 1))
-    account = simulation.scheduler.waiting[0].tenant_queue
+    account = waiting_of(simulation.scheduler)[0].tenant_queue
     before = account.counter
     simulation.run()
     assert account.counter - before == pytest.approx(64 * CACHED_COST + 16 * PREFILL_COST)
@@ -265,7 +266,7 @@ def test_what_has_ended_is_not_kept_until_it_would_have_expired() -> None:
     sequences: list[weakref.ref[Sequence]] = []
     for number in range(400):
         simulation.submit(generate(number, prompt_of(rng, 40), 4, timeout_s=86_400.0))
-        sequences.append(weakref.ref(simulation.scheduler.waiting[0]))
+        sequences.append(weakref.ref(waiting_of(simulation.scheduler)[0]))
         if number % 2:
             simulation.engine.abort(0, number)
         simulation.run()
