@@ -72,12 +72,11 @@ class Api:
         self, path: str, body: dict[str, Any], *, if_match: str | None = None, **query: Any
     ) -> Any:
         """`if_match`: the ETag that what is replaced must still have."""
-        headers = {} if if_match is None else {"if-match": if_match}
+        headers = _given({"if-match": if_match})
         return self._call("PUT", path, json=body, params=_given(query), headers=headers)
 
     def patch(self, path: str, body: dict[str, Any], *, if_match: str | None = None) -> Any:
-        headers = {} if if_match is None else {"if-match": if_match}
-        return self._call("PATCH", path, json=body, headers=headers)
+        return self._call("PATCH", path, json=body, headers=_given({"if-match": if_match}))
 
     def delete(self, path: str, **query: Any) -> Any:
         return self._call("DELETE", path, params=_given(query))

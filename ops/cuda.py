@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import copy
 from pathlib import Path
 from typing import get_args
 
@@ -40,6 +39,7 @@ from ops.base import (
     StreamName,
 )
 from ops.block_hash import hash_blocks
+from ops.plain_linear import PlainLinear
 
 
 class _Compiled:
@@ -54,22 +54,6 @@ class _Compiled:
 
 
 _compiled = _Compiled()
-
-
-class CublasLinear:
-    """weight [N, K] and bias [N], both in the serving dtype, kept as they are."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.weight = weight
-        self.bias = bias
-        self.out_features, self.in_features = weight.shape
-        self.num_bytes = self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
-
-    def placed(self, place: Callable[[Tensor], Tensor]) -> CublasLinear:
-        moved = copy(self)
-        moved.weight = place(self.weight)
-        moved.bias = None if self.bias is None else place(self.bias)
-        return moved
 
 
 class CudaOps:
@@ -112,17 +96,17 @@ class CudaOps:
         return weights
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
-        return CublasLinear(
+        return PlainLinear(
             weight.clone(memory_format=torch.contiguous_format),
             None if bias is None else bias.to(weight.dtype, copy=True),
         )
 
     def table_linear(self, table: Tensor) -> PackedLinear:
         assert table.is_contiguous()
-        return CublasLinear(table)
+        return PlainLinear(table)
 
     def linear(self, x: Tensor, weight: PackedLinear) -> Tensor:
-        assert isinstance(weight, CublasLinear)
+        assert isinstance(weight, PlainLinear)
         bias = None if weight.bias is None else weight.bias.to(x.dtype)
         return torch.nn.functional.linear(x, weight.weight.to(x.dtype), bias)
 

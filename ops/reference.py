@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from copy import copy
 
 import torch
 from torch import Tensor
@@ -22,24 +20,9 @@ from ops.base import (
     SamplingBatch,
 )
 from ops.block_hash import hash_blocks
+from ops.plain_linear import PlainLinear
 
 MASK = 0xFFFFFFFF
-
-
-class DenseLinear:
-    """weight float32 [N, K], bias float32 [N] or None."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.weight = weight.to(torch.float32, copy=True)
-        self.bias = None if bias is None else bias.to(torch.float32, copy=True)
-        self.out_features, self.in_features = weight.shape
-        self.num_bytes = self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
-
-    def placed(self, place: Callable[[Tensor], Tensor]) -> DenseLinear:
-        moved = copy(self)
-        moved.weight = place(self.weight)
-        moved.bias = None if self.bias is None else place(self.bias)
-        return moved
 
 
 class ReferenceOps(HostOps):
@@ -53,10 +36,13 @@ class ReferenceOps(HostOps):
         return torch.float32
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
-        return DenseLinear(weight, bias)
+        return PlainLinear(
+            weight.to(torch.float32, copy=True),
+            None if bias is None else bias.to(torch.float32, copy=True),
+        )
 
     def linear(self, x: Tensor, weight: PackedLinear) -> Tensor:
-        assert isinstance(weight, DenseLinear)
+        assert isinstance(weight, PlainLinear)
         return torch.nn.functional.linear(x, weight.weight, weight.bias)
 
     def embed(self, ids: Tensor, table: Tensor, scale: float = 1.0) -> Tensor:

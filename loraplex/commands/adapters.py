@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from loraplex.commands.options import (
+    F,
     api,
     confirm,
     from_json,
@@ -68,6 +69,11 @@ completions_option = click.option(
     help="Also if its chat template is not approved: chats are refused until it is.",
 )
 alias_option = click.option("--alias", default="prod", show_default=True)
+
+
+def on_alias(command: F) -> F:
+    """Of an alias of the adapter NAME."""
+    return click.argument("name")(alias_option(tenant_option(json_option(command))))
 
 
 @click.group("adapter")
@@ -203,10 +209,7 @@ def canary(
 
 
 @adapter_group.command("rollback")
-@click.argument("name")
-@alias_option
-@tenant_option
-@json_option
+@on_alias
 def rollback(name: str, alias: str, tenant: str | None, as_json: bool) -> None:
     """Undo an alias's last move: back to the version or canary set before it."""
     with api() as server:
@@ -214,10 +217,7 @@ def rollback(name: str, alias: str, tenant: str | None, as_json: bool) -> None:
 
 
 @adapter_group.command("pin")
-@click.argument("name")
-@alias_option
-@tenant_option
-@json_option
+@on_alias
 def pin(name: str, alias: str, tenant: str | None, as_json: bool) -> None:
     """Keep what an alias points to on the device, within the tenant's quota."""
     with api() as server:
@@ -225,10 +225,7 @@ def pin(name: str, alias: str, tenant: str | None, as_json: bool) -> None:
 
 
 @adapter_group.command("unpin")
-@click.argument("name")
-@alias_option
-@tenant_option
-@json_option
+@on_alias
 def unpin(name: str, alias: str, tenant: str | None, as_json: bool) -> None:
     """Let what an alias points to leave the device."""
     with api() as server:

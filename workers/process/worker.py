@@ -108,7 +108,8 @@ class Worker:
         plans = {digest: self._read_plan(digest) for digest in names}
         virtual = self._virtual_memory()
         granularity = UNIT_BYTES if virtual is None else max(UNIT_BYTES, virtual.granularity)
-        graph_bytes = sum(map(self._graph_bytes, plans.values()))
+        limits = map(self._graph_limits, plans.values())
+        graph_bytes = sum(each.num_bytes for each in limits if each is not None)
         self.arena, self._kv_extents, self._weight_extents = _make_arena(
             config, self._footprints(plans.values()), granularity, graph_bytes
         )
@@ -215,10 +216,6 @@ class Worker:
             return None
         slots, vocab = config.max_loaded_adapters, plan.spec.vocab_size
         return Limits.of(config.max_num_seqs, plan.max_model_len, slots, vocab)
-
-    def _graph_bytes(self, plan: ModelPlan) -> int:
-        limits = self._graph_limits(plan)
-        return 0 if limits is None else limits.num_bytes
 
     def _warm_up(self, digest: str) -> None:
         """What a model that comes later compiles and captures, it does in its first steps."""
