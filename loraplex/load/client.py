@@ -46,7 +46,7 @@ class Outcome(msgspec.Struct, gc=False):
     group: str
     begun_s: float
     """When it was due."""
-    arrivals_s: array[float]
+    arrivals_s: array[float] = msgspec.field(default_factory=lambda: array("d"))
     """Time of each event with text."""
     ended_s: float = 0.0
     status: int = 0
@@ -56,10 +56,6 @@ class Outcome(msgspec.Struct, gc=False):
     num_prompt: int = 0
     num_cached: int = 0
     num_output: int = 0
-
-    @classmethod
-    def due(cls, call: Call, at_s: float) -> Outcome:
-        return cls(call.group, at_s, array("d"))
 
     def fail(self, code: str, message: object) -> None:
         """The first failure counts."""
@@ -103,7 +99,7 @@ class Client:
     async def send(self, call: Call, due_s: float | None = None) -> Outcome:
         """due_s: when the call should have been sent; now, unless given. Raises nothing that a
         server can cause."""
-        outcome = Outcome.due(call, time.perf_counter() if due_s is None else due_s)
+        outcome = Outcome(call.group, time.perf_counter() if due_s is None else due_s)
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._exchange(call, outcome)

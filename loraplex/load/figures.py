@@ -52,12 +52,11 @@ class Figures:
     """Part of all requests, those that failed too."""
 
 
-def load_seconds(outcomes: Iterable[Outcome]) -> float:
+def load_seconds(outcomes: Sequence[Outcome]) -> float:
     """From the first request to the last answer."""
-    found = list(outcomes)
-    if not found:
+    if not outcomes:
         return 0.0
-    return max(o.ended_s for o in found) - min(o.begun_s for o in found)
+    return max(o.ended_s for o in outcomes) - min(o.begun_s for o in outcomes)
 
 
 def summarise(

@@ -66,7 +66,7 @@ async def open_loop(
                 return
             await asyncio.sleep(max(due_s - time.perf_counter(), 0.0))
             if num_open >= MAX_OPEN:
-                outcome = Outcome.due(call, due_s)
+                outcome = Outcome(call.group, due_s)
                 outcome.fail("not_sent", f"{MAX_OPEN} requests wait for their answers")
                 outcome.ended_s = due_s
                 on_end(outcome)

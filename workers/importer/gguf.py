@@ -38,8 +38,9 @@ def write_from_gguf(source: Path, folder: Path, progress: ByteProgress | None) -
     write_json(folder / "tokenizer_config.json", build_tokenizer_config(metadata))
     write_json(folder / "config.json", complete_config(config, spec))
     write_json(folder / "generation_config.json", build_generation_config(metadata))
-    _write_template(folder, metadata)
-    meter = ProgressMeter(2 * sum(map(_num_elements, expected.values())), progress)
+    if template := metadata.get("tokenizer.chat_template"):
+        (folder / "chat_template.jinja").write_text(template)
+    meter = ProgressMeter(2 * sum(map(math.prod, expected.values())), progress)
     write_safetensors(
         folder / SINGLE_FILE, expected, lambda name: tensors.read(name, spec), meter.add
     )
@@ -57,12 +58,3 @@ class _Metadata(dict[str, Any]):
         for key in [key for key in self if key.endswith("_token_id")]:
             if not 0 <= self[key] < size:
                 del self[key]
-
-
-def _write_template(folder: Path, metadata: dict[str, Any]) -> None:
-    if template := metadata.get("tokenizer.chat_template"):
-        (folder / "chat_template.jinja").write_text(template)
-
-
-def _num_elements(shape: tuple[int, ...]) -> int:
-    return math.prod(shape)

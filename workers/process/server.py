@@ -26,7 +26,6 @@ from workers.wire.protocol import (
     Hello,
     ModelInfo,
     Models,
-    OutputKind,
     Prefetch,
     Probe,
     ProbeResult,
@@ -211,7 +210,6 @@ class Server:
         assert self._engine is not None
         match message:
             case Generate(id=sequence_id):
-                message = _with_kind(message)
                 self._gateways[number].open_ids.add(sequence_id)
                 self._idle.clear()
             case Abort() | Prefetch() | Probe() | Desired() | Drain():
@@ -310,10 +308,3 @@ class Server:
             self._engine.post(number, Disconnected())
         if not self.num_open:
             self._idle.set()
-
-
-def _with_kind(request: Generate) -> Generate:
-    """The request with the kind that a gateway of the version before `Generate.kind` meant."""
-    if request.params.max_tokens == 0 and request.params.prompt_logprobs is not None:
-        return msgspec.structs.replace(request, kind=OutputKind.SCORE)
-    return request

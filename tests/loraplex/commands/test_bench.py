@@ -159,7 +159,7 @@ def test_a_key_goes_to_its_own_server_alone(tmp_path: Path) -> None:
 
 def test_figures_of_known_times() -> None:
     """Two answers of three tokens, one twice as slow; a refusal."""
-    fast, slow, refused = (Outcome.due(CALL, 10.0) for _ in range(3))
+    fast, slow, refused = (Outcome(CALL.group, 10.0) for _ in range(3))
     fast.arrivals_s.extend([10.1, 10.2, 10.3])
     slow.arrivals_s.extend([10.2, 10.4, 10.6])
     for outcome, ended_s in ((fast, 10.5), (slow, 11.0), (refused, 10.0)):
