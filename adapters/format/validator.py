@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from adapters.errors import AdapterRejected
-from adapters.format.binding import BoundAdapter, bind_any
+from adapters.format.binding import BoundAdapter, bind, bind_any
 from adapters.format.configuration import MAX_CONFIG_BYTES, parse_config
 from adapters.format.tensor_headers import ITEM_BYTES, TensorHeader, read_header
 from adapters.manifest import PROJECTIONS, AdapterManifest, BaseModelShape
@@ -63,6 +63,9 @@ class Limits:
     max_file_bytes: int = 1 << 30
 
 
+STORED = Limits(max_rank=1 << 16, max_file_bytes=1 << 40)
+
+
 def validate(
     files: AdapterFiles,
     bases: BaseModelShape | Sequence[BaseModelShape],
@@ -86,15 +89,13 @@ def validate(
     return _summarise(bound, digest.hexdigest(), len(raw_config) + file_bytes, zeros)
 
 
-def read_adapter(
-    files: AdapterFiles, base: BaseModelShape, limits: Limits | None = None
-) -> tuple[BoundAdapter, TensorHeader]:
-    """Config and header checked and bound again, the data left unread. Raises AdapterRejected."""
-    limits = limits or Limits()
+def read_adapter(files: AdapterFiles, base: BaseModelShape) -> tuple[BoundAdapter, TensorHeader]:
+    """Config and header checked and bound again, the data left unread, of what is in the store: it
+    was admitted under the limits of its day. Raises AdapterRejected."""
     config = parse_config(_read_config(files.config))
-    with _open(files.weights, limits.max_file_bytes) as (file, file_bytes):
+    with _open(files.weights, STORED.max_file_bytes) as (file, file_bytes):
         header = read_header(file, file_bytes)
-    return bind_any(config, header.tensors, [base], limits.max_rank), header
+    return bind(config, header.tensors, base, STORED.max_rank), header
 
 
 def content_digest(files: AdapterFiles) -> str:

@@ -6,14 +6,14 @@ from torch import Tensor
 
 from adapters.format.validator import AdapterFiles, read_adapter
 from adapters.manifest import BaseModelShape
-from adapters.pool.lora import ANY_RANK, read_tensor
+from adapters.pool.lora import read_tensor
 
 
 class Factors:
     """Reads the files anew at every call. Raises AdapterRejected if they do not fit the base."""
 
     def __init__(self, files: AdapterFiles, base: BaseModelShape) -> None:
-        bound, header = read_adapter(files, base, ANY_RANK)
+        bound, header = read_adapter(files, base)
         self._weights = files.weights
         self._data_start = header.data_start
         self._modules = {(module.layer, module.projection): module for module in bound.modules}

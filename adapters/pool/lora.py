@@ -12,16 +12,13 @@ from torch import Tensor
 
 from adapters.format.binding import BoundModule
 from adapters.format.tensor_headers import TensorEntry
-from adapters.format.validator import AdapterFiles, Limits, read_adapter
+from adapters.format.validator import AdapterFiles, read_adapter
 from adapters.manifest import PROJECTIONS, BaseModelShape
 
 ALIGNMENT = 64
 """Bytes; a cache line, and a full vector register."""
 
 SOURCE_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-
-ANY_RANK = Limits(max_rank=1 << 16, max_file_bytes=1 << 40)
-"""What is in the store was admitted under the limits of its day."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +61,7 @@ def pack(
     B is [rank, N] or [N, rank] as the layout says; the scale is multiplied in in float32, before
     the one rounding to the serving dtype. Raises AdapterRejected if it does not fit the base.
     """
-    bound, header = read_adapter(files, base, ANY_RANK)
+    bound, header = read_adapter(files, base)
     tables, num_bytes = _lay_out(bound.modules, layout)
     image = torch.zeros(num_bytes, dtype=torch.uint8)
     with files.weights.open("rb") as file:
