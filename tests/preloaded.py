@@ -1,8 +1,8 @@
 """Processes of the product forked from one that has imported all of it.
 
 A worker needs three seconds of CPU to import torch, a gateway one, and the suite starts hundreds. A
-forked process runs the same module as `python -m MODULE` would, in an environment, folder and log
-of its own, and ends, is killed and is waited for as any other.
+forked process runs the same module as `python -m MODULE` would, in an environment and with
+outputs of its own, and ends, is killed and is waited for as any other.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import cache
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
@@ -37,9 +39,9 @@ class Start(msgspec.Struct):
     module: str
     arguments: list[str]
     environment: dict[str, str]
-    folder: str
-    log: str | None
-    """Each start adds to it; None: it writes where this process does."""
+    outputs: list[str]
+    """Paths of standard output and of standard error, to which each start adds; none: it writes
+    where this process does."""
 
 
 class Started(msgspec.Struct, tag=True):
@@ -81,6 +83,7 @@ class Preloaded:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.preloaded", str(theirs.fileno())],
                 cwd=ROOT,
+                stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
         self._started: Future[Forked] = Future()
@@ -94,12 +97,10 @@ class Preloaded:
         module: str,
         *arguments: str,
         environment: Mapping[str, str],
-        folder: Path,
-        log: Path | None,
+        outputs: Sequence[Path] = (),
     ) -> Forked:
-        start = Start(
-            module, [*arguments], dict(environment), str(folder), None if log is None else str(log)
-        )
+        """In the tree's root. outputs: as of `Start`."""
+        start = Start(module, [*arguments], dict(environment), [str(path) for path in outputs])
         with self._lock:
             self._started = Future()
             self._socket.send(msgspec.msgpack.encode(start))
@@ -117,6 +118,16 @@ class Preloaded:
     def _close(self) -> None:
         self._process.kill()
         self._process.wait()
+
+
+async def run(module: str, *arguments: str, environment: Mapping[str, str]) -> tuple[int, str, str]:
+    """Exit status, standard output and standard error of `python -m MODULE`."""
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [Path(folder, name) for name in ("out", "err")]
+        forked = preloaded().start(module, *arguments, environment=environment, outputs=outputs)
+        status = await forked.wait()
+        out, err = (path.read_text() for path in outputs)
+        return status, out, err
 
 
 @cache
@@ -171,21 +182,33 @@ def reap(ours: socket.socket) -> None:
         ours.send(msgspec.msgpack.encode(ended))
 
 
-def run(start: Start) -> None:
-    """As `python -m` would."""
-    if start.log is not None:
-        log = os.open(start.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(log)
-    os.chdir(start.folder)
-    os.environ.clear()
-    os.environ.update(start.environment)
-    sys.argv = [start.module, *start.arguments]
-    runpy.run_module(start.module, run_name="__main__", alter_sys=True)
+def become(start: Start) -> NoReturn:
+    """As `python -m` would, but that no module is taken apart at the end: that takes longer than most
+    commands, and would first copy the memory that is shared."""
+    status = 0
+    try:
+        for descriptor, path in enumerate(start.outputs, 1):
+            opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            os.dup2(opened, descriptor)
+            os.close(opened)
+        os.environ.clear()
+        os.environ.update(start.environment)
+        sys.argv = [start.module, *start.arguments]
+        runpy.run_module(start.module, run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        assert ended.code is None or isinstance(ended.code, int)
+        status = ended.code or 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    threading._shutdown()  # pyright: ignore
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":
     asked = serve(socket.socket(fileno=int(sys.argv[1])))
     if asked is not None:
-        run(asked)
+        become(asked)

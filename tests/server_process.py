@@ -68,8 +68,9 @@ class ServerProcess:
         environment = os.environ if self._environment is None else self._environment
         match self._command:
             case [sys.executable, "-m", module, *arguments] if self._folder == ROOT:
+                outputs = [self.log] * 2 if self.log else []
                 self._process = preloaded().start(
-                    module, *arguments, environment=environment, folder=ROOT, log=self.log
+                    module, *arguments, environment=environment, outputs=outputs
                 )
                 return
         with ExitStack() as stack:

@@ -16,6 +16,7 @@ from admin.tenants.tenants import create_tenant
 from loraplex.private import path_digest
 from loraplex.running import RunningServer, announced
 from loraplex.settings import load_settings
+from tests import preloaded
 from tests.adapters.files import write_adapter
 from tests.admin.conftest import Plane
 from tests.admin.lifecycle import claim, prove_all
@@ -30,15 +31,9 @@ async def run(plane: Plane, *arguments: str, code: int = 0, **environment: str) 
         "LORAPLEX_KEY": plane.client.headers["authorization"].removeprefix("Bearer "),
         "LORAPLEX_DATA_DIR": "/nonexistent",
     }
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "loraplex", *arguments),
-        env=os.environ | known | environment,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = (text.decode() for text in await process.communicate())
-    assert process.returncode == code, out + err
+    environment = os.environ | known | environment
+    status, out, err = await preloaded.run("loraplex", *arguments, environment=environment)
+    assert status == code, out + err
     return err if code else out
 
 
