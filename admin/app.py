@@ -25,11 +25,11 @@ from admin.http.controllers.tenants import TenantController
 from admin.http.controllers.uploads import UploadController
 from admin.http.controllers.usage import UsageController
 from admin.http.controllers.workers import WorkerController
-from admin.http.openapi import Requirements, document
+from admin.http.openapi import describe, document
 from admin.http.parameters import check_parameters
 from admin.http.plane import AdminConfig, AdminPlane
 from admin.http.request import AdminRequest, add_request_id
-from admin.openapi import StructSchemas
+from admin.openapi import Requirements, StructSchemas
 
 MAX_BODY_BYTES = 64 << 10
 """Bound of every request but an upload, which has its own."""
@@ -65,6 +65,6 @@ def create_app(config: AdminConfig, *, database: Database, store: Store) -> Lite
         exception_handlers={Exception: problems.to_response},
         before_send=[add_request_id],
         openapi_config=document(MAX_BODY_BYTES),
-        plugins=[StructSchemas(), Requirements()],
+        plugins=[StructSchemas(), Requirements(describe)],
         logging_config=None,
     )

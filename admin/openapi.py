@@ -4,12 +4,13 @@ shape of an error."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
 
 import msgspec
+from litestar.handlers import HTTPRouteHandler
 from litestar.openapi import ResponseSpec
 from litestar.openapi.spec import (
     Components,
@@ -22,7 +23,8 @@ from litestar.openapi.spec import (
     SecurityScheme,
 )
 from litestar.params import BodyKwarg
-from litestar.plugins import OpenAPISchemaPlugin
+from litestar.plugins import OpenAPISchemaPlugin, ReceiveRoutePlugin
+from litestar.routes import BaseRoute, HTTPRoute
 from litestar.typing import FieldDefinition
 
 REFERENCE = "#/components/schemas/{name}"
@@ -71,6 +73,19 @@ class StructSchemas(OpenAPISchemaPlugin):
                 schema_creator.schema_registry.get_schema_for_field_definition(_key(name)), written
             )
         return schema_creator.schema_registry.get_reference_for_field_definition(_key(own_name))
+
+
+class Requirements(ReceiveRoutePlugin):
+    """Writes down for each handler what follows from its guards and its signature."""
+
+    def __init__(self, describe: Callable[[HTTPRoute, HTTPRouteHandler], None]) -> None:
+        self._describe = describe
+
+    def receive_route(self, route: BaseRoute) -> None:
+        if isinstance(route, HTTPRoute):
+            for handler in route.route_handlers:
+                if handler.resolve_include_in_schema():
+                    self._describe(route, handler)
 
 
 @cache

@@ -11,7 +11,7 @@ from litestar import Litestar
 from litestar.datastructures import State
 
 from admin.database import Database
-from admin.openapi import StructSchemas
+from admin.openapi import Requirements, StructSchemas
 from gateway import telemetry
 from gateway.catalog.source import SnapshotSource
 from gateway.config import GatewayConfig
@@ -19,7 +19,7 @@ from gateway.control.tasks import ControlTasks
 from gateway.http.cross_origin import CrossOrigin
 from gateway.http.error_answers import to_response
 from gateway.http.handlers import DataPlane
-from gateway.http.openapi import Requirements, document
+from gateway.http.openapi import describe, document
 from gateway.http.request import GatewayRequest
 from gateway.http.routes import (
     completions,
@@ -129,6 +129,6 @@ def create_app(
         request_class=GatewayRequest,
         exception_handlers={Exception: to_response},
         openapi_config=document(),
-        plugins=[StructSchemas(), Requirements()],
+        plugins=[StructSchemas(), Requirements(describe)],
         logging_config=None,
     )

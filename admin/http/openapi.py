@@ -14,8 +14,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import OpenAPIHeader, OpenAPIType, Operation, Parameter, Schema
-from litestar.plugins import ReceiveRoutePlugin
-from litestar.routes import BaseRoute, HTTPRoute
+from litestar.routes import HTTPRoute
 
 from admin.http.guards import ADMIN, requires
 from admin.http.parameters import check_parameters, parameters
@@ -72,18 +71,8 @@ def _leave_out_null(schema: Schema) -> None:
                     setattr(schema, field.name, getattr(kind, field.name))
 
 
-class Requirements(ReceiveRoutePlugin):
-    """Writes down for each handler what follows from its guards and its signature."""
-
-    def receive_route(self, route: BaseRoute) -> None:
-        if not isinstance(route, HTTPRoute):
-            return
-        for handler in route.route_handlers:
-            if handler.resolve_include_in_schema():
-                _describe(handler)
-
-
-def _describe(handler: HTTPRouteHandler) -> None:
+def describe(_route: HTTPRoute, handler: HTTPRouteHandler) -> None:
+    """Writes down what follows from the handler's guards and its signature."""
     guards: Any = handler.resolve_guards()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     scopes = [scope for guard in guards for scope in guard.__dict__["scopes"]]
     names = {name for name, _, _ in parameters(handler)}

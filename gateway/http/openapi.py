@@ -20,8 +20,7 @@ from litestar.openapi.spec import (
     Parameter,
     Schema,
 )
-from litestar.plugins import ReceiveRoutePlugin
-from litestar.routes import BaseRoute, HTTPRoute
+from litestar.routes import HTTPRoute
 
 from admin.openapi import Headers, PlaneOperation, components, header, refusal, refused
 from gateway.dialects.messages_errors import OVERLOADED
@@ -200,18 +199,8 @@ def _shape_refusals(operation: PlaneOperation) -> None:
             response.headers = {**ALWAYS, **REQUEST_ID, **_headers(int(status))}
 
 
-class Requirements(ReceiveRoutePlugin):
-    """Writes down for each handler what follows from its guard and its signature."""
-
-    def receive_route(self, route: BaseRoute) -> None:
-        if not isinstance(route, HTTPRoute):
-            return
-        for handler in route.route_handlers:
-            if handler.resolve_include_in_schema():
-                _describe(route, handler)
-
-
-def _describe(route: HTTPRoute, handler: HTTPRouteHandler) -> None:
+def describe(route: HTTPRoute, handler: HTTPRouteHandler) -> None:
+    """Writes down what follows from the handler's guard and its signature."""
     guards: Any = handler.resolve_guards()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     if public in guards:
         handler.operation_class = PublicOperation

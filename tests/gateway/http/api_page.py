@@ -9,11 +9,11 @@ from collections.abc import Iterable
 
 from litestar import Litestar
 
-from admin.openapi import StructSchemas
+from admin.openapi import Requirements, StructSchemas
 from gateway.app import ROUTES
 from gateway.error_codes import CODES
 from gateway.http.examples import curl, python
-from gateway.http.openapi import Requirements, document
+from gateway.http.openapi import describe, document
 from gateway.http.reference import Fields, Reference, Route, reference
 from gateway.http.request import GatewayRequest
 from tests.house import ROOT
@@ -27,7 +27,7 @@ def gateway_reference() -> Reference:
         route_handlers=ROUTES,
         request_class=GatewayRequest,
         openapi_config=document(),
-        plugins=[StructSchemas(), Requirements()],
+        plugins=[StructSchemas(), Requirements(describe)],
     )
     return reference(app.openapi_schema.to_schema())
 
