@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gateway.text.stop_strings import failure_function
+
 
 def find_activation(tokens: Sequence[int], invocation: Sequence[int]) -> int | None:
     """Start of the last occurrence of the adapter's invocation in a prompt.
@@ -15,27 +17,14 @@ def find_activation(tokens: Sequence[int], invocation: Sequence[int]) -> int | N
     if not invocation:
         return 0
     word = invocation[::-1]
-    borders = _borders(word)
+    failure = failure_function(word)
     matched = 0
     for position in range(len(tokens) - 1, -1, -1):
         token = tokens[position]
         while matched and token != word[matched]:
-            matched = borders[matched - 1]
+            matched = failure[matched - 1]
         if token == word[matched]:
             matched += 1
             if matched == len(word):
                 return position
     return None
-
-
-def _borders(word: Sequence[int]) -> list[int]:
-    """borders[i]: length of the longest proper prefix of word[: i + 1] that is its suffix too."""
-    borders = [0] * len(word)
-    length = 0
-    for i in range(1, len(word)):
-        while length and word[i] != word[length]:
-            length = borders[length - 1]
-        if word[i] == word[length]:
-            length += 1
-        borders[i] = length
-    return borders

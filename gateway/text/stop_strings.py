@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 
 class StopStrings:
     """Knuth-Morris-Pratt over several patterns at once; the cost is linear in the text.
@@ -14,7 +17,7 @@ class StopStrings:
     def __init__(self, stops: list[str]) -> None:
         self.matched: str | None = None
         self._stops = sorted(stops, key=len, reverse=True)
-        self._failures = [_failure_function(stop) for stop in self._stops]
+        self._failures = [failure_function(stop) for stop in self._stops]
         self._states = [0] * len(stops)
         self._held = ""
 
@@ -49,7 +52,7 @@ class StopStrings:
                 return
 
 
-def _failure_function(pattern: str) -> list[int]:
+def failure_function(pattern: Sequence[Any]) -> list[int]:
     """For each prefix, the length of its longest proper suffix that is a prefix of the pattern."""
     failure = [0] * len(pattern)
     length = 0
