@@ -5,12 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import msgspec
 
 from gateway.dispatch.choice import Delta, Scored
-from gateway.exceptions import Problem, error_body
 from gateway.generation_request import GenerationRequest
 from gateway.limits.admission import Usage
 from gateway.text.detokenizer import TokenBytes
@@ -110,19 +109,6 @@ class AnswerFormat(BodyFormat):
     @abstractmethod
     def error_event(self, error: Exception) -> bytes:
         """The event that ends a stream which failed after it had begun."""
-
-
-class ErrorShape:
-    """The status and the body of an error, as OpenAI has them; a dialect may have others."""
-
-    def status(self, problem: Problem) -> int:
-        return problem.status
-
-    def body(
-        self, error: Exception, problem: Problem, message: str, request_id: str
-    ) -> dict[str, Any]:
-        """`problem` and `message` as `problem_of` has them."""
-        return error_body(error, problem, message)
 
 
 class Dialect(ABC, Generic[B]):

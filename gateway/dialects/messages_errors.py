@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.dialects.dialect import ErrorShape
 from gateway.exceptions import ApiError, Problem, code_of
 
 TYPES = {
@@ -20,27 +19,21 @@ TYPES = {
 }
 """Status of a problem to the type of its error; every other one is a wrong request."""
 OVERLOADED = 529
+"""Status of an answer where other dialects have 503."""
 
 
-class MessagesErrors(ErrorShape):
-    """`{"type": "error", "error": {type, message, details}, "request_id"}`."""
-
-    def status(self, problem: Problem) -> int:
-        return OVERLOADED if problem.status == 503 else problem.status
-
-    def body(
-        self, error: Exception, problem: Problem, message: str, request_id: str
-    ) -> dict[str, Any]:
-        param = error.param if isinstance(error, ApiError) else None
-        return {
-            "type": "error",
-            "error": {
-                "type": TYPES.get(problem.status, TYPES[400]),
-                "message": message,
-                "details": {"error_code": code_of(error, problem), "param": param},
-            },
-            "request_id": request_id,
-        }
-
-
-MESSAGES_ERRORS = MessagesErrors()
+def messages_error(
+    error: Exception, problem: Problem, message: str, request_id: str
+) -> dict[str, Any]:
+    """`{"type": "error", "error": {type, message, details}, "request_id"}`. `problem` and `message`
+    as `problem_of` has them."""
+    param = error.param if isinstance(error, ApiError) else None
+    return {
+        "type": "error",
+        "error": {
+            "type": TYPES.get(problem.status, TYPES[400]),
+            "message": message,
+            "details": {"error_code": code_of(error, problem), "param": param},
+        },
+        "request_id": request_id,
+    }

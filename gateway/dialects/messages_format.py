@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from gateway.dialects.dialect import Answer, AnswerFormat, part_key
-from gateway.dialects.messages_errors import MESSAGES_ERRORS
+from gateway.dialects.messages_errors import messages_error
 from gateway.dispatch.choice import Delta
 from gateway.exceptions import problem_of
 from gateway.limits.admission import Usage
@@ -63,7 +63,7 @@ class MessagesFormat(AnswerFormat):
 
     def error_event(self, error: Exception) -> bytes:
         problem, message = problem_of(error)
-        return event("error", MESSAGES_ERRORS.body(error, problem, message, self._request_id))
+        return event("error", messages_error(error, problem, message, self._request_id))
 
     async def body(self, answers: list[Answer], usage: Usage) -> bytes:
         (answer,) = answers

@@ -9,20 +9,13 @@ from litestar import Request, Response
 from litestar.exceptions import MethodNotAllowedException
 from litestar.types import Receive, Scope, Send
 
-from gateway.dialects.dialect import ErrorShape
-from gateway.dialects.messages_errors import MESSAGES_ERRORS
-from gateway.exceptions import code_of, problem_of, retry_headers
+from gateway.dialects.messages_errors import OVERLOADED, messages_error
+from gateway.exceptions import code_of, error_body, problem_of, retry_headers
 from gateway.http.paths import is_of_messages
 from gateway.http.request import number_request
 
 CODE = "refusal"
 """Key in a scope's state of the code of the error that is being answered."""
-OPENAI = ErrorShape()
-
-
-def shape_of(path: str) -> ErrorShape:
-    """How errors of a path are shaped, whether or not a route is there."""
-    return MESSAGES_ERRORS if is_of_messages(path) else OPENAI
 
 
 class ErrorAnswer:
@@ -32,14 +25,17 @@ class ErrorAnswer:
         """Leaves the error's code in the scope, for the log and the counters of refusals."""
         number_request(scope)
         problem, message = problem_of(error)
-        shape = shape_of(scope["path"])
-        self.status = shape.status(problem)
+        self.status = problem.status
+        if is_of_messages(scope["path"]):
+            self.status = OVERLOADED if self.status == 503 else self.status
+            self.body = messages_error(error, problem, message, scope["state"]["request_id"])
+        else:
+            self.body = error_body(error, problem, message)
         self.headers = retry_headers(problem, error)
         if problem.status == 401:
             self.headers["www-authenticate"] = "Bearer"
         if isinstance(error, MethodNotAllowedException) and error.headers:
             self.headers["allow"] = error.headers["allow"]
-        self.body = shape.body(error, problem, message, scope["state"]["request_id"])
         scope["state"][CODE] = code_of(error, problem)
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
