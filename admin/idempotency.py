@@ -10,10 +10,8 @@ from the pepper, a random nonce that is kept, and the header, which only the cli
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
-import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -21,10 +19,8 @@ from datetime import timedelta
 import msgspec
 
 from admin.database import EVERYTHING, Connection, Database
-from admin.errors import AdminError, IdempotencyKeyReused
+from admin.errors import IdempotencyKeyReused
 from admin.queries import sql
-
-log = logging.getLogger(__name__)
 
 KEPT = timedelta(hours=24)
 CLEANING_INTERVAL_S = 600.0
@@ -73,15 +69,10 @@ async def done_once(
     return seed, answer, False
 
 
-async def forget_for_ever(database: Database) -> None:
-    """Removes answers older than `KEPT`, every `CLEANING_INTERVAL_S` seconds."""
-    while True:
-        try:
-            async with database.transaction(EVERYTHING) as connection:
-                await connection.execute(sql["idempotency_forget"], KEPT)
-        except AdminError as error:
-            log.warning("could not forget what creates answered: %s", error)
-        await asyncio.sleep(CLEANING_INTERVAL_S)
+async def forget(database: Database) -> None:
+    """Removes answers older than `KEPT`."""
+    async with database.transaction(EVERYTHING) as connection:
+        await connection.execute(sql["idempotency_forget"], KEPT)
 
 
 def digest_of(*parts: bytes) -> bytes:

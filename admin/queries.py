@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from admin.database import Connection, Row
+from admin.errors import AdminError
 from admin.records import (
     AdapterProof,
     Alias,
@@ -56,6 +57,32 @@ sql = load_queries(Path(__file__).parent)
 def from_row(kind: type[T], row: Row) -> T:
     """A record from a row whose columns bear its field names."""
     return msgspec.convert(dict(row), kind, strict=False)
+
+
+async def lock_catalog(connection: Connection) -> None:
+    """Keeps other transactions from changing the catalog until this one ends."""
+    await connection.fetchval(sql["catalog_lock"])
+
+
+async def fetch_all(connection: Connection, kind: type[T], query: str, *args: Any) -> list[T]:
+    """The rows of the query of this name, as records."""
+    return [from_row(kind, row) for row in await connection.fetch(sql[query], *args)]
+
+
+async def fetch_one(
+    connection: Connection,
+    kind: type[T],
+    query: str,
+    *args: Any,
+    missing: AdminError | None = None,
+) -> T:
+    """The row of the query of this name, as a record. Raises `missing` if there is none; without
+    it there is one in any case."""
+    row = await connection.fetchrow(sql[query], *args)
+    if row is None and missing is not None:
+        raise missing
+    assert row is not None
+    return from_row(kind, row)
 
 
 async def load_catalog(connection: Connection, since: int | None = None) -> CatalogSnapshot:

@@ -31,6 +31,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "admin.records",
         "admin.database",
         "admin.queries",
+        "admin.periodic",
         "admin.keys",
         "admin.body_budget",
         "admin.client_address",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import shutil
 import time
 from collections.abc import AsyncGenerator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -17,6 +17,7 @@ from adapters.errors import AdapterRejected
 from adapters.format.validator import CONFIG_NAME, WEIGHTS_NAME
 from adapters.manifest import AdapterManifest, BaseModelShape
 from adapters.store.folder import NotInStore, Store, hold
+from admin import idempotency
 from admin.adapters import contents, versions
 from admin.adapters.retirement import Retirement, retirement_progress
 from admin.adapters.stored import StoredContent, inspect
@@ -26,19 +27,17 @@ from admin.audit.retention import keep_audit_days
 from admin.database import Database
 from admin.errors import AdminError, DatabaseUnavailable, Invalid, Overloaded
 from admin.http.tenant_rates import TenantRates
-from admin.idempotency import forget_for_ever
-from admin.keys.last_use import WRITE_INTERVAL_S, KeyUses
+from admin.keys.last_use import KeyUses
 from admin.keys.lookup import KeyLookup
+from admin.periodic import repeat
 from admin.queries import catalog_generation, sql
 from admin.quotas.schemas import TenantLimits
 from admin.records import AdapterState, BaseModel, Tenant
-from admin.upkeep.reaper import Reaper
+from admin.upkeep.reaper import PRUNE_INTERVAL_S, REAP_INTERVAL_S, Reaper
 from admin.uploads.resumable import ResumableUploads
 from admin.uploads.upload import OVERHEAD_BYTES, Forms
 from admin.uploads.validation import Validation
 from admin.usage.usage import keep_days
-
-log = logging.getLogger(__name__)
 
 RETIREMENT_WAIT_S = 2.0
 KNOWN_WAIT_S = 1.0
@@ -125,14 +124,12 @@ class AdminPlane:
         Overloaded while every byte of another is read."""
         if digest is None or file_bytes is None:
             return None
-        if not every_byte:
-            return await asyncio.to_thread(
-                inspect, self.store, digest, file_bytes, every_byte=False
-            )
-        if self._verifying.locked():
+        if every_byte and self._verifying.locked():
             raise Overloaded("another version is being verified", "too_many_verifications")
-        async with self._verifying:
-            return await asyncio.to_thread(inspect, self.store, digest, file_bytes, every_byte=True)
+        async with self._verifying if every_byte else contextlib.nullcontext():
+            return await asyncio.to_thread(
+                inspect, self.store, digest, file_bytes, every_byte=every_byte
+            )
 
     async def publish(
         self, new: NewVersion, staged: Path, actor: Actor
@@ -204,32 +201,22 @@ class AdminPlane:
 
     async def run(self) -> None:
         """What goes on beside the requests; for ever."""
+        idle_s = self.config.upload_idle_s
+        sweep = partial(asyncio.to_thread, self.store.sweep, idle_s)
+        forget = partial(idempotency.forget, self.database)
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self.reaper.run())
-                tasks.create_task(self._sweep())
-                tasks.create_task(self._write_key_uses())
+                for what, work, interval_s in (
+                    ("nothing is removed", self.reaper.reap, REAP_INTERVAL_S),
+                    ("nothing is pruned", self.reaper.prune, PRUNE_INTERVAL_S),
+                    ("what uploads left is not removed", sweep, idle_s / 8),
+                    ("answers of creates are kept", forget, idempotency.CLEANING_INTERVAL_S),
+                ):
+                    tasks.create_task(repeat(what, work, interval_s))
+                tasks.create_task(self.key_uses.run(self.database))
                 tasks.create_task(keep_days(self.database, self.config.usage_days))
                 tasks.create_task(
                     keep_audit_days(self.database, self.config.pepper, self.config.audit_days)
                 )
-                tasks.create_task(forget_for_ever(self.database))
         finally:
             await self.validation.close()
-
-    async def _write_key_uses(self) -> None:
-        while True:
-            await asyncio.sleep(WRITE_INTERVAL_S)
-            try:
-                await self.key_uses.write(self.database)
-            except AdminError as error:
-                log.warning("the use of keys is not written down: %s", error)
-
-    async def _sweep(self) -> None:
-        """Removes what uploads that broke off left, eight times as often as it may lie."""
-        while True:
-            try:
-                await asyncio.to_thread(self.store.sweep, self.config.upload_idle_s)
-            except OSError as error:
-                log.warning("could not remove what uploads left: %s", error)
-            await asyncio.sleep(self.config.upload_idle_s / 8)

@@ -5,41 +5,21 @@ while they do."""
 from __future__ import annotations
 
 import asyncio
-import logging
 
 from adapters.store.folder import Store
 from admin.adapters import contents, versions
-from admin.catalog_lock import lock_catalog
 from admin.database import EVERYTHING, Database
-from admin.errors import AdminError
-from admin.queries import sql
+from admin.queries import lock_catalog, sql
 from admin.workers import workers
 
-log = logging.getLogger(__name__)
-
-INTERVAL_S = 2.0
-PRUNE_EVERY = 30
-"""In rounds."""
+REAP_INTERVAL_S = 2.0
+PRUNE_INTERVAL_S = 60.0
 
 
 class Reaper:
     def __init__(self, database: Database, store: Store) -> None:
         self._database = database
         self._store = store
-
-    async def run(self) -> None:
-        """For ever; what fails is tried again in the next round."""
-        rounds = 0
-        while True:
-            try:
-                await self.reap()
-                if rounds % PRUNE_EVERY == 0:
-                    await self._prune()
-            except Exception as error:
-                is_known = isinstance(error, AdminError | OSError)
-                log.warning("nothing is removed: %s", error, exc_info=None if is_known else error)
-            rounds += 1
-            await asyncio.sleep(INTERVAL_S)
 
     async def reap(self) -> None:
         """One round. Changes the catalog only if there is something to remove."""
@@ -66,7 +46,8 @@ class Reaper:
     async def _remove(self, digest: str) -> None:
         await asyncio.to_thread(self._store.delete, "adapters", digest)
 
-    async def _prune(self) -> None:
+    async def prune(self) -> None:
+        """Forgets faults of contents that are gone, and refused uploads that are old."""
         async with self._database.transaction(EVERYTHING) as connection:
             await connection.execute(sql["faults_prune"])
             await versions.prune_rejected(connection)

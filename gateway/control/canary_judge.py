@@ -7,11 +7,11 @@ import logging
 from collections.abc import Mapping
 
 from admin.database import Connection, Database
+from admin.periodic import repeat
 from admin.queries import from_row, sql
 from admin.records import Alias
 from gateway.catalog.catalog import Catalog
 from gateway.dispatch.outcomes import Outcomes, Tally, median_ms
-from gateway.periodic import repeat
 
 log = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 import asyncio
 
 from admin.database import Database
+from admin.periodic import repeat
 from admin.queries import sql
 from gateway.catalog.catalog import Catalog
 from gateway.dispatch.inflight import InFlightRequests
-from gateway.periodic import repeat
 
 REPORT_INTERVAL_S = 1.0
 

@@ -8,11 +8,11 @@ from heapq import nlargest
 
 from admin.database import Database
 from admin.gateway_load import GatewayLoad, ModelLoad, TenantLoad
+from admin.periodic import repeat
 from admin.queries import sql
 from gateway import telemetry
 from gateway.dispatch.inflight import InFlightRequests
 from gateway.metering.usage import Status
-from gateway.periodic import repeat
 from workers.tallies import Labels, Recent, Totals
 
 REPORT_INTERVAL_S = 2.0

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 
 from admin.database import AdminError, Database
-from admin.keys.last_use import WRITE_INTERVAL_S, KeyUses
+from admin.keys.last_use import KeyUses
 from gateway.catalog.catalog import Catalog
 from gateway.control.adapter_errors import AdapterErrorReports
 from gateway.control.canary_judge import CanaryJudge
@@ -19,7 +19,6 @@ from gateway.dispatch.inflight import InFlightRequests
 from gateway.limits.leases import Leases
 from gateway.metering.usage_loader import UsageLoader
 from gateway.metering.wal import WriteAheadLog
-from gateway.periodic import repeat
 
 LAST_LOAD_S = 5.0
 """Seconds for the last load at shutdown. The next process loads what is left."""
@@ -61,14 +60,7 @@ class ControlTasks:
         async with asyncio.TaskGroup() as tasks:
             for part in self._parts:
                 tasks.create_task(part.run())
-            tasks.create_task(self._write_key_uses())
-
-    async def _write_key_uses(self) -> None:
-        await repeat(
-            "the last use of keys is not written",
-            lambda: self._key_uses.write(self._database),
-            WRITE_INTERVAL_S,
-        )
+            tasks.create_task(self._key_uses.run(self._database))
 
     async def leave(self) -> None:
         """Ends the heartbeat and loads the last usage, once nothing is in flight."""

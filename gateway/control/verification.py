@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 
 from admin.database import AdminError, Database
+from admin.periodic import repeat
 from admin.queries import from_row, sql
 from gateway.catalog.catalog import Catalog
 from gateway.dispatch.fleet import Fleet
-from gateway.periodic import repeat
 from workers.wire.client import WorkerClient, WorkerFailed
 from workers.wire.protocol import AdapterRef, ErrorCode, ProbeResult
 

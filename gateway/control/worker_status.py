@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from admin.database import Database
+from admin.periodic import repeat
 from admin.queries import sql
 from gateway.dispatch.fleet import Fleet
-from gateway.periodic import repeat
 from workers.wire.protocol import WorkerStatus
 
 REPORT_INTERVAL_S = 1.0

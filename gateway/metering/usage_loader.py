@@ -14,10 +14,10 @@ from typing import NamedTuple
 import msgspec
 
 from admin.database import Database, Invalid
+from admin.periodic import repeat
 from admin.queries import sql
 from gateway.metering.usage import UsageRecord
 from gateway.metering.wal import WriteAheadLog
-from gateway.periodic import repeat
 from gateway.segments import frame, split_damaged
 
 log = logging.getLogger(__name__)

@@ -141,22 +141,16 @@ async def test_a_day_later_it_is_forgotten(plane: Plane):
             "UPDATE idempotent_requests SET created_at = now() - $1::interval",
             idempotency.KEPT - timedelta(minutes=1),
         )
-    await _clean(plane.database)
+    await idempotency.forget(plane.database)
     assert (await post(plane.client, "keys", {})).json() == first
     async with plane.database.transaction(EVERYTHING) as connection:
         await connection.execute(
             "UPDATE idempotent_requests SET created_at = now() - $1::interval",
             idempotency.KEPT + timedelta(seconds=1),
         )
-    await _clean(plane.database)
+    await idempotency.forget(plane.database)
     again = await post(plane.client, "keys", {})
     assert not is_replay(again) and again.json()["key"] != first["key"]
-
-
-async def _clean(database: Database) -> None:
-    work = asyncio.create_task(idempotency.forget_for_ever(database))
-    await asyncio.sleep(0.2)
-    work.cancel()
 
 
 async def test_a_crash_leaves_both_or_neither(dsn: str, tmp_path: Path):

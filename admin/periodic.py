@@ -1,4 +1,4 @@
-"""What a gateway does beside serving, again and again."""
+"""What a plane does beside serving, again and again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
-from admin.database import AdminError
+from admin.errors import AdminError
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ async def repeat(
             has_failed = False
         except Exception as error:
             if not has_failed:
-                unforeseen = None if isinstance(error, AdminError) else error
+                unforeseen = None if isinstance(error, AdminError | OSError) else error
                 log.warning("%s: %s", what, error, exc_info=unforeseen)
             has_failed = True
             # What woke it may go on doing so.
