@@ -15,11 +15,11 @@ import zlib
 from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
-from adapters.manifest import AdapterManifest, BaseModelShape
+from adapters.manifest import BaseModelShape
 
 BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 KEY_PATTERN = re.compile(r"lpx_([0-9A-Za-z]{12})_[0-9A-Za-z]{43}([0-9A-Za-z]{6})", re.ASCII)
@@ -245,23 +245,6 @@ class CanaryPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
     """Error rate of the canary above the stable version's own."""
     max_ttft_ratio: Annotated[float, msgspec.Meta(ge=1)] = 2.0
     """Ratio of the median times to first token, canary to stable."""
-
-
-class AdapterVersion(msgspec.Struct, frozen=True):
-    """Immutable but for `state`. Digest, base and manifest are there in every ready version."""
-
-    tenant_id: str
-    name: str
-    version: int
-    state: AdapterState
-    created_at: datetime
-    digest: str | None = None
-    base_name: str | None = None
-    """Served name of the base model."""
-    manifest: AdapterManifest | None = None
-    error: dict[str, Any] | None = None
-    """Why it was rejected: {code, field, got, allowed, hint}."""
-    serving: ServingData = ServingData()
 
 
 class ServedVersion(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ import msgspec
 
 from admin.database import Connection
 from admin.errors import NotFound
-from admin.queries import from_row, sql
+from admin.queries import fetch_all, fetch_one, sql
 
 HEARD_S = 5.0
 """What a worker said longer ago is not told."""
@@ -51,14 +51,12 @@ async def list_adapters(
     connection: Connection, tenant_id: str | None, after: tuple[str, str], limit: int
 ) -> list[AdapterSummary]:
     """By tenant and name, in one query; None: those of all tenants."""
-    rows = await connection.fetch(sql["adapter_list"], tenant_id, *after, limit)
-    return [from_row(AdapterSummary, row) for row in rows]
+    return await fetch_all(connection, AdapterSummary, "adapter_list", tenant_id, *after, limit)
 
 
 async def content_tiers(connection: Connection, digests: Collection[str]) -> list[ContentTier]:
     """By worker, of those that are heard of and that the connection sees."""
-    rows = await connection.fetch(sql["content_tiers"], list(digests), HEARD_S)
-    return [from_row(ContentTier, row) for row in rows]
+    return await fetch_all(connection, ContentTier, "content_tiers", list(digests), HEARD_S)
 
 
 async def content_names(connection: Connection, digests: Collection[str]) -> dict[str, list[str]]:
@@ -71,7 +69,5 @@ async def content_names(connection: Connection, digests: Collection[str]) -> dic
 
 async def find_adapter(connection: Connection, tenant_id: str, name: str) -> Adapter:
     """Raises NotFound."""
-    row = await connection.fetchrow(sql["adapter_find"], tenant_id, name)
-    if row is None:
-        raise NotFound(f"no adapter {name[:128]!r}", "adapter_not_found")
-    return from_row(Adapter, row)
+    missing = NotFound(f"no adapter {name[:128]!r}", "adapter_not_found")
+    return await fetch_one(connection, Adapter, "adapter_find", tenant_id, name, missing=missing)

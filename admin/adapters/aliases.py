@@ -10,10 +10,9 @@ from datetime import datetime
 
 import msgspec
 
-from admin.catalog_lock import lock_catalog
 from admin.database import Connection
 from admin.errors import Conflict, Invalid, NotFound
-from admin.queries import from_row, sql
+from admin.queries import fetch_all, fetch_one, from_row, lock_catalog, sql
 from admin.records import AdapterState, Alias, CanaryPolicy
 
 PRODUCTION = "prod"
@@ -44,24 +43,20 @@ class _Target(msgspec.Struct, frozen=True):
 
 
 async def list_aliases(connection: Connection, tenant_id: str, name: str) -> list[Alias]:
-    rows = await connection.fetch(sql["alias_list"], tenant_id, name)
-    return [from_row(Alias, row) for row in rows]
+    return await fetch_all(connection, Alias, "alias_list", tenant_id, name, None)
 
 
 async def find_alias(connection: Connection, tenant_id: str, name: str, alias: str) -> Alias:
     """Raises NotFound."""
-    row = await connection.fetchrow(sql["alias_find"], tenant_id, name, alias)
-    if row is None:
-        raise NotFound(f"adapter {name[:128]!r} has no alias {alias[:64]!r}", "alias_not_found")
-    return from_row(Alias, row)
+    missing = NotFound(f"adapter {name[:128]!r} has no alias {alias[:64]!r}", "alias_not_found")
+    return await fetch_one(connection, Alias, "alias_list", tenant_id, name, alias, missing=missing)
 
 
 async def alias_history(
     connection: Connection, tenant_id: str, name: str, alias: str
 ) -> list[AliasMove]:
     """The last hundred moves, newest first."""
-    rows = await connection.fetch(sql["alias_history"], tenant_id, name, alias)
-    return [from_row(AliasMove, row) for row in rows]
+    return await fetch_all(connection, AliasMove, "alias_history", tenant_id, name, alias)
 
 
 async def set_alias(

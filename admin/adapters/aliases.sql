@@ -1,14 +1,9 @@
 -- name: alias_list
+-- $3: the one that is asked for, or null.
 SELECT a.tenant_id, a.name, a.alias, a.version, a.policy, a.pinned, a.change,
        (SELECT jsonb_object_agg(t.version::text, t.weight) FROM canary_targets t
         WHERE (t.tenant_id, t.name, t.alias) = (a.tenant_id, a.name, a.alias)) AS canary
-FROM aliases a WHERE a.tenant_id = $1 AND a.name = $2 ORDER BY a.alias;
-
--- name: alias_find
-SELECT a.tenant_id, a.name, a.alias, a.version, a.policy, a.pinned, a.change,
-       (SELECT jsonb_object_agg(t.version::text, t.weight) FROM canary_targets t
-        WHERE (t.tenant_id, t.name, t.alias) = (a.tenant_id, a.name, a.alias)) AS canary
-FROM aliases a WHERE a.tenant_id = $1 AND a.name = $2 AND a.alias = $3;
+FROM aliases a WHERE a.tenant_id = $1 AND a.name = $2 AND ($3::text IS NULL OR a.alias = $3) ORDER BY a.alias;
 
 -- name: alias_point
 -- $4: version; $5: canary; $6: policy; $7: key id; $8: reason; $9: detail; $10: the last move must still be that one.

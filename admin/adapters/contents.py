@@ -13,10 +13,9 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from admin.catalog_lock import lock_catalog
 from admin.database import Connection, Database
 from admin.errors import DatabaseUnavailable, Overtaken
-from admin.queries import sql
+from admin.queries import lock_catalog, sql
 
 RENEW_S = 15.0
 """A third of how long a hold lasts."""

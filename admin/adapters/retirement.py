@@ -10,10 +10,9 @@ import msgspec
 
 from admin.adapters import aliases, versions
 from admin.adapters.adapters import find_adapter
-from admin.catalog_lock import lock_catalog
 from admin.database import Connection
 from admin.errors import Conflict
-from admin.queries import sql
+from admin.queries import lock_catalog, sql
 
 
 class Retirement(msgspec.Struct, frozen=True):

@@ -13,11 +13,10 @@ import msgspec
 
 from adapters.manifest import AdapterManifest
 from admin.adapters import aliases
-from admin.catalog_lock import lock_catalog
 from admin.database import Connection
 from admin.errors import Conflict, NotFound
-from admin.queries import from_row, sql
-from admin.records import AdapterState, AdapterVersion, Quota, ServingData
+from admin.queries import fetch_all, fetch_one, from_row, lock_catalog, sql
+from admin.records import AdapterState, Quota, ServingData
 
 MAX_VERSION = 2**31 - 1
 """What the database can hold."""
@@ -43,7 +42,21 @@ class NewVersion(msgspec.Struct, frozen=True, kw_only=True):
     """The chat template may run from now on."""
 
 
-class VersionDetails(AdapterVersion, frozen=True, kw_only=True):
+class VersionDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """Immutable but for its state. Digest, base and manifest are there in every ready version."""
+
+    tenant_id: str
+    name: str
+    version: int
+    state: AdapterState
+    created_at: datetime
+    digest: str | None = None
+    base_name: str | None = None
+    """Served name of the base model."""
+    manifest: AdapterManifest | None = None
+    error: dict[str, Any] | None = None
+    """Why it was rejected: {code, field, got, allowed, hint}."""
+    serving: ServingData = ServingData()
     wanted_alias: str | None = None
     """Asked for by the upload and not pointed to it, or not yet."""
     uploaded_by: str | None = None
@@ -150,8 +163,7 @@ async def add_rejected(
 
 async def list_rejected(connection: Connection, tenant_id: str) -> list[RejectedUpload]:
     """Newest first."""
-    rows = await connection.fetch(sql["rejected_upload_list"], tenant_id)
-    return [from_row(RejectedUpload, row) for row in rows]
+    return await fetch_all(connection, RejectedUpload, "rejected_upload_list", tenant_id)
 
 
 async def prune_rejected(connection: Connection) -> None:
@@ -170,32 +182,30 @@ async def list_versions(
     connection: Connection, tenant_id: str, name: str, after: int = 0, limit: int | None = None
 ) -> list[VersionDetails]:
     """By number. `limit` None: all."""
-    rows = await connection.fetch(sql["version_list"], tenant_id, name, after, limit)
-    return [from_row(VersionDetails, row) for row in rows]
+    return await fetch_all(
+        connection, VersionDetails, "version_list", tenant_id, name, after, limit, None
+    )
 
 
 async def find_version(
     connection: Connection, tenant_id: str, name: str, version: int
 ) -> VersionDetails:
     """Raises NotFound."""
-    row = None
-    if 0 < version <= MAX_VERSION:
-        row = await connection.fetchrow(sql["version_find"], tenant_id, name, version)
-    if row is None:
-        raise NotFound(f"no version {version} of adapter {name[:128]!r}", "version_not_found")
-    return from_row(VersionDetails, row)
+    missing = NotFound(f"no version {version} of adapter {name[:128]!r}", "version_not_found")
+    if not 0 < version <= MAX_VERSION:
+        raise missing
+    place = tenant_id, name, 0, None, version
+    return await fetch_one(connection, VersionDetails, "version_list", *place, missing=missing)
 
 
 async def list_proofs(
     connection: Connection, tenant_id: str, name: str, numbers: list[int]
 ) -> list[Proof]:
-    rows = await connection.fetch(sql["version_proofs"], tenant_id, name, numbers)
-    return [from_row(Proof, row) for row in rows]
+    return await fetch_all(connection, Proof, "version_proofs", tenant_id, name, numbers)
 
 
 async def list_faults(connection: Connection, digests: set[str]) -> list[Fault]:
-    rows = await connection.fetch(sql["version_faults"], sorted(digests))
-    return [from_row(Fault, row) for row in rows]
+    return await fetch_all(connection, Fault, "version_faults", sorted(digests))
 
 
 async def approve_template(connection: Connection, digest: str, key_id: str | None) -> None:

@@ -21,22 +21,15 @@ WHERE tenant_id = $1 AND name = $2 AND base_name = $3 AND digest = $4 AND servin
     AND state IN ('proving', 'ready');
 
 -- name: version_list
+-- $3: where the page before ended; $4: limit, or null; $5: the one that is asked for, or null.
 SELECT v.tenant_id, v.name, v.version, version_state(v.state, v.serving) AS state, v.created_at, v.digest, v.base_name,
        v.manifest, v.error, v.serving, v.wanted_alias, v.uploaded_by, v.retired_at, p.attempts, p.detail,
        version_state(v.state, v.serving) = 'ready' AND NOT EXISTS (
            SELECT FROM gateways g
            WHERE g.generation < v.ready_generation AND g.seen_at > now() - interval '10 seconds') AS served
 FROM adapter_versions v LEFT JOIN version_proving p USING (tenant_id, name, version)
-WHERE v.tenant_id = $1 AND v.name = $2 AND v.version > $3 ORDER BY v.version LIMIT $4;
-
--- name: version_find
-SELECT v.tenant_id, v.name, v.version, version_state(v.state, v.serving) AS state, v.created_at, v.digest, v.base_name,
-       v.manifest, v.error, v.serving, v.wanted_alias, v.uploaded_by, v.retired_at, p.attempts, p.detail,
-       version_state(v.state, v.serving) = 'ready' AND NOT EXISTS (
-           SELECT FROM gateways g
-           WHERE g.generation < v.ready_generation AND g.seen_at > now() - interval '10 seconds') AS served
-FROM adapter_versions v LEFT JOIN version_proving p USING (tenant_id, name, version)
-WHERE v.tenant_id = $1 AND v.name = $2 AND v.version = $3;
+WHERE v.tenant_id = $1 AND v.name = $2 AND v.version > $3 AND ($5::integer IS NULL OR v.version = $5)
+ORDER BY v.version LIMIT $4;
 
 -- name: version_states
 SELECT version, version_state(state, serving) AS state, (SELECT name FROM tenants WHERE id = $1) AS owner

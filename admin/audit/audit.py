@@ -22,7 +22,7 @@ import msgspec
 
 from admin.database import EVERYTHING, Connection, Database, Row
 from admin.errors import Invalid
-from admin.queries import from_row, sql
+from admin.queries import fetch_all, sql
 from admin.records import ApiKey
 
 BEGINNING = bytes(32)
@@ -114,8 +114,7 @@ async def list_entries(
     limit: int,
 ) -> list[AuditEntry]:
     """Newest first; None of a filter: all."""
-    rows = await connection.fetch(sql["audit_list"], tenant_id, object, before, limit)
-    return [from_row(AuditEntry, row) for row in rows]
+    return await fetch_all(connection, AuditEntry, "audit_list", tenant_id, object, before, limit)
 
 
 async def verify(connection: Connection, pepper: bytes, after: int, limit: int) -> Verification:

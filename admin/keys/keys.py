@@ -7,10 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from admin.catalog_lock import lock_catalog
 from admin.database import Connection
 from admin.errors import Conflict, NotFound
-from admin.queries import from_row, sql
+from admin.queries import fetch_all, fetch_one, from_row, lock_catalog, sql
 from admin.records import ADMIN_SCOPES, ApiKey, hash_key, new_key
 
 
@@ -52,15 +51,16 @@ async def issue_key(
     """The record, and the key's text, which is kept nowhere. `tenant_id` None: an admin key;
     `seed`: what the key is drawn from."""
     key = new_key(seed)
-    row = await connection.fetchrow(
-        sql["key_insert"],
+    made = await fetch_one(
+        connection,
+        ApiKey,
+        "key_insert",
         *(key.id, tenant_id, hash_key(key.text, pepper), sorted(rights.scopes), rights.name),
         *(rights.not_before, rights.expires_at),
         None if rights.models is None else sorted(rights.models),
         *(rights.cidrs, replaces),
     )
-    assert row is not None
-    return from_row(ApiKey, row), key.text
+    return made, key.text
 
 
 async def find_key(connection: Connection, key_id: str) -> KeyDetails | None:
@@ -70,25 +70,20 @@ async def find_key(connection: Connection, key_id: str) -> KeyDetails | None:
 
 async def find_shown_keys(connection: Connection, ids: Sequence[str]) -> dict[str, ApiKey]:
     """Those of the ids that exist, whatever the connection sees: to find out whose they are."""
-    rows = await connection.fetch(sql["keys_shown"], ids)
-    found = (from_row(ApiKey, row) for row in rows)
-    return {key.id: key for key in found}
+    return {key.id: key for key in await fetch_all(connection, ApiKey, "keys_shown", ids)}
 
 
 async def get_key(connection: Connection, key_id: str) -> KeyDetails:
     """Raises NotFound."""
-    key = await find_key(connection, key_id)
-    if key is None:
-        raise _missing(key_id)
-    return key
+    missing = NotFound(f"no key {key_id[:128]!r}", "key_not_found")
+    return await fetch_one(connection, KeyDetails, "key_find", key_id, missing=missing)
 
 
 async def list_keys(
     connection: Connection, tenant_id: str | None, after: str, limit: int
 ) -> list[KeyDetails]:
     """Revoked and expired ones too. `tenant_id` None: the admin keys."""
-    rows = await connection.fetch(sql["key_list"], tenant_id, after, limit)
-    return [from_row(KeyDetails, row) for row in rows]
+    return await fetch_all(connection, KeyDetails, "key_list", tenant_id, after, limit)
 
 
 async def rotate_key(
@@ -125,7 +120,3 @@ async def revoke_key(connection: Connection, key_id: str) -> KeyDetails:
     """Once and for all; a second time changes nothing. Raises NotFound."""
     await connection.execute(sql["key_revoke"], key_id)
     return await get_key(connection, key_id)
-
-
-def _missing(key_id: str) -> NotFound:
-    return NotFound(f"no key {key_id[:128]!r}", "key_not_found")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from adapters.manifest import BaseModelShape
-from admin.database import Connection, Row
+from admin.database import Connection
 from admin.errors import AlreadyExists, Conflict, NotFound
-from admin.queries import from_row, sql
+from admin.queries import fetch_all, fetch_one, sql
 from admin.records import BaseModel, Residency
 
 
@@ -20,32 +20,29 @@ async def register_model(
     known = await connection.fetchrow(sql["model_find"], name)
     values = (name, shape.digest, shape, max_model_len)
     if known is None:
-        row = await connection.fetchrow(sql["model_insert"], *values)
-    else:
-        row = await connection.fetchrow(sql["model_update"], *values)
-        if known["digest"] != shape.digest and await connection.fetchval(sql["model_in_use"], name):
-            raise Conflict(
-                f"adapters are bound to the weights that are served as {name!r};"
-                " register the new ones under another name",
-                "model_in_use",
-                "digest",
-            )
-    assert row is not None
-    return from_row(BaseModel, row)
+        return await fetch_one(connection, BaseModel, "model_insert", *values)
+    changed = await fetch_one(connection, BaseModel, "model_update", *values)
+    if known["digest"] != shape.digest and await connection.fetchval(sql["model_in_use"], name):
+        raise Conflict(
+            f"adapters are bound to the weights that are served as {name!r};"
+            " register the new ones under another name",
+            "model_in_use",
+            "digest",
+        )
+    return changed
 
 
 async def set_residency(connection: Connection, name: str, residency: Residency) -> BaseModel:
     """Raises NotFound."""
-    row = await connection.fetchrow(sql["model_set_residency"], name, residency)
-    return _found(name, row)
+    query, missing = "model_set_residency", _missing(name)
+    return await fetch_one(connection, BaseModel, query, name, residency, missing=missing)
 
 
 async def list_models(
     connection: Connection, after: str = "", limit: int | None = None
 ) -> list[BaseModel]:
     """By name. `limit` None: all."""
-    rows = await connection.fetch(sql["model_list"], after, limit)
-    return [from_row(BaseModel, row) for row in rows]
+    return await fetch_all(connection, BaseModel, "model_list", after, limit)
 
 
 async def delete_model(connection: Connection, name: str) -> None:
@@ -59,7 +56,7 @@ async def delete_model(connection: Connection, name: str) -> None:
 
 async def find_model(connection: Connection, name: str) -> BaseModel:
     """Raises NotFound."""
-    return _found(name, await connection.fetchrow(sql["model_find"], name))
+    return await fetch_one(connection, BaseModel, "model_find", name, missing=_missing(name))
 
 
 async def check_not_a_model(connection: Connection, name: str) -> None:
@@ -68,7 +65,5 @@ async def check_not_a_model(connection: Connection, name: str) -> None:
         raise AlreadyExists(f"a base model is named {name}", param="name")
 
 
-def _found(name: str, row: Row | None) -> BaseModel:
-    if row is None:
-        raise NotFound(f"no base model {name[:128]!r}", "model_not_found", "model")
-    return from_row(BaseModel, row)
+def _missing(name: str) -> NotFound:
+    return NotFound(f"no base model {name[:128]!r}", "model_not_found", "model")

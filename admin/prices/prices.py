@@ -9,7 +9,7 @@ from datetime import datetime
 
 from admin.database import Connection
 from admin.errors import NotFound
-from admin.queries import from_row, sql
+from admin.queries import fetch_all, fetch_one, sql
 from admin.records import Price
 
 
@@ -19,16 +19,13 @@ class PriceDetails(Price, frozen=True, kw_only=True):
 
 async def list_prices(connection: Connection, after: str, limit: int) -> list[PriceDetails]:
     """By model; those that have one."""
-    rows = await connection.fetch(sql["price_list"], after, limit)
-    return [from_row(PriceDetails, row) for row in rows]
+    return await fetch_all(connection, PriceDetails, "price_list", after, limit)
 
 
 async def find_price(connection: Connection, model: str) -> PriceDetails:
     """Raises NotFound."""
-    row = await connection.fetchrow(sql["price_find"], model)
-    if row is None:
-        raise NotFound(f"no price of {model[:128]!r}", "price_not_found", "model")
-    return from_row(PriceDetails, row)
+    missing = NotFound(f"no price of {model[:128]!r}", "price_not_found", "model")
+    return await fetch_one(connection, PriceDetails, "price_find", model, missing=missing)
 
 
 async def set_price(connection: Connection, price: Price) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from admin.database import Connection
 from admin.errors import AlreadyExists, NotFound
-from admin.queries import from_row, sql
+from admin.queries import fetch_all, fetch_one, sql
 from admin.records import Tenant, random_base62
 
 
@@ -15,31 +15,29 @@ async def create_tenant(
 ) -> Tenant:
     """Raises AlreadyExists or Invalid for the name."""
     tenant_id = f"ten_{random_base62(12)}"
-    row = await connection.fetchrow(sql["tenant_insert"], tenant_id, name, sharing_group)
-    if row is None:
-        raise AlreadyExists(f"a tenant named {name[:128]!r} already exists", param="name")
-    return from_row(Tenant, row)
+    taken = AlreadyExists(f"a tenant named {name[:128]!r} already exists", param="name")
+    values = tenant_id, name, sharing_group
+    return await fetch_one(connection, Tenant, "tenant_insert", *values, missing=taken)
 
 
 async def list_tenants(connection: Connection, after: str, limit: int) -> list[Tenant]:
-    rows = await connection.fetch(sql["tenant_list"], after, limit)
-    return [from_row(Tenant, row) for row in rows]
+    return await fetch_all(connection, Tenant, "tenant_list", after, limit)
 
 
 async def find_tenant(connection: Connection, reference: str) -> Tenant:
     """By id or name. Raises NotFound."""
-    row = await connection.fetchrow(sql["tenant_find"], reference)
-    if row is None:
-        raise NotFound(f"no tenant {reference[:128]!r}", "tenant_not_found", "tenant")
-    return from_row(Tenant, row)
+    missing = _missing(reference)
+    return await fetch_one(connection, Tenant, "tenant_find", reference, missing=missing)
 
 
-async def find_deleted(connection: Connection, tenant_id: str) -> Tenant:
-    """A tenant that was deleted, for as long as the audit log has it. Raises NotFound."""
-    row = await connection.fetchrow(sql["tenant_find_deleted"], tenant_id)
-    if row is None:
-        raise NotFound(f"no tenant {tenant_id[:128]!r}", "tenant_not_found", "tenant")
-    return from_row(Tenant, row)
+async def find_past_or_present(connection: Connection, reference: str) -> Tenant:
+    """By id or name; a deleted one by id, for as long as the audit log has it. Raises NotFound."""
+    query, missing = "tenant_find_past_or_present", _missing(reference)
+    return await fetch_one(connection, Tenant, query, reference, missing=missing)
+
+
+def _missing(reference: str) -> NotFound:
+    return NotFound(f"no tenant {reference[:128]!r}", "tenant_not_found", "tenant")
 
 
 async def names(connection: Connection, tenant_ids: Collection[str]) -> dict[str, str]:
@@ -52,9 +50,8 @@ async def set_sharing_group(
     connection: Connection, tenant: Tenant, sharing_group: str | None
 ) -> Tenant:
     """Sets the sharing group; None: the tenant shares none. Raises Invalid."""
-    row = await connection.fetchrow(sql["tenant_set_sharing_group"], tenant.id, sharing_group)
-    assert row is not None
-    return from_row(Tenant, row)
+    values = tenant.id, sharing_group
+    return await fetch_one(connection, Tenant, "tenant_set_sharing_group", *values)
 
 
 async def delete_tenant(connection: Connection, tenant: Tenant) -> None:

@@ -9,8 +9,10 @@ SELECT id, name, sharing_group, created_at FROM tenants WHERE name > $1 ORDER BY
 -- name: tenant_find
 SELECT id, name, sharing_group, created_at FROM tenants WHERE id = $1 OR name = $1;
 
--- name: tenant_find_deleted
--- As the audit log has it, for as long as that is kept.
+-- name: tenant_find_past_or_present
+-- $1: id or name; of a deleted one the id. As the audit log has it, for as long as that is kept.
+SELECT id, name, sharing_group, created_at, NULL AS deleted_at FROM tenants WHERE id = $1 OR name = $1
+UNION ALL
 SELECT tenant_id AS id, details ->> 'name' AS name, details ->> 'sharing_group' AS sharing_group,
        (details ->> 'created_at')::timestamptz AS created_at, at AS deleted_at
 FROM audit_log WHERE tenant_id = $1 AND action = 'tenant.delete';

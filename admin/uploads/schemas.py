@@ -31,12 +31,7 @@ class UploadView(msgspec.Struct, frozen=True):
     object: str = "upload"
 
 
-class RejectedUploadView(msgspec.Struct, frozen=True):
-    name: str
-    error: dict[str, Any]
-    uploaded_by: str | None
-    """Id of the key."""
-    rejected_at: datetime
+class RejectedUploadView(RejectedUpload, frozen=True):
     object: str = "upload.rejected"
 
     @classmethod

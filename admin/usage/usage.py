@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -14,12 +14,16 @@ import msgspec
 
 from admin.database import Connection, Database
 from admin.errors import AdminError
-from admin.queries import from_row, sql
+from admin.queries import fetch_all, sql
 
 log = logging.getLogger(__name__)
 
 UPKEEP_INTERVAL_S = 3600.0
 RETRY_INTERVAL_S = 60.0
+
+
+DIMENSIONS = ("tenant", "model", "adapter", "adapter_version", "key")
+"""What sums can be told apart by."""
 
 
 class Width(Enum):
@@ -81,11 +85,8 @@ class UsageQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """Ids; None: all, here and below."""
     models: Sequence[str] | None = None
     keys: Sequence[str] | None = None
-    by_tenant: bool = False
-    by_model: bool = False
-    by_adapter: bool = False
-    by_version: bool = False
-    by_key: bool = False
+    told_apart: Collection[str] = ()
+    """Of `DIMENSIONS`."""
 
 
 async def report(
@@ -100,16 +101,13 @@ async def report(
     start = asked.width.floor(asked.start)
     end = asked.width.floor(asked.end - timedelta(microseconds=1)) + asked.width.value
     which = (asked.tenants, asked.models, asked.keys)
-    told = (asked.by_tenant, asked.by_model, asked.by_adapter, asked.by_version, asked.by_key)
+    told = [name in asked.told_apart for name in DIMENSIONS]
     if asked.width is Width.MINUTE:
-        rows = await connection.fetch(sql["usage_report_minutes"], start, end, *which, *told, limit)
-    else:
-        unit = "hour" if asked.width is Width.HOUR else "day"
-        mark = after or (None,) * 6
-        rows = await connection.fetch(
-            sql["usage_report"], start, end, unit, *which, *told, *mark, limit
-        )
-    return [from_row(UsageSum, row) for row in rows]
+        args = (start, end, *which, *told, limit)
+        return await fetch_all(connection, UsageSum, "usage_report_minutes", *args)
+    unit = "hour" if asked.width is Width.HOUR else "day"
+    args = (start, end, unit, *which, *told, *(after or (None,) * 6), limit)
+    return await fetch_all(connection, UsageSum, "usage_report", *args)
 
 
 async def keep_days(database: Database, days: int) -> None:

@@ -11,11 +11,10 @@ from typing import Literal
 
 import msgspec
 
-from admin.catalog_lock import lock_catalog
 from admin.database import EVERYTHING, Connection, Database
 from admin.errors import NotFound
 from admin.gateway_load import Latencies
-from admin.queries import from_row, sql
+from admin.queries import fetch_all, fetch_one, from_row, lock_catalog, sql
 from admin.records import ModelState
 
 LOST_S = 5.0
@@ -133,16 +132,13 @@ class Worker(msgspec.Struct, frozen=True):
 
 async def list_workers(connection: Connection, after: str, limit: int) -> list[Worker]:
     """By id."""
-    rows = await connection.fetch(sql["worker_list"], after, limit)
-    return [from_row(Worker, row) for row in rows]
+    return await fetch_all(connection, Worker, "worker_list", after, limit, None)
 
 
 async def find_worker(connection: Connection, worker_id: str) -> Worker:
     """Raises NotFound."""
-    row = await connection.fetchrow(sql["worker_find"], worker_id)
-    if row is None:
-        raise NotFound(f"no worker {worker_id[:128]!r}", "worker_not_found")
-    return from_row(Worker, row)
+    missing = NotFound(f"no worker {worker_id[:128]!r}", "worker_not_found")
+    return await fetch_one(connection, Worker, "worker_list", "", 1, worker_id, missing=missing)
 
 
 async def model_states(

@@ -65,11 +65,6 @@ class ResolvedModel(msgspec.Struct, frozen=True):
         """What the version brings besides its weights."""
         return self.version.serving if self.version else NOTHING
 
-    @property
-    def adapter(self) -> AdapterRef | None:
-        """The version without a layout's checksum."""
-        return self.adapter_for("")
-
     def adapter_for(self, layout: str) -> AdapterRef | None:
         """The version as a worker of this layout knows it; its name is `name@version`."""
         version = self.version

@@ -5,13 +5,15 @@ An admin key says whose with `tenant`.
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
 from litestar import Controller, delete, get, post, put
 from litestar.params import FromPath, JSONBody
 
 from admin.adapters import aliases
 from admin.adapters.describe import describe_alias
 from admin.adapters.schemas import AliasSet, AliasView
-from admin.catalog_lock import lock_catalog
 from admin.database import Connection
 from admin.errors import Invalid, NotFound
 from admin.http import preconditions
@@ -19,6 +21,7 @@ from admin.http.guards import ADAPTERS_WRITE, ADMIN, requires, tenant_for
 from admin.http.parameters import TenantName
 from admin.http.preconditions import IfMatch, Tagged, etag, tagged
 from admin.http.request import AdminRequest
+from admin.queries import lock_catalog
 from admin.records import CanaryPolicy, Tenant
 from admin.schemas import Deleted
 
@@ -53,9 +56,7 @@ class AliasController(Controller):
         if_match: IfMatch = None,
     ) -> Tagged[AliasView]:
         """Promote a version or start a canary: in one step, for every request from then on."""
-        async with request.transaction() as connection:
-            owner = await tenant_for(connection, request.user, tenant)
-            await _check(connection, owner, name, alias, if_match)
+        async with _changing(request, name, alias, tenant, if_match) as (connection, owner):
             key = (connection, owner.id, name, alias)
             options = {"completions_only": data.completions_only}
             if data.version is not None and data.canary is None and not data.policy:
@@ -77,9 +78,7 @@ class AliasController(Controller):
         if_match: IfMatch = None,
     ) -> Deleted:
         """409 for `prod`, which goes with the adapter."""
-        async with request.transaction() as connection:
-            owner = await tenant_for(connection, request.user, tenant)
-            await _check(connection, owner, name, alias, if_match)
+        async with _changing(request, name, alias, tenant, if_match) as (connection, owner):
             await aliases.delete_alias(connection, owner.id, name, alias, request.user.id)
         return Deleted(f"{name}@{alias}")
 
@@ -94,9 +93,7 @@ class AliasController(Controller):
     ) -> Tagged[AliasView]:
         """Undo the last move: back to the version or canary set before it. Twice undoes nothing:
         a client that may have to repeat the request gives If-Match."""
-        async with request.transaction() as connection:
-            owner = await tenant_for(connection, request.user, tenant)
-            await _check(connection, owner, name, alias, if_match)
+        async with _changing(request, name, alias, tenant, if_match) as (connection, owner):
             await aliases.roll_back(connection, owner.id, name, alias, request.user.id)
             return tagged(await describe_alias(connection, owner, name, alias))
 
@@ -110,7 +107,9 @@ class AliasController(Controller):
         if_match: IfMatch = None,
     ) -> Tagged[AliasView]:
         """Keep what it points to on the device, now and after every move; 409 beyond the quota."""
-        return await _pin(request, name, alias, tenant, if_match, pinned=True)
+        async with _changing(request, name, alias, tenant, if_match) as (connection, owner):
+            await aliases.pin_alias(connection, owner.id, name, alias, pinned=True)
+            return tagged(await describe_alias(connection, owner, name, alias))
 
     @delete("/pin", guards=OWN, status_code=200)
     async def unpin(
@@ -122,34 +121,25 @@ class AliasController(Controller):
         if_match: IfMatch = None,
     ) -> Tagged[AliasView]:
         """Leave it to its use whether it stays on the device."""
-        return await _pin(request, name, alias, tenant, if_match, pinned=False)
+        async with _changing(request, name, alias, tenant, if_match) as (connection, owner):
+            await aliases.pin_alias(connection, owner.id, name, alias, pinned=False)
+            return tagged(await describe_alias(connection, owner, name, alias))
 
 
 _DEFAULT = CanaryPolicy()
 
 
-async def _pin(
-    request: AdminRequest,
-    name: str,
-    alias: str,
-    tenant: str | None,
-    if_match: str | None,
-    *,
-    pinned: bool,
-) -> Tagged[AliasView]:
+@asynccontextmanager
+async def _changing(
+    request: AdminRequest, name: str, alias: str, tenant: str | None, if_match: str | None
+) -> AsyncGenerator[tuple[Connection, Tenant]]:
+    """A transaction that changes the alias, if it is as `if_match` says, and whose it is."""
     async with request.transaction() as connection:
         owner = await tenant_for(connection, request.user, tenant)
-        await _check(connection, owner, name, alias, if_match)
-        await aliases.pin_alias(connection, owner.id, name, alias, pinned)
-        return tagged(await describe_alias(connection, owner, name, alias))
-
-
-async def _check(
-    connection: Connection, owner: Tenant, name: str, alias: str, if_match: str | None
-) -> None:
-    await lock_catalog(connection)
-    try:
-        current = etag(await describe_alias(connection, owner, name, alias))
-    except NotFound:
-        current = None
-    preconditions.check(if_match, current)
+        await lock_catalog(connection)
+        try:
+            current = etag(await describe_alias(connection, owner, name, alias))
+        except NotFound:
+            current = None
+        preconditions.check(if_match, current)
+        yield connection, owner

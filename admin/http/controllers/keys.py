@@ -9,7 +9,6 @@ import msgspec
 from litestar import Controller, Response, delete, get, post
 from litestar.params import FromPath, JSONBody
 
-from admin.catalog_lock import lock_catalog
 from admin.database import Connection
 from admin.errors import Invalid
 from admin.http import preconditions
@@ -22,6 +21,7 @@ from admin.idempotency import Once
 from admin.keys import keys
 from admin.keys.keys import KeyRights
 from admin.keys.schemas import KeyCreate, KeyCreated, KeyRotate, KeyView
+from admin.queries import lock_catalog
 from admin.records import ADMIN_SCOPES, TENANT_SCOPES, new_key, plain_model
 from admin.schemas import Page, page
 from admin.tenants import tenants

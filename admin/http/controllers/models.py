@@ -8,7 +8,6 @@ from litestar import Controller, Response, delete, get, patch, post
 from litestar.params import FromPath, JSONBody
 
 from adapters.manifest import BaseModelShape
-from admin.catalog_lock import lock_catalog
 from admin.database import Connection
 from admin.errors import Invalid, Overtaken
 from admin.http import preconditions
@@ -20,6 +19,7 @@ from admin.http.request import AdminRequest
 from admin.idempotency import Once
 from admin.models import models
 from admin.models.schemas import ModelChange, ModelDetails, ModelRegister, ModelView
+from admin.queries import lock_catalog
 from admin.records import BaseModel
 from admin.schemas import Deleted, Page, page
 from admin.workers import workers

@@ -60,6 +60,8 @@ COMPLETIONS = Parameters(
     "model",
 )
 COSTS = Parameters({"1d": Widths(Width.DAY, 7, 180)}, "line_item")
+OURS = {"project_id": "tenant", "api_key_id": "key", "model": "model", "line_item": "model"}
+"""OpenAI's dimensions, by our names."""
 _COMMA = re.compile(",(?! )")
 SINGLE = ("start_time", "end_time", "bucket_width", "limit", "page")
 MOST_SUMS = 20_000
@@ -191,6 +193,7 @@ async def _answer(
     end = given.moment("end_time") or datetime.now(UTC)
     if end <= start:
         raise Invalid("end_time must be after start_time", "invalid", "end_time")
+    always = ["model"] if parameters is COSTS else []
     asked = UsageQuestion(
         start=start,
         end=min(end, start + limit * wide.width.value),
@@ -198,9 +201,7 @@ async def _answer(
         tenants=given.several("project_ids"),
         models=given.models,
         keys=given.several("api_key_ids"),
-        by_tenant="project_id" in given.group_by,
-        by_model=parameters is COSTS or parameters.model in given.group_by,
-        by_key="api_key_id" in given.group_by,
+        told_apart=[*map(OURS.__getitem__, given.group_by), *always],
     )
     async with request.reading() as connection:
         if request.user.tenant_id is not None:

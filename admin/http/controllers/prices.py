@@ -10,7 +10,6 @@ import msgspec
 from litestar import Controller, delete, get, put
 from litestar.params import FromPath, JSONBody
 
-from admin.catalog_lock import lock_catalog
 from admin.database import Connection
 from admin.errors import Invalid, NotFound
 from admin.http import preconditions
@@ -22,6 +21,7 @@ from admin.models import models
 from admin.money import MICRO, count_dollars, format_dollars
 from admin.prices import prices
 from admin.prices.prices import PriceDetails
+from admin.queries import lock_catalog
 from admin.records import Price
 from admin.schemas import Deleted, Page, page
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from litestar import Controller, delete, get, put
 from litestar.params import FromPath, JSONBody
 
-from admin.catalog_lock import lock_catalog
 from admin.database import Connection
 from admin.errors import Invalid, NotFound
 from admin.http import preconditions
@@ -13,6 +12,7 @@ from admin.http.guards import ADMIN, USAGE_READ, requires, tenant_for
 from admin.http.preconditions import IfMatch, Tagged, etag, tagged
 from admin.http.request import AdminRequest
 from admin.keys import keys
+from admin.queries import lock_catalog
 from admin.quotas import quotas
 from admin.quotas.schemas import (
     KeyLimits,

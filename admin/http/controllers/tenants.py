@@ -7,9 +7,7 @@ from litestar import Controller, Response, delete, get, patch, post
 from litestar.params import FromPath, JSONBody
 
 from admin.adapters import contents
-from admin.catalog_lock import lock_catalog
 from admin.database import Connection
-from admin.errors import NotFound
 from admin.http import preconditions
 from admin.http.guards import ADMIN, requires
 from admin.http.idempotency import IdempotencyKey, once
@@ -17,6 +15,7 @@ from admin.http.parameters import After, Limit
 from admin.http.preconditions import IfMatch, Tagged, etag, tagged
 from admin.http.request import AdminRequest
 from admin.idempotency import Once
+from admin.queries import lock_catalog
 from admin.quotas import quotas
 from admin.quotas.schemas import quota_of
 from admin.records import Tenant
@@ -63,10 +62,7 @@ class TenantController(Controller):
     async def show_tenant(self, request: AdminRequest, tenant: FromPath[str]) -> Tagged[TenantView]:
         """By id or name; a deleted one by id."""
         async with request.reading() as connection:
-            try:
-                found = await tenants.find_tenant(connection, tenant)
-            except NotFound:
-                found = await tenants.find_deleted(connection, tenant)
+            found = await tenants.find_past_or_present(connection, tenant)
         return tagged(TenantView.of(found))
 
     @patch("/{tenant:str}", guards=[requires(ADMIN)])

@@ -18,7 +18,7 @@ from litestar.openapi.spec import OpenAPIMediaType, OpenAPIResponse, OpenAPIType
 from litestar.params import FromQuery, QueryParameter
 
 from admin.database import Connection
-from admin.errors import Invalid, NotFound
+from admin.errors import Invalid
 from admin.http.guards import ADMIN, USAGE_READ, requires, tenant_for
 from admin.http.openapi import AdminOperation
 from admin.http.parameters import After, TenantName
@@ -26,11 +26,10 @@ from admin.http.request import AdminRequest
 from admin.money import PICO, format_dollars
 from admin.records import ApiKey
 from admin.tenants import tenants
-from admin.usage.usage import Cursor, UsageQuestion, UsageSum, Width, report
+from admin.usage.usage import DIMENSIONS, Cursor, UsageQuestion, UsageSum, Width, report
 
 DEFAULT_SPAN = timedelta(days=7)
 WIDTHS = {"1h": Width.HOUR, "1d": Width.DAY}
-DIMENSIONS = ("tenant", "model", "adapter", "adapter_version", "key")
 TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens", "metered_tokens")
 COSTS = ("cost", "input_cost", "cached_input_cost", "output_cost")
 SUMS = ("requests", *TOKENS, *COSTS)
@@ -122,11 +121,7 @@ class UsageController(Controller):
                 end=before,
                 width=WIDTHS[bucket],
                 tenants=whose,
-                by_tenant="tenant" in told,
-                by_model="model" in told,
-                by_adapter="adapter" in told,
-                by_version="adapter_version" in told,
-                by_key="key" in told,
+                told_apart=told,
             )
             found = await report(connection, asked, _read_cursor(after), limit + 1)
             ids = {each.tenant_id for each in found} if "tenant" in told else ()
@@ -143,12 +138,9 @@ class UsageController(Controller):
 
 async def _tenant_id(connection: Connection, key: ApiKey, reference: str | None) -> str:
     """The id of the tenant that is asked about: for admin keys also one that was deleted."""
-    try:
-        return (await tenant_for(connection, key, reference)).id
-    except NotFound:
-        if key.tenant_id is not None or reference is None:
-            raise
-        return (await tenants.find_deleted(connection, reference)).id
+    if key.tenant_id is None and reference:
+        return (await tenants.find_past_or_present(connection, reference)).id
+    return (await tenant_for(connection, key, reference)).id
 
 
 def _told_apart(group_by: str) -> list[str]:

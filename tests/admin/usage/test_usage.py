@@ -553,7 +553,7 @@ async def test_a_report_reads_what_it_is_about(database: Database, dsn: str) -> 
     async def num_read(after: Cursor | None = None, tenants: list[str] | None = None) -> int:
         """Rows, for one page."""
         asked = UsageQuestion(
-            start=start, end=end, width=Width.HOUR, tenants=tenants, by_tenant=True
+            start=start, end=end, width=Width.HOUR, tenants=tenants, told_apart=["tenant"]
         )
         async with one.transaction(readonly=True) as connection:
             before = await connection.fetchval(ROWS_READ)

@@ -37,7 +37,8 @@ ACME = Tenant(id="ten_acme", name="acme")
 )
 def test_resolve(name: str, digest: str | None) -> None:
     target = CatalogView(snapshot([])).resolve(ACME, name)
-    assert (target.adapter.digest if target.adapter else None) == digest
+    adapter = target.adapter_for("")
+    assert (adapter.digest if adapter else None) == digest
     assert target.base.name == "tiny" and target.name == name
 
 
