@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -19,7 +18,7 @@ from gateway.dialects.chat_messages import (
 from gateway.dialects.dialect import Answer, Dialect, join_parts
 from gateway.dialects.openai_fields import Count, OpenAIRequest, TopLogprobs
 from gateway.dialects.openai_format import OpenAIFormat, encode, finite, token_text
-from gateway.dialects.openai_table import Refusal
+from gateway.dialects.openai_table import Refusal, Wish
 from gateway.dispatch.choice import Delta, Scored
 from gateway.exceptions import InvalidRequest
 from gateway.generation_request import GenerationRequest, ThoughtBudget
@@ -37,10 +36,6 @@ class ChatCompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
         "model": "support-bot",
         "messages": [{"role": "user", "content": "Where is my parcel?"}],
         "max_tokens": 64,
-    }
-
-    also_refused: ClassVar[Mapping[str, Refusal]] = {
-        "add_special_tokens": Refusal("The chat template writes them.", (False,)),
     }
 
     messages: Messages
@@ -67,23 +62,29 @@ class ChatCompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
     echo: bool | None = None
     """Whether the last message's content stands before the answer, if it is the assistant's."""
 
-    # dropped
-    prediction: Any = None
-    prompt_cache_options: Any = None
-    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+    prediction: Annotated[Any, Wish()] = None
+    prompt_cache_options: Annotated[Any, Wish()] = None
+    prompt_cache_retention: Annotated[Literal["in_memory", "24h"] | None, Wish(("in_memory",))] = (
+        None
+    )
+    verbosity: Annotated[Literal["low", "medium", "high"] | None, Wish(("medium",))] = None
 
-    # refused
-    add_special_tokens: bool | None = None
-    audio: Any = None
-    chat_template: Any = None
-    documents: Any = None
-    function_call: Any = None
-    functions: Any = None
-    mm_processor_kwargs: Any = None
-    modalities: Any = None
-    moderation: Any = None
-    web_search_options: Any = None
+    add_special_tokens: Annotated[
+        bool | None, Refusal("The chat template writes them.", (False,))
+    ] = None
+    audio: Annotated[Any, Refusal("Answers are text.")] = None
+    chat_template: Annotated[
+        Any, Refusal("Templates are the model's or the adapter version's.")
+    ] = None
+    documents: Annotated[Any, Refusal("Put them into the messages.", ([],))] = None
+    function_call: Annotated[Any, Refusal("Its successor is `tool_choice`.", ("none", "auto"))] = (
+        None
+    )
+    functions: Annotated[Any, Refusal("Their successor is `tools`.", ([],))] = None
+    mm_processor_kwargs: Annotated[Any, Refusal("Prompts are text.", ({},))] = None
+    modalities: Annotated[Any, Refusal("Answers are text.", (["text"],))] = None
+    moderation: Annotated[Any, Refusal("Nothing is moderated.")] = None
+    web_search_options: Annotated[Any, Refusal("Nothing is searched.")] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

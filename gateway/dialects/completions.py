@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 from collections import defaultdict
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
@@ -38,12 +37,6 @@ class CompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
         "max_tokens": 16,
     }
 
-    also_refused: ClassVar[Mapping[str, Refusal]] = {
-        "add_special_tokens": Refusal(
-            "A text begins with the model's own; send token ids for any others.", (True,)
-        )
-    }
-
     prompt: (
         str
         | Annotated[list[str | TokenId | TokenIds], Meta(min_length=1, max_length=MAX_TOKEN_IDS)]
@@ -52,10 +45,12 @@ class CompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
 
-    # refused
-    add_special_tokens: bool | None = None
-    prompt_embeds: Any = None
-    suffix: Any = None
+    add_special_tokens: Annotated[
+        bool | None,
+        Refusal("A text begins with the model's own; send token ids for any others.", (True,)),
+    ] = None
+    prompt_embeds: Annotated[Any, Refusal("Prompts are text or token ids.")] = None
+    suffix: Annotated[Any, Refusal("Text is continued, not filled in.", ("",))] = None
 
     @property
     def prompts(self) -> list[str | list[int]]:

@@ -1,15 +1,14 @@
 """What becomes of the fields of OpenAI's and vLLM's requests that have no effect here.
 
 Every other field of the schemas has its effect, and one that is in no schema is refused by name.
-`null` counts as absent everywhere. docs/use/api.md is made from these
-tables (`make api`).
+`null` counts as absent everywhere. docs/use/api.md is made from these marks (`make api`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -23,49 +22,23 @@ ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 WITHOUT_EFFECT = frozenset(("metadata", "prompt_cache_key", "spaces_between_special_tokens"))
 """What they ask for needs nothing to be done, or is no more than a note."""
 
-DROPPED: Mapping[str, tuple[Any, ...]] = {
-    "prediction": (),
-    "prompt_cache_options": (),
-    "prompt_cache_retention": ("in_memory",),
-    "request_id": (),
-    "service_tier": ("auto", "default"),
-    "verbosity": ("medium",),
-}
-"""Wishes that an answer can do without: named in the answer's header `loraplex-dropped`, except
-for the values that ask for nothing."""
+
+class Wish(NamedTuple):
+    """Marks a field that an answer can do without: it is named in the answer's header
+    `loraplex-dropped`, except for the values that ask for nothing."""
+
+    nothing: tuple[Any, ...] = ()
 
 
 class Refusal(NamedTuple):
-    """Why a field is refused, and the values of it that ask for nothing."""
+    """Marks a field that would change the answer and is not supported: why, and the values of it
+    that ask for nothing."""
 
     reason: str
     nothing: tuple[Any, ...] = ()
 
 
-REFUSED: Mapping[str, Refusal] = {
-    "audio": Refusal("Answers are text."),
-    "chat_template": Refusal("Templates are the model's or the adapter version's."),
-    "documents": Refusal("Put them into the messages.", ([],)),
-    "early_stopping": Refusal("There is no beam search.", (False,)),
-    "function_call": Refusal("Its successor is `tool_choice`.", ("none", "auto")),
-    "functions": Refusal("Their successor is `tools`.", ([],)),
-    "guided_decoding_backend": Refusal("There is one, llguidance."),
-    "guided_whitespace_pattern": Refusal("White space is bounded by the server."),
-    "kv_transfer_params": Refusal("Prompts and answers are computed by one worker."),
-    "length_penalty": Refusal("There is no beam search.", (1,)),
-    "logits_processors": Refusal("Code of a request is not run.", ([],)),
-    "mm_processor_kwargs": Refusal("Prompts are text.", ({},)),
-    "modalities": Refusal("Answers are text.", (["text"],)),
-    "moderation": Refusal("Nothing is moderated."),
-    "prompt_embeds": Refusal("Prompts are text or token ids."),
-    "return_tokens_as_token_ids": Refusal("Use `return_token_ids`.", (False,)),
-    "store": Refusal("No answer is stored.", (False,)),
-    "suffix": Refusal("Text is continued, not filled in.", ("",)),
-    "use_beam_search": Refusal("There is none; use `n`.", (False,)),
-    "vllm_xargs": Refusal("There are no plug-ins to take them.", ({},)),
-    "web_search_options": Refusal("Nothing is searched."),
-}
-"""What would change the answer and is not supported."""
+M = TypeVar("M")
 
 
 class FieldsWithoutEffect(ConstraintFields, frozen=True, kw_only=True):
@@ -76,27 +49,26 @@ class FieldsWithoutEffect(ConstraintFields, frozen=True, kw_only=True):
     prompt_cache_key: str | None = None
     spaces_between_special_tokens: bool | None = None
 
-    # dropped
-    request_id: Short | None = None
-    service_tier: ServiceTier | None = None
+    request_id: Annotated[Short | None, Wish()] = None
+    service_tier: Annotated[ServiceTier | None, Wish(("auto", "default"))] = None
 
-    # refused
-    early_stopping: Any = None
-    guided_decoding_backend: Any = None
-    guided_whitespace_pattern: Any = None
-    kv_transfer_params: Any = None
-    length_penalty: Any = None
-    logits_processors: Any = None
-    return_tokens_as_token_ids: Any = None
-    store: bool | None = None
-    use_beam_search: Any = None
-    vllm_xargs: Any = None
-
-    also_refused: ClassVar[Mapping[str, Refusal]] = {}
-    """What this route alone refuses, as REFUSED has it."""
+    early_stopping: Annotated[Any, Refusal("There is no beam search.", (False,))] = None
+    guided_decoding_backend: Annotated[Any, Refusal("There is one, llguidance.")] = None
+    guided_whitespace_pattern: Annotated[Any, Refusal("White space is bounded by the server.")] = (
+        None
+    )
+    kv_transfer_params: Annotated[
+        Any, Refusal("Prompts and answers are computed by one worker.")
+    ] = None
+    length_penalty: Annotated[Any, Refusal("There is no beam search.", (1,))] = None
+    logits_processors: Annotated[Any, Refusal("Code of a request is not run.", ([],))] = None
+    return_tokens_as_token_ids: Annotated[Any, Refusal("Use `return_token_ids`.", (False,))] = None
+    store: Annotated[bool | None, Refusal("No answer is stored.", (False,))] = None
+    use_beam_search: Annotated[Any, Refusal("There is none; use `n`.", (False,))] = None
+    vllm_xargs: Annotated[Any, Refusal("There are no plug-ins to take them.", ({},))] = None
 
     def __post_init__(self) -> None:
-        for name, refusal in refused_of(type(self)).items():
+        for name, refusal in marked(type(self), Refusal).items():
             if getattr(self, name) is not None:
                 check_refused(name, getattr(self, name), *refusal)
 
@@ -104,18 +76,23 @@ class FieldsWithoutEffect(ConstraintFields, frozen=True, kw_only=True):
     def dropped(self) -> tuple[str, ...]:
         """The fields that were given and are dropped."""
         found: list[str] = []
-        for name, nothing in DROPPED.items():
-            value = getattr(self, name, None)
-            if value is not None and value not in nothing:
+        for name, wish in sorted(marked(type(self), Wish).items()):
+            value = getattr(self, name)
+            if value is not None and value not in wish.nothing:
                 found.append(name)
         return tuple(found)
 
 
 @cache
-def refused_of(request: type[FieldsWithoutEffect]) -> Mapping[str, Refusal]:
-    """The fields of a schema that are refused."""
-    refused = {**REFUSED, **request.also_refused}
-    return {name: refused[name] for name in request.__struct_fields__ if name in refused}
+def marked(request: type[FieldsWithoutEffect], mark: type[M]) -> Mapping[str, M]:
+    """The fields of a schema that bear such a mark."""
+    hints = get_type_hints(request, include_extras=True)
+    return {
+        name: found
+        for name, hint in hints.items()
+        for found in getattr(hint, "__metadata__", ())
+        if isinstance(found, mark)
+    }
 
 
 def check_refused(name: str, value: Any, reason: str, nothing: Sequence[Any]) -> None:

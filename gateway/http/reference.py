@@ -11,7 +11,7 @@ import msgspec
 from gateway.dialects import dropped
 from gateway.dialects.chat_completions import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
-from gateway.dialects.openai_table import DROPPED, WITHOUT_EFFECT, refused_of
+from gateway.dialects.openai_table import WITHOUT_EFFECT, Refusal, Wish, marked
 
 Json = Mapping[str, Any]
 PREFIX = "#/components/schemas/"
@@ -139,12 +139,11 @@ def _fields(name: str, schemas: Json) -> Fields:
 def _effect(struct: str, field: str) -> str:
     """What becomes of an optional field, where it is not simply effective."""
     if kind := OPENAI.get(struct):
-        refused = refused_of(kind)
-        if field in refused:
-            reason, nothing = refused[field]
-            return f"refused{_unless(nothing)}: {reason}"
-        if field in DROPPED:
-            return "dropped" + _unless(DROPPED[field])
+        if refusal := marked(kind, Refusal).get(field):
+            return f"refused{_unless(refusal.nothing)}: {refusal.reason}"
+        wish = marked(kind, Wish).get(field)
+        if wish is not None:
+            return "dropped" + _unless(wish.nothing)
         if field in WITHOUT_EFFECT:
             return "no effect"
     reason = DROPPED_BY_DIALECT.get(struct, {}).get(field)
