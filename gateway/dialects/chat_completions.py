@@ -17,7 +17,7 @@ from gateway.dialects.chat_messages import (
 )
 from gateway.dialects.dialect import Answer, Dialect, join_parts
 from gateway.dialects.openai_fields import Count, OpenAIRequest, TopLogprobs
-from gateway.dialects.openai_format import OpenAIFormat, encode, finite, token_text
+from gateway.dialects.openai_format import OpenAIFormat, encode, scored_token
 from gateway.dialects.openai_table import Refusal, Wish
 from gateway.dispatch.choice import Delta, Scored
 from gateway.exceptions import InvalidRequest
@@ -183,18 +183,10 @@ class ChatFormat(OpenAIFormat):
         return {"message": message}
 
     def _logprobs_of(self, index: int, scored: list[Scored]) -> dict[str, Any]:
-        content = [
-            {
-                **self._token(entry.token, entry.logprob),
-                "top_logprobs": [self._token(token, logprob) for token, logprob in entry.top],
-            }
-            for entry in scored
-        ]
-        return {"content": content, "refusal": None}
-
-    def _token(self, token: int, logprob: float | None) -> dict[str, Any]:
-        spelled = self._spelled[token]
-        return {"token": token_text(spelled), "logprob": finite(logprob), "bytes": list(spelled)}
+        return {
+            "content": [scored_token(self._spelled, entry) for entry in scored],
+            "refusal": None,
+        }
 
 
 def _call_delta(part: ToolCall) -> dict[str, Any]:
@@ -220,7 +212,7 @@ class ChatCompletions(Dialect[ChatCompletionRequest]):
             **body.neutral_fields(),
             messages=neutral_messages(body.messages),
             echo=bool(body.echo),
-            tools=[tool.neutral() for tool in body.tools or ()],
+            tools=[tool.function.neutral() for tool in body.tools or ()],
             tool_choice=neutral_choice(body.tool_choice),
             is_parallel=body.parallel_tool_calls is not False,
             add_generation_prompt=(
@@ -238,11 +230,8 @@ class ChatCompletions(Dialect[ChatCompletionRequest]):
     ) -> ChatFormat:
         return ChatFormat(
             f"{self.id_prefix}-{request_id}",
-            body.model,
+            body,
             spelled,
             logprobs=bool(body.logprobs),
-            include_usage=body.include_usage,
-            token_ids=bool(body.return_token_ids),
-            continuous_usage=body.has_continuous_usage,
             shows_thoughts=body.include_reasoning is not False,
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -10,6 +12,8 @@ from msgspec import Meta
 from gateway.exceptions import InvalidRequest
 from gateway.generation_request import NamedTool, Tool, ToolChoice
 from gateway.messages import MadeCall, Message
+
+T = TypeVar("T")
 
 MAX_MESSAGES = 4096
 MAX_CALLS = 256
@@ -101,19 +105,38 @@ class FunctionDefinition(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
+    def neutral(self) -> Tool:
+        return Tool(
+            name=self.name,
+            description=self.description or "",
+            parameters=self.parameters or NO_ARGUMENTS,
+            strict=bool(self.strict),
+        )
+
 
 class ChatTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["function"]
     function: FunctionDefinition
 
-    def neutral(self) -> Tool:
-        function = self.function
-        return Tool(
-            name=function.name,
-            description=function.description or "",
-            parameters=function.parameters or NO_ARGUMENTS,
-            strict=bool(function.strict),
-        )
+
+def read_tools(
+    given: Sequence[dict[str, Any]], kind: type[T], drops: re.Pattern[str], dropped: set[str]
+) -> list[T]:
+    """The tools of this kind. Those of a type that `drops` matches are added to the names of what
+    is dropped. Raises InvalidRequest for any other."""
+    found: list[T] = []
+    for number, each in enumerate(given):
+        type_name = each.get("type")
+        if isinstance(type_name, str) and drops.fullmatch(type_name):
+            dropped.add(f"tools.{type_name}")
+            continue
+        try:
+            found.append(msgspec.convert(each, kind))
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(
+                f"Invalid value for 'tools[{number}]': {error}.", param="tools"
+            ) from None
+    return found
 
 
 class FunctionName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -141,12 +141,5 @@ class Completions(Dialect[CompletionRequest]):
     def answer_format(
         self, body: CompletionRequest, request_id: str, spelled: TokenBytes
     ) -> CompletionFormat:
-        return CompletionFormat(
-            f"{self.id_prefix}-{request_id}",
-            body.model,
-            spelled,
-            logprobs=body.logprobs is not None,
-            include_usage=body.include_usage,
-            token_ids=bool(body.return_token_ids),
-            continuous_usage=body.has_continuous_usage,
-        )
+        id = f"{self.id_prefix}-{request_id}"
+        return CompletionFormat(id, body, spelled, logprobs=body.logprobs is not None)

@@ -72,17 +72,6 @@ class ConstraintFields(SamplingFields, frozen=True, kw_only=True):
 
     def constraint(self) -> Constraint | None:
         """What the answer is held to. Raises InvalidRequest, which names the field."""
-        if not any(
-            (
-                self.response_format,
-                self.structured_outputs,
-                self.guided_json is not None,
-                self.guided_regex,
-                self.guided_choice,
-                self.guided_grammar,
-            )
-        ):
-            return None
         given = self.structured_outputs or StructuredOutputs()
         fields = (
             _of_format(self.response_format),

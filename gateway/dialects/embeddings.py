@@ -85,10 +85,7 @@ class EmbeddingFormat(BodyFormat):
                 "object": "list",
                 "data": data,
                 "model": self._model,
-                "usage": {
-                    "prompt_tokens": usage.prompt_tokens,
-                    "total_tokens": usage.prompt_tokens,
-                },
+                "usage": prompt_usage(usage),
             }
         )
 
@@ -96,6 +93,11 @@ class EmbeddingFormat(BodyFormat):
         if self._is_base64:
             return base64.b64encode(vector.tobytes()).decode()
         return vector.tolist()
+
+
+def prompt_usage(usage: Usage) -> dict[str, int]:
+    """The usage of a request that generates nothing."""
+    return {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
 
 
 def unit_vector(answer: Answer, dimensions: int | None) -> NDArray[np.float32]:

@@ -6,11 +6,10 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import msgspec
-
+from gateway.dialects.chat_messages import read_tools
 from gateway.dialects.constraints import schema_constraint
 from gateway.dialects.dialect import Dialect
-from gateway.dialects.dropped import MESSAGES_TOOL_TYPES
+from gateway.dialects.dropped import MESSAGES, MESSAGES_TOOL_TYPES
 from gateway.dialects.messages_fields import (
     AnyBlock,
     AnyChoice,
@@ -43,10 +42,6 @@ from gateway.messages import MadeCall, Message, joined
 from gateway.text.detokenizer import TokenBytes
 
 BILLING_HEADER = re.compile(r"^x-anthropic-billing-header:.*\n*", re.MULTILINE)
-DROPPED_FIELDS = (
-    *("cache_control", "context_management", "diagnostics", "inference_geo"),
-    *("service_tier", "speed"),
-)
 DROPPED_OPTIONS = ("allowed_callers", "defer_loading", "eager_input_streaming", "input_examples")
 """Options of a tool that are dropped."""
 
@@ -89,7 +84,7 @@ class ConversationReading:
     def neutral_fields(self) -> dict[str, Any]:
         """Fields of the neutral request. Raises InvalidRequest."""
         body = self._body
-        self._note(body, *DROPPED_FIELDS)
+        self._note(body, *MESSAGES)
         messages = self._system(body.system)
         for number, message in enumerate(body.messages):
             messages += self._turns(message, f"messages[{number}]")
@@ -181,17 +176,7 @@ class ConversationReading:
 
     def _tools(self, given: Sequence[dict[str, Any]]) -> list[Tool]:
         tools: list[Tool] = []
-        for number, each in enumerate(given):
-            kind = each.get("type")
-            if isinstance(kind, str) and MESSAGES_TOOL_TYPES.fullmatch(kind):
-                self._dropped.add(f"tools.{kind}")
-                continue
-            try:
-                tool = msgspec.convert(each, CustomTool)
-            except msgspec.ValidationError as error:
-                raise InvalidRequest(
-                    f"Invalid value for 'tools[{number}]': {error}.", param="tools"
-                ) from None
+        for tool in read_tools(given, CustomTool, MESSAGES_TOOL_TYPES, self._dropped):
             self._note(tool, "cache_control")
             if any(getattr(tool, option) is not None for option in DROPPED_OPTIONS):
                 self._dropped.add("tools.options")

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from gateway.dialects.dialect import SCORED_AT_ONCE, Answer, AnswerFormat, slices
+from gateway.dialects.openai_fields import OpenAIRequest
 from gateway.dispatch.choice import Delta, Scored
 from gateway.exceptions import error_body, problem_of
 from gateway.limits.admission import Usage
@@ -39,25 +40,21 @@ class OpenAIFormat(AnswerFormat):
     def __init__(
         self,
         response_id: str,
-        model: str,
+        body: OpenAIRequest,
         spelled: TokenBytes,
         *,
         logprobs: bool,
-        include_usage: bool = False,
-        token_ids: bool = False,
-        continuous_usage: bool = False,
     ) -> None:
-        """`model`: the name the request gave. `spelled`: the bytes of each token id.
-        `continuous_usage`: each chunk tells what its choice has used so far."""
+        """`spelled`: the bytes of each token id."""
         self._id = response_id
-        self._model = model
+        self._model = body.model
         self._created = int(time.time())
         self._spelled = spelled
         self._logprobs = logprobs
-        self._include_usage = include_usage
-        self._token_ids = token_ids
-        self._continuous_usage = continuous_usage
-        self._tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
+        self._include_usage = body.include_usage
+        self._token_ids = bool(body.return_token_ids)
+        self._continuous_usage = body.has_continuous_usage
+        self._tail = b',"usage":null}\n\n' if body.include_usage else b"}\n\n"
         self._plain_end = BARE_END + self._tail
 
     @cached_property
@@ -181,6 +178,17 @@ def token_text(spelled: bytes) -> str:
         return spelled.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
+
+
+def scored_token(spelled: TokenBytes, entry: Scored) -> dict[str, Any]:
+    """A token of an answer and the likeliest others, as chats and responses have them."""
+
+    def shown(token: int, logprob: float | None) -> dict[str, Any]:
+        text = spelled[token]
+        return {"token": token_text(text), "logprob": finite(logprob), "bytes": list(text)}
+
+    top = [shown(token, logprob) for token, logprob in entry.top]
+    return {**shown(entry.token, entry.logprob), "top_logprobs": top}
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:

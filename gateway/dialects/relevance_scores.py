@@ -12,6 +12,7 @@ import numpy as np
 from msgspec import Meta
 
 from gateway.dialects.dialect import Answer, BodyFormat, Dialect
+from gateway.dialects.embeddings import prompt_usage
 from gateway.dialects.openai_fields import Count
 from gateway.exceptions import InvalidRequest
 from gateway.generation_request import GenerationRequest
@@ -129,7 +130,7 @@ class ScoreFormat(BodyFormat):
                     {"index": each.index, "object": "score", "score": relevance(each)}
                     for each in answers
                 ],
-                "usage": _usage(usage),
+                "usage": prompt_usage(usage),
             }
         )
 
@@ -153,7 +154,7 @@ class RerankFormat(BodyFormat):
             {
                 "id": self._id,
                 "model": self._model,
-                "usage": _usage(usage),
+                "usage": prompt_usage(usage),
                 "results": [
                     {"index": index, **self._shown(index), "relevance_score": score}
                     for score, index in scores[: self._top_n]
@@ -163,10 +164,6 @@ class RerankFormat(BodyFormat):
 
     def _shown(self, index: int) -> dict[str, Any]:
         return {} if self._texts is None else {"document": {"text": self._texts[index]}}
-
-
-def _usage(usage: Usage) -> dict[str, int]:
-    return {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
 
 
 class Scores(Dialect[ScoreRequest]):

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from gateway.dialects.chat_messages import NO_ARGUMENTS, read_arguments
+from gateway.dialects.chat_messages import read_arguments, read_tools
 from gateway.dialects.constraints import JsonObjectFormat, any_object, schema_constraint
 from gateway.dialects.dialect import Dialect
-from gateway.dialects.dropped import RESPONSES_TOOL_TYPES
+from gateway.dialects.dropped import RESPONSES, RESPONSES_TOOL_TYPES
 from gateway.dialects.responses_fields import (
     AnyItem,
     CallItem,
@@ -27,15 +26,10 @@ from gateway.dialects.responses_fields import (
 )
 from gateway.dialects.responses_format import CARRIED, ResponsesFormat
 from gateway.exceptions import InvalidRequest
-from gateway.generation_request import Constraint, GenerationRequest, NamedTool, Tool, ToolChoice
+from gateway.generation_request import Constraint, GenerationRequest, NamedTool, ToolChoice
 from gateway.messages import MadeCall, Message, joined
 from gateway.text.detokenizer import TokenBytes
 
-DROPPED_FIELDS = (
-    *("client_metadata", "max_tool_calls"),
-    *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
-    *("service_tier", "stream_options"),
-)
 REASONING_OPTIONS = ("context", "generate_summary", "mode", "summary")
 
 
@@ -43,9 +37,10 @@ class Responses(Dialect[ResponsesRequest]):
     id_prefix = "resp"
 
     def read(self, body: ResponsesRequest) -> GenerationRequest:
-        dropped = {name for name in DROPPED_FIELDS if getattr(body, name) is not None}
-        if body.truncation == "auto":
-            dropped.add("truncation")
+        dropped = {name for name in RESPONSES if getattr(body, name, None) is not None}
+        if body.truncation == "disabled":
+            dropped.remove("truncation")
+        tools = read_tools(body.tools or [], FunctionTool, RESPONSES_TOOL_TYPES, dropped)
         return GenerationRequest(
             model=body.model,
             stream=bool(body.stream),
@@ -54,7 +49,7 @@ class Responses(Dialect[ResponsesRequest]):
             num_logprobs=body.num_logprobs,
             scores_texts=body.num_logprobs is not None,
             **body.sampling(),
-            tools=_tools(body.tools or [], dropped),
+            tools=[tool.neutral() for tool in tools],
             tool_choice=_choice(body),
             is_parallel=body.parallel_tool_calls is not False,
             constraint=_constraint(body.text, dropped),
@@ -170,30 +165,6 @@ def _is_same_turn(last: Message, message: Message) -> bool:
 
 def _text(content: str | Parts) -> str:
     return content if isinstance(content, str) else "\n".join([part.text for part in content])
-
-
-def _tools(given: Sequence[dict[str, Any]], dropped: set[str]) -> list[Tool]:
-    tools: list[Tool] = []
-    for number, each in enumerate(given):
-        kind = each.get("type")
-        if isinstance(kind, str) and RESPONSES_TOOL_TYPES.fullmatch(kind):
-            dropped.add(f"tools.{kind}")
-            continue
-        try:
-            tool = msgspec.convert(each, FunctionTool)
-        except msgspec.ValidationError as error:
-            raise InvalidRequest(
-                f"Invalid value for 'tools[{number}]': {error}.", param="tools"
-            ) from None
-        tools.append(
-            Tool(
-                name=tool.name,
-                description=tool.description or "",
-                parameters=tool.parameters or NO_ARGUMENTS,
-                strict=bool(tool.strict),
-            )
-        )
-    return tools
 
 
 def _choice(body: ResponsesRequest) -> ToolChoice:

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from gateway.dialects.chat_completions import ReasoningEffort
-from gateway.dialects.chat_messages import MAX_MESSAGES, CallId
+from gateway.dialects.chat_messages import MAX_MESSAGES, CallId, FunctionDefinition
 from gateway.dialects.constraints import JsonObjectFormat, Name, Schema, TextFormat
 from gateway.dialects.openai_fields import Count, TopLogprobs
 from gateway.dialects.sampling_fields import SamplingFields
@@ -94,12 +94,8 @@ class ReasoningItem(Item, frozen=True, kw_only=True, tag="reasoning"):
 AnyItem = MessageItem | CallItem | CallOutputItem | ReasoningItem
 
 
-class FunctionTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FunctionTool(FunctionDefinition, frozen=True, kw_only=True, forbid_unknown_fields=True):
     type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
 class FunctionChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

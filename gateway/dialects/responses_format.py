@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from gateway.dialects.dialect import SCORED_AT_ONCE, Answer, AnswerFormat, part_key
-from gateway.dialects.openai_format import finite, token_text
+from gateway.dialects.openai_format import scored_token
 from gateway.dispatch.choice import Delta
 from gateway.exceptions import error_body, problem_of
 from gateway.limits.admission import Usage
@@ -191,12 +191,7 @@ class ResponsesFormat(AnswerFormat):
         return written
 
     def _score_written(self, entry: TokenLogprobs) -> bytes:
-        top = [self._token(token, logprob) for token, logprob in entry.top]
-        return encode({**self._token(entry.token, entry.logprob), "top_logprobs": top})
-
-    def _token(self, token: int, logprob: float) -> dict[str, Any]:
-        spelled = self._spelled[token]
-        return {"token": token_text(spelled), "logprob": finite(logprob), "bytes": list(spelled)}
+        return encode(scored_token(self._spelled, entry))
 
     def _item_status(self, *, is_last: bool) -> str:
         """Status of an item that has ended. The last one of an answer cut off is not whole."""

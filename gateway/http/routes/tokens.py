@@ -33,7 +33,7 @@ async def tokenize(request: GatewayRequest, data: JSONBody[TokenizeRequest]) -> 
     if data.messages is not None:
         conversation = Conversation(
             neutral_messages(data.messages),
-            [tool.neutral() for tool in data.tools or ()],
+            [tool.function.neutral() for tool in data.tools or ()],
             data.add_generation_prompt is not False and not data.continue_final_message,
             bool(data.continue_final_message),
             template_arguments=data.chat_template_kwargs or {},

@@ -14,6 +14,7 @@ import pytest
 from gateway.dialects.chat_completions import ChatFormat
 from gateway.dialects.completions import CompletionFormat
 from gateway.dialects.dialect import SCORED_AT_ONCE, Answer, split
+from gateway.dialects.openai_fields import OpenAIRequest
 from gateway.dialects.openai_format import OpenAIFormat
 from gateway.dispatch.choice import Delta, Scored, ScoredToken
 from gateway.exceptions import InvalidRequest
@@ -47,7 +48,7 @@ def scored(num_tokens: int) -> list[Scored]:
 
 
 def format_of(dialect: type[OpenAIFormat], spelled: Any) -> OpenAIFormat:
-    return dialect("x", "tiny", spelled, logprobs=True)
+    return dialect("x", OpenAIRequest(model="tiny"), spelled, logprobs=True)
 
 
 @pytest.mark.parametrize("dialect", [CompletionFormat, ChatFormat])
