@@ -6,12 +6,11 @@ from __future__ import annotations
 import asyncio
 
 from admin.database import Database
-from admin.periodic import repeat
 from admin.queries import sql
 from gateway.catalog.catalog import Catalog
 from gateway.dispatch.inflight import InFlightRequests
 
-REPORT_INTERVAL_S = 1.0
+INTERVAL_S = 1.0
 
 
 class Heartbeat:
@@ -35,19 +34,16 @@ class Heartbeat:
         self._id = gateway_id
         self._catalog = catalog
         self._in_flight_requests = in_flight_requests
-        self._wake = asyncio.Event()
-        catalog.watch(lambda _: self._wake.set())
-
-    async def run(self) -> None:
-        """Reports until cancelled."""
-        await repeat("the heartbeat is not written", self._report, REPORT_INTERVAL_S, self._wake)
+        self.wake = asyncio.Event()
+        """Set when there is something new to report."""
+        catalog.watch(lambda _: self.wake.set())
 
     async def leave(self) -> None:
         """Removes the row: nothing is in flight and nothing will be."""
-        async with asyncio.timeout(REPORT_INTERVAL_S), self._database.acquire() as connection:
+        async with asyncio.timeout(INTERVAL_S), self._database.acquire() as connection:
             await connection.execute(sql["gateway_leave"], self._id)
 
-    async def _report(self) -> None:
+    async def report(self) -> None:
         async with self._database.acquire() as connection:
             view = self._catalog.view
             generation = 0 if view is None else view.generation

@@ -8,14 +8,12 @@ from heapq import nlargest
 
 from admin.database import Database
 from admin.gateway_load import GatewayLoad, ModelLoad, TenantLoad
-from admin.periodic import repeat
 from admin.queries import sql
 from gateway import telemetry
 from gateway.dispatch.inflight import InFlightRequests
 from gateway.metering.usage import Status
 from workers.tallies import Labels, Recent, Totals
 
-REPORT_INTERVAL_S = 2.0
 MAX_MODELS = 64
 MAX_TENANTS = 32
 MAX_REASONS = 32
@@ -39,11 +37,7 @@ class LoadReports:
             telemetry.tenant_use,
         )
 
-    async def run(self) -> None:
-        """Reports until cancelled."""
-        await repeat("the load is not reported", self._report, REPORT_INTERVAL_S)
-
-    async def _report(self) -> None:
+    async def report(self) -> None:
         load = self._load()
         async with self._database.acquire() as connection:
             await connection.execute(sql["gateway_load_report"], self._id, load)

@@ -7,19 +7,21 @@ import contextlib
 
 from admin.database import AdminError, Database
 from admin.keys.last_use import KeyUses
+from admin.periodic import repeat
 from gateway.catalog.catalog import Catalog
-from gateway.control.adapter_errors import AdapterErrorReports
 from gateway.control.canary_judge import CanaryJudge
-from gateway.control.heartbeat import Heartbeat
+from gateway.control.heartbeat import INTERVAL_S, Heartbeat
 from gateway.control.load_reports import LoadReports
 from gateway.control.verification import AdapterVerification
-from gateway.control.worker_status import WorkerStatusReports
+from gateway.control.worker_reports import WorkerReports
 from gateway.dispatch.fleet import Fleet
 from gateway.dispatch.inflight import InFlightRequests
 from gateway.limits.leases import Leases
 from gateway.metering.usage_loader import UsageLoader
 from gateway.metering.wal import WriteAheadLog
 
+LOAD_INTERVAL_S = 2.0
+"""Seconds between two reports of what was served."""
 LAST_LOAD_S = 5.0
 """Seconds for the last load at shutdown. The next process loads what is left."""
 
@@ -44,22 +46,27 @@ class ControlTasks:
         self._key_uses = key_uses
         self._heartbeat = Heartbeat(database, gateway_id, catalog, in_flight_requests)
         self._parts = [
-            self._heartbeat,
             AdapterVerification(database, gateway_id, catalog, fleet),
             CanaryJudge(database, gateway_id, catalog, in_flight_requests.outcomes),
-            AdapterErrorReports(database, fleet),
-            WorkerStatusReports(database, gateway_id, fleet),
-            LoadReports(database, gateway_id, in_flight_requests),
-            self._loader,
             leases,
         ]
+        self._workers = WorkerReports(database, gateway_id, fleet)
+        self._load = LoadReports(database, gateway_id, in_flight_requests)
         self.has_joined = self._heartbeat.has_joined
 
     async def run(self) -> None:
         """Runs all tasks until cancelled."""
+        heartbeat = self._heartbeat
         async with asyncio.TaskGroup() as tasks:
             for part in self._parts:
                 tasks.create_task(part.run())
+            for what, work, interval_s, wake in (
+                ("the heartbeat is not written", heartbeat.report, INTERVAL_S, heartbeat.wake),
+                ("the state of workers is not reported", self._workers.report, INTERVAL_S, None),
+                ("the load is not reported", self._load.report, LOAD_INTERVAL_S, None),
+                ("usage is not loaded", self._loader.load, INTERVAL_S, None),
+            ):
+                tasks.create_task(repeat(what, work, interval_s, wake))
             tasks.create_task(self._key_uses.run(self._database))
 
     async def leave(self) -> None:

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import msgspec
 
 from admin.database import Database, Invalid
-from admin.periodic import repeat
 from admin.queries import sql
 from gateway.metering.usage import UsageRecord
 from gateway.metering.wal import WriteAheadLog
@@ -22,7 +21,6 @@ from gateway.segments import frame, split_damaged
 
 log = logging.getLogger(__name__)
 
-LOAD_INTERVAL_S = 1.0
 AT_ONCE = 1000
 FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 60.0
@@ -58,10 +56,6 @@ class UsageLoader:
         self._pause_s = 0.0
         """Seconds until `_waiting` is read again."""
         self._again_at = 0.0
-
-    async def run(self) -> None:
-        """Loads until cancelled."""
-        await repeat("usage is not loaded", self.load, LOAD_INTERVAL_S)
 
     async def load(self) -> None:
         """Loads all records written so far. Raises AdminError; the rest stays for the next call."""

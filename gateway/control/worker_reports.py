@@ -1,0 +1,73 @@
+"""Control task: what workers say of themselves, written to Postgres for the admin plane."""
+
+from __future__ import annotations
+
+from admin.database import Database
+from admin.queries import sql
+from gateway.dispatch.fleet import Fleet
+from workers.wire.protocol import WorkerStatus
+
+REPORTS_TO_REPEAT = 60
+"""Reports after which all errors are written again: a gateway that does not know a worker may have
+removed its rows."""
+
+AdapterErrors = list[dict[str, str]]
+
+
+class WorkerReports:
+    """Writes the last status of each worker that has sent one since, all in one statement; why the
+    others are not reached; and which adapters could not be loaded, when that changes."""
+
+    def __init__(self, database: Database, gateway_id: str, fleet: Fleet) -> None:
+        self._database = database
+        self._id = gateway_id
+        self._fleet = fleet
+        self._statuses: dict[str, WorkerStatus] = {}
+        """Those that are written, by worker."""
+        self._errors: dict[str, AdapterErrors] = {}
+        """The same. Of a worker that is not here, rows of an earlier process may exist."""
+        self._reports_left = REPORTS_TO_REPEAT
+
+    async def report(self) -> None:
+        clients = self._fleet.clients
+        said = {c.instance_id: (c.address, c.status) for c in clients if c.status is not None}
+        # A connection that nothing comes over any more tells of what was.
+        news = [
+            {"id": worker, "address": address, "status": status}
+            for worker, (address, status) in said.items()
+            if self._statuses.get(worker) is not status
+        ]
+        failures = [
+            {"address": client.address, "failure": client.failure}
+            for client in clients
+            if client.status is None and client.failure
+        ]
+        self._reports_left -= 1
+        if self._reports_left == 0:
+            self._reports_left = REPORTS_TO_REPEAT
+            self._errors = {}
+        errors = {worker: _errors(status) for worker, (_, status) in said.items()}
+        changed = {w: found for w, found in errors.items() if self._errors.get(w) != found}
+        if not (news or failures or changed):
+            return
+        # One that is away may come back as it was, one that was replaced does not.
+        are_all_here = all(client.status is not None for client in clients)
+        async with self._database.acquire() as connection:
+            if news:
+                await connection.execute(sql["workers_report"], self._id, news)
+            if failures:
+                await connection.execute(sql["workers_not_reached"], failures)
+            for worker, found in changed.items():
+                await connection.execute(sql["faults_report"], worker, found)
+                self._errors[worker] = found
+            if changed and are_all_here:
+                await connection.execute(sql["faults_forget"], sorted(errors))
+        self._statuses = {worker: status for worker, (_, status) in said.items()}
+
+
+def _errors(status: WorkerStatus) -> AdapterErrors:
+    return [
+        {"digest": adapter.digest, "code": adapter.error, "message": adapter.message}
+        for adapter in status.adapters
+        if adapter.error
+    ]
