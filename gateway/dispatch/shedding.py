@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from workers.wire.client import WorkerClient, WorkerFailed
 from workers.wire.protocol import MAX_RETRY_S, ErrorCode, Generate, ServiceClass
@@ -22,14 +21,8 @@ MANY = 64
 """From so many remembered refusals on, those that are over are removed."""
 
 
-class Place(NamedTuple):
-    """Whose requests stand in one line at a worker."""
-
-    model: str
-    """Digest."""
-    tenant: str
-    """Id."""
-    service_class: ServiceClass
+Line = tuple[str, str, ServiceClass]
+"""Whose requests stand in one line at a worker: digest of the model, id of the tenant, class."""
 
 
 @dataclass(slots=True)
@@ -54,7 +47,7 @@ class FullQueues:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._refused: dict[tuple[WorkerClient, Place], Refused] = {}
+        self._refused: dict[tuple[WorkerClient, Line], Refused] = {}
         self._forget_at = MANY
 
     def __len__(self) -> int:
@@ -69,7 +62,7 @@ class FullQueues:
         if not failure.pace_s:
             return
         now = self._clock()
-        key = worker, Place(request.model, request.tenant, request.service_class)
+        key = worker, (request.model, request.tenant, request.service_class)
         next_room_at = now + failure.retry_after_s
         if (known := self._refused.get(key)) is not None:
             next_room_at = max(next_room_at, known.next_room_at)
@@ -83,14 +76,14 @@ class FullQueues:
             self._forget(now)
 
     def check(
-        self, workers: Sequence[WorkerClient], place: Place, num_bytes: int
+        self, workers: Sequence[WorkerClient], line: Line, num_bytes: int
     ) -> Sequence[WorkerClient]:
         """Those of these workers that have just refused such a request. Raises WorkerFailed as they
         would if all have."""
         now = self._clock()
         found: dict[WorkerClient, Refused] = {}
         for worker in workers:
-            refused = self._refused.get((worker, place))
+            refused = self._refused.get((worker, line))
             if refused is not None and refused.holds(worker, now, num_bytes):
                 found[worker] = refused
         if not found or len(found) < len(workers):

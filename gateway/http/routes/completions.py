@@ -24,7 +24,6 @@ from gateway.dispatch.inflight import InFlightRequest
 from gateway.dispatch.prompts import Prompt, encode_prompts
 from gateway.dispatch.request_usage import RequestUsage
 from gateway.dispatch.sequences import Call, check_answer_of, plan, work_of
-from gateway.dispatch.shedding import Place
 from gateway.dispatch.token_rules import is_thought_unbounded, token_rules
 from gateway.exceptions import error_type
 from gateway.generation_request import GenerationRequest
@@ -112,8 +111,8 @@ def _full_workers(
     gateway, digest = request.gateway, target.base.digest
     if not len(gateway.failover.full):
         return ()
-    place = Place(digest, request.user.tenant.id, service.service_class)
-    return gateway.failover.full.check(gateway.fleet.serving(digest), place, request.num_bytes)
+    line = digest, request.user.tenant.id, service.service_class
+    return gateway.failover.full.check(gateway.fleet.serving(digest), line, request.num_bytes)
 
 
 async def prepare(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dispatch.shedding import ASK_AGAIN_S, MANY, FullQueues, Place
+from gateway.dispatch.shedding import ASK_AGAIN_S, MANY, FullQueues
 from workers.wire.client import WorkerClient, WorkerFailed
 from workers.wire.protocol import MAX_RETRY_S, ErrorCode, Generate, SamplingParams, ServiceClass
 
@@ -46,8 +46,8 @@ class Gateway:
     ) -> float | None:
         """When it may come again; None: a worker is asked."""
         try:
-            place = Place(model, tenant, service_class)
-            self.full = self.queues.check(self.workers, place, num_bytes)
+            line = model, tenant, service_class
+            self.full = self.queues.check(self.workers, line, num_bytes)
         except WorkerFailed as failure:
             assert failure.code is ErrorCode.OVERLOADED and not failure.pace_s
             return failure.retry_after_s
