@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -69,25 +70,22 @@ def compile_constraint(constraint: Constraint) -> str:
         "regex": grammars.of_regex,
         "lark": grammars.of_lark,
     }
-    try:
-        grammar = makers[constraint.kind](constraint.text)
-    except ValueError as error:
-        raise _refused(constraint, str(error)) from None
-    refusal = grammars.refusal(grammar)
-    if refusal is not None:
-        raise _refused(constraint, refusal)
-    return grammar
+    make = partial(makers[constraint.kind], constraint.text)
+    return _compiled(make, lambda reason: _refused(constraint, reason))
 
 
 def compile_rules(rules: AnswerRules, special: Callable[[str], int | None]) -> str:
     """The rules as a grammar. Raises InvalidRequest, which says what is not supported."""
+    return _compiled(partial(grammar_of, rules, special), _refused_tools)
+
+
+def _compiled(make: Callable[[], str], refused: Callable[[str], InvalidRequest]) -> str:
     try:
-        grammar = grammar_of(rules, special)
+        grammar = make()
     except ValueError as error:
-        raise _refused_tools(str(error)) from None
-    refusal = grammars.refusal(grammar)
-    if refusal is not None:
-        raise _refused_tools(refusal)
+        raise refused(str(error)) from None
+    if (reason := grammars.refusal(grammar)) is not None:
+        raise refused(reason)
     return grammar
 
 

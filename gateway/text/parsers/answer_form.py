@@ -8,7 +8,7 @@ import msgspec
 
 from admin.records import ToolFormat
 from gateway.generation_request import Tool
-from gateway.text.parsers import gemma, llama_json, mistral, pythonic, thoughts
+from gateway.text.parsers import gemma, hermes, llama_json, mistral, pythonic, thoughts
 from gateway.text.parsers.gemma import FUNCTION_GEMMA, GEMMA_4, GemmaParser
 from gateway.text.parsers.hermes import HermesParser
 from gateway.text.parsers.llama_json import LlamaJsonParser
@@ -40,7 +40,6 @@ SPECIAL_MARKERS: dict[ToolFormat, tuple[str, ...]] = {
     "gemma4": tuple(gemma.GEMMA_4),
 }
 """Markers that may be special tokens, which are not shown otherwise."""
-TAG_MARKERS = ("<tool_call>", "</tool_call>")
 
 
 class AnswerForm(msgspec.Struct, frozen=True):
@@ -63,7 +62,7 @@ class AnswerForm(msgspec.Struct, frozen=True):
         """Special tokens that the parser wants to see."""
         found: tuple[str, ...] = (thoughts.OPEN, thoughts.CLOSE) if self.has_thoughts else ()
         if tools:
-            found += SPECIAL_MARKERS.get(self.calls, TAG_MARKERS)
+            found += SPECIAL_MARKERS.get(self.calls, (hermes.OPEN, hermes.CLOSE))
         return frozenset(found)
 
     def _call_parser(self, tools: Sequence[Tool]) -> Parser:

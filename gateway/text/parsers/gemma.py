@@ -67,7 +67,7 @@ class GemmaParser(JsonCallParser):
         if (yield from self.skip(self._markers.quote)):
             self.add_arguments('"')
             yield from self.pieces_until(
-                self._markers.quote, add=self._add_string, trims=0, must_end=True
+                self._markers.quote, add=self.add_string, trims=0, must_end=True
             )
             self.add_arguments('"')
             return
@@ -99,9 +99,6 @@ class GemmaParser(JsonCallParser):
         key = (yield from self.until(END_OF_KEY)).removeprefix(quote).removesuffix(quote)
         self.take(1)
         self.add_arguments(json.dumps(key.strip(), ensure_ascii=False) + ": ")
-
-    def _add_string(self, text: str) -> None:
-        self.add_arguments(json.dumps(text, ensure_ascii=False)[1:-1])
 
 
 def _scalar(text: str) -> str:

@@ -24,16 +24,9 @@ class HermesParser(JsonCallParser):
 
     def read(self) -> Reading[None]:
         if self._untagged:
-            yield from self.attempt(self._read_untagged())
+            yield from self.attempt_if("{[", self.read_calls(self._untagged))
         while (yield from self.pieces_until(OPEN, add=self.add_text)):
             yield from self.attempt(self._read_tagged(), OPEN)
-
-    def _read_untagged(self) -> Reading[None]:
-        yield from self.skip_space()
-        if (yield from self.peek()) in ("{", "["):
-            yield from self.read_calls(self._untagged)
-        else:
-            self.give_back()
 
     def _read_tagged(self) -> Reading[None]:
         yield from self.read_calls()

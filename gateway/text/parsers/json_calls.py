@@ -38,6 +38,10 @@ class JsonCallParser(ReadingParser):
         if is_list:
             yield from self.expect("]")
 
+    def add_string(self, text: str) -> None:
+        """Adds to a string in the arguments."""
+        self.add_arguments(json.dumps(text, ensure_ascii=False)[1:-1])
+
     def _read_object(self, names: Set[str] | None) -> Reading[None]:
         yield from self.expect("{")
         name, captured = "", ""

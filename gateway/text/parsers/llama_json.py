@@ -19,13 +19,6 @@ class LlamaJsonParser(JsonCallParser):
         self._names = names
 
     def read(self) -> Reading[None]:
-        yield from self.attempt(self._read_first())
+        yield from self.attempt_if("{[", self.read_calls(self._names))
         while (yield from self.pieces_until(TAG, add=self.add_text)):
             yield from self.attempt(self.read_calls(self._names), TAG)
-
-    def _read_first(self) -> Reading[None]:
-        yield from self.skip_space()
-        if (yield from self.peek()) in ("{", "["):
-            yield from self.read_calls(self._names)
-        else:
-            self.give_back()

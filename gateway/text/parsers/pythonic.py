@@ -30,16 +30,9 @@ class PythonicParser(JsonCallParser):
         self._names = names
 
     def read(self) -> Reading[None]:
-        yield from self.attempt(self._read_first())
+        yield from self.attempt_if("[", self._read_calls())
         while (yield from self.pieces_until(OPEN, add=self.add_text)):
             yield from self.attempt(self._read_calls(), OPEN)
-
-    def _read_first(self) -> Reading[None]:
-        yield from self.skip_space()
-        if (yield from self.peek()) == "[":
-            yield from self._read_calls()
-        else:
-            self.give_back()
 
     def _read_calls(self) -> Reading[None]:
         yield from self.skip_space()

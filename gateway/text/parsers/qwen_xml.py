@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 from gateway.generation_request import Tool
+from gateway.text.parsers.hermes import CLOSE, OPEN
 from gateway.text.parsers.json_calls import JsonCallParser
 from gateway.text.parsers.reading_parser import Malformed, Reading
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION, END_OF_FUNCTION = "<function=", "</function>"
 PARAMETER, END_OF_PARAMETER = "<parameter=", "</parameter>"
 END_OF_NAME = re.compile(r"[>\n]")
@@ -80,7 +80,7 @@ class QwenXmlParser(JsonCallParser):
         yield from self.skip("\n")
         if schema.get("type", "string") == "string" and "anyOf" not in schema:
             self.add_arguments('"')
-            yield from self._read_value_text(self._add_string)
+            yield from self._read_value_text(self.add_string)
             self.add_arguments('"')
         else:
             pieces: list[str] = []
@@ -89,9 +89,6 @@ class QwenXmlParser(JsonCallParser):
 
     def _read_value_text(self, add: Callable[[str], None]) -> Reading[str]:
         return self.pieces_until(END_OF_PARAMETER, add=add, trims=1, must_end=True)
-
-    def _add_string(self, text: str) -> None:
-        self.add_arguments(json.dumps(text, ensure_ascii=False)[1:-1])
 
 
 def _property(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -198,8 +198,17 @@ class ReadingParser(Parser):
         finally:
             self._unsure = None
 
-    def give_back(self) -> None:
-        """What was read since it is unsure what it is, is read again, as something else."""
+    def attempt_if(self, firsts: str, reading: Reading[None]) -> Reading[None]:
+        """As `attempt`, of a text that begins with one of these characters, behind white space.
+        Any other is read again, as something else."""
+        yield from self.attempt(self._read_if(firsts, reading))
+
+    def _read_if(self, firsts: str, reading: Reading[None]) -> Reading[None]:
+        yield from self.skip_space()
+        first = yield from self.peek()
+        if first and first in firsts:
+            yield from reading
+            return
         self._text = "".join(self._unsure or ()) + self._text[self._at :]
         self._at = 0
         self._unsure = None
