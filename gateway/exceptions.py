@@ -1,24 +1,4 @@
-"""The one table from our exceptions and the worker's error codes to OpenAI-shaped problems.
-
-ApiError
-├── InvalidRequest            400
-│   └── ContextLengthExceeded 400
-├── TooManyRequests           429
-├── Unauthenticated           401
-├── Forbidden                 403
-├── ModelNotFound             404
-├── BodyTimeout               408
-├── TemplateNotApproved       409
-├── QuotaExceeded             429
-├── PoisonRequest             500
-├── DeadlineExceeded          504
-└── Overloaded                503
-    ├── CatalogStale          503
-    ├── NoWorker              503
-    │   └── ModelUnsatisfiable 503
-    ├── QuotaUnavailable      503
-    └── UsageUnavailable      503
-"""
+"""The one table from our exceptions and the worker's error codes to OpenAI-shaped problems."""
 
 from __future__ import annotations
 
