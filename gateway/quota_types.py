@@ -41,30 +41,15 @@ class Kind(StrEnum):
     @property
     def counts_requests(self) -> bool:
         """Each as one, whatever it takes."""
-        return self in _REQUESTS
+        return self in (Kind.REQUESTS_PER_MINUTE, Kind.CONCURRENT_REQUESTS)
 
     @property
     def counts_money(self) -> bool:
-        return self in _MONEY
+        return self in (Kind.SPEND_PER_DAY, Kind.SPEND_PER_MONTH)
 
 
-_SPANS = {
-    Kind.REQUESTS_PER_MINUTE: Span.MINUTE,
-    Kind.TOKENS_PER_MINUTE: Span.MINUTE,
-    Kind.CONCURRENT_REQUESTS: Span.ALWAYS,
-    Kind.TOKENS_PER_DAY: Span.DAY,
-    Kind.TOKENS_PER_MONTH: Span.MONTH,
-    Kind.SPEND_PER_DAY: Span.DAY,
-    Kind.SPEND_PER_MONTH: Span.MONTH,
-}
-_REQUESTS = frozenset({Kind.REQUESTS_PER_MINUTE, Kind.CONCURRENT_REQUESTS})
-_MONEY = frozenset({Kind.SPEND_PER_DAY, Kind.SPEND_PER_MONTH})
-BUDGETS = (
-    Kind.TOKENS_PER_DAY,
-    Kind.TOKENS_PER_MONTH,
-    Kind.SPEND_PER_DAY,
-    Kind.SPEND_PER_MONTH,
-)
+_SPANS = {kind: Span(kind.partition("_per_")[2] or "always") for kind in Kind}
+BUDGETS = tuple(kind for kind in Kind if kind.span in (Span.DAY, Span.MONTH))
 """What is counted by the usage that is loaded; in the order of the bits of UsageRecord.leased."""
 
 

@@ -139,7 +139,10 @@ class Leases:
                 raise QuotaUnavailable("Limits cannot be checked: the database is away.")
             now = self._clock()
             holds = [
-                Hold(self._book.quota(limit, self._at(limit, admitted_at, now), now), amount)
+                Hold(
+                    self._book.quota(limit, admitted_at if limit.kind in BUDGETS else now, now),
+                    amount,
+                )
                 for limit, amount in wanted
             ]
             for hold in holds:
@@ -292,9 +295,6 @@ class Leases:
             if unfollowed is not None:
                 raise self._refusal(unfollowed)
             raise QuotaUnavailable("Limits cannot be checked at the moment.")
-
-    def _at(self, limit: Limit, admitted_at: float, now: float) -> float:
-        return admitted_at if limit.kind in BUDGETS else now
 
     def _abandon(self, waiter: Waiter) -> None:
         if not waiter.is_done:

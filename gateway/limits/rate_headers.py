@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gateway.exceptions import QuotaExceeded
 from gateway.limits.quota import Hold, QuotaWindow
-from gateway.quota_types import Kind, Span
+from gateway.quota_types import BUDGETS, Kind
 
 SLOT_FREES_S = 1.0
 """Seconds after which a concurrent request may have ended: a guess, for no end is known."""
@@ -41,7 +41,7 @@ def rate_limit_headers(quotas: Sequence[QuotaWindow], now: float) -> dict[str, s
 def exceeded(hold: Hold, now: float) -> QuotaExceeded:
     """The refusal of a request whose `hold` does not fit."""
     quota = hold.quota
-    is_budget = quota.kind.span in (Span.DAY, Span.MONTH)
+    is_budget = quota.kind in BUDGETS
     frees_in_s = SLOT_FREES_S
     if quota.window.end < math.inf:
         frees_in_s = max(0.0, quota.window.end - now)
