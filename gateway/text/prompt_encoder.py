@@ -40,9 +40,12 @@ class _AddedToken(msgspec.Struct):
     normalized: bool = False
 
 
-class _TokenizerFile(msgspec.Struct):
+class TokenizerFile(msgspec.Struct):
+    """What is read here of a tokenizer.json."""
+
     added_tokens: list[_AddedToken] = []
     pre_tokenizer: dict[str, Any] | None = None
+    decoder: dict[str, Any] | None = None
 
 
 class PromptEncoder:
@@ -51,16 +54,15 @@ class PromptEncoder:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        source: bytes,
+        file: TokenizerFile,
         template: str,
         long_texts: LongTexts,
         max_chars: int = MAX_CHARS,
     ) -> None:
-        """`source`: its tokenizer.json. Texts are parted at the special tokens that the model's
+        """Texts are parted at the special tokens that the model's
         chat template writes, for a vocabulary may have thousands, and every text is searched for
         them."""
         self._tokenizer = tokenizer
-        file = msgspec.json.decode(source, type=_TokenizerFile)
         self._ids = _parting_tokens(file, template)
         self._parts = re.compile(f"({'|'.join(map(re.escape, self._ids))})")
         self._long_texts = long_texts
@@ -147,7 +149,7 @@ class PromptEncoder:
             self._num_chars -= len(piece) + PIECE_CHARS
 
 
-def _parting_tokens(file: _TokenizerFile, template: str) -> dict[str, int]:
+def _parting_tokens(file: TokenizerFile, template: str) -> dict[str, int]:
     """The special tokens of the template at which a text falls into pieces that become the same ids
     wherever they stand, with their own; none where a piece depends on what is beside it."""
     if any(token.single_word for token in file.added_tokens) or _marks_first(file.pre_tokenizer):

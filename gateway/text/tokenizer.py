@@ -21,7 +21,7 @@ from gateway.text.detokenizer import Spelling
 from gateway.text.long_texts import LONG, TOKEN_CHARS, LongTexts
 from gateway.text.parsers import thoughts
 from gateway.text.parsers.answer_form import AnswerForm
-from gateway.text.prompt_encoder import PromptEncoder
+from gateway.text.prompt_encoder import PromptEncoder, TokenizerFile
 from gateway.text.template_budget import steps_for
 
 # A short prompt takes less time than handing it to the library's threads.
@@ -46,10 +46,6 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
     repetition_penalty: float | None = None
 
 
-class _TokenizerFile(msgspec.Struct):
-    decoder: dict[str, Any] | None = None
-
-
 class _PoolingFile(msgspec.Struct):
     pooling: Literal["last", "mean", "cls"] | None = None
 
@@ -60,20 +56,20 @@ class ModelTokenizer:
     def __init__(self, folder: Path, long_texts: LongTexts) -> None:
         """Raises UnsupportedDecoder or OSError."""
         source = (folder / "tokenizer.json").read_bytes()
-        parts = msgspec.json.decode(source, type=_TokenizerFile)
+        file = msgspec.json.decode(source, type=TokenizerFile)
         config: dict[str, Any] = _read_json(folder / "tokenizer_config.json")
         self._tokenizer = Tokenizer.from_buffer(source)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         special_tokens = _special_tokens(config)
-        self.spelling = Spelling(self._tokenizer, parts.decoder)
+        self.spelling = Spelling(self._tokenizer, file.decoder)
         self.defaults = msgspec.convert(
             _read_json(folder / "generation_config.json"), SamplingDefaults
         )
         self.pooling = msgspec.convert(_read_json(folder / "pooling.json"), _PoolingFile).pooling
         """How the model makes embeddings of its last hidden states, where it says so."""
         template = _template_source(folder, config)
-        self._prompts = PromptEncoder(self._tokenizer, source, template or "", long_texts)
+        self._prompts = PromptEncoder(self._tokenizer, file, template or "", long_texts)
         self._long_texts = long_texts
         self._longest = max(map(len, self._tokenizer.get_vocab()), default=1)
         """Characters that one token stands for at most."""

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 from gateway.text.long_texts import LongTexts
-from gateway.text.prompt_encoder import MAX_PIECES, PIECE_CHARS, PromptEncoder
+from gateway.text.prompt_encoder import MAX_PIECES, PIECE_CHARS, PromptEncoder, TokenizerFile
 from tests.workers.importer.test_tokenizer_parity import sentencepiece_metadata, smollm
 from workers.importer.gguf_tokenizer import build_tokenizer
 
@@ -80,11 +81,15 @@ def made(name: str) -> Tokenizer:
     return TOKENIZERS[name]()
 
 
+def file_of(tokenizer: Tokenizer) -> TokenizerFile:
+    return msgspec.json.decode(tokenizer.to_str(), type=TokenizerFile)
+
+
 def encoder(tokenizer: Tokenizer, **options: int) -> PromptEncoder:
     """Its template writes all the special tokens that there are."""
     added = tokenizer.get_added_tokens_decoder().values()
     template = "".join(f"{{{{ '{token.content}' }}}}" for token in added if token.special)
-    return PromptEncoder(tokenizer, tokenizer.to_str().encode(), template, LongTexts(), **options)
+    return PromptEncoder(tokenizer, file_of(tokenizer), template, LongTexts(), **options)
 
 
 def whole(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -168,11 +173,11 @@ def test_another_domain_is_told_nothing() -> None:
 def test_a_text_is_parted_at_what_the_template_writes() -> None:
     """And at no other special token, of which there may be thousands."""
     tokenizer = with_added([*TURNS, *(special(f"<unused{number}>") for number in range(3000))])
-    source = tokenizer.to_str().encode()
+    file = file_of(tokenizer)
     template = "{{ '<|s|>' + m.content + '<|e|>' }}"
-    prompts = PromptEncoder(tokenizer, source, template, LongTexts())
+    prompts = PromptEncoder(tokenizer, file, template, LongTexts())
     text = "<|s|>a<unused7>b<|e|>c"
     assert asyncio.run(prompts.encode(text, "tenant")) == whole(tokenizer, text)
     assert prompts.num_chars == 2 * PIECE_CHARS + len("a<unused7>b") + len("c")
-    unparted = PromptEncoder(tokenizer, source, "", LongTexts())
+    unparted = PromptEncoder(tokenizer, file, "", LongTexts())
     assert asyncio.run(unparted.encode(text, "tenant")) == whole(tokenizer, text)
