@@ -303,13 +303,9 @@ def _as_role(role: str | None) -> dict[str, str]:
     return {} if role is None else {"role": role}
 
 
-def _setter(event: asyncio.Event) -> Callable[[object], None]:
-    return lambda _connection: event.set()
-
-
 async def _until_lost(connection: Any, check_interval_s: float) -> None:
     lost = asyncio.Event()
-    connection.add_termination_listener(_setter(lost))
+    connection.add_termination_listener(lambda _connection: lost.set())
     while not connection.is_closed():
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(check_interval_s):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -53,7 +53,20 @@ class Message(msgspec.Struct, frozen=True):
         return shown
 
 
-def joined(turns: Sequence[Message]) -> Message:
+def in_turns(
+    messages: Iterable[Message], goes_on: Callable[[Message, Message], bool]
+) -> list[Message]:
+    """The messages, each joined to the one before it if it goes on with that one's turn."""
+    turns: list[list[Message]] = []
+    for message in messages:
+        if turns and goes_on(turns[-1][-1], message):
+            turns[-1].append(message)
+        else:
+            turns.append([message])
+    return [_joined(turn) for turn in turns]
+
+
+def _joined(turns: Sequence[Message]) -> Message:
     """Neighbouring messages of one role as one."""
     if len(turns) == 1:
         return turns[0]

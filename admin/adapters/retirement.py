@@ -12,7 +12,7 @@ from admin.adapters import aliases, versions
 from admin.adapters.adapters import find_adapter
 from admin.database import Connection
 from admin.errors import Conflict
-from admin.queries import lock_catalog, sql
+from admin.queries import fetch_one, lock_catalog, sql
 
 
 class Retirement(msgspec.Struct, frozen=True):
@@ -63,8 +63,5 @@ async def _retire(
 
 async def retirement_progress(connection: Connection, retirement: Retirement) -> RetirementProgress:
     """What live gateways last said."""
-    row = await connection.fetchrow(
-        sql["retirement_progress"], retirement.generation, retirement.keys
-    )
-    assert row is not None
-    return RetirementProgress(row["is_known"], row["in_flight"])
+    asked = retirement.generation, retirement.keys
+    return await fetch_one(connection, RetirementProgress, "retirement_progress", *asked)

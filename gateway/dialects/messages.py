@@ -38,7 +38,7 @@ from gateway.generation_request import (
     Tool,
     ToolChoice,
 )
-from gateway.messages import MadeCall, Message, joined
+from gateway.messages import MadeCall, Message, in_turns
 from gateway.text.detokenizer import TokenBytes
 
 BILLING_HEADER = re.compile(r"^x-anthropic-billing-header:.*\n*", re.MULTILINE)
@@ -245,10 +245,4 @@ def _misplaced(block: AnyBlock, place: str, role: str) -> InvalidRequest:
 def merged(messages: Iterable[Message]) -> list[Message]:
     """Messages of one role that follow each other as one, as Anthropic reads them; each result of a
     tool stays its own."""
-    groups: list[list[Message]] = []
-    for message in messages:
-        if groups and groups[-1][0].role == message.role != "tool":
-            groups[-1].append(message)
-        else:
-            groups.append([message])
-    return [joined(group) for group in groups]
+    return in_turns(messages, lambda last, message: last.role == message.role != "tool")

@@ -27,7 +27,7 @@ from gateway.dialects.responses_fields import (
 from gateway.dialects.responses_format import CARRIED, ResponsesFormat
 from gateway.exceptions import InvalidRequest
 from gateway.generation_request import Constraint, GenerationRequest, NamedTool, ToolChoice
-from gateway.messages import MadeCall, Message, joined
+from gateway.messages import MadeCall, Message, in_turns
 from gateway.text.detokenizer import TokenBytes
 
 REASONING_OPTIONS = ("context", "generate_summary", "mode", "summary")
@@ -87,20 +87,14 @@ class Responses(Dialect[ResponsesRequest]):
 
 
 def _messages(body: ResponsesRequest, dropped: set[str]) -> list[Message]:
-    groups = [[Message("system", body.instructions)]] if body.instructions else []
-    given = body.input
-    for number, item in enumerate([] if isinstance(given, str) else given):
+    messages = [Message("system", body.instructions)] if body.instructions else []
+    if isinstance(body.input, str):
+        return [*messages, Message("user", body.input)]
+    for number, item in enumerate(body.input):
         place = f"input[{number}]"
-        message = _message(_item(item, place), place, dropped)
-        if message is None:
-            continue
-        if groups and _is_same_turn(groups[-1][-1], message):
-            groups[-1].append(message)
-        else:
-            groups.append([message])
-    if isinstance(given, str):
-        groups.append([Message("user", given)])
-    return [joined(group) for group in groups]
+        if message := _message(_item(item, place), place, dropped):
+            messages.append(message)
+    return in_turns(messages, _is_same_turn)
 
 
 def _item(given: dict[str, Any], place: str) -> AnyItem:

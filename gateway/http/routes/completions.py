@@ -47,8 +47,11 @@ RESPONSES = Responses()
 
 B = TypeVar("B")
 
+answering = partial(HotRoute, http_method="POST", guards=[requires(INFERENCE)], status_code=200)
+"""Declares a route whose function hands its body to `answer`."""
 
-@HotRoute("/v1/chat/completions", http_method="POST", guards=[requires(INFERENCE)], status_code=200)
+
+@answering("/v1/chat/completions")
 async def create_chat_completion(
     request: GatewayRequest, data: JSONBody[ChatCompletionRequest]
 ) -> GenerationResponse:
@@ -56,7 +59,7 @@ async def create_chat_completion(
     return await answer(request, CHAT_COMPLETIONS, data)
 
 
-@HotRoute("/v1/completions", http_method="POST", guards=[requires(INFERENCE)], status_code=200)
+@answering("/v1/completions")
 async def create_completion(
     request: GatewayRequest, data: JSONBody[CompletionRequest]
 ) -> GenerationResponse:
@@ -64,7 +67,7 @@ async def create_completion(
     return await answer(request, COMPLETIONS, data)
 
 
-@HotRoute("/v1/responses", http_method="POST", guards=[requires(INFERENCE)], status_code=200)
+@answering("/v1/responses")
 async def create_response(
     request: GatewayRequest, data: JSONBody[ResponsesRequest]
 ) -> GenerationResponse:

@@ -6,10 +6,8 @@ from litestar.params import JSONBody
 
 from gateway.dialects.embeddings import EmbeddingRequest, Embeddings
 from gateway.dialects.relevance_scores import Reranking, RerankRequest, ScoreRequest, Scores
-from gateway.http.guards import INFERENCE, requires
-from gateway.http.handlers import HotRoute
 from gateway.http.request import GatewayRequest
-from gateway.http.routes.completions import answer
+from gateway.http.routes.completions import answer, answering
 from gateway.http.streaming import GenerationResponse
 
 EMBEDDINGS = Embeddings()
@@ -17,7 +15,7 @@ SCORES = Scores()
 RERANKING = Reranking()
 
 
-@HotRoute("/v1/embeddings", http_method="POST", guards=[requires(INFERENCE)], status_code=200)
+@answering("/v1/embeddings")
 async def create_embeddings(
     request: GatewayRequest, data: JSONBody[EmbeddingRequest]
 ) -> GenerationResponse:
@@ -25,9 +23,7 @@ async def create_embeddings(
     return await answer(request, EMBEDDINGS, data)
 
 
-@HotRoute(
-    ["/v1/score", "/score"], http_method="POST", guards=[requires(INFERENCE)], status_code=200
-)
+@answering(["/v1/score", "/score"])
 async def create_scores(
     request: GatewayRequest, data: JSONBody[ScoreRequest]
 ) -> GenerationResponse:
@@ -35,12 +31,7 @@ async def create_scores(
     return await answer(request, SCORES, data)
 
 
-@HotRoute(
-    ["/v1/rerank", "/v2/rerank", "/rerank"],
-    http_method="POST",
-    guards=[requires(INFERENCE)],
-    status_code=200,
-)
+@answering(["/v1/rerank", "/v2/rerank", "/rerank"])
 async def rerank(request: GatewayRequest, data: JSONBody[RerankRequest]) -> GenerationResponse:
     """Documents by their relevance to a query, as a causal reranker says."""
     return await answer(request, RERANKING, data)

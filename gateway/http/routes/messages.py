@@ -13,9 +13,8 @@ from gateway.dialects.messages_fields import (
     TokenCount,
 )
 from gateway.http.guards import INFERENCE, requires
-from gateway.http.handlers import HotRoute
 from gateway.http.request import GatewayRequest
-from gateway.http.routes.completions import answer, dropped_header
+from gateway.http.routes.completions import answer, answering, dropped_header
 from gateway.http.routes.tokens import max_counted, tokenizer_of
 from gateway.http.streaming import GenerationResponse
 from gateway.limits.bounds import check_template_arguments, check_tools
@@ -23,12 +22,7 @@ from gateway.limits.bounds import check_template_arguments, check_tools
 MESSAGES = Messages()
 
 
-@HotRoute(
-    "/v1/messages",
-    http_method="POST",
-    guards=[requires(INFERENCE)],
-    status_code=200,
-)
+@answering("/v1/messages")
 async def create_message(
     request: GatewayRequest, data: JSONBody[MessagesRequest]
 ) -> GenerationResponse:
