@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 
 from admin.database import AdminError, Database
+from admin.periodic import repeat
 from admin.queries import sql
 from gateway import telemetry
 from gateway.exceptions import QuotaExceeded, QuotaUnavailable
@@ -185,7 +186,8 @@ class Leases:
         """Renews until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._listen())
-            tasks.create_task(self._keep_up())
+            what = "limits are not tidied up"
+            tasks.create_task(repeat(what, self._renewal.upkeep, UPKEEP_INTERVAL_S))
             next_sweep = 0.0
             while True:
                 self._wake.clear()
@@ -320,9 +322,3 @@ class Leases:
             except AdminError as error:
                 log.warning("recalls of leases are not heard: %s", error)
                 await asyncio.sleep(SWEEP_INTERVAL_S)
-
-    async def _keep_up(self) -> None:
-        while True:
-            await asyncio.sleep(UPKEEP_INTERVAL_S)
-            with contextlib.suppress(AdminError):
-                await self._renewal.upkeep()

@@ -59,29 +59,29 @@ class UsageLoader:
 
     async def load(self) -> None:
         """Loads all records written so far. Raises AdminError; the rest stays for the next call."""
-        refused: dict[Path, bytes] = {}
+        wal, refused = self._wal, dict[Path, bytes]()
         is_due = time.monotonic() >= self._again_at
-        for segment in await self._wal.seal():
+        for segment in await wal.on_thread(wal.files.seal):
             if segment in self._waiting and not is_due:
                 continue
-            loads, aside = await asyncio.to_thread(_read, segment, self._wal.num_bytes_of(segment))
+            loads, aside = await asyncio.to_thread(_read, segment, wal.files.num_bytes_of(segment))
             for records in loads:
                 aside += await self._load(records)
             if aside:
                 refused[segment] = b"".join(aside)
             else:
-                await self._wal.remove(segment)
+                await wal.on_thread(wal.files.remove, segment)
         # On a full disk there is room now, if ever.
         await self._set_aside(refused)
-        for owner in await self._wal.emptied():
+        for owner in await wal.on_thread(wal.files.emptied):
             await self._release([owner])
-            await self._wal.drop(owner)
+            await wal.on_thread(wal.files.drop, owner)
 
     async def _set_aside(self, refused: dict[Path, bytes]) -> None:
         failure: OSError | None = None
         for segment, data in refused.items():
             try:
-                await self._wal.set_aside(segment, data)
+                await self._wal.on_thread(self._wal.files.set_aside, segment, data)
             except OSError as error:
                 failure = error
                 self._waiting.add(segment)

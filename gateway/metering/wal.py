@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gateway.metering.wal_files import WalFiles
 from gateway.segments import frame
@@ -44,14 +44,15 @@ class Batch:
 
 
 class WriteAheadLog:
-    """`open`, then `append`. The usage loader seals segments and removes them. All calls come from
-    one event loop."""
+    """`open`, then `append`. The usage loader seals segments and removes them, on the log's thread.
+    All calls come from one event loop."""
 
     def __init__(self, root: Path, owner: str, segment_bytes: int = SEGMENT_BYTES) -> None:
         """`owner` names this process among those that share the folder `root`."""
         self.failure: OSError | None = None
         """The error of the last write, or None while writes succeed."""
-        self._files = WalFiles(root, owner, segment_bytes)
+        self.files = WalFiles(root, owner, segment_bytes)
+        """To be used on the thread."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="wal")
         self._gathering = Batch()
         self._committing: asyncio.Task[None] | None = None
@@ -59,11 +60,11 @@ class WriteAheadLog:
     @property
     def num_bytes(self) -> int:
         """Bytes of all segments not loaded yet, those of processes that died included."""
-        return self._files.num_bytes
+        return self.files.num_bytes
 
     async def open(self) -> None:
         """Raises OSError, or WalTaken."""
-        await self._run(self._files.open)
+        await self.on_thread(self.files.open)
 
     def append(self, record: bytes) -> Batch:
         """Adds the record to the next batch, which is written whether or not it is awaited."""
@@ -73,31 +74,6 @@ class WriteAheadLog:
             self._committing = asyncio.create_task(self._commit())
         return batch
 
-    async def seal(self) -> list[Path]:
-        """Segments to load, oldest first. Nothing is appended to them any more."""
-        return await self._run(self._files.seal)
-
-    def num_bytes_of(self, segment: Path) -> int:
-        """Bytes of a sealed segment when it was written, or when it was taken over."""
-        return self._files.num_bytes_of(segment)
-
-    async def remove(self, segment: Path) -> None:
-        """Deletes a segment that is loaded."""
-        await self._run(lambda: self._files.remove(segment))
-
-    async def emptied(self) -> list[str]:
-        """Owners that died and whose records are all loaded; `drop` forgets one."""
-        return await self._run(self._files.emptied)
-
-    async def drop(self, owner: str) -> None:
-        """Removes the folder of an owner that `emptied` has named."""
-        await self._run(lambda: self._files.drop(owner))
-
-    async def set_aside(self, segment: Path, data: bytes) -> None:
-        """Keeps `data`, the part of the segment that cannot be loaded, in a file of its own, and
-        deletes the segment. Its bytes do not count any more. Raises OSError."""
-        await self._run(lambda: self._files.set_aside(segment, data))
-
     async def close(self) -> None:
         """Waits `CLOSE_TIMEOUT_S` at most for the last write. What is not loaded stays for the next
         process."""
@@ -106,7 +82,7 @@ class WriteAheadLog:
         if self._committing is not None:
             self._committing.cancel()
             log.error("records that the disk did not take are lost: %s", self.failure)
-        await self._run(self._files.close)
+        await self.on_thread(self.files.close)
         self._thread.shutdown()
 
     async def _commit(self) -> None:
@@ -115,7 +91,7 @@ class WriteAheadLog:
             batch, self._gathering = self._gathering, Batch()
             frames = b"".join(batch.frames)
             try:
-                await self._run(lambda: self._files.write(frames))  # noqa: B023
+                await self.on_thread(self.files.write, frames)
                 self.failure = None
             except OSError as error:
                 log.error("a write to the log of usage failed: %s", error)
@@ -125,5 +101,6 @@ class WriteAheadLog:
             await asyncio.sleep(PACE_S if self.failure is None else RETRY_S)
         self._committing = None
 
-    async def _run(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+    async def on_thread(self, work: Callable[..., T], *args: Any) -> T:
+        """Does work on the files, one after the other."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)

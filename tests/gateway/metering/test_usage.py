@@ -461,7 +461,7 @@ async def test_a_segment_that_lost_whole_records_says_so(
     wal = WriteAheadLog(live.wal, "gateway-1")
     await wal.open()
     await wal.append(b"x" * 100).synced()
-    (segment,) = await wal.seal()
+    (segment,) = await wal.on_thread(wal.files.seal)
     segment.write_bytes(b"")
 
     async def release(_: Sequence[str]) -> None: ...

@@ -45,14 +45,14 @@ def records(segments: list[Path]) -> list[bytes]:
 async def test_all_come_out_in_order_and_are_gone_when_loaded(wal: WriteAheadLog) -> None:
     given = [b"record %d" % i for i in range(500)]
     await asyncio.gather(*(wal.append(record).synced() for record in given))
-    segments = await wal.seal()
+    segments = await wal.on_thread(wal.files.seal)
     assert records(segments) == given
     assert wal.num_bytes == sum(path.stat().st_size for path in segments)
     await wal.append(b"later").synced()
     assert len(records(segments)) == 500
     for segment in segments:
-        await wal.remove(segment)
-    assert records(await wal.seal()) == [b"later"]
+        await wal.on_thread(wal.files.remove, segment)
+    assert records(await wal.on_thread(wal.files.seal)) == [b"later"]
 
 
 async def test_those_that_wait_share_a_sync(
@@ -67,7 +67,7 @@ async def test_those_that_wait_share_a_sync(
     monkeypatch.setattr(os, "fdatasync", slow)
     await asyncio.gather(*(wal.append(b"x").synced() for _ in range(200)))
     assert len(syncs) <= 3
-    assert len(records(await wal.seal())) == 200
+    assert len(records(await wal.on_thread(wal.files.seal))) == 200
 
 
 async def test_a_disk_that_fails_is_told_and_tried_again(
@@ -97,7 +97,7 @@ async def test_a_disk_that_fails_is_told_and_tried_again(
     async with asyncio.timeout(20):
         await after.synced()
     assert wal.failure is None
-    assert records(await wal.seal()) == [b"before", b"amid", b"after"]
+    assert records(await wal.on_thread(wal.files.seal)) == [b"before", b"amid", b"after"]
 
 
 async def test_a_disk_that_takes_little_at_a_time_gets_all(
@@ -108,7 +108,7 @@ async def test_a_disk_that_takes_little_at_a_time_gets_all(
     given = [b"record %d" % i for i in range(5)]
     for record in given:
         await wal.append(record).synced()
-    assert records(await wal.seal()) == given
+    assert records(await wal.on_thread(wal.files.seal)) == given
 
 
 async def test_a_full_disk_keeps_nothing_from_being_loaded(
@@ -123,9 +123,9 @@ async def test_a_full_disk_keeps_nothing_from_being_loaded(
 
     with monkeypatch.context() as broken:
         broken.setattr(os, "fsync", full)
-        assert records(await wal.seal()) == [b"x" * 1000]
+        assert records(await wal.on_thread(wal.files.seal)) == [b"x" * 1000]
         await wal.append(b"more").synced()
-    assert records(await wal.seal()) == [b"x" * 1000, b"last", b"more"]
+    assert records(await wal.on_thread(wal.files.seal)) == [b"x" * 1000, b"last", b"more"]
 
 
 async def test_what_the_dead_left_counts_from_the_start(wal: WriteAheadLog, tmp_path: Path) -> None:
@@ -146,20 +146,20 @@ async def test_what_was_acknowledged_outlives_a_kill(wal: WriteAheadLog, tmp_pat
     )
     assert writer.stdout is not None
     told = [int(writer.stdout.readline()) for _ in range(50)]
-    assert await wal.seal() == []
+    assert await wal.on_thread(wal.files.seal) == []
     writer.kill()
     told += [int(line) for line in writer.stdout.read().split()]
     writer.wait()
     writer.stdout.close()
-    segments = await wal.seal()
+    segments = await wal.on_thread(wal.files.seal)
     found = [int(record) for record in records(segments)]
     assert found == list(range(len(found))) and len(found) >= len(told)
     assert len(segments) > 1
-    assert await wal.emptied() == []
+    assert await wal.on_thread(wal.files.emptied) == []
     for segment in segments:
-        await wal.remove(segment)
-    assert await wal.emptied() == ["dying"]
-    await wal.drop("dying")
+        await wal.on_thread(wal.files.remove, segment)
+    assert await wal.on_thread(wal.files.emptied) == ["dying"]
+    await wal.on_thread(wal.files.drop, "dying")
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["gateway-1"]
 
 
@@ -168,8 +168,8 @@ async def test_what_was_set_aside_stays_when_segments_are_numbered_anew(tmp_path
         wal = WriteAheadLog(tmp_path, "gateway-1")
         await wal.open()
         await wal.append(record).synced()
-        for segment in await wal.seal():
-            await wal.set_aside(segment, segment.read_bytes())
+        for segment in await wal.on_thread(wal.files.seal):
+            await wal.on_thread(wal.files.set_aside, segment, segment.read_bytes())
         assert wal.num_bytes == 0
         await wal.close()
     assert sorted(records(list(tmp_path.glob("*.set-aside")))) == [b"first", b"second"]
