@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import NamedTuple
@@ -14,12 +13,10 @@ from gateway.error_codes import CODES
 from gateway.last_errors import LastErrors
 from gateway.quota_types import Kind
 from gateway.top_use import TopUse
-from workers.tallies import Counter, Exemplar, Histogram
+from workers.tallies import Counter, Histogram
 
 REQUEST = ("model_name", "class")
 """The base model, and the class of service."""
-STATUSES = ("completed", "failed", "cancelled")
-"""Of `metering.usage.Status`, a room that this one does not reach."""
 LATENCY_BUCKETS = (
     *(0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2.5, 5, 7.5),
     *(10, 20, 40, 80, 160, 320, 640),
@@ -150,86 +147,10 @@ adapter_use = TopUse(
     ("tenant", "adapter", "version"),
 )
 last_errors = LastErrors()
-PICO = 1e-12
-"""Costs are counted in pico-dollars."""
-
-
-def note_request(
-    *,
-    operation: str,
-    error: str,
-    model: str,
-    service_class: str,
-    status: str,
-    tenant: str,
-    adapter: tuple[str, int] | None,
-    prompt_tokens: int,
-    cached_tokens: int,
-    completion_tokens: int,
-    pico_dollars: int,
-    ttft_ms: float | None,
-    duration_ms: float,
-) -> None:
-    """Counts a request that has ended. operation, error: as the GenAI conventions name them;
-    empty: none. adapter: name and version."""
-    labels = model, service_class
-    for each in STATUSES:
-        requests.add(each == status, *labels, each)
-    tokens.add(prompt_tokens, *labels, "prompt")
-    tokens.add(cached_tokens, *labels, "cached")
-    tokens.add(completion_tokens, *labels, "completion")
-    for histogram, seconds in _latencies(ttft_ms, duration_ms, completion_tokens):
-        histogram.record(seconds, *labels)
-    about = operation, PROVIDER, model, error
-    server_duration.record(duration_ms / 1e3, *about)
-    if ttft_ms is not None and not error:
-        server_first_token.record(ttft_ms / 1e3, *about)
-        if completion_tokens > 1:
-            server_per_token.record(_per_token_s(ttft_ms, duration_ms, completion_tokens), *about)
-    num_tokens = prompt_tokens + completion_tokens
-    tenant_use.add((tenant,), num_tokens, 1, pico_dollars * PICO, 0)
-    if adapter is not None:
-        name, version = adapter
-        adapter_use.add((tenant, name, str(version)), num_tokens, 1)
 
 
 def note_refusal(tenant: str) -> None:
     tenant_use.add((tenant,), 0, 0, 0, 1)
-
-
-def note_trace(
-    trace_id: int,
-    span_id: int,
-    *,
-    model: str,
-    service_class: str,
-    completion_tokens: int,
-    ttft_ms: float | None,
-    duration_ms: float,
-) -> None:
-    """Makes a request that was counted the exemplar of its buckets."""
-    now = time.time()
-    for histogram, seconds in _latencies(ttft_ms, duration_ms, completion_tokens):
-        exemplar = Exemplar(trace_id, span_id, seconds, now)
-        histogram.exemplify(exemplar, model, service_class)
-
-
-def _latencies(
-    ttft_ms: float | None, duration_ms: float, completion_tokens: int
-) -> Iterator[tuple[Histogram, float]]:
-    """The histograms that a request counts in, each with its value."""
-    yield request_duration, duration_ms / 1e3
-    if ttft_ms is not None:
-        yield time_to_first_token, ttft_ms / 1e3
-        if completion_tokens > 1:
-            yield (
-                time_per_output_token,
-                _per_token_s(ttft_ms, duration_ms, completion_tokens),
-            )
-
-
-def _per_token_s(ttft_ms: float, duration_ms: float, completion_tokens: int) -> float:
-    return (duration_ms - ttft_ms) / 1e3 / (completion_tokens - 1)
 
 
 class Standing(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from functools import partial
 
 from gateway import telemetry
@@ -12,6 +13,13 @@ from gateway.exceptions import UsageUnavailable
 from gateway.limits.admission import Reservation
 from gateway.metering.usage import Status, UsageRecord, UsageRecorder
 from gateway.metering.wal import Batch
+from workers.tallies import Exemplar, Histogram
+
+PICO = 1e-12
+"""Costs are counted in pico-dollars."""
+
+Latency = tuple[float, Histogram, Histogram]
+"""Seconds, and what counts them: our histogram, and that of the GenAI conventions."""
 
 
 class RequestUsage:
@@ -50,33 +58,27 @@ class RequestUsage:
             raise UsageUnavailable("What this request used could not be recorded.") from error
 
     def _count(self, record: UsageRecord) -> None:
-        version = self._call.target.version
-        model, service_class = record.model, self._call.service.service_class.value
-        self._call.trace.when_kept(
-            partial(
-                telemetry.note_trace,
-                model=model,
-                service_class=service_class,
-                completion_tokens=record.completion_tokens,
-                ttft_ms=record.ttft_ms,
-                duration_ms=record.duration_ms,
-            )
-        )
-        telemetry.note_request(
-            operation=operation(self._call),
-            error="_OTHER" if record.status is Status.FAILED else "",
-            model=model,
-            service_class=service_class,
-            status=record.status.value,
-            tenant=record.tenant_id,
-            adapter=version and (version.name, version.version),
-            prompt_tokens=record.prompt_tokens,
-            cached_tokens=record.cached_tokens,
-            completion_tokens=record.completion_tokens,
-            pico_dollars=record.cost,
-            ttft_ms=record.ttft_ms,
-            duration_ms=record.duration_ms,
-        )
+        call, version = self._call, self._call.target.version
+        labels = record.model, call.service.service_class.value
+        latencies = list(_latencies(record))
+        call.trace.when_kept(partial(_exemplify, latencies, labels))
+        for each in Status:
+            telemetry.requests.add(each is record.status, *labels, each.value)
+        telemetry.tokens.add(record.prompt_tokens, *labels, "prompt")
+        telemetry.tokens.add(record.cached_tokens, *labels, "cached")
+        telemetry.tokens.add(record.completion_tokens, *labels, "completion")
+        # As the GenAI conventions name them; empty: none.
+        error = "_OTHER" if record.status is Status.FAILED else ""
+        about = operation(call), telemetry.PROVIDER, record.model, error
+        for seconds, histogram, of_genai in latencies:
+            histogram.record(seconds, *labels)
+            if not error or of_genai is telemetry.server_duration:
+                of_genai.record(seconds, *about)
+        num_tokens = record.prompt_tokens + record.completion_tokens
+        telemetry.tenant_use.add((record.tenant_id,), num_tokens, 1, record.cost * PICO, 0)
+        if version is not None:
+            place = record.tenant_id, version.name, str(version.version)
+            telemetry.adapter_use.add(place, num_tokens, 1)
 
     def _made(self, generation: Generation, status: Status) -> UsageRecord:
         call, usage, first_at = self._call, generation.usage, generation.first_output_at
@@ -108,3 +110,23 @@ class RequestUsage:
             cached_input_cost=cost.cached_input,
             output_cost=cost.output,
         )
+
+
+def _latencies(record: UsageRecord) -> Iterator[Latency]:
+    duration_s = record.duration_ms / 1e3
+    yield duration_s, telemetry.request_duration, telemetry.server_duration
+    if record.ttft_ms is not None:
+        ttft_s = record.ttft_ms / 1e3
+        yield ttft_s, telemetry.time_to_first_token, telemetry.server_first_token
+        if record.completion_tokens > 1:
+            per_token_s = (duration_s - ttft_s) / (record.completion_tokens - 1)
+            yield per_token_s, telemetry.time_per_output_token, telemetry.server_per_token
+
+
+def _exemplify(
+    latencies: list[Latency], labels: tuple[str, str], trace_id: int, span_id: int
+) -> None:
+    """Makes a request that was counted the exemplar of its buckets."""
+    now = time.time()
+    for seconds, histogram, _ in latencies:
+        histogram.exemplify(Exemplar(trace_id, span_id, seconds, now), *labels)
