@@ -18,11 +18,6 @@ HEARD_S = 5.0
 class Adapter(msgspec.Struct, frozen=True):
     name: str
     created_at: datetime
-
-
-class AdapterSummary(Adapter, frozen=True):
-    """A line of a listing."""
-
     tenant: str
     """Its name."""
     aliases: dict[str, int]
@@ -49,9 +44,9 @@ class ContentTier(msgspec.Struct, frozen=True):
 
 async def list_adapters(
     connection: Connection, tenant_id: str | None, after: tuple[str, str], limit: int
-) -> list[AdapterSummary]:
+) -> list[Adapter]:
     """By tenant and name, in one query; None: those of all tenants."""
-    return await fetch_all(connection, AdapterSummary, "adapter_list", tenant_id, *after, limit)
+    return await fetch_all(connection, Adapter, "adapter_list", tenant_id, *after, limit, None)
 
 
 async def content_tiers(connection: Connection, digests: Collection[str]) -> list[ContentTier]:
@@ -70,4 +65,5 @@ async def content_names(connection: Connection, digests: Collection[str]) -> dic
 async def find_adapter(connection: Connection, tenant_id: str, name: str) -> Adapter:
     """Raises NotFound."""
     missing = NotFound(f"no adapter {name[:128]!r}", "adapter_not_found")
-    return await fetch_one(connection, Adapter, "adapter_find", tenant_id, name, missing=missing)
+    args = tenant_id, "", "", 1, name
+    return await fetch_one(connection, Adapter, "adapter_list", *args, missing=missing)

@@ -2,7 +2,8 @@
 INSERT INTO adapters (tenant_id, name) VALUES ($1, $2) ON CONFLICT (tenant_id, name) DO NOTHING;
 
 -- name: adapter_list
--- $1: the tenant's id, null for those of all; $2, $3: names of the tenant and the adapter where the page before ended.
+-- $1: the tenant's id, null for those of all; $2, $3: names of the tenant and the adapter where the page before ended;
+-- $5: the one that is asked for, or null.
 -- One whose versions are all retired is deleted already, for everyone but the requests that still have it.
 SELECT t.name AS tenant, a.name, a.created_at, v.states, v.last_state, p.aliases, p.pinned, p.canaries,
        (SELECT coalesce(jsonb_object_agg(c.version::text, c.digest), '{}') FROM adapter_versions c
@@ -25,6 +26,7 @@ CROSS JOIN LATERAL (
           WHERE (tenant_id, name) = (a.tenant_id, a.name) AND state <> 'retired' GROUP BY 1) counted
 ) v
 WHERE (a.tenant_id = $1 OR $1::text IS NULL) AND (t.name, a.name) > ($2, $3) AND v.states IS NOT NULL
+    AND ($5::text IS NULL OR a.name = $5)
 ORDER BY t.name, a.name LIMIT $4;
 
 -- name: content_tiers
@@ -39,9 +41,3 @@ ORDER BY w.id;
 SELECT v.digest, t.name || '/' || v.name || '@' || v.version AS name
 FROM adapter_versions v JOIN tenants t ON t.id = v.tenant_id
 WHERE v.digest = ANY ($1) AND v.state = 'ready' ORDER BY t.name, v.name, v.version;
-
--- name: adapter_find
-SELECT name, created_at FROM adapters a
-WHERE tenant_id = $1 AND name = $2 AND EXISTS (
-    SELECT FROM adapter_versions v
-    WHERE (v.tenant_id, v.name) = (a.tenant_id, a.name) AND v.state <> 'retired');

@@ -7,6 +7,7 @@ from admin.adapters.schemas import AdapterSummaryView, AdapterView, AliasView, V
 from admin.adapters.versions import VersionDetails
 from admin.database import Connection
 from admin.records import Alias, Tenant
+from admin.schemas import shown
 
 
 async def describe_adapter(connection: Connection, tenant: Tenant, name: str) -> AdapterView:
@@ -14,15 +15,7 @@ async def describe_adapter(connection: Connection, tenant: Tenant, name: str) ->
     adapter = await adapters.find_adapter(connection, tenant.id, name)
     found = await versions.list_versions(connection, tenant.id, name)
     pointing = await aliases.list_aliases(connection, tenant.id, name)
-    return AdapterView(
-        name=adapter.name,
-        tenant=tenant.name,
-        created_at=adapter.created_at,
-        aliases={alias.alias: alias.version for alias in pointing},
-        canaries={alias.alias: alias.canary for alias in pointing if alias.canary},
-        pinned=[alias.alias for alias in pointing if alias.pinned],
-        versions=await _views(connection, found, pointing),
-    )
+    return shown(AdapterView, adapter, versions=await _views(connection, found, pointing))
 
 
 async def describe_versions(

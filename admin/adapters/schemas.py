@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from admin.adapters.adapters import AdapterSummary, ContentTier
+from admin.adapters.adapters import Adapter, ContentTier
 from admin.adapters.aliases import AliasMove
 from admin.adapters.stored import StoredContent
 from admin.adapters.versions import MAX_VERSION, Fault, Proof, VersionDetails
@@ -200,7 +200,7 @@ class AdapterSummaryView(AdapterFields, frozen=True):
     object: str = "adapter.summary"
 
     @classmethod
-    def of(cls, adapter: AdapterSummary, tiers: list[ContentTier]) -> AdapterSummaryView:
+    def of(cls, adapter: Adapter, tiers: list[ContentTier]) -> AdapterSummaryView:
         """`tiers` may tell of others too."""
         return shown(
             cls,
