@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 from litestar import Request, Response
 from litestar.exceptions import HTTPException, ValidationException
 
@@ -18,27 +17,22 @@ from admin import errors
 log = logging.getLogger(__name__)
 
 
-class Problem(msgspec.Struct, frozen=True):
-    status: int
-    type: str
-
-
 INVALID = "invalid_request_error"
 AWAY = "The database does not answer."
 
-PROBLEMS: dict[type[errors.AdminError], Problem] = {
-    errors.Invalid: Problem(400, INVALID),
-    errors.Unauthenticated: Problem(401, "authentication_error"),
-    errors.Forbidden: Problem(403, "permission_error"),
-    errors.NotFound: Problem(404, "not_found_error"),
-    errors.AlreadyExists: Problem(409, INVALID),
-    errors.Conflict: Problem(409, INVALID),
-    errors.IdempotencyKeyReused: Problem(422, INVALID),
-    errors.PreconditionFailed: Problem(412, INVALID),
-    errors.Stalled: Problem(408, INVALID),
-    errors.TooLarge: Problem(413, INVALID),
-    errors.TooMany: Problem(429, "rate_limit_error"),
-    errors.Overloaded: Problem(503, "server_error"),
+PROBLEMS: dict[type[errors.AdminError], tuple[int, str]] = {
+    errors.Invalid: (400, INVALID),
+    errors.Unauthenticated: (401, "authentication_error"),
+    errors.Forbidden: (403, "permission_error"),
+    errors.NotFound: (404, "not_found_error"),
+    errors.AlreadyExists: (409, INVALID),
+    errors.Conflict: (409, INVALID),
+    errors.IdempotencyKeyReused: (422, INVALID),
+    errors.PreconditionFailed: (412, INVALID),
+    errors.Stalled: (408, INVALID),
+    errors.TooLarge: (413, INVALID),
+    errors.TooMany: (429, "rate_limit_error"),
+    errors.Overloaded: (503, "server_error"),
 }
 CODES = {404: "route_not_found", 405: "method_not_allowed", 413: "request_too_large"}
 """Codes of what the framework refuses."""
@@ -81,10 +75,8 @@ def _to_response(error: Exception) -> Response[dict[str, Any]]:
             answer.headers["retry-after-ms"] = str(math.ceil(error.retry_after_s * 1000))
             return answer
         case errors.AdminError() if type(error) in PROBLEMS:
-            problem = PROBLEMS[type(error)]
-            return _answer(
-                problem.status, problem.type, str(error), error.param, error.code, error.details
-            )
+            place = error.param, error.code, error.details
+            return _answer(*PROBLEMS[type(error)], str(error), *place)
         case OSError() if is_disk_full(error):
             log.error("the disk is full: %s", error)
             message = f"The server's disk is full: {error.strerror}."

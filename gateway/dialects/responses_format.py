@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from gateway.dialects.dialect import SCORED_AT_ONCE, Answer, AnswerFormat, part_key
+from gateway.dialects.dialect import Answer, AnswerFormat, part_key, slices
 from gateway.dialects.openai_format import scored_token
-from gateway.dispatch.choice import Delta
+from gateway.dispatch.choice import Delta, Scored
 from gateway.exceptions import error_body, problem_of
 from gateway.limits.admission import Usage
 from gateway.text.detokenizer import TokenBytes
@@ -184,13 +184,12 @@ class ResponsesFormat(AnswerFormat):
     async def _all_written(self, scored: Sequence[TokenLogprobs]) -> list[bytes]:
         """The event loop goes on with others in between."""
         written: list[bytes] = []
-        for begin in range(0, len(scored), SCORED_AT_ONCE):
-            piece = scored[begin : begin + SCORED_AT_ONCE]
+        for piece in slices(scored):
             written += [self._score_written(entry) for entry in piece]
             await asyncio.sleep(0)
         return written
 
-    def _score_written(self, entry: TokenLogprobs) -> bytes:
+    def _score_written(self, entry: Scored) -> bytes:
         return encode(scored_token(self._spelled, entry))
 
     def _item_status(self, *, is_last: bool) -> str:
