@@ -190,7 +190,7 @@ async def test_a_database_that_is_away_is_called_so(dsn: str):
 async def test_a_value_out_of_range_is_the_callers_fault(database: Database):
     with pytest.raises(Invalid):
         async with database.acquire() as connection:
-            await connection.fetchrow(sql["version_find"], "t", "n", 1 << 40)
+            await connection.execute(sql["version_delete"], "t", "n", 1 << 40)
 
 
 def test_a_query_name_is_used_once(tmp_path: Path):
