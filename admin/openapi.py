@@ -154,12 +154,7 @@ class PlaneOperation(Operation):
         responses = self.responses or {}
         for status, response in responses.items():
             assert isinstance(response, OpenAPIResponse)
-            if _is_refusal(response):
+            if ERROR in [content.schema for content in (response.content or {}).values()]:
                 responses[status] = Reference(f"#/components/responses/{status}")
             else:
                 response.headers = {**(response.headers or {}), **self.always}
-
-
-def _is_refusal(response: OpenAPIResponse) -> bool:
-    bodies = [content.schema for content in (response.content or {}).values()]
-    return ERROR in bodies

@@ -149,10 +149,6 @@ adapter_use = TopUse(
 last_errors = LastErrors()
 
 
-def note_refusal(tenant: str) -> None:
-    tenant_use.add((tenant,), 0, 0, 0, 1)
-
-
 class Standing(NamedTuple):
     """What a gateway is at the moment."""
 

@@ -191,17 +191,14 @@ class ChatFormat(OpenAIFormat):
 
 def _call_delta(part: ToolCall) -> dict[str, Any]:
     """The first of a call says its id and name; the index tells whose the others are."""
-    return {"index": part.index, **(_whole_call(part) if part.name else _arguments(part))}
+    told = _whole_call(part) if part.name else {"function": {"arguments": part.arguments}}
+    return {"index": part.index, **told}
 
 
 def _whole_call(part: ToolCall) -> dict[str, Any]:
     id = f"call_{secrets.token_hex(12)}"
     function = {"name": part.name, "arguments": part.arguments}
     return {"id": id, "type": "function", "function": function}
-
-
-def _arguments(part: ToolCall) -> dict[str, Any]:
-    return {"function": {"arguments": part.arguments}}
 
 
 class ChatCompletions(Dialect[ChatCompletionRequest]):

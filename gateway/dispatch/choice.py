@@ -133,7 +133,7 @@ class Choice:
             self.finish_reason = FinishReason.STOP.value
         if self.finish_reason is not None:
             parts += self._parser.finish()
-        self._has_calls = self._has_calls or _has_call(parts)
+        self._has_calls = self._has_calls or any(type(part) is ToolCall for part in parts)
         if self._has_calls and self.finish_reason == FinishReason.STOP.value:
             self.finish_reason = TOOL_CALLS
         if self._echo:
@@ -186,7 +186,3 @@ class Choice:
             for each in output.prompt_logprobs
         ]
         return [ScoredToken(self.prompt[0], None, []), *told]
-
-
-def _has_call(parts: list[Part]) -> bool:
-    return any(type(part) is ToolCall for part in parts)

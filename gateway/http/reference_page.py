@@ -49,7 +49,10 @@ def reference_page(reference: Reference, version: str) -> str:
             f"<nav><ul>{navigation}</ul></nav>",
             *(_route(route) for route in routes),
             '<h2 id="objects">Objects in bodies</h2>',
-            *(f"<h3>{_object(fields)}</h3>{_fields(fields)}" for fields in reference.objects),
+            *(
+                f"<h3><code>{escape(fields.name)}</code></h3>{_fields(fields)}"
+                for fields in reference.objects
+            ),
             '<h2 id="headers">Headers of answers</h2>',
             _table(("header", "value", "when"), reference.headers),
             '<h2 id="errors">Error codes</h2>',
@@ -81,10 +84,6 @@ def _route(route: Route) -> str:
     parts.append(f"<p>Answers {statuses}{', also as a stream' if route.streams else ''}.</p>")
     parts += (f"<pre>{escape(chr(10).join(lines))}</pre>" for lines in (curl(route), python(route)))
     return "".join(parts)
-
-
-def _object(fields: Fields) -> str:
-    return f"<code>{escape(fields.name)}</code>"
 
 
 def _fields(fields: Fields) -> str:

@@ -36,7 +36,7 @@ class Refusals:
         reason = state.get(CODE) or str(status)
         telemetry.refusals.add(1, reason)
         if isinstance(caller := scope.get("user"), Principal):
-            telemetry.note_refusal(caller.tenant.id)
+            telemetry.tenant_use.add((caller.tenant.id,), 0, 0, 0, 1)
         if status >= 500:
             telemetry.last_errors.note(reason, state.get("request_id", ""))
         if status in LOGGED:
