@@ -305,7 +305,11 @@ def _as_role(role: str | None) -> dict[str, str]:
 
 async def _until_lost(connection: Any, check_interval_s: float) -> None:
     lost = asyncio.Event()
-    connection.add_termination_listener(lambda _connection: lost.set())
+
+    def end(_connection: object) -> None:
+        lost.set()
+
+    connection.add_termination_listener(end)
     while not connection.is_closed():
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(check_interval_s):

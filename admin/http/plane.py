@@ -8,7 +8,6 @@ import json
 import shutil
 import time
 from collections.abc import AsyncGenerator
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -202,8 +201,13 @@ class AdminPlane:
     async def run(self) -> None:
         """What goes on beside the requests; for ever."""
         idle_s = self.config.upload_idle_s
-        sweep = partial(asyncio.to_thread, self.store.sweep, idle_s)
-        forget = partial(idempotency.forget, self.database)
+
+        async def sweep() -> None:
+            await asyncio.to_thread(self.store.sweep, idle_s)
+
+        async def forget() -> None:
+            await idempotency.forget(self.database)
+
         try:
             async with asyncio.TaskGroup() as tasks:
                 for what, work, interval_s in (
