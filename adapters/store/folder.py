@@ -129,15 +129,15 @@ class LocalStore:
         target = self._locate(kind, digest)
         for file in staged.iterdir():
             file.chmod(0o444)
-            _fsync(file)
-        _fsync(staged)
+            fsync(file)
+        fsync(staged)
         try:
             staged.rename(target)
         except OSError:
             if not target.is_dir():
                 raise
             shutil.rmtree(staged)
-        _fsync(target.parent)
+        fsync(target.parent)
 
     def adapter_folder(self, digest: str) -> Path:
         return self._existing("adapters", digest)
@@ -233,7 +233,8 @@ def _open(folder: Path) -> Generator[int]:
         os.close(descriptor)
 
 
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
+    """Returns when the file, or the names in the folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import os
 import re
 import shutil
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
@@ -19,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from adapters.errors import AdapterRejected
-from adapters.store.folder import Store, hold, last_touched
+from adapters.store.folder import Store, fsync, hold, last_touched
 from admin.errors import Conflict, Invalid, NotFound, TooLarge
 from admin.records import ApiKey, random_base62
 from admin.uploads.file_sink import FileSink
@@ -87,13 +86,10 @@ class ResumableUploads:
         folder = self._store.incoming / upload_id
         folder.mkdir(mode=0o700)
         try:
-            for name, content in ((DATA, b""), (RECORD, msgspec.json.encode(record))):
-                with (folder / name).open("xb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-            for made in (folder, folder.parent):
-                _fsync_folder(made)
+            (folder / DATA).touch()
+            (folder / RECORD).write_bytes(msgspec.json.encode(record))
+            for made in (folder / DATA, folder / RECORD, folder, folder.parent):
+                fsync(made)
         except OSError:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -216,11 +212,3 @@ async def _remove(folder: Path) -> None:
 def _hash(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _fsync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
