@@ -23,26 +23,22 @@ DROPPED_BY_DIALECT: Mapping[str, Mapping[str, str]] = {
 }
 
 
-class Field(NamedTuple):
+class Row(NamedTuple):
+    """A field, a parameter or a header."""
+
     name: str
     kind: str
     """What its values are, with their bounds."""
     note: str
-    """`required`, or what becomes of it where it has no effect."""
+    """Of a field `required`, or what becomes of it where it has no effect."""
 
 
 class Fields(NamedTuple):
     """The fields of a request's body, or of an object in it."""
 
     name: str
-    fields: list[Field]
+    fields: list[Row]
     example: Json | None
-
-
-class Header(NamedTuple):
-    name: str
-    kind: str
-    note: str
 
 
 class Route(NamedTuple):
@@ -52,7 +48,7 @@ class Route(NamedTuple):
     text: str
     needs_key: bool
     body: Fields | None
-    parameters: list[Header]
+    parameters: list[Row]
     """In the query, the path or a header."""
     headers: list[str]
     """Headers of an answer."""
@@ -64,7 +60,7 @@ class Reference(NamedTuple):
     routes: list[Route]
     objects: list[Fields]
     """That bodies have within them."""
-    headers: list[Header]
+    headers: list[Row]
     """Headers of answers, refusals included."""
 
 
@@ -72,7 +68,7 @@ def reference(document: Json) -> Reference:
     """document: as `/schema` has it."""
     schemas: Json = document["components"]["schemas"]
     routes: dict[str, Route] = {}
-    headers: dict[str, Header] = {}
+    headers: dict[str, Row] = {}
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             route = _route(method.upper(), path, operation, document, headers)
@@ -92,7 +88,7 @@ def reference(document: Json) -> Reference:
 
 
 def _route(
-    method: str, path: str, operation: Json, document: Json, headers: dict[str, Header]
+    method: str, path: str, operation: Json, document: Json, headers: dict[str, Row]
 ) -> Route:
     responses: Json = operation["responses"]
     schemas: Json = document["components"]["schemas"]
@@ -103,7 +99,7 @@ def _route(
             note = header.get("description", "")
             known = headers.get(name)
             if known is None or note:
-                headers[name] = Header(name, kind_of(header["schema"]), note)
+                headers[name] = Row(name, kind_of(header["schema"]), note)
     answered = responses["200"]
     given = operation.get("requestBody")
     body = None
@@ -116,7 +112,7 @@ def _route(
         bool(operation.get("security")),
         body,
         [
-            Header(each["name"], kind_of(each["schema"]), each.get("description", each["in"]))
+            Row(each["name"], kind_of(each["schema"]), each.get("description", each["in"]))
             for each in operation.get("parameters", ())
         ],
         sorted(answered.get("headers", ())),
@@ -129,7 +125,7 @@ def _fields(name: str, schemas: Json) -> Fields:
     schema = schemas[name]
     required = schema.get("required", ())
     rows = [
-        Field(field, kind_of(kind), "required" if field in required else _effect(name, field))
+        Row(field, kind_of(kind), "required" if field in required else _effect(name, field))
         for field, kind in sorted(schema.get("properties", {}).items())
     ]
     rows.sort(key=lambda row: row.note != "required")
