@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -20,16 +20,6 @@ Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 class UnsupportedDecoder(ValueError):
     """The tokenizer's decoder is of no known kind."""
-
-
-class Detokenizer(Protocol):
-    def push(self, tokens: Iterable[int]) -> str:
-        """The text that has become certain with these ids."""
-        ...
-
-    def flush(self) -> str:
-        """The end: what is left of an unfinished character, as replacement characters."""
-        ...
 
 
 class TokenBytes(dict[int, bytes]):
@@ -86,6 +76,11 @@ class ByteFallbackDetokenizer:
             return run.decode()
         except UnicodeDecodeError:
             return REPLACEMENT * len(run)
+
+
+Detokenizer = ByteLevelDetokenizer | ByteFallbackDetokenizer
+"""`push` gives the text that has become certain with these ids, `flush` at the end what is left of
+an unfinished character, as replacement characters."""
 
 
 class Spelling:
