@@ -4,7 +4,7 @@ What was answered is kept for a day, in the transaction of the change itself: af
 are both or neither. A repeat that comes meanwhile waits for the first one. A refusal changes
 nothing and is not kept, so the header is free again.
 
-An answer that holds a secret is not kept whole: what is secret follows from `Once.seed`, and that
+An answer that holds a secret is not kept whole: what is secret follows from the seed, and that
 from the pepper, a random nonce that is kept, and the header, which only the client has.
 """
 
@@ -26,13 +26,9 @@ KEPT = timedelta(hours=24)
 CLEANING_INTERVAL_S = 600.0
 
 
-class Once(msgspec.Struct, frozen=True):
-    """A create, while it is done."""
-
-    connection: Connection
-    """In the transaction of the change."""
-    seed: bytes
-    """32 random bytes; of a repeated request those of the first."""
+Create = Callable[[Connection, bytes], Awaitable[msgspec.Struct]]
+"""Makes something in the transaction of this connection, and returns the answer. Takes 32 random
+bytes, the seed; of a repeated request those of the first."""
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -47,7 +43,7 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 async def done_once(
-    connection: Connection, claim: Claim, create: Callable[[Once], Awaitable[msgspec.Struct]]
+    connection: Connection, claim: Claim, create: Create
 ) -> tuple[bytes, bytes, bool]:
     """Seed, answer, and whether it was done before. Raises IdempotencyKeyReused if the header came
     before with another request."""
@@ -64,7 +60,7 @@ async def done_once(
     seed = _keyed(pepper, b"seed", row["nonce"], header)
     if row["answer"] is not None:
         return seed, row["answer"].encode(), True
-    answer = msgspec.json.encode(await create(Once(connection, seed)))
+    answer = msgspec.json.encode(await create(connection, seed))
     await connection.execute(sql["idempotency_answer"], row_id, answer.decode())
     return seed, answer, False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -11,7 +11,7 @@ from litestar import Response
 from litestar.params import HeaderParameter
 
 from admin.http.request import AdminRequest
-from admin.idempotency import Claim, Once, digest_of, done_once
+from admin.idempotency import Claim, Create, digest_of, done_once
 
 IdempotencyKey = Annotated[
     str | None,
@@ -26,7 +26,7 @@ IdempotencyKey = Annotated[
 async def once(
     request: AdminRequest,
     header: str | None,
-    create: Callable[[Once], Awaitable[msgspec.Struct]],
+    create: Create,
     finish: Callable[[bytes, bytes], bytes] | None = None,
 ) -> Response[Any]:
     """201 with what `create` returns, which is kept; done once for each header of the caller's.
@@ -38,7 +38,7 @@ async def once(
     async with request.transaction() as connection:
         if header is None:
             seed = secrets.token_bytes(32)
-            answer = msgspec.json.encode(await create(Once(connection, seed)))
+            answer = msgspec.json.encode(await create(connection, seed))
             was_done = False
         else:
             pepper, key_id = request.plane.config.pepper, request.user.id

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple
 
 import msgspec
 
@@ -39,14 +38,8 @@ MIN_SECONDS = 1.0
 """Rates of a gateway that has just started are taken over so long."""
 
 
-class Served(NamedTuple):
-    """What one gateway tells of a base model, as rates."""
-
-    load: ModelLoad
-    requests_per_s: float
-    prompt_tokens_per_s: float
-    cached_tokens_per_s: float
-    completion_tokens_per_s: float
+Served = tuple[ModelLoad, float]
+"""What one gateway tells of a base model, and the seconds that it counted for."""
 
 
 async def take_overview(connection: Connection) -> Overview:
@@ -61,7 +54,7 @@ async def take_overview(connection: Connection) -> Overview:
         if row["load"] is not None
     }
     names = await connection.fetch(sql["overview_models"], MAX_MODELS)
-    served = [_served(load, model) for load in loads.values() for model in load.models]
+    served = [(model, _seconds(load)) for load in loads.values() for model in load.models]
     held = [model for status in _statuses(workers) for model in status.models]
     return Overview(
         at=datetime.now(UTC),
@@ -70,17 +63,17 @@ async def take_overview(connection: Connection) -> Overview:
         num_workers=counts["num_workers"],
         num_gateways=len(gateways),
         requests_in_flight=sum(load.requests_in_flight for load in loads.values()),
-        requests_per_s=sum(part.requests_per_s for part in served),
-        prompt_tokens_per_s=sum(part.prompt_tokens_per_s for part in served),
-        completion_tokens_per_s=sum(part.completion_tokens_per_s for part in served),
-        ttft=percentiles(merged(part.load.ttft for part in served)),
+        requests_per_s=_per_s(served, "requests"),
+        prompt_tokens_per_s=_per_s(served, "prompt_tokens"),
+        completion_tokens_per_s=_per_s(served, "completion_tokens"),
+        ttft=percentiles(merged(load.ttft for load, _ in served)),
         itl=percentiles(merged(model.itl for model in held)),
         refusals=_refusals(loads.values()),
         workers=[_worker(worker) for worker in workers],
         models=[
             _model(
                 row["name"],
-                [part for part in served if part.load.model == row["name"]],
+                [each for each in served if each[0].model == row["name"]],
                 [model for model in held if model.digest == row["digest"]],
             )
             for row in names
@@ -95,13 +88,13 @@ def _statuses(workers: Iterable[Worker]) -> list[WorkerStatus]:
     return [w.status for w in workers if w.status is not None and w.state != "lost"]
 
 
-def _served(load: GatewayLoad, model: ModelLoad) -> Served:
-    seconds = max(load.seconds, MIN_SECONDS)
-    return Served(
-        model,
-        *(model.requests / seconds, model.prompt_tokens / seconds),
-        *(model.cached_tokens / seconds, model.completion_tokens / seconds),
-    )
+def _seconds(load: GatewayLoad) -> float:
+    return max(load.seconds, MIN_SECONDS)
+
+
+def _per_s(served: Iterable[Served], count: str) -> float:
+    """Rate of one of the counts, of all gateways together."""
+    return sum(getattr(load, count) / seconds for load, seconds in served)
 
 
 def _refusals(loads: Iterable[GatewayLoad]) -> dict[str, int]:
@@ -138,12 +131,12 @@ def _model(name: str, served: Sequence[Served], held: Sequence[WorkerModel]) -> 
         num_on_device=sum(model.tier == "device" for model in held),
         num_running=sum(model.num_running for model in held),
         num_waiting=sum(model.num_waiting for model in held),
-        requests_per_s=sum(part.requests_per_s for part in served),
-        failed=sum(part.load.failed for part in served),
-        prompt_tokens_per_s=sum(part.prompt_tokens_per_s for part in served),
-        cached_tokens_per_s=sum(part.cached_tokens_per_s for part in served),
-        completion_tokens_per_s=sum(part.completion_tokens_per_s for part in served),
-        ttft=percentiles(merged(part.load.ttft for part in served)),
+        requests_per_s=_per_s(served, "requests"),
+        failed=sum(load.failed for load, _ in served),
+        prompt_tokens_per_s=_per_s(served, "prompt_tokens"),
+        cached_tokens_per_s=_per_s(served, "cached_tokens"),
+        completion_tokens_per_s=_per_s(served, "completion_tokens"),
+        ttft=percentiles(merged(load.ttft for load, _ in served)),
         itl=percentiles(merged(model.itl for model in held)),
     )
 
@@ -153,7 +146,7 @@ async def _tenants(
 ) -> list[TenantOverview]:
     requests, tokens = defaultdict[str, float](float), defaultdict[str, float](float)
     for load in loads:
-        seconds = max(load.seconds, MIN_SECONDS)
+        seconds = _seconds(load)
         for used in load.tenants:
             requests[used.tenant] += used.requests / seconds
             tokens[used.tenant] += used.tokens / seconds

@@ -17,7 +17,6 @@ from admin.http.idempotency import IdempotencyKey, once
 from admin.http.parameters import After, Limit
 from admin.http.preconditions import IfMatch, Tagged, etag, tagged
 from admin.http.request import AdminRequest
-from admin.idempotency import Once
 from admin.keys import keys
 from admin.keys.keys import KeyRights
 from admin.keys.schemas import KeyCreate, KeyCreated, KeyRotate, KeyView
@@ -41,11 +40,11 @@ class KeyController(Controller):
     ) -> Response[KeyCreated]:
         """A key of a tenant. Its text is in this answer and nowhere else."""
 
-        async def create(now: Once) -> KeyView:
+        async def create(connection: Connection, seed: bytes) -> KeyView:
             rights = _rights(data, TENANT_SCOPES)
-            owner = await tenants.find_tenant(now.connection, tenant)
+            owner = await tenants.find_tenant(connection, tenant)
             pepper = request.plane.config.pepper
-            made = await keys.issue_key(now.connection, pepper, owner.id, rights, seed=now.seed)
+            made = await keys.issue_key(connection, pepper, owner.id, rights, seed=seed)
             return KeyView.of(made[0])
 
         return await once(request, idempotency_key, create, _with_text)
@@ -75,10 +74,10 @@ class KeyController(Controller):
         if data.models is not None:
             raise Invalid("an admin key infers with no model", "invalid_models", "models")
 
-        async def create(now: Once) -> KeyView:
+        async def create(connection: Connection, seed: bytes) -> KeyView:
             rights = _rights(data, ADMIN_SCOPES)
             pepper = request.plane.config.pepper
-            made = await keys.issue_key(now.connection, pepper, None, rights, seed=now.seed)
+            made = await keys.issue_key(connection, pepper, None, rights, seed=seed)
             return KeyView.of(made[0])
 
         return await once(request, idempotency_key, create, _with_text)
@@ -111,12 +110,12 @@ class KeyController(Controller):
     ) -> Response[KeyCreated]:
         """A new key with the same rights, shown in this answer; the old one goes on for a while."""
 
-        async def create(now: Once) -> KeyView:
+        async def create(connection: Connection, seed: bytes) -> KeyView:
             _check_ahead(data.expires_at)
-            await _check(now.connection, key_id, if_match)
+            await _check(connection, key_id, if_match)
             pepper = request.plane.config.pepper
             made = await keys.rotate_key(
-                now.connection, pepper, key_id, data.overlap_s, data.expires_at, now.seed
+                connection, pepper, key_id, data.overlap_s, data.expires_at, seed
             )
             return KeyView.of(made[0])
 

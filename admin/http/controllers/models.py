@@ -16,7 +16,6 @@ from admin.http.idempotency import IdempotencyKey, once
 from admin.http.parameters import After, Limit
 from admin.http.preconditions import IfMatch, Tagged, etag, tagged
 from admin.http.request import AdminRequest
-from admin.idempotency import Once
 from admin.models import models
 from admin.models.schemas import ModelChange, ModelDetails, ModelRegister, ModelView
 from admin.queries import lock_catalog
@@ -39,8 +38,8 @@ class ModelController(Controller):
         """The model must have been imported into the store; the same again changes nothing."""
         shape, length = await _describe(request, data.digest, data.max_model_len)
 
-        async def create(now: Once) -> ModelView:
-            made = await models.register_model(now.connection, data.name, shape, length)
+        async def create(connection: Connection, _seed: bytes) -> ModelView:
+            made = await models.register_model(connection, data.name, shape, length)
             return ModelView.of(made)
 
         return await once(request, idempotency_key, create)

@@ -14,7 +14,6 @@ from admin.http.idempotency import IdempotencyKey, once
 from admin.http.parameters import After, Limit
 from admin.http.preconditions import IfMatch, Tagged, etag, tagged
 from admin.http.request import AdminRequest
-from admin.idempotency import Once
 from admin.queries import lock_catalog
 from admin.quotas import quotas
 from admin.quotas.schemas import quota_of
@@ -37,11 +36,11 @@ class TenantController(Controller):
     ) -> Response[TenantView]:
         """A name is taken once. It has the limits of `default_tenant_quota`."""
 
-        async def create(now: Once) -> TenantView:
-            made = await tenants.create_tenant(now.connection, data.name, data.sharing_group)
+        async def create(connection: Connection, _seed: bytes) -> TenantView:
+            made = await tenants.create_tenant(connection, data.name, data.sharing_group)
             if (limits := request.plane.config.default_quota) is not None:
                 quota = quota_of(made.id, limits)
-                await quotas.set_quota(now.connection, made.id, None, quota)
+                await quotas.set_quota(connection, made.id, None, quota)
             return TenantView.of(made)
 
         return await once(request, idempotency_key, create)
