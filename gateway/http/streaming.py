@@ -11,6 +11,7 @@ import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Self
 
 from litestar.types import Receive, Scope, Send
@@ -30,40 +31,36 @@ Headers = list[tuple[bytes, bytes]]
 Settle = Callable[[Generation, Exception | None], None]
 
 
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@dataclass(eq=False)
 class GenerationResponse(ABC):
     """Runs a generation for as long as the client is there to take it."""
 
-    def __init__(
-        self,
-        generation: Generation,
-        *,
-        headers: Headers,
-        usage: RequestUsage,
-        settle: Settle,
-    ) -> None:
-        """`usage` is recorded before the answer's end is sent, unless the request is refused.
-        `settle` is called once, when all is over, with what ended it if not the answer's end or the
-        client."""
-        self._generation = generation
-        self._headers = headers
-        self._usage = usage
-        self._settle = settle
-        self._failure: Exception | None = None
+    generation: Generation
+    headers: Headers
+    usage: RequestUsage
+    """Recorded before the answer's end is sent, unless the request is refused."""
+    settle: Settle
+    """Called once, when all is over, with what ended it if not the answer's end or the client."""
+    _failure: Exception | None = field(default=None, init=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             with Client(connection_lost(scope)) as client:
                 await self._answer(send, client)
-            await self._generation.stop()
+            await self.generation.stop()
         except Exception as error:
             self._failure = error
             await self._keep_failure()
             raise
         finally:
-            self._generation.cancel()
-            if not self._generation.is_refused:
-                self._usage.record(self._generation, Status.CANCELLED)
-            self._settle(self._generation, self._failure)
+            self.generation.cancel()
+            if not self.generation.is_refused:
+                self.usage.record(self.generation, Status.CANCELLED)
+            self.settle(self.generation, self._failure)
 
     @abstractmethod
     async def _answer(self, send: Send, client: Client) -> None:
@@ -73,72 +70,52 @@ class GenerationResponse(ABC):
         """The client is told what went wrong first, whether its usage can be kept or not. A refused
         request has used nothing, and its client is told at once. What still runs does not wait for
         the disk."""
-        await self._generation.stop()
-        if not self._generation.is_refused:
+        await self.generation.stop()
+        if not self.generation.is_refused:
             with contextlib.suppress(UsageUnavailable):
-                await self._usage.keep(self._generation, Status.FAILED)
+                await self.usage.keep(self.generation, Status.FAILED)
 
 
+@dataclass(eq=False)
 class WholeResponse(GenerationResponse):
     """One JSON body when all choices have ended."""
 
-    def __init__(
-        self,
-        generation: Generation,
-        format: BodyFormat,
-        *,
-        headers: Headers,
-        usage: RequestUsage,
-        settle: Settle,
-    ) -> None:
-        super().__init__(generation, headers=headers, usage=usage, settle=settle)
-        self._format = format
+    format: BodyFormat
 
     async def _answer(self, send: Send, client: Client) -> None:
         answers: dict[int, Answer] = {}
-        for delta in await self._generation.finish():
+        for delta in await self.generation.finish():
             if delta.index not in answers:
                 answers[delta.index] = Answer(delta.index)
             answers[delta.index].add(delta)
         in_order = [answers[index] for index in sorted(answers)]
-        body = await self._format.body(in_order, self._generation.usage)
-        await self._usage.keep(self._generation, Status.COMPLETED)
+        body = await self.format.body(in_order, self.generation.usage)
+        await self.usage.keep(self.generation, Status.COMPLETED)
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
-            *self._headers,
+            *self.headers,
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
+@dataclass(eq=False)
 class StreamResponse(GenerationResponse):
     """One write per engine step; comments while it is silent; cut if the client does not read.
 
     The head goes out with the first event, so a failure before that is a plain HTTP error.
     """
 
-    def __init__(
-        self,
-        generation: Generation,
-        format: AnswerFormat,
-        *,
-        headers: Headers,
-        usage: RequestUsage,
-        settle: Settle,
-        ping_interval_s: float,
-        slow_client_s: float,
-    ) -> None:
-        super().__init__(generation, headers=headers, usage=usage, settle=settle)
-        self._format = format
-        self._ping_interval_s = ping_interval_s
-        self._slow_client_s = slow_client_s
-        self._has_started = False
-        self._start = b""
-        """Events that are sent before anything else."""
-        self._write_lock = asyncio.Lock()
-        self._last_write = asyncio.get_running_loop().time()
-        self._watcher: asyncio.Task[None] | None = None
+    format: AnswerFormat
+    ping_interval_s: float
+    slow_client_s: float
+    _has_started: bool = field(default=False, init=False)
+    _start: bytes = field(default=b"", init=False)
+    """Events that are sent before anything else."""
+    _write_lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _last_write: float = field(default_factory=_now, init=False)
+    _watcher: asyncio.Task[None] | None = field(default=None, init=False)
 
     async def _answer(self, send: Send, client: Client) -> None:
         loop = asyncio.get_running_loop()
@@ -152,49 +129,49 @@ class StreamResponse(GenerationResponse):
 
     async def _stream(self, send: Send) -> None:
         try:
-            deltas = await self._generation.step()
-            self._start = self._format.start(self._generation.usage)
+            deltas = await self.generation.step()
+            self._start = self.format.start(self.generation.usage)
             # Looked at before anything is awaited: what comes meanwhile is of another step.
-            while not self._generation.is_done:
+            while not self.generation.is_done:
                 if (chunks := await self._chunks(send, deltas)) or self._start:
                     await self._write(send, chunks)
-                deltas = await self._generation.step()
+                deltas = await self.generation.step()
             chunks = await self._chunks(send, deltas)
-            chunks += self._format.end(self._generation.usage)
-            await self._usage.keep(self._generation, Status.COMPLETED)
+            chunks += self.format.end(self.generation.usage)
+            await self.usage.keep(self.generation, Status.COMPLETED)
             await self._write(send, chunks, more=False)
         except Exception as error:
             if not self._has_started:
                 raise
             self._failure = error
-            telemetry.last_errors.note(error_type(error), self._usage.request_id)
+            telemetry.last_errors.note(error_type(error), self.usage.request_id)
             await self._keep_failure()
-            await self._write(send, self._format.error_event(error), more=False)
+            await self._write(send, self.format.error_event(error), more=False)
             forget_frames(error)
 
     async def _chunks(self, send: Send, deltas: list[Delta]) -> bytes:
         """The events of these deltas. Of large ones all but the last is written, piece by piece,
         and the loop goes on in between."""
         if sum([len(delta.scored) for delta in deltas]) <= SCORED_AT_ONCE:
-            return b"".join([self._format.chunk(delta) for delta in deltas])
+            return b"".join([self.format.chunk(delta) for delta in deltas])
         chunks = b""
         for delta in split(deltas):
             if chunks:
                 await self._write(send, chunks)
                 await asyncio.sleep(0)
-            chunks = self._format.chunk(delta)
+            chunks = self.format.chunk(delta)
         return chunks
 
     async def _write(self, send: Send, data: bytes, *, more: bool = True) -> None:
         async with self._write_lock:
-            self._last_write = asyncio.get_running_loop().time()
+            self._last_write = _now()
             if not self._has_started:
                 self._has_started = True
                 headers = [
                     (b"content-type", b"text/event-stream; charset=utf-8"),
                     (b"cache-control", b"no-cache"),
                     (b"x-accel-buffering", b"no"),
-                    *self._headers,
+                    *self.headers,
                 ]
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
             data, self._start = self._start + data, b""
@@ -211,22 +188,22 @@ class StreamResponse(GenerationResponse):
             if self._patience() > 0:
                 continue
             if self._write_lock.locked() or not await self._ping(send):
-                log.warning("a client did not read for %s s and was cut", self._slow_client_s)
+                log.warning("a client did not read for %s s and was cut", self.slow_client_s)
                 client.leave()
                 return
 
     async def _ping(self, send: Send) -> bool:
         """Whether the client took it in time."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._slow_client_s):
-                await self._write(send, self._format.ping)
+            async with asyncio.timeout(self.slow_client_s):
+                await self._write(send, self.format.ping)
                 return True
         return False
 
     def _patience(self) -> float:
         """Seconds until the silence or the stuck write is too long."""
-        limit = self._slow_client_s if self._write_lock.locked() else self._ping_interval_s
-        return self._last_write + limit - asyncio.get_running_loop().time()
+        limit = self.slow_client_s if self._write_lock.locked() else self.ping_interval_s
+        return self._last_write + limit - _now()
 
 
 class Client:

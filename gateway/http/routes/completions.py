@@ -218,18 +218,11 @@ def respond(
         trace_answer(call, generation, failure)
         _log(request, call, generation, failure)
 
-    headers = _headers(call, generation)
+    given = generation, _headers(call, generation), usage, settle
     if not (call.asked.stream and isinstance(format, AnswerFormat)):
-        return WholeResponse(generation, format, headers=headers, usage=usage, settle=settle)
-    return StreamResponse(
-        generation,
-        format,
-        headers=headers,
-        usage=usage,
-        settle=settle,
-        ping_interval_s=gateway.config.ping_interval_s,
-        slow_client_s=gateway.config.slow_client_s,
-    )
+        return WholeResponse(*given, format)
+    config = gateway.config
+    return StreamResponse(*given, format, config.ping_interval_s, config.slow_client_s)
 
 
 def _headers(call: Call, generation: Generation) -> Headers:
