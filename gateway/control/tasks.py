@@ -58,15 +58,16 @@ class ControlTasks:
         """Runs all tasks until cancelled."""
         heartbeat = self._heartbeat
         async with asyncio.TaskGroup() as tasks:
-            for part in self._parts:
-                tasks.create_task(part.run())
             for what, work, interval_s, wake in (
                 ("the heartbeat is not written", heartbeat.report, INTERVAL_S, heartbeat.wake),
                 ("the state of workers is not reported", self._workers.report, INTERVAL_S, None),
-                ("the load is not reported", self._load.report, LOAD_INTERVAL_S, None),
                 ("usage is not loaded", self._loader.load, INTERVAL_S, None),
+                # Nothing before the first heartbeat.
+                ("the load is not reported", self._load.report, LOAD_INTERVAL_S, None),
             ):
                 tasks.create_task(repeat(what, work, interval_s, wake))
+            for part in self._parts:
+                tasks.create_task(part.run())
             tasks.create_task(self._key_uses.run(self._database))
 
     async def leave(self) -> None:

@@ -187,5 +187,5 @@ async def test_a_name_has_one_owner_and_its_leftovers_go_on(tmp_path: Path) -> N
     await again.open()
     assert again.num_bytes > 0
     await again.append(b"new").synced()
-    assert records(await again.seal()) == [b"left", b"new"]
+    assert records(await again.on_thread(again.files.seal)) == [b"left", b"new"]
     await again.close()
