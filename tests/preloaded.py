@@ -1,8 +1,8 @@
 """Processes of the product forked from one that has imported all of it.
 
 A worker needs three seconds of CPU to import torch, a gateway one, and the suite starts hundreds. A
-forked process runs the same module as `python -m MODULE` would, in an environment and with
-outputs of its own, and ends, is killed and is waited for as any other.
+forked process runs the same module as `python -m MODULE` would, in its own environment and folder
+and with outputs of its own, and ends, is killed and is waited for as any other.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import cache
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import msgspec
 
@@ -39,6 +40,7 @@ class Start(msgspec.Struct):
     module: str
     arguments: list[str]
     environment: dict[str, str]
+    folder: str
     outputs: list[str]
     """Paths of standard output and of standard error, to which each start adds; none: it writes
     where this process does."""
@@ -59,19 +61,19 @@ class Forked:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._status: Future[int] = Future()
+        self.ended: Future[int] = Future()
         # No wait that is cancelled cancels it.
-        self._status.set_running_or_notify_cancel()
+        self.ended.set_running_or_notify_cancel()
 
     @property
     def returncode(self) -> int | None:
-        return self._status.result() if self._status.done() else None
+        return self.ended.result() if self.ended.done() else None
 
     async def wait(self) -> int:
-        return await asyncio.wrap_future(self._status)
+        return await asyncio.wrap_future(self.ended)
 
     def end(self, status: int) -> None:
-        self._status.set_result(status)
+        self.ended.set_result(status)
 
 
 class Preloaded:
@@ -98,9 +100,11 @@ class Preloaded:
         *arguments: str,
         environment: Mapping[str, str],
         outputs: Sequence[Path] = (),
+        folder: Path = ROOT,
     ) -> Forked:
-        """In the tree's root. outputs: as of `Start`."""
-        start = Start(module, [*arguments], dict(environment), [str(path) for path in outputs])
+        """outputs: as of `Start`. folder: where it starts."""
+        paths = [str(path) for path in outputs]
+        start = Start(module, [*arguments], dict(environment), str(folder), paths)
         with self._lock:
             self._started = Future()
             self._socket.send(msgspec.msgpack.encode(start))
@@ -120,14 +124,20 @@ class Preloaded:
         self._process.wait()
 
 
-async def run(module: str, *arguments: str, environment: Mapping[str, str]) -> tuple[int, str, str]:
-    """Exit status, standard output and standard error of `python -m MODULE`."""
-    with tempfile.TemporaryDirectory() as folder:
-        outputs = [Path(folder, name) for name in ("out", "err")]
-        forked = preloaded().start(module, *arguments, environment=environment, outputs=outputs)
-        status = await forked.wait()
-        out, err = (path.read_text() for path in outputs)
-        return status, out, err
+class Done(NamedTuple):
+    status: int
+    stdout: str
+    stderr: str
+
+
+def run(module: str, *arguments: str, environment: Mapping[str, str], folder: Path = ROOT) -> Done:
+    """`python -m MODULE` to its end, begun in that folder."""
+    with tempfile.TemporaryDirectory() as temporary:
+        outputs = [Path(temporary, name) for name in ("out", "err")]
+        forked = preloaded().start(
+            module, *arguments, environment=environment, outputs=outputs, folder=folder
+        )
+        return Done(forked.ended.result(), *(path.read_text() for path in outputs))
 
 
 @cache
@@ -183,14 +193,15 @@ def reap(ours: socket.socket) -> None:
 
 
 def become(start: Start) -> NoReturn:
-    """As `python -m` would, but that no module is taken apart at the end: that takes longer than most
-    commands, and would first copy the memory that is shared."""
+    """As `python -m` would, but that no module is taken apart at the end: that takes longer than
+    most commands, and would first copy the memory that is shared."""
     status = 0
     try:
         for descriptor, path in enumerate(start.outputs, 1):
             opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             os.dup2(opened, descriptor)
             os.close(opened)
+        os.chdir(start.folder)
         os.environ.clear()
         os.environ.update(start.environment)
         sys.argv = [start.module, *start.arguments]
@@ -199,7 +210,7 @@ def become(start: Start) -> NoReturn:
         assert ended.code is None or isinstance(ended.code, int)
         status = ended.code or 0
     except BaseException:
-        sys.excepthook(*sys.exc_info())
+        traceback.print_exc()
         status = 1
     threading._shutdown()  # pyright: ignore
     atexit._run_exitfuncs()

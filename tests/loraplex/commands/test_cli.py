@@ -32,9 +32,9 @@ async def run(plane: Plane, *arguments: str, code: int = 0, **environment: str) 
         "LORAPLEX_DATA_DIR": "/nonexistent",
     }
     environment = os.environ | known | environment
-    status, out, err = await preloaded.run("loraplex", *arguments, environment=environment)
-    assert status == code, out + err
-    return err if code else out
+    done = await asyncio.to_thread(preloaded.run, "loraplex", *arguments, environment=environment)
+    assert done.status == code, done.stdout + done.stderr
+    return done.stderr if code else done.stdout
 
 
 async def test_tenants_and_keys(plane: Plane):
@@ -319,18 +319,17 @@ async def test_pages_are_followed(plane: Plane):
 )
 def test_exit_codes(arguments: list[str], code: int, words: str, tmp_path: Path):
     (tmp_path / "nan.json").write_text('{"defaults": {"temperature": NaN}}')
-    done = subprocess.run(
-        [sys.executable, "-m", "loraplex", *arguments],
-        env={
+    done = preloaded.run(
+        "loraplex",
+        *arguments,
+        environment={
             "PATH": os.environ["PATH"],
             "PYTHONPATH": str(ROOT),
             "LORAPLEX_DATA_DIR": str(tmp_path / "none"),
         },
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
+        folder=tmp_path,
     )
-    assert (done.returncode, words in done.stderr) == (code, True), done.stderr
+    assert (done.status, words in done.stderr) == (code, True), done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "none").exists()
 
@@ -344,14 +343,15 @@ def test_exit_codes(arguments: list[str], code: int, words: str, tmp_path: Path)
     ],
 )
 def test_a_worker_that_cannot_begin_says_why(arguments: list[str], words: str, tmp_path: Path):
-    done = subprocess.run(
-        [sys.executable, "-m", "loraplex", "worker", "--health", "127.0.0.1:0", *arguments],
-        env={"PATH": os.environ["PATH"], "LORAPLEX_DATA_DIR": str(tmp_path)},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
+    done = preloaded.run(
+        "loraplex",
+        "worker",
+        "--health",
+        "127.0.0.1:0",
+        *arguments,
+        environment={"PATH": os.environ["PATH"], "LORAPLEX_DATA_DIR": str(tmp_path)},
     )
-    assert (done.returncode, words in done.stderr) == (1, True), done.stderr
+    assert (done.status, words in done.stderr) == (1, True), done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -377,14 +377,12 @@ def test_a_worker_that_cannot_begin_says_why(arguments: list[str], words: str, t
 )
 def test_a_name_that_a_script_lost_is_nobodys(arguments: list[str], words: str):
     places = {"LORAPLEX_URL": "http://127.0.0.1:9", "LORAPLEX_KEY": "x"}
-    done = subprocess.run(
-        [sys.executable, "-m", "loraplex", *arguments],
-        env={"PATH": os.environ["PATH"], "LORAPLEX_DATA_DIR": "/nonexistent", **places},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
+    done = preloaded.run(
+        "loraplex",
+        *arguments,
+        environment={"PATH": os.environ["PATH"], "LORAPLEX_DATA_DIR": "/nonexistent", **places},
     )
-    assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+    assert (done.status, words in done.stderr) == (2, True), done.stderr
 
 
 async def test_a_model_for_another_machine_is_not_copied_here(plane: Plane, tmp_path: Path):
@@ -501,14 +499,14 @@ def test_what_is_no_server_and_no_key_is_told(
 ):
     (tmp_path / "serve.json").write_text('{"url": "http')
     given = {"LORAPLEX_URL": "http://127.0.0.1:9", "LORAPLEX_KEY": "x", "HOME": "/nonexistent"}
-    done = subprocess.run(
-        [sys.executable, "-m", "loraplex", "tenant", "list"],
-        env={**given, "PYTHONPATH": str(ROOT)} | environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
+    done = preloaded.run(
+        "loraplex",
+        "tenant",
+        "list",
+        environment={**given, "PYTHONPATH": str(ROOT)} | environment,
+        folder=tmp_path,
     )
-    assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+    assert (done.status, words in done.stderr) == (2, True), done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -522,15 +520,14 @@ def test_what_is_no_server_and_no_key_is_told(
 def test_a_file_that_cannot_be_used_is_named(arguments: list[str], name: str, tmp_path: Path):
     file = tmp_path / "data" / name.format(digest=path_digest(Path("unix:/x")))
     file.mkdir(parents=True)
-    done = subprocess.run(
-        [sys.executable, "-m", "loraplex", *arguments],
-        env={"PYTHONPATH": str(ROOT), "LORAPLEX_DATA_DIR": str(tmp_path / "data")},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
+    done = preloaded.run(
+        "loraplex",
+        *arguments,
+        environment={"PYTHONPATH": str(ROOT), "LORAPLEX_DATA_DIR": str(tmp_path / "data")},
+        folder=tmp_path,
     )
     told = done.stderr.splitlines()[-1]
-    assert (done.returncode, told) == (1, f"loraplex: Is a directory: {file}"), done.stderr
+    assert (done.status, told) == (1, f"loraplex: Is a directory: {file}"), done.stderr
 
 
 def test_nothing_is_imported_from_the_current_folder(tmp_path: Path):
@@ -546,22 +543,20 @@ def test_nothing_is_imported_from_the_current_folder(tmp_path: Path):
 
 
 def test_nobody_there_is_told_so(tmp_path: Path):
-    done = subprocess.run(
-        [sys.executable, "-m", "loraplex", "tenant", "list"],
-        env={"LORAPLEX_URL": "http://127.0.0.1:9", "LORAPLEX_KEY": "x"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 1
+    places = {"LORAPLEX_URL": "http://127.0.0.1:9", "LORAPLEX_KEY": "x"}
+    done = preloaded.run("loraplex", "tenant", "list", environment=places)
+    assert done.status == 1
     assert "no answer from http://127.0.0.1:9" in done.stderr
 
 
 def test_config_prints_what_is_effective(tmp_path: Path):
-    done = subprocess.run(
-        [sys.executable, "-m", "loraplex", "config", "--json", "--port", "1"],
-        env={"LORAPLEX_HOST": "::1", "LORAPLEX_KEY": "hunter2", "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
+    done = preloaded.run(
+        "loraplex",
+        "config",
+        "--json",
+        "--port",
+        "1",
+        environment={"LORAPLEX_HOST": "::1", "LORAPLEX_KEY": "hunter2", "HOME": str(tmp_path)},
     )
     shown = json.loads(done.stdout)
     assert (shown["port"], shown["host"], shown["key"]) == (1, "::1", "(set)")
