@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 from litestar.params import JSONBody
+from litestar.types import ASGIApp
 
 from admin.client_address import client_address
 from gateway.catalog.catalog import ResolvedModel
@@ -30,7 +31,7 @@ from gateway.generation_request import GenerationRequest
 from gateway.http.guards import INFERENCE, requires
 from gateway.http.handlers import HotRoute
 from gateway.http.request import GatewayRequest
-from gateway.http.streaming import GenerationResponse, Headers, StreamResponse, WholeResponse
+from gateway.http.streaming import Headers, StreamResponse, WholeResponse
 from gateway.limits.admission import Reservation, Usage
 from gateway.quota_types import Service
 from gateway.text.call_grammars import rules_of
@@ -54,28 +55,24 @@ answering = partial(HotRoute, http_method="POST", guards=[requires(INFERENCE)], 
 @answering("/v1/chat/completions")
 async def create_chat_completion(
     request: GatewayRequest, data: JSONBody[ChatCompletionRequest]
-) -> GenerationResponse:
+) -> ASGIApp:
     """Answers a conversation, as one body or as a stream of server-sent events."""
     return await answer(request, CHAT_COMPLETIONS, data)
 
 
 @answering("/v1/completions")
-async def create_completion(
-    request: GatewayRequest, data: JSONBody[CompletionRequest]
-) -> GenerationResponse:
+async def create_completion(request: GatewayRequest, data: JSONBody[CompletionRequest]) -> ASGIApp:
     """Continues one or many prompts, as one body or as a stream of server-sent events."""
     return await answer(request, COMPLETIONS, data)
 
 
 @answering("/v1/responses")
-async def create_response(
-    request: GatewayRequest, data: JSONBody[ResponsesRequest]
-) -> GenerationResponse:
+async def create_response(request: GatewayRequest, data: JSONBody[ResponsesRequest]) -> ASGIApp:
     """Answers a conversation of items, as one response or as a stream of events. Stores nothing."""
     return await answer(request, RESPONSES, data)
 
 
-async def answer(request: GatewayRequest, dialect: Dialect[B], body: B) -> GenerationResponse:
+async def answer(request: GatewayRequest, dialect: Dialect[B], body: B) -> ASGIApp:
     """The way of a request down to its response, which gives back what the request has taken when
     it ends; a request that never gets one gives it back here."""
     gateway, caller = request.gateway, request.user
@@ -204,7 +201,7 @@ def respond(
     in_flight: InFlightRequest,
     admitted: Admitted,
     format: BodyFormat,
-) -> GenerationResponse:
+) -> ASGIApp:
     """Hands over to the response, which submits, streams and settles."""
     gateway = request.gateway
     worker, model, reservation = admitted

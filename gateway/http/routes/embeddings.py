@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from litestar.params import JSONBody
+from litestar.types import ASGIApp
 
 from gateway.dialects.embeddings import EmbeddingRequest, Embeddings
 from gateway.dialects.relevance_scores import Reranking, RerankRequest, ScoreRequest, Scores
 from gateway.http.request import GatewayRequest
 from gateway.http.routes.completions import answer, answering
-from gateway.http.streaming import GenerationResponse
 
 EMBEDDINGS = Embeddings()
 SCORES = Scores()
@@ -16,22 +16,18 @@ RERANKING = Reranking()
 
 
 @answering("/v1/embeddings")
-async def create_embeddings(
-    request: GatewayRequest, data: JSONBody[EmbeddingRequest]
-) -> GenerationResponse:
+async def create_embeddings(request: GatewayRequest, data: JSONBody[EmbeddingRequest]) -> ASGIApp:
     """A vector of each input, of length 1."""
     return await answer(request, EMBEDDINGS, data)
 
 
 @answering(["/v1/score", "/score"])
-async def create_scores(
-    request: GatewayRequest, data: JSONBody[ScoreRequest]
-) -> GenerationResponse:
+async def create_scores(request: GatewayRequest, data: JSONBody[ScoreRequest]) -> ASGIApp:
     """How relevant texts are to others, 0 to 1, as a causal reranker says."""
     return await answer(request, SCORES, data)
 
 
 @answering(["/v1/rerank", "/v2/rerank", "/rerank"])
-async def rerank(request: GatewayRequest, data: JSONBody[RerankRequest]) -> GenerationResponse:
+async def rerank(request: GatewayRequest, data: JSONBody[RerankRequest]) -> ASGIApp:
     """Documents by their relevance to a query, as a causal reranker says."""
     return await answer(request, RERANKING, data)

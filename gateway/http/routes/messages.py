@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from litestar import Response, post
 from litestar.params import JSONBody
+from litestar.types import ASGIApp
 
 from gateway.conversation import conversation_of
 from gateway.dialects.messages import Messages
@@ -16,16 +17,13 @@ from gateway.http.guards import INFERENCE, requires
 from gateway.http.request import GatewayRequest
 from gateway.http.routes.completions import answer, answering, dropped_header
 from gateway.http.routes.tokens import max_counted, tokenizer_of
-from gateway.http.streaming import GenerationResponse
 from gateway.limits.bounds import check_template_arguments, check_tools
 
 MESSAGES = Messages()
 
 
 @answering("/v1/messages")
-async def create_message(
-    request: GatewayRequest, data: JSONBody[MessagesRequest]
-) -> GenerationResponse:
+async def create_message(request: GatewayRequest, data: JSONBody[MessagesRequest]) -> ASGIApp:
     """Answers a conversation, as one message or as a stream of its blocks."""
     return await answer(request, MESSAGES, data)
 
