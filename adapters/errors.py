@@ -27,13 +27,8 @@ class AdapterRejected(Exception):
 
     def to_dict(self) -> dict[str, Any]:
         """The object the upload route answers with, and the `rejected` row keeps."""
-        return {
-            "code": self.code,
-            "field": self.field,
-            "got": self.got,
-            "allowed": self.allowed,
-            "hint": self.hint,
-        }
+        names = ("code", "field", "got", "allowed", "hint")
+        return {name: getattr(self, name) for name in names}
 
 
 class AdapterUnavailable(Exception):

@@ -90,7 +90,7 @@ class House:
             max_num_seqs=64,
             threads=self.threads,
         )
-        config.write(self.folder / "worker.json")
+        (self.folder / "worker.json").write_text(config.to_json())
         log = (self.folder / "worker.log").open("wb")
         command = [sys.executable, "-m", "workers", str(self.folder / "worker.json")]
         process = subprocess.Popen(command, stdout=log, stderr=log)

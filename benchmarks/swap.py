@@ -91,7 +91,7 @@ class Bench:
             device_memory=largest + KV_BYTES,
             max_model_wait_s=0.01,
         )
-        config.write(self.folder / "worker.json")
+        (self.folder / "worker.json").write_text(config.to_json())
         socket = self.folder / "worker.sock"
         socket.unlink(missing_ok=True)
         log = (self.folder / "worker.log").open("wb")

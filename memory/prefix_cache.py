@@ -105,10 +105,6 @@ class PrefixCache:
         self.journal = Journal()
 
     @property
-    def num_pages(self) -> int:
-        return len(self._nodes)
-
-    @property
     def keys(self) -> Iterable[bytes]:
         return self._nodes.keys()
 

@@ -44,13 +44,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     "workers": {
         "wire": (),
-        "scheduling": ("wire",),
         "grammar": ("wire",),
+        "scheduling": ("grammar",),
         "device": (),
         "layers": ("device",),
         "models": ("layers",),
         "importer": ("models",),
-        "execution": ("models", "scheduling", "grammar"),
+        "execution": ("models", "scheduling"),
         "verification": ("execution",),
         "base_models": ("verification",),
         "process": ("base_models", "importer"),

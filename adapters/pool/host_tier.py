@@ -21,11 +21,6 @@ class HostTier:
     def max_bytes(self) -> int:
         return self._tier.max_bytes
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all images here."""
-        return self._tier.num_bytes
-
     def put(self, entry: AdapterEntry, image: AdapterImage) -> None:
         """There must be room, once the image that it replaces is gone."""
         self.drop(entry)

@@ -90,8 +90,6 @@ class Store(Protocol):
         """Removes it if it is there."""
         ...
 
-    def digests(self, kind: Kind) -> list[str]: ...
-
 
 class LocalStore:
     """A store in a folder: adapters/<digest>/, models/<digest>/ and incoming/ (being written)."""
@@ -164,9 +162,6 @@ class LocalStore:
             pass
         finally:
             shutil.rmtree(doomed)
-
-    def digests(self, kind: Kind) -> list[str]:
-        return sorted(e.name for e in (self._root / kind).iterdir() if DIGEST.fullmatch(e.name))
 
     def _existing(self, kind: Kind, digest: str) -> Path:
         target = self._locate(kind, digest)

@@ -176,11 +176,6 @@ class ObjectStore:
             self._cache.delete(kind, digest)
             self._heads.delete(kind, digest)
 
-    def digests(self, kind: Kind) -> list[str]:
-        prefix = f"{self._prefix}index/{kind}/"
-        with _translated_errors():
-            return sorted(key.removeprefix(prefix) for key, _ in self._list(prefix))
-
     def sweep(self, max_age_s: float) -> None:
         """In the bucket once an hour, and there what is a day old."""
         self._cache.sweep(max_age_s)

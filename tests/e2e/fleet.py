@@ -46,7 +46,7 @@ class WorkerProcess(ServerProcess):
         """folder: of its config and log. module: whose command it is."""
         self.name = name
         self.address = config.listen
-        config.write(folder / "worker.json")
+        (folder / "worker.json").write_text(config.to_json())
         super().__init__(
             (sys.executable, "-m", module, str(folder / "worker.json"), name),
             health=config.health,

@@ -40,7 +40,7 @@ class PacedRunner(ModelRunner):
     def launch(self, step: StepInput) -> LaunchedStep:
         begin_s = max(time.monotonic(), self._free_s)
         launched = super().launch(step)
-        self._free_s = begin_s + STEP_S + ROW_S * step.num_tokens
+        self._free_s = begin_s + STEP_S + ROW_S * int(step.counts.sum())
         return replace(launched, event=Due(self._free_s))
 
 

@@ -89,7 +89,7 @@ class RecordingRunner:
     chance: random.Random
 
     def launch(self, step: StepInput) -> PendingStep:
-        self.clock.now += 0.001 * step.num_tokens
+        self.clock.now += 0.001 * int(step.counts.sum())
         slots, starts = step.sequence_slots.tolist(), step.starts.tolist()
         ends = (step.starts + step.counts).tolist()
         rowed = [

@@ -214,7 +214,7 @@ def test_a_worker_is_told_how_tcp_is_secured(tmp_path: Path):
     given = {f"transport_{path.name}": str(path) for path in tmp_path.iterdir()}
     settings = load_settings(given | {"data_dir": str(tmp_path)}, {})
     config = worker_config(settings, {"tiny": "b" * 64}, "tcp://127.0.0.1:1", "127.0.0.1:0")
-    config.write(tmp_path / "worker.json")
+    (tmp_path / "worker.json").write_text(config.to_json())
     assert WorkerConfig.read(tmp_path / "worker.json").security == settings.security
 
 

@@ -41,7 +41,7 @@ class CountingRunner:
             self.served[request.tenant] += cost
             self.by_class[request.service_class] += cost
             self.begun_s.setdefault(request.id, self.clock.now)
-        self.clock.now += STEP_S + self.row_s * step.num_tokens
+        self.clock.now += STEP_S + self.row_s * int(step.counts.sum())
         results = [SequenceResult() for _ in step.counts]
         for sample in step.samples:
             results[sample.sequence].tokens = [0]

@@ -117,7 +117,7 @@ class SimulatedRunner:
 
     def launch(self, step: StepInput) -> PendingStep:
         self.num_steps += 1
-        self.clock.now += self.seconds_per_token * step.num_tokens
+        self.clock.now += self.seconds_per_token * int(step.counts.sum())
         slots = step.adapter_slots.tolist()
         boundaries = sum(a != b for a, b in pairwise(slots))
         assert boundaries == len(set(slots)) - 1, "tokens of one adapter are not neighbours"

@@ -96,10 +96,6 @@ class StepInput:
     scores: list[ScoreInput]
     pools: list[PoolInput] = field(default_factory=list[PoolInput])
 
-    @property
-    def num_tokens(self) -> int:
-        return int(self.counts.sum())
-
 
 @dataclass(slots=True)
 class SequenceResult:

@@ -17,10 +17,6 @@ class TokenBuffer:
         self.tokens = torch.zeros(num_slots, max_model_len, dtype=torch.int32, device=device)
         self._free = list(range(num_slots - 1, -1, -1))
 
-    @property
-    def num_free(self) -> int:
-        return len(self._free)
-
     def allocate(self, tokens: list[int]) -> int:
         slot = self._free.pop()
         self.write(slot, 0, tokens)

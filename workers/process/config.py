@@ -87,9 +87,6 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
         """What `read` reads."""
         return msgspec.json.encode(self, enc_hook=str).decode()
 
-    def write(self, path: Path) -> None:
-        path.write_text(self.to_json())
-
     def effective(self) -> dict[str, str]:
         """Every setting as text, for people; there are no secrets among them."""
         return {name: str(getattr(self, name)) for name in self.__struct_fields__}

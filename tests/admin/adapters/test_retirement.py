@@ -22,6 +22,7 @@ from tests.admin.http.test_routes import problem
 from tests.admin.lifecycle import add, make_ready, make_tenant, prove_all, report
 from tests.admin.uploads.test_upload import parts
 from tests.serving import serving
+from tests.stored import kept
 
 
 @pytest.fixture
@@ -164,11 +165,11 @@ async def test_a_content_stays_while_anybody_names_or_holds_it(
         await contents.leave(connection, "c" * 64)
     async with contents.held(database, "c" * 64):
         await reaper.reap()
-        assert store.digests("adapters") == ["a" * 64, "c" * 64]
+        assert kept(store, "adapters") == ["a" * 64, "c" * 64]
         async with database.transaction() as connection:
             await contents.leave(connection, "c" * 64)
     await reaper.reap()
-    assert store.digests("adapters") == ["a" * 64]
+    assert kept(store, "adapters") == ["a" * 64]
 
 
 class SlowStore(LocalStore):
@@ -209,7 +210,7 @@ async def test_nobody_waits_for_a_store_that_removes_slowly(
 
     async def put_again() -> None:
         async with contents.held(database, "c" * 64):
-            assert store.digests("adapters") == []
+            assert kept(store, "adapters") == []
             put()
             async with database.transaction() as connection:
                 await add(connection, tenant_id, "c")
@@ -225,11 +226,11 @@ async def test_nobody_waits_for_a_store_that_removes_slowly(
         await Reaper(database, LocalStore(tmp_path / "store")).reap()
     putting = asyncio.create_task(put_again())
     await asyncio.sleep(0.3)
-    assert not putting.done() and store.digests("adapters") == ["c" * 64]
+    assert not putting.done() and kept(store, "adapters") == ["c" * 64]
     store.go_on.set()
     await asyncio.gather(removing, putting)
     await Reaper(database, store).reap()
-    assert store.digests("adapters") == ["c" * 64]
+    assert kept(store, "adapters") == ["c" * 64]
     async with database.acquire() as connection:
         assert await connection.fetch("SELECT FROM loose_contents") == []
 
@@ -249,7 +250,7 @@ async def test_what_a_store_would_not_remove_is_due_at_once(database: Database, 
     async with asyncio.timeout(3), contents.held(database, "c" * 64):
         pass
     await Reaper(database, store).reap()
-    assert store.digests("adapters") == []
+    assert kept(store, "adapters") == []
 
 
 async def upload(dsn: str, database: Database, store: LocalStore, folder: Path) -> httpx.Response:
@@ -293,7 +294,7 @@ async def test_an_upload_whose_hold_ran_out_makes_no_version(
     async with database.acquire() as connection:
         await connection.execute("UPDATE loose_contents SET due = now()")
     await Reaper(database, store).reap()
-    assert store.digests("adapters") == []
+    assert kept(store, "adapters") == []
     store.go_on.set()
     answer = await uploading
     problem(answer, 409)
@@ -310,10 +311,10 @@ async def test_an_uploader_that_died_leaves_nothing(database: Database, store: L
             "c" * 64,
         )
     await Reaper(database, store).reap()
-    assert store.digests("adapters") == ["c" * 64]
+    assert kept(store, "adapters") == ["c" * 64]
     await asyncio.sleep(0.4)
     await Reaper(database, store).reap()
-    assert store.digests("adapters") == []
+    assert kept(store, "adapters") == []
     async with database.acquire() as connection:
         assert await connection.fetch("SELECT FROM loose_contents") == []
 

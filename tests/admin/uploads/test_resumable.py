@@ -28,6 +28,7 @@ from tests.admin.serve import served
 from tests.admin.uploads.test_upload import parts, tar_of, zip_of
 from tests.admin.uploads.test_validation import WIDE, write_slow
 from tests.stack import ROOT
+from tests.stored import kept
 
 
 @pytest.fixture
@@ -352,4 +353,4 @@ async def test_what_is_given_up_leaves_nothing(
             while list(store.incoming.iterdir()):
                 await asyncio.sleep(0.05)
         problem(await client.get(f"uploads/{forgotten}"), 404)
-    assert len(store.digests("adapters")) == 2
+    assert len(kept(store, "adapters")) == 2

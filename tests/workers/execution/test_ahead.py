@@ -232,7 +232,7 @@ class Device(SimulatedRunner):
         now = self.clock.now
         launched = super().launch(step)
         self.clock.now = now
-        self.free_s = max(self.free_s, now) + step_s(step.num_tokens)
+        self.free_s = max(self.free_s, now) + step_s(int(step.counts.sum()))
         end_s = self.free_s
 
         def result():

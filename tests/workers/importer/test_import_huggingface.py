@@ -16,6 +16,7 @@ from adapters.store.folder import LocalStore
 from gateway.text.long_texts import LongTexts
 from gateway.text.tokenizer import ModelTokenizer
 from tests.doubles import CHAT_TEMPLATE, make_model
+from tests.stored import kept
 from workers.importer import ImportRefused, import_model
 from workers.models.checkpoint import CheckpointError
 from workers.models.spec import UnsupportedModel
@@ -138,7 +139,7 @@ def test_a_kill_in_the_middle_leaves_no_model(source: Path, tmp_path: Path) -> N
     command = [sys.executable, "-c", script, str(source), str(tmp_path)]
     assert subprocess.run(command, env=environment, check=False).returncode == 9
     store = LocalStore(tmp_path)
-    assert store.digests("models") == []
+    assert kept(store, "models") == []
     assert len(list(store.incoming.iterdir())) == 1
     store.sweep(max_age_s=-1)
     assert list(store.incoming.iterdir()) == []

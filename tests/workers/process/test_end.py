@@ -23,7 +23,7 @@ async def test_it_does_not_wait_for_adapters_that_nobody_waits_for(tmp_path: Pat
         os.mkfifo(pipe)
     health = tmp_path / "health.sock"
     config = setup.config(listen=f"unix:{tmp_path}/worker.sock", health=f"unix:{health}")
-    config.write(tmp_path / "worker.json")
+    (tmp_path / "worker.json").write_text(config.to_json())
     command = [sys.executable, "-m", "workers", str(tmp_path / "worker.json")]
     process = subprocess.Popen(command, cwd=ROOT)
     client = WorkerClient(config.listen, instance_id="test")
