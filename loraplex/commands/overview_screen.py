@@ -122,7 +122,7 @@ def _tokens(row: Row) -> float:
 
 def _memory(row: Row) -> int:
     if "memory" in row:
-        return sum(size for kind, size in row["memory"].items() if kind != "free")
+        return sum(number for kind, number in row["memory"].items() if kind != "free")
     return row.get("kv_bytes", 0) + row.get("adapter_bytes", 0)
 
 

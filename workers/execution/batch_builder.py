@@ -123,5 +123,5 @@ def forward_batch(
         max_query=shape.max_query,
         max_context=shape.max_context,
     )
-    input_ids = buffer.gather(inputs.buffer_slots, inputs.buffer_positions)
+    input_ids = buffer.tokens[inputs.buffer_slots, inputs.buffer_positions]
     return ForwardBatch(input_ids=input_ids, attention=attention, kv=view, lora=lora)

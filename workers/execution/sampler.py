@@ -108,7 +108,7 @@ class Sampler:
         drawn = self._ops.sample(logits, batch)
         # The next step may be launched before the host sees which sample has no token.
         tokens = drawn.clamp_min(0)
-        self._buffer.scatter(batch.buffer_slot, batch.position, tokens)
+        self._buffer.tokens[batch.buffer_slot, batch.position] = tokens
         scores = None
         if raw is not None:
             scores = self._score(raw, tokens[inputs.scored], inputs.num_top)

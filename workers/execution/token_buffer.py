@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 
 class TokenBuffer:
@@ -30,10 +29,3 @@ class TokenBuffer:
 
     def free(self, slot: int) -> None:
         self._free.append(slot)
-
-    def gather(self, slots: Tensor, positions: Tensor) -> Tensor:
-        """tokens[slots[t], positions[t]] as int32 [T]."""
-        return self.tokens[slots, positions]
-
-    def scatter(self, slots: Tensor, positions: Tensor, tokens: Tensor) -> None:
-        self.tokens[slots, positions] = tokens

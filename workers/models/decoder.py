@@ -7,9 +7,9 @@ from torch import Tensor
 from ops.base import AdaptedLinear, LayerWeights, Norm, Ops, QKNorm
 from workers.device.weight_image import Arrival, WeightImage
 from workers.layers.decoder_layer import bind_layers
-from workers.layers.embedding import Embedding, LMHead
 from workers.layers.forward_batch import ForwardBatch
 from workers.layers.linear import fused_linear
+from workers.layers.lm_head import LMHead
 from workers.layers.rope_spec import RopeSpec
 from workers.layers.rotary import rope_table
 from workers.models.checkpoint import Checkpoint, weight_files
@@ -30,9 +30,8 @@ class Decoder:
             rope: loader.keep(table)
             for rope, table in rope_tables(spec, plan.max_model_len).items()
         }
-        table = loader.table("model.embed_tokens.weight")
         self._ops = loader.ops
-        self._embedding = Embedding(loader.ops, table, spec.embed_scale)
+        self._table = loader.table("model.embed_tokens.weight")
         self._input_norm = load_norm(loader, spec, "model.layers.0.input_layernorm")
         loader.end_part()
         layers: list[LayerWeights] = []
@@ -41,7 +40,7 @@ class Decoder:
             loader.end_part()
         self._layers = bind_layers(loader.ops, layers, self.arrival)
         if spec.tie_word_embeddings and loader.ops.shares_tables:
-            head = loader.ops.table_linear(table)
+            head = loader.ops.table_linear(self._table)
         else:
             head = loader.linear(["model.embed_tokens" if spec.tie_word_embeddings else "lm_head"])
         self._head = LMHead(loader.ops, head, spec.logits_softcap)
@@ -77,7 +76,7 @@ class Decoder:
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Hidden states [T, K] of the step's rows, the final norm applied."""
         self.arrival.wait(0)
-        residual = self._embedding.forward(batch.input_ids)
+        residual = self._ops.embed(batch.input_ids, self._table, self.plan.spec.embed_scale)
         norm = self._input_norm
         x = self._ops.rms_norm(residual, norm.weight, norm.eps)
         return self._layers.forward(x, residual, batch.attention, batch.kv, batch.lora)

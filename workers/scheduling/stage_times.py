@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from workers.wire.protocol import AdapterLoadTimes, SequenceTimes
@@ -13,25 +14,20 @@ MAX_PREEMPTIONS = 8
 """Preemptions of one sequence whose times are kept; further ones are only counted."""
 
 
+@dataclass(slots=True)
 class StageTimes:
     """Times of one sequence, in seconds of the worker's clock."""
 
-    __slots__ = (
-        *("arrival_s", "started_s", "first_token_s", "adapter_load"),
-        *("preempted_s", "num_preemptions"),
-    )
-
-    def __init__(self, arrival_s: float) -> None:
-        self.arrival_s = arrival_s
-        self.started_s: float | None = None
-        """When it was first admitted to a step. None: it has only waited."""
-        self.first_token_s: float | None = None
-        self.adapter_load: Load | None = None
-        """Tier that its adapter came from, begin and end. None: the adapter was on the device when
-        the sequence arrived, or there is none."""
-        self.preempted_s: list[float] = []
-        """The first `MAX_PREEMPTIONS`."""
-        self.num_preemptions = 0
+    arrival_s: float
+    started_s: float | None = None
+    """When it was first admitted to a step. None: it has only waited."""
+    first_token_s: float | None = None
+    adapter_load: Load | None = None
+    """Tier that its adapter came from, begin and end. None: the adapter was on the device when the
+    sequence arrived, or there is none."""
+    preempted_s: list[float] = field(default_factory=list[float])
+    """The first `MAX_PREEMPTIONS`."""
+    num_preemptions: int = 0
 
     def note_preemption(self, now: float) -> None:
         self.num_preemptions += 1

@@ -15,8 +15,8 @@ from adapters.pool.factors import Factors
 from ops.base import PAGE_TOKENS, AttentionBatch, KVCacheView, KVLayout
 from ops.reference import ReferenceOps
 from workers.layers.decoder_layer import run_layer
-from workers.layers.embedding import LMHead
 from workers.layers.forward_batch import ForwardBatch
+from workers.layers.lm_head import LMHead
 from workers.models.checkpoint import Checkpoint
 from workers.models.decoder import load_layer, load_norm, rope_tables
 from workers.models.loader import WeightLoader

@@ -1,4 +1,4 @@
-"""The two ends of a model: token ids in, logits out."""
+"""The end of a model: logits out."""
 
 from __future__ import annotations
 
@@ -6,19 +6,6 @@ import torch
 from torch import Tensor
 
 from ops.base import Ops, PackedLinear
-
-
-class Embedding:
-    """table [V, K] in the serving dtype."""
-
-    def __init__(self, ops: Ops, table: Tensor, scale: float) -> None:
-        self._ops = ops
-        self._table = table
-        self._scale = scale
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """ids int32 [T] -> [T, K]."""
-        return self._ops.embed(ids, self._table, self._scale)
 
 
 class LMHead:
