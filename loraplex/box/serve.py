@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Coroutine, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,6 @@ from loraplex.otlp import otlp_url, without_secrets
 from loraplex.output import progress, relay, tell
 from loraplex.private import make_private_folder, socket_folder, write_private
 from loraplex.probe import answer_of, answers_ok
-from loraplex.pushing import Version
 from loraplex.roles.bootstrap import (
     Keys,
     default_quota,
@@ -171,7 +171,8 @@ class Box:
         settings = self._settings
         # It needs no database, and of all it takes the longest.
         await self._worker.start()
-        await until_there(self._migrate, self._listener, tell, self._tls)
+        migrate = partial(migrate_database, self._dsn, lambda name: tell(f"migration {name}"))
+        await until_there(migrate, self._listener, tell, self._tls)
         database = await Database.connect(
             self._dsn, sees=EVERYTHING, application_name="loraplex-serve"
         )
@@ -186,12 +187,14 @@ class Box:
             await database.close()
         await self._gateway.start()
         await self._gateway.wait_ready(lambda: answers_ok(self._address, "/livez"), START_TIMEOUT_S)
-        pushed = await asyncio.to_thread(self._push_demo, keys) if self._with_demo else []
-        await self._worker.wait_ready(
-            lambda: answers_ok(self._worker_health, "/readyz"), START_TIMEOUT_S
-        )
-        await self._gateway.wait_ready(self._is_up, START_TIMEOUT_S)
-        await asyncio.to_thread(self._wait_demo, keys, pushed)
+        with Api(self._admin_url, keys.admin) as admin:
+            pushed = await asyncio.to_thread(demo.push_adapters, admin) if self._with_demo else []
+            await self._worker.wait_ready(
+                lambda: answers_ok(self._worker_health, "/readyz"), START_TIMEOUT_S
+            )
+            await self._gateway.wait_ready(self._is_up, START_TIMEOUT_S)
+            for name in await asyncio.to_thread(demo.wait_adapters, admin, pushed):
+                tell(f"adapter {name}")
         return keys
 
     def _is_up(self) -> bool:
@@ -199,18 +202,6 @@ class Box:
         serve counts too: the admin plane is where that is mended."""
         answer = answer_of(self._address, "/readyz")
         return answer.startswith(b"HTTP/1.1 200 ") or UNSATISFIABLE.encode() in answer
-
-    async def _migrate(self) -> None:
-        await migrate_database(self._dsn, report=lambda name: tell(f"migration {name}"))
-
-    def _push_demo(self, keys: Keys) -> list[tuple[str, Version]]:
-        with Api(self._admin_url, keys.admin) as api:
-            return demo.push_adapters(api)
-
-    def _wait_demo(self, keys: Keys, pushed: list[tuple[str, Version]]) -> None:
-        with Api(self._admin_url, keys.admin) as api:
-            for name in demo.wait_adapters(api, pushed):
-                tell(f"adapter {name}")
 
     async def _stop(self) -> None:
         # Ours must close too: clients would wait in its queue for ever.
@@ -315,21 +306,18 @@ def _alone(home: Path) -> Iterator[None]:
     descriptor = os.open(home, os.O_RDONLY)
     try:
         # The folder itself: a file in it would make a new one look used.
-        _lock(descriptor, home)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int, home: Path) -> None:
-    try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
+        os.close(descriptor)
         url = f" on {found.url}" if (found := server_of(home)) else ""
         raise BadSettings(
             f"another loraplex serves from {home}{url}: `loraplex model add` gives it another"
             " model; or give --data-dir and --port for a second one"
         ) from error
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager
