@@ -123,14 +123,12 @@ class AdapterPool:
         self.num_failed_loads = 0
         self.is_on_device = True
         """As its base model; while that is away adapters come to the host only."""
-        self._threads: list[Executor] = []
+        names = () if executor else ("adapter-fetcher", "adapter-copier")
+        self._threads = [one_thread(name) for name in names]
         """Its own."""
-        self._fetches = CopyQueue[AdapterImage](
-            executor or self._thread("adapter-fetcher"), broker.lock
-        )
-        self._copies = CopyQueue[AdapterImage](
-            executor or self._thread("adapter-copier"), broker.lock
-        )
+        fetcher, copier = (executor, executor) if executor else self._threads
+        self._fetches = CopyQueue[AdapterImage](fetcher, broker.lock)
+        self._copies = CopyQueue[AdapterImage](copier, broker.lock)
         self._entries: dict[str, AdapterEntry] = {}
         self._resident: dict[Allocation, AdapterEntry] = {}
         self._pins: dict[str, AdapterEntry] = {}
@@ -566,8 +564,3 @@ class AdapterPool:
             del self._resident[entry.run]
             entry.run = entry.slot = None
         self.forget(entry)
-
-    def _thread(self, name: str) -> Executor:
-        thread = one_thread(name)
-        self._threads.append(thread)
-        return thread

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, slots=True)
-class Segments:
-    """Rows of segment n are start[n]..start[n + 1], of adapter slot[n]; later rows are base only.
+def build_segments(
+    groups: Sequence[tuple[int, int]],
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Segments as in `ops.base.LoRABatch`: where each starts, and its slot; int32 [N + 1] and [N].
 
-    start int32 [N + 1], slot int32 [N].
-    """
-
-    start: NDArray[np.int32]
-    slot: NDArray[np.int32]
-
-
-def build_segments(groups: Sequence[tuple[int, int]]) -> Segments:
-    """groups: (slot, number of rows) of each sequence in row order, base-only (-1) ones last.
-
+    groups: (slot, number of rows) of each sequence in row order, base-only (-1) ones last.
     Neighbours of one slot become one segment.
     """
     starts, slots = [0], list[int]()
@@ -34,4 +25,4 @@ def build_segments(groups: Sequence[tuple[int, int]]) -> Segments:
         else:
             slots.append(slot)
             starts.append(starts[-1] + num_rows)
-    return Segments(np.array(starts, np.int32), np.array(slots, np.int32))
+    return np.array(starts, np.int32), np.array(slots, np.int32)

@@ -8,6 +8,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 from admin.database import EVERYTHING, Database
 from admin.errors import AdminError
@@ -52,7 +53,13 @@ async def _renew(
 ) -> None:
     """Until cancelled; with the database away the worker goes on. Raises AdminError if it was never
     reached and waiting does not help."""
-    database = await _connect(url)
+    connect = partial(
+        Database.connect, url, sees=EVERYTHING, max_size=1, application_name="loraplex-worker"
+    )
+    database = await retry(
+        connect,
+        lambda reason: tell(f"the worker is not registered: {reason}"),
+    )
     is_said = False
     try:
         while not await asyncio.to_thread(is_listening):
@@ -71,12 +78,3 @@ async def _renew(
             async with asyncio.timeout(LEAVE_S):
                 await workers.leave(database, worker_id)
         await database.close()
-
-
-async def _connect(url: str) -> Database:
-    return await retry(
-        lambda: Database.connect(
-            url, sees=EVERYTHING, max_size=1, application_name="loraplex-worker"
-        ),
-        lambda reason: tell(f"the worker is not registered: {reason}"),
-    )

@@ -195,14 +195,14 @@ class House:
     def delta(self, slot: int, layer: int, projection: int) -> torch.Tensor:
         """(x A^T) B of a slot for x = identity, by the reference op: [in, out]."""
         k, n = BASE.projection_shape(PROJECTIONS[projection])
-        segments = build_segments([(slot, k)])
+        start, slots = build_segments([(slot, k)])
         y = torch.zeros(k, n)
         batch = LoRABatch(
             arena=self.arena,
             dtype=torch.float32,
             tables=self.pool.tables,
-            segment_start=torch.from_numpy(segments.start),
-            segment_slot=torch.from_numpy(segments.slot),
+            segment_start=torch.from_numpy(start),
+            segment_slot=torch.from_numpy(slots),
             max_rank=64,
         )
         self.ops.add_lora(y, torch.eye(k), FusedLinear((projection,), (n,), k), layer, batch)

@@ -64,7 +64,8 @@ def build_inputs(step: StepInput) -> tuple[BatchInputs[Array], StepShape]:
         np.arange(query_start[-1], dtype=np.int32) - query_start[token_seq] + starts[token_seq]
     )
     context = starts + counts
-    segments = build_segments(list(zip(step.adapter_slots.tolist(), counts.tolist(), strict=True)))
+    groups = list(zip(step.adapter_slots.tolist(), counts.tolist(), strict=True))
+    segment_start, segment_slot = build_segments(groups)
     sampled = np.fromiter((sample.sequence for sample in step.samples), np.int64, len(step.samples))
     inputs = BatchInputs[Array](
         buffer_slots=step.sequence_slots[token_seq],
@@ -75,8 +76,8 @@ def build_inputs(step: StepInput) -> tuple[BatchInputs[Array], StepShape]:
         context_lens=context,
         block_tables=step.block_tables,
         last_tokens=query_start[sampled + 1].astype(np.int64) - 1,
-        segment_start=segments.start,
-        segment_slot=segments.slot,
+        segment_start=segment_start,
+        segment_slot=segment_slot,
     )
     return inputs, StepShape(int(counts.max()), int(context.max()), rank_bound(step.max_rank))
 

@@ -12,16 +12,16 @@ GROUPS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)))
 def test_segments_cover_each_row_with_its_slot(
     adapted: list[tuple[int, int]], num_base: int
 ) -> None:
-    segments = build_segments([*adapted, (-1, num_base)])
-    rows = [slot for slot, num_rows in adapted for _ in range(num_rows)]
-    sizes = segments.start[1:] - segments.start[:-1]
-    assert segments.start[0] == 0 and (sizes > 0).all()
-    assert [s for s, n in zip(segments.slot, sizes, strict=True) for _ in range(n)] == rows
-    assert (segments.slot[1:] != segments.slot[:-1]).all()
+    start, slot = build_segments([*adapted, (-1, num_base)])
+    rows = [each for each, num_rows in adapted for _ in range(num_rows)]
+    sizes = start[1:] - start[:-1]
+    assert start[0] == 0 and (sizes > 0).all()
+    assert [s for s, n in zip(slot, sizes, strict=True) for _ in range(n)] == rows
+    assert (slot[1:] != slot[:-1]).all()
 
 
 def test_neighbours_are_merged() -> None:
-    segments = build_segments([(2, 1), (2, 3), (0, 1), (-1, 7)])
-    assert segments.start.tolist() == [0, 4, 5]
-    assert segments.slot.tolist() == [2, 0]
-    assert build_segments([(-1, 4)]).start.tolist() == [0]
+    start, slot = build_segments([(2, 1), (2, 3), (0, 1), (-1, 7)])
+    assert start.tolist() == [0, 4, 5]
+    assert slot.tolist() == [2, 0]
+    assert build_segments([(-1, 4)])[0].tolist() == [0]

@@ -86,7 +86,7 @@ class Steps:
         tables = np.full((count, max(len(stream.pages) for stream in streams)), -(1 << 40))
         for row, stream in enumerate(streams):
             tables[row, : len(stream.pages)] = stream.pages
-        segments = build_segments([(slot, 1) for slot in slots])
+        segment_start, segment_slot = build_segments([(slot, 1) for slot in slots])
         rows = BatchInputs[Array](
             buffer_slots=np.array([self.buffer.allocate(tokens) for tokens in prompts], np.int64),
             buffer_positions=positions.astype(np.int64),
@@ -96,8 +96,8 @@ class Steps:
             context_lens=positions + 1,
             block_tables=tables,
             last_tokens=np.arange(count, dtype=np.int64),
-            segment_start=segments.start,
-            segment_slot=segments.slot,
+            segment_start=segment_start,
+            segment_slot=segment_slot,
         )
         for stream, row in zip(streams, rows.buffer_slots.tolist(), strict=True):
             self.paged.free += stream.pages
