@@ -64,12 +64,6 @@ class BytesHeld:
         for name, amount in held:
             self.charge(name, amount)
 
-    def copy(self) -> BytesHeld:
-        """A copy, which later charges do not change."""
-        copied = BytesHeld(self.accounts)
-        copied.held = self.held.copy()
-        return copied
-
     def charge(self, name: str, amount: int) -> None:
         """Charges the amount to the account; a negative amount is given back."""
         held = self.held.get(name, 0) + amount

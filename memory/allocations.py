@@ -43,10 +43,6 @@ class AdapterAllocations:
         """With the accounts that they are charged to."""
 
     @property
-    def num_used_bytes(self) -> int:
-        return sum(run.num_bytes for run in self._runs)
-
-    @property
     def capacity_bytes(self) -> int:
         """The largest run that could ever be: all the adapters' ceiling allows."""
         return self._arena.adapter_ceiling * self._arena.extent_bytes

@@ -143,7 +143,8 @@ class MemoryBroker:
         is_first: the account uses no other adapter."""
         assert self._runs is not None, "no adapters share this arena"
         # By what each holds now: else the first of several things might go in vain.
-        ask = Ask(self.bytes_held.copy(), account, self._runs.rounded(num_bytes), is_first=is_first)
+        now = BytesHeld(self.bytes_held.accounts, self.bytes_held.held.items())
+        ask = Ask(now, account, self._runs.rounded(num_bytes), is_first=is_first)
         while (run := self._runs.allocate(num_bytes, account)) is None:
             if not (self._clear_place(self._runs, num_bytes, ask) or self._arena.sink_weights()):
                 return None
@@ -241,7 +242,7 @@ class MemoryBroker:
         idle = self._idle_runs(with_awaited=False)
         idle = {run: found for run, found in idle.items() if ask.may_take(*found.lost.accounts)}
         num_idle_bytes = sum(run.num_bytes for run in idle)
-        if runs.num_used_bytes - num_idle_bytes + num_bytes > runs.capacity_bytes:
+        if runs.held_bytes().total() - num_idle_bytes + num_bytes > runs.capacity_bytes:
             return False
         spans = self._spans(runs, idle, ask)
         places = dict(find_places(spans, num_bytes))

@@ -583,7 +583,7 @@ def test_a_thousand_cycles_leak_nothing(tmp_path: Path) -> None:
     house.check()
     while house.pool.evict_idle():
         pass
-    assert house.runs.num_used_bytes == 0
+    assert house.runs.held_bytes().total() == 0
     assert house.map.map() == "..."
     assert not house.pool.tables.rank.any()
 
