@@ -68,6 +68,9 @@ class ServerProcess:
         environment = os.environ if self._environment is None else self._environment
         match self._command:
             case [sys.executable, "-m", module, *arguments] if self._folder == ROOT:
+                if self.log:
+                    # Its start is not waited for, and somebody may read at once.
+                    self.log.touch()
                 outputs = [self.log] * 2 if self.log else []
                 self._process = preloaded().start(
                     module, *arguments, environment=environment, outputs=outputs
