@@ -18,9 +18,10 @@ LATER = 1e3
 
 
 class FullPool:
-    """A pool without room on the device for any adapter; none lacks pages."""
+    """A pool without room on the device for any adapter."""
 
     def __init__(self) -> None:
+        self.num_pages_lacking = 0
         self.may_displace: Callable[[AdapterRef, str], bool] = lambda *_: True
 
     def is_here(self, ref: AdapterRef) -> bool:
@@ -30,7 +31,7 @@ class FullPool:
         return True
 
     def num_lacking(self, ref: AdapterRef) -> int:
-        return 0
+        return self.num_pages_lacking
 
     def acquire(self, ref: AdapterRef, tenant: Tenant) -> None:
         return None
@@ -107,3 +108,18 @@ def test_who_finds_nobody_does_not_keep_others_from_it(device: Device) -> None:
     device.choose()
     assert device.limit("small") == 10
     assert device.turns.may_load("other") and not device.turns.may_load("large")
+
+
+def test_where_the_base_model_holds_the_memory_only_starving_adapters_begin(device: Device) -> None:
+    sequence = device.bench.add("t", max_tokens=10)
+    device.running.append(sequence)
+    device.want("starving", at=1.0)
+    device.pool.num_pages_lacking = 3
+    device.choose()
+    turns = device.turns
+    assert [turns.may_load(name) for name in ("starving", "other")] == [True, False]
+    begins = [turns.may_start(sequence, name) for name in ("starving", "other", None)]
+    assert begins == [True, False, False]
+    device.running.clear()
+    device.choose()
+    assert turns.may_load("other") and turns.may_start(sequence, None)
