@@ -124,6 +124,8 @@ async def test_a_session_on_a_terminal(room: Room) -> None:
 
         screen.type("/what\n")
         await screen.read_until("there is no /what; /help")
+        # Typed before the prompt is there, it would be no key but the end of a line.
+        await screen.read_until("> ")
         screen.type(CTRL_D)
         assert await screen.wait() == 0
     history = room.folder / "loraplex" / "chat_history"
