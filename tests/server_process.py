@@ -69,7 +69,7 @@ class ServerProcess:
         match self._command:
             case [sys.executable, "-m", module, *arguments] if self._folder == ROOT:
                 if self.log:
-                    # Its start is not waited for, and somebody may read at once.
+                    # A test may read it before the process has opened it.
                     self.log.touch()
                 outputs = [self.log] * 2 if self.log else []
                 self._process = preloaded().start(

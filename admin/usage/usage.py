@@ -86,7 +86,7 @@ class UsageQuestion(msgspec.Struct, frozen=True, kw_only=True):
     models: Sequence[str] | None = None
     keys: Sequence[str] | None = None
     told_apart: Collection[str] = ()
-    """Of `DIMENSIONS`."""
+    """Dimensions of the report, each one of `DIMENSIONS`."""
 
 
 async def report(

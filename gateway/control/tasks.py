@@ -62,7 +62,7 @@ class ControlTasks:
                 ("the heartbeat is not written", heartbeat.report, INTERVAL_S, heartbeat.wake),
                 ("the state of workers is not reported", self._workers.report, INTERVAL_S, None),
                 ("usage is not loaded", self._loader.load, INTERVAL_S, None),
-                # Nothing before the first heartbeat.
+                # The row of the load refers to that of the heartbeat, so it comes after it.
                 ("the load is not reported", self._load.report, LOAD_INTERVAL_S, None),
             ):
                 tasks.create_task(repeat(what, work, interval_s, wake))

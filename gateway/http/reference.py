@@ -30,7 +30,7 @@ class Row(NamedTuple):
     kind: str
     """What its values are, with their bounds."""
     note: str
-    """Of a field `required`, or what becomes of it where it has no effect."""
+    """`required`, what becomes of a field without effect, or what a header says."""
 
 
 class Fields(NamedTuple):

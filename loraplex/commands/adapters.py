@@ -72,7 +72,7 @@ alias_option = click.option("--alias", default="prod", show_default=True)
 
 
 def on_alias(command: F) -> F:
-    """Of an alias of the adapter NAME."""
+    """Adds the arguments and options of a command on an alias of an adapter."""
     return click.argument("name")(alias_option(tenant_option(json_option(command))))
 
 

@@ -18,8 +18,8 @@ SUSPENDED = (AsyncGeneratorType, CoroutineType, GeneratorType)
 
 
 def count() -> dict[str, int]:
-    """Of the process whose event loop is asked. What its start froze is counted too: an object that
-    takes the place of a frozen one is none more."""
+    """Objects of this process by kind, with those that its start froze: one that takes the place of
+    a frozen one does not count as one more."""
     gc.unfreeze()
     gc.collect()
     found = Counter[str]()
