@@ -43,18 +43,18 @@ bench-gateway: .venv/dev.stamp
 
 # k8s/rendered from k8s/overlays.
 manifests: .venv/dev.stamp
-	$(BIN)/python -m tests.k8s.render
+	$(BIN)/python -m tools.manifests
 
 # docs/use/api.md from the OpenAPI document.
 api: .venv/dev.stamp
-	$(BIN)/python -m tests.gateway.http.api_page
+	$(BIN)/python -m tools.api_page
 
 dashboards: .venv/dev.stamp
-	$(BIN)/python -m tests.k8s.dashboards
+	$(BIN)/python -m tools.dashboards
 
 # migrations/schema.sql from the numbered files beside it.
 schema: .venv/dev.stamp
-	$(BIN)/python -m tests.admin.schema
+	$(BIN)/python -m tools.schema
 
 # For an image or a release; the file holds for this platform and for the indexes that it names. EXTRAS: of
 # pyproject.toml. TORCH_INDEX: another index, for PyTorch's builds for CPUs or for one version of CUDA.

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.house import ROOT
+from tools.source_tree import ROOT
 
 PAGES = [
     ROOT / "README.md",

@@ -1,4 +1,4 @@
-"""The house's import rules, kept by reading the source."""
+"""Import rules of the product's packages, kept by reading the source."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.house import PACKAGES, ROOT, is_within, this_house
+from tools.source_tree import PACKAGES, ROOT, is_within, source_tree
 
 ALLOWED: dict[str, tuple[str, ...]] = {
     "ops": (),
@@ -104,16 +104,16 @@ CROSSINGS = {}
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_only_the_allowed_imports(package: str) -> None:
-    for module in this_house().sources:
+    for module in source_tree().sources:
         if not is_within(module, package):
             continue
-        for name in this_house().imports[module]:
+        for name in source_tree().imports[module]:
             assert is_within(name, package, *ALLOWED[package]), f"{module} imports {name}"
 
 
 def test_no_circle() -> None:
     """Type-only imports count."""
-    assert not this_house().circles()
+    assert not source_tree().circles()
 
 
 def reach(rooms: dict[str, tuple[str, ...]], room: str) -> set[str]:
@@ -124,12 +124,12 @@ def reach(rooms: dict[str, tuple[str, ...]], room: str) -> set[str]:
 def crossings(package: str) -> set[tuple[str, str]]:
     """Imports that go against the order of the package's rooms."""
     rooms, found = ROOMS[package], set[tuple[str, str]]()
-    for module in this_house().sources:
+    for module in source_tree().sources:
         if not is_within(module, package) or module in ABOVE_ROOMS:
             continue
         room = module.split(".")[1] if module.count(".") else ""
         allowed = reach(rooms, room) if room in rooms else set()
-        for name in this_house().imports[module]:
+        for name in source_tree().imports[module]:
             if name.startswith(package + ".") and (other := name.split(".")[1]) not in allowed:
                 is_below = other not in rooms and name not in ABOVE_ROOMS
                 if not is_below:
@@ -145,7 +145,7 @@ def test_rooms_import_only_what_is_below(package: str) -> None:
 
 def test_no_drawers() -> None:
     drawers = {"utils", "util", "common", "helpers", "misc"}
-    assert not [name for name in this_house().sources if drawers & set(name.split("."))]
+    assert not [name for name in source_tree().sources if drawers & set(name.split("."))]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_heavy_libraries_stay_out(module: str, absent: str) -> None:
 
 
 def test_no_unsafe_loading() -> None:
-    for path, tree in this_house().trees.items():
+    for path, tree in source_tree().trees.items():
         for node in ast.walk(tree):
             match node:
                 case ast.Import(names=names):

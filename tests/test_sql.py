@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from tests.house import this_house
+from tools.source_tree import source_tree
 
 SENDING = {"fetch", "fetchrow", "fetchval", "execute", "executemany", "prepare", "cursor"}
 EXCEPTIONS = {
@@ -60,7 +60,7 @@ def is_constant(statement: ast.expr, known: set[str]) -> bool:
 
 @pytest.mark.parametrize("package", ["admin", "gateway", "loraplex"])
 def test_statements_are_constants(package: str) -> None:
-    for module, tree in this_house().trees.items():
+    for module, tree in source_tree().trees.items():
         if not module.startswith(f"{package}."):
             continue
         known = constants(tree)

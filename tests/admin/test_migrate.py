@@ -15,9 +15,9 @@ from admin.errors import AdminError, DatabaseUnavailable, MigrationError
 from admin.migrate import Migration, check_schema, load_migrations, migrate
 from admin.tenants import tenants
 from loraplex.roles.bootstrap import migrate_database
-from tests.admin.schema import FILE, dump, schema
 from tests.postgres import SETTINGS, fresh_database, own_server, server
 from tests.stack import ROOT
+from tools.schema import FILE, dump, schema
 
 TABLES = (
     "SELECT string_agg(table_name, ',' ORDER BY table_name) FROM information_schema.tables"

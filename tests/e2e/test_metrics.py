@@ -20,7 +20,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.doubles import write_adapter
 from tests.e2e.tiny import NAME, Tiny
-from tests.k8s.dashboards import ALERTS, queries
 from tests.metric_table import (
     VLLM_DASHBOARD,
     buckets,
@@ -41,6 +40,7 @@ from tests.otlp_receiver import (
 from tests.prometheus import PROGRAM, prometheus
 from tests.stack import Stack, running
 from tests.worker_state import worker_page
+from tools.dashboards import ALERTS, queries
 
 PROMPT = [1, 2, 3] * 20
 NUM_TOKENS = 20

@@ -18,9 +18,9 @@ from gateway.tracing import MAX_KEPT_PER_S, Tracing
 from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import Script, endless, ids, say, silence
 from tests.gateway.service import Service
-from tests.house import ROOT
 from tests.otlp_receiver import SERVER, OtlpReceiver, ReceivedSpan
 from tests.tracing import CLIENT_SPAN, SLOW_S, TRACE_ID, traced
+from tools.source_tree import ROOT
 from workers.wire.client import WorkerFailed
 from workers.wire.protocol import AdapterLoadTimes, ErrorCode, Generate, SequenceTimes
 from workers.wire.protocol import SequenceOutput as Output

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from loraplex.probe import answers_ok
 from tests.k8s.namespaces import Loopback
-from tests.k8s.render import Object
 from tests.k8s.test_manifests import command_of, environment, find, own_containers
 from tests.server_process import ServerProcess
 from tests.stack import ROOT
+from tools.manifests import Object
 
 OVERLAY = "multi-node"
 COMMAND = str(Path(sys.executable).with_name("loraplex"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.k8s.render import Object, pod_spec
+from tools.manifests import Object, pod_spec
 
 
 class Network:

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from gateway.metering.usage import Status
-from tests.k8s.dashboards import FOLDER, RUNBOOK, files, queries
 from tests.metric_table import VLLM_DASHBOARD, Row, documented, samples_of
 from tests.stack import ROOT
+from tools.dashboards import FOLDER, RUNBOOK, files, queries
 from workers.wire.protocol import ErrorCode, ServiceClass
 
 TARGET = {"instance", "job"}

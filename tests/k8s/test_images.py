@@ -8,8 +8,8 @@ import re
 import pytest
 
 from loraplex.cli import cli
-from tests.k8s.render import ROOT
 from tests.k8s.test_manifests import OWN, command_of, own_containers
+from tools.manifests import ROOT
 
 IMAGES = ROOT.parent / "images"
 FILES = sorted(IMAGES.glob("*.Containerfile"))

@@ -22,7 +22,7 @@ from loraplex.cli import cli
 from loraplex.settings import SECRETS, Settings, load_settings, parse_size
 from tests.k8s.definitions import SPECS, published
 from tests.k8s.network import Network, matches
-from tests.k8s.render import (
+from tools.manifests import (
     OVERLAYS,
     RENDERED,
     ROOT,

@@ -16,12 +16,12 @@ import pytest
 
 from admin.migrate import load_migrations
 from tests.gateway.live import eventually
-from tests.house import ROOT
 from tests.k8s.installation import Installation
 from tests.k8s.namespaces import Loopback
 from tests.k8s.test_processes import START_S, Callers, add_tenant, available, install, launch
 from tests.scale import IS_FULL
 from tests.server_process import ServerProcess
+from tools.source_tree import ROOT
 
 BEFORE = "68305a6"
 """The last commit before token rules, which protocol 6 has and 5 does not know."""

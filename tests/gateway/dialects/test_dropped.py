@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from gateway.dialects.dropped import MAX_NAMED, MESSAGES, RESPONSES, header_of
-from tests.house import ROOT
+from tools.source_tree import ROOT
 
 
 @pytest.mark.parametrize(

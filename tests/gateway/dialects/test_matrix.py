@@ -19,7 +19,7 @@ from tests.gateway.dialects import test_usage_and_limits
 from tests.gateway.scripts import say, spelled
 from tests.gateway.service import Service, snapshot
 from tests.gateway.templated import LENGTH, templated_service
-from tests.house import ROOT
+from tools.source_tree import ROOT
 from workers.wire.protocol import Generate
 
 PAGE = (ROOT / "docs/use/api.md").read_text()

@@ -14,9 +14,9 @@ from gateway.exceptions import PROBLEMS
 from gateway.http.edge import NO_LIMIT_LEFT
 from gateway.http.examples import curl, python
 from gateway.http.reference import reference
-from tests.gateway.http.api_page import PAGE, page
 from tests.gateway.service import Service
-from tests.house import this_house
+from tools.api_page import PAGE, page
+from tools.source_tree import source_tree
 
 
 def test_the_page_is_what_the_document_says() -> None:
@@ -26,7 +26,7 @@ def test_the_page_is_what_the_document_says() -> None:
 def test_every_code_has_its_meaning() -> None:
     """Those of the table of problems, and those that are given where an error is raised."""
     named = {problem.code for problem in PROBLEMS.values() if problem.code}
-    for name, tree in this_house().trees.items():
+    for name, tree in source_tree().trees.items():
         if name.startswith("gateway."):
             named.update(_codes(tree))
     assert named | {NO_LIMIT_LEFT} == CODES.keys()

@@ -1,7 +1,7 @@
 """What `kubectl kustomize` makes of the overlays, for the part of Kustomize that `k8s/` uses:
 resources, JSON patches, images.
 
-`python -m tests.k8s.render` writes `k8s/rendered/`; `make manifests` runs it.
+`python -m tools.manifests` writes `k8s/rendered/`; `make manifests` runs it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).parents[2] / "k8s"
+ROOT = Path(__file__).parents[1] / "k8s"
 RENDERED = ROOT / "rendered"
 OVERLAYS = sorted(path.parent.name for path in (ROOT / "overlays").glob("*/kustomization.yaml"))
 KEYS = {"apiVersion", "kind", "resources", "patches", "images"}
@@ -88,7 +88,7 @@ def _apply(found: Any, op: str, path: str, value: Any = None) -> None:
     *parents, last = (part.replace("~1", "/").replace("~0", "~") for part in path[1:].split("/"))
     for part in parents:
         found = found[int(part) if isinstance(found, list) else part]
-    key = int(last) if isinstance(found, list) else last
+    key: Any = int(last) if isinstance(found, list) else last
     match op:
         case "add":
             found[key] = value

@@ -1,6 +1,6 @@
 """The part of docs/use/api.md that is made from the data plane's OpenAPI document.
 
-`python -m tests.gateway.http.api_page` writes it; `make api` runs that.
+`python -m tools.api_page` writes it; `make api` runs that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gateway.http.examples import curl, python
 from gateway.http.openapi import describe, document
 from gateway.http.reference import Fields, Reference, Route, reference
 from gateway.http.request import GatewayRequest
-from tests.house import ROOT
+from tools.source_tree import ROOT
 
 PAGE = ROOT / "docs/use/api.md"
 MARK = "<!-- What follows is written by `make api`. -->\n"

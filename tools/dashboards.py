@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-FOLDER = Path(__file__).parents[2] / "k8s" / "dashboards"
+FOLDER = Path(__file__).parents[1] / "k8s" / "dashboards"
 RUNBOOK = "docs/operate/alerts.md"
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WIDTH, HEIGHT = 8, 8

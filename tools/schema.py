@@ -1,6 +1,6 @@
 """The schema that all migrations together make, as one file to read.
 
-`python -m tests.admin.schema` writes `migrations/schema.sql`; `make schema` runs it.
+`python -m tools.schema` writes `migrations/schema.sql`; `make schema` runs it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sizes and imports of the product's source, for people: `python -m tests.house [CHECKOUT]`.
+"""Sizes and imports of the product's source, for people: `python -m tools.source_tree [CHECKOUT]`.
 
 Prints one column for the checkout, if one is given, and one for this tree, as a Markdown table.
 `test_architecture.py` asserts circles and edges; sizes are printed only.
@@ -25,7 +25,7 @@ CLASSES = ("Scheduler", "AdapterPool", "Engine")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-class House:
+class SourceTree:
     """The Python modules of one checkout, by dotted name."""
 
     def __init__(self, root: Path) -> None:
@@ -123,77 +123,77 @@ def num_lines_of(nodes: Iterable[ast.AST]) -> list[int]:
     return [node.end_lineno - node.lineno + 1 for node in nodes]  # pyright: ignore
 
 
-def class_size(house: House, name: str) -> str:
+def class_size(tree: SourceTree, name: str) -> str:
     (node,) = [
         node
-        for node in house.trees[house.home_of(name)].body
+        for node in tree.trees[tree.home_of(name)].body
         if isinstance(node, ast.ClassDef) and node.name == name
     ]
     methods = [each for each in node.body if isinstance(each, Function)]
     return f"{len(attributes(node))} / {len(methods)}"
 
 
-def reading_path(house: House) -> str:
-    starts = [house.home_of(name) for name in ("Engine", "ModelRunner")]
-    found = house.reach(*starts, without=NOT_READ)
-    files = [name for name in found if house.num_lines([name])]
-    return f"{house.num_lines(files):,} lines in {len(files)} files"
+def reading_path(tree: SourceTree) -> str:
+    starts = [tree.home_of(name) for name in ("Engine", "ModelRunner")]
+    found = tree.reach(*starts, without=NOT_READ)
+    files = [name for name in found if tree.num_lines([name])]
+    return f"{tree.num_lines(files):,} lines in {len(files)} files"
 
 
-def files_of_folders(house: House, package: str) -> str:
+def files_of_folders(tree: SourceTree, package: str) -> str:
     """Files that are more than a package's empty `__init__`."""
     folders = Counter(
         path.parent
-        for path in house.sources.values()
-        if path.stat().st_size and path.is_relative_to(house.root / package)
+        for path in tree.sources.values()
+        if path.stat().st_size and path.is_relative_to(tree.root / package)
     )
     return f"{sum(folders.values())} in {len(folders)}, {max(folders.values())}"
 
 
-def hand_written_openapi(house: House) -> str:
-    return str(house.num_lines(name for name in house.sources if name.endswith(".openapi")))
+def hand_written_openapi(tree: SourceTree) -> str:
+    return str(tree.num_lines(name for name in tree.sources if name.endswith(".openapi")))
 
 
-def circle_sizes(house: House) -> str:
-    return ", ".join(str(len(circle)) for circle in house.circles()) or "none"
+def circle_sizes(tree: SourceTree) -> str:
+    return ", ".join(str(len(circle)) for circle in tree.circles()) or "none"
 
 
-def rows() -> dict[str, Callable[[House], str]]:
-    found: dict[str, Callable[[House], str]] = {"engine's reading path": reading_path}
+def rows() -> dict[str, Callable[[SourceTree], str]]:
+    found: dict[str, Callable[[SourceTree], str]] = {"engine's reading path": reading_path}
     for package in LARGE:
         found[f"{package}: files, folders, files of the largest folder"] = (
-            lambda house, package=package: files_of_folders(house, package)
+            lambda tree, package=package: files_of_folders(tree, package)
         )
     for package in LARGE:
-        found[f"{package}: files with one importer"] = lambda house, package=package: str(
-            len(house.with_one_importer(package))
+        found[f"{package}: files with one importer"] = lambda tree, package=package: str(
+            len(tree.with_one_importer(package))
         )
     for name in CLASSES:
-        found[f"`{name}`: attributes / methods"] = lambda house, name=name: class_size(house, name)
-    found["function lines: p50 / p90 / max"] = lambda house: spread(
-        num_lines_of(house.nodes((ast.FunctionDef, ast.AsyncFunctionDef)))
+        found[f"`{name}`: attributes / methods"] = lambda tree, name=name: class_size(tree, name)
+    found["function lines: p50 / p90 / max"] = lambda tree: spread(
+        num_lines_of(tree.nodes((ast.FunctionDef, ast.AsyncFunctionDef)))
     )
-    found["class lines: p50 / p90 / max"] = lambda house: spread(
-        num_lines_of(house.nodes(ast.ClassDef))
+    found["class lines: p50 / p90 / max"] = lambda tree: spread(
+        num_lines_of(tree.nodes(ast.ClassDef))
     )
     found["files of each import circle"] = circle_sizes
     found["lines of modules named openapi"] = hand_written_openapi
-    found["lines in all"] = lambda house: f"{house.num_lines(house.sources):,}"
+    found["lines in all"] = lambda tree: f"{tree.num_lines(tree.sources):,}"
     return found
 
 
 @cache
-def this_house() -> House:
-    return House(ROOT)
+def source_tree() -> SourceTree:
+    return SourceTree(ROOT)
 
 
 def main() -> None:
-    houses = [*(House(Path(path).absolute()) for path in sys.argv[1:]), this_house()]
-    heads = ["before", "today"][-len(houses) :]
+    trees = [*(SourceTree(Path(path).absolute()) for path in sys.argv[1:]), source_tree()]
+    heads = ["before", "today"][-len(trees) :]
     print(f"| | {' | '.join(heads)} |")
-    print(f"| --- |{' --- |' * len(houses)}")
+    print(f"| --- |{' --- |' * len(trees)}")
     for title, measure in rows().items():
-        print(f"| {title} | {' | '.join(measure(house) for house in houses)} |")
+        print(f"| {title} | {' | '.join(measure(tree) for tree in trees)} |")
 
 
 if __name__ == "__main__":
