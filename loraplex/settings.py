@@ -127,6 +127,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     ops: Literal["cpu", "reference", "cuda"] | None = None
     """Kernel backend; default: that of the device."""
+    kernel_variant: Literal["avx512bf16", "avx512", "avx2", "scalar"] | None = None
+    """Instruction set of the `cpu` backend's kernels; default: the fastest on the processor."""
     threads: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
     memory: Positive | None = None
     """KV and adapters, beside all weights; default on a CPU min(1 GiB, a quarter of the RAM)."""

@@ -1,9 +1,10 @@
 """The C++ kernels as a library: shipped with the package, or else compiled with the system
-compiler, once per source, processor and compiler.
+compiler, once per source, variant and compiler.
 
-Shipped libraries are in `ops/compiled/`, one for each instruction set, and the best that the
-processor has is loaded. `ops.precompile` makes them where there is a compiler, for images that have
-none. What is compiled here lives in a cache folder that only this user can write to.
+Each variant is compiled for one instruction set; `ops.processor` says which one is the fastest.
+Shipped libraries are in `ops/compiled/`; `ops.precompile` makes them where there is a compiler, for
+images that have none. Libraries compiled on demand are stored in a cache folder that only this
+user can write to.
 """
 
 from __future__ import annotations
@@ -17,65 +18,53 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from ops.processor import REQUIRED
+
 SOURCES = Path(__file__).parent / "native"
 COMPILED = Path(__file__).parent / "compiled"
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno")
+# Spelt out because GCC before version 11 does not know -march=x86-64-v3 and -march=x86-64-v4.
+_AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mlzcnt", "-mmovbe")
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512cd", "-mavx512dq", "-mavx512vl")
 VARIANTS = {
-    "native": ("-march=native",),
-    "avx512bf16": ("-march=x86-64-v4", "-mavx512bf16"),
-    "avx512": ("-march=x86-64-v4",),
-    "avx2": ("-march=x86-64-v3",),
+    "avx512bf16": (*_AVX512, "-mavx512bf16"),
+    "avx512": _AVX512,
+    "avx2": _AVX2,
     "scalar": (),
-    "pairs": ("-march=native", "-DPAIR_DOT=1"),
+    "pairs": ("-DPAIR_DOT=1",),
 }
-"""Compiler flags of each form of the kernels: `native` is for this processor, the next four are for
-any with that instruction set, `pairs` has the arithmetic of `avx512bf16` on any processor."""
-_V3 = {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"}
-_V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-SHIPPED: dict[str, set[str]] = {
-    "avx512bf16": _V4 | {"avx512_bf16"},
-    "avx512": _V4,
-    "avx2": _V3,
-    "scalar": set(),
-}
-"""Forms that are shipped, best first, each with what Linux says of a processor that has it. On one
-that is no x86, `scalar` is for its least instruction set, of ARM with NEON."""
+"""Compiler flags of each variant. `pairs` computes the sums of `avx512bf16` on any processor, for
+tests."""
 
 
 class BuildError(Exception):
     """The kernels could not be compiled."""
 
 
-def load(variant: str = "native") -> ctypes.CDLL:
-    """The library of that variant: the shipped one for `native` where there is one, else compiled
-    now if the cache lacks it. Raises BuildError."""
-    shipped = find_shipped() if variant == "native" else None
-    library = shipped or compile_library(variant)
+def load(variant: str) -> ctypes.CDLL:
+    """Loads the library of a variant: the shipped one, else a compiled one. Raises BuildError."""
+    library = find_shipped(variant) or compile_library(variant)
     try:
         return ctypes.CDLL(str(library))
     except OSError as error:
         raise BuildError(f"cannot load {library}: {error}") from error
 
 
-def find_shipped(
-    folder: Path = COMPILED, sources: Path = SOURCES, features: Set[str] | None = None
-) -> Path | None:
-    """The best library in `folder` for this processor, or for one with those `features`; None where
-    there is none of these sources. Raises BuildError if another account could have written it."""
-    if not folder.is_dir():
+def find_shipped(variant: str, folder: Path = COMPILED, sources: Path = SOURCES) -> Path | None:
+    """Returns the shipped library of a variant, or None if there is none of these sources.
+
+    Raises BuildError if another account could have written it.
+    """
+    library = folder / shipped_name(variant, sources)
+    if not library.exists():
         return None
-    features = processor_features() if features is None else features
-    for variant, needed in SHIPPED.items():
-        library = folder / shipped_name(variant, sources)
-        if needed <= features and library.exists():
-            _check_ours(library, stat.S_ISREG)
-            return library
-    return None
+    _check_ours(library, stat.S_ISREG)
+    return library
 
 
 def shipped_name(variant: str, sources: Path = SOURCES) -> str:
@@ -86,22 +75,13 @@ def shipped_name(variant: str, sources: Path = SOURCES) -> str:
     return f"ops-{variant}-{_digest(parts, sources)}.so"
 
 
-def processor_features() -> set[str]:
-    """Instruction sets of the processor as Linux names them; empty on other systems."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return set()
-    return set(next((line for line in lines if line.startswith("flags")), "").split())
-
-
 def precompile(folder: Path, sources: Path = SOURCES) -> list[Path]:
     """Compiles the libraries that can be shipped for this kind of machine. Raises BuildError."""
     compiler, openmp = find_compiler(), mapped_openmp()
     is_x86 = platform.machine() in ("x86_64", "AMD64")
     folder.mkdir(parents=True, exist_ok=True)
     made: list[Path] = []
-    for variant in SHIPPED if is_x86 else ("scalar",):
+    for variant in REQUIRED if is_x86 else ("scalar",):
         made.append(folder / shipped_name(variant, sources))
         _compile(compiler, variant, openmp, sources, made[-1])
     return made
@@ -112,7 +92,7 @@ def compile_library(variant: str, sources: Path = SOURCES) -> Path:
     compiler = find_compiler()
     openmp = mapped_openmp()
     version = _run([compiler, "--version"])
-    parts = [compiler, version, *FLAGS, *VARIANTS[variant], *openmp, _processor()]
+    parts = [compiler, version, *FLAGS, *VARIANTS[variant], *openmp, platform.machine()]
     library = _cache_dir() / f"ops-{variant}-{_digest(parts, sources)}.so"
     if not library.exists():
         with _locked(library.parent):
@@ -185,16 +165,6 @@ def _digest(parts: Sequence[str], folder: Path) -> str:
     for path in sorted(folder.iterdir()):
         digest.update(f"\0{path.name}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:24]
-
-
-def _processor() -> str:
-    """What `-march=native` looks at: the machine's model and instruction sets."""
-    keys = ("flags", "Features", "model name", "CPU part")
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return " ".join(os.uname())
-    return "\n".join(sorted({line for line in lines if line.startswith(keys)}))
 
 
 def _compile(

@@ -31,6 +31,7 @@ from ops.base import (
 from ops.block_hash import HASH_BLOCK, hash_keys
 from ops.cpu_layers import NativeLayers, NativeStep
 from ops.panel_linear import PanelLinear
+from ops.processor import Processor
 from ops.weight_format import WeightFormat
 
 SAMPLING_POINTERS = (
@@ -76,8 +77,8 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
 class CpuOps(HostOps):
     """Ops in C++. Inner layout of a page: K `[G][D][PAGE_TOKENS]`, V `[G][PAGE_TOKENS][D]`.
 
-    variant: how the kernels are compiled, see build.VARIANTS. threads: None = torch's number.
-    Raises build.BuildError.
+    variant: how the kernels are compiled, see build.VARIANTS; None = the processor's fastest.
+    threads: None = torch's number. Raises build.BuildError.
     """
 
     name = "cpu"
@@ -85,8 +86,8 @@ class CpuOps(HostOps):
     b_rank_major = True
     head_dims = range(PAGE_TOKENS, 256 + 1, PAGE_TOKENS)
 
-    def __init__(self, *, variant: str = "native", threads: int | None = None) -> None:
-        self._lib = build.load(variant)
+    def __init__(self, *, variant: str | None = None, threads: int | None = None) -> None:
+        self._lib = build.load(variant or Processor.here().variants()[0])
         for name, arguments in SIGNATURES.items():
             function = getattr(self._lib, name)
             function.argtypes, function.restype = arguments, None

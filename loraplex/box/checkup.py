@@ -32,6 +32,7 @@ from loraplex.private import check_owner, may_be_replaced
 from loraplex.roles.tls import load_tls
 from loraplex.settings import Settings
 from ops.build import COMPILED, BuildError, find_compiler, find_shipped
+from ops.processor import Processor
 
 MIN_DESCRIPTORS = 4096
 MIN_PYTHON = (3, 11)
@@ -125,14 +126,20 @@ def _compiler(settings: Settings) -> Findings:
     if _version("torch") is None:
         yield "skipped", "no worker is installed here", ""
         return
+    runnable = Processor.here().variants()
+    variant = settings.kernel_variant or runnable[0]
+    if variant not in runnable:
+        advice = f"set kernel_variant to one of {', '.join(runnable)}, or unset it"
+        yield "failed", f"this processor cannot run the kernels of {variant}", advice
+        return
     if COMPILED.is_dir():
-        # What is shipped is named by the OpenMP runtime that torch brings.
+        # The name of a shipped library depends on the OpenMP runtime that torch loads.
         importlib.import_module("torch")
     try:
-        if (shipped := find_shipped()) is not None:
-            yield "ok", f"not needed: {shipped.name} is shipped", ""
+        if find_shipped(variant) is not None:
+            yield "ok", f"not needed: kernels for {variant} are shipped", ""
             return
-        yield "ok", find_compiler(), ""
+        yield "ok", f"{find_compiler()} compiles kernels for {variant}", ""
     except BuildError as error:
         yield "failed", str(error), "install g++, set CXX, or set ops to reference (slow)"
 

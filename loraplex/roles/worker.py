@@ -26,6 +26,7 @@ def worker_config(
         "security": settings.security,
         "health": health,
         "ops": settings.ops or "",
+        "kernel_variant": settings.kernel_variant or "",
         "memory": settings.memory or 0,
         "adapter_memory_min": settings.adapter_memory.min,
         "adapter_memory_max": settings.adapter_memory.max,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -13,6 +12,7 @@ import torch
 from hypothesis import settings
 
 from ops.base import Ops
+from ops.processor import Processor
 from ops.registry import select
 from tests.ops.carried import Carried
 from tests.ops.interpreter import IS_INTERPRETED
@@ -24,11 +24,8 @@ INTERPRETED_EXAMPLES = 3
 
 
 def _variants() -> list[str]:
-    """Forms of the C++ kernels: without a compiler none, without AVX2 not that one."""
-    if shutil.which("g++") is None:
-        return []
-    wide = "avx2" in Path("/proc/cpuinfo").read_text()
-    return ["native", *(["avx2"] if wide else []), "scalar"]
+    """The C++ kernels' variants that this machine can run; none without a compiler."""
+    return [] if shutil.which("g++") is None else Processor.here().variants()
 
 
 VARIANTS = _variants()

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from ops import build
+from ops.processor import REQUIRED
 from ops.registry import select
 
 
@@ -63,7 +64,7 @@ def test_a_cache_that_others_can_write_to_is_refused(monkeypatch, tmp_path: Path
     folder.mkdir(parents=True)
     folder.chmod(0o777)
     with pytest.raises(build.BuildError, match="others may write"):
-        build.compile_library("native")
+        build.compile_library("scalar")
 
 
 def test_a_link_in_place_of_the_cache_or_of_a_library_is_refused(monkeypatch, tmp_path: Path):
@@ -86,7 +87,7 @@ def test_a_compiler_of_the_current_folder_is_not_run(monkeypatch, tmp_path: Path
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CXX", "./c++")
     with pytest.raises(build.BuildError, match="absolute path"):
-        build.compile_library("native")
+        build.compile_library("scalar")
     assert not (tmp_path / "ran").exists()
 
 
@@ -102,7 +103,7 @@ def test_a_compiler_that_fails_is_named(monkeypatch, tmp_path: Path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", "/bin/false")
     with pytest.raises(build.BuildError, match="/bin/false"):
-        build.compile_library("native")
+        build.compile_library("scalar")
 
 
 def test_an_unknown_backend_is_refused_by_name():
@@ -116,22 +117,15 @@ def test_one_openmp_runtime_is_loaded():
     assert len(build.mapped_openmp()) == 1
 
 
-def test_of_shipped_libraries_the_processor_s_best_is_taken(tmp_path: Path) -> None:
-    """Without a compiler; one of other sources is not."""
+def test_a_shipped_library_is_of_these_sources_and_ours(tmp_path: Path) -> None:
     sources, folder = some_sources(tmp_path / "sources", "threads.cpp"), tmp_path / "compiled"
-    assert build.find_shipped(folder, sources) is None
+    assert build.find_shipped("scalar", folder, sources) is None
     made = build.precompile(folder, sources)
-    if platform.machine() == "x86_64":
-        assert [path.name.split("-")[1] for path in made] == list(build.SHIPPED)
-        for variant, needed in build.SHIPPED.items():
-            found = build.find_shipped(folder, sources, needed)
-            assert found == folder / build.shipped_name(variant, sources)
-        lacks_one = build.SHIPPED["avx2"] - {"fma"}
-        assert build.find_shipped(folder, sources, lacks_one) == made[-1]
-    best = build.find_shipped(folder, sources)
-    assert best is not None and ctypes.CDLL(str(best)).set_num_threads
-    best.chmod(0o666)
+    variants = list(REQUIRED) if platform.machine() == "x86_64" else ["scalar"]
+    assert [build.find_shipped(each, folder, sources) for each in variants] == made
+    assert ctypes.CDLL(str(made[-1])).set_num_threads
+    made[-1].chmod(0o666)
     with pytest.raises(build.BuildError, match="others may write"):
-        build.find_shipped(folder, sources)
+        build.find_shipped("scalar", folder, sources)
     (sources / "threads.cpp").write_text("")
-    assert build.find_shipped(folder, sources) is None
+    assert build.find_shipped("scalar", folder, sources) is None

@@ -32,6 +32,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """auto: a GPU where there is one."""
     ops: str = ""
     """Empty: that of the device."""
+    kernel_variant: str = ""
+    """Variant of the `cpu` backend's kernels, see `ops.processor`. Empty: the fastest one."""
     dtype: DType = "bfloat16"
     threads: int | None = None
     memory: int = 0

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
+from ops.processor import Processor
 from workers.process.config import WorkerConfig
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ def settled(config: WorkerConfig, find: Callable[[], Card | str] = find_card) ->
     if config.device == "cuda" and config.ops not in ("", "cuda"):
         raise CannotServe(f"ops: {config.ops!r} computes on the CPU, and device is 'cuda'")
     if config.device == "cpu" or config.ops in ("cpu", "reference"):
-        return _on_cpu(config)
+        return _on_cpu(config, Processor.here())
     card = find()
     if isinstance(card, Card):
         return _on_gpu(config, card)
@@ -69,14 +70,21 @@ def settled(config: WorkerConfig, find: Callable[[], Card | str] = find_card) ->
         setting = "device" if config.device == "cuda" else "ops"
         raise CannotServe(f"{setting}: 'cuda' cannot be had: {card}")
     log.info("computing on the CPU: %s", card)
-    return _on_cpu(config)
+    return _on_cpu(config, Processor.here())
 
 
-def _on_cpu(config: WorkerConfig) -> WorkerConfig:
+def _on_cpu(config: WorkerConfig, processor: Processor) -> WorkerConfig:
+    variant, runnable = config.kernel_variant, processor.variants()
+    if variant and variant not in runnable:
+        raise CannotServe(
+            f"kernel_variant: {variant!r} needs instructions that this processor does not have; "
+            f"it can run {', '.join(runnable)}"
+        )
     return msgspec.structs.replace(
         config,
         device="cpu",
         ops=config.ops or "cpu",
+        kernel_variant=variant or runnable[0],
         memory=config.memory or _default_memory(),
         max_batched_tokens=config.max_batched_tokens or CPU_TOKENS,
     )

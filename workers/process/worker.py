@@ -205,10 +205,18 @@ class Worker:
         if self.config.threads is not None:
             torch.set_num_threads(self.config.threads)
         name, num_threads = self.config.ops, torch.get_num_threads()
-        log.info("op backend %s, %d threads, pid %d", name, num_threads, os.getpid())
-        if name == "cuda":
-            return ops.registry.select(name, cache_dir=self.config.cache_dir / "kernels")
-        return ops.registry.select(name)
+        variant = self.config.kernel_variant or None
+        log.info(
+            *("op backend %s, kernels %s, %d threads, pid %d", name, variant or "default"),
+            *(num_threads, os.getpid()),
+        )
+        match name:
+            case "cuda":
+                return ops.registry.select(name, cache_dir=self.config.cache_dir / "kernels")
+            case "cpu":
+                return ops.registry.select(name, variant=variant)
+            case _:
+                return ops.registry.select(name)
 
     def _graph_limits(self, plan: ModelPlan) -> Limits | None:
         config = self.config

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ops.processor import REQUIRED, Processor
 from workers.process.config import WorkerConfig
 from workers.process.machine import CannotServe, Card, settled
 from workers.process.worker import Worker
@@ -77,3 +78,14 @@ def test_what_cannot_be_had_is_refused_by_name(given: dict[str, object], words: 
 def test_a_worker_on_this_machine_says_why_it_has_no_card() -> None:
     with pytest.raises(CannotServe, match=r"^device: 'cuda' cannot be had: torch .*CUDA"):
         Worker(config(device="cuda"), instance_id="", progress=lambda *_: None)
+
+
+def test_kernels_are_the_processors_fastest_unless_a_variant_is_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    processor = Processor("GenuineIntel", REQUIRED["avx2"])
+    monkeypatch.setattr(Processor, "here", lambda: processor)
+    assert settled(config(device="cpu")).kernel_variant == "avx2"
+    assert settled(config(device="cpu", kernel_variant="scalar")).kernel_variant == "scalar"
+    with pytest.raises(CannotServe, match=r"^kernel_variant: 'avx512' .*can run avx2, scalar$"):
+        settled(config(device="cpu", kernel_variant="avx512"))
