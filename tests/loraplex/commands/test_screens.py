@@ -1,5 +1,6 @@
-"""What each list looks like at 60, 80 and 120 columns and in a pipe: texts in `screens/`, rendered
-from fixed answers of a server. With WRITE_SCREENS=1 the texts are written anew."""
+"""Each list fits into 60, 80 and 120 columns and has tabbed values in a pipe,
+from fixed answers of a server. The list of adapters is compared with `screens/adapter_list.txt`,
+which WRITE_SCREENS=1 rewrites."""
 
 from __future__ import annotations
 
@@ -112,18 +113,24 @@ def printed(arguments: tuple[str, ...], width: int | None) -> str:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_screens(name: str) -> None:
-    shown: list[str] = []
-    for width in (*WIDTHS, None):
-        text = printed(COMMANDS[name], width)
-        lines = text.splitlines()
-        if width is not None:
-            assert max(map(cell_len, lines)) <= width
-        text = MOMENT.sub("<time>", text)
+def test_a_list_fits_its_terminal(name: str) -> None:
+    for width in WIDTHS:
+        lines = printed(COMMANDS[name], width).splitlines()
+        assert lines and max(map(cell_len, lines)) <= width
         assert not [line for line in lines if line != line.rstrip(" ")]
-        shown.append(f"{'pipe' if width is None else width}\n{text}")
-    file = SCREENS / f"{name}.txt"
-    found = "\n".join(shown)
+    lines = printed(COMMANDS[name], None).splitlines()
+    assert lines and not [line for line in lines if line != line.rstrip(" ")]
+    if name.endswith("_list"):
+        assert len(lines) > 1 and len({line.count("\t") for line in lines}) == 1
+
+
+def test_the_list_of_adapters_at_each_width() -> None:
+    widths = [(str(width), width) for width in WIDTHS] + [("pipe", None)]
+    found = "\n".join(
+        f"{title}\n{MOMENT.sub('<time>', printed(COMMANDS['adapter_list'], width))}"
+        for title, width in widths
+    )
+    file = SCREENS / "adapter_list.txt"
     if os.environ.get("WRITE_SCREENS"):
         file.write_text(found)
     assert found == file.read_text()
