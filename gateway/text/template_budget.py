@@ -125,7 +125,7 @@ def text(value: Any) -> str:
     return str(weighed(value))
 
 
-def concat(*values: Any) -> str:
+def joined(*values: Any) -> str:
     """The operator `~`."""
     return "".join([text(value) for value in values])
 

@@ -15,7 +15,7 @@ from jinja2.exceptions import TemplateSyntaxError
 from gateway.text.template_budget import CHARS_PER_STEP, MAX_INTEGER
 
 RUNTIME = (
-    "spend, weighed, text, concat, add, multiply, power, modulo, contains, key, integer, spend_size"
+    "spend, weighed, text, joined, add, multiply, power, modulo, contains, key, integer, spend_size"
 )
 """Names of `template_budget` that compiled templates use; a template's own have a prefix."""
 
@@ -48,7 +48,7 @@ class CountingCodeGenerator(CodeGenerator):
         super().visit_Template(node, frame)
 
     def visit_Concat(self, node: nodes.Concat, frame: Any) -> None:
-        self._call("concat", node.nodes, frame)
+        self._call("joined", node.nodes, frame)
 
     def visit_Add(self, node: nodes.Add, frame: Any) -> None:
         operands: list[nodes.Expr] = [node.right]

@@ -204,6 +204,21 @@ def test_an_answer_continues_the_last_message_as_in_transformers(path: Path) -> 
     assert ChatTemplate(source, SPECIAL).render(conversation, steps=STEPS_ON_LOOP) == expected
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ bos_token ~ messages[0].content ~ 7 }}",
+        "{% macro turn(m) %}{{ m.role ~ ': ' ~ m.content }}{% endmacro %}{{ turn(messages[0]) }}",
+        "{% set all %}{{ messages[0].role ~ '!' }}{% endset %}{{ all ~ '?' }}",
+    ],
+)
+def test_texts_are_joined_as_in_transformers(source: str) -> None:
+    chat = [{"role": "user", "content": "Hi"}]
+    (expected,), _ = render_jinja_template([chat], chat_template=source, **SPECIAL)
+    conversation = Conversation([Message(**turn) for turn in chat])
+    assert ChatTemplate(source, SPECIAL).render(conversation, steps=STEPS_ON_LOOP) == expected
+
+
 @pytest.mark.parametrize("path", FAMILIES, ids=[path.stem for path in FAMILIES])
 def test_a_short_chat_is_rendered_within_the_steps_of_the_loop(path: Path) -> None:
     template = ChatTemplate(path.read_text(), SPECIAL)
