@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu_engine import make_engine, timed
 from benchmarks.gpu_report import STAGES, Limits, run
 from benchmarks.gpu_stages import Stage
 from benchmarks.gpu_timing import Bench
@@ -96,3 +98,25 @@ def test_adapters_are_timed_on_their_way_to_the_device():
     bench = Bench(torch.device("cpu"), True, {"transfer_bytes_per_second": 1e9})
     (row,) = adapter_rows(bench, select("reference"), TINY)
     assert row["copied_ms"] > 0 and row["bytes_ms"] > 0
+
+
+def tensor_bytes() -> int:
+    return sum(each.nbytes for each in gc.get_objects() if type(each) is torch.Tensor)
+
+
+def test_dropped_engines_leave_nothing_on_the_device():
+    """Arenas and graphs are freed without the collector of cycles, so that the measurements of ten
+    engines in one process fit on a card."""
+    model = ShapedModel(select("reference"), TINY, torch.float32, 64)
+    gc.collect()
+    gc.disable()
+    try:
+        before = tensor_bytes()
+        for number in range(10):
+            engine, ring = make_engine(model, 2, 26, bool(number % 2), True, (4, 2))
+            timed(engine, ring, 2, 20, 2, num_adapters=2)
+            assert tensor_bytes() > before
+            del engine
+            assert tensor_bytes() == before
+    finally:
+        gc.enable()

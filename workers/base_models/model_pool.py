@@ -293,6 +293,7 @@ class ModelPool:
     def _drop_image(self, model: RegisteredModel, held: list[object]) -> None:
         """Frees the packed weights, and what else is held: the next load reads them again."""
         self._host.drop(model.plan.digest)
+        held = [*held, model.runner]
         model.runner = None
         if model.image is not None:
             model.state.load_s = model.read_s

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter_ns
 
 import numpy as np
@@ -69,7 +70,11 @@ class ModelRunner:
         self._buffer = buffer
         self._tables = tables
         self._sampler = Sampler(ops, buffer)
-        self._graphs = None if graphs is None else GraphRunner(graphs, ops, self._logits)
+        self._graphs = None
+        if graphs is not None:
+            # Captured work refers to no runner, so that a dropped runner frees its graphs at once.
+            compute = partial(_decode_logits, model, buffer, self._view, tables)
+            self._graphs = GraphRunner(graphs, ops, compute)
 
     @torch.inference_mode()
     def warm_up(self, max_rank: int, max_tokens: int) -> None:
@@ -164,11 +169,6 @@ class ModelRunner:
             return None
         return self._graphs.prepare(inputs, shape)
 
-    def _logits(self, inputs: BatchInputs[Tensor], shape: StepShape, out: Tensor) -> Tensor:
-        """Logits of all tokens."""
-        batch = forward_batch(inputs, shape, self._buffer, self._view, self._tables)
-        return self.model.logits(self.model.forward(batch), out)
-
     def _compute(
         self,
         step: StepInput,
@@ -230,6 +230,20 @@ class LaunchedStep:
             forward_us=self.forward_us,
             sample_us=self.sample_us + (perf_counter_ns() - begin) // 1000,
         )
+
+
+def _decode_logits(
+    model: Decoder,
+    buffer: TokenBuffer,
+    view: KVCacheView,
+    tables: AdapterTables,
+    inputs: BatchInputs[Tensor],
+    shape: StepShape,
+    out: Tensor,
+) -> Tensor:
+    """Computes the logits of all tokens of a step into `out`."""
+    batch = forward_batch(inputs, shape, buffer, view, tables)
+    return model.logits(model.forward(batch), out)
 
 
 @contextmanager
