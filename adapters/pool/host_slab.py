@@ -7,6 +7,7 @@ while it asks the driver.
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from threading import Lock
 from typing import Any
 
@@ -17,7 +18,7 @@ UNIT_BYTES = 1 << 16
 
 
 class HostSlab:
-    """Memory for images, which comes back when their arrays are garbage. Thread-safe."""
+    """Memory for images. Their units are free again when their arrays are garbage. Thread-safe."""
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
         """memory: uint8 [bytes], pinned."""
@@ -25,18 +26,24 @@ class HostSlab:
         self._lock = Lock()
         self._holes = [(0, len(memory) // UNIT_BYTES)]
         """Free units as [start, end), sorted and not adjacent."""
+        self._returned: deque[tuple[int, int]] = deque()
+        """Units of garbage arrays, not in `_holes` yet. The collector frees arrays on any thread at
+        any time, also on the one that holds the lock, so a finalizer must not need the lock."""
 
     def copy(self, payload: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
-        """A copy of the payload in the slab. None: no hole is large enough."""
+        """Returns a copy of the payload in the slab, or None if no hole is large enough."""
         num_units = -(-len(payload) // UNIT_BYTES)
         with self._lock:
+            while self._returned:
+                self._add_hole(*self._returned.popleft())
             start = self._take(num_units)
         if start is None:
             return None
         begin = start * UNIT_BYTES
         placed: NDArray[Any] = self._memory[begin : begin + len(payload)]
         placed[:] = payload
-        weakref.finalize(placed, self._give_back, start, start + num_units).atexit = False
+        units = (start, start + num_units)
+        weakref.finalize(placed, self._returned.append, units).atexit = False
         return placed
 
     def _take(self, num_units: int) -> int | None:
@@ -47,12 +54,11 @@ class HostSlab:
                 return start
         return None
 
-    def _give_back(self, start: int, end: int) -> None:
-        with self._lock:
-            before = [hole for hole in self._holes if hole[1] <= start]
-            after = self._holes[len(before) :]
-            if before and before[-1][1] == start:
-                start = before.pop()[0]
-            if after and after[0][0] == end:
-                end = after.pop(0)[1]
-            self._holes = [*before, (start, end), *after]
+    def _add_hole(self, start: int, end: int) -> None:
+        before = [hole for hole in self._holes if hole[1] <= start]
+        after = self._holes[len(before) :]
+        if before and before[-1][1] == start:
+            start = before.pop()[0]
+        if after and after[0][0] == end:
+            end = after.pop(0)[1]
+        self._holes = [*before, (start, end), *after]

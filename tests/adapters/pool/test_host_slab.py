@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,3 +30,22 @@ def test_images_keep_their_bytes_and_holes_join(arrivals: list[tuple[int, int]])
     whole = slab.copy(np.ones(NUM_UNITS * UNIT_BYTES, np.uint8))
     assert whole is not None, "the holes are one again"
     assert slab.copy(np.ones(1, np.uint8)) is None
+
+
+@pytest.mark.timeout(20)
+def test_the_collector_may_free_images_while_one_is_placed() -> None:
+    """An image in a cycle of garbage is freed by whichever thread allocates next, which can be the
+    one that searches the slab."""
+    slab = HostSlab(np.zeros(NUM_UNITS * UNIT_BYTES, np.uint8))
+    payload = np.ones(UNIT_BYTES, np.uint8)
+    threshold = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        for _ in range(20 * NUM_UNITS):
+            cycle: list[object] = [slab.copy(payload)]
+            cycle.append(cycle)
+    finally:
+        gc.set_threshold(*threshold)
+    del cycle
+    gc.collect()
+    assert slab.copy(np.ones(NUM_UNITS * UNIT_BYTES, np.uint8)) is not None
