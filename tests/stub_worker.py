@@ -114,6 +114,8 @@ class StubWorker:
     is_ready: bool = True
     is_draining: bool = False
     step_age_s: float = 0.0
+    abort_s: float = 0.0
+    """Seconds of the step that an abort waits for."""
 
     async def __aenter__(self) -> StubWorker:
         self._running: dict[tuple[int, int], _Running] = {}
@@ -165,7 +167,10 @@ class StubWorker:
                     last = running.reply.last_progress
                     progress = [] if last is None else [PromptProgress(sequence_id, *last)]
                     end = SequenceOutput(sequence_id, [], finish_reason=FinishReason.ABORT)
-                    self.server.deliver([(connection, StepFrame([end], progress))])
+                    delivery = [(connection, StepFrame([end], progress))]
+                    asyncio.get_running_loop().call_later(
+                        self.abort_s, self.server.deliver, delivery
+                    )
             case Disconnected():
                 lost = [key for key in self._running if key[0] == connection]
                 self.aborted += [self._running.pop(key).request.id for key in lost]

@@ -38,9 +38,6 @@ SEARCH_INTERVAL_S = 0.1
 """How often it is looked for a worker where there was none."""
 GRACE_S = 0.5
 """How long after the deadline a worker may say that it has not begun, which costs nothing."""
-ABORT_WAIT_S = 2.0
-"""How long a request that ends early waits for its workers to say how far its prompts have come. A
-worker says so after the step it is in."""
 MAX_AT_ONCE = 128
 """Sequences of one request that workers have at a time. Only vectors are asked for in larger
 numbers: a worker's queue would refuse them, and nothing is gained by more than fill its steps."""
@@ -239,14 +236,15 @@ class Generation:
             run.worker.cancel(run.id)
         self._aborted.clear()
 
-    async def stop(self) -> None:
-        """As `cancel`, and returns when the workers have told how far the prompts have come, or
-        have not for `ABORT_WAIT_S`. Then `usage` does not change any more."""
+    async def stop(self, timeout_s: float) -> bool:
+        """Aborts what still runs and waits until its workers have reported how far the prompts have
+        come. Returns False after `timeout_s`; until then `usage` may still grow."""
         self._abort()
         if self._aborted:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ABORT_WAIT_S):
+                async with asyncio.timeout(timeout_s):
                     await self._no_more.wait()
+        return not self._aborted
 
     def _abort(self) -> None:
         if self._is_cancelled:

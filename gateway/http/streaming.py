@@ -22,10 +22,18 @@ from gateway.dispatch.choice import Delta
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.request_usage import RequestUsage
 from gateway.exceptions import UsageUnavailable, error_type, forget_frames
+from gateway.http.error_answers import ErrorAnswer
 from gateway.http.http_protocol import connection_lost
 from gateway.metering.usage import Status
+from workers.wire.client import HUNG_STEP_S
 
 log = logging.getLogger(__name__)
+
+ANSWER_WAIT_S = 2.0
+"""Seconds that the answer to a failed request waits for its workers to report how far its prompts
+have come, which they do after their current step."""
+LAST_REPORT_S = HUNG_STEP_S
+"""Seconds that the usage of a request waits for these reports, unless its workers are lost."""
 
 Headers = list[tuple[bytes, bytes]]
 Settle = Callable[[Generation, Exception | None], None]
@@ -48,18 +56,24 @@ class GenerationResponse(ABC):
     _failure: Exception | None = field(default=None, init=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Returns when the client has its answer and the workers have reported what they computed
+        for it, which may take a step longer: a request that is refused or left early is billed
+        that step too."""
         try:
-            with Client(connection_lost(scope)) as client:
-                await self._answer(send, client)
-            await self.generation.stop()
-        except Exception as error:
-            self._failure = error
-            await self._keep_failure()
-            raise
+            try:
+                with Client(connection_lost(scope)) as client:
+                    await self._answer(send, client)
+            except Exception as error:
+                self._failure = error
+                await self._keep_failure()
+                await ErrorAnswer(error, scope)(scope, receive, send)
+                forget_frames(error)
+            await self.generation.stop(LAST_REPORT_S)
         finally:
             self.generation.cancel()
             if not self.generation.is_refused:
-                self.usage.record(self.generation, Status.CANCELLED)
+                status = Status.CANCELLED if self._failure is None else Status.FAILED
+                self.usage.record(self.generation, status)
             self.settle(self.generation, self._failure)
 
     @abstractmethod
@@ -67,11 +81,11 @@ class GenerationResponse(ABC):
         """Sends everything. Raises only before anything was sent."""
 
     async def _keep_failure(self) -> None:
-        """The client is told what went wrong first, whether its usage can be kept or not. A refused
-        request has used nothing, and its client is told at once. What still runs does not wait for
-        the disk."""
-        await self.generation.stop()
-        if not self.generation.is_refused:
+        """Records the usage before the client is told what went wrong, unless that would take
+        long or cannot be done. A refused request has used nothing. What still runs does not wait
+        for the disk."""
+        is_final = await self.generation.stop(ANSWER_WAIT_S)
+        if is_final and not self.generation.is_refused:
             with contextlib.suppress(UsageUnavailable):
                 await self.usage.keep(self.generation, Status.FAILED)
 

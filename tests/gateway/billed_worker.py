@@ -24,6 +24,7 @@ from workers.process.server import Command, Disconnected, Server
 from workers.scheduling.sequence import Sequence
 from workers.wire.protocol import (
     Abort,
+    ErrorCode,
     Failed,
     Generate,
     ModelInfo,
@@ -128,6 +129,9 @@ class BilledWorker:
         self.models = [ModelInfo(DIGEST, "tiny", 4096, LAYOUT)]
         self.is_up = False
         self.num_preemptions = 0
+        self.refused_part = 0.0
+        """Part of the steps before which a waiting sequence is refused, as if others needed its
+        place in the queue."""
         self._name = name
         self._counts = counts
         self._chance = chance
@@ -191,8 +195,11 @@ class BilledWorker:
         self._deliver(engine.expire())
 
     def step(self) -> None:
-        if self._simulation.engine.has_work:
-            self._deliver(self._simulation.engine.step())
+        engine = self._simulation.engine
+        if self._chance.random() < self.refused_part:
+            self._deliver(engine.fail_first(ErrorCode.OVERLOADED, "the queue is full"))
+        if engine.has_work:
+            self._deliver(engine.step())
 
     def _deliver(self, events: list[Event]) -> None:
         for connection, event in events:

@@ -31,6 +31,7 @@ SEED = 22
 NUM_REQUESTS = scaled(400, 20_000)
 NUM_AT_ONCE = 24
 NUM_WORKERS = 3
+REFUSED_PART = 0.1
 PAUSE_S = 0.6
 """Longer than a gateway gives a worker to say that a request has expired."""
 NUM_PAUSES = scaled(3, 100)
@@ -54,6 +55,17 @@ class Asked:
         how = {name: value for name, value in self.body.items() if name != "prompt"}
         state = "whole" if self.is_whole else "left" if self.lost.done() else "cut"
         return f"{self.status} {state} {lengths} {how} {self.timeout_s}"
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether a worker had no room for one of its sequences."""
+        return self.status == 503 and json.loads(self.data)["error"]["code"] == "overloaded"
+
+    @property
+    def ended_unanswered(self) -> bool:
+        """Whether it expired or was refused: it has shown nothing, and takes no token that a worker
+        emits afterwards."""
+        return self.status == 504 or self.is_refused
 
     @property
     def is_open(self) -> bool:
@@ -104,7 +116,9 @@ class House:
                 await worker.kill()
 
     async def run(self, requests: Iterable[Asked], *, is_calm: bool = False) -> None:
-        """Until all are over. Calm: no client leaves and no worker is lost."""
+        """Until all are over. Calm: no client leaves, and no worker refuses or is lost."""
+        for worker in self.workers:
+            worker.refused_part = 0.0 if is_calm else REFUSED_PART
         coming = iter(requests)
         tasks: set[asyncio.Task[None]] = set()
         is_last = False
@@ -264,8 +278,7 @@ def differences(house: House, billed: dict[str, UsageRecord]) -> list[str]:
         told = NOTHING
         if bill is not None:
             told = bill.prompt_tokens, bill.cached_tokens, bill.completion_tokens
-        # One that has expired has shown nothing, and takes nothing that is told afterwards.
-        num_tokens = 0 if asked.status == 504 else count.num_tokens
+        num_tokens = 0 if asked.ended_unanswered else count.num_tokens
         counted = count.num_positions, count.num_cached, num_tokens
         if told != counted:
             found.append(f"{asked} is billed {told}, not {counted}: {bill and bill.finish_reasons}")
@@ -296,9 +309,12 @@ async def test_a_scored_prompt_of_many_choices_is_computed_once(
 
 @pytest.mark.soak
 @pytest.mark.timeout(scaled(120, 3600))
-async def test_bills_are_what_was_computed_found_and_emitted(store: Path, tmp_path: Path) -> None:
-    """To the token, with choices, prompts, scores, expiry, departures, preemptions and workers
-    that are lost."""
+async def test_bills_are_what_was_computed_found_and_emitted(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the token, with choices, prompts, scores, expiry, refusals, departures, preemptions and
+    workers that are lost, and that report later than the answer to a failed request waits."""
+    monkeypatch.setattr("gateway.http.streaming.ANSWER_WAIT_S", 0.0)
     house = House(store, tmp_path, SEED)
     async with house.running():
         await house.run(house.request() for _ in range(NUM_REQUESTS))
@@ -318,6 +334,10 @@ async def test_bills_are_what_was_computed_found_and_emitted(store: Path, tmp_pa
             "expired": sum(asked.status == 504 for asked in house.asked),
             "expired midway": sum(
                 asked.status == 504 and asked.request_id in billed for asked in house.asked
+            ),
+            "refused": sum(asked.is_refused for asked in house.asked),
+            "refused midway": sum(
+                asked.is_refused and asked.request_id in billed for asked in house.asked
             ),
             "left in a prompt": sum(
                 bill.status is Status.CANCELLED and not bill.completion_tokens

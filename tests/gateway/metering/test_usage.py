@@ -204,6 +204,82 @@ async def test_a_client_that_leaves_early_is_billed_the_positions_reached(live: 
     assert (row["prompt_tokens"], row["status"]) == (3, "cancelled")
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (ErrorCode.OVERLOADED, 503),
+        (ErrorCode.PROMPT_TOO_LONG, 400),
+        (ErrorCode.ADAPTER_UNAVAILABLE, 503),
+        (ErrorCode.EXPIRED, 504),
+        (None, 504),
+    ],
+)
+async def test_a_refused_prompt_does_not_make_free_what_a_long_step_computes_of_the_others(
+    live: Live,
+    code: ErrorCode | None,
+    status: int,
+    stream: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The worker reports the step when the client has long been answered. Without a code the
+    request expires at the gateway."""
+
+    def one_is_refused(request: Generate) -> Reply:
+        if len(request.tokens) == 2 and code is not None:
+            return Reply([], failure=code)
+        return Reply([], idle_steps=1 << 30, last_progress=(len(request.tokens), 1))
+
+    monkeypatch.setattr("gateway.http.streaming.ANSWER_WAIT_S", 0.05)
+    live.worker.script, live.worker.abort_s = one_is_refused, 1.0
+    await live.price(input=10, cached_input=1, output=100)
+    async with live.worker, live.gateway() as served:
+        await live.limit(tokens_per_day=1000)
+        await eventually(lambda: served.gateway.catalog.current.limits_of(live.tenant_id, ""))
+        served.client.headers["x-request-timeout"] = "0.2"
+        answer = await served.complete("tiny", prompt=["Hi", "Hello", "Bye"], stream=stream)
+        assert answer.status_code == status
+        assert served.gateway.admission.num_open == 1
+        (row,) = await rows(live, 1)
+        reached = 8 if code else 10
+        assert (row["prompt_tokens"], row["completion_tokens"]) == (reached, 0)
+        assert row["metered_tokens"] == reached
+        num_cached = 2 if code else 3
+        assert row["cost"] == (reached - num_cached) * 10 + num_cached
+        assert served.gateway.admission.num_open == 0
+
+
+async def test_a_client_that_leaves_during_a_long_step_is_billed_what_it_computes(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.http.streaming.ANSWER_WAIT_S", 0.05)
+    live.worker.script = lambda _: Reply([], idle_steps=1 << 30, last_progress=(5, 0))
+    live.worker.abort_s = 0.5
+    async with live.worker, live.gateway() as served:
+        asked = asyncio.create_task(served.complete("tiny", prompt="Hello"))
+        await eventually(lambda: live.worker.num_running)
+        asked.cancel()
+        (row,) = await rows(live, 1)
+    assert (row["prompt_tokens"], row["status"]) == (5, "cancelled")
+
+
+async def test_a_worker_that_is_lost_during_the_last_step_ends_the_wait_for_it(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it had reported is billed."""
+    monkeypatch.setattr("gateway.http.streaming.ANSWER_WAIT_S", 0.05)
+    live.worker.script = lambda _: Reply([], idle_steps=1 << 30, progress=(2, 0))
+    live.worker.abort_s = 3600
+    async with live.gateway() as served:
+        async with live.worker:
+            await eventually(lambda: served.gateway.fleet.why_not_serving() is None)
+            served.client.headers["x-request-timeout"] = "0.1"
+            assert (await served.complete("tiny", prompt="Hello")).status_code == 504
+            assert not await live.fetch("SELECT FROM usage")
+        (row,) = await rows(live, 1)
+    assert (row["prompt_tokens"], row["status"]) == (2, "failed")
+
+
 async def test_a_second_choice_and_a_second_worker_are_not_billed_again(live: Live) -> None:
     """What the first computed, the second may find or compute: it was billed."""
     replies = [
