@@ -9,7 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+FOLDED_TURNS = "folded_turns"
 UNBOUNDED_THOUGHT = "thinking.budget_tokens"
+
+CONVERSATIONS: Mapping[str, str] = {
+    FOLDED_TURNS: "The chat template refused the turns as they came. Instructions in the middle "
+    "became a user's turn, turns of one role were joined, calls of one turn parted, or calls and "
+    "results written as text.",
+}
+"""What chats, Messages and Responses drop of a conversation: name to reason."""
 
 MESSAGES: Mapping[str, str] = {
     "billing_header": "A line of the system prompt that begins with `x-anthropic-billing-header:` "

@@ -43,6 +43,8 @@ class Prompt(msgspec.Struct, frozen=True):
     """Position from which the adapter acts; None: nowhere in this prompt."""
     form: AnswerForm | None = None
     """How its answer writes calls and thoughts; None: it is text."""
+    is_folded: bool = False
+    """Whether the chat template refused the turns as they came."""
     in_thought: bool = False
     """Whether it ends with the beginning of a thought."""
 
@@ -70,7 +72,7 @@ async def _chat_prompts(
 ) -> list[Prompt]:
     template, max_tokens = target.chat_template(), target.base.max_model_len
     tokenizer.check_chars(sum([message.num_chars for message in messages]), max_tokens)
-    tokens = await tokenizer.encode_chat(
+    tokens, is_folded = await tokenizer.encode_chat(
         conversation_of(asked, messages),
         domain=caller.cache_domain,
         template=template,
@@ -85,7 +87,10 @@ async def _chat_prompts(
     last = messages[-1]
     echoed = [last.content] if asked.echo and last.role == "assistant" else []
     prompts = await _prompts(tokenizer, target, caller, [tokens], echoed, asked.prompts_param)
-    return [msgspec.structs.replace(each, form=form, in_thought=in_thought) for each in prompts]
+    return [
+        msgspec.structs.replace(each, form=form, in_thought=in_thought, is_folded=is_folded)
+        for each in prompts
+    ]
 
 
 async def _pair_prompts(
@@ -100,7 +105,7 @@ async def _pair_prompts(
     for pair in asked.pairs:
         tokenizer.check_chars(pair.num_chars, max_tokens)
         conversation = Conversation(pair.messages(), template_arguments=WITHOUT_THINKING)
-        tokens = await tokenizer.encode_chat(
+        tokens, _ = await tokenizer.encode_chat(
             conversation, domain=caller.cache_domain, template=template, max_tokens=max_tokens
         )
         prompts.append(tokens)

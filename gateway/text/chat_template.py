@@ -10,13 +10,15 @@ import asyncio
 import hashlib
 import re
 from collections import OrderedDict
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import jinja2
 from jinja2 import nodes
 
 from gateway.conversation import Conversation
 from gateway.exceptions import InvalidRequest
+from gateway.text.folded_turns import folded
 from gateway.text.parsers.answer_form import form_of
 from gateway.text.plain_tools import in_plain_messages
 from gateway.text.template_budget import BudgetExceeded, limited
@@ -43,6 +45,18 @@ class TemplateOverBudget(InvalidRequest):
     """A rendering takes more work than the conversation's budget."""
 
 
+class TemplateRefused(InvalidRequest):
+    """A template's own refusal of a conversation, or an error of its expressions."""
+
+
+class Rendered(NamedTuple):
+    """The text of a prompt."""
+
+    text: str
+    is_folded: bool = False
+    """Whether the template refused the turns as they came (see `folded_turns`)."""
+
+
 class ChatTemplate:
     """Compiled. Its constructor takes a while for a long text."""
 
@@ -62,12 +76,24 @@ class ChatTemplate:
             "documents": None,
         }
 
-    def render(self, conversation: Conversation, *, steps: int) -> str:
-        """The prompt's text. Tools that the template does not know are described in plain messages.
-        Raises InvalidRequest if the template refuses the conversation, TemplateOverBudget if that
-        takes more `steps` of `template_budget`."""
+    def render(self, conversation: Conversation, *, steps: int) -> Rendered:
+        """Renders the conversation, folded if the template refuses it as it is. Tools that the
+        template does not know are described in plain messages. Raises InvalidRequest if the
+        template refuses each form, TemplateOverBudget if one takes more `steps` of
+        `template_budget`."""
         if not self.shows_tools:
             conversation = in_plain_messages(conversation)
+        try:
+            return Rendered(self._prompt(conversation, steps))
+        except TemplateRefused as refusal:
+            for plainer in folded(conversation):
+                with suppress(TemplateRefused):
+                    text = self._prompt(plainer, steps)
+                    if _shows_task(text, plainer):
+                        return Rendered(text, is_folded=True)
+            raise refusal
+
+    def _prompt(self, conversation: Conversation, steps: int) -> str:
         messages = [message.for_template() for message in conversation.messages]
         if self._wants_short_ids:
             _shorten_ids(messages)
@@ -94,10 +120,17 @@ class ChatTemplate:
                 code="template_budget_exceeded",
             ) from None
         except (jinja2.TemplateError, *RENDERING_ERRORS) as error:
-            raise InvalidRequest(
+            raise TemplateRefused(
                 f"The model's chat template refused: {str(error)[:MAX_ERROR_CHARS]}",
                 param="messages",
             ) from error
+
+
+def _shows_task(text: str, conversation: Conversation) -> bool:
+    """Whether a prompt has the last user's text. A template that wants contents in another form may
+    leave them out without a word."""
+    asked = [message.content for message in conversation.messages if message.role == "user"]
+    return not asked or asked[-1].strip() in text
 
 
 def _shorten_ids(messages: list[dict[str, Any]]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 from tokenizers import Tokenizer
@@ -16,7 +16,12 @@ from tokenizers import Tokenizer
 from gateway.conversation import Conversation
 from gateway.exceptions import ContextLengthExceeded, InvalidRequest
 from gateway.relevance import VERDICTS
-from gateway.text.chat_template import ChatTemplate, CompiledTemplates, TemplateOverBudget
+from gateway.text.chat_template import (
+    ChatTemplate,
+    CompiledTemplates,
+    Rendered,
+    TemplateOverBudget,
+)
 from gateway.text.detokenizer import Spelling
 from gateway.text.long_texts import LONG, TOKEN_CHARS, LongTexts
 from gateway.text.parsers import thoughts
@@ -44,6 +49,14 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+
+
+class ChatTokens(NamedTuple):
+    """A conversation as a prompt."""
+
+    tokens: list[int]
+    is_folded: bool
+    """Whether the chat template refused the turns as they came."""
 
 
 class _PoolingFile(msgspec.Struct):
@@ -98,24 +111,25 @@ class ModelTokenizer:
         domain: str,
         template: str | None = None,
         max_tokens: int | None = None,
-    ) -> list[int]:
+    ) -> ChatTokens:
         """As `render`; the template writes the special tokens itself, so none are added. `domain`:
         inside one, what was encoded before need not be again. Raises ContextLengthExceeded as
         `encode_many` does."""
-        text = await self.render(conversation, domain=domain, template=template)
+        text, is_folded = await self.render(conversation, domain=domain, template=template)
         self.check_chars(len(text), max_tokens)
-        return await self._prompts.encode(text, domain, max_tokens=max_tokens)
+        tokens = await self._prompts.encode(text, domain, max_tokens=max_tokens)
+        return ChatTokens(tokens, is_folded)
 
     async def render(
         self, conversation: Conversation, *, domain: str, template: str | None = None
-    ) -> str:
+    ) -> Rendered:
         """By an adapter version's approved `template`, else the model's own. Raises InvalidRequest
         if it refuses the conversation, or there is none. What takes long, for the size of the
         conversation or by the template's own fault, is rendered beside the loop."""
         chosen = await self._chosen(template)
         num_chars, num_messages = conversation.num_chars, len(conversation.messages)
 
-        def render(steps: int) -> str:
+        def render(steps: int) -> Rendered:
             return chosen.render(conversation, steps=steps)
 
         if num_chars <= LONG and num_messages <= MANY_MESSAGES:

@@ -16,7 +16,7 @@ from gateway.catalog.catalog import ResolvedModel
 from gateway.dialects.chat_completions import ChatCompletionRequest, ChatCompletions
 from gateway.dialects.completions import CompletionRequest, Completions
 from gateway.dialects.dialect import AnswerFormat, BodyFormat, Dialect
-from gateway.dialects.dropped import UNBOUNDED_THOUGHT, header_of
+from gateway.dialects.dropped import FOLDED_TURNS, UNBOUNDED_THOUGHT, header_of
 from gateway.dialects.responses import Responses
 from gateway.dialects.responses_fields import ResponsesRequest
 from gateway.dispatch.answer_trace import outcome_of, routing_attributes, trace_answer
@@ -128,9 +128,9 @@ async def prepare(
         asked, tokenizer, prompts[0], request.user.cache_domain, has_grammar=bool(grammar)
     )
     if is_thought_unbounded(asked, tokenizer):
-        asked = msgspec.structs.replace(
-            asked, dropped=tuple(sorted((*asked.dropped, UNBOUNDED_THOUGHT)))
-        )
+        asked = with_dropped(asked, UNBOUNDED_THOUGHT)
+    if prompts[0].is_folded:
+        asked = with_dropped(asked, FOLDED_TURNS)
     return Call(
         request_id=request.request_id,
         caller=request.user,
@@ -227,6 +227,11 @@ def _headers(call: Call, generation: Generation) -> Headers:
     if call.target.version is not None:
         headers.append((b"loraplex-adapter-version", b"%d" % call.target.version.version))
     return headers
+
+
+def with_dropped(asked: GenerationRequest, name: str) -> GenerationRequest:
+    """Adds to the names of what was taken without effect."""
+    return msgspec.structs.replace(asked, dropped=tuple(sorted((*asked.dropped, name))))
 
 
 def dropped_header(asked: GenerationRequest) -> Headers:

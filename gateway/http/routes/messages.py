@@ -7,6 +7,7 @@ from litestar.params import JSONBody
 from litestar.types import ASGIApp
 
 from gateway.conversation import conversation_of
+from gateway.dialects.dropped import FOLDED_TURNS
 from gateway.dialects.messages import Messages
 from gateway.dialects.messages_fields import (
     CountTokensRequest,
@@ -15,7 +16,7 @@ from gateway.dialects.messages_fields import (
 )
 from gateway.http.guards import INFERENCE, requires
 from gateway.http.request import GatewayRequest
-from gateway.http.routes.completions import answer, answering, dropped_header
+from gateway.http.routes.completions import answer, answering, dropped_header, with_dropped
 from gateway.http.routes.tokens import max_counted, tokenizer_of
 from gateway.limits.bounds import check_template_arguments, check_tools
 
@@ -37,11 +38,13 @@ async def count_message_tokens(
     target, tokenizer = await tokenizer_of(request, asked.model)
     check_tools(asked.tools, asked.tool_choice)
     check_template_arguments(asked.template_arguments)
-    tokens = await tokenizer.encode_chat(
+    tokens, is_folded = await tokenizer.encode_chat(
         conversation_of(asked, asked.messages or []),
         domain=request.user.cache_domain,
         template=target.chat_template(),
         max_tokens=max_counted(target),
     )
+    if is_folded:
+        asked = with_dropped(asked, FOLDED_TURNS)
     headers = {name.decode(): value.decode() for name, value in dropped_header(asked)}
     return Response(TokenCount(len(tokens)), headers=headers)

@@ -40,7 +40,7 @@ async def tokenize(request: GatewayRequest, data: JSONBody[TokenizeRequest]) -> 
         )
         check_tools(conversation.tools)
         check_template_arguments(conversation.template_arguments)
-        tokens = await tokenizer.encode_chat(
+        tokens, _ = await tokenizer.encode_chat(
             conversation,
             domain=request.user.cache_domain,
             template=target.chat_template(),

@@ -7,12 +7,17 @@ from collections.abc import Mapping
 
 import pytest
 
-from gateway.dialects.dropped import MAX_NAMED, MESSAGES, RESPONSES, header_of
+from gateway.dialects.dropped import CONVERSATIONS, MAX_NAMED, MESSAGES, RESPONSES, header_of
 from tools.source_tree import ROOT
 
 
 @pytest.mark.parametrize(
-    ("heading", "table"), [("Anthropic's Messages", MESSAGES), ("OpenAI's Responses", RESPONSES)]
+    ("heading", "table"),
+    [
+        ("Conversations", CONVERSATIONS),
+        ("Anthropic's Messages", MESSAGES),
+        ("OpenAI's Responses", RESPONSES),
+    ],
 )
 def test_the_page_has_the_table(heading: str, table: Mapping[str, str]) -> None:
     page = (ROOT / "docs/use/api.md").read_text()

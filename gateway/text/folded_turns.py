@@ -1,0 +1,147 @@
+"""Plainer forms of a conversation, for chat templates that refuse its turns.
+
+Agents send turns that many templates do not take: instructions in the middle, two turns of one role
+in a row, several calls in one turn. Only a conversation that was refused is folded, so that the
+prompts of all others stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import reduce
+from itertools import chain, groupby
+
+import msgspec
+
+from gateway.conversation import Conversation
+from gateway.messages import Message, in_turns
+from gateway.text.plain_tools import in_plain_messages
+
+
+def folded(conversation: Conversation) -> Iterator[Conversation]:
+    """Yields forms of the conversation, each plainer than the one before it."""
+    last = conversation
+    for folds in FORMS:
+        plainer = reduce(lambda form, fold: fold(form), folds, conversation)
+        if plainer != last:
+            yield plainer
+        last = plainer
+
+
+def _with_one_system(conversation: Conversation) -> Conversation:
+    """Joins the system messages at the start. Each later one becomes a user's turn at its place, or
+    behind the results of the calls that it interrupts."""
+    messages: list[Message] = []
+    waiting: list[Message] = []
+    for message in in_turns(conversation.messages, _are_systems):
+        if message.role == "system" and messages:
+            waiting.append(Message("user", message.content))
+            continue
+        if message.role != "tool":
+            messages += waiting
+            waiting = []
+        messages.append(message)
+    return _with(conversation, [*messages, *waiting])
+
+
+def _alternating(conversation: Conversation) -> Conversation:
+    """Joins turns of one role, and a user's text to the results of tools before it. The first turn
+    is a user's."""
+    turns = in_turns(conversation.messages, lambda last, turn: last.role == turn.role != "tool")
+    messages: list[Message] = []
+    for turn in turns:
+        if turn.role == "assistant" and all(each.role == "system" for each in messages):
+            messages.append(Message("user"))
+        if turn.role == "user" and messages and messages[-1].role == "tool":
+            messages[-1] = _joined(messages[-1], turn)
+        else:
+            messages.append(turn)
+    return _with(conversation, messages)
+
+
+def _with_single_calls(conversation: Conversation) -> Conversation:
+    """Gives each call a turn of its own, with the results of this call behind it."""
+    messages: list[Message] = []
+    calling: Message | None = None
+    for is_result, turns in groupby(conversation.messages, lambda turn: turn.role == "tool"):
+        if not is_result:
+            *before, last = turns
+            messages += chain.from_iterable(map(_one_by_one, before))
+            calling = last
+            if len(last.calls) < 2:
+                messages.append(last)
+        elif calling is not None and len(calling.calls) > 1:
+            messages += _one_by_one(calling, list(turns))
+            calling = None
+        else:
+            messages += turns
+    if calling is not None and len(calling.calls) > 1:
+        messages += _one_by_one(calling)
+    return _with(conversation, messages)
+
+
+def _one_by_one(turn: Message, results: list[Message] | None = None) -> list[Message]:
+    """A turn's calls as turns of their own. The last call has the results that belong to none."""
+    if len(turn.calls) < 2:
+        return [turn]
+    rest = results or []
+    messages: list[Message] = []
+    for number, call in enumerate(turn.calls):
+        calling = Message("assistant") if number else turn
+        is_last = number == len(turn.calls) - 1
+        own = [result for result in rest if is_last or result.call_id == call.id]
+        rest = [result for result in rest if result not in own]
+        messages += [msgspec.structs.replace(calling, calls=[call]), *own]
+    return messages
+
+
+def _with_described_tools(conversation: Conversation) -> Conversation:
+    """Gives tools without a description their name as one."""
+    tools = [
+        tool if tool.description else msgspec.structs.replace(tool, description=tool.name)
+        for tool in conversation.tools
+    ]
+    return msgspec.structs.replace(conversation, tools=tools)
+
+
+def _with_calls_as_text(conversation: Conversation) -> Conversation:
+    """Writes calls and results as text, as for a template that knows none of them. Tools stay,
+    because answers are read in the form that the template describes."""
+    bare = msgspec.structs.replace(conversation, tools=[])
+    return msgspec.structs.replace(in_plain_messages(bare), tools=conversation.tools)
+
+
+def _without_system(conversation: Conversation) -> Conversation:
+    """Puts the system message into the first user's turn."""
+    first, *others = conversation.messages
+    if first.role != "system":
+        return conversation
+    messages = [Message("user", first.content), *others]
+    if others and others[0].role == "user":
+        messages = [_joined(messages[0], others[0]), *others[1:]]
+    return _with(conversation, messages)
+
+
+Fold = Callable[[Conversation], Conversation]
+FORMS: tuple[tuple[Fold, ...], ...] = (
+    (_with_one_system,),
+    (_with_one_system, _alternating),
+    (_with_one_system, _with_single_calls),
+    (_with_one_system, _with_single_calls, _alternating, _with_described_tools),
+    (_with_one_system, _with_calls_as_text, _alternating),
+    (_with_one_system, _with_calls_as_text, _alternating, _without_system),
+)
+"""The folds that make each form, in their order."""
+
+
+def _with(conversation: Conversation, messages: list[Message]) -> Conversation:
+    return msgspec.structs.replace(conversation, messages=messages)
+
+
+def _are_systems(last: Message, message: Message) -> bool:
+    return last.role == message.role == "system"
+
+
+def _joined(first: Message, second: Message) -> Message:
+    content = "\n\n".join([each.content for each in (first, second) if each.content])
+    return msgspec.structs.replace(first, content=content)
