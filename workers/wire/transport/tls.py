@@ -13,14 +13,13 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from workers.wire.transport.base import MutualTLS, PeerRefused
+from workers.wire.transport.refusals import RefusalLog, why_no_handshake
 
 log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 10.0
 ACCEPT_AGAIN_S = 0.5
 """Pause after an accept that failed, as for want of file descriptors."""
-MAX_PEERS = 256
-"""Peers whose last failure is remembered, so that it is logged once."""
 KINDS = {"DNS": "DNS", "URI": "URI", "IP Address": "IP"}
 """Subject alternative names as Python has them, and as patterns do."""
 
@@ -64,7 +63,7 @@ class ServerContext:
 
 
 class TlsListener:
-    """Accepts TLS connections; a failed handshake is logged once for each peer and reason."""
+    """Accepts TLS connections, and logs why a peer is refused."""
 
     def __init__(self, sock: socket.socket, address: str, tls: MutualTLS, serve: Serve) -> None:
         """serve: raises PeerRefused."""
@@ -72,7 +71,7 @@ class TlsListener:
         self._sock = sock
         self._context = ServerContext(tls)
         self._serve = serve
-        self._failures: dict[str, str] = {}
+        self._refusals = RefusalLog()
         self._tasks: set[asyncio.Task[None]] = set()
         self._accepting = asyncio.create_task(self._accept())
 
@@ -97,16 +96,16 @@ class TlsListener:
     async def _handle(self, sock: socket.socket, peer: str) -> None:
         try:
             reader, writer = await self._shake_hands(sock)
-        except (OSError, TimeoutError) as error:
+        except OSError as error:
             sock.close()
-            self._note(peer, f"no TLS connection: {error}")
+            self._refusals.refuse(peer, f"no TLS connection: {why_no_handshake(error)}")
             return
         try:
             await self._serve(reader, writer)
         except PeerRefused as error:
-            self._note(peer, str(error))
+            self._refusals.refuse(peer, str(error))
         else:
-            self._failures.pop(peer, None)
+            self._refusals.accept(peer)
 
     async def _shake_hands(self, sock: socket.socket) -> tuple[StreamReader, StreamWriter]:
         loop = asyncio.get_running_loop()
@@ -119,14 +118,6 @@ class TlsListener:
             ssl_handshake_timeout=HANDSHAKE_S,
         )
         return reader, StreamWriter(transport, protocol, reader, loop)
-
-    def _note(self, peer: str, failure: str) -> None:
-        if self._failures.get(peer) == failure:
-            return
-        if len(self._failures) >= MAX_PEERS:
-            self._failures.pop(next(iter(self._failures)))
-        self._failures[peer] = failure
-        log.warning("the gateway at %s is refused: %s", peer, failure)
 
 
 def bind(host: str, port: int) -> socket.socket:

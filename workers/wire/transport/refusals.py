@@ -1,0 +1,99 @@
+"""Why a TLS peer was refused, in words, and the log of it, whose rate is bounded."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import time
+from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+REPEAT_S = 600.0
+"""Seconds until the same refusal of the same peer is logged again."""
+MAX_REMEMBERED = 256
+"""Refusals that are remembered, each a peer with a reason."""
+WINDOW_S = 60.0
+MAX_LINES = 20
+"""Maximum number of lines in a window; further refusals are counted."""
+
+UNKNOWN_AUTHORITY = "its certificate is not signed by the authority in transport_authority"
+VERIFY_FAILURES = {
+    9: "its certificate is not valid yet",
+    10: "its certificate has expired",
+    18: UNKNOWN_AUTHORITY,
+    19: UNKNOWN_AUTHORITY,
+    20: UNKNOWN_AUTHORITY,
+    21: UNKNOWN_AUTHORITY,
+    26: "its certificate is not meant for clients (extended key usage)",
+}
+"""Reasons by OpenSSL's X509_V_ERR codes."""
+PLAIN_TEXT = "it speaks plain text, and this port speaks TLS"
+SSL_FAILURES = {
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it has shown no certificate",
+    "UNSUPPORTED_PROTOCOL": "it speaks no TLS 1.3",
+    "HTTP_REQUEST": PLAIN_TEXT,
+    "HTTPS_PROXY_REQUEST": PLAIN_TEXT,
+    "WRONG_VERSION_NUMBER": PLAIN_TEXT,
+}
+"""Reasons by OpenSSL's SSL_R names."""
+LEFT = (
+    "it closed the connection during the handshake. Perhaps it does not accept this worker's"
+    " certificate, for its authority, dates or name; its own log says why"
+)
+
+
+def why_no_handshake(error: OSError) -> str:
+    """Returns the reason of a failed handshake. OpenSSL's own words follow in parentheses where
+    they say more."""
+    match error:
+        case ssl.SSLCertVerificationError(verify_code=code, verify_message=detail):
+            return f"{VERIFY_FAILURES.get(code, 'its certificate is not accepted')} ({detail})"
+        case ssl.SSLError(reason=str(reason)):
+            words = reason.lower().replace("_", " ")
+            if "ALERT" in reason:
+                return f"it does not accept this worker's certificate or TLS ({words})"
+            return SSL_FAILURES.get(reason, words)
+        case _:
+            # A peer that closes is an error without a text.
+            return str(error) or LEFT
+
+
+class RefusalLog:
+    """Log of refused peers: each reason once for a peer until `REPEAT_S` have passed, and at most
+    `MAX_LINES` in `WINDOW_S`, so that no peer fills the log."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._logged: dict[tuple[str, str], float] = {}
+        """When the refusal of a peer for a reason was logged last, the oldest first."""
+        self._window_end_s = 0.0
+        self._num_lines = 0
+        self._num_dropped = 0
+        """Refusals of this window that were not logged."""
+
+    def refuse(self, peer: str, reason: str) -> None:
+        """Logs that the peer is refused, unless it was logged recently."""
+        now, key = self._clock(), (peer, reason)
+        if now - self._logged.get(key, -REPEAT_S) < REPEAT_S:
+            return
+        if not self._has_room(now):
+            self._num_dropped += 1
+            return
+        self._logged.pop(key, None)
+        if len(self._logged) >= MAX_REMEMBERED:
+            del self._logged[next(iter(self._logged))]
+        self._logged[key] = now
+        self._num_lines += 1
+        log.warning("the gateway at %s is refused: %s", peer, reason)
+
+    def accept(self, peer: str) -> None:
+        """Forgets the peer's refusals, so that its next one is logged."""
+        self._logged = {key: at_s for key, at_s in self._logged.items() if key[0] != peer}
+
+    def _has_room(self, now: float) -> bool:
+        if now >= self._window_end_s:
+            if self._num_dropped:
+                log.warning("%d more refusals of gateways were not logged", self._num_dropped)
+            self._window_end_s, self._num_lines, self._num_dropped = now + WINDOW_S, 0, 0
+        return self._num_lines < MAX_LINES
