@@ -12,6 +12,7 @@ from litestar.datastructures import State
 
 from admin.database import Database
 from admin.openapi import Requirements, StructSchemas
+from admin.periodic import repeat
 from gateway import telemetry
 from gateway.catalog.source import SnapshotSource
 from gateway.config import GatewayConfig
@@ -55,6 +56,8 @@ ROUTES = [
 
 START_WAIT_S = 2.0
 """Seconds that the start waits for the first catalog. Then probes are answered without one."""
+WAL_CHECK_S = 5.0
+"""Seconds between checks whether usage can be written."""
 
 
 class _Tasks:
@@ -89,6 +92,8 @@ class _Tasks:
             if control is not None:
                 running.append(tasks.create_task(control.run()))
             running.append(tasks.create_task(self._follow_catalog()))
+            checking = repeat("usage cannot be written", gateway.wal.check, WAL_CHECK_S)
+            running.append(tasks.create_task(checking))
             try:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(START_WAIT_S):

@@ -73,7 +73,7 @@ async def _serve(
     if metrics is not None:
         show(lambda: server.status)
         documents["/metrics"] = metrics
-    health = HealthServer(config.health, is_ready=lambda: server.is_ready, documents=documents)
+    health = HealthServer(config.health, why_not_ready=server.why_not_ready, documents=documents)
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, _stop, stopping)

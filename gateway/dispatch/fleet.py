@@ -12,7 +12,15 @@ from gateway.catalog.catalog import CatalogView, ResolvedModel
 from gateway.dispatch.routing import Report, Standing, Work, Workers, best, weigh
 from gateway.exceptions import ModelUnsatisfiable, NoWorker
 from workers.wire.client import WorkerClient
-from workers.wire.protocol import UNSATISFIABLE, Desired, ModelInfo, ModelStatus, Pin, WorkerStatus
+from workers.wire.protocol import (
+    UNSATISFIABLE,
+    Desired,
+    ModelInfo,
+    ModelStatus,
+    Pin,
+    WorkerStatus,
+    why_unsatisfiable,
+)
 
 GREET_INTERVAL_S = 0.25
 """How soon a worker that came back is told what is wanted."""
@@ -91,10 +99,10 @@ class Fleet:
         if not ready:
             return "no worker is ready"
         told = [client.status.models if client.status else [] for client in ready]
-        if not all(told) or any(m.tier != UNSATISFIABLE for models in told for m in models):
+        if not all(told):
             return None
-        model = told[0][0]
-        return f"no worker can serve any base model: {model.name}: {model.tier}: {model.error}"
+        reason = why_unsatisfiable([model for models in told for model in models])
+        return reason and f"no worker can serve any base model: {reason}"
 
     def _why_none(self, work: Work) -> NoWorker:
         """Waiting is said not to help only where every worker there is has told that it cannot

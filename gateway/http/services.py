@@ -89,7 +89,7 @@ class Gateway:
             return "the catalog is not loaded"
         if self.catalog.is_stale:
             return "the catalog is stale: the database does not answer"
-        return self.fleet.why_not_serving()
+        return self.usage_recorder.why_unavailable() or self.fleet.why_not_serving()
 
     def _connect(self, address: str) -> WorkerClient:
         """A client of a worker, not yet connected."""

@@ -68,11 +68,24 @@ class UsageRecorder:
         self._wal = wal
         self._max_bytes = max_bytes
 
+    def why_unavailable(self) -> str | None:
+        """Returns why every request is refused, for operators, or None if none is."""
+        if self._wal.failure is not None:
+            reason = self._wal.failure.strerror or self._wal.failure
+            return f"the usage log cannot be written: {reason}"
+        if self._is_full:
+            return "the usage log is full: the database does not take what it holds"
+        return None
+
+    @property
+    def _is_full(self) -> bool:
+        return self._wal.num_bytes >= self._max_bytes
+
     def check(self) -> None:
         """Raises UsageUnavailable if what a new request used could not be recorded."""
         if self._wal.failure is not None:
             raise UsageUnavailable("Usage cannot be recorded at the moment.")
-        if self._wal.num_bytes >= self._max_bytes:
+        if self._is_full:
             raise UsageUnavailable("Too much usage waits to be stored.", code="usage_spool_full")
 
     def append(self, record: UsageRecord) -> Batch:

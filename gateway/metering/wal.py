@@ -50,7 +50,7 @@ class WriteAheadLog:
     def __init__(self, root: Path, owner: str, segment_bytes: int = SEGMENT_BYTES) -> None:
         """`owner` names this process among those that share the folder `root`."""
         self.failure: OSError | None = None
-        """The error of the last write, or None while writes succeed."""
+        """The error of the last write or check, or None while they succeed."""
         self.files = WalFiles(root, owner, segment_bytes)
         """To be used on the thread."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="wal")
@@ -73,6 +73,18 @@ class WriteAheadLog:
         if self._committing is None:
             self._committing = asyncio.create_task(self._commit())
         return batch
+
+    async def check(self) -> None:
+        """Raises OSError, which is `failure` from then on, if the disk takes no record. So a
+        gateway without requests knows it too."""
+        if self._committing is not None:
+            return
+        try:
+            await self.on_thread(self.files.check)
+            self.failure = None
+        except OSError as error:
+            self.failure = error
+            raise
 
     async def close(self) -> None:
         """Waits `CLOSE_TIMEOUT_S` at most for the last write. What is not loaded stays for the next

@@ -2,6 +2,7 @@
 
 <root>/lock                    held while folders come and go
 <root>/<owner>/lock            held while the owner lives
+<root>/<owner>/check           written to find out whether the disk takes anything
 <root>/<owner>/0000000001      segments, in order; removed when loaded
 """
 
@@ -15,6 +16,8 @@ import shutil
 from collections.abc import Generator
 from pathlib import Path
 
+CHECK = "check"
+CHECK_BYTES = 4096
 LOCK = "lock"
 SET_ASIDE = "set-aside"
 
@@ -63,6 +66,13 @@ class WalFiles:
         os.fdatasync(self._file)
         self._size += done
         self.num_bytes += done
+
+    def check(self) -> None:
+        """Writes and syncs a small file beside the segments. Raises OSError, as a record would."""
+        with (self._folder / CHECK).open("wb") as file:
+            file.write(bytes(CHECK_BYTES))
+            file.flush()
+            os.fdatasync(file.fileno())
 
     def seal(self) -> list[Path]:
         """All segments with records, oldest first. Later records go to a new segment."""

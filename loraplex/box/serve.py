@@ -189,19 +189,11 @@ class Box:
         await self._gateway.wait_ready(lambda: answers_ok(self._address, "/livez"), START_TIMEOUT_S)
         with Api(self._admin_url, keys.admin) as admin:
             pushed = await asyncio.to_thread(demo.push_adapters, admin) if self._with_demo else []
-            await self._worker.wait_ready(
-                lambda: answers_ok(self._worker_health, "/readyz"), START_TIMEOUT_S
-            )
-            await self._gateway.wait_ready(self._is_up, START_TIMEOUT_S)
+            await self._worker.wait_ready(partial(_is_up, self._worker_health), START_TIMEOUT_S)
+            await self._gateway.wait_ready(partial(_is_up, self._address), START_TIMEOUT_S)
             for name in await asyncio.to_thread(demo.wait_adapters, admin, pushed):
                 tell(f"adapter {name}")
         return keys
-
-    def _is_up(self) -> bool:
-        """Whether the gateway is ready. One that lacks nothing but a base model that the worker can
-        serve counts too: the admin plane is where that is mended."""
-        answer = answer_of(self._address, "/readyz")
-        return answer.startswith(b"HTTP/1.1 200 ") or UNSATISFIABLE.encode() in answer
 
     async def _stop(self) -> None:
         # Ours must close too: clients would wait in its queue for ever.
@@ -284,6 +276,13 @@ def command_line() -> str:
     script = Path(sys.executable).with_name("loraplex")
     found = shutil.which("loraplex")
     return "loraplex" if found and Path(found).absolute() == script else str(script)
+
+
+def _is_up(address: str) -> bool:
+    """Whether the process is ready. One that lacks nothing but a base model that the worker can
+    serve counts too, because that is corrected through the admin plane."""
+    answer = answer_of(address, "/readyz")
+    return answer.startswith(b"HTTP/1.1 200 ") or UNSATISFIABLE.encode() in answer
 
 
 async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, Keys]) -> Keys | None:

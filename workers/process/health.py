@@ -25,13 +25,13 @@ class HealthServer:
         self,
         address: str,
         *,
-        is_ready: Callable[[], bool],
+        why_not_ready: Callable[[], str | None],
         documents: Mapping[str, Callable[[], bytes]],
     ) -> None:
-        """address: HOST:PORT or `unix:PATH`. documents: by path, such as /metrics; made on a thread
-        of their own."""
+        """address: HOST:PORT or `unix:PATH`. why_not_ready: returns the reason that /readyz gives,
+        or None. documents: by path, such as /metrics; made on a thread of their own."""
         self.address = address
-        self._is_ready = is_ready
+        self._why_not_ready = why_not_ready
         self._documents = documents
         self._server: asyncio.Server | None = None
 
@@ -81,7 +81,8 @@ class HealthServer:
             case b"/livez":
                 return 200, b"ok\n"
             case b"/readyz":
-                return (200, b"ok\n") if self._is_ready() else (503, b"not ready\n")
+                reason = self._why_not_ready()
+                return (200, b"ok\n") if reason is None else (503, f"{reason}\n".encode())
             case path:
                 document = self._documents.get(path.decode("latin-1"))
                 if document is None:

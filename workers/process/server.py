@@ -35,6 +35,7 @@ from workers.wire.protocol import (
     ToWorker,
     WorkerStatus,
     own_hello,
+    why_unsatisfiable,
 )
 from workers.wire.transport.base import (
     FrameTooLarge,
@@ -121,12 +122,16 @@ class Server:
         self._listener: Listener | None = None
         self._pulse: asyncio.Task[None] | None = None
 
-    @property
-    def is_ready(self) -> bool:
-        """Takes new work: listening, warmed up, not draining."""
-        is_draining = self.status is not None and self.status.draining
-        has_engine = self._engine is not None and self._engine.is_ready
-        return self._listener is not None and has_engine and not is_draining
+    def why_not_ready(self) -> str | None:
+        """Returns why this worker takes no new work, or None if it does."""
+        if self._engine is None or self._listener is None:
+            return "it does not listen"
+        if self.status is not None and self.status.draining:
+            return "draining"
+        if not self._engine.is_ready:
+            return "the base models of the catalog are being fetched"
+        reason = why_unsatisfiable(self.status.models) if self.status is not None else None
+        return reason and f"no base model can be served: {reason}"
 
     @property
     def num_open(self) -> int:

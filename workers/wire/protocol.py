@@ -10,6 +10,7 @@ its connection.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
@@ -439,6 +440,13 @@ class TenantStatus(msgspec.Struct, frozen=True):
     """Pages that it computed, in use or kept."""
     adapter_bytes: int
     """Adapters that it was the last to ask for."""
+
+
+def why_unsatisfiable(models: Sequence[ModelStatus]) -> str | None:
+    """Returns why none of the models can ever be served, or None if one could or there is none."""
+    if not models or any(model.tier != UNSATISFIABLE for model in models):
+        return None
+    return f"{models[0].name}: {UNSATISFIABLE}: {models[0].error}"
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, tag="status"):

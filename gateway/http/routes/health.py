@@ -28,8 +28,8 @@ async def livez() -> dict[str, str]:
     },
 )
 async def readyz(request: GatewayRequest) -> Response[dict[str, str]]:
-    """Requests can be served: the catalog is loaded and not stale, a worker is ready that could
-    serve a base model, and nothing drains."""
+    """Requests can be served: the catalog is loaded and not stale, usage can be recorded, a worker
+    is ready that could serve a base model, and nothing drains."""
     reason = request.gateway.why_not_ready()
     if reason is None:
         return Response({"status": "ok"})

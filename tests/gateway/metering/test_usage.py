@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 import threading
@@ -406,6 +407,35 @@ async def test_a_disk_that_fails_ends_the_answer_and_refuses_the_next(
         await rows(live, 2)
 
 
+async def readiness(served: Served) -> tuple[int, str]:
+    answer = await served.client.get("/readyz")
+    return answer.status_code, answer.json().get("reason", "")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS])
+async def test_a_gateway_that_cannot_write_usage_is_not_ready(
+    live: Live, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """It finds out without a request, says why, and is ready again when the disk is."""
+
+    def broken(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("gateway.app.WAL_CHECK_S", 0.01)
+    async with live.worker, live.gateway() as served:
+        await eventually(lambda: served.serves("tiny"))
+        assert await readiness(served) == (200, "")
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fdatasync", broken)
+            await eventually(lambda: served.gateway.wal.failure)
+            reason = f"the usage log cannot be written: {os.strerror(number)}"
+            assert await readiness(served) == (503, reason)
+            refused = await served.complete("tiny")
+            assert refused.json()["error"]["code"] == "usage_unavailable"
+        await eventually(lambda: served.gateway.wal.failure is None)
+        assert await readiness(served) == (200, "")
+
+
 async def _serves(served: Served) -> bool:
     return (await served.client.get("/livez")).status_code == 200 and (
         served.gateway.wal.failure is None and await served.serves("tiny")
@@ -422,6 +452,7 @@ async def test_without_postgres_the_log_grows_and_then_refuses(live: Live) -> No
                 assert taken < 100
             assert answer.status_code == 503
             assert answer.json()["error"]["code"] == "usage_spool_full"
+            assert "the usage log is full" in (served.gateway.why_not_ready() or "")
             assert answer.headers["retry-after"]
             assert taken > 5
             assert served.gateway.wal.num_bytes >= 2000

@@ -100,6 +100,23 @@ async def test_a_disk_that_fails_is_told_and_tried_again(
     assert records(await wal.on_thread(wal.files.seal)) == [b"before", b"amid", b"after"]
 
 
+async def test_a_log_without_records_knows_whether_its_disk_takes_any(
+    wal: WriteAheadLog, tmp_path: Path
+) -> None:
+    """Its folder is gone, as after a volume was unmounted, and comes back."""
+    await wal.check()
+    assert wal.failure is None
+    (tmp_path / "gateway-1").rename(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="No such file"):
+        await wal.check()
+    assert wal.failure is not None
+    (tmp_path / "elsewhere").rename(tmp_path / "gateway-1")
+    await wal.check()
+    assert wal.failure is None
+    await wal.append(b"record").synced()
+    assert records(await wal.on_thread(wal.files.seal)) == [b"record"]
+
+
 async def test_a_disk_that_takes_little_at_a_time_gets_all(
     wal: WriteAheadLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,7 @@ from workers.wire.protocol import (
     Prefetch,
     SamplingParams,
     WorkerStatus,
+    why_unsatisfiable,
 )
 
 FAMILIES = {"one": "llama", "two": "qwen2", "three": "gemma3_text"}
@@ -454,6 +455,10 @@ def test_a_model_that_can_never_be_served_says_so(house: House) -> None:
     with Driver(house.config(device_memory=8 << 20)) as driver:
         driver.loop.post(1, Desired(1, [], [one]))
         status = driver.await_status(lambda s: "one" in models(s) and models(s)["one"].error != "")
+        assert "needs 16.00 MiB" in (why_unsatisfiable(status.models) or "")
+        driver.loop.post(1, Desired(2, [], []))
+        later = driver.await_status(lambda s: not s.models)
+        assert why_unsatisfiable(later.models) is None, "it is ready again"
     found = models(status)["one"]
     assert found.tier == "unsatisfiable"
     assert found.error == "needs 16.00 MiB, the worker's device_memory is 8.00 MiB"

@@ -22,6 +22,7 @@ from workers.wire.protocol import (
     MAX_FRAME_BYTES,
     OLDEST_VERSION,
     PROTOCOL_VERSION,
+    UNSATISFIABLE,
     Abort,
     AdapterRef,
     Desired,
@@ -32,6 +33,7 @@ from workers.wire.protocol import (
     Generate,
     Hello,
     ModelInfo,
+    ModelStatus,
     Probe,
     ProbeResult,
     PromptProgress,
@@ -213,7 +215,7 @@ async def test_drain_waits_for_what_runs(engine: Engine) -> None:
         engine.step([(0, msgspec.structs.replace(STATUS, draining=True))])
         engine.step([(number, StepFrame([output(1, FinishReason.STOP)]))])
         await asyncio.sleep(0.02)
-        assert not draining.done() and not engine.server.is_ready
+        assert not draining.done() and engine.server.why_not_ready() == "draining"
         engine.step([(number, Failed(2, ErrorCode.INTERNAL, "no"))])
         await asyncio.wait_for(draining, 5)
 
@@ -295,11 +297,35 @@ async def test_garbage_and_a_second_hello_end_the_connection_and_its_work(engine
         await submit(engine, gate, 9)
 
 
+def model(tier: str, error: str = "", name: str = "m") -> ModelStatus:
+    return ModelStatus(name, name, *[0] * 8, tier=tier, error=error)
+
+
+async def test_a_worker_that_can_serve_no_model_is_not_ready_and_says_why(engine: Engine) -> None:
+    server = engine.server
+
+    def report(*models: ModelStatus) -> None:
+        status = msgspec.structs.replace(STATUS, models=list(models))
+        server.deliver([(0, status)])
+
+    report()
+    await until(lambda: server.status is not None)
+    assert server.why_not_ready() is None, "one may be registered"
+    report(model(UNSATISFIABLE, "needs 2.00 GiB"), model(UNSATISFIABLE, "its head_dim is 7", "n"))
+    await until(lambda: server.why_not_ready() is not None)
+    reason = server.why_not_ready()
+    assert reason == "no base model can be served: m: unsatisfiable: needs 2.00 GiB"
+    report(model(UNSATISFIABLE, "needs 2.00 GiB"), model("cold", name="n"))
+    await until(lambda: server.why_not_ready() is None)
+
+
 @pytest.mark.parametrize("scheme", ["tcp", "unix"])
 async def test_health_answers_over_plain_http(engine: Engine, tmp_path: Path, scheme: str) -> None:
     address = "127.0.0.1:0" if scheme == "tcp" else f"unix:{tmp_path}/health"
     health = HealthServer(
-        address, is_ready=lambda: engine.server.is_ready, documents={"/metrics": lambda: b"up 1\n"}
+        address,
+        why_not_ready=engine.server.why_not_ready,
+        documents={"/metrics": lambda: b"up 1\n"},
     )
     await health.start()
     uds = str(tmp_path / "health") if scheme == "unix" else None
@@ -309,7 +335,11 @@ async def test_health_answers_over_plain_http(engine: Engine, tmp_path: Path, sc
         assert (await client.get("/livez")).text == "ok\n"
         assert (await client.get("/readyz?verbose")).status_code == 200
         engine.is_ready = False
-        assert (await client.get("/readyz")).status_code == 503
+        refused = await client.get("/readyz")
+        assert (refused.status_code, refused.text) == (
+            503,
+            "the base models of the catalog are being fetched\n",
+        )
         assert (await client.get("/livez")).status_code == 200
         assert (await client.get("/metrics")).text == "up 1\n"
         assert (await client.get("/other")).status_code == 404
