@@ -12,7 +12,7 @@ export PIP_ROOT_USER_ACTION := ignore
 EXTRAS := serve
 LOCK := requirements.lock
 
-.PHONY: serve test soak chaos lint bench bench-gateway bench-swap lock sbom manifests dashboards api schema wheel clean
+.PHONY: serve test soak chaos lint bench bench-gateway bench-swap lock sbom manifests dashboards kernels api schema wheel clean
 
 serve: .venv/serve.stamp
 	@echo "starting loraplex with the demo on http://127.0.0.1:$${LORAPLEX_PORT:-8000}"
@@ -48,6 +48,10 @@ manifests:
 # docs/use/api.md from the OpenAPI document.
 api: .venv/dev.stamp
 	$(BIN)/python -m tools.api_page
+
+# Resources of the CUDA backend's kernels, compiled for sm_90 without a GPU.
+kernels: .venv/dev.stamp
+	$(BIN)/python -m tools.hopper $(ARGS)
 
 dashboards: .venv/dev.stamp
 	$(BIN)/python -m tools.dashboards

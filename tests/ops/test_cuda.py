@@ -1,15 +1,10 @@
-"""What the Triton backend alone promises: bfloat16 activations, capacity, scratch, compilation."""
+"""Promises of the Triton backend alone: bfloat16 activations, capacity, scratch, streams."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
 
@@ -22,7 +17,6 @@ from ops.base import FusedLinear, LoRABatch, Ops, StreamName
 from ops.cuda import CudaOps
 from ops.registry import select
 from ops.triton_table import AttentionBlocks, Blocks
-from tests.bare_machine import IS_BARE
 from tests.ops import formulas
 from tests.ops.interpreter import IS_INTERPRETED
 from tests.ops.test_attention import LAYER as KV_LAYER
@@ -296,56 +290,3 @@ def test_the_backend_is_refused_where_there_is_no_gpu():
     else:
         with pytest.raises(ValueError, match="'cuda' needs a CUDA device"):
             select("cuda")
-
-
-MAX_FORMS = {"_attend": 8, "_combine": 2, "_rope_write_kv": 2}
-MAX_FORMS |= {"shrink_rows": 3, "expand_rows": 3, "shrink_segments": 6, "expand_segments": 6}
-"""Of kernels whose blocks depend on a step's shape; the others have one."""
-
-
-def test_no_count_of_a_step_is_compiled_for():
-    """Tokens, sequences, adapters, pages and layers are numbers that a kernel is given, so that the
-    forms a worker compiles are few."""
-    output = _without_interpreter("tests.ops.kernel_variants")
-    forms = json.loads(output)
-    assert {"_attend", "shrink_rows", "expand_segments", "_draw"} <= forms.keys()
-    too_many = {name: count for name, count in forms.items() if count > MAX_FORMS.get(name, 1)}
-    assert too_many == {}
-
-
-@pytest.mark.skipif(IS_BARE, reason="its models are made by transformers and peft")
-def test_after_its_warm_up_a_worker_compiles_nothing(tmp_path: Path):
-    """Whatever requests come: prompts of all lengths, adapters of all ranks, all parameters."""
-    counted = json.loads(_without_interpreter("tests.ops.late_kernels", str(tmp_path)))
-    assert counted["tokens"] > 100
-    assert counted["early"] > 20
-    assert counted["late"] == []
-
-
-@pytest.mark.timeout(900)
-def test_kernels_compile_for_hopper(request: pytest.FixtureRequest):
-    """The interpreter takes more than the compiler does. Nothing may spill, and what is bound by
-    memory must load 16 bytes at once. A kernel that did not change is not compiled again: Triton
-    keeps binaries by a hash of the source, its own version and the target."""
-    cache = request.config.cache
-    assert cache is not None
-    output = _without_interpreter("tests.ops.hopper", TRITON_CACHE_DIR=str(cache.mkdir("triton")))
-    kernels = [json.loads(line) for line in output.splitlines()]
-    by_memory = {"_attend", "shrink_rows", "shrink_segments", "expand_rows", "expand_segments"}
-    by_memory |= {"_rms_norm", "_gated_activation", "_block_hashes"}
-    by_memory |= {"_draw", "_find_maxima", "_fill_bins", "_collect"}
-    assert by_memory <= {kernel["name"] for kernel in kernels}
-    for kernel in kernels:
-        assert kernel["stack"] == 0, kernel
-        assert kernel["wide_loads"] > 0 or kernel["name"] not in by_memory, kernel
-
-
-def _without_interpreter(module: str, *arguments: str, **variables: str) -> str:
-    """What the module prints where Triton compiles."""
-    environment = {**os.environ, **variables}
-    environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-m", module, *arguments]
-    root = Path(__file__).parents[2]
-    return subprocess.run(
-        command, cwd=root, env=environment, capture_output=True, text=True, check=True
-    ).stdout

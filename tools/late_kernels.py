@@ -1,4 +1,4 @@
-"""`python -m tests.ops.late_kernels FOLDER`: what a worker compiles before its first request, and
+"""`python -m tools.late_kernels FOLDER`: what a worker compiles before its first request, and
 what its requests compile after that.
 
 The worker is a real one with the `cuda` backend's ops, which launch at a double of the driver:
@@ -19,13 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from triton import knobs
-from triton.runtime.driver import driver
 
 from ops.base import Ops, SamplingBatch
 from ops.cuda import CudaOps
-from tests.ops.hopper import Driver as DriverDouble
 from tests.workers.driver import Driver
 from tests.workers.process.test_worker import Setup
+from tools.triton_driver import run_nothing
 from workers.process.worker import Worker
 from workers.wire.protocol import Generate, SamplingParams
 
@@ -89,7 +88,7 @@ def requests(setup: Setup, rng: random.Random) -> list[Generate]:
 
 
 def main() -> None:
-    driver.set_active(DriverDouble())  # pyright: ignore[reportArgumentType]
+    run_nothing()
     knobs.runtime.jit_cache_hook = count  # pyright: ignore[reportAttributeAccessIssue]
     setup = Setup(Path(sys.argv[1]), "llama", ADAPTERS)
     config = setup.config(

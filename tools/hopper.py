@@ -1,8 +1,8 @@
-"""`python -m tests.ops.hopper [float32]`: compiles a Llama-3-8B-shaped step's kernels for sm_90.
+"""`python -m tools.hopper [float32]`: compiles a Llama-3-8B-shaped step's kernels for sm_90.
 
-No GPU is needed: Triton brings its own assembler, and the driver here is a double that launches
-nothing. One JSON line a kernel: its name, the bytes of shared memory a program takes, registers
-and bytes of stack a thread, and how many of its loads from memory take 16 bytes.
+No GPU is needed: Triton brings its own assembler, and `tools.triton_driver` launches nothing. One
+JSON line a kernel: its name, the bytes of shared memory of a program, registers and bytes of stack
+of a thread, and how many of its loads from memory read 16 bytes.
 """
 
 from __future__ import annotations
@@ -14,12 +14,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import torch
 from triton import knobs
-from triton.backends.compiler import GPUTarget
-from triton.runtime.driver import driver
 
 from ops.base import (
     PAGE_TOKENS,
@@ -33,51 +30,18 @@ from ops.base import (
     SamplingBatch,
 )
 from ops.cuda import CudaOps
+from tools.triton_driver import run_nothing
 
 HIDDEN, HEADS, KV_HEADS, DIM, INNER, VOCAB = 4096, 32, 8, 128, 14336, 128256
-SHARED_BYTES = 232_448
-"""A block's limit on sm_90."""
 
 
-class Launcher:
-    """Takes a compiled kernel and its launches, and runs none."""
-
-    def __init__(self, source: Any, metadata: Any) -> None:
-        compiled.append(metadata)
-
-    def __call__(self, *arguments: Any) -> None:
-        pass
-
-
-class Utilities:
-    def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple:
-        print(json.dumps({"name": name, "shared": shared, **_resources(binary)}))
-        return 1, 1, 0, 0, 1024
-
-    def get_device_properties(self, device: int) -> dict[str, int]:
-        return {"max_shared_mem": SHARED_BYTES}
-
-
-class Driver:
-    launcher_cls = Launcher
-    utils = Utilities()
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
-compiled: list[Any] = []
+def report(name: str, binary: bytes, shared: int) -> None:
+    print(json.dumps({"name": name, "shared": shared, **_resources(binary)}))
 
 
 def _resources(binary: bytes) -> dict[str, int]:
-    """What the assembler made of a kernel: registers and bytes of stack a thread, and its loads of
-    16 bytes. Kept beside the kernels that Triton keeps."""
+    """Returns a kernel's registers and bytes of stack of a thread, and the number of its loads of
+    16 bytes. The result is kept in Triton's cache folder, because reading it takes a second."""
     kept = Path(knobs.cache.dir, f"{hashlib.sha256(binary).hexdigest()}.resources")
     if kept.exists():
         return json.loads(kept.read_text())
@@ -152,7 +116,7 @@ def sample(ops: CudaOps, rows: int, num_top: int = 16) -> None:
 
 
 def main() -> None:
-    driver.set_active(Driver())  # pyright: ignore[reportArgumentType]
+    run_nothing(report)
     ops = CudaOps(torch.device("cpu"))
     for dtype in [torch.float32] if "float32" in sys.argv else [torch.bfloat16]:
         x, weight = torch.zeros(16, HIDDEN, dtype=dtype), torch.ones(HIDDEN)

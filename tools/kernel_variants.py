@@ -1,4 +1,4 @@
-"""`python -m tests.ops.kernel_variants`: how many forms of each kernel a worker's steps compile.
+"""`python -m tools.kernel_variants`: how many forms of each kernel a worker's steps compile.
 
 Steps of a Llama-3-8B-shaped model with any number of tokens, sequences, adapters and pages are
 launched at a double of the driver; every kernel that Triton would compile is counted, and none is.
@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from triton import knobs
-from triton.runtime.driver import driver
 
 from ops.cuda import CudaOps
-from tests.ops.hopper import Driver, add_lora, attend, sample
+from tools.hopper import add_lora, attend, sample
+from tools.triton_driver import run_nothing
 
 NUM_STEPS = 40
 
@@ -29,7 +29,7 @@ def main() -> None:
         forms[fn.name.rpartition(".")[2]].add(str(key))
         return True  # taken as compiled by another
 
-    driver.set_active(Driver())  # pyright: ignore[reportArgumentType]
+    run_nothing()
     knobs.runtime.jit_cache_hook = count  # pyright: ignore[reportAttributeAccessIssue]
     ops, rng = CudaOps(torch.device("cpu")), random.Random(0)
     bfloat16 = torch.bfloat16
