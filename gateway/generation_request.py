@@ -143,3 +143,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 def callable_tools(asked: GenerationRequest) -> list[Tool]:
     """The tools that the answer may call."""
     return [] if asked.tool_choice == "none" else asked.tools
+
+
+def must_call(asked: GenerationRequest) -> bool:
+    """Whether the answer is held to calls of tools."""
+    return asked.tool_choice not in ("auto", "none")

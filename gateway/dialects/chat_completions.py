@@ -15,7 +15,7 @@ from gateway.dialects.chat_messages import (
     neutral_choice,
     neutral_messages,
 )
-from gateway.dialects.dialect import Answer, Dialect, join_parts
+from gateway.dialects.dialect import Answer, Dialect
 from gateway.dialects.openai_fields import Count, OpenAIRequest, TopLogprobs
 from gateway.dialects.openai_format import OpenAIFormat, encode, scored_token
 from gateway.dialects.openai_table import Refusal, Wish
@@ -23,7 +23,7 @@ from gateway.dispatch.choice import Delta, Scored
 from gateway.exceptions import InvalidRequest
 from gateway.generation_request import GenerationRequest, ThoughtBudget
 from gateway.text.detokenizer import TokenBytes
-from gateway.text.parsers.parser import Reasoning, Text, ToolCall
+from gateway.text.parsers.parser import Reasoning, Text, ToolCall, join_parts
 
 ThoughtTokens = Annotated[int, Meta(ge=-1, lt=1 << 31)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -132,24 +132,28 @@ class ChatFormat(OpenAIFormat):
         self._begun: set[int] = set()
 
     def chunk(self, delta: Delta) -> bytes:
-        """A choice's first chunk says the role."""
-        role = b""
+        """The choice's first chunk says the role, and its last one nothing but why it ended."""
+        chunks: list[bytes] = []
         if delta.index not in self._begun:
+            chunks.append(self._role(delta))
             self._begun.add(delta.index)
-            role = b'%s{"index":%d,"delta":{"role":"assistant","content":""}%s' % (
-                self._head,
-                delta.index,
-                self._bare_end(msgspec.structs.replace(delta, num_tokens=0)),
-            )
-        if not (delta.parts or delta.scored or delta.finish_reason or self._token_ids):
-            return role
-        return b'%s%s{"index":%d,"delta":%s%s' % (
-            role,
-            self._head,
-            delta.index,
-            self._delta(delta),
-            self._end(delta),
-        )
+        if delta.parts or delta.scored or (self._token_ids and delta.tokens):
+            piece = msgspec.structs.replace(delta, finish_reason=None, stop=None)
+            chunks.append(self._chunk(delta.index, self._delta(delta), self._end(piece)))
+        if delta.finish_reason is not None:
+            last = msgspec.structs.replace(delta, scored=[], tokens=[])
+            chunks.append(self._chunk(delta.index, b"{}", self._end(last)))
+        return b"".join(chunks)
+
+    def _role(self, delta: Delta) -> bytes:
+        """The first chunk of a choice. The stream's first one tells the prompt's ids too."""
+        end = self._bare_end(msgspec.structs.replace(delta, num_tokens=0, num_thought_tokens=0))
+        if not self._begun:
+            end = end.removesuffix(b"}\n\n") + self._told_prompt(delta) + b"}\n\n"
+        return self._chunk(delta.index, b'{"role":"assistant","content":""}', end)
+
+    def _chunk(self, index: int, delta: bytes, end: bytes) -> bytes:
+        return b'%s{"index":%d,"delta":%s%s' % (self._head, index, delta, end)
 
     def _delta(self, delta: Delta) -> bytes:
         if all(type(part) is Text for part in delta.parts):
@@ -162,7 +166,7 @@ class ChatFormat(OpenAIFormat):
                 case Reasoning() if not self._shows_thoughts:
                     pass
                 case Reasoning(text):
-                    shown["reasoning_content"] = shown.get("reasoning_content", "") + text
+                    shown["reasoning"] = shown["reasoning_content"] = text
                 case ToolCall():
                     shown.setdefault("tool_calls", []).append(_call_delta(part))
         return encode(shown)
@@ -171,20 +175,24 @@ class ChatFormat(OpenAIFormat):
         parts = answer.parts
         calls = [_whole_call(part) for part in parts if isinstance(part, ToolCall)]
         thoughts = [part.text for part in parts if isinstance(part, Reasoning)]
+        reasoning = "".join(thoughts) if thoughts and self._shows_thoughts else None
         message: dict[str, Any] = {
             "role": "assistant",
             "content": answer.text or (None if calls else ""),
             "refusal": None,
+            "annotations": [],
+            "reasoning": reasoning,
+            "reasoning_content": reasoning,
         }
-        if thoughts and self._shows_thoughts:
-            message["reasoning_content"] = "".join(thoughts)
         if calls:
             message["tool_calls"] = calls
         return {"message": message}
 
     def _logprobs_of(self, index: int, scored: list[Scored]) -> dict[str, Any]:
         return {
-            "content": [scored_token(self._spelled, entry) for entry in scored],
+            "content": [
+                scored_token(self._spelled, entry, as_ids=self._tokens_as_ids) for entry in scored
+            ],
             "refusal": None,
         }
 

@@ -16,7 +16,7 @@ from gateway.dialects.openai_fields import (
     TopLogprobs,
     prompts_of,
 )
-from gateway.dialects.openai_format import OpenAIFormat, encode, finite, token_text
+from gateway.dialects.openai_format import OpenAIFormat, encode, finite, token_name
 from gateway.dialects.openai_table import Refusal
 from gateway.dialects.sampling_fields import TokenId
 from gateway.dispatch.choice import Delta, Scored
@@ -76,17 +76,20 @@ class CompletionFormat(OpenAIFormat):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._offsets: dict[int, TextOffset] = defaultdict(TextOffset)
+        self._begun: set[int] = set()
 
     def chunk(self, delta: Delta) -> bytes:
         is_scored = self._logprobs and delta.scored
         text = delta.text
         if not (text or is_scored or delta.finish_reason or self._token_ids):
             return b""
+        prompt = b"" if delta.index in self._begun else self._told_prompt(delta)
+        self._begun.add(delta.index)
         return b'%s{"index":%d,"text":%s%s' % (
             self._head,
             delta.index,
             encode(text),
-            self._end(delta),
+            self._end(delta, prompt),
         )
 
     def _content(self, answer: Answer) -> dict[str, Any]:
@@ -98,7 +101,10 @@ class CompletionFormat(OpenAIFormat):
         spelled = [self._spelled[entry.token] for entry in scored]
         offset = self._offsets[index]
         return {
-            "tokens": list(map(token_text, spelled)),
+            "tokens": [
+                token_name(entry.token, each, as_id=self._tokens_as_ids)
+                for entry, each in zip(scored, spelled, strict=True)
+            ],
             "token_logprobs": [finite(entry.logprob) for entry in scored],
             "top_logprobs": [self._top(entry) for entry in scored],
             "text_offset": [offset.add(each) for each in spelled],
@@ -109,7 +115,10 @@ class CompletionFormat(OpenAIFormat):
         if entry.logprob is None:
             return None
         ranked = [*entry.top, (entry.token, entry.logprob)]
-        return {token_text(self._spelled[token]): finite(logprob) for token, logprob in ranked}
+        return {
+            token_name(token, self._spelled[token], as_id=self._tokens_as_ids): finite(logprob)
+            for token, logprob in ranked
+        }
 
 
 class TextOffset:

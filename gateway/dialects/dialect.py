@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
 from typing import ClassVar, Generic, TypeVar
 
 import msgspec
@@ -13,7 +12,7 @@ from gateway.dispatch.choice import Delta, Scored
 from gateway.generation_request import GenerationRequest
 from gateway.limits.admission import Usage
 from gateway.text.detokenizer import TokenBytes
-from gateway.text.parsers.parser import Part, Reasoning, Text, ToolCall
+from gateway.text.parsers.parser import Part, Text, join_parts
 
 SCORED_AT_ONCE = 192
 """Tokens whose log-probabilities are written before the event loop goes on with others: with 20
@@ -30,14 +29,17 @@ class Answer(msgspec.Struct):
     """As they came."""
     scored: list[Scored] = []
     prompt_scored: list[Scored] = []
+    prompt: list[int] = []
+    """The prompt's tokens."""
     tokens: list[int] = []
     finish_reason: str | None = None
-    stop: str | None = None
-    """The stop string that ended it, if one did."""
+    stop: str | int | None = None
+    """The stop string, or the id of the request's stop token, that ended it."""
     vector: bytes | None = None
 
     def add(self, delta: Delta) -> None:
         self.pieces.extend(delta.parts)
+        self.prompt = delta.prompt
         self.tokens.extend(delta.tokens)
         self.scored.extend(delta.scored)
         self.prompt_scored.extend(delta.prompt_scored)
@@ -54,30 +56,6 @@ class Answer(msgspec.Struct):
     def text(self) -> str:
         """The text of the answer itself."""
         return "".join([piece.text for piece in self.pieces if type(piece) is Text])
-
-
-def join_parts(pieces: Iterable[Part]) -> list[Part]:
-    """The pieces, those of one part that follow each other joined."""
-    return [_joined(list(each)) for _, each in groupby(pieces, part_key)]
-
-
-def part_key(piece: Part) -> tuple[type[Part], int]:
-    """Equal for pieces of one part: its kind and, of a tool call, its number."""
-    return type(piece), piece.index if isinstance(piece, ToolCall) else 0
-
-
-def _joined(pieces: Sequence[Part]) -> Part:
-    match pieces[0]:
-        case ToolCall(index=index, name=name):
-            written = [piece.arguments for piece in pieces if isinstance(piece, ToolCall)]
-            return ToolCall(index, name, "".join(written))
-        case Text():
-            texts = [piece for piece in pieces if isinstance(piece, Text)]
-            scored = [entry for piece in texts for entry in piece.scored]
-            return Text("".join([piece.text for piece in texts]), scored)
-        case Reasoning():
-            spoken = [piece.text for piece in pieces if isinstance(piece, Reasoning)]
-            return Reasoning("".join(spoken))
 
 
 class BodyFormat(ABC):

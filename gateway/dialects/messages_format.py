@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 
-from gateway.dialects.dialect import Answer, AnswerFormat, part_key
+from gateway.dialects.dialect import Answer, AnswerFormat
 from gateway.dialects.messages_errors import messages_error
 from gateway.dispatch.choice import Delta
 from gateway.exceptions import problem_of
 from gateway.limits.admission import Usage
-from gateway.text.parsers.parser import Part, Reasoning, Text, ToolCall
+from gateway.text.parsers.parser import Part, Reasoning, Text, ToolCall, part_key
 
 encode = msgspec.json.encode
 SIGNATURE = "unsigned"
@@ -38,7 +38,7 @@ class MessagesFormat(AnswerFormat):
         """The part that it is."""
         self._has_called = False
         self._finish_reason: str | None = None
-        self._stop: str | None = None
+        self._stop: str | int | None = None
 
     def start(self, usage: Usage) -> bytes:
         message = self._message([], None, None, usage)
@@ -142,13 +142,13 @@ class MessagesFormat(AnswerFormat):
                 return block | {"input": read_arguments(arguments)}
 
     def _stopped(
-        self, finish_reason: str | None, stop: str | None, has_called: bool
+        self, finish_reason: str | None, stop: str | int | None, has_called: bool
     ) -> tuple[str, str | None]:
         """`stop_reason` and `stop_sequence`. A stop string of the adapter's own is no sequence that
         the caller knows: the turn has ended."""
         if finish_reason == "length":
             return "max_tokens", None
-        if stop in self._stop_sequences:
+        if isinstance(stop, str) and stop in self._stop_sequences:
             return "stop_sequence", stop
         return "tool_use" if has_called else "end_turn", None
 

@@ -44,8 +44,11 @@ class OpenAIRequest(FieldsWithoutEffect, frozen=True, kw_only=True):
     best_of: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] | None = None
     """Accepted where it is `n`: no more answers are made than are given."""
     return_token_ids: bool | None = None
-    """Each choice also has `token_ids`, those that `completion_tokens` counts, the end token too;
-    streamed, the chunk's own."""
+    """Each choice has `token_ids`, those that `completion_tokens` counts, the end token too;
+    streamed, the chunk's own. `prompt_token_ids` are in each choice of a completion and beside the
+    choices of a chat; streamed, in the first chunk."""
+    return_tokens_as_token_ids: bool | None = None
+    """Log-probabilities name a token by its id, as `token_id:17`, and not by its text."""
 
     user: str | None = None
     """Splits canaries; without it `safety_identifier` does, then the API key."""

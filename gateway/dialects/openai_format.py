@@ -22,7 +22,9 @@ from gateway.limits.admission import Usage
 from gateway.text.detokenizer import TokenBytes
 
 DONE = b"data: [DONE]\n\n"
-BARE_END = b',"logprobs":null,"finish_reason":null}]'
+BARE_END = b',"logprobs":null,"finish_reason":null,"stop_reason":null}]'
+NOTHING_TOLD = {"service_tier": None, "system_fingerprint": None}
+"""Keys of bodies and chunks that clients expect and that say nothing here."""
 LOWEST_LOGPROB = -9999.0
 """JSON has no infinity."""
 
@@ -53,18 +55,21 @@ class OpenAIFormat(AnswerFormat):
         self._logprobs = logprobs
         self._include_usage = body.include_usage
         self._token_ids = bool(body.return_token_ids)
+        self._tokens_as_ids = bool(body.return_tokens_as_token_ids)
         self._continuous_usage = body.has_continuous_usage
         self._tail = b',"usage":null}\n\n' if body.include_usage else b"}\n\n"
         self._plain_end = BARE_END + self._tail
 
     @cached_property
     def _head(self) -> bytes:
-        return b'data: {"id":%s,"object":%s,"created":%d,"model":%s,"choices":[' % (
-            encode(self._id),
-            encode(self.chunk_kind),
-            self._created,
-            encode(self._model),
-        )
+        head = {
+            "id": self._id,
+            "object": self.chunk_kind,
+            "created": self._created,
+            "model": self._model,
+            **NOTHING_TOLD,
+        }
+        return b'data: %s,"choices":[' % encode(head)[:-1]
 
     def end(self, usage: Usage) -> bytes:
         if not self._include_usage:
@@ -80,7 +85,7 @@ class OpenAIFormat(AnswerFormat):
             await self._large_logprobs(answer) if is_large else self._small_logprobs(answer)
             for answer in answers
         ]
-        prompts = [await self._prompt_logprobs(answer) for answer in answers]
+        prompts = [await self._prompt(answer) for answer in answers]
         once = prompts[0] if self.tells_prompt_once else {}
         return encode(
             {
@@ -88,13 +93,15 @@ class OpenAIFormat(AnswerFormat):
                 "object": self.body_kind,
                 "created": self._created,
                 "model": self._model,
+                **NOTHING_TOLD,
                 "choices": [
                     {
                         "index": answer.index,
                         **self._content(answer),
                         "logprobs": scored,
                         "finish_reason": answer.finish_reason,
-                        **({"token_ids": answer.tokens} if self._token_ids else {}),
+                        "stop_reason": answer.stop,
+                        "token_ids": answer.tokens if self._token_ids else None,
                         **({} if self.tells_prompt_once else prompt),
                     }
                     for answer, scored, prompt in zip(answers, logprobs, prompts, strict=True)
@@ -118,14 +125,17 @@ class OpenAIFormat(AnswerFormat):
             await asyncio.sleep(0)
         return {name: _joined([part[name] for part in parts]) for name in parts[0]}
 
-    async def _prompt_logprobs(self, answer: Answer) -> dict[str, Any]:
-        """The scores of the prompt as vLLM has them, if they are asked for; written some tokens at
-        a time."""
+    async def _prompt(self, answer: Answer) -> dict[str, Any]:
+        """The ids and the scores of the prompt as vLLM has them, null unless they are asked for.
+        Scores are written some tokens at a time."""
         parts: list[bytes] = []
         for piece in slices(answer.prompt_scored):
             parts.append(encode([self._ranked(entry) for entry in piece]))
             await asyncio.sleep(0)
-        return {"prompt_logprobs": _joined(parts)} if parts else {}
+        return {
+            "prompt_logprobs": _joined(parts) if parts else None,
+            "prompt_token_ids": answer.prompt if self._token_ids else None,
+        }
 
     def _ranked(self, entry: Scored) -> dict[int, dict[str, Any]] | None:
         """The token and the likeliest ones by id. A token that is none of these has no rank."""
@@ -149,15 +159,17 @@ class OpenAIFormat(AnswerFormat):
     @abstractmethod
     def _logprobs_of(self, index: int, scored: list[Scored]) -> dict[str, Any]: ...
 
-    def _end(self, delta: Delta) -> bytes:
-        """The rest of a chunk after its text."""
+    def _end(self, delta: Delta, told: bytes = b"") -> bytes:
+        """The rest of a chunk after its text. `told`: further members of its choice."""
         scored = delta.scored if self._logprobs else None
         if not scored and delta.finish_reason is None and not self._token_ids:
             return self._bare_end(delta)
-        return b',"logprobs":%s,"finish_reason":%s%s}]%s' % (
+        return b',"logprobs":%s,"finish_reason":%s,"stop_reason":%s%s%s}]%s' % (
             encode(self._logprobs_of(delta.index, scored) if scored else None),
             encode(delta.finish_reason),
+            encode(delta.stop),
             b',"token_ids":%s' % encode(delta.tokens) if self._token_ids else b"",
+            told,
             self._tail_of(delta),
         )
 
@@ -168,8 +180,12 @@ class OpenAIFormat(AnswerFormat):
     def _tail_of(self, delta: Delta) -> bytes:
         if not self._continuous_usage:
             return self._tail
-        usage = Usage(delta.num_prompt_tokens, delta.num_tokens)
+        usage = Usage(len(delta.prompt), delta.num_tokens, thought_tokens=delta.num_thought_tokens)
         return b',"usage":%s}\n\n' % encode(usage_object(usage))
+
+    def _told_prompt(self, delta: Delta) -> bytes:
+        """The ids of the prompt, a member that the first chunk tells if they are asked for."""
+        return b',"prompt_token_ids":%s' % encode(delta.prompt) if self._token_ids else b""
 
 
 def token_text(spelled: bytes) -> str:
@@ -180,12 +196,19 @@ def token_text(spelled: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
 
 
-def scored_token(spelled: TokenBytes, entry: Scored) -> dict[str, Any]:
-    """A token of an answer and the likeliest others, as chats and responses have them."""
+def token_name(token: int, spelled: bytes, *, as_id: bool) -> str:
+    """Returns the name of a token in log-probabilities: its text, or its id."""
+    return f"token_id:{token}" if as_id else token_text(spelled)
+
+
+def scored_token(spelled: TokenBytes, entry: Scored, *, as_ids: bool = False) -> dict[str, Any]:
+    """A token of an answer and the likeliest others, as chats and responses have them. `as_ids`:
+    tokens are named by their ids."""
 
     def shown(token: int, logprob: float | None) -> dict[str, Any]:
         text = spelled[token]
-        return {"token": token_text(text), "logprob": finite(logprob), "bytes": list(text)}
+        name = token_name(token, text, as_id=as_ids)
+        return {"token": name, "logprob": finite(logprob), "bytes": list(text)}
 
     top = [shown(token, logprob) for token, logprob in entry.top]
     return {**shown(entry.token, entry.logprob), "top_logprobs": top}
@@ -197,6 +220,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.thought_tokens},
     }
 
 

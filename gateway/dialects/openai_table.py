@@ -62,7 +62,6 @@ class FieldsWithoutEffect(ConstraintFields, frozen=True, kw_only=True):
     ] = None
     length_penalty: Annotated[Any, Refusal("There is no beam search.", (1,))] = None
     logits_processors: Annotated[Any, Refusal("Code of a request is not run.", ([],))] = None
-    return_tokens_as_token_ids: Annotated[Any, Refusal("Use `return_token_ids`.", (False,))] = None
     store: Annotated[bool | None, Refusal("No answer is stored.", (False,))] = None
     use_beam_search: Annotated[Any, Refusal("There is none; use `n`.", (False,))] = None
     vllm_xargs: Annotated[Any, Refusal("There are no plug-ins to take them.", ({},))] = None

@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
-from gateway.dialects.dialect import Answer, AnswerFormat, part_key, slices
+from gateway.dialects.dialect import Answer, AnswerFormat, slices
 from gateway.dialects.openai_format import scored_token
 from gateway.dispatch.choice import Delta, Scored
 from gateway.exceptions import error_body, problem_of
 from gateway.limits.admission import Usage
 from gateway.text.detokenizer import TokenBytes
-from gateway.text.parsers.parser import Part, Reasoning, Text, ToolCall
+from gateway.text.parsers.parser import Part, Reasoning, Text, ToolCall, part_key
 from workers.wire.protocol import TokenLogprobs
 
 encode = msgspec.json.encode
@@ -54,8 +54,6 @@ class ResponsesFormat(AnswerFormat):
         """Its text so far."""
         self._scores: list[bytes] = []
         """The log-probabilities of its tokens, written."""
-        self._num_chars = [0, 0]
-        """Characters of reasoning, and in all."""
         self._finish_reason: str | None = None
 
     def start(self, usage: Usage) -> bytes:
@@ -71,7 +69,7 @@ class ResponsesFormat(AnswerFormat):
     def end(self, usage: Usage) -> bytes:
         closed = self._close(is_last=True)
         status = self._status(self._finish_reason)
-        response = self._response(status, self._done, usage_object(usage, *self._num_chars))
+        response = self._response(status, self._done, usage_object(usage))
         return closed + self._event(f"response.{status}", response=response)
 
     def error_event(self, error: Exception) -> bytes:
@@ -87,13 +85,12 @@ class ResponsesFormat(AnswerFormat):
         items: list[dict[str, Any]] = []
         for number, part in enumerate(parts):
             text = text_of(part)
-            self._count(part, text)
             is_last = number == len(parts) - 1
             if isinstance(part, Text):
                 self._scores = await self._all_written(part.scored)
             items.append(self._item(part, number, text, self._item_status(is_last=is_last)))
         status = self._status(answer.finish_reason)
-        return encode(self._response(status, items, usage_object(usage, *self._num_chars)))
+        return encode(self._response(status, items, usage_object(usage)))
 
     def _piece(self, part: Part) -> bytes:
         """The events of a part's piece; the first of a part begins its item."""
@@ -104,7 +101,6 @@ class ResponsesFormat(AnswerFormat):
         if not text:
             return begun
         self._written.append(text)
-        self._count(part, text)
         scores: dict[str, Any] = {}
         if isinstance(part, Text):
             written = [self._score_written(entry) for entry in part.scored]
@@ -213,10 +209,6 @@ class ResponsesFormat(AnswerFormat):
             "usage": usage,
         }
 
-    def _count(self, part: Part, text: str) -> None:
-        self._num_chars[0] += len(text) if isinstance(part, Reasoning) else 0
-        self._num_chars[1] += len(text)
-
     def _event(self, name: str, /, **fields: Any) -> bytes:
         data = {"type": name, "sequence_number": self._number, **fields}
         self._number += 1
@@ -236,13 +228,11 @@ def carried(reasoning: str) -> str:
     return CARRIED + base64.b64encode(reasoning.encode()).decode()
 
 
-def usage_object(usage: Usage, num_reasoned: int, num_chars: int) -> dict[str, Any]:
-    """Reasoning has the part of the tokens that it has of the characters."""
-    reasoned = round(usage.completion_tokens * num_reasoned / num_chars) if num_chars else 0
+def usage_object(usage: Usage) -> dict[str, Any]:
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": reasoned},
+        "output_tokens_details": {"reasoning_tokens": usage.thought_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }

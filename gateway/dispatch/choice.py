@@ -7,8 +7,8 @@ from typing import NamedTuple
 import msgspec
 
 from gateway.dispatch.text_scores import TextScores
-from gateway.text.parsers.parser import Parser, Part, Text, ToolCall
-from gateway.text.stop_strings import StopStrings
+from gateway.text.parsers.parser import Parser, Part, Text, ToolCall, join_parts
+from gateway.text.parsers.stopping import StoppingParser
 from gateway.text.tokenizer import ModelTokenizer
 from workers.wire.client import WorkerFailed
 from workers.wire.protocol import ErrorCode, FinishReason, SequenceOutput, TokenLogprobs
@@ -36,14 +36,17 @@ class Delta(msgspec.Struct, frozen=True):
     scored: list[Scored]
     finish_reason: str | None
     tokens: list[int] = []
-    """Generated and shown: without the end token, up to a stop string."""
-    stop: str | None = None
-    """The stop string that ended the choice, if one did."""
+    """Tokens that were generated and count: up to a stop string, the end token included."""
+    stop: str | int | None = None
+    """The stop string, or the id of the request's stop token, that ended the choice."""
     prompt_scored: list[Scored] = []
     """The prompt's tokens, where they are told apart from the answer."""
-    num_prompt_tokens: int = 0
+    prompt: list[int] = []
+    """The prompt's tokens; the same list in each delta."""
     num_tokens: int = 0
     """Tokens of the choice's answer up to here, those that are not shown included."""
+    num_thought_tokens: int = 0
+    """Tokens among them that spell its thought."""
     vector: bytes | None = None
     """The prompt's vector, where one is asked for: float32, little-endian, not normalised."""
 
@@ -64,6 +67,7 @@ class Choice:
         parser: Parser,
         *,
         stops: list[str],
+        stop_tokens: tuple[int, ...] = (),
         min_tokens: int = 0,
         echo: str = "",
         shown: frozenset[str] | None = frozenset(),
@@ -72,7 +76,8 @@ class Choice:
         num_prompt_top: int | None = None,
         scores_texts: bool = False,
     ) -> None:
-        """`echo` is shown before the answer, and neither searched for stop strings nor parsed.
+        """`stop_tokens`: tokens that end the answer because the request says so. `echo` is shown
+        before the answer, and neither searched for stop strings nor parsed.
         `shown`: special tokens that are in the text; None: all are. `shows_stop`: the stop string
         that ends the answer is in its text. `num_echo_top`: others shown beside each token of the
         echo, and `num_prompt_top` of the prompt by itself; None: not scored.
@@ -81,100 +86,91 @@ class Choice:
         self.prompt = prompt
         self.finish_reason: str | None = None
         self.num_tokens = 0
-        self._parser = parser
+        self._stopping = StoppingParser(parser, stops, shows_stop=shows_stop) if stops else None
+        self._parser = self._stopping or parser
         self._detokenizer = tokenizer.spelling.detokenizer(shown)
-        self._stops = StopStrings(stops) if stops else None
+        self._stop_tokens = stop_tokens
         self._min_tokens = min_tokens
         self._echo = echo
-        self._shows_stop = shows_stop
         self._has_calls = False
         self._num_echo_top = num_echo_top
         self._num_prompt_top = num_prompt_top
         self._scores = TextScores(tokenizer.spelling.all) if scores_texts else None
 
+    @property
+    def num_thought_tokens(self) -> int:
+        """Tokens of the answer so far that spell its thought."""
+        return self._parser.num_thought_tokens
+
     def feed(self, output: SequenceOutput) -> Delta:
         """Raises WorkerFailed if the worker gave the sequence up."""
         if output.finish_reason is FinishReason.ABORT:
             raise WorkerFailed(ErrorCode.INTERNAL, "The worker gave this request up.")
-        visible = output.tokens
-        if output.stop_token is not None and visible[-1:] == [output.stop_token]:
-            visible = visible[:-1]
         before = self.num_tokens
-        text = self._decode(visible)
+        parts: list[Part] = [Text(self._echo)] if self._echo else []
+        self._echo = ""
+        parts += self._read(output)
+        stop: str | int | None = None
         if self.finish_reason is None:
             self.num_tokens = before + len(output.tokens)
             if output.finish_reason is not None:
-                text += self._finish(output.finish_reason)
-        num_shown = min(len(visible), self.num_tokens - before)
-        scored = self._scored(output, num_shown)
-        stop = self._stops and self._stops.matched
-        if stop and self._shows_stop:
-            text += stop
-        parts, tokens = self._parse(text), output.tokens[: self.num_tokens - before]
-        if self._scores is not None:
-            parts = self._scores.told(parts, (output.logprobs or [])[:num_shown])
+                self.finish_reason = output.finish_reason.value
+                stop = output.stop_token if output.stop_token in self._stop_tokens else None
+        if self.finish_reason is not None:
+            parts += self._finish()
+        num_counted = self.num_tokens - before
         return Delta(
             self.index,
-            parts,
-            scored,
+            join_parts(parts) if len(parts) > 1 else parts,
+            self._scored(output, num_counted),
             self.finish_reason,
-            tokens,
-            stop,
+            output.tokens[:num_counted],
+            stop if self._stopping is None else self._stopping.matched or stop,
             self._scored_prompt(output, self._num_prompt_top),
-            len(self.prompt),
+            self.prompt,
             self.num_tokens,
+            self.num_thought_tokens,
             output.vector,
         )
 
-    def _parse(self, text: str) -> list[Part]:
-        """An answer that calls tools ends for that reason, where it would have stopped."""
-        parts = self._parser.push(text)
-        if self._parser.is_over and self.finish_reason is None:
-            self.finish_reason = FinishReason.STOP.value
-        if self.finish_reason is not None:
-            parts += self._parser.finish()
-        self._has_calls = self._has_calls or any(type(part) is ToolCall for part in parts)
-        if self._has_calls and self.finish_reason == FinishReason.STOP.value:
-            self.finish_reason = TOOL_CALLS
-        if self._echo:
-            parts.insert(0, Text(self._echo))
-            self._echo = ""
+    def _read(self, output: SequenceOutput) -> list[Part]:
+        """Reads the tokens that have text, until one of them ends the answer. Counts them."""
+        tokens, scored = output.tokens, output.logprobs or []
+        if output.stop_token is not None and tokens[-1:] == [output.stop_token]:
+            tokens = tokens[:-1]
+        parts: list[Part] = []
+        num_read = 0
+        while num_read < len(tokens) and self.finish_reason is None:
+            end = num_read + 1 if self._parser.needs_each_token else len(tokens)
+            self.num_tokens += end - num_read
+            if self._stopping is not None:
+                self._stopping.is_searching = self.num_tokens >= self._min_tokens
+            pushed = self._parser.push(self._detokenizer.push(tokens[num_read:end]))
+            parts += self._told(pushed, scored[num_read:end])
+            num_read = end
+            if self._parser.is_over:
+                self.finish_reason = FinishReason.STOP.value
         return parts
 
-    def _decode(self, tokens: list[int]) -> str:
-        if self._stops is None:
-            return self._detokenizer.push(tokens)
-        text = ""
-        for token in tokens:
-            self.num_tokens += 1
-            text += self._search(self._detokenizer.push((token,)))
-            if self._stops.matched is not None:
-                self.finish_reason = FinishReason.STOP.value
-                break
-        return text
-
-    def _finish(self, reason: FinishReason) -> str:
-        """The text still held back; a stop string may end in it too."""
-        self.finish_reason = reason.value
-        text = self._detokenizer.flush()
-        if self._stops is None:
-            return text
-        text = self._search(text)
-        if self._stops.matched is not None:
+    def _finish(self) -> list[Part]:
+        """Returns the parts that were held back. A stop string may end in them too. An answer that
+        calls tools ends for that reason, where it would have stopped."""
+        parts = self._told(self._parser.finish(self._detokenizer.flush()), [])
+        if self._parser.is_over:
             self.finish_reason = FinishReason.STOP.value
-            return text
-        return text + self._stops.flush()
+        if self._has_calls and self.finish_reason == FinishReason.STOP.value:
+            self.finish_reason = TOOL_CALLS
+        return parts
 
-    def _search(self, text: str) -> str:
-        """A stop string does not count before `min_tokens`."""
-        if self._stops is None or self.num_tokens < self._min_tokens:
-            return text
-        return self._stops.push(text)
+    def _told(self, parts: list[Part], scored: list[TokenLogprobs]) -> list[Part]:
+        """The parts that some tokens add, with their log-probabilities if texts have them."""
+        self._has_calls = self._has_calls or any(type(part) is ToolCall for part in parts)
+        return parts if self._scores is None else self._scores.told(join_parts(parts), scored)
 
-    def _scored(self, output: SequenceOutput, num_shown: int) -> list[Scored]:
+    def _scored(self, output: SequenceOutput, num_counted: int) -> list[Scored]:
         scored = self._scored_prompt(output, self._num_echo_top)
         if output.logprobs is not None:
-            scored.extend(output.logprobs[:num_shown])
+            scored.extend(output.logprobs[:num_counted])
         return scored
 
     def _scored_prompt(self, output: SequenceOutput, num_top: int | None) -> list[Scored]:

@@ -204,6 +204,7 @@ class Generation:
             prompt_tokens=sum([prompt.num_reached for prompt in self._prompts]),
             completion_tokens=sum([choice.num_tokens for choice in self._choices]),
             cached_tokens=sum([prompt.num_cached for prompt in self._prompts]),
+            thought_tokens=sum([choice.num_thought_tokens for choice in self._choices]),
         )
 
     async def step(self) -> list[Delta]:

@@ -15,7 +15,7 @@ from gateway.dispatch.failover import Failover
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.prompts import Prompt
 from gateway.dispatch.routing import Work
-from gateway.generation_request import GenerationRequest, callable_tools
+from gateway.generation_request import GenerationRequest, callable_tools, must_call
 from gateway.limits.admission import Reservation
 from gateway.limits.bounds import check_answer, check_vectors, completion_tokens
 from gateway.quota_types import ORDINARY, Service
@@ -255,7 +255,10 @@ def _choice(call: Call, prompt: Prompt, index: int) -> Choice:
     shown: frozenset[str] | None = frozenset()
     if form is not None:
         parser = form.parser(
-            tools, is_parallel=call.asked.is_parallel, in_thought=prompt.in_thought
+            tools,
+            is_parallel=call.asked.is_parallel,
+            must_call=must_call(call.asked),
+            in_thought=prompt.in_thought,
         )
         shown = form.markers(tools)
     if not call.asked.skip_special_tokens:
@@ -266,6 +269,7 @@ def _choice(call: Call, prompt: Prompt, index: int) -> Choice:
         call.tokenizer,
         parser,
         stops=call.stops,
+        stop_tokens=call.asked.stop_token_ids,
         min_tokens=call.asked.min_tokens,
         echo=prompt.echo,
         shown=shown,

@@ -28,6 +28,8 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    thought_tokens: int = 0
+    """Completion tokens that spell thoughts."""
 
 
 NOT_SERVED = (429, 503, 529)

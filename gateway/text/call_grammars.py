@@ -13,7 +13,13 @@ from typing import Any
 import msgspec
 
 from admin.records import ToolFormat
-from gateway.generation_request import GenerationRequest, NamedTool, Tool, callable_tools
+from gateway.generation_request import (
+    GenerationRequest,
+    NamedTool,
+    Tool,
+    callable_tools,
+    must_call,
+)
 from gateway.text.parsers import llama_json, mistral, pythonic, qwen_xml, thoughts
 from gateway.text.parsers.answer_form import AnswerForm
 from gateway.text.parsers.gemma import FUNCTION_GEMMA, GEMMA_4
@@ -66,14 +72,14 @@ def rules_of(
 ) -> AnswerRules | None:
     """The rules of an answer; None if it may be any text."""
     tools, choice = callable_tools(asked), asked.tool_choice
-    must_call = choice not in ("auto", "none")
+    is_forced = must_call(asked)
     is_strict = any(tool.strict for tool in tools)
-    if not (must_call or is_strict or (body and (tools or form.has_thoughts))):
+    if not (is_forced or is_strict or (body and (tools or form.has_thoughts))):
         return None
     is_parallel = asked.is_parallel
     if isinstance(choice, NamedTool):
         tools, is_parallel = [tool for tool in tools if tool.name == choice.name], False
-    return AnswerRules(form, in_thought, tools, must_call, is_parallel, body)
+    return AnswerRules(form, in_thought, tools, is_forced, is_parallel, body)
 
 
 def grammar_of(rules: AnswerRules, special: Callable[[str], int | None]) -> str:

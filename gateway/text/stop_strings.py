@@ -35,8 +35,10 @@ class StopStrings:
         return text[: len(text) - num_held]
 
     def flush(self) -> str:
-        """The end of the text: what was held back did not become a stop string."""
+        """Returns what was held back and did not become a stop string, because the text ends here.
+        A text that is pushed afterwards is another one."""
         held, self._held = self._held, ""
+        self._states = [0] * len(self._stops)
         return held
 
     def _advance(self, character: str) -> None:

@@ -13,7 +13,12 @@ from gateway.text.parsers.gemma import FUNCTION_GEMMA, GEMMA_4, GemmaParser
 from gateway.text.parsers.hermes import HermesParser
 from gateway.text.parsers.llama_json import LlamaJsonParser
 from gateway.text.parsers.mistral import MistralParser
-from gateway.text.parsers.parser import IdentityParser, Parser, SingleCallParser
+from gateway.text.parsers.parser import (
+    CallsOnlyParser,
+    IdentityParser,
+    Parser,
+    SingleCallParser,
+)
 from gateway.text.parsers.pythonic import PythonicParser
 from gateway.text.parsers.qwen_xml import QwenXmlParser
 from gateway.text.parsers.thoughts import ThoughtParser
@@ -47,15 +52,23 @@ class AnswerForm(msgspec.Struct, frozen=True):
     has_thoughts: bool = False
 
     def parser(
-        self, tools: Sequence[Tool], *, is_parallel: bool = True, in_thought: bool = False
+        self,
+        tools: Sequence[Tool],
+        *,
+        is_parallel: bool = True,
+        must_call: bool = False,
+        in_thought: bool = False,
     ) -> Parser:
-        """A parser of one answer. `tools`: those that may be called. `in_thought`: the prompt ends
-        with the beginning of a thought."""
+        """Returns a parser of one answer. `tools`: those that may be called. `must_call`: a grammar
+        holds the answer to calls. `in_thought`: the prompt ends with the beginning of a
+        thought."""
         parser = IdentityParser()
         if tools:
             parser = self._call_parser(tools)
             if not is_parallel:
                 parser = SingleCallParser(parser)
+            if must_call:
+                parser = CallsOnlyParser(parser)
         return ThoughtParser(parser, is_begun=in_thought) if self.has_thoughts else parser
 
     def markers(self, tools: Sequence[Tool]) -> frozenset[str]:

@@ -1,12 +1,14 @@
 """The stage between an answer's text and its dialect: text becomes parts.
 
-A parser is made for each answer. It sees the text after stop strings were cut off, in pieces of any
-length, and gives the same parts however the text is cut into pieces.
+A parser is made for each answer. It sees the text in pieces of any length, and gives the same parts
+however the text is cut into pieces.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 import msgspec
 
@@ -50,13 +52,25 @@ class Parser(ABC):
         no more than the longest marker of its format, with some white space before it."""
 
     @abstractmethod
-    def finish(self) -> list[Part]:
-        """The parts that were held back when the answer ends. Called once, after every `push`."""
+    def finish(self, rest: str = "") -> list[Part]:
+        """Returns the parts that were held back when the answer ends. Called once, after every
+        `push`. `rest`: the last characters, which are of tokens that were pushed before."""
 
     @property
     def is_over(self) -> bool:
         """Whether what comes would add no more parts."""
         return False
+
+    @property
+    def needs_each_token(self) -> bool:
+        """Whether the next `push` must be the text of a single token, because the answer may end
+        there or the token may be one of a thought."""
+        return False
+
+    @property
+    def num_thought_tokens(self) -> int:
+        """Number of tokens so far that spell the thought, without the markers around it."""
+        return 0
 
 
 class IdentityParser(Parser):
@@ -65,8 +79,8 @@ class IdentityParser(Parser):
     def push(self, text: str) -> list[Part]:
         return [Text(text)] if text else []
 
-    def finish(self) -> list[Part]:
-        return []
+    def finish(self, rest: str = "") -> list[Part]:
+        return self.push(rest)
 
 
 class SingleCallParser(Parser):
@@ -80,11 +94,15 @@ class SingleCallParser(Parser):
     def is_over(self) -> bool:
         return self._is_over
 
+    @property
+    def needs_each_token(self) -> bool:
+        return True
+
     def push(self, text: str) -> list[Part]:
         return [] if self._is_over else self._up_to_second_call(self._parser.push(text))
 
-    def finish(self) -> list[Part]:
-        return [] if self._is_over else self._up_to_second_call(self._parser.finish())
+    def finish(self, rest: str = "") -> list[Part]:
+        return [] if self._is_over else self._up_to_second_call(self._parser.finish(rest))
 
     def _up_to_second_call(self, parts: list[Part]) -> list[Part]:
         for number, part in enumerate(parts):
@@ -92,3 +110,53 @@ class SingleCallParser(Parser):
                 self._is_over = True
                 return parts[:number]
         return parts
+
+
+class CallsOnlyParser(Parser):
+    """Takes only the calls of another parser, for an answer that a grammar holds to calls: any text
+    in it is the beginning of a call that was cut off."""
+
+    def __init__(self, parser: Parser) -> None:
+        self._parser = parser
+
+    @property
+    def is_over(self) -> bool:
+        return self._parser.is_over
+
+    @property
+    def needs_each_token(self) -> bool:
+        return self._parser.needs_each_token
+
+    def push(self, text: str) -> list[Part]:
+        return _calls(self._parser.push(text))
+
+    def finish(self, rest: str = "") -> list[Part]:
+        return _calls(self._parser.finish(rest))
+
+
+def _calls(parts: list[Part]) -> list[Part]:
+    return [part for part in parts if isinstance(part, ToolCall)]
+
+
+def join_parts(pieces: Iterable[Part]) -> list[Part]:
+    """Joins neighbouring pieces of the same part."""
+    return [_joined(list(each)) for _, each in groupby(pieces, part_key)]
+
+
+def part_key(piece: Part) -> tuple[type[Part], int]:
+    """Returns what is equal for pieces of one part: its kind and, of a tool call, its number."""
+    return type(piece), piece.index if isinstance(piece, ToolCall) else 0
+
+
+def _joined(pieces: Sequence[Part]) -> Part:
+    match pieces[0]:
+        case ToolCall(index=index, name=name):
+            written = [piece.arguments for piece in pieces if isinstance(piece, ToolCall)]
+            return ToolCall(index, name, "".join(written))
+        case Text():
+            texts = [piece for piece in pieces if isinstance(piece, Text)]
+            scored = [entry for piece in texts for entry in piece.scored]
+            return Text("".join([piece.text for piece in texts]), scored)
+        case Reasoning():
+            spoken = [piece.text for piece in pieces if isinstance(piece, Reasoning)]
+            return Reasoning("".join(spoken))

@@ -54,7 +54,9 @@ class ReadingParser(Parser):
         next(self._reading, None)
         return self._taken()
 
-    def finish(self) -> list[Part]:
+    def finish(self, rest: str = "") -> list[Part]:
+        self._text = self._text[self._at :] + rest
+        self._at = 0
         self._is_ended = True
         next(self._reading, None)
         return self._taken()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gateway.text.parsers.parser import Parser, Reasoning
+from bisect import bisect_left
+
+from gateway.text.parsers.parser import Parser, Part, Reasoning
 from gateway.text.parsers.reading_parser import MAX_SPACE, SPACE, Reading, ReadingParser
 
 MARKERS = OPEN, CLOSE = "<think>", "</think>"
@@ -21,10 +23,35 @@ class ThoughtParser(ReadingParser):
         super().__init__()
         self._answer = answer
         self._is_thinking = is_begun
+        self._num_taken = 0
+        """Characters that were read."""
+        self._tokens: ThoughtTokens | None = ThoughtTokens()
+        """The tokens until the thought has ended."""
+        self._num_thought_tokens = 0
+        """Set when the thought has ended."""
 
     @property
     def is_over(self) -> bool:
         return self._answer.is_over
+
+    @property
+    def needs_each_token(self) -> bool:
+        return self._tokens is not None or self._answer.needs_each_token
+
+    @property
+    def num_thought_tokens(self) -> int:
+        if self._tokens is None:
+            return self._num_thought_tokens
+        return self._tokens.count(self._num_taken)
+
+    def push(self, text: str) -> list[Part]:
+        if self._tokens is not None:
+            self._tokens.add(len(text))
+        return super().push(text)
+
+    def take(self, count: int) -> str:
+        self._num_taken += count
+        return super().take(count)
 
     def read(self) -> Reading[None]:
         before = ""
@@ -32,10 +59,15 @@ class ThoughtParser(ReadingParser):
             before = yield from self._space()
             self._is_thinking = yield from self.skip(OPEN)
         if self._is_thinking:
+            assert self._tokens is not None
+            self._tokens.begin = self._num_taken
             before = ""
             yield from self._space()
-            yield from self.pieces_until(CLOSE, add=self._add_thought)
+            marker = yield from self.pieces_until(CLOSE, add=self._add_thought)
+            self._num_thought_tokens = self._tokens.count(self._num_taken - len(marker))
+            self._tokens = None
             yield from self._space()
+        self._tokens = None
         self._parts += self._answer.push(before)
         while True:
             self._parts += self._answer.push(self.take(len(self._text) - self._at))
@@ -56,3 +88,29 @@ class ThoughtParser(ReadingParser):
     def _add_thought(self, text: str) -> None:
         if text:
             self._parts.append(Reasoning(text))
+
+
+class ThoughtTokens:
+    """Finds which tokens spell a thought, by where the text of each begins."""
+
+    def __init__(self) -> None:
+        self.begin: int | None = None
+        """Position of the thought's first character; None until it has begun."""
+        self._starts: list[int] = []
+        self._num_chars = 0
+
+    def add(self, num_chars: int) -> None:
+        """Adds a token whose text has so many characters; none while a character is incomplete."""
+        self._starts.append(self._num_chars)
+        self._num_chars += num_chars
+
+    def count(self, end: int) -> int:
+        """Returns the number of tokens with text between the thought's beginning and `end`."""
+        if self.begin is None:
+            return 0
+        first = bisect_left(self._starts, self.begin)
+        after = self._starts[first] if first < len(self._starts) else self._num_chars
+        if first and after > self.begin:
+            # This token spells the end of the marker too.
+            first -= 1
+        return max(bisect_left(self._starts, end) - first, 0)

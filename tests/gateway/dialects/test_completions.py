@@ -81,9 +81,9 @@ def test_echo_with_logprobs(client: openai.OpenAI, worker: ScriptedWorker, strea
             logprobs += found.token_logprobs
             offsets += found.text_offset
             tops += found.top_logprobs
-    assert tokens == ["a", "b", "c", "d"]
-    assert logprobs == [None, -0.5, -0.5, -0.5]
-    assert offsets == [0, 1, 2, 3]
+    assert tokens == ["a", "b", "c", "d", "<|im_end|>"]
+    assert logprobs == [None, -0.5, -0.5, -0.5, -0.5]
+    assert offsets == [0, 1, 2, 3, 4]
     assert tops[0] is None and tops[1] == {"b": -0.5, "c": -1.5}
 
 

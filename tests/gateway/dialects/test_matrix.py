@@ -209,15 +209,17 @@ def log_probabilities(probe: Probe) -> None:
         case "completions":
             told = probe.answered(logprobs=1)["choices"][0]["logprobs"]["tokens"]
             echoed = probe.answered(logprobs=1, echo=True)["choices"][0]["logprobs"]["tokens"]
-            assert "".join(echoed) == WORD + "ok"
+            assert "".join(echoed) == WORD + "ok<|im_end|>"
         case "Responses":
             fields = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
             told = probe.answered(**fields)["output"][0]["content"][0]["logprobs"]
+            assert [entry["token"] for entry in told] == ["o", "k"]
             assert [len(entry["top_logprobs"]) for entry in told] == [2, 2]
+            return
         case _:
             probe.refuses("logprobs", True)
             return
-    assert len(told) == 2
+    assert len(told) == 3, "the end token too"
 
 
 def tools(probe: Probe) -> None:

@@ -1,0 +1,286 @@
+"""What an answer tells in each dialect, whole and streamed, read with the official clients: where
+it stops, what of it was a thought, and the keys that are always there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import anthropic
+import openai
+import pytest
+
+from tests.gateway.dialects.test_all_dialects import CALL, DIALECTS, ask
+from tests.gateway.scripted import ScriptedWorker
+from tests.gateway.scripts import IM_END, ids, say
+from tests.gateway.service import Service
+from tests.gateway.templated import templated_service
+
+THOUGHT = "<think>\nFirst {a}.\n\nThen b.\n</think>\n\n"
+THOUGHT_TOKENS = len("\nFirst {a}.\n\nThen b.\n")
+"""The tiny model's tokens are bytes."""
+
+
+class Read(NamedTuple):
+    """An answer, whatever dialect it was told in."""
+
+    thought: str
+    text: str
+    calls: list[Any]
+    reason: Any
+    num_thought_tokens: int | None
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Its model has the chat template of Qwen 3."""
+    with templated_service(tmp_path_factory.mktemp("qwen3")) as service:
+        yield service
+
+
+def read(service: Service, dialect: str, stream: bool, **fields: Any) -> Read:
+    body = ask(dialect, **fields)
+    if dialect == "messages":
+        with anthropic.Anthropic(
+            base_url=service.url, api_key=service.keys.acme, max_retries=0, timeout=20
+        ) as client:
+            return read_message(client, body, stream)
+    with service.client() as client:
+        if dialect == "responses":
+            return read_response(client, body, stream)
+        return read_chat(client, body, stream)
+
+
+def read_chat(client: openai.OpenAI, body: dict[str, Any], stream: bool) -> Read:
+    create: Any = client.chat.completions.create
+    if not stream:
+        answer = create(**body)
+        (choice,) = answer.choices
+        message, extra = choice.message, choice.message.model_extra
+        assert extra["reasoning"] == extra["reasoning_content"]
+        calls = [call.function.arguments for call in message.tool_calls or ()]
+        read = extra["reasoning"] or "", message.content or "", calls, choice.finish_reason
+        return Read(*read, answer.usage.completion_tokens_details.reasoning_tokens)
+    thought = text = arguments = ""
+    reason, number = None, None
+    for chunk in create(**body, stream=True, stream_options={"include_usage": True}):
+        for choice in chunk.choices:
+            extra = choice.delta.model_extra or {}
+            assert extra.get("reasoning") == extra.get("reasoning_content")
+            thought += extra.get("reasoning", "")
+            text += choice.delta.content or ""
+            for call in choice.delta.tool_calls or ():
+                arguments += (call.function and call.function.arguments) or ""
+            reason = choice.finish_reason
+        if chunk.usage and chunk.usage.completion_tokens_details:
+            number = chunk.usage.completion_tokens_details.reasoning_tokens
+    return Read(thought, text, [arguments] if arguments else [], reason, number)
+
+
+def read_message(client: anthropic.Anthropic, body: dict[str, Any], stream: bool) -> Read:
+    if stream:
+        with client.messages.stream(**body) as events:
+            answer: Any = events.get_final_message()
+    else:
+        answer = client.messages.create(**body)
+    found: dict[str, list[Any]] = {"thinking": [], "text": [], "tool_use": []}
+    for block in answer.content:
+        found[block.type].append(block)
+    return Read(
+        "".join([block.thinking for block in found["thinking"]]),
+        "".join([block.text for block in found["text"]]),
+        [block.input for block in found["tool_use"]],
+        (answer.stop_reason, answer.stop_sequence),
+        None,
+    )
+
+
+def read_response(client: openai.OpenAI, body: dict[str, Any], stream: bool) -> Read:
+    extra = {"stop": body.pop("stop")} if "stop" in body else {}
+    answer: Any = client.responses.create(**body, extra_body=extra, stream=stream)
+    if stream:
+        *_, last = answer
+        answer = last.response
+    thoughts = [item for item in answer.output if item.type == "reasoning"]
+    return Read(
+        "".join([part.text for item in thoughts for part in item.content]),
+        answer.output_text,
+        [item.arguments for item in answer.output if item.type == "function_call"],
+        (answer.status, answer.incomplete_details and answer.incomplete_details.reason),
+        answer.usage.output_tokens_details.reasoning_tokens,
+    )
+
+
+STOP_FIELD = {"chat": "stop", "messages": "stop_sequences", "responses": "stop"}
+STOPPED = {"chat": "stop", "messages": ("stop_sequence", "\n\n"), "responses": ("completed", None)}
+CALLED = {
+    "chat": "tool_calls",
+    "messages": ("tool_use", None),
+    "responses": ("completed", None),
+}
+CUT = {
+    "chat": "length",
+    "messages": ("max_tokens", None),
+    "responses": ("incomplete", "max_output_tokens"),
+}
+FORCED: dict[str, Any] = {"chat": "required", "messages": {"type": "any"}, "responses": "required"}
+
+
+@pytest.mark.parametrize("per_step", [1, 5, 400])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_stop_string_ends_the_text_and_no_thought(
+    service: Service, worker: ScriptedWorker, dialect: str, stream: bool, per_step: int
+) -> None:
+    worker.script = say(f"{THOUGHT}One.\n\nTwo.", per_step=per_step)
+    found = read(service, dialect, stream, **{STOP_FIELD[dialect]: ["b.", "\n\n", "</think>"]})
+    assert (found.thought.strip(), found.text) == ("First {a}.\n\nThen b.", "One.")
+    assert found.reason == STOPPED[dialect]
+    assert found.num_thought_tokens in (THOUGHT_TOKENS, None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_no_stop_string_cuts_a_call(
+    service: Service, worker: ScriptedWorker, dialect: str, stream: bool
+) -> None:
+    """Neither in its arguments nor in its markers."""
+    worker.script = say(f"{THOUGHT}Well.\n{CALL}", per_step=3)
+    stops = ["}", "city", "<tool_call>", "</tool_call>", "\n"]
+    found = read(service, dialect, stream, **{STOP_FIELD[dialect]: stops})
+    assert (found.text, found.reason) == ("Well.", CALLED[dialect])
+    (call,) = found.calls
+    assert call in ('{"city": "Bern"}', {"city": "Bern"})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_forced_call_that_is_cut_shows_no_markup(
+    service: Service, worker: ScriptedWorker, dialect: str, stream: bool
+) -> None:
+    worker.script = say(THOUGHT + CALL)
+    field = "max_output_tokens" if dialect == "responses" else "max_tokens"
+    for num_written in (3, len('<tool_call>\n{"name": "get_we')):
+        options = {"tool_choice": FORCED[dialect], field: len(THOUGHT) + num_written}
+        found = read(service, dialect, stream, **options)
+        assert (found.text, found.calls, found.reason) == ("", [], CUT[dialect])
+
+
+@pytest.mark.parametrize("per_step", [1, 400])
+def test_tokens_of_a_thought_are_counted_for_each_choice(
+    client: openai.OpenAI, worker: ScriptedWorker, per_step: int
+) -> None:
+    """The tokens of the markers are not, nor the end token; streamed, each chunk tells so far."""
+    worker.script = say(f"{THOUGHT}One.", per_step=per_step)
+    create: Any = client.chat.completions.create
+    answer = create(**ask("chat", n=2))
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 2 * THOUGHT_TOKENS
+    worker.script = say(THOUGHT[:-20], per_step=per_step)
+    told = [
+        chunk.usage.completion_tokens_details.reasoning_tokens
+        for chunk in create(
+            **ask("chat"),
+            stream=True,
+            stream_options={"include_usage": True, "continuous_usage_stats": True},
+        )
+    ]
+    assert told == sorted(told) and told[-1] == len(THOUGHT[:-20]) - len("<think>")
+
+
+def test_a_last_chunk_has_an_empty_delta(client: openai.OpenAI, worker: ScriptedWorker) -> None:
+    """Also where text comes with the end, and where a thought, a call or the length ends it."""
+    cases = [("Text", 400), (THOUGHT, 400), (THOUGHT + CALL, 400), ("Text", 2), (THOUGHT, 9)]
+    for written, max_tokens in cases:
+        worker.script = say(written, per_step=400)
+        asked: dict[str, Any] = ask("chat", max_tokens=max_tokens)
+        *_, last = client.chat.completions.create(**asked, stream=True)
+        (choice,) = last.choices
+        assert choice.finish_reason and choice.delta.to_dict() == {}
+
+
+KEYS = {"system_fingerprint", "service_tier"}
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_keys_without_news_are_null(
+    client: openai.OpenAI, worker: ScriptedWorker, is_chat: bool
+) -> None:
+    worker.script = say("ok")
+    create: Any = client.chat.completions.create if is_chat else client.completions.create
+    asked = ask("chat") if is_chat else {"model": "tiny", "prompt": "Hi"}
+    body = create(**asked).model_dump()
+    (choice,) = body["choices"]
+    for_all = ("prompt_logprobs", "prompt_token_ids")
+    assert all(body[key] is None for key in KEYS)
+    assert all((body if is_chat else choice)[key] is None for key in for_all)
+    assert choice["stop_reason"] is None and choice["token_ids"] is None
+    if is_chat:
+        message = choice["message"]
+        assert message["annotations"] == [] and message["refusal"] is None
+        assert message["reasoning"] is None and message["reasoning_content"] is None
+    for chunk in create(**asked, stream=True):
+        told = chunk.model_dump()
+        assert all(told[key] is None for key in KEYS)
+        assert told["choices"][0]["stop_reason"] is None
+        assert "token_ids" not in chunk.choices[0].model_extra
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_the_reason_of_a_stop_is_told(
+    client: openai.OpenAI, worker: ScriptedWorker, is_chat: bool, stream: bool
+) -> None:
+    """A stop string, the id of a stop token, or nothing for the end token."""
+    create: Any = client.chat.completions.create if is_chat else client.completions.create
+    asked = ask("chat") if is_chat else {"model": "tiny", "prompt": "Hi"}
+    worker.script = say("one two")
+    for fields, reason in (
+        ({"stop": [" t", "wo"]}, " t"),
+        ({"extra_body": {"stop_token_ids": [IM_END]}}, IM_END),
+        ({}, None),
+    ):
+        answer = create(**asked, **fields, stream=stream)
+        choice = (list(answer)[-1] if stream else answer).choices[0]
+        assert (choice.finish_reason, choice.model_extra["stop_reason"]) == ("stop", reason)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_ids_of_the_prompt_and_of_the_answer(
+    client: openai.OpenAI, worker: ScriptedWorker, is_chat: bool, stream: bool
+) -> None:
+    """Each generated token has its log-probability, those of thoughts and calls and the end token
+    too; by request it is named by its id. Streamed, the first chunk alone has the prompt's."""
+    written = THOUGHT + CALL
+    worker.script = say(written, per_step=4)
+    create: Any = client.chat.completions.create if is_chat else client.completions.create
+    asked = ask("chat", n=2) if is_chat else {"model": "tiny", "prompt": ["Hi", "you"]}
+    asked |= {"logprobs": True if is_chat else 1, "max_tokens": 200, "stream": stream}
+    extra = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+    answer = create(**asked, extra_body=extra)
+    tokens: dict[int, list[int]] = {0: [], 1: []}
+    names: dict[int, list[str]] = {0: [], 1: []}
+    prompts: dict[int, list[list[int]]] = {0: [], 1: []}
+    for part in answer if stream else [answer]:
+        for choice in part.choices:
+            tokens[choice.index] += choice.model_extra.get("token_ids") or []
+            told = part.model_extra if is_chat else choice.model_extra
+            if "prompt_token_ids" in told:
+                prompts[choice.index].append(told["prompt_token_ids"])
+            if choice.logprobs and is_chat:
+                names[choice.index] += [each.token for each in choice.logprobs.content]
+            elif choice.logprobs:
+                names[choice.index] += choice.logprobs.tokens
+                assert all(
+                    name in top
+                    for name, top in zip(
+                        choice.logprobs.tokens, choice.logprobs.top_logprobs, strict=True
+                    )
+                )
+    sent = [request.tokens for request in worker.requests[-2:]]
+    assert tokens == {index: [*ids(written), IM_END] for index in (0, 1)}
+    assert names == {index: [f"token_id:{token}" for token in tokens[index]] for index in (0, 1)}
+    if is_chat:
+        assert prompts[0] + prompts[1] == sent[:1] * (1 if stream else 2)
+    else:
+        assert sorted(prompts[0] + prompts[1]) == sorted(sent)
