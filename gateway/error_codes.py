@@ -6,6 +6,10 @@ from collections.abc import Mapping
 
 CODES: Mapping[str, tuple[int, str]] = {
     "adapter_unavailable": (503, "The adapter cannot be loaded now: the store is away, or a file."),
+    "ambiguous_header": (
+        400,
+        "A header is there twice, no `host` or two, or `x-api-key` beside another `authorization`.",
+    ),
     "ambiguous_path": (400, "The path can be read in more than one way, such as `//` or `%2e`."),
     "answer_too_large": (400, "The answer would exceed its bound: ask for fewer choices or less."),
     "catalog_stale": (503, "The gateway has been without its database for too long."),

@@ -11,3 +11,8 @@ def find_header(scope: Scope, name: bytes) -> str | None:
         if given == name:
             return value.decode("latin-1")
     return None
+
+
+def find_headers(scope: Scope, name: bytes) -> list[str]:
+    """Returns the values of all headers of this name, in lower case, in their order."""
+    return [value.decode("latin-1") for given, value in scope["headers"] if given == name]

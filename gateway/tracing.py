@@ -16,10 +16,18 @@ from litestar.types import Scope
 from opentelemetry import context as context_api
 from opentelemetry import trace as trace_api
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    StatusCode,
+    TraceFlags,
+    Tracer,
+)
 
-from gateway.headers import find_header
+from gateway.headers import find_header, find_headers
+from gateway.trace_state import read_trace_state
 
 REQUEST_IDS = "loraplex-request-ids"
 """Key of the current context while a request's span is made: its (trace id, span id), which the
@@ -38,10 +46,9 @@ OLDER_LATENCIES = {
 """Stages, and the attributes of vLLM's request spans that have the same times."""
 
 _TRACEPARENT = re.compile(
-    r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})"
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})"
 )
 """https://www.w3.org/TR/trace-context/#traceparent-header"""
-_PROPAGATOR = TraceContextTextMapPropagator()
 
 Value = str | int | float | bool | list[str] | list[float]
 Attributes = Mapping[str, Value]
@@ -176,7 +183,7 @@ class RequestTrace(Untraced):
         self._scope: Any = scope
         self._client = client
         self._ids = trace_id, os.urandom(8).hex()
-        self.traceparent = f"00-{'-'.join(self._ids)}-{'00' if client is None else client[2]}"
+        self.traceparent = f"00-{'-'.join(self._ids)}-{'00' if client is None else client[3]}"
         self._started_at: float = state["started_at"]
         self._phases: list[tuple[str, float]] = [("catalog", self._started_at)]
         """Each with its begin; an empty name is no phase."""
@@ -273,9 +280,15 @@ class RequestTrace(Untraced):
         """The client's span, if it has told of one."""
         if self._client is None:
             return Context()
-        state = find_header(self._scope, b"tracestate") or ""
-        carrier = {"traceparent": self._client[0], "tracestate": state}
-        return _PROPAGATOR.extract(carrier, Context())
+        trace_id, span_id, flags = (int(each, 16) for each in self._client.groups())
+        span = SpanContext(
+            trace_id,
+            span_id,
+            is_remote=True,
+            trace_flags=TraceFlags(flags),
+            trace_state=read_trace_state(find_headers(self._scope, b"tracestate")),
+        )
+        return trace_api.set_span_in_context(NonRecordingSpan(span), Context())
 
     def _latencies(self, stages: list[Stage], ended_at: float) -> Attributes:
         """Seconds, under the names of the GenAI conventions and, if wanted, those that vLLM's

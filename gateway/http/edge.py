@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import time
 
-from litestar.types import ASGIApp, Message, Receive, Scope, Send
+from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from admin.client_address import client_address
 from gateway.exceptions import ApiError, InvalidRequest, Overloaded, TooManyRequests
+from gateway.http.ambiguous_headers import find_ambiguous_header
 from gateway.http.anonymous import AnonymousLimit
 from gateway.http.error_answers import ErrorAnswer
 from gateway.http.paths import find_ambiguity
@@ -54,7 +55,7 @@ class Edge:
             if not is_replaced:
                 await send(message)
 
-        error = _check_path(scope["raw_path"])
+        error = _check(scope)
         path = scope["path"]
         is_question = scope["method"] == "OPTIONS"
         if error is None and (is_question or path == "/" or path.startswith(PUBLIC)):
@@ -86,8 +87,12 @@ class Edge:
         self._refusals.note_answer(scope, answer.status)
 
 
-def _check_path(raw_path: bytes) -> InvalidRequest | None:
-    reason = find_ambiguity(raw_path)
-    if reason is None:
-        return None
-    return InvalidRequest(f"The path of the request is ambiguous: {reason}.", code="ambiguous_path")
+def _check(scope: HTTPScope) -> InvalidRequest | None:
+    """The refusal of a request that those before us may have read in another way."""
+    if (reason := find_ambiguity(scope["raw_path"])) is not None:
+        message = f"The path of the request is ambiguous: {reason}."
+        return InvalidRequest(message, code="ambiguous_path")
+    if (reason := find_ambiguous_header(scope["headers"], scope["http_version"])) is not None:
+        message = f"The headers of the request are ambiguous: {reason}."
+        return InvalidRequest(message, code="ambiguous_header")
+    return None

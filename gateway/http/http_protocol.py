@@ -1,4 +1,4 @@
-"""One HTTP connection: what the client sends is bounded in bytes and time before it is read."""
+"""HTTP connection whose client is bounded in bytes and time before anything is read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ HEAD_S = 10.0
 its request is answered, may take."""
 
 MAX_HEAD_BYTES = 64 << 10
-"""Bound of one head that is not whole, and of what a body's chunks and trailers add to it."""
+"""Bound of one head, and of what a body's chunks and trailers add to it."""
+HEAD_PIECE_BYTES = 16 << 10
+"""Bytes that are parsed before those of a head are counted again. A head that begins behind another
+request of the same piece may pass its bound by less than a piece."""
 FRAMING_PER_BYTE = 8
 """Bytes that the framing of a chunk of one byte takes, at most."""
 MAX_UNREAD_BYTES = 16 << 20
@@ -121,6 +124,12 @@ class HttpProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        while data and not self.transport.is_closing():
+            num_bytes = min(HEAD_PIECE_BYTES, MAX_HEAD_BYTES - self._head_bytes)
+            self._receive(data[:num_bytes])
+            data = data[num_bytes:]
+
+    def _receive(self, data: bytes) -> None:
         clock, self.timeout_keep_alive_task = self.timeout_keep_alive_task, None
         before, was_in_head = self.cycle, self._is_in_head
         was_in_body = bool(before) and before.more_body
@@ -239,7 +248,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_bytes += num_bytes
         if not self.cycle or self.cycle.response_complete:
             self.config.connections.add_to_head(self, num_bytes)
-        if self._head_bytes > MAX_HEAD_BYTES:
+        # Exactly as many would be a whole head.
+        if self._head_bytes >= MAX_HEAD_BYTES:
             self.send_400_response("The head of the request is too long.")
 
     def _start_clock(self, seconds: float) -> None:

@@ -38,11 +38,16 @@ class Traced(Service):
         self.receiver = receiver
 
     def ask(
-        self, model: str = "support-bot", *, parent: str | None = None, **fields: Any
+        self,
+        model: str = "support-bot",
+        *,
+        parent: str | None = None,
+        state: str = "vendor=1",
+        **fields: Any,
     ) -> httpx.Response:
         headers = {"authorization": f"Bearer {fields.pop('key', self.keys.acme)}"}
         if parent is not None:
-            headers |= {"traceparent": parent, "tracestate": "vendor=1"}
+            headers |= {"traceparent": parent, "tracestate": state}
         body = {"model": model, "prompt": SECRET, "max_tokens": 40, **fields}
         return httpx.post(f"{self.url}/v1/completions", json=body, headers=headers, timeout=60)
 
@@ -104,6 +109,29 @@ def by_name(spans: list[ReceivedSpan]) -> dict[str, ReceivedSpan]:
 def request_span(spans: list[ReceivedSpan]) -> ReceivedSpan:
     (span,) = [span for span in spans if span.kind == SERVER]
     return span
+
+
+@pytest.mark.parametrize(
+    ("number", "state", "shown"),
+    [
+        (1, "vendor=1,other=2", b"vendor=1,other=2"),
+        (2, f"{SECRET} is no list", b""),
+        (3, f"a={SECRET}=", b""),
+        (4, f"a={SECRET},a={SECRET}", b""),
+        (5, ",".join(f"k{i}={SECRET}" for i in range(33)), b""),
+    ],
+)
+def test_the_clients_state_is_passed_on_if_it_is_one_and_never_logged(
+    service: Traced, caplog: pytest.LogCaptureFixture, number: int, state: str, shown: bytes
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    service.script(say("it is here"))
+    trace_id = f"{number}b" * 16
+    assert service.ask(parent=parent(trace_id=trace_id), state=state).status_code == 200
+    assert service.receiver.trace(trace_id)
+    (body,) = [each for each in service.receiver.bodies if bytes.fromhex(trace_id) in each]
+    assert (shown in body) if shown else (SECRET.encode() not in body)
+    assert SECRET not in caplog.text
 
 
 @pytest.mark.parametrize("stream", [True, False])

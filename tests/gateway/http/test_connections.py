@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import Any
 
+import pytest
+
 from gateway.http.connections import Connections
-from gateway.http.http_protocol import MAX_HEAD_BYTES
+from gateway.http.http_protocol import HEAD_PIECE_BYTES, MAX_HEAD_BYTES
 from tests.gateway.live import Live, eventually
 from tests.serving import serving
 
@@ -121,6 +123,64 @@ async def test_a_head_has_a_deadline_from_its_first_byte() -> None:
         assert (await idle.readline()).startswith(b"HTTP/1.1 200 ")
 
 
+WHOLE = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
+POST = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\n\r\nbody"
+
+
+def padded(num_bytes: int, how: str) -> bytes:
+    """A whole head of so many bytes."""
+    begin, end = {
+        "value": (b"GET / HTTP/1.1\r\nhost: a\r\nx-pad: ", b"\r\n\r\n"),
+        "name": (b"GET / HTTP/1.1\r\nhost: a\r\n", b": y\r\n\r\n"),
+        "path": (b"GET /", b" HTTP/1.1\r\nhost: a\r\n\r\n"),
+        "query": (b"GET /?q=", b" HTTP/1.1\r\nhost: a\r\n\r\n"),
+        "spaces": (b"GET / HTTP/1.1\r\nhost: a\r\nx-pad: ", b"y\r\n\r\n"),
+        "lines": (b"GET / HTTP/1.1\r\nhost: a\r\n", b"\r\n"),
+    }[how]
+    fill = {"spaces": b" ", "lines": b"a:b\r\n"}.get(how, b"y")
+    room = num_bytes - len(begin) - len(end)
+    return begin + fill * (room // len(fill)) + end
+
+
+@pytest.mark.parametrize("how", ["value", "name", "path", "query", "spaces", "lines"])
+@pytest.mark.parametrize("before", [b"", WHOLE, POST])
+async def test_the_bytes_of_a_head_are_bounded_however_they_come(how: str, before: bytes) -> None:
+    """In one read, and behind other requests of the same read. Behind others the bound may be
+    passed by a part of it."""
+    most = MAX_HEAD_BYTES if not before else MAX_HEAD_BYTES + HEAD_PIECE_BYTES
+    async with serving(_answer) as url, asyncio.timeout(20):
+        *_, last = await sent_at_once(url, before, padded(most + 8, how))
+        assert last == 400
+        statuses = await sent_at_once(url, before, padded(MAX_HEAD_BYTES, how))
+        assert statuses == [200] * bool(before) + [200]
+
+
+async def test_a_head_is_bounded_whose_last_piece_makes_it_whole() -> None:
+    head = padded(MAX_HEAD_BYTES + 100, "value")
+    async with serving(_answer) as url, asyncio.timeout(20), connected(url) as (reader, writer):
+        writer.write(head[:-200])
+        await asyncio.sleep(0.2)
+        writer.write(head[-200:])
+        assert (await reader.readline()).startswith(b"HTTP/1.1 400 ")
+
+
+async def sent_at_once(url: str, *requests: bytes) -> list[int]:
+    """Statuses of the answers. All is in the kernel before the server reads any of it."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        client.sendall(b"".join(requests))
+        client.setblocking(False)
+        loop, data = asyncio.get_running_loop(), b""
+        while data.count(b"HTTP/1.1 ") < len([each for each in requests if each]):
+            with suppress(ConnectionError):
+                if piece := await loop.sock_recv(client, 1 << 16):
+                    data += piece
+                    continue
+            break
+    return [int(each[:3]) for each in data.split(b"HTTP/1.1 ")[1:]]
+
+
 async def test_the_framing_of_a_body_is_bounded() -> None:
     """A trailer without an end, which no application sees."""
 
@@ -157,11 +217,12 @@ async def test_a_trailer_is_no_header() -> None:
         connected(url) as (reader, writer),
     ):
         writer.write(
-            b"POST / HTTP/1.1\r\nx-forwarded-for: 192.0.2.9\r\ntransfer-encoding: chunked\r\n\r\n"
+            b"POST / HTTP/1.1\r\nhost: a\r\nx-forwarded-for: 192.0.2.9\r\n"
+            b"transfer-encoding: chunked\r\n\r\n"
             b"0\r\nx-forwarded-for: 10.0.0.1\r\n\r\n"
         )
         await reader.readline()
-    assert seen == ["192.0.2.9", [b"x-forwarded-for", b"transfer-encoding"]]
+    assert seen == ["192.0.2.9", [b"host", b"x-forwarded-for", b"transfer-encoding"]]
 
 
 async def _answer(scope: Any, receive: Any, send: Any) -> None:

@@ -73,10 +73,12 @@ def test_an_ambiguous_path(path: str) -> None:
     assert find_ambiguity(path.encode()) is not None
 
 
-async def ask(url: str, target: str, authorization: str = "") -> bytes:
-    host, _, port = url.removeprefix("http://").partition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    head = f"GET {target} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{authorization}\r\n"
+async def ask(
+    url: str, target: str, headers: str = "", *, host: str = "host: a\r\n", version: str = "1.1"
+) -> bytes:
+    address, _, port = url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(address, int(port))
+    head = f"GET {target} HTTP/{version}\r\n{host}connection: close\r\n{headers}\r\n"
     writer.write(head.encode())
     answer = await reader.read()
     writer.close()
@@ -115,6 +117,53 @@ async def test_no_spelling_passes_a_path_filter() -> None:
         assert b"reached" in await ask(url, "/admin/v1/tenants")
         assert b"reached" in await ask(url, "/v1/models/a%20b")
     assert (data.paths, administration.paths) == (["/v1/models/a b"], ["/admin/v1/tenants"])
+
+
+@pytest.mark.parametrize(
+    ("headers", "named"),
+    [
+        ("host: a\r\nauthorization: Bearer x\r\nauthorization: Bearer y\r\n", "authorization"),
+        ("host: a\r\nauthorization: Bearer x\r\nAuthorization: Bearer x\r\n", "authorization"),
+        ("host: a\r\nx-api-key: x\r\nX-Api-Key: y\r\n", "x-api-key"),
+        ("host: a\r\nauthorization: Bearer x\r\nx-api-key: y\r\n", "x-api-key"),
+        ("host: a\r\nx-api-key: x\r\nauthorization: Basic x\r\n", "x-api-key"),
+        ("host: a\r\nhost: a\r\n", "host"),
+        ("host: a\r\nhost: b\r\n", "host"),
+        ("host: a/b\r\n", "host"),
+        ("host: a b\r\n", "host"),
+        ("host: user@a\r\n", "host"),
+        ("", "host"),
+        ("host: a\r\ncontent-type: text/plain\r\ncontent-type: text/html\r\n", "content-type"),
+        ("host: a\r\nx-request-timeout: 1\r\nx-request-timeout: 2\r\n", "x-request-timeout"),
+        ("host: a\r\nidempotency-key: a\r\nidempotency-key: b\r\n", "idempotency-key"),
+    ],
+)
+async def test_headers_that_can_be_read_in_two_ways_are_refused(headers: str, named: str) -> None:
+    """A proxy may have checked the other one."""
+    app = _Reached()
+    async with serving(app) as url:
+        answer = await ask(url, "/v1/models", headers, host="")
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"ambiguous_header" in answer and b"x-request-id: req_" in answer
+    assert f"'{named}'".encode() in answer
+    assert app.paths == []
+
+
+@pytest.mark.parametrize(
+    ("headers", "version"),
+    [
+        ("host: a:80\r\nauthorization: Bearer x\r\nx-api-key: x\r\n", "1.1"),
+        ("host: [::1]:80\r\nauthorization: Bearer  x \r\n", "1.1"),
+        ("host:\r\naccept: a\r\naccept: b\r\n", "1.1"),
+        ("", "1.0"),
+    ],
+)
+async def test_headers_that_have_one_meaning_are_not(headers: str, version: str) -> None:
+    app = _Reached()
+    async with serving(app) as url:
+        answer = await ask(url, "/v1/models", headers, host="", version=version)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert app.paths == ["/v1/models"]
 
 
 @pytest.mark.parametrize("name", ["support-bot@staging", "acme/support-bot@prod"])

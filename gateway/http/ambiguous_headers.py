@@ -1,0 +1,40 @@
+"""The one reading of a request's headers, so that a proxy before us checks those that we obey."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+AT_MOST_ONCE = frozenset(
+    (
+        *(b"host", b"authorization", b"x-api-key"),
+        *(b"content-type", b"idempotency-key", b"x-request-timeout"),
+    )
+)
+"""Headers of which one alone is obeyed."""
+_HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
+"""https://www.rfc-editor.org/rfc/rfc9110#name-host-and-authority"""
+
+
+def find_ambiguous_header(headers: Iterable[tuple[bytes, bytes]], version: str) -> str | None:
+    """Returns why a proxy may read other headers than we do, or None if it cannot.
+
+    headers: names in lower case. version: of HTTP.
+    """
+    seen: dict[bytes, bytes] = {}
+    for name, value in headers:
+        if name in AT_MOST_ONCE:
+            if name in seen:
+                return f"there is more than one '{name.decode()}'"
+            seen[name] = value
+    host = seen.get(b"host")
+    if host is None and version != "1.0":
+        return "there is no 'host'"
+    if host is not None and not _HOST.fullmatch(host):
+        return "'host' is not a name or address with a port"
+    key, authorization = seen.get(b"x-api-key"), seen.get(b"authorization")
+    if key is not None and authorization is not None:
+        scheme, _, text = authorization.partition(b" ")
+        if scheme.lower() != b"bearer" or text.strip() != key.strip():
+            return "'x-api-key' and 'authorization' differ"
+    return None

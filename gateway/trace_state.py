@@ -1,0 +1,35 @@
+"""The client's `tracestate` as spans carry it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from opentelemetry.trace import TraceState
+
+MAX_CHARS = 512
+"""Length of the header, which W3C asks to be passed on; a longer one is dropped."""
+MAX_MEMBERS = 32
+
+_MEMBER = re.compile(
+    r"([a-z0-9][a-z0-9_*/@-]{0,255})=([\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e])"
+)
+"""https://www.w3.org/TR/trace-context/#tracestate-header"""
+_MULTI_TENANT = re.compile(r"[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13}")
+
+
+def read_trace_state(headers: Sequence[str]) -> TraceState:
+    """Returns what the headers `tracestate` of a request say, or nothing if that is too long or not
+    as W3C has it. Nothing of it is logged."""
+    joined = ",".join(headers)
+    members = [each.strip(" \t") for each in joined.split(",")]
+    found = [_MEMBER.fullmatch(each) for each in members if each]
+    entries = [(each[1], each[2]) for each in found if each is not None]
+    keys = {key for key, _ in entries}
+    is_valid = (
+        len(joined) <= MAX_CHARS
+        and len(found) <= MAX_MEMBERS
+        and len(keys) == len(found)
+        and all("@" not in key or _MULTI_TENANT.fullmatch(key) for key in keys)
+    )
+    return TraceState(entries if is_valid else [])
