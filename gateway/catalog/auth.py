@@ -42,6 +42,12 @@ def _bearer(authorization: str | None) -> str:
     return text
 
 
+def is_valid(view: CatalogView, key_id: str) -> bool:
+    """Whether the key is live and its tenant exists. A key's scopes never change."""
+    key = view.keys.get(key_id)
+    return key is not None and key.is_live(datetime.now(UTC)) and key.tenant_id in view.tenants
+
+
 def check_address(key: ApiKey, address: str | None) -> None:
     """Raises Forbidden unless the key may be used from the client's address."""
     if not key.may_come_from(address):

@@ -209,8 +209,8 @@ class Generation:
 
     async def step(self) -> list[Delta]:
         """Waits for outputs and returns what all that have arrived add. Raises WorkerFailed,
-        DeadlineExceeded or PoisonRequest."""
-        if not self._is_submitted:
+        DeadlineExceeded, PoisonRequest, or what `fail` was given."""
+        if not self._is_submitted and self._failure is None:
             self._submit()
         await self._news.wait()
         self._news.clear()
@@ -228,6 +228,12 @@ class Generation:
         while not self.is_done:
             deltas += await self.step()
         return deltas
+
+    def fail(self, failure: Exception) -> None:
+        """Aborts what still runs. `step` raises the failure once it has returned what came
+        before."""
+        self._fail(failure)
+        self._abort()
 
     def cancel(self) -> None:
         """Aborts what still runs; harmless afterwards."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from admin.database import Database
 from admin.keys.last_use import KeyUses
+from gateway.catalog.auth import is_valid
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.source import SnapshotSource
 from gateway.config import GatewayConfig
@@ -13,6 +14,7 @@ from gateway.dispatch.failover import Failover
 from gateway.dispatch.fleet import Fleet
 from gateway.dispatch.inflight import InFlightRequests
 from gateway.dispatch.outcomes import Outcomes
+from gateway.dispatch.running_generations import RunningGenerations
 from gateway.dispatch.worker_discovery import WorkerDiscovery
 from gateway.limits.admission import Admission
 from gateway.limits.leases import Leases, PostgresLeaseRenewal
@@ -56,6 +58,7 @@ class Gateway:
         self.refused_tenants: set[str] = set()
         """Ids of tenants whose newest request was refused before it ran. Nothing is prefetched for
         their next one, so that refused requests displace no other tenant's adapters."""
+        self.running = RunningGenerations(self._is_valid)
         self.key_uses = KeyUses()
         self.wal = WriteAheadLog(config.wal, config.instance_id)
         self.usage_recorder = UsageRecorder(self.wal, config.max_wal_bytes)
@@ -90,6 +93,10 @@ class Gateway:
         if self.catalog.is_stale:
             return "the catalog is stale: the database does not answer"
         return self.usage_recorder.why_unavailable() or self.fleet.why_not_serving()
+
+    def _is_valid(self, key_id: str) -> bool:
+        view = self.catalog.view
+        return view is not None and is_valid(view, key_id)
 
     def _connect(self, address: str) -> WorkerClient:
         """A client of a worker, not yet connected."""

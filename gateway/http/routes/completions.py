@@ -208,8 +208,10 @@ def respond(
     call.trace.enter("stream")
     generation = plan(call, reservation, worker, model.adapter_layout, gateway.failover)
     usage = RequestUsage(gateway.usage_recorder, call, reservation, request.started_at)
+    gateway.running.add(call.caller.key.id, generation)
 
     def settle(generation: Generation, failure: Exception | None) -> None:
+        gateway.running.remove(call.caller.key.id, generation)
         gateway.admission.settle(reservation, generation.usage)
         in_flight.end(failure, generation.first_output_at)
         trace_answer(call, generation, failure)

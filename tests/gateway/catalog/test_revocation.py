@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from admin.keys import keys
 from admin.keys.keys import KeyRights
 from admin.records import TENANT_SCOPES
+from admin.tenants import tenants
 from gateway.catalog.source import POLL_INTERVAL_S
-from tests.gateway.live import Live, eventually
+from tests.gateway.live import WAIT_S, Live, eventually
 from tests.gateway.pepper import PEPPER
 from tests.gateway.process import GatewayProcess
 from tests.proxy import PostgresProxy, Way
 from tests.scale import scaled
+from tests.stub_worker import Reply
 
 NUM_GATEWAYS = 3
 TOLD_S = 1.0
@@ -137,3 +141,75 @@ async def test_a_key_begins_and_ends_though_nobody_says_so(live: Live) -> None:
             await asyncio.sleep(0.05)
         assert seen == {200, 401}
         assert served.gateway.catalog.current.generation == generation
+
+
+STREAMS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "Hi"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}]},
+    "/v1/responses": {"input": "Hi"},
+}
+
+
+async def revoke_key(live: Live, key: str) -> None:
+    async with live.database.transaction() as connection:
+        await keys.revoke_key(connection, key.split("_")[1])
+
+
+async def delete_tenant(live: Live, _key: str) -> None:
+    async with live.database.transaction() as connection:
+        tenant = await tenants.find_tenant(connection, live.tenant_id)
+        await tenants.delete_tenant(connection, tenant)
+
+
+async def let_expire(_live: Live, _key: str) -> None:
+    """Its time is over meanwhile."""
+
+
+@pytest.mark.parametrize("end", [revoke_key, delete_tenant, let_expire])
+async def test_answers_in_progress_end_with_their_key(
+    live: Live, end: Callable[[Live, str], Awaitable[None]]
+) -> None:
+    """Streams with an error of their dialect, others with 401; each is billed the tokens that it
+    had by then. Those of other keys go on."""
+    ends = datetime.now(UTC) + timedelta(seconds=6) if end is let_expire else None
+    key = await issue(live, KeyRights(TENANT_SCOPES, expires_at=ends))
+    async with live.database.transaction() as connection:
+        other_tenant = (await tenants.create_tenant(connection, "globex")).id
+        _, other = await keys.create_key(connection, PEPPER, other_tenant, TENANT_SCOPES)
+    live.worker.script, live.worker.step_s = lambda _: Reply([65], never_ends=True), 0.05
+    async with live.worker, live.gateway() as served:
+        await eventually(lambda: other_tenant in served.gateway.catalog.current.tenants)
+
+        async def ask(path: str, key: str, **fields: Any) -> httpx.Response:
+            sized = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+            body = {"model": "tiny", sized: 400} | fields | STREAMS[path]
+            headers = {"authorization": f"Bearer {key}"}
+            return await served.client.post(path, json=body, headers=headers)
+
+        streams = [asyncio.create_task(ask(path, key, stream=True)) for path in STREAMS]
+        whole = asyncio.create_task(ask("/v1/completions", key))
+        going_on = asyncio.create_task(ask("/v1/completions", other, stream=True))
+        await eventually(lambda: live.worker.num_running == len(STREAMS) + 2)
+        await end(live, key)
+        async with asyncio.timeout(WAIT_S):
+            ended = await asyncio.gather(*streams)
+            assert (await whole).status_code == 401
+        for path, stream in zip(STREAMS, ended, strict=True):
+            assert stream.status_code == 200, path
+            *_, last = [line for line in stream.text.splitlines() if line.startswith("data: ")]
+            assert "no longer valid" in last, path
+            assert ("invalid_api_key" in last) or ("authentication_error" in last), path
+        assert live.worker.num_running == 1 and not going_on.done()
+        going_on.cancel()
+        await eventually(lambda: has_rows(live, len(STREAMS) + 2))
+        rows = await live.fetch("SELECT * FROM usage WHERE status = 'failed'")
+    assert len(rows) == len(STREAMS) + 1
+    told = {row["request_id"]: row["completion_tokens"] for row in rows}
+    completions = ended[0].text.count('"text":"b"')
+    assert told[ended[0].headers["x-request-id"]] == completions > 0
+    assert all(0 < each < 400 for each in told.values())
+
+
+async def has_rows(live: Live, number: int) -> bool:
+    return len(await live.fetch("SELECT FROM usage")) == number
