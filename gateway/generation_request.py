@@ -45,6 +45,8 @@ class Constraint(msgspec.Struct, frozen=True):
     """The schema as JSON, the regular expression, or the grammar in llguidance's Lark syntax."""
     param: str
     """The field that a refusal names."""
+    strict: bool = False
+    """Of a JSON Schema: a keyword that cannot be enforced is refused, and not dropped."""
 
 
 class ThoughtBudget(msgspec.Struct, frozen=True):

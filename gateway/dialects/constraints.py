@@ -29,11 +29,14 @@ class TextFormat(msgspec.Struct, frozen=True, tag="text", forbid_unknown_fields=
 
 
 class JsonObjectFormat(msgspec.Struct, frozen=True, tag="json_object", forbid_unknown_fields=True):
-    """Any JSON object."""
+    """A JSON object, of any form unless there is a schema."""
+
+    schema: Schema | None = None
 
 
 class NamedSchema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A JSON Schema as OpenAI sends it. The answer is held to it, whatever `strict` says."""
+    """A JSON Schema as OpenAI sends it. The answer is held to it. With `strict` a keyword that
+    cannot be enforced is refused, else it is dropped."""
 
     name: Name
     schema: Schema
@@ -100,17 +103,26 @@ def any_object(param: str) -> Constraint:
     return Constraint("json_schema", '{"type":"object"}', param)
 
 
-def schema_constraint(param: str, schema: Schema) -> Constraint:
+def object_constraint(param: str, format: JsonObjectFormat) -> Constraint:
+    """A JSON object, or what the format's schema accepts. Raises InvalidRequest as
+    `schema_constraint` does."""
+    if format.schema is None:
+        return any_object(param)
+    return schema_constraint(param, format.schema)
+
+
+def schema_constraint(param: str, schema: Schema, *, strict: bool | None = None) -> Constraint:
     """JSON that the schema accepts. Raises InvalidRequest for one too large or too deep."""
-    return Constraint("json_schema", check_nested(schema, MAX_SCHEMA_BYTES, param=param), param)
+    text = check_nested(schema, MAX_SCHEMA_BYTES, param=param)
+    return Constraint("json_schema", text, param, bool(strict))
 
 
 def _of_format(format: ResponseFormat | None) -> Constraint | None:
     match format:
         case JsonObjectFormat():
-            return any_object("response_format")
+            return object_constraint("response_format", format)
         case JsonSchemaFormat(json_schema=named):
-            return schema_constraint("response_format", named.schema)
+            return schema_constraint("response_format", named.schema, strict=named.strict)
         case _:
             return None
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from gateway.dialects.chat_messages import read_arguments, read_tools
-from gateway.dialects.constraints import JsonObjectFormat, any_object, schema_constraint
+from gateway.dialects.constraints import JsonObjectFormat, object_constraint, schema_constraint
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.dropped import RESPONSES, RESPONSES_TOOL_TYPES
 from gateway.dialects.responses_fields import (
@@ -172,10 +172,10 @@ def _constraint(text: TextConfig | None, dropped: set[str]) -> Constraint | None
     if text.verbosity is not None:
         dropped.add("text.verbosity")
     match text.format:
-        case TextSchemaFormat(schema=schema):
-            return schema_constraint("text", schema)
-        case JsonObjectFormat():
-            return any_object("text")
+        case TextSchemaFormat() as format:
+            return schema_constraint("text", format.schema, strict=format.strict)
+        case JsonObjectFormat() as format:
+            return object_constraint("text", format)
         case _:
             return None
 

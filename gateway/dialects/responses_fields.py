@@ -106,7 +106,8 @@ class FunctionChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TextSchemaFormat(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="json_schema"
 ):
-    """JSON that a schema accepts. The answer is held to it, whatever `strict` says."""
+    """JSON that a schema accepts. The answer is held to it. With `strict` a keyword that cannot be
+    enforced is refused, else it is dropped."""
 
     name: Name
     schema: Schema

@@ -20,6 +20,7 @@ from gateway.generation_request import (
     callable_tools,
     must_call,
 )
+from gateway.text.json_schemas import held_schema
 from gateway.text.parsers import llama_json, mistral, pythonic, qwen_xml, thoughts
 from gateway.text.parsers.answer_form import AnswerForm
 from gateway.text.parsers.gemma import FUNCTION_GEMMA, GEMMA_4
@@ -82,17 +83,31 @@ def rules_of(
     return AnswerRules(form, in_thought, tools, is_forced, is_parallel, body)
 
 
-def grammar_of(rules: AnswerRules, special: Callable[[str], int | None]) -> str:
-    """The grammar, as it travels to a worker. `special`: the id of a marker that is a special token
-    of the model, None of one that is text. Raises ValueError for a schema that is none."""
+class HeldGrammar(msgspec.Struct, frozen=True):
+    """A grammar that an answer is held to."""
+
+    grammar: str = ""
+    """As it travels to a worker; empty: any text."""
+    dropped: frozenset[str] = frozenset()
+    """Keywords of its schemas that it does not enforce, behind the names of their fields."""
+
+
+def grammar_of(rules: AnswerRules, special: Callable[[str], int | None]) -> HeldGrammar:
+    """Returns the grammar of an answer. `special`: the id of a marker that is a special token of
+    the model, None of one that is text. Raises ValueError for a schema that is none, or that is
+    strict and cannot be enforced."""
     parts: list[dict[str, Any]] = []
+    dropped: frozenset[str] = frozenset()
     for number, tool in enumerate(rules.tools):
         schema = tool.parameters if rules.must_call or tool.strict else ANY_OBJECT
-        parts.append(_named(f"arguments_{number}", grammars.of_json_schema(json.dumps(schema))))
+        held = held_schema(json.dumps(schema), is_strict=tool.strict)
+        dropped |= {f"tools.{keyword}" for keyword in held.dropped}
+        parts.append(_named(f"arguments_{number}", grammars.of_json_schema(held.text)))
     if rules.body:
         parts.append(_named("body", rules.body))
     lines = ["%llguidance {}", *_lines(rules, special)]
-    return json.dumps({"grammars": [{"lark_grammar": "\n".join(lines)}, *parts]})
+    grammar = json.dumps({"grammars": [{"lark_grammar": "\n".join(lines)}, *parts]})
+    return HeldGrammar(grammar, dropped)
 
 
 def _named(name: str, grammar: str) -> dict[str, Any]:

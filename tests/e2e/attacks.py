@@ -114,15 +114,15 @@ COSTLY_SAMPLING = _completion(
     ignore_eos=True,
 )
 
-# Compiled for seconds; with `not` they are refused, once they were looked at.
+# Compiled for seconds; with `$dynamicRef` they are refused, once they were looked at.
 MANY_LISTS = [[]] * 64_000
 SCHEMAS: tuple[object, ...] = (
     {"enum": [0] * 130_000},
-    {"enum": MANY_LISTS, "not": {}},
-    {"enum": [{"": 0}] * 30_000, "not": {}},
+    {"enum": MANY_LISTS, "$dynamicRef": "#"},
+    {"enum": [{"": 0}] * 30_000, "$dynamicRef": "#"},
     {"enum": [str(number) for number in range(30_000)]},
     {"enum": ["x" * (1 << 20)]},
-    json.dumps({"enum": MANY_LISTS, "not": {}}),
+    json.dumps({"enum": MANY_LISTS, "$dynamicRef": "#"}),
     '{"items":' * 2_000 + "{}" + "}" * 2_000,
 )
 COSTLY_SCHEMAS = [_completion(prompt="x", guided_json=schema) for schema in SCHEMAS]

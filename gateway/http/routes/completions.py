@@ -34,7 +34,7 @@ from gateway.http.request import GatewayRequest
 from gateway.http.streaming import Headers, StreamResponse, WholeResponse
 from gateway.limits.admission import Reservation, Usage
 from gateway.quota_types import Service
-from gateway.text.call_grammars import rules_of
+from gateway.text.call_grammars import HeldGrammar, rules_of
 from gateway.text.long_texts import LONG
 from gateway.text.tokenizer import ModelTokenizer
 from workers.wire.client import WorkerClient
@@ -123,10 +123,11 @@ async def prepare(
     request.trace.enter("tokenise")
     tokenizer = await request.gateway.tokenizers.get(target.base.digest)
     prompts = await encode_prompts(tokenizer, target, asked, request.user)
-    grammar = await _grammar(request, asked, tokenizer, prompts[0])
+    held = await _grammar(request, asked, tokenizer, prompts[0])
     rules = await token_rules(
-        asked, tokenizer, prompts[0], request.user.cache_domain, has_grammar=bool(grammar)
+        asked, tokenizer, prompts[0], request.user.cache_domain, has_grammar=bool(held.grammar)
     )
+    asked = with_dropped(asked, *held.dropped)
     if is_thought_unbounded(asked, tokenizer):
         asked = with_dropped(asked, UNBOUNDED_THOUGHT)
     if prompts[0].is_folded:
@@ -142,23 +143,24 @@ async def prepare(
         num_bytes=request.num_bytes,
         trace=request.trace,
         service=service,
-        grammar=grammar,
+        grammar=held.grammar,
         rules=rules,
     )
 
 
 async def _grammar(
     request: GatewayRequest, asked: GenerationRequest, tokenizer: ModelTokenizer, prompt: Prompt
-) -> str:
+) -> HeldGrammar:
     """What the answers are held to; empty: nothing. The prompts of a request have one form."""
     grammars, domain = request.gateway.grammars, request.user.cache_domain
     body = await grammars.of(asked.constraint, domain)
     if prompt.form is None:
         return body
-    rules = rules_of(asked, prompt.form, in_thought=prompt.in_thought, body=body)
+    rules = rules_of(asked, prompt.form, in_thought=prompt.in_thought, body=body.grammar)
     if rules is None:
         return body
-    return await grammars.of_rules(rules, tokenizer.special_id, domain)
+    held = await grammars.of_rules(rules, tokenizer.special_id, domain)
+    return msgspec.structs.replace(held, dropped=held.dropped | body.dropped)
 
 
 class Admitted(NamedTuple):
@@ -231,9 +233,9 @@ def _headers(call: Call, generation: Generation) -> Headers:
     return headers
 
 
-def with_dropped(asked: GenerationRequest, name: str) -> GenerationRequest:
+def with_dropped(asked: GenerationRequest, *names: str) -> GenerationRequest:
     """Adds to the names of what was taken without effect."""
-    return msgspec.structs.replace(asked, dropped=tuple(sorted((*asked.dropped, name))))
+    return msgspec.structs.replace(asked, dropped=tuple(sorted((*asked.dropped, *names))))
 
 
 def dropped_header(asked: GenerationRequest) -> Headers:

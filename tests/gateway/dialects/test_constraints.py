@@ -28,6 +28,8 @@ HI: Any = [{"role": "user", "content": "Hi"}]
     ("fields", "shown"),
     [
         ({"response_format": {"type": "json_object"}}, '"type":"object"'),
+        ({"response_format": {"type": "json_object", "schema": None}}, '"type":"object"'),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, '"a"'),
         (
             {
                 "response_format": {
@@ -75,6 +77,54 @@ def test_the_official_client_parses_an_answer(
     assert '"lost"' in worker.requests[-1].grammar
 
 
+def schema_format(schema: dict[str, Any], strict: bool | None = None) -> dict[str, Any]:
+    named = {"name": "x", "schema": schema} | ({} if strict is None else {"strict": strict})
+    return {"type": "json_schema", "json_schema": named}
+
+
+UNENFORCED: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+        "path": {"type": "string", "format": "file-path"},
+        "kept": {"const": 77},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": schema_format(UNENFORCED)}, "response_format"),
+        ({"response_format": schema_format(UNENFORCED, False)}, "response_format"),
+        ({"response_format": {"type": "json_object", "schema": UNENFORCED}}, "response_format"),
+        ({"extra_body": {"guided_json": UNENFORCED}}, "guided_json"),
+        ({"extra_body": {"structured_outputs": {"json": UNENFORCED}}}, "structured_outputs"),
+    ],
+)
+def test_what_cannot_be_enforced_is_dropped_and_named(
+    client: openai.OpenAI, worker: ScriptedWorker, fields: dict[str, Any], param: str
+) -> None:
+    """Also where the grammar is kept from a request before."""
+    worker.script = say("{}")
+    for _ in range(2):
+        raw = client.chat.completions.with_raw_response.create(model="tiny", messages=HI, **fields)
+        assert raw.headers["loraplex-dropped"] == f"{param}.format, {param}.uniqueItems"
+    assert "77" in worker.requests[-1].grammar
+
+
+def test_a_format_is_an_annotation(client: openai.OpenAI, worker: ScriptedWorker) -> None:
+    """Also where the schema is strict."""
+    worker.script = say("{}")
+    schema = {"type": "object", "properties": {"a": {"type": "string", "format": "phone"}}}
+    raw = client.chat.completions.with_raw_response.create(
+        model="tiny",
+        messages=HI,
+        response_format=schema_format(schema, True),  # pyright: ignore[reportArgumentType]
+    )
+    assert raw.headers["loraplex-dropped"] == "response_format.format"
+
+
 def nested(depth: int) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "integer"}
     for _ in range(depth):
@@ -85,7 +135,11 @@ def nested(depth: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"guided_json": {"not": {"type": "null"}}}, "guided_json", "not"),
+        ({"response_format": schema_format({"not": {"type": "null"}}, True)}, "response_format",
+         "'not' cannot be enforced"),
+        ({"response_format": schema_format({"uniqueItems": True}, True)}, "response_format",
+         "uniqueItems"),
+        ({"guided_json": {"oneOf": [{"type": "object"}, {}]}}, "guided_json", "oneOf"),
         ({"guided_json": {"$ref": "http://x/y"}}, "guided_json", "http://x/y"),
         ({"guided_json": "{"}, "guided_json", "JSON Schema"),
         ({"guided_json": nested(70)}, "guided_json", "64"),
@@ -97,7 +151,7 @@ def nested(depth: int) -> dict[str, Any]:
         ({"guided_choice": []}, "guided_choice", "length"),
         ({"response_format": {"type": "grammar"}}, "response_format", "grammar"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_followed_is_refused_by_name(
     client: openai.OpenAI, worker: ScriptedWorker, fields: dict[str, Any], param: str, words: str
 ) -> None:

@@ -201,6 +201,40 @@ def test_a_schema_that_cannot_be_held_to(client: openai.OpenAI) -> None:
     assert refusal.value.param == "tools"
 
 
+UNENFORCED: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+        "path": {"type": "string", "format": "file-path"},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("strict", "choice", "dropped"),
+    [
+        (False, "auto", None),
+        (False, "required", "tools.format, tools.uniqueItems"),
+        (True, "auto", None),
+    ],
+)
+def test_schemas_of_tools(
+    client: openai.OpenAI, worker: ScriptedWorker, strict: bool, choice: Any, dropped: str | None
+) -> None:
+    """A strict one is refused, and of another only what a call is held to is named. The prompt
+    has the schema as it was sent."""
+    function = {"name": "f", "parameters": UNENFORCED, "strict": strict}
+    asked: dict[str, Any] = {"tools": [{"type": "function", "function": function}]}
+    worker.script = say("ok")
+    create = client.chat.completions.with_raw_response.create
+    if strict:
+        with pytest.raises(openai.BadRequestError, match="'uniqueItems' cannot be enforced"):
+            create(model="tiny", messages=ASK, tool_choice=choice, **asked)
+        return
+    raw = create(model="tiny", messages=ASK, tool_choice=choice, **asked)
+    assert raw.headers.get("loraplex-dropped") == dropped
+
+
 def test_the_example_of_an_agent(
     client: openai.OpenAI, worker: ScriptedWorker, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,7 +56,7 @@ def rules(calls: Any, *, thinks: bool = False, must: bool = True, **other: Any) 
 
 
 def matcher(tokenizer: LLTokenizer, held_to: AnswerRules) -> LLMatcher:
-    grammar = grammar_of(held_to, lambda _: None)
+    grammar = grammar_of(held_to, lambda _: None).grammar
     assert grammars.refusal(grammar) is None
     return LLMatcher(tokenizer, grammar, log_level=0, limits=grammars.limits())
 
@@ -154,7 +154,7 @@ def test_no_other_way_to_write_a_call_escapes_the_schema(
 def test_markers_may_be_special_tokens(tokenizer: LLTokenizer, calls: Any) -> None:
     opening = BARE[calls][1] if calls in BARE else HELD[calls][0]
     special, held_to = 258, rules(calls, must=False)
-    grammar = grammar_of(held_to, lambda marker: special if marker == opening else None)
+    grammar = grammar_of(held_to, lambda marker: special if marker == opening else None).grammar
     for arguments, is_allowed in ((RIGHT, True), (WRONG, False)):
         call = held(calls, "get_weather", arguments).removeprefix(opening)
         for before in ("", "Well. ") if calls in TAGGED else ("",):

@@ -1,0 +1,363 @@
+"""JSON Schemas as pydantic, zod and OpenAPI documents write them, made into ones that an answer can
+be held to.
+
+Keywords that cannot be enforced while an answer is generated are left out, and unions become
+`anyOf` where their branches cannot be confused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, cast
+
+NOTHING: Mapping[str, tuple[Any, ...]] = {
+    "contains": (),
+    "dependencies": ({},),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+    "else": ({}, True),
+    "if": (),
+    "maxContains": (),
+    "minContains": (),
+    "not": (False,),
+    "propertyNames": ({}, True, {"type": "string"}),
+    "then": ({}, True),
+    "unevaluatedItems": ({}, True),
+    "unevaluatedProperties": ({}, True),
+    "uniqueItems": (False,),
+}
+"""Keywords that cannot be enforced, and the values of each that ask for nothing."""
+FORMATS = frozenset(
+    ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")
+)
+"""Formats that are enforced. Any other is an annotation."""
+UNSUPPORTED_PATTERN = re.compile(
+    r"(\\[1-9bBck]|\(\?<?[=!])|\\.|\[\^?\]?(?:\\.|[^\]\\])*(?:\]|\Z)", re.DOTALL
+)
+"""Finds a part of a regular expression; the group matches one that cannot be enforced: references
+back, borders of words, looks ahead and behind."""
+SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
+SCHEMAS_IN_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+SCHEMAS = ("items", "additionalItems", "additionalProperties")
+MAX_STEPS = 1 << 15
+"""Schemas that are looked at to tell the branches of all unions apart: unions of references to
+unions have exponentially many branches."""
+MAX_NESTED = 32
+"""References and unions inside each other that are followed to the branches of a union."""
+
+Node = dict[str, Any]
+
+
+class HeldSchema(NamedTuple):
+    """A schema that an answer can be held to, as far as can be told before it is compiled."""
+
+    text: str
+    """As JSON."""
+    dropped: frozenset[str]
+    """Keywords that were left out."""
+
+
+def held_schema(schema: str, *, is_strict: bool) -> HeldSchema:
+    """Returns the schema, given as JSON, without what cannot be enforced. Raises ValueError, which
+    names the keyword, if it is strict and has a keyword that would change what it accepts."""
+    reader = SchemaReader(json.loads(schema))
+    if is_strict and (unenforced := sorted(reader.dropped - {"format"})):
+        raise ValueError(
+            f"'{unenforced[0]}' cannot be enforced while an answer is generated. Leave it out, or "
+            "leave out 'strict': then it is dropped"
+        )
+    return HeldSchema(json.dumps(reader.schema), frozenset(reader.dropped))
+
+
+class SchemaReader:
+    """Changes one schema in place, node by node: nothing depends on how deep references lead."""
+
+    def __init__(self, schema: Any) -> None:
+        self.dropped: set[str] = set()
+        self._root: Node = {"schema": schema}
+        self._unions: list[Node] = []
+        self._num_steps = 0
+        for node in self._nodes():
+            self._change(node)
+        for node in self._unions:
+            self._change_union(node)
+
+    @property
+    def schema(self) -> Any:
+        return self._root["schema"]
+
+    def _nodes(self) -> Iterator[Node]:
+        """Every schema that is an object, each once, also those that only a reference leads to."""
+        seen: set[int] = set()
+        places: list[tuple[Any, Any]] = [(self._root, "schema")]
+        while places:
+            holder, key = places.pop()
+            node = _object(holder[key])
+            if node is None or id(node) in seen:
+                continue
+            seen.add(id(node))
+            if node.get("not") in ({}, True):
+                holder[key] = False
+                continue
+            yield node
+            places += _children(node)
+            if (place := self._place(node.get("$ref"))) is not None:
+                places.append(place)
+
+    def _change(self, node: Node) -> None:
+        for keyword in NOTHING.keys() & node.keys():
+            if node.pop(keyword) not in NOTHING[keyword]:
+                self.dropped.add(keyword)
+        self._drop(node, "format", lambda name: str(name) not in FORMATS)
+        self._drop(node, "pattern", _is_unsupported)
+        if _has_optional_properties(node):
+            self._drop(node, "minProperties")
+            self._drop(node, "maxProperties")
+        _change_bounds(node)
+        if node.pop("nullable", None) is True:
+            _allow_null(node)
+        if "oneOf" in node:
+            self._unions.append(node)
+
+    def _drop(
+        self, node: Node, keyword: str, is_unenforced: Callable[[Any], bool] = lambda _: True
+    ) -> None:
+        if keyword in node and is_unenforced(node[keyword]):
+            del node[keyword]
+            self.dropped.add(keyword)
+
+    # Unions
+
+    def _change_union(self, node: Node) -> None:
+        """Any value fits at most one branch if they differ: then `anyOf` accepts the same."""
+        branches = _list(node["oneOf"])
+        discriminator = _object(node.get("discriminator")) or {}
+        if not self._differ(branches, discriminator.get("propertyName")):
+            return
+        del node["oneOf"]
+        if "anyOf" in node:
+            node.setdefault("allOf", []).append({"anyOf": branches})
+        else:
+            node["anyOf"] = branches
+
+    def _differ(self, branches: list[Any], tag: Any) -> bool:
+        """`tag`: the property that a discriminator names. It is required from here on."""
+        if _are_apart(self._values(branch) for branch in branches):
+            return True
+        types = [self._types(branch) for branch in branches]
+        objects = [branch for branch, kinds in zip(branches, types, strict=True) if kinds == OBJECT]
+        others = [kinds for kinds in types if kinds != OBJECT]
+        if not _are_apart([*others, *([OBJECT] if objects else [])]):
+            return False
+        if len(objects) < 2:
+            return True
+        if isinstance(tag, str):
+            constants = [self._constants(branch, tag, must=False) for branch in objects]
+            if _are_apart(constants):
+                for branch in objects:
+                    self._require(branch, tag)
+                return True
+        return any(
+            _are_apart(self._constants(branch, name, must=True) for branch in objects)
+            for name in self._names(objects[0])
+        )
+
+    def _leaves(self, branch: Any, depth: int = 0) -> Iterator[Node | None]:
+        """The schemas that a branch is one of, behind references and unions. None: any value, or
+        more of them inside each other than are followed."""
+        self._num_steps += 1
+        node = _object(branch)
+        if node is None or depth > MAX_NESTED or self._num_steps > MAX_STEPS:
+            yield None
+        elif (place := self._place(node.get("$ref"))) is not None:
+            yield from self._leaves(place[0][place[1]], depth + 1)
+        elif union := _list(node.get("anyOf", node.get("oneOf"))):
+            for each in union:
+                yield from self._leaves(each, depth + 1)
+        else:
+            yield node
+
+    def _merged(self, leaf: Node, depth: int = 0) -> Iterator[Node]:
+        """A leaf and the schemas that it joins by `allOf`, as far as they are followed."""
+        self._num_steps += 1
+        if depth > MAX_NESTED or self._num_steps > MAX_STEPS:
+            return
+        yield leaf
+        for member in map(_object, _list(leaf.get("allOf"))):
+            place = self._place((member or {}).get("$ref"))
+            found = member if place is None else _object(place[0][place[1]])
+            if found is not None:
+                yield from self._merged(found, depth + 1)
+
+    def _values(self, branch: Any) -> frozenset[str] | None:
+        """The values of a branch that is a list of them, as JSON; None of any other."""
+        values: set[str] = set()
+        for leaf in self._leaves(branch):
+            found = None if leaf is None else _constants_of(leaf)
+            if found is None:
+                return None
+            values |= found
+        return frozenset(values)
+
+    def _types(self, branch: Any) -> frozenset[str] | None:
+        """The JSON types of a branch's values; None: any."""
+        types: set[str] = set()
+        for leaf in self._leaves(branch):
+            found = None if leaf is None else self._types_of(leaf)
+            if found is None:
+                return None
+            types |= found
+        return frozenset(types)
+
+    def _types_of(self, leaf: Node) -> set[str] | None:
+        for node in self._merged(leaf):
+            if "type" in node:
+                names = _list(node["type"]) or [node["type"]]
+                return {"number" if name == "integer" else str(name) for name in names}
+            if (values := _constants_of(node)) is not None:
+                return {TYPES[type(json.loads(value))] for value in values}
+        return None
+
+    def _constants(self, branch: Any, name: str, *, must: bool) -> frozenset[str] | None:
+        """The values that a property has in a branch, as JSON; None: any. `must`: the property has
+        to be required."""
+        values: set[str] = set()
+        for leaf in self._leaves(branch):
+            found = None if leaf is None else self._constants_in(leaf, name, must=must)
+            if found is None:
+                return None
+            values |= found
+        return frozenset(values)
+
+    def _constants_in(self, leaf: Node, name: str, *, must: bool) -> frozenset[str] | None:
+        found, is_required = None, not must
+        for node in self._merged(leaf):
+            is_required = is_required or name in _required(node)
+            if found is None and name in _properties(node):
+                found = self._values(_properties(node)[name])
+        return found if is_required else None
+
+    def _require(self, branch: Any, name: str) -> None:
+        for leaf in self._leaves(branch):
+            for node in () if leaf is None else self._merged(leaf):
+                if name in _properties(node) and name not in _required(node):
+                    node["required"] = [*_required(node), name]
+
+    def _names(self, branch: Any) -> list[str]:
+        """Properties of the first of the schemas that a branch is one of."""
+        leaf = next(self._leaves(branch), None)
+        return [] if leaf is None else [n for each in self._merged(leaf) for n in _properties(each)]
+
+    def _place(self, reference: Any) -> tuple[Any, Any] | None:
+        """Where a reference within the schema leads: a list or an object, and the key in it."""
+        if not isinstance(reference, str) or reference.partition("/")[0] != "#":
+            return None
+        holder: Any = self._root
+        key: Any = "schema"
+        for part in reference.split("/")[1:]:
+            found = holder[key]
+            names, items = _object(found) or {}, _list(found)
+            key = part.replace("~1", "/").replace("~0", "~")
+            if key.isdecimal() and int(key[:9]) < len(items):
+                holder, key = items, int(key)
+            elif key in names:
+                holder = names
+            else:
+                return None
+        return holder, key
+
+
+OBJECT = frozenset(("object",))
+TYPES = {str: "string", bool: "boolean", type(None): "null", int: "number", float: "number"}
+"""Types of constants. An integer is a number too."""
+
+
+def _children(node: Node) -> Iterator[tuple[Any, Any]]:
+    """Where schemas are in a schema."""
+    for keyword in SCHEMAS_BY_NAME:
+        named = _object(node.get(keyword)) or {}
+        yield from ((named, name) for name in named)
+    for keyword in (*SCHEMAS_IN_LISTS, "items"):
+        listed = _list(node.get(keyword))
+        yield from ((listed, number) for number in range(len(listed)))
+    yield from ((node, keyword) for keyword in SCHEMAS if keyword in node)
+
+
+def _is_unsupported(pattern: Any) -> bool:
+    return isinstance(pattern, str) and any(
+        found[1] for found in UNSUPPORTED_PATTERN.finditer(pattern)
+    )
+
+
+def _has_optional_properties(node: Node) -> bool:
+    """Whether the number of an object's properties depends on those that may be left out."""
+    is_open = node.get("additionalProperties") is not False
+    return is_open and not _properties(node).keys() <= set(_required(node))
+
+
+def _change_bounds(node: Node) -> None:
+    """OpenAPI 3.0 says of a bound that it is exclusive; JSON Schema has exclusive bounds."""
+    for bound, exclusive in (
+        ("minimum", "exclusiveMinimum"),
+        ("maximum", "exclusiveMaximum"),
+    ):
+        is_exclusive = node.get(exclusive)
+        if isinstance(is_exclusive, bool):
+            del node[exclusive]
+            if is_exclusive and bound in node:
+                node[exclusive] = node.pop(bound)
+
+
+def _allow_null(node: Node) -> None:
+    """Accepts null too, as `nullable` of OpenAPI 3.0 says."""
+    if "type" in node:
+        node["type"] = [*(_list(node["type"]) or [node["type"]]), "null"]
+    if "enum" in node:
+        node["enum"] = [*_list(node["enum"]), None]
+    keys = ("$ref", "allOf", "anyOf", "oneOf", "discriminator")
+    combined = {key: node.pop(key) for key in keys if key in node}
+    if combined:
+        node["anyOf"] = [combined, {"type": "null"}]
+
+
+def _constants_of(node: Node) -> frozenset[str] | None:
+    """The values of a schema that lists them, as JSON. None of any other, and where one of them is
+    a list or an object."""
+    values = [node["const"]] if "const" in node else _list(node.get("enum"))
+    if not values or any(type(value) not in TYPES for value in values):
+        return None
+    return frozenset(json.dumps(_whole(value)) for value in values)
+
+
+def _whole(value: Any) -> Any:
+    """1.0 is the same value as 1."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _are_apart(sets: Iterable[frozenset[str] | None]) -> bool:
+    """Whether all sets are known and have nothing in common."""
+    found: set[str] = set()
+    for each in sets:
+        if each is None or not found.isdisjoint(each):
+            return False
+        found |= each
+    return True
+
+
+def _properties(node: Node) -> Node:
+    return _object(node.get("properties")) or {}
+
+
+def _required(node: Node) -> list[Any]:
+    return _list(node.get("required"))
+
+
+def _object(value: Any) -> Node | None:
+    return cast(Node, value) if isinstance(value, dict) else None
+
+
+def _list(value: Any) -> list[Any]:
+    """The value if it is a list, else an empty one."""
+    return cast(list[Any], value) if isinstance(value, list) else []
