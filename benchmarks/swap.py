@@ -25,6 +25,7 @@ from rich.table import Table
 
 from adapters.store.folder import LocalStore
 from benchmarks.machine import describe
+from ops.registry import select
 from tests.e2e.demo import gemma_gguf, gguf
 from tests.handles import Handle
 from workers.importer import import_model
@@ -79,7 +80,7 @@ class Bench:
     @contextlib.asynccontextmanager
     async def worker(self, models: list[Model]) -> AsyncIterator[WorkerClient]:
         """A process with room for the largest of the models."""
-        largest = max(model.plan.max_bytes(model.plan.dtype) for model in models)
+        largest = max(model.plan.max_bytes(select("cpu")) for model in models)
         config = WorkerConfig(
             models={model.name: model.digest for model in models},
             store=str(self.folder),

@@ -23,6 +23,8 @@ from typing import Literal, Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor
 
+from ops.block_matrix import Weight
+
 PAGE_TOKENS = 16
 """Tokens in a KV page, on every backend."""
 
@@ -285,6 +287,7 @@ class HostOps:
     compiles = False
     num_compiled = 0
     shares_tables = False
+    keeps_blocks = False
     head_dims = EVEN
 
     def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
@@ -308,13 +311,19 @@ class Compute(Protocol):
     shares_tables: bool
     """Whether an embedding table is multiplied with as it lies, so that a model whose head is tied
     to it needs it once."""
+    keeps_blocks: bool
+    """Whether matrices in blocks are packed as blocks rather than as bfloat16."""
     head_dims: range
     """Head sizes that the backend computes."""
 
     def activation_dtype(self, weights: torch.dtype) -> torch.dtype: ...
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
-        """weight [N, K] in the serving dtype, bias [N]. The arguments may be freed afterwards."""
+    def pack_linear(self, *weights: Weight, bias: Tensor | None = None) -> PackedLinear:
+        """Packs matrices [N, K], whose rows follow each other, and their bias into one linear.
+
+        Plain matrices have the serving dtype. Matrices in blocks give the results of their
+        bfloat16 form, in every bit. The arguments may be freed afterwards.
+        """
         ...
 
     def table_linear(self, table: Tensor) -> PackedLinear:

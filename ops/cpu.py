@@ -29,8 +29,9 @@ from ops.base import (
     SamplingBatch,
 )
 from ops.block_hash import HASH_BLOCK, hash_keys
+from ops.block_matrix import Weight, join
 from ops.cpu_layers import NativeLayers, NativeStep
-from ops.panel_linear import PanelLinear
+from ops.panel_linear import NativePart, PanelLinear
 from ops.processor import Processor
 from ops.weight_format import WeightFormat
 
@@ -56,7 +57,8 @@ P, I32, I64, F32 = c_void_p, c_int, c_int64, c_float
 SIGNATURES: dict[str, tuple[type, ...]] = {
     "set_num_threads": (I32,),
     "pack_linear": (P, I32, I64, I64, P),
-    "linear": (P, I64, I64, P, I32, P, I64, P),
+    "pack_blocks": (P, P, P, I32, I64, I64, P),
+    "linear": (P, I64, I64, POINTER(NativePart), I64, P, I64, P),
     "embed": (P, I64, P, I32, I64, F32, P),
     "rms_norm": (P, P, P, I64, I64, F32, P),
     "gated_activation": (P, I64, I64, I32, P),
@@ -84,6 +86,7 @@ class CpuOps(HostOps):
     name = "cpu"
     device = torch.device("cpu")
     b_rank_major = True
+    keeps_blocks = True
     head_dims = range(PAGE_TOKENS, 256 + 1, PAGE_TOKENS)
 
     def __init__(self, *, variant: str | None = None, threads: int | None = None) -> None:
@@ -110,11 +113,8 @@ class CpuOps(HostOps):
     def activation_dtype(self, weights: torch.dtype) -> torch.dtype:
         return torch.float32
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
-        packed = PanelLinear(weight, bias)
-        weight = weight.contiguous()
-        self._lib.pack_linear(weight.data_ptr(), packed.format, *weight.shape, packed.panels_ptr)
-        return packed
+    def pack_linear(self, *weights: Weight, bias: Tensor | None = None) -> PackedLinear:
+        return PanelLinear(self._lib, join(weights), bias)
 
     def linear(self, x: Tensor, weight: PackedLinear) -> Tensor:
         assert isinstance(weight, PanelLinear)
@@ -122,7 +122,7 @@ class CpuOps(HostOps):
         assert depth == weight.in_features and _is_float(x)
         y = torch.empty(rows, weight.out_features)
         self._lib.linear(
-            *(x.data_ptr(), rows, depth, weight.panels_ptr, weight.format, weight.bias_ptr),
+            *(x.data_ptr(), rows, depth, weight.parts, weight.num_parts, weight.bias_ptr),
             *(weight.out_features, y.data_ptr()),
         )
         return y

@@ -9,20 +9,20 @@ import torch
 from torch import Tensor
 
 from ops.base import AdaptedLinear, AttentionBatch, KVCacheView, LayerWeights, LoRABatch, Norm
-from ops.panel_linear import PanelLinear
+from ops.panel_linear import NativePart, PanelLinear
 from ops.weight_format import WeightFormat
 
 
 class NativeLinear(Structure):
     _fields_ = (
-        ("weight", c_void_p),
+        ("parts", POINTER(NativePart)),
         ("bias", c_void_p),
         ("projections", POINTER(c_int32)),
         ("widths", POINTER(c_int32)),
+        ("num_parts", c_int64),
         ("num_projections", c_int64),
         ("in_features", c_int64),
         ("out_features", c_int64),
-        ("format", c_int64),
     )
 
 
@@ -111,14 +111,14 @@ def _linear(linear: AdaptedLinear) -> NativeLinear:
     assert isinstance(weight, PanelLinear)
     array = c_int32 * len(fused.widths)
     return NativeLinear(
-        weight=weight.panels_ptr,
+        parts=weight.parts,
         bias=weight.bias_ptr,
         projections=array(*fused.projections),
         widths=array(*fused.widths),
+        num_parts=weight.num_parts,
         num_projections=len(fused.widths),
         in_features=weight.in_features,
         out_features=weight.out_features,
-        format=weight.format,
     )
 
 

@@ -39,6 +39,7 @@ from ops.base import (
     StreamName,
 )
 from ops.block_hash import hash_blocks
+from ops.block_matrix import Weight, densify
 from ops.plain_linear import PlainLinear
 
 
@@ -68,6 +69,7 @@ class CudaOps:
     name = "cuda"
     b_rank_major = False
     shares_tables = True
+    keeps_blocks = False
     head_dims = EVEN
 
     def __init__(self, device: torch.device, cache_dir: Path | None = None) -> None:
@@ -95,7 +97,8 @@ class CudaOps:
     def activation_dtype(self, weights: torch.dtype) -> torch.dtype:
         return weights
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+    def pack_linear(self, *weights: Weight, bias: Tensor | None = None) -> PackedLinear:
+        weight = densify(weights)
         return PlainLinear(
             weight.clone(memory_format=torch.contiguous_format),
             None if bias is None else bias.to(weight.dtype, copy=True),

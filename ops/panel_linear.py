@@ -1,43 +1,99 @@
-"""A linear's weight as the C++ kernels want it."""
+"""A linear's weight as native/linear.cpp reads it: in panels of 48 output columns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+from collections.abc import Callable, Sequence
 from copy import copy
+from ctypes import Structure, c_int64, c_void_p
 
 import torch
 from torch import Tensor
 
-from ops.weight_format import WeightFormat
+from ops.block_matrix import BlockMatrix, Weight
+from ops.weight_format import BLOCK_SIZES, WeightFormat
 
 PANEL = 48
-"""Output columns that a packed weight keeps together; see native/linear.cpp."""
+"""Output columns of a panel."""
+
+
+class NativePart(Structure):
+    """`LinearPart` of native/kernels.h."""
+
+    _fields_ = (("panels", c_void_p), ("format", c_int64), ("columns", c_int64))
 
 
 class PanelLinear:
-    """A weight in panels, and its bias float32, padded to whole panels."""
+    """Weights side by side, each with a format of its own, and one bias.
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.format = WeightFormat.of(weight.dtype)
-        self.out_features, self.in_features = weight.shape
-        rows = -(-self.out_features // PANEL) * PANEL
-        multiple = self.format.depth_multiple
-        depth = -(-self.in_features // multiple) * multiple
-        self.panels = torch.empty(rows * depth, dtype=weight.dtype)
-        self.bias = None
+    bias: float32, one panel longer than the columns, because kernels read whole panels.
+    """
+
+    def __init__(
+        self, library: ctypes.CDLL, weights: Sequence[Weight], bias: Tensor | None
+    ) -> None:
+        self.in_features = weights[0].shape[1]
+        self.out_features = sum(weight.shape[0] for weight in weights)
+        self._panels = [_pack(library, weight) for weight in weights]
+        self._sizes = [(_format(weight), weight.shape[0]) for weight in weights]
+        self._bias = None
         if bias is not None:
-            self.bias = torch.zeros(rows)
-            self.bias[: self.out_features] = bias
-        self.num_bytes = self.panels.nbytes + (0 if self.bias is None else self.bias.nbytes)
+            self._bias = torch.zeros(self.out_features + PANEL)
+            self._bias[: self.out_features] = bias
+        self.num_bytes = sum(map(_num_bytes, (*self._panels, self._bias)))
         self._point()
 
     def placed(self, place: Callable[[Tensor], Tensor]) -> PanelLinear:
         moved = copy(self)
-        moved.panels = place(self.panels)
-        moved.bias = None if self.bias is None else place(self.bias)
+        moved._panels = [place(panels) for panels in self._panels]
+        moved._bias = None if self._bias is None else place(self._bias)
         moved._point()
         return moved
 
     def _point(self) -> None:
-        self.panels_ptr = self.panels.data_ptr()
-        self.bias_ptr = 0 if self.bias is None else self.bias.data_ptr()
+        self.num_parts = len(self._panels)
+        self.parts = (NativePart * self.num_parts)(
+            *(
+                NativePart(panels.data_ptr(), format, columns)
+                for panels, (format, columns) in zip(self._panels, self._sizes, strict=True)
+            )
+        )
+        self.bias_ptr = 0 if self._bias is None else self._bias.data_ptr()
+
+
+def panel_bytes(format: WeightFormat, columns: int, depth: int) -> int:
+    """Returns the bytes of the panels of a weight [columns, depth]."""
+    if format is WeightFormat.FP32:
+        bits = 32.0
+    elif format is WeightFormat.BF16:
+        bits, depth = 16.0, depth + depth % 2
+    else:
+        bits = BLOCK_SIZES[format].panel_bits
+    return int(-(-columns // PANEL) * PANEL * depth * bits) // 8
+
+
+def _format(weight: Weight) -> WeightFormat:
+    return weight.format if isinstance(weight, BlockMatrix) else WeightFormat.of(weight.dtype)
+
+
+def _num_bytes(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.nbytes
+
+
+def _pack(library: ctypes.CDLL, weight: Weight) -> Tensor:
+    columns, depth = weight.shape
+    format = _format(weight)
+    panels = torch.empty(panel_bytes(format, columns, depth), dtype=torch.uint8)
+    if isinstance(weight, BlockMatrix):
+        parts = weight.unpack()
+        scales, minimums = parts.scales.contiguous(), parts.minimums
+        minimums = None if minimums is None else minimums.contiguous()
+        library.pack_blocks(
+            *(parts.levels.data_ptr(), scales.data_ptr()),
+            *(0 if minimums is None else minimums.data_ptr(), format, columns, depth),
+            panels.data_ptr(),
+        )
+    else:
+        weight = weight.contiguous()
+        library.pack_linear(weight.data_ptr(), format, columns, depth, panels.data_ptr())
+    return panels

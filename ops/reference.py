@@ -20,6 +20,7 @@ from ops.base import (
     SamplingBatch,
 )
 from ops.block_hash import hash_blocks
+from ops.block_matrix import Weight, densify
 from ops.plain_linear import PlainLinear
 
 MASK = 0xFFFFFFFF
@@ -35,9 +36,9 @@ class ReferenceOps(HostOps):
     def activation_dtype(self, weights: torch.dtype) -> torch.dtype:
         return torch.float32
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+    def pack_linear(self, *weights: Weight, bias: Tensor | None = None) -> PackedLinear:
         return PlainLinear(
-            weight.to(torch.float32, copy=True),
+            densify(weights).to(torch.float32, copy=True),
             None if bias is None else bias.to(torch.float32, copy=True),
         )
 

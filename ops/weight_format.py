@@ -3,25 +3,49 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
+if TYPE_CHECKING:
+    import torch
+
+
+class BlockSizes(NamedTuple):
+    """Elements and bytes of a block, elements that share a scale, and bits of an element in the
+    CPU backend's panels, scales and minimums included."""
+
+    block: int
+    block_bytes: int
+    group: int
+    panel_bits: float
 
 
 class WeightFormat(IntEnum):
-    """A stored format. The numbers are those of `WeightFormat` in native/vector.h."""
+    """A stored format. The numbers are those of `WeightFormat` in native/vector.h.
+
+    The formats from Q8_0 on are GGUF's block formats, see `ops.block_matrix`.
+    """
 
     FP32 = 0
     BF16 = 1
+    Q8_0 = 2
+    Q4_0 = 3
+    Q4_1 = 4
+    Q4_K = 5
+    Q6_K = 6
 
     @classmethod
     def of(cls, dtype: torch.dtype) -> WeightFormat:
-        """Format of a plain tensor. Raises KeyError for a dtype that no kernel reads."""
-        return _OF[dtype]
-
-    @property
-    def depth_multiple(self) -> int:
-        """Input columns that the CPU kernels multiply together; packed weights are padded to it."""
-        return 2 if self is WeightFormat.BF16 else 1
+        """Returns the format of a plain tensor. Raises KeyError for any other dtype."""
+        return _OF[str(dtype)]
 
 
-_OF = {torch.float32: WeightFormat.FP32, torch.bfloat16: WeightFormat.BF16}
+_OF = {"torch.float32": WeightFormat.FP32, "torch.bfloat16": WeightFormat.BF16}
+
+BLOCK_SIZES = {
+    WeightFormat.Q8_0: BlockSizes(32, 34, 32, 8.5),
+    WeightFormat.Q4_0: BlockSizes(32, 18, 32, 4.5),
+    WeightFormat.Q4_1: BlockSizes(32, 20, 32, 5.0),
+    WeightFormat.Q4_K: BlockSizes(256, 144, 32, 6.0),
+    WeightFormat.Q6_K: BlockSizes(256, 210, 16, 10.0),
+}
+"""The block formats."""

@@ -1,6 +1,6 @@
 """Importing a model in a process of its own, with which its memory goes. Also that process:
 
-python -m loraplex.box.importing PATH STORE HOME MIN_FREE
+python -m loraplex.box.importing PATH STORE HOME MIN_FREE FORMAT
 
 prints `progress DONE TOTAL` lines, then `digest HEX`
 """
@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 from adapters.store.folder import NotInStore, Store, is_read_only
 from loraplex.box.children import CHILD_FOLDER, python
@@ -34,19 +35,25 @@ def check_source(source: Path) -> None:
         )
 
 
-def import_model(source: Path, settings: Settings, progress: ProgressCallback) -> str:
-    """The digest under which the store now holds the model. Raises ImportFailed, BadSettings.
+def import_model(
+    source: Path,
+    settings: Settings,
+    progress: ProgressCallback,
+    weight_format: str = "bfloat16",
+) -> str:
+    """Imports a model and returns its digest in the store. Raises ImportFailed, BadSettings.
 
-    A source that has not changed since is known by the name, size and time of its files.
+    weight_format: see `workers.importer.weight_formats`. An unchanged source is recognised by the
+    names, sizes and times of its files, and not imported again.
     """
     check_source(source)
     source = source.expanduser().absolute()
     settings.make_home()
-    known, mark = settings.home / "imports.json", _mark(source)
+    known, mark = settings.home / "imports.json", _mark(source, weight_format)
     digest = _read_known(known).get(mark)
     try:
         if digest is None or not _is_there(settings.open_store(), digest):
-            digest = _import_apart(source, settings, progress)
+            digest = _import_apart(source, settings, progress, weight_format)
             write_private(known, json.dumps(_read_known(known) | {mark: digest}, indent=2))
     except OSError as error:
         raise ImportFailed(str(error)) from error
@@ -62,9 +69,11 @@ def _is_there(store: Store, digest: str) -> bool:
     return True
 
 
-def _import_apart(source: Path, settings: Settings, progress: ProgressCallback) -> str:
+def _import_apart(
+    source: Path, settings: Settings, progress: ProgressCallback, weight_format: str
+) -> str:
     command = python("-m", "loraplex.box.importing", str(source), settings.store_location)
-    command += [str(settings.home), str(settings.min_free_disk)]
+    command += [str(settings.home), str(settings.min_free_disk), weight_format]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -97,22 +106,30 @@ def _read_known(path: Path) -> dict[str, str]:
         return {}
 
 
-def _mark(source: Path) -> str:
+def _mark(source: Path, weight_format: str) -> str:
     files = sorted(source.iterdir()) if source.is_dir() else [source]
     facts = [(str(file), (found := file.stat()).st_size, found.st_mtime_ns) for file in files]
-    return hashlib.sha256(repr(facts).encode()).hexdigest()
+    # The format in which models were stored before there was a choice has no entry of its own.
+    asked = [] if weight_format == "bfloat16" else [weight_format]
+    return hashlib.sha256(repr(facts + asked).encode()).hexdigest()
 
 
 def main() -> int:
+    from workers.importer import ImportFormat
     from workers.importer import import_model as import_here
 
     def report(done: int, total: int) -> None:
         print("progress", done, total, flush=True)
 
-    source, store, home, min_free = sys.argv[1:]
+    source, store, home, min_free, weight_format = sys.argv[1:]
     settings = Settings(store=store, data_dir=Path(home), min_free_disk=int(min_free))
     try:
-        digest = import_here(Path(source), settings.open_store(), report)
+        digest = import_here(
+            Path(source),
+            settings.open_store(),
+            report,
+            weight_format=cast(ImportFormat, weight_format),
+        )
     except (ValueError, OSError, BadSettings) as error:
         if isinstance(error, OSError) and is_read_only(error):
             error = ImportFailed(f"the store {store} cannot be written: {error.strerror}")

@@ -55,9 +55,17 @@ def model_group() -> None:
 
 @model_group.command("add")
 @click.argument("model", metavar="NAME=PATH")
+@click.option(
+    "--weight-format",
+    type=click.Choice(["bfloat16", "keep", "int8", "int4"]),
+    default="bfloat16",
+    show_default=True,
+    help="How matrices are stored: `keep` serves those of a .gguf file in its own format, `int8` "
+    "and `int4` quantise them.",
+)
 @json_option
 @settings_options()
-def add(model: str, as_json: bool, **flags: Any) -> None:
+def add(model: str, weight_format: str, as_json: bool, **flags: Any) -> None:
     """Import a Hugging Face directory or a .gguf file here and register it under NAME."""
     from loraplex.api import connect, with_store_of_server
     from loraplex.box.importing import import_model
@@ -67,7 +75,7 @@ def add(model: str, as_json: bool, **flags: Any) -> None:
         raise click.UsageError(f"{model!r} is not NAME=PATH")
     settings = with_store_of_server(settings_of(flags))
     with progress(f"importing {name}") as report:
-        digest = import_model(Path(path), settings, report)
+        digest = import_model(Path(path), settings, report, weight_format)
     with connect(settings) as server:
         made = server.post("/admin/v1/models", {"name": name, "digest": digest})
     show_done(made, f"{name} {digest}", as_json)

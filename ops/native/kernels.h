@@ -3,9 +3,15 @@
 
 #include "parallel.h"
 
+// Some output columns of a linear and their weights, as pack_linear or pack_blocks wrote them.
+struct LinearPart {
+    const void* panels;
+    int64_t format, columns;
+};
+
 extern "C" {
 
-void linear(const float* x, int64_t rows, int64_t depth, const void* weight, int format,
+void linear(const float* x, int64_t rows, int64_t depth, const LinearPart* parts, int64_t num_parts,
             const float* bias, int64_t columns, float* y);
 
 void rms_norm(const float* x, float* residual, const float* weight, int64_t rows, int64_t width,

@@ -9,10 +9,10 @@
 namespace {
 
 struct Linear {
-    const void* weight;
+    const LinearPart* parts;
     const float* bias;
     const int32_t *projections, *widths;
-    int64_t num_projections, in_features, out_features, format;
+    int64_t num_parts, num_projections, in_features, out_features;
 };
 
 struct Norm {
@@ -53,7 +53,7 @@ float* sized(std::vector<float>& buffer, int64_t size) {
 }
 
 void project(const Linear& w, const Step& step, int64_t layer, const float* x, float* y) {
-    linear(x, step.rows, w.in_features, w.weight, w.format, w.bias, w.out_features, y);
+    linear(x, step.rows, w.in_features, w.parts, w.num_parts, w.bias, w.out_features, y);
     if (step.num_segments > 0)
         add_lora(y, x, w.in_features, w.projections, w.widths, w.num_projections, layer,
                  step.num_layers, step.segment_start, step.segment_slot, step.num_segments,

@@ -1,13 +1,16 @@
 // y = x W^T + bias over weights packed in panels of PANEL output columns.
 //
 // A panel of bfloat16 weights is [K / 2][PANEL] of pairs (k even in the low half of a 32-bit word,
-// k odd in the high half), a panel of float32 weights [K][PANEL]. Every element of y is one chain of
-// fused multiply-adds over k in ascending order, begun with the bias, whatever the number of rows or
-// threads: a row alone and a row in a batch give the same bits.
+// k odd in the high half), a panel of float32 weights [K][PANEL], a panel of quantised weights is
+// described at `Quantized`. Every element of y is one chain of fused multiply-adds over k in
+// ascending order, begun with the bias, whatever the number of rows or threads: a row alone and a
+// row in a batch give the same bits. Quantised weights are rounded to bfloat16 on their way into a
+// tile, so that they give the bits of their bfloat16 form.
 #include <omp.h>
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include "kernels.h"
@@ -23,6 +26,7 @@ constexpr int BLOCK = 128;          // k of a panel at a time: 24 KiB of float32
 constexpr int LINE = 64;            // bytes of a cache line
 constexpr int LINES = (WIDTH * 4 + LINE - 1) / LINE;  // that one step of a tile reads
 constexpr int PREFETCH = 4096;      // bytes ahead where a panel is one stream through memory
+constexpr int PREFETCH_BLOCKS = 1024;  // the same of quantised weights, which last longer
 
 static_assert(PANEL % WIDTH == 0);
 
@@ -79,9 +83,14 @@ struct Ahead {
     }
 };
 
+// Weights that are in L1 already.
+struct Here {
+    void fetch(int64_t) const {}
+};
+
 // float32 weights [depth][PANEL]
-template <int R>
-void tile(const float* x, int64_t x_stride, const float* w, int64_t depth, Ahead ahead, From from,
+template <int R, class A>
+void tile(const float* x, int64_t x_stride, const float* w, int64_t depth, A ahead, From from,
           To to) {
     F acc[R][NV];
     start<R>(acc, from);
@@ -96,9 +105,9 @@ void tile(const float* x, int64_t x_stride, const float* w, int64_t depth, Ahead
 }
 
 // bfloat16 pairs [depth / 2][PANEL], widened on the way
-template <int R>
-void tile(const float* x, int64_t x_stride, const uint32_t* w, int64_t depth, Ahead ahead,
-          From from, To to) {
+template <int R, class A>
+void tile(const float* x, int64_t x_stride, const uint32_t* w, int64_t depth, A ahead, From from,
+          To to) {
     F acc[R][NV];
     start<R>(acc, from);
     for (int64_t k = 0; k < depth; k += 2) {
@@ -128,9 +137,9 @@ inline F pair_dot(F acc, U a, U w) {
 #endif
 }
 
-template <int R>
-void tile(const uint32_t* x, int64_t x_stride, const uint32_t* w, int64_t depth, Ahead ahead,
-          From from, To to) {
+template <int R, class A>
+void tile(const uint32_t* x, int64_t x_stride, const uint32_t* w, int64_t depth, A ahead, From from,
+          To to) {
     F acc[R][NV];
     start<R>(acc, from);
     for (int64_t k = 0; k < (depth + 1) / 2; k++) {
@@ -149,8 +158,8 @@ void tile(const uint32_t* x, int64_t x_stride, const uint32_t* w, int64_t depth,
 }
 #endif
 
-template <class X, class W>
-void tile_rows(int64_t rows, const X* x, int64_t x_stride, const W* w, int64_t depth, Ahead ahead,
+template <class X, class W, class A>
+void tile_rows(int64_t rows, const X* x, int64_t x_stride, const W* w, int64_t depth, A ahead,
                From from, To to) {
     switch (rows) {
         case 1: return tile<1>(x, x_stride, w, depth, ahead, from, to);
@@ -191,60 +200,249 @@ inline const float* widen(const float*, const uint32_t* w, int64_t depth, float*
     return wide;
 }
 
+// Sums of a panel's rows between blocks of k.
+// NOTE: not in y, where with a power of two of columns they would share few sets of the cache.
+inline To resting(int64_t rows) {
+    static thread_local std::vector<float> scratch;
+    scratch.resize(rows * PANEL);
+    return {scratch.data(), PANEL};
+}
+
+// Rows against one block of a panel. ahead(call): what to fetch during each of the calls.
+// Rows are cut evenly, so that no tile is left with one or two.
+template <class X, class W, class A>
+void multiply_block(int64_t rows, const X* x, int64_t x_stride, const W* w, int64_t depth, A ahead,
+                    From from, To to) {
+    const int64_t blocks = ceil_div(rows, ROWS);
+    for (int64_t b = 0, row = 0, call = 0; b < blocks; b++) {
+        const int64_t count = (rows - row) / (blocks - b);
+        for (int c = 0; c < PANEL; c += WIDTH, call++)
+            tile_rows(count, x + row * x_stride, x_stride, w + c, depth, ahead(call),
+                      from.down(row).right(c), to.down(row).right(c));
+        row += count;
+    }
+}
+
 // Many rows against a panel, a BLOCK of k at a time, while the next block is fetched.
-// NOTE: sums rest in `scratch`, not in y, where with a power of two of columns they would share few
-// sets of the cache.
 template <class X, class W>
 void multiply_blocks(int64_t rows, const X* x, int64_t x_stride, const W* w, int64_t depth,
                      From from, To to) {
-    static thread_local std::vector<float> scratch;
-    scratch.resize(rows * PANEL);
-    const To rest{scratch.data(), PANEL};
+    const To rest = resting(rows);
     alignas(64) float wide[BLOCK * PANEL];
-    const int64_t blocks = ceil_div(rows, ROWS), calls = blocks * (PANEL / WIDTH);
+    const int64_t calls = ceil_div(rows, ROWS) * (PANEL / WIDTH);
     for (int64_t k = 0; k < depth; k += BLOCK) {
         const int64_t part = std::min<int64_t>(BLOCK, depth - k);
         const W* block = w + words(w, k) * PANEL;
         const char* next = (const char*)(block + words(w, part) * PANEL);
         const int64_t bytes = words(w, BLOCK) * PANEL * sizeof(W);
-        const auto* ready = widen(x, block, part, wide);
-        const X* x_part = x + words(x, k);
-        const To out = k + BLOCK < depth ? rest : to;
-        // Rows are cut evenly, so that no tile is left with one or two.
-        for (int64_t b = 0, row = 0, call = 0; b < blocks; b++) {
-            const int64_t count = (rows - row) / (blocks - b);
-            for (int c = 0; c < PANEL; c += WIDTH, call++)
-                tile_rows(count, x_part + row * x_stride, x_stride, ready + c, part,
-                          Ahead{next + call * bytes / calls, bytes / (calls * part)},
-                          from.down(row).right(c), out.down(row).right(c));
-            row += count;
+        multiply_block(rows, x + words(x, k), x_stride, widen(x, block, part, wide), part,
+                       [&](int64_t call) {
+                           return Ahead{next + call * bytes / calls, bytes / (calls * part)};
+                       },
+                       from, k + BLOCK < depth ? rest : to);
+        from = {rest.at, rest.stride};
+    }
+}
+
+template <class X, class W>
+void multiply(int64_t rows, const X* x, int64_t x_stride, const W* w, int64_t depth, From from,
+              To to) {
+    if (rows <= ROWS)
+        multiply_stream(rows, x, x_stride, w, depth, from, to);
+    else
+        multiply_blocks(rows, x, x_stride, w, depth, from, to);
+}
+
+// How a panel of quantised weights is laid out: a group of GROUP k after the other, each
+//
+//     scales [PANEL], minimums [PANEL] if MINIMUM, levels [GROUP / 2][PANEL] of pairs
+//
+// A pair is one byte for levels of 4 bits and two for levels of 8, k even in the low half. A weight
+// is scale * level + minimum, in float32 without fusing, rounded to bfloat16; see
+// ops/block_matrix.py. Levels of 4 bits are stored with OFFSET added.
+template <int BITS, int GROUP, class S, bool MINIMUM, int OFFSET>
+struct Quantized {
+    typedef S Scale;
+    typedef std::conditional_t<BITS == 4, uint8_t, uint16_t> Pair;
+    static constexpr int group = GROUP, offset = OFFSET;
+    static constexpr bool has_minimum = MINIMUM;
+    static constexpr int64_t head = (MINIMUM ? 2 : 1) * PANEL * sizeof(S);
+    static constexpr int64_t bytes = head + GROUP / 2 * PANEL * sizeof(Pair);
+};
+
+inline F scale_of(const float* p) { return load(p); }
+inline F scale_of(const uint16_t* p) { return from_half(load(p)); }
+
+inline I level_of(const uint8_t*, U pair, bool high) { return (I)(high ? pair >> 4 : pair & 15u); }
+inline I level_of(const uint16_t*, U pair, bool high) {
+    return (I)(high ? pair << 16 : pair << 24) >> 24;
+}
+
+template <class Q>
+inline F scaled(F level, F scale, F minimum) {
+    return Q::has_minimum ? unfused(level * scale) + minimum : level * scale;
+}
+
+// The weights of LANES columns in one group.
+template <class Q>
+struct Columns {
+    typedef typename Q::Pair Pair;
+    F scale, minimum;
+
+    Columns(F scale, F minimum) : scale(scale), minimum(minimum) {}
+
+    F weight(U pair, bool high) const {
+        const I level = level_of((const Pair*)nullptr, pair, high) - Q::offset;
+        return scaled<Q>(__builtin_convertvector(level, F), scale, minimum);
+    }
+
+    void dequantize(const Pair* pairs, float* out) const {
+        const U pair = load(pairs);
+        store(out, (F)round_bf16(weight(pair, false)));
+        store(out + PANEL, (F)round_bf16(weight(pair, true)));
+    }
+
+    void dequantize(const Pair* pairs, uint32_t* out) const {
+        const U pair = load(pairs);
+        store(out, round_bf16(weight(pair, false)) >> 16 | round_bf16(weight(pair, true)));
+    }
+};
+
+#if defined(__AVX512BF16__) && defined(VECTOR_AVX512)
+inline U narrow_pair(F low, F high) {
+    return (U)(__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+}
+
+// Lanes 0 to 7 of x twice each, or lanes 8 to 15.
+inline F doubled(F x, int first) {
+    return (F)_mm512_permutexvar_ps((__m512i)((lane_ids() >> 1) + first), (__m512)x);
+}
+
+// The same for instructions that narrow 32 floats at once, in the order of their lanes.
+template <class Q, class P = typename Q::Pair>
+struct PairColumns;
+
+// Levels of 8 bits have that order in memory.
+template <class Q>
+struct PairColumns<Q, uint16_t> {
+    F scale[2], minimum[2];
+
+    PairColumns(F s, F m) : scale{doubled(s, 0), doubled(s, 8)}, minimum{m, m} {
+        if (Q::has_minimum) minimum[0] = doubled(m, 0), minimum[1] = doubled(m, 8);
+    }
+
+    void dequantize(const uint16_t* pairs, uint32_t* out) const {
+        F w[2];
+        for (int half = 0; half < 2; half++) {
+            const __m128i levels = _mm_loadu_si128((const __m128i*)(pairs + half * 8));
+            const F level = (F)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(levels));
+            w[half] = scaled<Q>(level, scale[half], minimum[half]);
         }
+        store(out, narrow_pair(w[0], w[1]));
+    }
+};
+
+// Levels of 4 bits are looked up, and put into that order when they are narrow.
+template <class Q>
+struct PairColumns<Q, uint8_t> {
+    F scale, minimum, levels;
+    __m512i order;
+
+    PairColumns(F scale, F minimum) : scale(scale), minimum(minimum) {
+        levels = __builtin_convertvector(lane_ids() - Q::offset, F);
+        order = (__m512i)((lane_ids() + 16) << 16 | lane_ids());
+    }
+
+    F weight(U level) const {
+        const F exact = (F)_mm512_permutexvar_ps((__m512i)level, (__m512)levels);
+        return scaled<Q>(exact, scale, minimum);
+    }
+
+    void dequantize(const uint8_t* pairs, uint32_t* out) const {
+        const U pair = load(pairs);
+        const U halves = narrow_pair(weight(pair), weight(pair >> 4));
+        store(out, (U)_mm512_permutexvar_epi16(order, (__m512i)halves));
+    }
+};
+#else
+template <class Q>
+using PairColumns = Columns<Q>;
+#endif
+
+template <class Q, class X>
+using ColumnsFor = std::conditional_t<std::is_same_v<X, float>, Columns<Q>, PairColumns<Q>>;
+
+// `depth` k of a panel, as the rows X want them, while what lies further on is fetched.
+template <class Q, class X>
+void dequantize(const char* group, int64_t depth, X* out) {
+    typedef typename Q::Scale Scale;
+    typedef typename Q::Pair Pair;
+    for (int64_t k = 0; k < depth; k += Q::group, group += Q::bytes) {
+        for (int64_t line = 0; line < Q::bytes; line += LINE)
+            __builtin_prefetch(group + PREFETCH_BLOCKS + line);
+        const Scale* scales = (const Scale*)group;
+        const Pair* pairs = (const Pair*)(group + Q::head);
+        for (int c = 0; c < PANEL; c += LANES) {
+            const F minimum = Q::has_minimum ? scale_of(scales + PANEL + c) : F{};
+            const ColumnsFor<Q, X> columns(scale_of(scales + c), minimum);
+#pragma GCC unroll 4
+            for (int p = 0; p < Q::group / 2; p++)
+                columns.dequantize(pairs + p * PANEL + c,
+                                   out + words(out, k + 2 * p) * PANEL + c);
+        }
+    }
+}
+
+// A panel of quantised weights, or the first of several.
+template <class Q>
+struct Packed {
+    const char* at;
+};
+
+// Any number of rows against a panel of quantised weights.
+template <class X, class Q>
+void multiply(int64_t rows, const X* x, int64_t x_stride, Packed<Q> w, int64_t depth, From from,
+              To to) {
+    static_assert(BLOCK % Q::group == 0);
+    const To rest = resting(rows);
+    alignas(64) X block[BLOCK * PANEL];
+    for (int64_t k = 0; k < depth; k += BLOCK) {
+        const int64_t part = std::min<int64_t>(BLOCK, depth - k);
+        dequantize<Q>(w.at + k / Q::group * Q::bytes, part, block);
+        multiply_block(rows, x + words(x, k), x_stride, (const X*)block, part,
+                       [](int64_t) { return Here{}; }, from, k + BLOCK < depth ? rest : to);
         from = {rest.at, rest.stride};
     }
 }
 
 // Some rows against one panel, of which the first `width` columns count.
 template <class X, class W>
-void panel(const X* x, int64_t x_stride, int64_t rows, int64_t depth, const W* w, const float* bias,
-           float* y, int64_t columns, int64_t width) {
+void panel(const X* x, int64_t x_stride, int64_t rows, int64_t depth, W w, const float* bias,
+           float* y, int64_t y_stride, int64_t width) {
     static thread_local std::vector<float> whole;
-    To to{y, columns};
+    To to{y, y_stride};
     if (width < PANEL) {
         whole.resize(rows * PANEL);
         to = {whole.data(), PANEL};
     }
-    if (rows <= ROWS)
-        multiply_stream(rows, x, x_stride, w, depth, From{bias, 0}, to);
-    else
-        multiply_blocks(rows, x, x_stride, w, depth, From{bias, 0}, to);
+    multiply(rows, x, x_stride, w, depth, From{bias, 0}, to);
     if (width < PANEL)
         for (int64_t r = 0; r < rows; r++)
-            std::copy_n(whole.data() + r * PANEL, width, y + r * columns);
+            std::copy_n(whole.data() + r * PANEL, width, y + r * y_stride);
+}
+
+template <class W>
+inline const W* panel_at(const W* w, int64_t p, int64_t depth) {
+    return w + p * words(w, depth) * PANEL;
+}
+template <class Q>
+inline Packed<Q> panel_at(Packed<Q> w, int64_t p, int64_t depth) {
+    return {w.at + p * (depth / Q::group) * Q::bytes};
 }
 
 template <class X, class W>
-void linear(const X* x, int64_t x_stride, int64_t rows, int64_t depth, const W* weight,
-            const float* bias, int64_t columns, float* y) {
+void multiply_part(const X* x, int64_t x_stride, int64_t rows, int64_t depth, W weight,
+                   const float* bias, int64_t columns, float* y, int64_t y_stride) {
     const int64_t panels = ceil_div(columns, PANEL);
     const int threads = team(rows * depth * columns);
     // Rows are cut, too, where there are too few panels to go round.
@@ -255,10 +453,28 @@ void linear(const X* x, int64_t x_stride, int64_t rows, int64_t depth, const W* 
         for (int64_t c = 0; c < cuts; c++) {
             const int64_t row = c * cut, count = std::min(cut, rows - row);
             if (count > 0)
-                panel(x + row * x_stride, x_stride, count, depth, weight + p * words(weight, depth) * PANEL,
-                      bias ? bias + p * PANEL : NO_BIAS, y + row * columns + p * PANEL, columns,
+                panel(x + row * x_stride, x_stride, count, depth, panel_at(weight, p, depth),
+                      bias ? bias + p * PANEL : NO_BIAS, y + row * y_stride + p * PANEL, y_stride,
                       std::min<int64_t>(PANEL, columns - p * PANEL));
         }
+}
+
+typedef Quantized<8, 32, uint16_t, false, 0> Q8_0Panel;
+typedef Quantized<4, 32, uint16_t, false, 8> Q4_0Panel;
+typedef Quantized<4, 32, uint16_t, true, 0> Q4_1Panel;
+typedef Quantized<4, 32, float, true, 0> Q4_KPanel;
+typedef Quantized<8, 16, float, false, 0> Q6_KPanel;
+
+// Calls `act` with the layout of a format of quantised weights.
+template <class Act>
+void with_layout(int64_t format, Act act) {
+    switch (format) {
+        case Q8_0: return act(Q8_0Panel{});
+        case Q4_0: return act(Q4_0Panel{});
+        case Q4_1: return act(Q4_1Panel{});
+        case Q4_K: return act(Q4_KPanel{});
+        case Q6_K: return act(Q6_KPanel{});
+    }
 }
 
 // A 32-bit word of a row: one float32, or a pair of bfloat16 of which the last may have no partner.
@@ -287,6 +503,44 @@ void pack(const T* weight, int64_t columns, int64_t depth, uint32_t* out) {
                         c < rows ? word(weight + (p * PANEL + c) * depth, k, depth) : 0;
         }
     }
+}
+
+inline void store_scale(float scale, float* out) { *out = scale; }
+// Only for float32 that were float16.
+inline void store_scale(float scale, uint16_t* out) {
+    uint32_t bits;
+    const float small = scale * 0x1p-112f;
+    __builtin_memcpy(&bits, &small, 4);
+    *out = (bits >> 13 & 0x7fff) | (bits >> 16 & 0x8000);
+}
+
+inline void store_levels(int low, int high, uint8_t* out) { *out = low | high << 4; }
+inline void store_levels(int low, int high, uint16_t* out) { *out = (low & 255) | (high & 255) << 8; }
+
+// levels [columns, depth], scales and minimums [columns, depth / group]
+template <class Q>
+void pack_groups(const int8_t* levels, const float* scales, const float* minimums, int64_t columns,
+                 int64_t depth, char* out) {
+    typedef typename Q::Scale S;
+    typedef typename Q::Pair P;
+    const int64_t groups = depth / Q::group;
+#pragma omp parallel for schedule(static) num_threads(std::min(num_threads, omp_get_max_threads()))
+    for (int64_t p = 0; p < ceil_div(columns, PANEL); p++)
+        for (int64_t g = 0; g < groups; g++) {
+            char* group = out + (p * groups + g) * Q::bytes;
+            std::fill_n(group, Q::bytes, 0);
+            P* pairs = (P*)(group + Q::head);
+            for (int64_t c = 0; c < std::min<int64_t>(PANEL, columns - p * PANEL); c++) {
+                const int64_t column = p * PANEL + c;
+                store_scale(scales[column * groups + g], (S*)group + c);
+                if (Q::has_minimum)
+                    store_scale(minimums[column * groups + g], (S*)group + PANEL + c);
+                const int8_t* row = levels + column * depth + g * Q::group;
+                for (int i = 0; i < Q::group; i += 2)
+                    store_levels(row[i] + Q::offset, row[i + 1] + Q::offset,
+                                 pairs + i / 2 * PANEL + c);
+            }
+        }
 }
 
 #ifdef PAIR_DOT
@@ -327,21 +581,48 @@ EXPORT void pack_linear(const void* weight, int format, int64_t columns, int64_t
         pack((const uint32_t*)weight, columns, depth, (uint32_t*)out);
 }
 
+// Semantics: packs quantised weights, see ops/block_matrix.py, for linear().
+// Shape: levels [columns, depth], scales and minimums (null if the format has none)
+// [columns, depth / group]; out has ceil(columns / 48) panels.
+EXPORT void pack_blocks(const int8_t* levels, const float* scales, const float* minimums, int format,
+                        int64_t columns, int64_t depth, char* out) {
+    with_layout(format, [&](auto layout) {
+        pack_groups<decltype(layout)>(levels, scales, minimums, columns, depth, out);
+    });
+}
+
 // Semantics: y = x W^T + bias.
-// Shape: x float32 [rows, depth], weight from pack_linear, bias float32 [columns rounded up to 48] or
-// null, y float32 [rows, columns].
-EXPORT void linear(const float* x, int64_t rows, int64_t depth, const void* weight, int format,
-                   const float* bias, int64_t columns, float* y) {
+// Shape: x float32 [rows, depth]; the parts' columns are side by side in y float32 [rows, columns];
+// bias float32 [columns + 48] or null.
+EXPORT void linear(const float* x, int64_t rows, int64_t depth, const LinearPart* parts,
+                   int64_t num_parts, const float* bias, int64_t columns, float* y) {
     if (rows == 0) return;
-    if (format == FP32)
-        return linear(x, depth, rows, depth, (const float*)weight, bias, columns, y);
-    const int64_t half = ceil_div(depth, 2);
 #ifdef PAIR_DOT
     static thread_local std::vector<uint32_t> pairs;
-    pairs.resize(rows * half);
-    to_pairs(x, rows, depth, (bf16*)pairs.data());
-    linear(pairs.data(), half, rows, depth, (const uint32_t*)weight, bias, columns, y);
+    const int64_t stride = ceil_div(depth, 2);
+    if (parts[0].format != FP32) {
+        pairs.resize(rows * stride);
+        to_pairs(x, rows, depth, (bf16*)pairs.data());
+    }
+    const uint32_t* rounded = pairs.data();
 #else
-    linear(x, depth, rows, depth, (const uint32_t*)weight, bias, columns, y);
+    const int64_t stride = depth;
+    const float* rounded = x;
 #endif
+    for (int64_t i = 0; i < num_parts; i++) {
+        const LinearPart& part = parts[i];
+        const int64_t width = part.columns;
+        if (part.format == FP32)
+            multiply_part(x, depth, rows, depth, (const float*)part.panels, bias, width, y, columns);
+        else if (part.format == BF16)
+            multiply_part(rounded, stride, rows, depth, (const uint32_t*)part.panels, bias, width, y,
+                          columns);
+        else
+            with_layout(part.format, [&](auto layout) {
+                const Packed<decltype(layout)> panels{(const char*)part.panels};
+                multiply_part(rounded, stride, rows, depth, panels, bias, width, y, columns);
+            });
+        y += width;
+        if (bias) bias += width;
+    }
 }

@@ -24,7 +24,7 @@ constexpr int LANES = 4;
 #endif
 
 /* How stored numbers are encoded; the same numbers as ops/weight_format.py. */
-enum WeightFormat { FP32 = 0, BF16 = 1 };
+enum WeightFormat { FP32 = 0, BF16 = 1, Q8_0 = 2, Q4_0 = 3, Q4_1 = 4, Q4_K = 5, Q6_K = 6 };
 
 struct bf16 {
     uint16_t bits;
@@ -36,6 +36,7 @@ typedef uint32_t U __attribute__((vector_size(LANES * 4), may_alias));
 typedef float FMem __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef uint32_t UMem __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef uint16_t HMem __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
+typedef uint8_t BMem __attribute__((vector_size(LANES), aligned(1), may_alias));
 
 static inline F splat(float x) { return x - F{}; }
 static inline U splat(uint32_t x) { return x - U{}; }
@@ -53,7 +54,27 @@ static inline F load(const bf16* p) {
     return (F)(__builtin_convertvector(*(const HMem*)p, U) << 16);
 #endif
 }
+// LANES words of 16 or 8 bits, widened without sign.
+static inline U load(const uint16_t* p) {
+#if defined(VECTOR_AVX512)
+    return (U)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
+#elif defined(VECTOR_AVX2)
+    return (U)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
+#else
+    return __builtin_convertvector(*(const HMem*)p, U);
+#endif
+}
+static inline U load(const uint8_t* p) {
+#if defined(VECTOR_AVX512)
+    return (U)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+#elif defined(VECTOR_AVX2)
+    return (U)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
+#else
+    return __builtin_convertvector(*(const BMem*)p, U);
+#endif
+}
 static inline void store(float* p, F x) { *(FMem*)p = x; }
+static inline void store(uint32_t* p, U x) { *(UMem*)p = x; }
 
 static inline float widen(float x) { return x; }
 static inline float widen(bf16 x) {
@@ -80,6 +101,33 @@ static inline F fma(F a, F b, F c) {
 #else
     return a * b + c;
 #endif
+}
+
+// Keeps the compiler from contracting a product and a later sum into one fused operation.
+static inline F unfused(F x) {
+#if defined(VECTOR_AVX512)
+    asm("" : "+v"(x));
+#elif defined(__x86_64__)
+    asm("" : "+x"(x));
+#elif defined(__aarch64__)
+    asm("" : "+w"(x));
+#else
+#error "unfused() needs a register constraint of this processor"
+#endif
+    return x;
+}
+
+// bfloat16 of each lane, to nearest, ties to even, in the high half of a word; the low half is zero.
+// Not for NaN.
+static inline U round_bf16(F x) {
+    const U bits = (U)x;
+    return (bits + 0x7fffu + ((bits >> 16) & 1)) & 0xffff0000u;
+}
+
+// LANES float16, the bits of which are in the low halves of words.
+static inline F from_half(U bits) {
+    const F magnitude = (F)((bits & 0x7fffu) << 13) * splat(0x1p112f);
+    return (F)((U)magnitude | (bits & 0x8000u) << 16);
 }
 
 static inline F maximum(F a, F b) {

@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 import torch
 
+from ops.registry import select
 from tests.e2e.fleet import House, Served
 from tests.e2e.tiny import NAME
 from workers.models.plan import ModelPlan
@@ -24,7 +25,7 @@ PATIENCE_S = 90.0
 async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
     house = House(tmp_path_factory.mktemp("fleet"), 0, [OTHER])
     plan = ModelPlan.read(house.tiny.model, house.tiny.shape.digest, torch.float32)
-    room = 7 * plan.max_bytes(torch.float32) // 4
+    room = 7 * plan.max_bytes(select("cpu")) // 4
     async with house.served(2, device_memory=room) as served:
         yield served
 

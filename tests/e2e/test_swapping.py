@@ -15,6 +15,7 @@ from openai import OpenAI
 
 from loraplex.box.importing import import_model
 from loraplex.settings import Settings
+from ops.registry import select
 from tests.doubles import make_model
 from tests.e2e.demo import gemma_gguf, gguf
 from tests.scale import IS_FULL, scaled
@@ -42,7 +43,7 @@ class Pair:
         store = settings.open_store()
         digests = [import_model(path, settings, lambda *_: None) for path in self.sources.values()]
         plans = [ModelPlan.read(store.model_folder(d), d, torch.float32) for d in digests]
-        self.sizes = sorted(plan.max_bytes(torch.float32) for plan in plans)
+        self.sizes = sorted(plan.max_bytes(select("cpu")) for plan in plans)
 
     def stack(self, **settings: object) -> Stack:
         arguments = [f"--model={name}={path}" for name, path in self.sources.items()]

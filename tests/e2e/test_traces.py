@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 import torch
 
+from ops.registry import select
 from tests.e2e.fleet import House, Served
 from tests.e2e.tiny import NAME
 from tests.otlp_receiver import SERVER, OtlpReceiver, ReceivedSpan
@@ -39,7 +40,7 @@ def receiver_and_tracing() -> Any:
 async def served(house: House, receiver_and_tracing: Any) -> AsyncIterator[Served]:
     """Two workers with room for one of two base models each."""
     plan = ModelPlan.read(house.tiny.model, house.tiny.shape.digest, torch.float32)
-    room = 7 * plan.max_bytes(torch.float32) // 4
+    room = 7 * plan.max_bytes(select("cpu")) // 4
     async with house.served(2, tracing=receiver_and_tracing[1], device_memory=room) as served:
         yield served
 

@@ -42,7 +42,9 @@ def make_layer(ops: Ops, layer: int, dtype: torch.dtype) -> LayerWeights:
         out = sum(widths.values())
         weight = (torch.randn(out, in_features) / in_features**0.5).to(dtype)
         bias = torch.randn(out) if "q_proj" in widths else None
-        return AdaptedLinear(ops.pack_linear(weight, bias), fused_linear(in_features, **widths))
+        return AdaptedLinear(
+            ops.pack_linear(weight, bias=bias), fused_linear(in_features, **widths)
+        )
 
     return LayerWeights(
         layer,

@@ -42,7 +42,7 @@ def test_linear_is_x_times_w_plus_bias(ops: Ops, rows, depth, columns, dtype, ha
     weight = torch.randn(columns, depth).to(dtype)
     bias = torch.randn(columns).to(dtype) if has_bias else None
     x = torch.randn(rows, depth)
-    packed = ops.pack_linear(weight, bias)
+    packed = ops.pack_linear(weight, bias=bias)
     assert (packed.in_features, packed.out_features) == (depth, columns)
     assert packed.num_bytes >= weight.nbytes
     expected = x.double() @ weight.double().T + (0 if bias is None else bias.double())
@@ -65,7 +65,7 @@ def test_linear_is_x_times_w_plus_bias(ops: Ops, rows, depth, columns, dtype, ha
 )
 def test_a_row_has_the_same_bits_in_any_batch(cpu: Ops, depth, columns, dtype, first, count, seed):
     torch.manual_seed(seed)
-    packed = cpu.pack_linear(torch.randn(columns, depth).to(dtype), torch.randn(columns))
+    packed = cpu.pack_linear(torch.randn(columns, depth).to(dtype), bias=torch.randn(columns))
     x = torch.randn(100, depth)
     part = cpu.linear(x[first : first + count].contiguous(), packed)
     assert torch.equal(part, cpu.linear(x, packed)[first : first + count])

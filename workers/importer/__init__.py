@@ -8,24 +8,33 @@ from adapters.store.folder import Store
 from workers.importer.canonical import ImportRefused, publish
 from workers.importer.gguf import write_from_gguf
 from workers.importer.huggingface import write_from_huggingface
+from workers.importer.weight_formats import ImportFormat
 from workers.models.progress import ByteProgress
 
-__all__ = ["ImportRefused", "import_model"]
+__all__ = ["ImportFormat", "ImportRefused", "import_model"]
 
 
-def import_model(path: Path, store: Store, progress: ByteProgress | None = None) -> str:
+def import_model(
+    path: Path,
+    store: Store,
+    progress: ByteProgress | None = None,
+    *,
+    weight_format: ImportFormat = "bfloat16",
+) -> str:
     """Imports a Hugging Face directory or a `.gguf` file and returns the digest of its folder.
 
-    The same source gives the same digest, and importing it again changes nothing. Raises
-    ImportRefused, UnsupportedModel or CheckpointError, ValueErrors that name what was found, or
-    OSError; the store is then as before.
+    The same source in the same format gives the same digest, and importing it again changes
+    nothing. Raises ImportRefused, UnsupportedModel or CheckpointError, ValueErrors that name what
+    was found, or OSError; the store is then as before.
     """
     store.check_room(_num_bytes(path))
     if path.is_dir():
-        return publish(store, lambda folder: write_from_huggingface(path, folder, progress))
-    if path.is_file() and path.suffix == ".gguf":
-        return publish(store, lambda folder: write_from_gguf(path, folder, progress))
-    raise ImportRefused(f"{path} is neither a Hugging Face directory nor a .gguf file")
+        write = write_from_huggingface
+    elif path.is_file() and path.suffix == ".gguf":
+        write = write_from_gguf
+    else:
+        raise ImportRefused(f"{path} is neither a Hugging Face directory nor a .gguf file")
+    return publish(store, lambda folder: write(path, folder, weight_format, progress))
 
 
 def _num_bytes(path: Path) -> int:

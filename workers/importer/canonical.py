@@ -2,7 +2,7 @@
 
 config.json, tokenizer.json, tokenizer_config.json, chat_template.jinja (if the model has one),
 generation_config.json, pooling.json (if the model says how it makes embeddings), model.safetensors
-(or shards and their index). transformers can load it.
+(or shards and their index). transformers can load it, unless matrices are stored in blocks.
 """
 
 from __future__ import annotations

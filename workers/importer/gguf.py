@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from gguf import GGUFReader
 
 from workers.importer.canonical import ImportRefused, complete_config, write_json
 from workers.importer.gguf_config import build_config, build_generation_config
 from workers.importer.gguf_tensors import GGUFTensors
 from workers.importer.gguf_tokenizer import build_tokenizer, build_tokenizer_config
-from workers.importer.safetensors_file import write_safetensors
+from workers.importer.safetensors_file import Blocks, StoredTensor, write_safetensors
+from workers.importer.weight_formats import (
+    ImportFormat,
+    block_shape,
+    quantized,
+    target_format,
+    widened,
+)
 from workers.models import read_spec
 from workers.models.checkpoint import SINGLE_FILE, expected_tensors
 from workers.models.progress import ByteProgress, ProgressMeter
+from workers.models.spec import ModelSpec
 
 
-def write_from_gguf(source: Path, folder: Path, progress: ByteProgress | None) -> None:
-    """Weights are dequantised in float32 and stored as bfloat16, rounded to nearest even."""
+def write_from_gguf(
+    source: Path, folder: Path, weight_format: ImportFormat, progress: ByteProgress | None
+) -> None:
+    """Weights are dequantised in float32 and stored as bfloat16, rounded to nearest even, unless
+    `weight_format` says otherwise."""
     try:
         reader = GGUFReader(source)
     except (ValueError, IndexError) as error:
@@ -40,10 +53,32 @@ def write_from_gguf(source: Path, folder: Path, progress: ByteProgress | None) -
     write_json(folder / "generation_config.json", build_generation_config(metadata))
     if template := metadata.get("tokenizer.chat_template"):
         (folder / "chat_template.jinja").write_text(template)
-    meter = ProgressMeter(2 * sum(map(math.prod, expected.values())), progress)
-    write_safetensors(
-        folder / SINGLE_FILE, expected, lambda name: tensors.read(name, spec), meter.add
+    stored = dict(
+        _stored(tensors, name, shape, spec, weight_format) for name, shape in expected.items()
     )
+    num_bytes = sum(math.prod(each.shape) * each.dtype.itemsize for each in stored.values())
+    write_safetensors(folder / SINGLE_FILE, stored, ProgressMeter(num_bytes, progress).add)
+
+
+def _stored(
+    tensors: GGUFTensors,
+    name: str,
+    shape: tuple[int, ...],
+    spec: ModelSpec,
+    weight_format: ImportFormat,
+) -> tuple[str, StoredTensor]:
+    """Returns a tensor's name in the file and what is stored."""
+    if weight_format == "keep" and (format := tensors.format(name)) is not None:
+        read = partial(tensors.read_blocks, name, spec)
+    elif (format := target_format(name, shape, weight_format)) is not None:
+        target = format
+
+        def read() -> Blocks:
+            return quantized(widened(tensors.read(name, spec)), target)
+    else:
+        return name, StoredTensor(np.dtype(np.uint16), shape, partial(tensors.read, name, spec))
+    blocks = block_shape(shape, format)
+    return f"{name}.{format.name}", StoredTensor(np.dtype(np.uint8), blocks, read)
 
 
 class _Metadata(dict[str, Any]):

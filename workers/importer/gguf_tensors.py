@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import TypeVar
 
 import numpy as np
 from gguf import GGMLQuantizationType, ReaderTensor
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
+from ops.weight_format import BLOCK_SIZES, WeightFormat
 from workers.importer.canonical import ImportRefused
-from workers.importer.safetensors_file import BFloat16
+from workers.importer.safetensors_file import BFloat16, Blocks
 from workers.models.spec import ModelSpec
 
+Bits = TypeVar("Bits", np.uint16, np.uint8)
 CHUNK_ELEMENTS = 1 << 22
 NAN = 0x7FC0
 ROPE_FACTORS = "rope_freqs.weight"
@@ -80,11 +83,23 @@ class GGUFTensors:
                 kind = tensor.tensor_type.name
                 raise ImportRefused(f"tensor {tensor.name} is {kind}, which is not read") from error
 
+    def format(self, name: str) -> WeightFormat | None:
+        """Returns the block format in which the tensor can be served; None if it cannot."""
+        format = WeightFormat.__members__.get(self._tensors[name].tensor_type.name)
+        return format if format in BLOCK_SIZES else None
+
+    def read_blocks(self, name: str, spec: ModelSpec) -> Blocks:
+        """Returns the rows of a matrix in its own format, in the checkpoint's order."""
+        rows = np.atleast_2d(self._tensors[name].data)
+        return self._reordered(name, rows, spec)
+
     def read(self, name: str, spec: ModelSpec) -> BFloat16:
         """In the layout and with the offset of the Hugging Face checkpoint."""
         if name.endswith("norm.weight"):
             return _dequantise(self._tensors[name], self._norm_offset)
-        weight = _dequantise(self._tensors[name], 0.0)
+        return self._reordered(name, _dequantise(self._tensors[name], 0.0), spec)
+
+    def _reordered(self, name: str, weight: NDArray[Bits], spec: ModelSpec) -> NDArray[Bits]:
         if self._is_llama and name.endswith("q_proj.weight"):
             return _split_halves(weight, spec.num_heads)
         if self._is_llama and name.endswith("k_proj.weight"):
@@ -124,7 +139,7 @@ def to_bfloat16(exact: NDArray[np.float32]) -> BFloat16:
     return rounded
 
 
-def _split_halves(weight: BFloat16, num_heads: int) -> BFloat16:
+def _split_halves(weight: NDArray[Bits], num_heads: int) -> NDArray[Bits]:
     """GGUF pairs Llama's rotated rows as neighbours, the checkpoint as two halves of a head."""
     rows, columns = weight.shape
     pairs = weight.reshape(num_heads, rows // num_heads // 2, 2, columns)

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from workers.importer.canonical import CHUNK_BYTES, ImportRefused, complete_config, write_json
+from workers.importer.gguf_tensors import to_bfloat16
+from workers.importer.safetensors_file import StoredTensor, read_header, write_safetensors
+from workers.importer.weight_formats import (
+    INTO,
+    ImportFormat,
+    block_shape,
+    quantized,
+    target_format,
+    widened,
+)
 from workers.models import read_spec
 from workers.models.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, weight_files
 from workers.models.progress import ByteProgress, ProgressMeter
@@ -19,6 +33,8 @@ POOLING = "1_Pooling/config.json"
 """Where Sentence Transformers says how vectors are made of hidden states."""
 POOLINGS = {"lasttoken": "last", "mean_tokens": "mean", "cls_token": "cls"}
 """Its modes that are served, and their names here."""
+WIDENED = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+"""Types of weights that can be quantised, as numpy reads them."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -32,8 +48,13 @@ class SamplingRanges(msgspec.Struct):
     repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=10)] | None = None
 
 
-def write_from_huggingface(source: Path, folder: Path, progress: ByteProgress | None) -> None:
-    """Checks config, weights and tokenizer before the first byte is copied."""
+def write_from_huggingface(
+    source: Path, folder: Path, weight_format: ImportFormat, progress: ByteProgress | None
+) -> None:
+    """Copies the weights bit for bit, unless `weight_format` quantises them.
+
+    Checks config, weights and tokenizer before the first byte is written.
+    """
     config = _read_object(source / "config.json")
     spec = read_spec(config)
     _refuse_pickles(source)
@@ -45,7 +66,10 @@ def write_from_huggingface(source: Path, folder: Path, progress: ByteProgress | 
         write_json(folder / "generation_config.json", _generation_config(source))
     if (source / POOLING).is_file():
         write_json(folder / "pooling.json", {"pooling": _pooling(source)})
-    _copy_weights(source, folder, progress)
+    if weight_format in INTO:
+        _quantize_weights(source, folder, weight_format, progress)
+    else:
+        _copy_weights(source, folder, progress)
 
 
 def _refuse_pickles(source: Path) -> None:
@@ -113,6 +137,42 @@ def _copy_weights(source: Path, folder: Path, progress: ByteProgress | None) -> 
                 meter.add(len(chunk))
     if paths[0].name != SINGLE_FILE:
         shutil.copyfile(source / INDEX_FILE, folder / INDEX_FILE)
+
+
+def _quantize_weights(
+    source: Path, folder: Path, weight_format: ImportFormat, progress: ByteProgress | None
+) -> None:
+    """Writes all weights into one file. Raises ImportRefused if they are in blocks already."""
+    stored: dict[str, StoredTensor] = {}
+    for path in weight_files(source):
+        header, begin = read_header(path)
+        header.pop("__metadata__", None)
+        for name, entry in sorted(header.items()):
+            shape, dtype = tuple(entry["shape"]), entry["dtype"]
+            if dtype not in WIDENED:
+                raise ImportRefused(f"tensor {name} is {dtype}; {weight_format} needs floats")
+            read = partial(_read_floats, path, begin + entry["data_offsets"][0], shape, dtype)
+            format = target_format(name, shape, weight_format)
+            if format is None:
+                stored[name] = StoredTensor(
+                    np.dtype(np.uint16), shape, lambda read=read: to_bfloat16(read())
+                )
+            else:
+                stored[f"{name}.{format.name}"] = StoredTensor(
+                    np.dtype(np.uint8),
+                    block_shape(shape, format),
+                    lambda read=read, format=format: quantized(read(), format),
+                )
+    num_bytes = sum(math.prod(each.shape) * each.dtype.itemsize for each in stored.values())
+    write_safetensors(folder / SINGLE_FILE, stored, ProgressMeter(num_bytes, progress).add)
+
+
+def _read_floats(
+    path: Path, offset: int, shape: tuple[int, ...], dtype: str
+) -> NDArray[np.float32]:
+    raw: NDArray[Any] = np.fromfile(path, WIDENED[dtype], math.prod(shape), offset=offset)
+    raw = raw.reshape(shape)
+    return widened(raw) if dtype == "BF16" else raw.astype(np.float32)
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -9,34 +9,54 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 BFloat16 = NDArray[np.uint16]
 """The bits of bfloat16, which numpy does not know."""
+Blocks = NDArray[np.uint8]
+"""Rows of a matrix in blocks, see `ops.block_matrix`."""
+DTYPES = {np.dtype(np.uint16): "BF16", np.dtype(np.uint8): "U8"}
 ALIGNMENT = 64
 
 
+class StoredTensor(NamedTuple):
+    """A tensor of the file: its type in numpy, its shape, and the function that reads it."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    read: Callable[[], BFloat16 | Blocks]
+
+
 def write_safetensors(
-    path: Path,
-    shapes: dict[str, tuple[int, ...]],
-    read: Callable[[str], BFloat16],
-    on_bytes: Callable[[int], None],
+    path: Path, tensors: dict[str, StoredTensor], on_bytes: Callable[[int], None]
 ) -> None:
-    """All tensors are bfloat16; `read` gives each when its turn comes."""
+    """Writes the tensors, each of which is read when its turn comes."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
-    for name, shape in shapes.items():
-        end = offset + 2 * math.prod(shape)
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [offset, end]}
+    for name, (dtype, shape, _) in tensors.items():
+        end = offset + dtype.itemsize * math.prod(shape)
+        header[name] = {
+            "dtype": DTYPES[dtype],
+            "shape": list(shape),
+            "data_offsets": [offset, end],
+        }
         offset = end
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-(8 + len(encoded)) % ALIGNMENT)
     with path.open("wb") as file:
         file.write(len(encoded).to_bytes(8, "little") + encoded)
-        for name, shape in shapes.items():
-            tensor = read(name)
-            assert tensor.shape == shape and tensor.dtype == np.uint16
+        for stored in tensors.values():
+            tensor = stored.read()
+            assert tensor.shape == stored.shape and tensor.dtype == stored.dtype
             file.write(np.ascontiguousarray(tensor).data)
             on_bytes(tensor.nbytes)
+
+
+def read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """Returns the entries of a checked safetensors file, and where its data begins."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        return json.loads(file.read(size)), 8 + size

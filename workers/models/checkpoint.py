@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from safetensors import SafetensorError, safe_open
 
+from ops.weight_format import BLOCK_SIZES, WeightFormat
 from workers.models.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from ops.block_matrix import Weight
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 DTYPES = ("F32", "F16", "BF16")
+BLOCK_FORMATS = {format.name for format in BLOCK_SIZES}
+"""A tensor in blocks is uint8, and its name ends with its format's."""
 BACKBONE = "model."
 """Begins the names of all tensors but the output matrix's. transformers' AutoModel, which has no
 output matrix, saves them without it."""
@@ -79,12 +82,18 @@ class Checkpoint:
         self._stack = ExitStack()
         self._handles: dict[str, Any] = {}
         """By the names that the files have."""
+        self.formats: dict[str, WeightFormat] = {}
+        """Formats of the tensors that are stored as blocks, see `ops.block_matrix`."""
         for path in weight_files(folder):
             try:
                 handle = self._stack.enter_context(safe_open(path, framework=framework))
             except SafetensorError as error:
                 raise CheckpointError(f"{path.name}: {error}") from error
-            self._handles.update(dict.fromkeys(handle.keys(), handle))
+            for stored in [*handle.keys()]:
+                name, _, suffix = stored.rpartition(".")
+                if suffix in BLOCK_FORMATS:
+                    self.formats[name] = WeightFormat[suffix]
+                self._handles[stored] = handle
         self._cut = BACKBONE if "embed_tokens.weight" in self._handles else ""
         """What the files leave out of a name."""
 
@@ -100,22 +109,41 @@ class Checkpoint:
         self._handles.clear()
         self._stack.close()
 
-    def get(self, name: str) -> Tensor:
-        """A view of the mapped file, valid while the checkpoint is open."""
+    def get(self, name: str) -> Weight:
+        """Returns a view of the mapped file, valid while the checkpoint is open."""
+        if (format := self.formats.get(name)) is not None:
+            from ops.block_matrix import BlockMatrix
+
+            stored = f"{name}.{format.name}"
+            return BlockMatrix(format, self._handles[stored].get_tensor(stored))
         stored = name.removeprefix(self._cut)
         return self._handles[stored].get_tensor(stored)
 
     def check(self, spec: ModelSpec) -> None:
-        """All tensors of the spec are there in their shapes, and none that would be left out."""
+        """Raises CheckpointError unless the files have all tensors of the spec and no others."""
         expected = {name.removeprefix(self._cut): s for name, s in expected_tensors(spec)}
+        stray = self._handles.keys() - expected.keys()
         for name, shape in expected.items():
+            dtypes = DTYPES
+            if (format := self.formats.get(name)) is not None:
+                name, shape = f"{name}.{format.name}", _block_shape(name, shape, format)
+                dtypes = ("U8",)
+                stray.remove(name)
             if name not in self._handles:
                 raise CheckpointError(f"tensor {name} is missing")
             stored = self._handles[name].get_slice(name)
             if (got := tuple(stored.get_shape())) != shape:
                 raise CheckpointError(f"tensor {name} has shape {got}, config.json says {shape}")
-            if (dtype := stored.get_dtype()) not in DTYPES:
-                raise CheckpointError(f"tensor {name} is {dtype}; allowed: {', '.join(DTYPES)}")
-        for name in self._handles.keys() - expected.keys():
+            if (dtype := stored.get_dtype()) not in dtypes:
+                raise CheckpointError(f"tensor {name} is {dtype}; allowed: {', '.join(dtypes)}")
+        for name in stray:
             if name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq"):
                 raise CheckpointError(f"tensor {name} belongs to no module of {spec.model_type}")
+
+
+def _block_shape(name: str, shape: tuple[int, ...], format: WeightFormat) -> tuple[int, ...]:
+    """Returns the bytes [N, blocks of a row] of a matrix [N, K] in blocks."""
+    sizes = BLOCK_SIZES[format]
+    if len(shape) != 2 or shape[1] % sizes.block:
+        raise CheckpointError(f"tensor {name} of shape {shape} cannot be in {format.name} blocks")
+    return shape[0], shape[1] // sizes.block * sizes.block_bytes

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ops.base import Ops, PackedLinear
+from ops.block_matrix import BlockMatrix, Weight, densify
 from workers.device.weight_image import WeightImage
 from workers.models.checkpoint import Checkpoint
 from workers.models.progress import ProgressMeter
@@ -34,12 +35,9 @@ class WeightLoader:
 
     def linear(self, modules: list[str], *, bias: bool = False) -> PackedLinear:
         """One packed linear whose rows are those of the modules, one module after the other."""
-        weights = [self._read(f"{name}.weight", self._dtype) for name in modules]
+        weights = [self._weight(f"{name}.weight") for name in modules]
         stacked = [self._read(f"{name}.bias", torch.float32) for name in modules] if bias else None
-        packed = self.ops.pack_linear(
-            weights[0] if len(weights) == 1 else torch.cat(weights),
-            torch.cat(stacked) if stacked else None,
-        )
+        packed = self.ops.pack_linear(*weights, bias=torch.cat(stacked) if stacked else None)
         self.num_bytes += packed.num_bytes
         return packed if self.image is None else packed.placed(self.image.place)
 
@@ -61,7 +59,15 @@ class WeightLoader:
         if self.image is not None:
             self.image.end_part()
 
+    def _weight(self, name: str) -> Weight:
+        """Reads a linear's matrix; in float32, blocks too become plain."""
+        found = self._checkpoint.get(name)
+        if isinstance(found, Tensor) or self._dtype is not torch.bfloat16:
+            return self._read(name, self._dtype)
+        self._meter.add(found.blocks.nbytes)
+        return BlockMatrix(found.format, found.blocks.to(self._device))
+
     def _read(self, name: str, dtype: torch.dtype) -> Tensor:
-        tensor = self._checkpoint.get(name)
-        self._meter.add(tensor.nbytes)
-        return tensor.to(self._device, dtype)
+        found = self._checkpoint.get(name)
+        self._meter.add((found if isinstance(found, Tensor) else found.blocks).nbytes)
+        return densify([found]).to(self._device, dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from adapters.manifest import BaseModelShape
-from ops.base import KVLayout
+from ops.base import KVLayout, Ops
+from ops.weight_format import BLOCK_SIZES, WeightFormat
 from workers.models import read_spec
-from workers.models.checkpoint import expected_tensors
+from workers.models.checkpoint import Checkpoint, CheckpointError, expected_tensors
 from workers.models.spec import ModelSpec
 
 MAX_PADDING = 64
@@ -22,7 +23,10 @@ MAX_PADDING = 64
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """A canonical folder, and how it is to be served. dtype: of weights and KV pages."""
+    """A canonical folder, and how it is to be served.
+
+    dtype: of weights and KV pages. formats: of the tensors that are stored as blocks.
+    """
 
     digest: str
     folder: Path
@@ -30,6 +34,7 @@ class ModelPlan:
     shape: BaseModelShape
     dtype: torch.dtype
     max_model_len: int
+    formats: dict[str, WeightFormat] = field(default_factory=dict[str, WeightFormat])
 
     @classmethod
     def read(
@@ -40,30 +45,46 @@ class ModelPlan:
         spec = read_spec(config, _read_json(folder / "generation_config.json"))
         length = min(max_model_len or spec.max_position_embeddings, spec.max_position_embeddings)
         shape = BaseModelShape.from_config(config, digest)
-        return cls(digest, folder, spec, shape, dtype, length)
+        return cls(digest, folder, spec, shape, dtype, length, _read_formats(folder))
 
     @property
     def kv_layout(self) -> KVLayout:
         spec = self.spec
         return KVLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, self.dtype)
 
-    def max_bytes(self, linear: torch.dtype, *, shares_tables: bool = False) -> int:
-        """Bytes of the loaded weights: at least what they take, and little more. linear: the dtype
-        of the backend's packed linears. shares_tables: see Ops."""
+    def max_bytes(self, ops: Ops) -> int:
+        """Returns a bound of the loaded weights' bytes, little more than what they take."""
         spec = self.spec
+        # The reference backend computes with float32 copies.
+        plain = 4 if ops.name == "reference" else self.dtype.itemsize
+        keeps_blocks = ops.keeps_blocks and self.dtype is torch.bfloat16
         tensors = dict(expected_tensors(spec))
-        num_bytes = prod(tensors["model.embed_tokens.weight"]) * self.dtype.itemsize
         table = tensors.pop("model.embed_tokens.weight")
-        if spec.tie_word_embeddings and not shares_tables:
+        num_bytes = prod(table) * self.dtype.itemsize
+        formats = self.formats if keeps_blocks else {}
+        if spec.tie_word_embeddings and not ops.shares_tables:
             tensors["lm_head.weight"] = table
-        for shape in tensors.values():
+            if (format := formats.get("model.embed_tokens.weight")) is not None:
+                formats = formats | {"lm_head.weight": format}
+        for name, shape in tensors.items():
             if len(shape) == 2:
-                num_bytes += (shape[0] + MAX_PADDING) * (shape[1] + 1) * linear.itemsize
+                format = formats.get(name)
+                bits = 8 * plain if format is None else BLOCK_SIZES[format].panel_bits
+                num_bytes += int((shape[0] + MAX_PADDING) * (shape[1] + 1) * bits) // 8
             else:
                 num_bytes += prod(shape) * torch.float32.itemsize
         num_ropes = len({layer.rope for layer in spec.layers})
         rope_bytes = self.max_model_len * spec.head_dim * torch.float32.itemsize
         return num_bytes + num_ropes * rope_bytes
+
+
+def _read_formats(folder: Path) -> dict[str, WeightFormat]:
+    """Returns an empty dictionary if the weights cannot be read: loading them will say why."""
+    try:
+        with Checkpoint(folder, "np") as checkpoint:
+            return checkpoint.formats
+    except CheckpointError:
+        return {}
 
 
 def _read_json(path: Path) -> dict[str, Any]:

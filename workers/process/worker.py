@@ -273,13 +273,7 @@ class Worker:
         return ModelPlan.read(folder, digest, dtype, self.config.max_model_len)
 
     def _footprints(self, plans: Iterable[ModelPlan]) -> list[Footprint]:
-        return [Footprint(p.kv_layout.page_bytes, self._max_weight_bytes(p)) for p in plans]
-
-    def _max_weight_bytes(self, plan: ModelPlan) -> int:
-        is_widened = self.ops.name == "reference"
-        return plan.max_bytes(
-            torch.float32 if is_widened else plan.dtype, shares_tables=self.ops.shares_tables
-        )
+        return [Footprint(p.kv_layout.page_bytes, p.max_bytes(self.ops)) for p in plans]
 
     def _build(self, name: str, plan: ModelPlan) -> RegisteredModel:
         """All that the model needs but its weights. Raises CannotServeModel, or CannotServe where a
@@ -291,7 +285,7 @@ class Worker:
                 f"head_dim is {head_dim}, op backend {self.ops.name!r} computes "
                 f"multiples of {known.step} up to {known[-1]}"
             )
-        weight_bytes = self._max_weight_bytes(plan)
+        weight_bytes = plan.max_bytes(self.ops)
         extent_bytes, page_bytes = self.arena.extent_bytes, plan.kv_layout.page_bytes
         if page_bytes > extent_bytes:
             raise CannotServeModel(

@@ -13,6 +13,7 @@ from torch import Tensor
 from adapters.manifest import PROJECTIONS, BaseModelShape
 from adapters.pool.factors import Factors
 from ops.base import PAGE_TOKENS, AttentionBatch, KVCacheView, KVLayout
+from ops.block_matrix import Weight, densify
 from ops.reference import ReferenceOps
 from workers.layers.decoder_layer import run_layer
 from workers.layers.forward_batch import ForwardBatch
@@ -46,8 +47,8 @@ class MergedLoader(WeightLoader):
             for index, name in enumerate(PROJECTIONS)
         }
 
-    def _read(self, name: str, dtype: torch.dtype) -> Tensor:
-        weight = super()._read(name, dtype).float()
+    def _weight(self, name: str) -> Weight:
+        weight = densify([super()._weight(name)]).float()
         projection = self._projections.get(name)
         found = (
             None if self._factors is None or projection is None else self._factors.read(*projection)
@@ -75,7 +76,8 @@ def score_tokens(
         batch = _one_sequence(
             tokens, KVLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype)
         )
-        table = checkpoint.get("model.embed_tokens.weight")[batch.input_ids.long()].to(dtype)
+        rows_of_table = checkpoint.get("model.embed_tokens.weight")[batch.input_ids.long()]
+        table = densify([rows_of_table]).to(dtype)
         rows = torch.arange(len(tokens), dtype=torch.int32)
         residual = ops.embed(rows, table, spec.embed_scale)
         norm = load_norm(loader, spec, "model.layers.0.input_layernorm")
@@ -85,10 +87,11 @@ def score_tokens(
             weights = load_layer(loader, spec, layer, ropes[layer_spec.rope])
             x = run_layer(ops, weights, x, residual, batch.attention, batch.kv, batch.lora)
         head = "model.embed_tokens" if spec.tie_word_embeddings else "lm_head"
-        parts = [
-            LMHead(ops, ops.pack_linear(part.to(dtype)), spec.logits_softcap).forward(x)
-            for part in checkpoint.get(f"{head}.weight").split(HEAD_ROWS)
-        ]
+        weight = checkpoint.get(f"{head}.weight")
+        parts: list[Tensor] = []
+        for start in range(0, spec.vocab_size, HEAD_ROWS):
+            part = densify([weight[start : start + HEAD_ROWS]]).to(dtype)
+            parts.append(LMHead(ops, ops.pack_linear(part), spec.logits_softcap).forward(x))
     return torch.cat(parts, dim=1).double().log_softmax(-1).float()
 
 

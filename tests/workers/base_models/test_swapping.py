@@ -21,6 +21,8 @@ from adapters.manifest import BaseModelShape
 from adapters.store.folder import LocalStore
 from memory.allocations import UNIT_BYTES
 from ops.base import PackedLinear
+from ops.block_matrix import Weight
+from ops.registry import select
 from tests.doubles import make_adapter, make_model, write_adapter
 from tests.scale import scaled
 from tests.workers.driver import Driver, store_adapter
@@ -77,7 +79,7 @@ class House:
 
     def config(self, *names: str, room: int = 1, **changes: object) -> WorkerConfig:
         """room: so many of the largest models fit."""
-        largest = max(plan.max_bytes(torch.float32) for plan in self.plans.values())
+        largest = max(plan.max_bytes(select("cpu")) for plan in self.plans.values())
         extents = -(-largest // UNIT_BYTES)
         settings = {
             "models": {name: self.digests[name] for name in names},
@@ -227,7 +229,7 @@ def test_kept_weights_are_bounded(house: House) -> None:
     """With room on the host for one model of three, the others are read again, and answer alike."""
     names = list(FAMILIES)
     requests = [house.generate(n, names[n % 3], [1, 2, 3], 8) for n in range(9)]
-    largest = max(plan.max_bytes(torch.float32) for plan in house.plans.values())
+    largest = max(plan.max_bytes(select("cpu")) for plan in house.plans.values())
     config = house.config(*names, host_model_memory=largest, **FORMS["as-on-a-gpu"])
     runners: dict[str, set[int]] = {name: set() for name in names}
     kept: list[object] = []
@@ -317,10 +319,10 @@ def test_a_load_that_fails_half_way_keeps_nothing(
         driver.wait()
         pack, left = driver.worker.ops.pack_linear, iter(range(5))
 
-        def pack_some(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
+        def pack_some(*weights: Weight, bias: torch.Tensor | None = None) -> PackedLinear:
             if next(left, None) is None:
                 raise MemoryError
-            return pack(weight, bias)
+            return pack(*weights, bias=bias)
 
         monkeypatch.setattr(driver.worker.ops, "pack_linear", pack_some)
         one = models(driver.await_status(lambda s: True))["one"]
@@ -434,7 +436,7 @@ def test_a_model_registered_later_lies_beside_the_memory(house: House, form: str
         assert [model.num_swaps for model in models(after).values()] == [1, 1], "both stay"
         assert models(after)["three"].pages_total == models(before)["three"].pages_total
         grown = after.arena_bytes - before.arena_bytes
-        assert grown >= house.plans["one"].max_bytes(torch.float32)
+        assert grown >= house.plans["one"].max_bytes(select("cpu"))
         assert len(after.extents) * driver.worker.arena.extent_bytes == after.arena_bytes
 
         # One that the catalog has no more leaves its room to the next.

@@ -126,7 +126,7 @@ class Home:
 
     def __init__(self, folder: Path, ops: Ops, family: str = "gemma3_text") -> None:
         self.plan = ModelPlan.read(make_model(folder, family), "tiny", torch.float32)
-        num_extents = -(-self.plan.max_bytes(torch.float32) // EXTENT)
+        num_extents = -(-self.plan.max_bytes(select("cpu")) // EXTENT)
         self.virtual = PinningMemory()
         self.memory = MappedMemory(self.virtual, 2 * num_extents, EXTENT)
         for extent in range(2 * num_extents):

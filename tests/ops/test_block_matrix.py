@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf.quants import dequantize, quantize
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ops.base import Ops
+from ops.block_matrix import BlockMatrix, densify, join
+from ops.panel_linear import panel_bytes
+from ops.weight_format import BLOCK_SIZES, WeightFormat
+from tests.ops.conftest import VARIANTS, backend
+
+FORMATS = st.sampled_from(list(BLOCK_SIZES))
+SCALE_BYTES = {"Q4_K": [(0, 2), (2, 4)], "Q6_K": [(208, 210)]}
+"""Where a block has its float16, of the formats that gguf does not write."""
+
+
+def random_blocks(format: WeightFormat, rows: int, num_blocks: int, seed: int) -> BlockMatrix:
+    """Returns a matrix that gguf has quantised, or random blocks of a format that it only reads."""
+    rng = np.random.default_rng(seed)
+    sizes = BLOCK_SIZES[format]
+    if format.name in SCALE_BYTES:
+        blocks = rng.integers(0, 256, (rows, num_blocks, sizes.block_bytes), np.uint8)
+        for begin, end in SCALE_BYTES[format.name]:
+            halfs = rng.standard_normal((rows, num_blocks, 1)).astype(np.float16)
+            blocks[..., begin:end] = halfs.view(np.uint8)
+        return BlockMatrix(format, torch.from_numpy(blocks.reshape(rows, -1)))
+    exact = rng.standard_normal((rows, num_blocks * sizes.block)).astype(np.float32)
+    return BlockMatrix(format, torch.from_numpy(quantize(exact, kind(format))))
+
+
+def kind(format: WeightFormat) -> gguf.GGMLQuantizationType:
+    return gguf.GGMLQuantizationType[format.name]
+
+
+@settings(max_examples=25, deadline=None)
+@given(FORMATS, st.integers(1, 60), st.integers(1, 3), st.integers(0, 2**31))
+def test_elements_are_those_that_gguf_reads(format, rows, num_blocks, seed) -> None:
+    matrix = random_blocks(format, rows, num_blocks, seed)
+    expected = torch.from_numpy(dequantize(matrix.blocks.numpy(), kind(format)))
+    assert matrix.shape == tuple(expected.shape)
+    assert torch.equal(matrix.dequantize(), expected.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("variant", [*VARIANTS, *(["pairs"] if VARIANTS else [])])
+def test_a_quantised_linear_has_the_bits_of_its_bfloat16_form(variant: str) -> None:
+    """For any number of rows, parts of several formats and a bias included."""
+    ops = backend(variant)
+
+    @settings(max_examples=25, deadline=None)
+    @given(
+        formats=st.lists(FORMATS, min_size=1, max_size=3),
+        columns=st.integers(1, 130),
+        num_blocks=st.integers(1, 2),
+        rows=st.integers(1, 70),
+        has_bias=st.booleans(),
+        seed=st.integers(0, 2**31),
+    )
+    def check(formats, columns, num_blocks, rows, has_bias, seed) -> None:
+        blocks = {each: 256 * num_blocks // BLOCK_SIZES[each].block for each in formats}
+        weights = [
+            random_blocks(each, columns + i, blocks[each], seed + i)
+            for i, each in enumerate(formats)
+        ]
+        torch.manual_seed(seed)
+        x = torch.randn(rows, 256 * num_blocks)
+        bias = torch.randn(sum(weight.shape[0] for weight in weights)) if has_bias else None
+        plain = ops.linear(x, ops.pack_linear(densify(weights), bias=bias))
+        assert torch.equal(ops.linear(x, ops.pack_linear(*weights, bias=bias)), plain)
+        assert torch.equal(ops.linear(x[-1:], ops.pack_linear(*weights, bias=bias)), plain[-1:])
+
+    check()
+
+
+def test_backends_without_such_kernels_compute_with_the_bfloat16_form(ops: Ops) -> None:
+    weight, x = random_blocks(WeightFormat.Q4_1, 40, 4, 0), torch.randn(5, 128)
+    quantised, plain = ops.pack_linear(weight), ops.pack_linear(weight.dequantize())
+    assert torch.equal(ops.linear(x, quantised), ops.linear(x, plain))
+
+
+def test_neighbours_of_one_format_are_joined() -> None:
+    a, b = (random_blocks(WeightFormat.Q8_0, rows, 2, rows) for rows in (3, 5))
+    c, d = torch.zeros(2, 64, dtype=torch.bfloat16), random_blocks(WeightFormat.Q4_0, 4, 2, 0)
+    joined = join([a, b, c, c, d])
+    assert [each.shape[0] for each in joined] == [8, 4, 4]
+    assert torch.equal(densify(joined), densify([a, b, c, c, d]))
+
+
+@pytest.mark.skipif(not VARIANTS, reason="no C++ compiler")
+@pytest.mark.parametrize("format", BLOCK_SIZES)
+def test_a_packed_weight_takes_the_bytes_that_are_planned(format: WeightFormat) -> None:
+    packed = backend(VARIANTS[0]).pack_linear(random_blocks(format, 96, 2, 0))
+    depth = packed.in_features
+    assert packed.num_bytes == panel_bytes(format, 96, depth)
+    assert packed.num_bytes < panel_bytes(WeightFormat.BF16, 96, depth)
