@@ -9,13 +9,15 @@ import msgspec
 from msgspec import Meta
 
 from gateway.dialects.chat_messages import (
-    ChatTool,
     ChatToolChoice,
     Messages,
+    Tools,
     neutral_choice,
     neutral_messages,
+    read_tools,
 )
 from gateway.dialects.dialect import Answer, Dialect
+from gateway.dialects.history import ConversationReader
 from gateway.dialects.openai_fields import Count, OpenAIRequest, TopLogprobs
 from gateway.dialects.openai_format import OpenAIFormat, encode, scored_token
 from gateway.dialects.openai_table import Refusal, Wish
@@ -43,7 +45,7 @@ class ChatCompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
-    tools: list[ChatTool] | None = None
+    tools: Tools | None = None
     tool_choice: ChatToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
@@ -76,15 +78,15 @@ class ChatCompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
     chat_template: Annotated[
         Any, Refusal("Templates are the model's or the adapter version's.")
     ] = None
-    documents: Annotated[Any, Refusal("Put them into the messages.", ([],))] = None
+    documents: Annotated[Any, Refusal("Put them into the messages.")] = None
     function_call: Annotated[Any, Refusal("Its successor is `tool_choice`.", ("none", "auto"))] = (
         None
     )
-    functions: Annotated[Any, Refusal("Their successor is `tools`.", ([],))] = None
-    mm_processor_kwargs: Annotated[Any, Refusal("Prompts are text.", ({},))] = None
+    functions: Annotated[Any, Refusal("Their successor is `tools`.")] = None
+    mm_processor_kwargs: Annotated[Any, Refusal("Prompts are text.")] = None
     modalities: Annotated[Any, Refusal("Answers are text.", (["text"],))] = None
     moderation: Annotated[Any, Refusal("Nothing is moderated.")] = None
-    web_search_options: Annotated[Any, Refusal("Nothing is searched.")] = None
+    web_search_options: Annotated[Any, Refusal("Nothing is searched.", takes_empty=False)] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -213,11 +215,15 @@ class ChatCompletions(Dialect[ChatCompletionRequest]):
     id_prefix = "chatcmpl"
 
     def read(self, body: ChatCompletionRequest) -> GenerationRequest:
+        reader = ConversationReader()
+        fields = body.neutral_fields()
+        messages, tools = neutral_messages(body.messages, reader), read_tools(body.tools, reader)
+        fields["dropped"] = tuple(sorted({*body.dropped, *reader.dropped}))
         return GenerationRequest(
-            **body.neutral_fields(),
-            messages=neutral_messages(body.messages),
+            **fields,
+            messages=messages,
             echo=bool(body.echo),
-            tools=[tool.function.neutral() for tool in body.tools or ()],
+            tools=tools,
             tool_choice=neutral_choice(body.tool_choice),
             is_parallel=body.parallel_tool_calls is not False,
             add_generation_prompt=(

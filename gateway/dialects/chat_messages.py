@@ -1,142 +1,159 @@
-"""The messages and tools of OpenAI's chat completions: their schema, and what they mean."""
+"""The messages and tools of OpenAI's chat completions: what they may have, and what they mean."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from gateway.exceptions import InvalidRequest
+from gateway.dialects.function_tools import FunctionDefinition, read_definition
+from gateway.dialects.history import (
+    MAX_CALLS,
+    ConversationReader,
+    Json,
+    Place,
+    Writer,
+    as_list,
+    as_object,
+    typed_index,
+)
 from gateway.generation_request import NamedTool, Tool, ToolChoice
 from gateway.messages import MadeCall, Message
 
-T = TypeVar("T")
-
 MAX_MESSAGES = 4096
-MAX_CALLS = 256
-"""Tool calls of one message at most."""
-CallId = Annotated[str, Meta(min_length=1, max_length=256)]
-Nothing = Annotated[list[Any], Meta(max_length=0)]
-NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
+MAX_TOOLS = 512
+"""With those that are dropped."""
+ROLES: Mapping[str, Literal["system", "user", "assistant", "tool"]] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+FIELDS = frozenset(
+    (
+        *("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"),
+        *("reasoning", "refusal", "function_call", "parsed"),
+    )
+)
+"""Fields of a message. `parsed` is what the official client made of the content."""
+CALL_FIELDS = frozenset(("id", "type", "function", "custom"))
+CALLED_FIELDS = frozenset(("name", "arguments", "input", "parsed_arguments"))
+"""Fields of the function or the custom tool that a call calls."""
+OF_ASSISTANTS = ("tool_calls", "function_call", "reasoning_content", "reasoning", "refusal")
+
+Messages = Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_MESSAGES)]
+Tools = Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)]
 
 
-class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    type: Literal["text"]
-    text: str
-
-
-class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: Annotated[str, Meta(min_length=1, max_length=128)]
-    arguments: str
-    """A JSON object, as text; empty: none."""
-
-
-class ChatToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: CallId
-    function: CalledFunction
-    type: Literal["function"] = "function"
-    index: int | None = None
-    """Streamed calls have one; without effect."""
-
-
-class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields of type None are what an answer's message has when it is sent back as it came."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    name: str | None = None
-    tool_calls: Annotated[list[ChatToolCall], Meta(max_length=MAX_CALLS)] | None = None
-    tool_call_id: CallId | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    """Another name of the same."""
-    refusal: None = None
-    annotations: Nothing | None = None
-    audio: None = None
-    function_call: None = None
-
-    def neutral(self, place: str) -> Message:
-        """The message without what is of this dialect alone. Raises InvalidRequest, which says the
-        message's `place`."""
-        content = self.content or ""
-        if not isinstance(content, str):
-            content = "\n".join(part.text for part in content)
-        self._check(place)
-        return Message(
-            "system" if self.role == "developer" else self.role,
-            content,
-            self.name,
-            self.reasoning_content or self.reasoning or "",
-            [
-                MadeCall(
-                    call.id, call.function.name, read_arguments(call.function.arguments, place)
-                )
-                for call in self.tool_calls or ()
-            ],
-            self.tool_call_id,
-        )
-
-    def _check(self, place: str) -> None:
-        if self.content is None and not self.tool_calls:
-            raise InvalidRequest(f"'{place}' needs 'content'.", param="messages")
-        if self.tool_calls and self.role != "assistant":
-            raise InvalidRequest(f"'{place}': only assistants have 'tool_calls'.", param="messages")
-        if (self.tool_call_id is not None) != (self.role == "tool"):
-            raise InvalidRequest(
-                f"'{place}': messages of role 'tool' have a 'tool_call_id', and no others.",
-                param="messages",
-            )
-
-
-Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
-
-
-def neutral_messages(messages: list[ChatMessage]) -> list[Message]:
+def neutral_messages(messages: Sequence[Json], reader: ConversationReader) -> list[Message]:
     """The messages of the neutral request. Raises InvalidRequest."""
-    return [message.neutral(f"messages[{i}]") for i, message in enumerate(messages)]
+    typed = typed_index(messages, _writer)
+    return [
+        _neutral(message, reader, Place(f"messages[{number}]", number == typed))
+        for number, message in enumerate(messages)
+    ]
 
 
-class FunctionDefinition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+def _writer(message: Json) -> Writer:
+    match message.get("role"):
+        case "tool" | "function":
+            return "tool"
+        case "user":
+            return "person"
+        case _:
+            return "tool" if message.get("tool_calls") or message.get("function_call") else "other"
 
-    def neutral(self) -> Tool:
-        return Tool(
-            name=self.name,
-            description=self.description or "",
-            parameters=self.parameters or NO_ARGUMENTS,
-            strict=bool(self.strict),
+
+def read_role(message: Json, place: Place, roles: Mapping[str, Any]) -> Any:
+    """Returns what the message's role means. Raises InvalidRequest for one that is not known."""
+    role = message.get("role")
+    if not isinstance(role, str) or role not in roles:
+        shown = f"{role[:64]!r}" if isinstance(role, str) else "none"
+        raise place.inner("role").invalid(f"Expected one of {', '.join(roles)}; got {shown}")
+    return roles[role]
+
+
+def _neutral(message: Json, reader: ConversationReader, place: Place) -> Message:
+    role = read_role(message, place, ROLES)
+    fields = reader.fields(message, FIELDS, place)
+    _check_owners(fields, role, reader, place)
+    if place.is_typed and message.get("content") is None:
+        raise place.refusal(f"'{place.path}' needs 'content'.")
+    name = fields.get("name")
+    name = name if isinstance(name, str) else None
+    content = fields.get("content", fields.get("refusal"))
+    if role == "tool":
+        id = fields.get("tool_call_id", name)
+        result = reader.result(id, content, place.inner("content"))
+        return msgspec.structs.replace(result, name=name)
+    if role != "assistant":
+        return Message(role, reader.text(content, place.inner("content")), name)
+    text, thought = reader.spoken(content, place.inner("content"))
+    reasoning = fields.get("reasoning_content") or fields.get("reasoning")
+    if not isinstance(reasoning, str):
+        reasoning = thought
+    return Message("assistant", text, name, reasoning, _calls(fields, reader, place))
+
+
+def _check_owners(fields: Json, role: str, reader: ConversationReader, place: Place) -> None:
+    """Drops fields that messages of this role do not have. Raises InvalidRequest if a person has
+    typed the message."""
+    for name, owner in (*((name, "assistant") for name in OF_ASSISTANTS), ("tool_call_id", "tool")):
+        if name in fields and role != owner:
+            if place.is_typed:
+                raise place.refusal(
+                    f"'{place.path}': only messages of role '{owner}' have '{name}'."
+                )
+            del fields[name]
+            reader.drop(name)
+
+
+def _calls(fields: Json, reader: ConversationReader, place: Place) -> list[MadeCall]:
+    given: Any = fields.get("tool_calls", [])
+    calls = as_list(given) if isinstance(given, list) else [given]
+    if len(calls) > MAX_CALLS:
+        raise place.inner("tool_calls").invalid(
+            f"Expected at most {MAX_CALLS} calls, got {len(calls)}"
         )
+    if "function_call" in fields:
+        # Its result names the function alone.
+        function = as_object(fields["function_call"])
+        calls = [*calls, {"function": function, "id": function.get("name")}]
+    return [
+        found
+        for number, call in enumerate(calls)
+        for found in _call(call, reader, place.inner("tool_calls").inner(number))
+    ]
 
 
-class ChatTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    type: Literal["function"]
-    function: FunctionDefinition
+def _call(call: Any, reader: ConversationReader, place: Place) -> list[MadeCall]:
+    fields = reader.fields(as_object(call), CALL_FIELDS, place)
+    given = as_object(fields.get("function") or fields.get("custom"))
+    body = reader.fields(given, CALLED_FIELDS, place)
+    arguments = {"input": body["input"]} if "input" in body else body.get("arguments")
+    return reader.call(fields.get("id"), body.get("name"), arguments, place)
 
 
-def read_tools(
-    given: Sequence[dict[str, Any]], kind: type[T], drops: re.Pattern[str], dropped: set[str]
-) -> list[T]:
-    """The tools of this kind. Those of a type that `drops` matches are added to the names of what
-    is dropped. Raises InvalidRequest for any other."""
-    found: list[T] = []
-    for number, each in enumerate(given):
-        type_name = each.get("type")
-        if isinstance(type_name, str) and drops.fullmatch(type_name):
-            dropped.add(f"tools.{type_name}")
+def read_tools(given: Sequence[Json] | None, reader: ConversationReader) -> list[Tool]:
+    """The functions among a request's tools. Others are dropped. Raises InvalidRequest."""
+    tools: list[Tool] = []
+    for number, tool in enumerate(given or ()):
+        place = Place(f"tools[{number}]", is_typed=True)
+        if tool.get("type") != "function":
+            reader.drop_kind("tools", tool.get("type"))
             continue
-        try:
-            found.append(msgspec.convert(each, kind))
-        except msgspec.ValidationError as error:
-            raise InvalidRequest(
-                f"Invalid value for 'tools[{number}]': {error}.", param="tools"
-            ) from None
-    return found
+        function = reader.fields(tool, frozenset(("type", "function")), place).get("function")
+        if not isinstance(function, dict):
+            raise place.inner("function").invalid("Expected an object")
+        definition = read_definition(
+            as_object(function), FunctionDefinition, reader, place.inner("function")
+        )
+        tools.append(definition.neutral())
+    return tools
 
 
 class FunctionName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -155,14 +172,3 @@ def neutral_choice(choice: ChatToolChoice | None) -> ToolChoice:
     if isinstance(choice, NamedToolChoice):
         return NamedTool(choice.function.name)
     return choice or "auto"
-
-
-def read_arguments(text: str, place: str) -> dict[str, Any]:
-    """The arguments of a call, of the message or item at `place`. Raises InvalidRequest."""
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any]) if text.strip() else {}
-    except (msgspec.DecodeError, RecursionError):
-        raise InvalidRequest(
-            f"'{place}': the arguments of a call must be a JSON object, as text.",
-            param=place.partition("[")[0],
-        ) from None

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
-from gateway.dialects.chat_messages import read_tools
+from gateway.dialects.chat_messages import read_role
 from gateway.dialects.constraints import schema_constraint
 from gateway.dialects.dialect import Dialect
-from gateway.dialects.dropped import MESSAGES, MESSAGES_TOOL_TYPES
+from gateway.dialects.dropped import MESSAGES
+from gateway.dialects.function_tools import read_definition
+from gateway.dialects.history import (
+    ConversationReader,
+    Json,
+    Place,
+    Writer,
+    as_list,
+    as_object,
+    is_absent,
+    typed_index,
+)
 from gateway.dialects.messages_fields import (
-    AnyBlock,
     AnyChoice,
     Conversation,
     CustomTool,
-    InputMessage,
     MessagesRequest,
     NamedChoice,
     NoChoice,
     OutputConfig,
-    RedactedThinkingBlock,
-    TextBlock,
     Thinking,
-    ThinkingBlock,
-    ToolResultBlock,
-    ToolUseBlock,
-    UnsupportedBlock,
 )
 from gateway.dialects.messages_format import MessagesFormat
 from gateway.exceptions import InvalidRequest
@@ -38,12 +41,21 @@ from gateway.generation_request import (
     Tool,
     ToolChoice,
 )
-from gateway.messages import MadeCall, Message, in_turns
+from gateway.messages import Message, in_turns
 from gateway.text.detokenizer import TokenBytes
 
 BILLING_HEADER = re.compile(r"^x-anthropic-billing-header:.*\n*", re.MULTILINE)
-DROPPED_OPTIONS = ("allowed_callers", "defer_loading", "eager_input_streaming", "input_examples")
-"""Options of a tool that are dropped."""
+Role = Literal["user", "assistant", "system"]
+ROLES: Mapping[str, Role] = {"user": "user", "assistant": "assistant", "system": "system"}
+FIELDS = frozenset(
+    (
+        *("role", "content", "id", "type", "model", "stop_reason", "stop_sequence"),
+        *("stop_details", "usage"),
+    )
+)
+"""Fields of a message, and those that an answer has beside."""
+CALL_FIELDS = frozenset(("type", "id", "name", "input"))
+RESULT_FIELDS = frozenset(("type", "tool_use_id", "content", "is_error"))
 
 
 class Messages(Dialect[MessagesRequest]):
@@ -79,113 +91,96 @@ class ConversationReading:
 
     def __init__(self, body: Conversation) -> None:
         self._body = body
-        self._dropped: set[str] = set()
+        self._reader = ConversationReader()
 
     def neutral_fields(self) -> dict[str, Any]:
         """Fields of the neutral request. Raises InvalidRequest."""
         body = self._body
         self._note(body, *MESSAGES)
-        messages = self._system(body.system)
+        messages = self._system(body.system, Place("system"))
+        typed = typed_index(body.messages, _writer)
         for number, message in enumerate(body.messages):
-            messages += self._turns(message, f"messages[{number}]")
-        is_begun = body.messages[-1].role == "assistant"
+            messages += self._turns(message, Place(f"messages[{number}]", number == typed))
+        messages = merged(messages)
+        if not messages:
+            raise InvalidRequest("'messages' has no text to answer.", param="messages")
+        is_begun = body.messages[-1].get("role") == "assistant" and not messages[-1].calls
+        is_begun = is_begun and messages[-1].role == "assistant"
         return {
             "model": body.model,
-            "messages": merged(messages),
+            "messages": messages,
             "add_generation_prompt": not is_begun,
             "continue_final_message": is_begun,
             "tools": self._tools(body.tools or []),
             "tool_choice": self._choice(),
             "is_parallel": not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
             "template_arguments": self._template_arguments(),
-            "dropped": tuple(sorted(self._dropped)),
+            "dropped": self._reader.dropped,
         }
 
-    def _system(self, system: str | Sequence[TextBlock] | None) -> list[Message]:
-        blocks = [TextBlock(text=system)] if isinstance(system, str) else system or []
-        texts = [self._system_text(block) for block in blocks]
+    def _system(self, system: Any, place: Place) -> list[Message]:
+        parts = [(system, place)] if isinstance(system, str) else self._reader.parts(system, place)
+        texts = [self._system_text(self._reader.part(part, at)) for part, at in parts]
         content = "\n".join([text for text in texts if text])
         return [Message("system", content)] if content else []
 
-    def _system_text(self, block: TextBlock) -> str:
-        self._note(block, "cache_control", "citations")
-        kept, num_cut = BILLING_HEADER.subn("", block.text)
+    def _system_text(self, text: str) -> str:
+        kept, num_cut = BILLING_HEADER.subn("", text)
         if num_cut:
-            self._dropped.add("billing_header")
+            self._reader.drop("billing_header")
         return kept
 
-    def _turns(self, message: InputMessage, place: str) -> list[Message]:
-        """A message as neutral ones: the results in a user's message are turns of their own."""
-        content = message.content
-        if message.role == "system":
-            return self._system(self._only_texts(content, place))
+    def _turns(self, message: Json, place: Place) -> list[Message]:
+        """A message as neutral ones: results in it are turns of their own."""
+        role = read_role(message, place, ROLES)
+        content = self._reader.fields(message, FIELDS, place).get("content")
+        if place.is_typed and message.get("content") is None:
+            raise place.refusal(f"'{place.path}' needs 'content'.")
+        place = place.inner("content")
+        if role == "system":
+            return self._system(content, place)
         if isinstance(content, str):
-            return [Message(message.role, content)]
-        if message.role == "assistant":
-            return [self._assistant_turn(content, place)]
-        turns: list[Message] = []
-        for number, block in enumerate(content):
-            match block:
-                case TextBlock():
-                    self._note(block, "cache_control", "citations")
-                    turns.append(Message("user", block.text))
-                case ToolResultBlock():
-                    turns.append(self._result(block, f"{place}.content[{number}]"))
-                case _:
-                    raise _misplaced(block, f"{place}.content[{number}]", message.role)
-        return merged(turns) or [Message("user")]
+            return [Message(role, content)]
+        blocks = self._reader.parts(content, place)
+        turns = [turn for block, at in blocks for turn in self._block(role, block, at)]
+        if role == "user":
+            return merged(turns) or [Message("user")]
+        return merged(turns) or [Message("assistant")]
 
-    def _assistant_turn(self, blocks: Sequence[AnyBlock], place: str) -> Message:
-        texts: list[str] = []
-        thoughts: list[str] = []
-        calls: list[MadeCall] = []
-        for number, block in enumerate(blocks):
-            match block:
-                case TextBlock(text=text):
-                    self._note(block, "cache_control", "citations")
-                    texts.append(text)
-                case ToolUseBlock():
-                    self._note(block, "cache_control")
-                    calls.append(MadeCall(block.id, block.name, block.input))
-                case ThinkingBlock(thinking=text):
-                    thoughts.append(text)
-                case RedactedThinkingBlock():
-                    self._dropped.add("redacted_thinking")
-                case _:
-                    raise _misplaced(block, f"{place}.content[{number}]", "assistant")
-        return Message("assistant", "\n".join(texts), reasoning="\n".join(thoughts), calls=calls)
+    def _block(self, role: Role, block: Any, place: Place) -> list[Message]:
+        """What a block adds to the turns. Only those that tell of tools have an id."""
+        if as_object(block).get("type") == "redacted_thinking":
+            self._reader.drop("redacted_thinking")
+            return []
+        if _is_result(block):
+            fields = self._reader.fields(as_object(block), RESULT_FIELDS, place)
+            if fields.get("is_error"):
+                self._reader.drop("is_error")
+            id, content = fields.get("tool_use_id"), fields.get("content")
+            return [self._reader.result(id, content, place.inner("content"))]
+        if role == "assistant" and _is_call(block):
+            fields = self._reader.fields(as_object(block), CALL_FIELDS, place)
+            id, name, given = (fields.get(field) for field in ("id", "name", "input"))
+            return [Message("assistant", calls=self._reader.call(id, name, given, place))]
+        if role == "assistant" and (thought := self._reader.thought(block, place)) is not None:
+            return [Message("assistant", reasoning=thought)]
+        return [Message(role, self._reader.part(block, place))]
 
-    def _result(self, block: ToolResultBlock, place: str) -> Message:
-        self._note(block, "cache_control")
-        if block.is_error:
-            self._dropped.add("is_error")
-        texts = self._only_texts(block.content or [], place)
-        content = "\n".join([text.text for text in texts])
-        return Message("tool", content, call_id=block.tool_use_id)
-
-    def _only_texts(self, content: str | Sequence[AnyBlock], place: str) -> list[TextBlock]:
-        if isinstance(content, str):
-            return [TextBlock(text=content)]
-        texts: list[TextBlock] = []
-        for number, block in enumerate(content):
-            if not isinstance(block, TextBlock):
-                raise _misplaced(block, f"{place}.content[{number}]", "system or tool_result")
-            self._note(block, "cache_control", "citations")
-            texts.append(block)
-        return texts
-
-    def _tools(self, given: Sequence[dict[str, Any]]) -> list[Tool]:
+    def _tools(self, given: Sequence[Json]) -> list[Tool]:
         tools: list[Tool] = []
-        for tool in read_tools(given, CustomTool, MESSAGES_TOOL_TYPES, self._dropped):
-            self._note(tool, "cache_control")
-            if any(getattr(tool, option) is not None for option in DROPPED_OPTIONS):
-                self._dropped.add("tools.options")
+        for number, tool in enumerate(given):
+            if tool.get("type") not in (None, "custom"):
+                self._reader.drop_kind("tools", tool["type"])
+                continue
+            definition = read_definition(
+                tool, CustomTool, self._reader, Place(f"tools[{number}]", is_typed=True)
+            )
             tools.append(
                 Tool(
-                    name=tool.name,
-                    description=tool.description or "",
-                    parameters=tool.input_schema,
-                    strict=bool(tool.strict),
+                    name=definition.name,
+                    description=definition.description or "",
+                    parameters=definition.input_schema or {},
+                    strict=bool(definition.strict),
                 )
             )
         return tools
@@ -207,14 +202,32 @@ class ConversationReading:
         if thinking is not None:
             arguments["enable_thinking"] = thinking.type != "disabled"
             if thinking.display is not None:
-                self._dropped.add("thinking.display")
+                self._reader.drop("thinking.display")
         if config is not None and config.effort is not None:
             arguments["reasoning_effort"] = config.effort
         return arguments
 
     def _note(self, given: Any, *names: str) -> None:
-        """Names of fields that are dropped if they were given."""
-        self._dropped.update([name for name in names if getattr(given, name, None) is not None])
+        """Names fields that are dropped if they were given."""
+        for name in names:
+            if not is_absent(getattr(given, name, None)):
+                self._reader.drop(name)
+
+
+def _writer(message: Json) -> Writer:
+    blocks = as_list(message.get("content"))
+    if any(_is_result(block) or _is_call(block) for block in blocks):
+        return "tool"
+    return "person" if message.get("role") == "user" else "other"
+
+
+def _is_call(block: Any) -> bool:
+    """Whether a block is a call: a tool's own, a server's, or of a kind to come."""
+    return "name" in as_object(block) and "id" in block
+
+
+def _is_result(block: Any) -> bool:
+    return "tool_use_id" in as_object(block)
 
 
 def _thought_budget(thinking: Thinking | None) -> ThoughtBudget | None:
@@ -228,18 +241,6 @@ def _constraint(config: OutputConfig | None) -> Constraint | None:
     if config is None or config.format is None:
         return None
     return schema_constraint("output_config", config.format.schema)
-
-
-def _misplaced(block: AnyBlock, place: str, role: str) -> InvalidRequest:
-    kind = type(block).__struct_config__.tag
-    reason = (
-        "only text is read" if isinstance(block, UnsupportedBlock) else f"not in a {role} message"
-    )
-    return InvalidRequest(
-        f"Unsupported block in '{place}': '{kind}', {reason}.",
-        param="messages",
-        code="unsupported_block",
-    )
 
 
 def merged(messages: Iterable[Message]) -> list[Message]:

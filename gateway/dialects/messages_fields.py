@@ -11,95 +11,11 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from gateway.dialects.chat_messages import MAX_MESSAGES, CallId
+from gateway.dialects.chat_messages import MAX_MESSAGES, MAX_TOOLS
 from gateway.dialects.constraints import Schema
+from gateway.dialects.history import MAX_PARTS
 from gateway.dialects.openai_fields import Count
 from gateway.dialects.sampling_fields import Probability, StopString
-
-MAX_BLOCKS = 4096
-"""Content blocks of one message at most."""
-MAX_TOOLS = 512
-"""With those that are dropped."""
-
-
-class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
-    # dropped
-    cache_control: Any = None
-
-
-class TextBlock(Block, frozen=True, kw_only=True, tag="text"):
-    text: str
-
-    # dropped
-    citations: Any = None
-
-
-class ThinkingBlock(Block, frozen=True, kw_only=True, tag="thinking"):
-    """Reasoning of an earlier answer, as it was answered."""
-
-    thinking: str
-    signature: str | None = None
-
-
-class RedactedThinkingBlock(Block, frozen=True, kw_only=True, tag="redacted_thinking"):
-    data: str
-
-
-class ToolUseBlock(Block, frozen=True, kw_only=True, tag="tool_use"):
-    """A call of an earlier answer, as it was answered."""
-
-    id: CallId
-    name: Annotated[str, Meta(min_length=1, max_length=128)]
-    input: dict[str, Any]
-
-    # dropped
-    caller: Any = None
-
-
-class UnsupportedBlock(msgspec.Struct, frozen=True, tag_field="type"):
-    """Known, and refused in words of its own."""
-
-
-class ImageBlock(UnsupportedBlock, frozen=True, tag="image"):
-    pass
-
-
-class DocumentBlock(UnsupportedBlock, frozen=True, tag="document"):
-    pass
-
-
-class SearchResultBlock(UnsupportedBlock, frozen=True, tag="search_result"):
-    pass
-
-
-ResultBlock = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock
-
-
-class ToolResultBlock(Block, frozen=True, kw_only=True, tag="tool_result"):
-    tool_use_id: CallId
-    content: str | Annotated[list[ResultBlock], Meta(max_length=MAX_BLOCKS)] | None = None
-
-    # dropped
-    is_error: bool | None = None
-
-
-AnyBlock = (
-    TextBlock
-    | ThinkingBlock
-    | RedactedThinkingBlock
-    | ToolUseBlock
-    | ToolResultBlock
-    | ImageBlock
-    | DocumentBlock
-    | SearchResultBlock
-)
-
-
-class InputMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One turn of a conversation."""
-
-    role: Literal["user", "assistant", "system"]
-    content: str | Annotated[list[AnyBlock], Meta(max_length=MAX_BLOCKS)]
 
 
 class Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -119,17 +35,10 @@ class CustomTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A tool of the caller's."""
 
     name: str
-    input_schema: dict[str, Any]
+    input_schema: dict[str, Any] | None = None
     description: str | None = None
     strict: bool | None = None
     type: Literal["custom"] | None = None
-
-    # dropped
-    allowed_callers: Any = None
-    cache_control: Any = None
-    defer_loading: Any = None
-    eager_input_streaming: Any = None
-    input_examples: Any = None
 
 
 class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
@@ -168,8 +77,9 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """What answering and counting take."""
 
     model: Annotated[str, Meta(min_length=1)]
-    messages: Annotated[list[InputMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
-    system: str | Annotated[list[TextBlock], Meta(max_length=MAX_BLOCKS)] | None = None
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    """Each a `role` and a `content` of text or blocks."""
+    system: str | Annotated[list[dict[str, Any]], Meta(max_length=MAX_PARTS)] | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: AutoChoice | AnyChoice | NoChoice | NamedChoice | None = None
     thinking: Thinking | None = None

@@ -95,7 +95,7 @@ class OpenAIRequest(FieldsWithoutEffect, frozen=True, kw_only=True):
                 "'prompt_logprobs' come with a whole answer; 'stream' must be false.",
                 param="prompt_logprobs",
             )
-        if self.stream_options is not None and not self.stream:
+        if self.stream_options not in (None, StreamOptions()) and not self.stream:
             raise InvalidRequest(
                 "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
             )

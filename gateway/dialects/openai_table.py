@@ -1,7 +1,7 @@
 """What becomes of the fields of OpenAI's and vLLM's requests that have no effect here.
 
 Every other field of the schemas has its effect, and one that is in no schema is refused by name.
-`null` counts as absent everywhere. docs/use/api.md is made from these marks (`make api`).
+`null`, `[]` and `{}` count as absent. docs/use/api.md is made from these marks (`make api`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from gateway.dialects.constraints import ConstraintFields
+from gateway.dialects.history import is_absent
 from gateway.exceptions import InvalidRequest
 
 Short = Annotated[str, Meta(max_length=256)]
@@ -25,17 +26,19 @@ WITHOUT_EFFECT = frozenset(("metadata", "prompt_cache_key", "spaces_between_spec
 
 class Wish(NamedTuple):
     """Marks a field that an answer can do without: it is named in the answer's header
-    `loraplex-dropped`, except for the values that ask for nothing."""
+    `loraplex-dropped`, except for the values that ask for nothing beside null, [] and {}."""
 
     nothing: tuple[Any, ...] = ()
 
 
 class Refusal(NamedTuple):
     """Marks a field that would change the answer and is not supported: why, and the values of it
-    that ask for nothing."""
+    that ask for nothing beside null, [] and {}."""
 
     reason: str
     nothing: tuple[Any, ...] = ()
+    takes_empty: bool = True
+    """Whether [] and {} ask for nothing too."""
 
 
 M = TypeVar("M")
@@ -61,10 +64,10 @@ class FieldsWithoutEffect(ConstraintFields, frozen=True, kw_only=True):
         Any, Refusal("Prompts and answers are computed by one worker.")
     ] = None
     length_penalty: Annotated[Any, Refusal("There is no beam search.", (1,))] = None
-    logits_processors: Annotated[Any, Refusal("Code of a request is not run.", ([],))] = None
+    logits_processors: Annotated[Any, Refusal("Code of a request is not run.")] = None
     store: Annotated[bool | None, Refusal("No answer is stored.", (False,))] = None
     use_beam_search: Annotated[Any, Refusal("There is none; use `n`.", (False,))] = None
-    vllm_xargs: Annotated[Any, Refusal("There are no plug-ins to take them.", ({},))] = None
+    vllm_xargs: Annotated[Any, Refusal("There are no plug-ins to take them.")] = None
 
     def __post_init__(self) -> None:
         for name, refusal in marked(type(self), Refusal).items():
@@ -77,7 +80,7 @@ class FieldsWithoutEffect(ConstraintFields, frozen=True, kw_only=True):
         found: list[str] = []
         for name, wish in sorted(marked(type(self), Wish).items()):
             value = getattr(self, name)
-            if value is not None and value not in wish.nothing:
+            if not is_absent(value) and value not in wish.nothing:
                 found.append(name)
         return tuple(found)
 
@@ -94,9 +97,11 @@ def marked(request: type[FieldsWithoutEffect], mark: type[M]) -> Mapping[str, M]
     }
 
 
-def check_refused(name: str, value: Any, reason: str, nothing: Sequence[Any]) -> None:
+def check_refused(
+    name: str, value: Any, reason: str, nothing: Sequence[Any], takes_empty: bool = True
+) -> None:
     """Raises InvalidRequest, with the `reason`, unless the value is absent or asks for nothing."""
-    if value is None or value in nothing:
+    if value is None or value in nothing or (takes_empty and is_absent(value)):
         return
     choices = " or ".join(msgspec.json.encode(each).decode() for each in (*nothing, None))
     raise InvalidRequest(

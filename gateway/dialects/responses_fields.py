@@ -12,95 +12,17 @@ import msgspec
 from msgspec import Meta
 
 from gateway.dialects.chat_completions import ReasoningEffort
-from gateway.dialects.chat_messages import MAX_MESSAGES, CallId, FunctionDefinition
+from gateway.dialects.chat_messages import MAX_MESSAGES, Tools
 from gateway.dialects.constraints import JsonObjectFormat, Name, Schema, TextFormat
 from gateway.dialects.openai_fields import Count, TopLogprobs
 from gateway.dialects.sampling_fields import SamplingFields
 from gateway.exceptions import InvalidRequest
 
-MAX_PARTS = 4096
-"""Content parts of one item at most."""
-MAX_TOOLS = 512
-"""With those that are dropped."""
-ItemId = Annotated[str, Meta(max_length=256)]
-Status = Literal["in_progress", "completed", "incomplete"]
-
-
-class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="input_text"):
-    text: str
-
-
-class AnsweredTextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="output_text"):
-    """Text of an earlier answer, as it was answered."""
-
-    text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
-    parsed: Any = None
-    """What the official client made of the text."""
-
-
-Parts = Annotated[list[TextPart | AnsweredTextPart], Meta(max_length=MAX_PARTS)]
-
-
-class Item(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
-    """An item of the conversation. Items of an answer come back as they were answered."""
-
-    id: ItemId | None = None
-    status: Status | None = None
-
-
-class MessageItem(Item, frozen=True, kw_only=True, tag="message"):
-    role: Literal["user", "assistant", "system", "developer"]
-    content: str | Parts
-
-    # dropped
-    phase: Any = None
-
-
-class CallItem(Item, frozen=True, kw_only=True, tag="function_call"):
-    call_id: CallId
-    name: Annotated[str, Meta(min_length=1, max_length=128)]
-    arguments: str
-    """A JSON object, as text; empty: none."""
-    caller: None = None
-    namespace: None = None
-    parsed_arguments: Any = None
-    """What the official client made of the arguments."""
-
-
-class CallOutputItem(Item, frozen=True, kw_only=True, tag="function_call_output"):
-    call_id: CallId
-    output: str | Parts
-
-
-class ReasoningPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="reasoning_text"):
-    text: str
-
-
-class SummaryPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="summary_text"):
-    text: str
-
-
-class ReasoningItem(Item, frozen=True, kw_only=True, tag="reasoning"):
-    content: Annotated[list[ReasoningPart], Meta(max_length=MAX_PARTS)] | None = None
-    encrypted_content: str | None = None
-    """Read where there is no content: the text, as `carried` wrote it. A vendor's is dropped."""
-
-    # dropped
-    summary: Annotated[list[SummaryPart], Meta(max_length=MAX_PARTS)] | None = None
-
-
-AnyItem = MessageItem | CallItem | CallOutputItem | ReasoningItem
-
-
-class FunctionTool(FunctionDefinition, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    type: Literal["function"]
-
 
 class FunctionChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["function"]
     name: str
+    namespace: str | None = None
 
 
 class TextSchemaFormat(
@@ -149,13 +71,13 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
 
     model: Annotated[str, Meta(min_length=1)]
     input: str | Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_MESSAGES)]
-    """A user's text, or items: those of `AnyItem`, and messages without a type."""
+    """A user's text, or items. A message may come without its type."""
     instructions: str | None = None
     max_output_tokens: Count | None = None
     stream: bool | None = None
     store: bool | None = None
-    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
-    """Each a `FunctionTool`, or of a type that is dropped."""
+    tools: Tools | None = None
+    """Functions, namespaces of functions, or of a type that is dropped."""
     tool_choice: Literal["auto", "none", "required"] | FunctionChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None

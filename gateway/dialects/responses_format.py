@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -36,14 +36,17 @@ class ResponsesFormat(AnswerFormat):
         spelled: TokenBytes,
         *,
         carries_reasoning: bool = False,
+        namespaces: Mapping[str, tuple[str, str]] | None = None,
     ) -> None:
         """`echoed`: the fields of a response that repeat its request, `id` among them. `spelled`:
         the bytes of each token id. `carries_reasoning`: its items have it in `encrypted_content`
-        too, which is all that some clients send back."""
+        too, which is all that some clients send back. `namespaces`: that of each function in one,
+        and its name there, by the name that the model calls."""
         self._request_id = request_id
         self._echoed = echoed | {"created_at": int(time.time())}
         self._spelled = spelled
         self._carries_reasoning = carries_reasoning
+        self._namespaces = namespaces or {}
         self._number = 0
         """Sequence number of the next event."""
         self._done: list[dict[str, Any]] = []
@@ -129,7 +132,8 @@ class ResponsesFormat(AnswerFormat):
         status = self._item_status(is_last=is_last)
         name = f"response.{NAMES[type(part)]}.done"
         if isinstance(part, ToolCall):
-            closed = self._event(name, **place, name=part.name, arguments=text)
+            _, called = self._namespaces.get(part.name, ("", part.name))
+            closed = self._event(name, **place, name=called, arguments=text)
         else:
             scores = {"logprobs": _array(self._scores)} if isinstance(part, Text) else {}
             closed = self._event(name, **place, text=text, **scores)
@@ -168,6 +172,8 @@ class ResponsesFormat(AnswerFormat):
                 return item
             case ToolCall(index=number, name=name):
                 call = {"call_id": f"call_{self._request_id}_{number}", "name": name}
+                if name in self._namespaces:
+                    call["namespace"], call["name"] = self._namespaces[name]
                 return item | {"type": "function_call", **call, "arguments": text or ""}
 
     def _content_part(self, part: Part, text: str) -> dict[str, Any]:

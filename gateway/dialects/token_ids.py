@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from gateway.dialects.chat_messages import ChatTool, Messages
+from gateway.dialects.chat_messages import Messages, Tools
 from gateway.dialects.sampling_fields import TokenId
 from gateway.exceptions import InvalidRequest
 
@@ -19,7 +19,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     model: str
     prompt: str | None = None
     messages: Messages | None = None
-    tools: list[ChatTool] | None = None
+    tools: Tools | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None

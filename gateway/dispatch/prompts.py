@@ -54,7 +54,7 @@ async def encode_prompts(
 ) -> list[Prompt]:
     """The request's prompts as token ids. Raises InvalidRequest, TemplateNotApproved."""
     check_ids(asked, target)
-    check_tools(asked.tools, asked.tool_choice)
+    check_tools(asked.tools, asked.tool_choice, asked.dropped)
     check_template_arguments(asked.template_arguments)
     if asked.pairs:
         return await _pair_prompts(tokenizer, target, asked, caller)

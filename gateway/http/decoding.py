@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TypeVar
+from collections.abc import Iterator
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin
 
 import msgspec
 
+from gateway.dialects.history import is_absent
 from gateway.exceptions import InvalidRequest
 from gateway.limits.bounds import MAX_TOKEN_IDS
 
@@ -29,11 +33,59 @@ def decode_request(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     if len(body) > SMALL_BYTES:
         _check_size(body)
     try:
-        return decoder.decode(body)
+        try:
+            return decoder.decode(body)
+        except msgspec.ValidationError as error:
+            given = msgspec.json.decode(body)
+            asked = _without_absent(given, decoder.type)
+            if asked == given:
+                raise _explain(str(error)) from None
+        return msgspec.convert(asked, decoder.type)
     except msgspec.ValidationError as error:
         raise _explain(str(error)) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}") from None
+
+
+def _without_absent(given: Any, kind: Any) -> Any:
+    """Returns an object without the fields that are null, [] or {} where its schema has no such
+    field, or no such value of it."""
+    types = _fields_of(kind)
+    if not types or not isinstance(given, dict):
+        return given
+    fields = cast(dict[str, Any], given)
+    return {
+        name: _without_absent(value, types.get(name))
+        for name, value in fields.items()
+        if not is_absent(value) or (name in types and _fits(value, types[name]))
+    }
+
+
+@cache
+def _fields_of(kind: Any) -> dict[str, Any]:
+    """Returns the fields that an object of a type may have, and their types."""
+    return {
+        field.encode_name: field.type
+        for struct in _structs_in(kind)
+        for field in msgspec.structs.fields(struct)
+    }
+
+
+def _structs_in(kind: Any) -> Iterator[type[msgspec.Struct]]:
+    """Yields the structs that a value of a type may be."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        yield kind
+    elif get_origin(kind) in (Annotated, Union, UnionType):
+        for part in get_args(kind):
+            yield from _structs_in(part)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def _check_size(body: bytes) -> None:

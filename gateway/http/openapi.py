@@ -171,10 +171,17 @@ class GenerationOperation(ServedOperation):
 
 
 @dataclass
-class CountOperation(KeyOperation):
+class TokenizeOperation(KeyOperation):
+    """Tells what a conversation becomes."""
+
+    always: ClassVar[Headers] = {**KeyOperation.always, **DROPPED}
+
+
+@dataclass
+class CountOperation(TokenizeOperation):
     """Counts the tokens of Anthropic's Messages."""
 
-    always: ClassVar[Headers] = {**KeyOperation.always, **REQUEST_ID, **DROPPED}
+    always: ClassVar[Headers] = {**TokenizeOperation.always, **REQUEST_ID}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -206,7 +213,8 @@ def describe(route: HTTPRoute, handler: HTTPRouteHandler) -> None:
         handler.operation_class = PublicOperation
         return
     handler.security = [{"key": [INFERENCE]}]
-    handler.operation_class = KeyOperation
+    is_tokenize = route.path == "/tokenize"
+    handler.operation_class = TokenizeOperation if is_tokenize else KeyOperation
     statuses = {401, 403, 429, 503}
     if route.path_parameters:
         statuses |= {400, 404}

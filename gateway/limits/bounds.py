@@ -93,9 +93,11 @@ def check_answer(num_logprobs: int, num_echoed: int) -> None:
         )
 
 
-def check_tools(tools: Sequence[Tool], choice: ToolChoice = "auto") -> None:
+def check_tools(
+    tools: Sequence[Tool], choice: ToolChoice = "auto", dropped: Sequence[str] = ()
+) -> None:
     """Raises InvalidRequest if the tools are too many, too large or not told apart by name, or the
-    choice names none of them."""
+    choice names none of them. `dropped`: what the request gave beside them."""
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(
             f"A request may have {MAX_TOOLS} tools; yours has {len(tools)}.", param="tools"
@@ -105,10 +107,16 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice = "auto") -> None:
         check_nested([tool.for_template() for tool in tools], MAX_SCHEMA_BYTES, param="tools")
     if choice in ("auto", "none"):
         return
+    others = [name for name in dropped if name.startswith("tools.") and name != "tools.options"]
+    beside = f" Tools of other types were dropped: {', '.join(others[:8])}." if others else ""
     if not tools:
-        raise InvalidRequest("'tool_choice' needs 'tools'.", param="tool_choice")
+        raise InvalidRequest(
+            f"'tool_choice' needs a function in 'tools'.{beside}", param="tool_choice"
+        )
     if isinstance(choice, NamedTool) and choice.name not in names:
-        raise InvalidRequest(f"'tools' has no {choice.name[:128]!r}.", param="tool_choice")
+        raise InvalidRequest(
+            f"'tools' has no function {choice.name[:128]!r}.{beside}", param="tool_choice"
+        )
 
 
 def _check_names(tools: Sequence[Tool]) -> set[str]:

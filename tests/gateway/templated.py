@@ -21,10 +21,10 @@ LENGTH = 4096
 
 @contextmanager
 def templated_service(
-    folder: Path, template: Path = QWEN3, added: tuple[str, ...] = ()
+    folder: Path, template: Path = QWEN3, added: tuple[str, ...] = (), length: int = LENGTH
 ) -> Iterator[Service]:
     """Serves the tiny model with this chat template. `added`: further tokens, from `FIRST_ADDED`
-    on."""
+    on. `length`: tokens of the context."""
     store = make_store(folder)
     tokenizer = Tokenizer.from_file(str(store / DIGEST / "tokenizer.json"))
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in added])
@@ -33,9 +33,9 @@ def templated_service(
     config = json.loads(path.read_text()) | {"chat_template": template.read_text()}
     path.write_text(json.dumps(config))
     service = Service(store)
-    service.worker.models = [ModelInfo(DIGEST, "tiny", LENGTH, LAYOUT)]
+    service.worker.models = [ModelInfo(DIGEST, "tiny", length, LAYOUT)]
     service.start()
-    longer = snapshot(service.keys.records, generation=2, max_model_len=LENGTH)
+    longer = snapshot(service.keys.records, generation=2, max_model_len=length)
     service.call(lambda: service.source.feed(longer))
     service.wait_for(lambda: service.gateway.catalog.current.generation == 2)
     yield service

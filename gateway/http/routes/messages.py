@@ -36,7 +36,7 @@ async def count_message_tokens(
     """The number of tokens that a conversation's prompt has; it may be more than the context."""
     asked = MESSAGES.count(data)
     target, tokenizer = await tokenizer_of(request, asked.model)
-    check_tools(asked.tools, asked.tool_choice)
+    check_tools(asked.tools, asked.tool_choice, asked.dropped)
     check_template_arguments(asked.template_arguments)
     tokens, is_folded = await tokenizer.encode_chat(
         conversation_of(asked, asked.messages or []),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from litestar import post
+from litestar import Response, post
 from litestar.params import JSONBody
 
 from gateway.catalog.catalog import ResolvedModel
 from gateway.conversation import Conversation
-from gateway.dialects.chat_messages import neutral_messages
+from gateway.dialects.chat_messages import neutral_messages, read_tools
+from gateway.dialects.dropped import FOLDED_TURNS, header_of
+from gateway.dialects.history import ConversationReader
 from gateway.dialects.token_ids import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -27,25 +29,30 @@ MAX_TEXT_BYTES = 2 << 20
 
 
 @post("/tokenize", guards=[requires(INFERENCE)], status_code=200)
-async def tokenize(request: GatewayRequest, data: JSONBody[TokenizeRequest]) -> TokenizeResponse:
+async def tokenize(
+    request: GatewayRequest, data: JSONBody[TokenizeRequest]
+) -> Response[TokenizeResponse]:
     """The ids that a prompt or a conversation becomes."""
     target, tokenizer = await tokenizer_of(request, data.model)
+    reader = ConversationReader()
     if data.messages is not None:
         conversation = Conversation(
-            neutral_messages(data.messages),
-            [tool.function.neutral() for tool in data.tools or ()],
+            neutral_messages(data.messages, reader),
+            read_tools(data.tools, reader),
             data.add_generation_prompt is not False and not data.continue_final_message,
             bool(data.continue_final_message),
             template_arguments=data.chat_template_kwargs or {},
         )
         check_tools(conversation.tools)
         check_template_arguments(conversation.template_arguments)
-        tokens, _ = await tokenizer.encode_chat(
+        tokens, is_folded = await tokenizer.encode_chat(
             conversation,
             domain=request.user.cache_domain,
             template=target.chat_template(),
             max_tokens=max_counted(target),
         )
+        if is_folded:
+            reader.drop(FOLDED_TURNS)
     else:
         with_specials = data.add_special_tokens is not False
         (tokens,) = await tokenizer.encode_many(
@@ -54,11 +61,15 @@ async def tokenize(request: GatewayRequest, data: JSONBody[TokenizeRequest]) -> 
             add_special_tokens=with_specials,
             max_tokens=max_counted(target),
         )
-    return TokenizeResponse(
+    answer = TokenizeResponse(
         count=len(tokens),
         max_model_len=target.base.max_model_len,
         tokens=tokens,
         token_strs=tokenizer.token_strings(tokens) if data.return_token_strs else None,
+    )
+    dropped = reader.dropped
+    return Response(
+        answer, headers={"loraplex-dropped": header_of(dropped).decode()} if dropped else {}
     )
 
 

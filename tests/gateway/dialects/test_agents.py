@@ -1,15 +1,16 @@
-"""What agents send: those of a library of agents as they run, and the bodies of a session of
-Claude Code (2.1) and of Codex (0.169), the texts cut short. An unknown field would end it at its
-first request."""
+"""What agents send: those of a library of agents as they run, and recorded requests of Claude Code
+2.1.197, Codex 0.169.0, OpenCode 1.18.33 and pi 0.74.2, the texts cut short and ids replaced."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import anthropic
 import httpx
+import msgspec
 import openai
 import pytest
 from pydantic_ai import Agent as LibraryAgent
@@ -19,126 +20,115 @@ from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from tests.gateway.scripts import Script, say, spelled
-from tests.gateway.service import Service
+from tests.gateway.service import Service, snapshot
 from tests.gateway.templated import templated_service
 from workers.wire.protocol import Generate, SequenceOutput
 
 COMMAND = "echo 42 > answer.txt"
 TASK = "Write 42 into answer.txt"
-SCHEMA: dict[str, Any] = {
-    "$schema": "https://json-schema.org/draft/2020-12/schema",
-    "type": "object",
-    "properties": {"command": {"type": "string"}, "cmd": {"type": "string"}},
-    "additionalProperties": False,
-}
 EPHEMERAL = {"type": "ephemeral"}
-CLAUDE_CODE: dict[str, Any] = {
-    "model": "tiny",
-    "messages": [
-        {
-            "role": "user",
-            "content": [
-                {"type": "text", "text": "<system-reminder>\nA date.\n</system-reminder>"},
-                {"type": "text", "text": TASK, "cache_control": EPHEMERAL},
-            ],
-        },
-        {"role": "system", "content": "Available agent types: none"},
-    ],
-    "system": [
-        {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli;"},
-        {"type": "text", "text": "You are an agent.", "cache_control": EPHEMERAL},
-        {"type": "text", "text": "\nBe careful.", "cache_control": EPHEMERAL},
-    ],
-    "tools": [{"name": "Bash", "description": "Runs a command", "input_schema": SCHEMA}],
-    "metadata": {"user_id": '{"device_id":"d","account_uuid":"","session_id":"s"}'},
-    "max_tokens": 400,
-    "thinking": {"type": "adaptive"},
-    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-    "output_config": {"effort": "high"},
-    "stream": True,
-}
-CODEX: dict[str, Any] = {
-    "model": "tiny",
-    "stream": True,
-    "input": [
-        {
-            "type": "message",
-            "id": f"msg_{number}",
-            "role": role,
-            "content": [{"type": "input_text", "text": text}],
-        }
-        for number, (role, text) in enumerate(
-            [("developer", "You are an agent."), ("developer", "Skills."), ("user", TASK)]
-        )
-    ],
-    "tools": [
-        {
-            "type": "function",
-            "name": "exec_command",
-            "description": "Runs a command",
-            "strict": False,
-            "parameters": SCHEMA,
-        },
-        {"type": "namespace", "name": "multi_agent_v1", "description": "Agents.", "tools": []},
-        {"type": "web_search", "external_web_access": False},
-    ],
-    "tool_choice": "auto",
-    "parallel_tool_calls": True,
-    "reasoning": {"summary": "auto"},
-    "store": False,
-    "include": ["reasoning.encrypted_content"],
-    "prompt_cache_key": "session",
-    "client_metadata": {"session_id": "session", "turn_id": "turn"},
-}
+RECORDINGS = Path(__file__).parent / "recordings"
+TEMPLATES = Path(__file__).parents[1] / "text/templates"
+FAMILIES = ("gemma2", "gemma3", "hermes3", "llama3.1", "mistral-nemo", "phi3.5", "qwen3.5")
+CONTEXT = 1 << 14
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with templated_service(tmp_path_factory.mktemp("agents")) as service:
+    """The template of Qwen 3, and a version of the adapter with that of each other family."""
+    with templated_service(tmp_path_factory.mktemp("agents"), length=CONTEXT) as service:
+        plain = snapshot(service.keys.records, generation=3, max_model_len=CONTEXT)
+        first = plain.versions[0]
+        versions = [
+            msgspec.structs.replace(
+                first,
+                version=FIRST_VERSION + number,
+                digest=f"{first.digest}-{name}",
+                serving=msgspec.structs.replace(
+                    first.serving, chat_template=(TEMPLATES / f"{name}.jinja").read_text()
+                ),
+            )
+            for number, name in enumerate(FAMILIES)
+        ]
+        fed = msgspec.structs.replace(
+            plain,
+            versions=(*plain.versions, *versions),
+            approved_templates=frozenset(
+                version.serving.template_digest or "" for version in versions
+            ),
+        )
+        service.call(lambda: service.source.feed(fed))
+        service.wait_for(lambda: service.gateway.catalog.current.generation == 3)
         yield service
 
 
+FIRST_VERSION = 101
+
+
 class Agent(NamedTuple):
+    """A coding agent, and what it sent."""
+
     path: str
-    body: dict[str, Any]
-    conversation: str
-    """Field with the turns."""
+    first: dict[str, Any]
+    """Its first request."""
+    later: dict[str, Any]
+    """A request after some calls; of the first two with pictures, a call that failed and more."""
     tool: str
     arguments: dict[str, Any]
     dropped: set[str]
+    dropped_later: set[str]
+
+    @property
+    def turns(self) -> str:
+        """The field with the conversation."""
+        return "input" if "input" in self.first else "messages"
+
+    def post(self, service: Service, body: dict[str, Any]) -> httpx.Response:
+        headers = {"authorization": f"Bearer {service.keys.acme}"}
+        return httpx.post(f"{service.url}{self.path}", json=body, headers=headers, timeout=20)
 
     def ask(self, service: Service, script: Script, *more: Any) -> list[Any]:
-        """The events of a request; more: further turns."""
+        """The events of the first request, with further turns."""
         service.worker.script = script
-        body = self.body | {self.conversation: [*self.body[self.conversation], *more]}
-        headers = {"authorization": f"Bearer {service.keys.acme}"}
-        answer = httpx.post(f"{service.url}{self.path}", json=body, headers=headers, timeout=20)
+        body = self.first | {self.turns: [*self.first[self.turns], *more], "max_tokens": 400}
+        if self.turns == "input":
+            del body["max_tokens"]
+        body.pop("max_completion_tokens", None)
+        answer = self.post(service, body)
         assert answer.status_code == 200, answer.text
-        assert set(answer.headers["loraplex-dropped"].split(", ")) >= self.dropped
-        lines = [line for line in answer.text.splitlines() if line.startswith("data: ")]
+        assert names_of(answer) >= self.dropped
+        lines = [line for line in answer.text.splitlines() if line.startswith("data: {")]
         return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
+def names_of(answer: httpx.Response) -> set[str]:
+    """What an answer says was dropped."""
+    return set(answer.headers.get("loraplex-dropped", "").split(", ")) - {""}
+
+
+def recorded(name: str, tool: str, arguments: Any, dropped: set[str], later: set[str]) -> Agent:
+    recording = json.loads((RECORDINGS / f"{name}.json").read_text())
+    return Agent(recording["path"], *recording["requests"], tool, arguments, dropped, later)
+
+
+OF_CLAUDE_CODE = {"billing_header", "cache_control", "context_management"}
+OF_CODEX = {
+    *("client_metadata", "prompt_cache_key", "reasoning.options"),
+    *("tools.options", "tools.web_search"),
+}
 AGENTS = {
-    "claude_code": Agent(
-        "/v1/messages?beta=true",
-        CLAUDE_CODE,
-        "messages",
+    "claude_code": recorded(
+        "claude_code",
         "Bash",
         {"command": COMMAND, "description": "Writes"},
-        {"billing_header", "cache_control", "context_management"},
+        OF_CLAUDE_CODE,
+        OF_CLAUDE_CODE | {"content.document", "content.image", "is_error", "tools.options"},
     ),
-    "codex": Agent(
-        "/v1/responses",
-        CODEX,
-        "input",
-        "exec_command",
-        {"cmd": COMMAND},
-        {
-            *("client_metadata", "prompt_cache_key", "reasoning.options"),
-            *("tools.namespace", "tools.web_search"),
-        },
+    "codex": recorded(
+        "codex", "exec_command", {"cmd": COMMAND}, OF_CODEX, OF_CODEX | {"content.image"}
     ),
+    "opencode": recorded("opencode", "bash", {"command": COMMAND}, set(), set()),
+    "pi": recorded("pi", "bash", {"command": COMMAND}, set(), set()),
 }
 
 
@@ -179,6 +169,27 @@ def turns_of_responses(events: list[Any]) -> list[Any]:
     return [thought, call, output | {"call_id": call["call_id"]}]
 
 
+def turns_of_chat(events: list[Any]) -> list[Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": "", "reasoning_content": ""}
+    for event in events:
+        for choice in event["choices"]:
+            delta = choice["delta"]
+            message["reasoning_content"] += delta.get("reasoning_content") or ""
+            for call in delta.get("tool_calls") or ():
+                (known,) = message.setdefault("tool_calls", [{**call, "function": {}}])
+                for name, text in call["function"].items():
+                    known["function"][name] = known["function"].get(name, "") + text
+    id = message["tool_calls"][0]["id"]
+    return [message, {"role": "tool", "tool_call_id": id, "content": "(no output)"}]
+
+
+TURNS_OF = {
+    "/v1/messages?beta=true": turns_of_messages,
+    "/v1/responses": turns_of_responses,
+    "/v1/chat/completions": turns_of_chat,
+}
+
+
 @pytest.mark.parametrize("name", AGENTS)
 def test_a_session_with_a_tool(service: Service, name: str) -> None:
     agent = AGENTS[name]
@@ -186,14 +197,51 @@ def test_a_session_with_a_tool(service: Service, name: str) -> None:
     script = say(f"<think>\nA tool.\n</think>\n\n<tool_call>\n{call}\n</tool_call>", per_step=4)
     events = agent.ask(service, script)
     first = spelled(service.worker.requests[-1].tokens)
-    assert "billing" not in first and TASK in first and "web_search" not in first
-    turns = (turns_of_messages if name == "claude_code" else turns_of_responses)(events)
+    assert "billing" not in first and TASK in first and '"web_search"' not in first
+    turns = TURNS_OF[agent.path](events)
     last = agent.ask(service, say("The answer is written."), *turns)[-1]
-    assert last["type"] in ("message_stop", "response.completed")
+    assert last.get("type", "chunk") in ("message_stop", "response.completed", "chunk")
     second = spelled(service.worker.requests[-1].tokens)
     begun = first.removesuffix("<|im_start|>assistant\n")
     assert second.startswith(begun) and call in second and "(no output)" in second
     assert "<think>\nA tool.\n</think>" in second
+
+
+def test_a_call_of_a_function_in_a_namespace(service: Service) -> None:
+    """The model calls it by one name, the client is answered the two that it gave."""
+    agent = AGENTS["codex"]
+    called = '{"name": "mcp__parcels__find_parcel", "arguments": {"q": "7"}}'
+    script = say(f"<think>\nA tool.\n</think>\n\n<tool_call>\n{called}\n</tool_call>")
+    events = agent.ask(service, script)
+    turns = turns_of_responses(events)
+    assert (turns[1]["namespace"], turns[1]["name"]) == ("mcp__parcels", "find_parcel")
+    (done,) = [event for event in events if event["type"].endswith("arguments.done")]
+    assert done["name"] == "find_parcel"
+    agent.ask(service, say("ok"), *turns)
+    prompt = spelled(service.worker.requests[-1].tokens)
+    assert called in prompt and '{"name": "mcp__parcels__add_note", "description"' in prompt
+
+
+@pytest.mark.parametrize("family", ["qwen3", *FAMILIES])
+@pytest.mark.parametrize("name", AGENTS)
+def test_recorded_requests_over_families_of_templates(
+    service: Service, name: str, family: str
+) -> None:
+    agent = AGENTS[name]
+    service.worker.script = say("ok")
+    model = "tiny"
+    if family != "qwen3":
+        model = f"support-bot@{FIRST_VERSION + FAMILIES.index(family)}"
+    for body, dropped in ((agent.first, agent.dropped), (agent.later, agent.dropped_later)):
+        for field in ("max_tokens", "max_completion_tokens"):
+            if field in body:
+                body[field] = 8
+        answer = agent.post(service, body | {"model": model})
+        assert answer.status_code == 200, answer.text
+        assert names_of(answer) - {"folded_turns"} == dropped
+        prompt = spelled(service.worker.requests[-1].tokens)
+        assert TASK in prompt and ("folded_turns" in names_of(answer) or family != "gemma2")
+        assert body is agent.first or "answer.txt; cat answer.txt" in prompt
 
 
 def call_then_say(request: Generate) -> AsyncIterator[SequenceOutput]:

@@ -148,7 +148,7 @@ def nested(depth: int) -> dict[str, Any]:
         ({"guided_regex": "(?<=x)a"}, "guided_regex", "look"),
         ({"guided_grammar": "start: missing"}, "guided_grammar", "missing"),
         ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "one schema or grammar"),
-        ({"guided_choice": []}, "guided_choice", "length"),
+        ({"guided_choice": [""]}, "guided_choice", "length"),
         ({"response_format": {"type": "grammar"}}, "response_format", "grammar"),
     ],
 )  # fmt: skip

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from gateway.dialects.messages import Messages
-from gateway.dialects.messages_fields import InputMessage, MessagesRequest
+from gateway.dialects.messages_fields import MessagesRequest
 from tests.gateway.scripted import MAX_MODEL_LEN, ScriptedWorker
 from tests.gateway.scripts import endless, ids, say, silence, spelled
 from tests.gateway.service import Service
@@ -199,7 +199,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": None}, "max_tokens"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"n": 2}, "'n'"),
-    ({"mcp_servers": []}, "mcp_servers"),
+    ({"mcp_servers": [{}]}, "mcp_servers"),
     ({"temperature": 3}, "temperature"),
     ({"stop_sequences": ["s"] * 17}, "stop_sequences"),
     ({"messages": []}, "messages"),
@@ -422,7 +422,7 @@ def test_thousands_of_messages_of_one_role_do_not_hold_up_the_event_loop() -> No
     body = MessagesRequest(
         model="tiny",
         max_tokens=1,
-        messages=[InputMessage(role="user", content="x" * 2400) for _ in range(4096)],
+        messages=[{"role": "user", "content": "x" * 2400} for _ in range(4096)],
     )
     begin = time.thread_time()
     (message,) = Messages().read(body).messages or []

@@ -124,15 +124,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": []}, "input"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
     ({"input": [{"type": "reasoning", "id": "r", "encrypted_content": "loraplex:!"}]}, "input"),
+    ({"input": [{"type": "web_search_call", "id": "w", "status": "completed"}]}, "input"),
     (
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
         "input",
     ),
-    (
-        {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "["}]},
-        "input",
-    ),
-    ({"tools": [{"type": "teleport"}]}, "tools"),
+    ({"tools": [{"type": "function", "name": 7}]}, "tools"),
+    ({"tools": [{"type": "teleport"}], "tool_choice": "required"}, "tool_choice"),
     ({"max_output_tokens": MAX_MODEL_LEN}, ""),
 ]
 

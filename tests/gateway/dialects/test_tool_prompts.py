@@ -107,7 +107,8 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("tools", {"tools": [named(f"f{i}") for i in range(257)]}),
     ("tools", {"tools": [named("f"), named("f")]}),
     ("tools", {"tools": [named("a b")]}),
-    ("tools", {"tools": [{"type": "web_search"}]}),
+    ("tools", {"tools": [{"type": "function", "function": {"name": "f", "returns": "x"}}]}),
+    ("tools", {"tools": [{"type": "function"}]}),
     ("tools", {"tools": [{**named("f"), "function": {"name": "f", "parameters": nested(70)}}]}),
     (
         "tools",
@@ -121,20 +122,9 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("chat_template_kwargs", {"chat_template_kwargs": {"a": nested(70)}}),
     ("chat_template_kwargs", {"chat_template_kwargs": {"a": "x" * (64 << 10)}}),
     ("continue_final_message", {"continue_final_message": True, "add_generation_prompt": True}),
-    ("messages", {"messages": [{"role": "tool", "content": "x"}]}),
+    ("messages", {"messages": [{"role": "critic", "content": "x"}]}),
     ("messages", {"messages": [{"role": "user"}]}),
     ("messages", {"messages": [{"role": "user", "content": "", "tool_calls": [CALL]}]}),
-    (
-        "messages",
-        {
-            "messages": [
-                {
-                    "role": "assistant",
-                    "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "[1]"}}],
-                }
-            ]
-        },
-    ),
 ]
 
 

@@ -1,0 +1,59 @@
+"""The functions that a request offers: their schema, and what is dropped of its tools."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from gateway.dialects.history import ConversationReader, Json, Place
+from gateway.generation_request import Tool
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
+OPTIONS = frozenset(
+    (
+        *("allowed_callers", "defer_loading", "eager_input_streaming", "input_examples"),
+        *("output_schema", "toolset_name"),
+    )
+)
+"""Options of a tool that are dropped."""
+
+
+class FunctionDefinition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A function as OpenAI's dialects describe it."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def neutral(self, namespace: str = "") -> Tool:
+        return Tool(
+            name=qualified(namespace, self.name),
+            description=self.description or "",
+            parameters=self.parameters or NO_ARGUMENTS,
+            strict=bool(self.strict),
+        )
+
+
+def qualified(namespace: str, name: str) -> str:
+    """Returns the name by which a model calls a function of a namespace."""
+    return f"{namespace}__{name}" if namespace else name
+
+
+def read_definition(
+    given: Json, definition: type[T], reader: ConversationReader, place: Place
+) -> T:
+    """Reads what describes a function. Raises InvalidRequest for a field that is neither known nor
+    without effect."""
+    known = frozenset(definition.__struct_fields__)
+    fields = reader.fields(given, known | OPTIONS, Place(place.path, is_typed=True))
+    options = fields.keys() & OPTIONS
+    if options:
+        reader.drop("tools.options")
+    try:
+        return msgspec.convert({name: fields[name] for name in fields.keys() - options}, definition)
+    except msgspec.ValidationError as error:
+        raise place.invalid(str(error)) from None

@@ -1,0 +1,269 @@
+"""What becomes of each part of a conversation, in chats, Messages and Responses alike.
+
+A conversation is history but for the one message that a person has just typed. In history nothing
+refuses: what can be rendered is rendered, the rest is replaced by a short text or left out, and
+named in the answer's header `loraplex-dropped`. A client cannot mend what a model, a tool, another
+server or its own earlier version wrote, and would be refused in every later turn. What a person has
+just typed is refused by name where it cannot be read. Bounds on sizes hold in both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, Literal, NamedTuple, TypeVar, cast
+
+import msgspec
+
+from gateway.dialects.dropped import WITHOUT_EFFECT
+from gateway.exceptions import InvalidRequest
+from gateway.limits.bounds import MAX_DEPTH, check_json
+from gateway.messages import MadeCall, Message
+
+T = TypeVar("T")
+Json = dict[str, Any]
+
+MAX_PARTS = 4096
+"""Content parts of one message or item at most."""
+MAX_CALLS = 256
+"""Tool calls of one message at most."""
+MAX_ID_CHARS = 256
+MAX_NAME_CHARS = 128
+MAX_NESTED_CONTENTS = 2
+"""Contents inside a part, inside each other."""
+NAME = re.compile(r"[a-zA-Z0-9_.:-]{1,64}")
+"""What a caller's own words may be to stand in a header."""
+TEXTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "reasoning_text": "text",
+    "summary_text": "text",
+    "refusal": "refusal",
+    "tool_reference": "tool_name",
+}
+"""Kinds of parts that are text, and the field that has it."""
+THOUGHTS = {"thinking": "thinking", "reasoning": "text", "reasoning_text": "text"}
+"""Kinds of an assistant's parts that are reasoning, and the field that has it."""
+PART_FIELDS = frozenset(
+    (
+        *("type", "annotations", "logprobs", "parsed", "parsed_output", "signature"),
+        *TEXTS.values(),
+        *THOUGHTS.values(),
+    )
+)
+"""Fields of a part that is read, and those of answers, which say nothing beyond its text."""
+
+Writer = Literal["person", "tool", "other"]
+
+
+def typed_index(given: Sequence[T], writer: Callable[[T], Writer]) -> int | None:
+    """Returns the index of the message that a person has just typed, which is the last of a user's.
+    Returns None if a call or a result of a tool stands right before it or anywhere behind it: then
+    the client wrote it on, or it was answered already."""
+    for number in reversed(range(len(given))):
+        match writer(given[number]):
+            case "tool":
+                return None
+            case "person":
+                is_result = number > 0 and writer(given[number - 1]) == "tool"
+                return None if is_result else number
+            case "other":
+                pass
+    return None
+
+
+class Place(NamedTuple):
+    """Where an object stands in the body."""
+
+    path: str
+    is_typed: bool = False
+    """Whether a person has just typed it. All else is history."""
+
+    def inner(self, name: str | int) -> Place:
+        path = f"{self.path}[{name}]" if isinstance(name, int) else f"{self.path}.{name}"
+        return Place(path, self.is_typed)
+
+    def refusal(self, message: str, *, code: str | None = None) -> InvalidRequest:
+        """A refusal that names the field of the body."""
+        return InvalidRequest(message, param=re.split(r"[.\[]", self.path)[0], code=code)
+
+    def invalid(self, reason: str) -> InvalidRequest:
+        return self.refusal(f"Invalid value for '{self.path}': {reason}.")
+
+
+class ConversationReader:
+    """Reads the objects of one conversation, and collects the names of what is dropped."""
+
+    def __init__(self) -> None:
+        self._dropped: set[str] = set()
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        return tuple(sorted(self._dropped))
+
+    def drop(self, name: str) -> None:
+        self._dropped.add(name)
+
+    def drop_kind(self, of: str, kind: object) -> None:
+        """Names an object by its kind, a caller's word."""
+        is_name = isinstance(kind, str) and NAME.fullmatch(kind)
+        self._dropped.add(f"{of}.{kind if is_name else 'unnamed'}")
+
+    def fields(self, given: Json, known: AbstractSet[str], place: Place) -> Json:
+        """Returns the fields that are known. One that is null, [] or {} counts as absent. Raises
+        InvalidRequest for an unknown field of what a person has typed."""
+        found: Json = {}
+        for name, value in given.items():
+            if is_absent(value):
+                continue
+            if name in known:
+                found[name] = value
+            elif name in WITHOUT_EFFECT:
+                self._dropped.add(name)
+            elif place.is_typed:
+                raise place.refusal(
+                    f"Unsupported field '{name[:64]}' in '{place.path}'.",
+                    code="unsupported_parameter",
+                )
+            else:
+                self.drop_kind("fields", name)
+        return found
+
+    def text(self, content: Any, place: Place, depth: int = 0) -> str:
+        """Returns the text of a content, which is a text, a part or a list of parts."""
+        if isinstance(content, str):
+            return content
+        return "\n".join([self.part(*each, depth) for each in self.parts(content, place)])
+
+    def parts(self, content: Any, place: Place) -> list[tuple[Any, Place]]:
+        """Returns the parts of a content and their places. Raises InvalidRequest for too many."""
+        if content is None:
+            return []
+        if not isinstance(content, list):
+            return [(content, place)]
+        parts = as_list(content)
+        if len(parts) > MAX_PARTS:
+            raise place.invalid(f"Expected at most {MAX_PARTS} parts, got {len(parts)}")
+        return [(part, place.inner(number)) for number, part in enumerate(parts)]
+
+    def part(self, part: Any, place: Place, depth: int = 0) -> str:
+        """Returns the text of a part, or what stands in its place. Raises InvalidRequest if a
+        person has typed it and it has none."""
+        if isinstance(part, str):
+            return part
+        given = as_object(part) if isinstance(part, dict) else {"value": part}
+        kind: Any = given.get("type")
+        text = given.get(TEXTS.get(kind, "")) if isinstance(kind, str) else None
+        if isinstance(text, str):
+            if len(given) > 2:
+                self.fields(given, PART_FIELDS, place)
+            return text
+        if place.is_typed:
+            raise self._unreadable(kind, place)
+        return self._in_place_of(given, kind, place, depth)
+
+    def spoken(self, content: Any, place: Place) -> tuple[str, str]:
+        """Returns the text of an assistant's content, and the reasoning in it."""
+        if isinstance(content, str):
+            return content, ""
+        texts: list[str] = []
+        thoughts: list[str] = []
+        for part, at in self.parts(content, place):
+            thought = self.thought(part, at)
+            if thought is None:
+                texts.append(self.part(part, at))
+            else:
+                thoughts.append(thought)
+        return "\n".join(texts), "\n".join(thoughts)
+
+    def thought(self, part: Any, place: Place) -> str | None:
+        """Returns the reasoning that a part has; None if it is of another kind."""
+        kind: Any = as_object(part).get("type")
+        field = THOUGHTS.get(kind) if isinstance(kind, str) else None
+        return None if field is None else self.text(part.get(field), place, MAX_NESTED_CONTENTS)
+
+    def _unreadable(self, kind: Any, place: Place) -> InvalidRequest:
+        if kind in TEXTS:
+            return place.invalid(f"Expected a text in '{TEXTS[kind]}'")
+        shown = str(kind)[:64] if isinstance(kind, str) else "a part without a type"
+        return place.refusal(
+            f"Unsupported content in '{place.path}': '{shown}'. Only text is read.",
+            code="unsupported_content",
+        )
+
+    def _in_place_of(self, part: Json, kind: Any, place: Place, depth: int) -> str:
+        """Returns what can be read of a part of another kind, or a short text."""
+        if kind is None:
+            return written(part.get("value", part))
+        if isinstance(part.get("text"), str):
+            return part["text"]
+        for inner in (part, as_object(part.get("source"))):
+            if inner.get("type") == "text" and isinstance(inner.get("data"), str):
+                return inner["data"]
+            if isinstance(inner.get("content"), str | list) and depth < MAX_NESTED_CONTENTS:
+                return self.text(inner["content"], place.inner("content"), depth + 1)
+        noun = kind if isinstance(kind, str) and NAME.fullmatch(kind) else "part"
+        noun = noun.removeprefix("input_").removesuffix("_url")
+        self.drop_kind("content", noun)
+        return f"[{noun} omitted]"
+
+    def call(self, id: Any, name: Any, arguments: Any, place: Place) -> list[MadeCall]:
+        """Returns the call of an earlier answer, or nothing if it has no name. Raises
+        InvalidRequest for a name or an id that is too long."""
+        if not isinstance(name, str) or not name:
+            self.drop("calls")
+            return []
+        if len(name) > MAX_NAME_CHARS:
+            raise place.invalid(f"Expected a name of at most {MAX_NAME_CHARS} characters")
+        return [MadeCall(self.id(id, place), name, self.arguments(arguments))]
+
+    def result(self, id: Any, content: Any, place: Place) -> Message:
+        """Returns the result of a tool."""
+        return Message("tool", self.text(content, place), call_id=self.id(id, place))
+
+    def id(self, given: Any, place: Place) -> str:
+        """Returns the id of a call, empty if it has none. Raises InvalidRequest for a long one."""
+        if not isinstance(given, str):
+            return ""
+        if len(given) > MAX_ID_CHARS:
+            raise place.invalid(f"Expected an id of at most {MAX_ID_CHARS} characters")
+        return given
+
+    def arguments(self, given: Any) -> dict[str, Any]:
+        """Returns the arguments of a call, an object or the text of one. Those of a call that was
+        cut off, or that are no object, are dropped."""
+        if is_absent(given):
+            return {}
+        text = given if isinstance(given, str) else written(given)
+        try:
+            if text.count("[") + text.count("{") > MAX_DEPTH:
+                check_json(text.encode(), len(text) * 4, param="arguments")
+            return msgspec.json.decode(text, type=dict[str, Any]) if text.strip() else {}
+        except (msgspec.DecodeError, RecursionError, UnicodeEncodeError, InvalidRequest):
+            self.drop("arguments")
+            return {}
+
+
+def as_object(value: Any) -> Json:
+    """Returns the value if it is an object, else an empty one."""
+    return cast(Json, value) if isinstance(value, dict) else {}
+
+
+def as_list(value: Any) -> list[Any]:
+    """Returns the value if it is a list, else an empty one."""
+    return cast(list[Any], value) if isinstance(value, list) else []
+
+
+def is_absent(value: Any) -> bool:
+    """Whether a field asks for nothing."""
+    return value is None or value == [] or value == {}
+
+
+def written(value: Any) -> str:
+    """Returns the value as JSON; empty if it is nested too deep."""
+    try:
+        return msgspec.json.encode(value).decode()
+    except RecursionError:
+        return ""
