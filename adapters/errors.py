@@ -45,7 +45,9 @@ def _shorten(value: Any, limit: int = 200) -> Any:
     if isinstance(value, int) and abs(value) < 1 << 63:
         return value
     text = value if isinstance(value, str) else _render(value)
-    return text.encode("utf-8", "replace").decode() if len(text) <= limit else text[:limit] + "..."
+    shown = text if len(text) <= limit else text[:limit] + "..."
+    # Neither a half of a surrogate pair nor U+0000 can be stored.
+    return shown.encode("utf-8", "replace").decode().replace("\0", r"\x00")
 
 
 def _render(value: object) -> str:

@@ -26,6 +26,7 @@ from admin.errors import (
     NotFound,
     Overtaken,
 )
+from admin.stored_text import REASON
 
 log = logging.getLogger(__name__)
 
@@ -278,6 +279,8 @@ def _translate(error: asyncpg.PostgresError) -> AdminError:
             return NotFound(text) if "is not present" in _detail(error) else Conflict(text)
         case asyncpg.CheckViolationError() if form := FORMS.get(_constraint(error)):
             return Invalid(form)
+        case asyncpg.UntranslatableCharacterError() | asyncpg.CharacterNotInRepertoireError():
+            return Invalid(REASON)
         case asyncpg.IntegrityConstraintViolationError() | asyncpg.DataError():
             return Invalid(text)
         case asyncpg.TransactionRollbackError():

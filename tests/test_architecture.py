@@ -18,6 +18,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "workers": ("adapters", "memory", "ops"),
     "admin": (
         "adapters.manifest",
+        "adapters.format.strict_json",
         "adapters.format.validator",
         "adapters.errors",
         "adapters.store",

@@ -12,7 +12,7 @@ import msgspec
 
 from adapters.errors import AdapterRejected
 from adapters.format.patterns import PatternMatcher
-from adapters.format.strict_json import decode_object
+from adapters.format.strict_json import decode_object, find_nul
 
 T = TypeVar("T")
 
@@ -115,6 +115,8 @@ class LoRAConfig(msgspec.Struct, frozen=True):
 def parse_config(raw: bytes) -> LoRAConfig:
     """Raises AdapterRejected: adapter.config.* (invalid) or adapter.unsupported.* (refused)."""
     values = decode_object(raw, "adapter.config.invalid", "adapter_config.json")
+    if (path := find_nul(values)) is not None:
+        raise AdapterRejected("adapter.config.invalid", path, "text with the character U+0000")
     _check_kind(values)
     for key, value in values.items():
         _check_key(key, value)

@@ -7,6 +7,8 @@ from typing import Any, NoReturn
 
 from adapters.errors import AdapterRejected
 
+Json = dict[str, "Json"] | list["Json"] | str | float | None
+
 
 def decode_object(raw: bytes, code: str, field: str) -> dict[str, Any]:
     """The JSON object in `raw`. Raises AdapterRejected(`code`, `field`) for anything else."""
@@ -34,3 +36,24 @@ def decode_object(raw: bytes, code: str, field: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         reject(f"a JSON {type(value).__name__}")
     return value  # pyright: ignore[reportUnknownVariableType]
+
+
+def find_nul(value: Json) -> str | None:
+    """Returns the path of a text, or of an object with a key, that has the character U+0000, which
+    neither a database nor a C library takes. Returns None if there is none."""
+    # Python's stack would not be enough for every depth that decoders take.
+    waiting = [("", value)]
+    while waiting:
+        path, each = waiting.pop()
+        match each:
+            case str() if "\0" in each:
+                return path
+            case list():
+                waiting += [(f"{path}[{place}]", item) for place, item in enumerate(each)]
+            case dict() if any("\0" in key for key in each):
+                return path
+            case dict():
+                waiting += [(f"{path}.{key}".lstrip("."), item) for key, item in each.items()]
+            case _:
+                pass
+    return None

@@ -15,6 +15,7 @@ from admin.database import FORMS
 from admin.errors import Invalid
 from admin.records import GenerationDefaults, ServingData
 from admin.schemas import AliasName, EntityName
+from admin.stored_text import check_json
 
 
 class _GivenDefaults(
@@ -63,6 +64,7 @@ def parse_serving(text: str | None) -> ServingData:
         serving = msgspec.json.decode(text, type=_Given)
     except msgspec.DecodeError as error:
         raise Invalid(f"serving: {error}", "serving_invalid", "serving") from None
+    check_json(text.encode(), "serving")
     if serving.chat_template is not None:
         _check_template(serving.chat_template)
     return serving

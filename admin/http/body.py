@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import fields
 
 from admin.errors import Invalid, Stalled, TooLarge
+from admin.stored_text import check_json
 
 _PLACE = re.compile(r"^(?P<reason>.*) - at (?:`key` in )?`\$(?P<path>[^`]*)`$", re.DOTALL)
 _DECIMAL = re.compile(rb"""null|"?[0-9.eE+-]+"?""")
@@ -57,6 +58,7 @@ def decode_json(body: bytes, kind: Any) -> Any:
         decoded = msgspec.json.decode(body, type=kind)
         if isinstance(decoded, msgspec.Struct):
             _check_decimals(body, type(decoded))
+        check_json(body)
         return decoded
     except msgspec.ValidationError as error:
         raise _explain(str(error)) from None

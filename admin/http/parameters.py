@@ -10,6 +10,7 @@ from litestar.params import HeaderParameter, ParameterKwarg, PathParameter, Quer
 from litestar.typing import FieldDefinition
 
 from admin.errors import Invalid
+from admin.stored_text import check_text
 
 TenantName = Annotated[
     str | None,
@@ -48,6 +49,8 @@ async def check_parameters(request: Request[Any, Any, Any]) -> None:
     known = parameters(handler)
     if "if-match" in request.headers and not any(name == "If-Match" for name, _, _ in known):
         raise Invalid("If-Match is not supported here", "unsupported_header", "If-Match")
+    for name, text in request.query_params.multi_items():
+        check_text(text, name[:64])
     if handler.opt.get(READS_QUERY):
         return
     names = [name for name, place, _ in known if place == "query"]

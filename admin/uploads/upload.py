@@ -25,6 +25,7 @@ from multipart import (
 
 from adapters.format.validator import WEIGHTS_NAME
 from admin.errors import Invalid, Overloaded, TooLarge, TooMany
+from admin.stored_text import check_text
 from admin.uploads.archive import KNOWN_FILES, max_file_bytes
 from admin.uploads.file_sink import FileSink
 
@@ -193,7 +194,9 @@ class _Form:
 
     async def _end(self) -> None:
         if self._file is None:
-            setattr(self._fields, self._part, self._text.decode() or None)
+            text = self._text.decode()
+            check_text(text, self._part)
+            setattr(self._fields, self._part, text or None)
         else:
             self._digests[self._part] = await self._file.finish()
             self._bytes_left -= self._file.num_bytes

@@ -25,6 +25,7 @@ from admin.http.parameters import After, TenantName
 from admin.http.request import AdminRequest
 from admin.money import PICO, format_dollars
 from admin.records import ApiKey
+from admin.stored_text import check_json
 from admin.tenants import tenants
 from admin.usage.usage import DIMENSIONS, Cursor, UsageQuestion, UsageSum, Width, report
 
@@ -219,8 +220,10 @@ def _read_cursor(text: str) -> Cursor | None:
     if not text:
         return None
     try:
-        cursor = msgspec.json.decode(base64.urlsafe_b64decode(text), type=Cursor)
+        written = base64.urlsafe_b64decode(text)
+        cursor = msgspec.json.decode(written, type=Cursor)
     except (ValueError, msgspec.DecodeError) as error:
         raise Invalid("after is not what a page before said", "invalid", "after") from error
+    check_json(written, "after")
     _aware(cursor[0], "after")
     return cursor

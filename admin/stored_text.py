@@ -1,0 +1,30 @@
+"""Text that Postgres can hold: any without the character U+0000."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from adapters.format.strict_json import find_nul
+from admin.errors import Invalid
+
+REASON = "text may not have the character U+0000"
+
+
+def check_text(text: str, param: str) -> None:
+    """Raises Invalid if the text, which came as `param`, cannot be stored."""
+    if "\0" in text:
+        raise Invalid(f"{param}: {REASON}", param=param)
+
+
+def check_json(written: bytes, root: str = "") -> None:
+    """Raises Invalid, which names the field, if valid JSON has text that cannot be stored. root:
+    name of what was written."""
+    if rb"\u0000" not in written:
+        return
+    path = find_nul(msgspec.json.decode(written))
+    if path is not None:
+        shown = f"{root}.{path}".strip(".")
+        param = re.split(r"[.\[]", shown)[0][:64]
+        raise Invalid(f"{shown[:128]}: {REASON}" if shown else REASON, param=param or None)
