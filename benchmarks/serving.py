@@ -30,7 +30,7 @@ from benchmarks.peft_baseline import run_peft
 from loraplex.load.figures import Figures, Percentiles
 from tests.doubles import write_adapter
 from tests.e2e.demo import NAME, gguf
-from tests.stack import Stack, running
+from tests.stack import PLAIN, Stack, running
 from tests.worker_state import worker_steps
 from workers.importer import import_model
 
@@ -108,7 +108,9 @@ class Bench:
         settings: dict[str, Any] = {"memory": memory, "dtype": "bfloat16", "max_num_seqs": 64}
         if threads is not None:
             settings["threads"] = threads
-        self.stack = Stack(folder / "data", "--model", f"{NAME}={self.model}", **settings)
+        self.stack = Stack(
+            folder / "data", "--model", f"{NAME}={self.model}", command=PLAIN, **settings
+        )
         self.folders: dict[str, dict[str, Path]] = {}
         for name, ranks in RANKS.items():
             self.folders[name] = {

@@ -13,6 +13,7 @@ import atexit
 import itertools
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -42,11 +43,40 @@ def own_server(
     settings: Mapping[str, str] | None = None, parent: Path | None = None
 ) -> Iterator[EmbeddedPostgres]:
     """An empty one; it stops and is removed afterwards."""
+    with temporary_home(parent) as home:
+        postgres = EmbeddedPostgres(home / "data", root_home=home, settings=settings)
+        initialise(postgres, home / "data")
+        with postgres:
+            yield postgres
+
+
+@contextmanager
+def temporary_home(parent: Path | None = None) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="lpx-", dir=parent) as folder:
         home = Path(folder)
         home.chmod(0o711)  # the server's account passes
-        with EmbeddedPostgres(home / "data", root_home=home, settings=settings) as postgres:
-            yield postgres
+        yield home
+
+
+def initialise(postgres: EmbeddedPostgres, data_dir: Path) -> None:
+    """Gives it a copy of a new cluster: that takes a tenth of the time of initdb. data_dir: the one
+    that it was made for."""
+    postgres.home.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    subprocess.run(["cp", "-a", f"{_new_cluster()}/.", str(postgres.home)], check=True)
+    if postgres.account:
+        # As it is left by a first start.
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (data_dir / "pg").symlink_to(postgres.home)
+
+
+@cache
+def _new_cluster() -> Path:
+    """Returns the home of a server that was started once; it is removed at exit."""
+    stack = ExitStack()
+    atexit.register(stack.close)
+    home = stack.enter_context(temporary_home())
+    with EmbeddedPostgres(home / "data", root_home=home) as postgres:
+        return postgres.home
 
 
 @cache

@@ -30,8 +30,8 @@ from typing import NamedTuple, NoReturn
 import msgspec
 
 from loraplex.death import die_with_parent
-from tests.stack import ROOT
 
+ROOT = Path(__file__).parents[1]
 MODULES = ("loraplex.cli", "loraplex.roles.planes", "loraplex.roles.worker_process")
 MAX_MESSAGE_BYTES = 1 << 18
 

@@ -19,11 +19,14 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from loraplex.box.postgres import EmbeddedPostgres
+from tests.postgres import initialise
+from tests.preloaded import ROOT, Forked, preloaded, run
 
 if TYPE_CHECKING:
     from openai import OpenAI
 
-ROOT = Path(__file__).parents[1]
+PLAIN = (sys.executable, "-m", "loraplex")
+"""The command of this installation."""
 START_TIMEOUT_S = 180.0
 MAX_QUEUE_WAIT_S = 150.0
 """Ten times what the product is set to: a machine that is slow just then refuses nobody who is not
@@ -43,17 +46,20 @@ class Stack:
         self,
         data_dir: Path,
         *arguments: str,
-        command: Sequence[str] = (sys.executable, "-m", "loraplex"),
+        command: Sequence[str] | None = None,
         cwd: Path = ROOT,
         **settings: object,
     ) -> None:
-        """command: of the installation to test; cwd: where it is started. settings: LORAPLEX_*
-        variables, without the prefix and in lower case."""
+        """command: of the installation to test, whose processes are started as its users' are; by
+        default they are forked from one that has imported all. cwd: where it is started. settings:
+        LORAPLEX_* variables, without the prefix and in lower case."""
         self.data_dir = data_dir
         self._command = command
         self._cwd = cwd
         self.url = f"http://127.0.0.1:{free_port()}"
         self._arguments = arguments
+        self._has_database = "database_url" in settings
+        """An external one."""
         self._environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith("LORAPLEX_")},
             "LORAPLEX_DATA_DIR": str(data_dir),
@@ -63,7 +69,7 @@ class Stack:
             "LORAPLEX_MAX_QUEUE_WAIT": str(MAX_QUEUE_WAIT_S),
             **{f"LORAPLEX_{name.upper()}": str(value) for name, value in settings.items()},
         }
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Forked | None = None
 
     @property
     def log(self) -> str:
@@ -73,17 +79,10 @@ class Stack:
     def start(self) -> None:
         """Returns when /readyz says so."""
         self.data_dir.mkdir(parents=True, exist_ok=True)
-        with (self.data_dir / "serve.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [*self._command, "serve", *self._arguments],
-                cwd=self._cwd,
-                env=self._environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        self._process = self._launch(self.data_dir / "serve.log")
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
-            assert self._process.poll() is None, self.log[-4000:]
+            assert not self._has_ended, self.log[-4000:]
             with contextlib.suppress(httpx.TransportError):
                 if httpx.get(f"{self.url}/readyz").status_code == 200 and self.keys:
                     return
@@ -93,13 +92,54 @@ class Stack:
     def stop(self) -> None:
         """SIGTERM, as a service manager would."""
         if self._process is not None:
-            self._process.send_signal(signal.SIGTERM)
-            assert self._process.wait(60) == 0, self.log[-4000:]
+            os.kill(self._process.pid, signal.SIGTERM)
+            assert self._wait(60) == 0, self.log[-4000:]
             self._process = None
+
+    def _launch(self, log: Path) -> subprocess.Popen[bytes] | Forked:
+        if self._command is None:
+            postgres = EmbeddedPostgres(self.data_dir)
+            if not self._has_database and not postgres.cluster.exists():
+                initialise(postgres, self.data_dir)
+            return preloaded().start(
+                "tests.forked_box",
+                *("serve", *self._arguments),
+                environment=self._environment,
+                outputs=[log, log],
+                folder=self._cwd,
+            )
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                [*self._command, "serve", *self._arguments],
+                cwd=self._cwd,
+                env=self._environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def kill(self) -> None:
+        """SIGKILL; its children end with it."""
+        os.kill(self.pid, signal.SIGKILL)
+        self._wait(60)
+        self._process = None
+
+    @property
+    def _has_ended(self) -> bool:
+        assert self._process is not None
+        if isinstance(self._process, Forked):
+            return self._process.ended.done()
+        return self._process.poll() is not None
+
+    def _wait(self, timeout_s: float) -> int:
+        assert self._process is not None
+        if isinstance(self._process, Forked):
+            return self._process.ended.result(timeout_s)
+        return self._process.wait(timeout_s)
 
     @property
     def bin(self) -> Path:
         """Of the installation, with its `loraplex` and its Python."""
+        assert self._command is not None
         return Path(self._command[0]).parent
 
     @property
@@ -114,17 +154,22 @@ class Stack:
 
     def cli(self, *arguments: str, key: str | None = None, stdin: str = "") -> str:
         """The command's standard output; its key is the admin's unless given."""
-        done = subprocess.run(
-            [*self._command, *arguments],
+        environment = {**self._environment, "LORAPLEX_KEY": key or self.keys["admin"]}
+        if self._command is None and not stdin:
+            done = run("loraplex", *arguments, environment=environment, folder=self._cwd)
+            assert done.status == 0, f"{arguments}: {done.stdout}{done.stderr}"
+            return done.stdout
+        ended = subprocess.run(
+            [*(self._command or PLAIN), *arguments],
             cwd=self._cwd,
-            env={**self._environment, "LORAPLEX_KEY": key or self.keys["admin"]},
+            env=environment,
             input=stdin,
             capture_output=True,
             text=True,
             timeout=120,
         )
-        assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
-        return done.stdout
+        assert ended.returncode == 0, f"{arguments}: {ended.stdout}{ended.stderr}"
+        return ended.stdout
 
     @property
     def admin(self) -> httpx.Client:

@@ -24,7 +24,9 @@ from tests.doubles import write_adapter
 from tests.e2e.tiny import Tiny
 from tests.oracle import Oracle, Verdict
 from tests.scale import scaled
-from tests.stack import Stack, running
+from tests.stack import PLAIN, Stack, running
+
+pytestmark = pytest.mark.full
 
 SEED = 20
 NUM_KILLS = scaled(2, 50)
@@ -266,7 +268,7 @@ def test_killed_amid_uploads_promotes_and_loads(tmp_path: Path) -> None:
         return write_adapter(tiny.shape, folder, rank=4, seed=1000 + number, b_std=0.5)
 
     rng, ledger, stop = random.Random(SEED), Ledger(), threading.Event()
-    stack = tiny.stack(memory="4MiB", max_loaded_adapters=4, max_num_seqs=16)
+    stack = tiny.stack(command=PLAIN, memory="4MiB", max_loaded_adapters=4, max_num_seqs=16)
     with running(stack), ExitStack() as clients:
         key = stack.create_tenant("acme")
 

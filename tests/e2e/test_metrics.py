@@ -38,9 +38,11 @@ from tests.otlp_receiver import (
     otlp_receiver,
 )
 from tests.prometheus import PROGRAM, prometheus
-from tests.stack import Stack, running
+from tests.stack import PLAIN, Stack, running
 from tests.worker_state import worker_page
 from tools.dashboards import ALERTS, queries
+
+pytestmark = pytest.mark.full
 
 PROMPT = [1, 2, 3] * 20
 NUM_TOKENS = 20
@@ -104,7 +106,9 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         write_adapter(tiny.shape, tiny.folder / name, rank=4, seed=seed, b_std=0.5)
         for seed, name in enumerate(("adapter", OTHER))
     )
-    with running(tiny.stack(memory=64 << 20, log_format="json")) as stack:
+    # A process has the metrics of the modules that it has imported.
+    box = tiny.stack(command=PLAIN, memory=64 << 20, log_format="json")
+    with running(box) as stack:
         key = stack.create_tenant("acme")
         stack.push(adapter, "bot", "acme")
         stack.cli("price", "set", NAME, "--input", "1", "--output", "2")

@@ -27,7 +27,9 @@ from loraplex.private import socket_folder
 from tests.doubles import write_adapter
 from tests.e2e.tiny import NAME, Tiny
 from tests.s3 import BUCKET, s3_server
-from tests.stack import ROOT, Stack, running
+from tests.stack import PLAIN, ROOT, Stack, running
+
+pytestmark = pytest.mark.full
 
 TABLES = "SELECT oid::regclass AS name FROM pg_class WHERE relkind IN ('r', 'p') AND oid >= 16384"
 
@@ -264,7 +266,10 @@ def test_secrets_stay_where_they_belong(tmp_path: Path, monkeypatch: pytest.Monk
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         stack = tiny.stack(
-            store=f"s3://{BUCKET}/prefix", key_pepper=canaries.add("pepper"), log_format="json"
+            command=PLAIN,  # its command lines and environments are looked at
+            store=f"s3://{BUCKET}/prefix",
+            key_pepper=canaries.add("pepper"),
+            log_format="json",
         )
         with running(stack):
             box = Box(stack, canaries, adapter)

@@ -58,9 +58,7 @@ def unloaded(stack: Stack) -> list[Path]:
 
 
 def kill(stack: Stack) -> None:
-    subprocess.run(["kill", "-9", str(stack.pid)], check=True)
-    stack._process.wait()
-    stack._process = None
+    stack.kill()
     time.sleep(1)  # its children end with it
 
 
