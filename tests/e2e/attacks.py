@@ -30,12 +30,18 @@ class Attacker:
     def __init__(self, url: str, key: str) -> None:
         self.statuses: dict[str, Counter[int]] = {}
         """Of the answers to each attack, by its name. 0: the connection was closed instead."""
+        self._ended: set[str] = set()
         parts = urlsplit(url)
         assert parts.hostname is not None and parts.port is not None
         self._host, self._port = parts.hostname, parts.port
         self._authorization = {"authorization": f"Bearer {key}"}
         limits = httpx.Limits(max_connections=200, max_keepalive_connections=20)
         self._client = httpx.AsyncClient(base_url=url, timeout=120, limits=limits)
+
+    @property
+    def has_tried_all(self) -> bool:
+        """Whether every attack has ended once."""
+        return len(self._ended) == len(ATTACKS)
 
     async def run(self, stopping: asyncio.Event) -> None:
         """All attacks beside each other, each again and again."""
@@ -47,6 +53,7 @@ class Attacker:
         self.statuses[attack.__name__] = Counter()
         while not stopping.is_set():
             await attack(self)
+            self._ended.add(attack.__name__)
             await asyncio.sleep(0.05)
 
     async def post(self, attack: Attack, path: str, body: bytes, **headers: str) -> None:

@@ -71,7 +71,7 @@ def make(rng: random.Random, who: str, key: str) -> Callable[[], Ask]:
 
 
 async def capacity(url: str, ask: Callable[[], Ask], num_clients: int, seconds: float) -> float:
-    """Requests a second of a closed loop, after its first second."""
+    """Returns the requests a second of a closed loop, after its first second; of none, 0."""
     loop = asyncio.get_running_loop()
     counts: list[float] = []
     end = loop.time() + seconds + 1.0
@@ -85,7 +85,7 @@ async def capacity(url: str, ask: Callable[[], Ask], num_clients: int, seconds: 
                 await asyncio.sleep(0.05)
 
     await asyncio.gather(*(client() for _ in range(num_clients)))
-    return sum(end - seconds <= at < end for at in counts) / seconds
+    return sum(end - seconds <= at < end for at in counts) / seconds if seconds else 0.0
 
 
 async def measure_capacity(url: str, key: str, num_rows: int, seconds: float) -> float:
@@ -97,6 +97,17 @@ async def measure_capacity(url: str, key: str, num_rows: int, seconds: float) ->
 async def load(url: str, key: str, times: float, per_s: float, seconds: float) -> Load:
     rng = random.Random(int(times * 10))
     outcomes = await open_loop(url, [(times * per_s, make(rng, "t", key))], seconds, seed=1)
+    return _load(times, outcomes, seconds)
+
+
+async def at_once(url: str, key: str, count: int) -> Load:
+    """Returns what became of so many requests that were sent together."""
+    ask = make(random.Random(4), "t", key)
+    outcomes = await asyncio.gather(*(send(url, ask()) for _ in range(count)))
+    return _load(0.0, outcomes, max(o.end_s for o in outcomes) - outcomes[0].sent_s)
+
+
+def _load(times: float, outcomes: Sequence[Outcome], seconds: float) -> Load:
     served = [o for o in outcomes if o.status == 200]
     refused = [o for o in outcomes if o.status != 200]
     begin = min(o.sent_s for o in outcomes)

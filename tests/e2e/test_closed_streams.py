@@ -17,14 +17,16 @@ import pytest
 from tests.e2e.cluster import TENANTS, Cluster, running_cluster
 from tests.e2e.tiny import NAME
 from tests.gateway.live import eventually
-from tests.scale import scaled
+from tests.scale import IS_FULL, scaled
 from tests.server_process import START_TIMEOUT_S
 from tests.worker_state import IN_USE, metrics_at
+
+pytestmark = pytest.mark.full
 
 SEED = 37
 NUM_STREAMS = scaled(100, 1000)
 NUM_CLIENTS = 16
-FREE_S = scaled(10, 1)
+FREE_S = 1
 CENSUS_S = 30
 """A request that ends early is settled at most 2 s later, and a query takes milliseconds."""
 MODELS = (NAME, "a000", "a001", "a002", "a003")
@@ -59,7 +61,7 @@ async def test_closed_streams_leave_nothing_behind(cluster: Cluster) -> None:
     took_s = await free_again(cluster)
     after = await census_without_more(cluster, before)
     print(f"{NUM_STREAMS} streams closed, all free {took_s:.2f} s later; {after}")
-    assert took_s < FREE_S
+    assert not IS_FULL or took_s < FREE_S
     await ask(cluster, NAME)
 
 

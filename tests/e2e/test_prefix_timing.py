@@ -1,5 +1,5 @@
-"""The prefix cache as a side channel: how soon an answer comes says nothing of what other tenants
-have asked."""
+"""The prefix cache as a side channel: a tenant gets nothing from the cache of what others have
+asked. In the full form the times of answers say nothing of it either."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import httpx
 import pytest
 
 from tests.e2e.tiny import NAME, Tiny
-from tests.scale import scaled
+from tests.scale import IS_FULL, scaled
 from tests.stack import Stack, running
 
-NUM_TRIALS = scaled(80, 500)
+pytestmark = pytest.mark.full
+
+NUM_TRIALS = scaled(10, 500)
 PREFIX_TOKENS = 1200
-TOLERANCE = scaled(15, 5) / 100
+TOLERANCE = 0.05
 """Of the area under the curve from 0.5: about three standard deviations of that many trials."""
 
 
@@ -78,7 +80,7 @@ def test_time_tells_only_of_ones_own_prefixes(stack: Stack, whose: str) -> None:
                 cached += from_cache
     area = area_under_curve(right, wrong)
     print(f"{whose} prefixes: area under the curve {area:.3f}, {NUM_TRIALS} trials")
-    if whose == "one's own":
-        assert cached > 0 and area > 0.5 + TOLERANCE
-    else:
-        assert cached == 0 and abs(area - 0.5) < TOLERANCE
+    is_own = whose == "one's own"
+    assert (cached > 0) is is_own
+    if IS_FULL:
+        assert area > 0.5 + TOLERANCE if is_own else abs(area - 0.5) < TOLERANCE

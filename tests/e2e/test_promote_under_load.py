@@ -22,8 +22,10 @@ from tests.oracle import Oracle, Verdict
 from tests.scale import scaled
 from tests.stack import Stack, running
 
+pytestmark = pytest.mark.full
+
 MOVE_EVERY_S = 0.5
-DURATION_S = scaled(8, 60)
+DURATION_S = scaled(4, 60)
 NUM_STREAMS = scaled(12, 50)
 NUM_READERS, READ_TOKENS = 16, 1200
 """They outlast the answer to who deletes what they read."""

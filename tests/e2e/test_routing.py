@@ -21,12 +21,13 @@ from tests.gateway.live import eventually
 from tests.scale import IS_FULL, scaled
 from tests.server_process import START_TIMEOUT_S
 
+pytestmark = pytest.mark.full
+
 NUM_WORKERS = 4
 NUM_ADAPTERS = 200
 NUM_REQUESTS = scaled(150, 3000)
 SHARED_TOKENS = 320
 """Of each adapter's prompts."""
-SPREAD_S = 10.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -99,8 +100,7 @@ class Traffic:
 @pytest.mark.timeout(300)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_hot_adapter_spreads(served: Served) -> None:
-    """When it is nine tenths of the traffic, at least three of four workers have it within ten
-    seconds (here: ten times that)."""
+    """When it is nine tenths of the traffic, at least three of four workers get it."""
     rng = random.Random(2)
     hot, *others = served.digests
     assert served.holders(served.digests[hot]) == 0
@@ -117,18 +117,15 @@ async def test_a_hot_adapter_spreads(served: Served) -> None:
 
     traffic = asyncio.create_task(flood())
     try:
-        async with asyncio.timeout(10 * SPREAD_S):
-            begin = asyncio.get_running_loop().time()
-            while served.holders(served.digests[hot]) < 3:
-                await asyncio.sleep(0.05)
-            print(f"\nspread after {asyncio.get_running_loop().time() - begin:.1f} s")
+        await eventually(lambda: served.holders(served.digests[hot]) >= 3, 100.0)
     finally:
         traffic.cancel()
         await asyncio.wait([traffic])
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(scaled(300, 1800))
+@pytest.mark.skipif(not IS_FULL, reason="measures a rate: make soak")
+@pytest.mark.timeout(1800)
 async def test_four_workers_serve_a_hot_adapter_three_times_as_fast_as_one(tmp_path: Path) -> None:
     room = {"num_adapters": 8, "max_num_seqs": FEW_ROWS}
     async with paced(tmp_path, NUM_WORKERS, **room) as (cluster, url):
@@ -138,7 +135,7 @@ async def test_four_workers_serve_a_hot_adapter_three_times_as_fast_as_one(tmp_p
         one = await hot_requests_per_s(cluster, alone.url, 1)
         four = await hot_requests_per_s(cluster, url, NUM_WORKERS)
     print(f"\none {one:.1f} requests/s, {NUM_WORKERS} {four:.1f}")
-    assert four >= (3.0 if IS_FULL else 1.5) * one
+    assert four >= 3.0 * one
 
 
 async def hot_requests_per_s(cluster: Cluster, url: str, num_workers: int) -> float:
@@ -151,8 +148,8 @@ async def hot_requests_per_s(cluster: Cluster, url: str, num_workers: int) -> fl
         return replace(plain(), model=hot if rng.random() < 0.9 else rng.choice(others))
 
     num_clients = 2 * num_workers * FEW_ROWS
-    await capacity(url, ask, num_clients, scaled(1, 10))
-    return await capacity(url, ask, num_clients, scaled(3, 30))
+    await capacity(url, ask, num_clients, 10)
+    return await capacity(url, ask, num_clients, 30)
 
 
 @pytest.mark.soak

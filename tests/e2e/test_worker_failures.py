@@ -33,8 +33,6 @@ T = TypeVar("T")
 
 SEED = 40
 MODELS = (NAME, "a000", "a001")
-LENIENCE = 1.0 if IS_FULL else 10.0
-"""Of deadlines: the suite shares its machine."""
 ANSWER_TOKENS = 300
 """So long that a kill meets it half-way."""
 WORDS = "([a-z]{3} ){500}"
@@ -50,6 +48,7 @@ EXIT_S = 2.0
 """After a second signal."""
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.chaos,
     pytest.mark.timeout(scaled(300, 1800)),
     pytest.mark.asyncio(loop_scope="module"),
@@ -208,7 +207,7 @@ async def test_a_worker_that_hangs_is_left_and_taken_back(
         def back() -> list[Told]:
             return [t for t in traffic.told if t.worker == hung.name and t.asked_at > resumed_at]
 
-        await eventually(back, 5.0 * LENIENCE)
+        await eventually(back, 5.0 if IS_FULL else 50.0)
     assert not traffic.failures, traffic.failures[:5]
     ejected_s = max(ejected_after())
     during = [t for t in traffic.told if paused_at - 1 < t.asked_at < resumed_at]
@@ -221,12 +220,13 @@ async def test_a_worker_that_hangs_is_left_and_taken_back(
         f"\nejected after {ejected_s:.2f} s, back after {back_s:.2f} s; of {len(during)} requests "
         f"meanwhile those there waited for {there:.2f} s at most, others for {elsewhere:.2f} s"
     )
-    assert ejected_s <= 3.0 * LENIENCE
-    assert there <= 3.0 * LENIENCE + elsewhere
     for told in during:
         is_after = told.asked_at > paused_at + ejected_s and told.first_at < resumed_at
         assert not (is_after and told.worker == hung.name)
-    assert back_s <= 5.0 * LENIENCE
+    if IS_FULL:
+        assert ejected_s <= 3.0
+        assert there <= 3.0 + elsewhere
+        assert back_s <= 5.0
 
 
 def said_at(process: ServerProcess, words: str) -> float:
@@ -253,7 +253,7 @@ async def test_all_are_replaced_one_after_the_other(cluster: Cluster, rng: rando
             await process.start()
         await traffic.answers(NUM_STREAMS)
     assert not traffic.failures, traffic.failures[:5]
-    for name, seconds in took_s.items():
+    for name, seconds in took_s.items() if IS_FULL else ():
         assert seconds <= (WORKER_DRAIN_S if name in cluster.workers else GATEWAY_DRAIN_S), name
     ends = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in took_s.items())
     print(
@@ -327,7 +327,7 @@ async def test_a_second_signal_ends_a_process_at_once(cluster: Cluster, rng: ran
         assert isinstance(answer, BaseException) or answer.says(wanted), answer
     took_s = [await end_worker, await end_gateway]
     print(f"\nended {', '.join(f'{seconds:.2f} s' for seconds in took_s)} after the second signal")
-    assert max(took_s) <= EXIT_S * LENIENCE
+    assert not IS_FULL or max(took_s) <= EXIT_S
 
 
 async def end_twice(process: ServerProcess) -> float:

@@ -27,13 +27,14 @@ from tests.gateway.pepper import PEPPER
 from tests.gateway.process import GatewayProcess
 from tests.postgres import own_server
 from tests.proxy import PostgresProxy, Way, everything
-from tests.scale import scaled
+from tests.scale import IS_FULL, scaled
 
-AWAY_S = scaled(4, 60)
+pytestmark = pytest.mark.full
+
+AWAY_S = scaled(0, 60)
 NUM_CLIENTS = 8
 GROWTH_BYTES = 64 << 20
-REPLAY_S = 30.0
-"""Asked for; ten times as much is the deadline here."""
+REPLAY_S = 300.0
 NOTICE_S = 60.0
 """A hang is seen by the poll's time limit alone."""
 SLOWNESS_S = 2.0
@@ -176,7 +177,7 @@ async def test_postgres_away_under_load(
                 # The gateway finds out by itself: at once if it is told, else by its next look.
                 await eventually(lambda: _is_unconfirmed(box, stranger), NOTICE_S)
                 assert await box.status(stranger[:-1] + "!") == (401, "invalid_api_key")
-                await asyncio.sleep(ends_at - time.monotonic())
+                await asyncio.sleep(max(ends_at - time.monotonic(), 0))
                 grown = box.gateway.resident_bytes - resident
             back_at = time.monotonic()
             asked = list(load.request_ids)
@@ -188,7 +189,7 @@ async def test_postgres_away_under_load(
             found = "SELECT count(*) AS n FROM usage WHERE request_id = ANY ($1)"
             return (await box.live.fetch(found, asked))[0]["n"] == len(asked)
 
-        await eventually(is_replayed, REPLAY_S * 10)
+        await eventually(is_replayed, REPLAY_S)
         print(
             f"{kind} for {AWAY_S} s: {load.statuses.total()} requests, memory + {grown >> 10} KiB,"
             f" replayed in {time.monotonic() - back_at:.1f} s"
@@ -252,6 +253,8 @@ async def _is_refused(box: Box, code: str) -> bool:
     return await box.status(box.live.key) == (503, code)
 
 
+@pytest.mark.chaos
+@pytest.mark.skipif(not IS_FULL, reason="measures times: make chaos")
 async def test_slow_postgres_slows_no_token(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
     """Whatever waited for one answer of the database would take twice the delay."""
     async with (
@@ -263,7 +266,7 @@ async def test_slow_postgres_slows_no_token(postgres: EmbeddedPostgres, tmp_path
         before = list(load.first_ms)
         proxy.set_both(Way(delay_s=SLOWNESS_S))
         load.first_ms.clear()
-        await asyncio.sleep(scaled(6, 60))
+        await asyncio.sleep(60)
         during = list(load.first_ms)
     print(
         f"to the first token: {statistics.median(before):.1f} ms, at most {max(before):.1f};"
