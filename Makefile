@@ -12,14 +12,24 @@ export PIP_ROOT_USER_ACTION := ignore
 EXTRAS := serve
 LOCK := requirements.lock
 
-.PHONY: serve test soak chaos lint bench bench-gateway bench-swap lock sbom manifests dashboards kernels api schema wheel clean
+# Two processes; files run whole, those that take longest first.
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+
+.PHONY: serve test test-all durations soak chaos lint bench bench-gateway bench-swap lock sbom manifests dashboards kernels api schema wheel clean
 
 serve: .venv/serve.stamp
 	@echo "starting loraplex with the demo on http://127.0.0.1:$${LORAPLEX_PORT:-8000}"
 	@$(BIN)/loraplex serve --demo $(ARGS)
 
 test: .venv/dev.stamp
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(PYTEST) --tier quick $(ARGS)
+
+test-all: .venv/dev.stamp
+	$(PYTEST) $(ARGS)
+
+# tests/durations.txt, by which the next runs are ordered.
+durations: .venv/dev.stamp
+	$(PYTEST) --write-durations $(ARGS)
 
 soak: .venv/gemma.stamp
 	LORAPLEX_TEST_SCALE=full $(BIN)/python -m pytest -q -m soak --timeout=3600 $(ARGS)

@@ -1,4 +1,4 @@
-"""Before any test module is imported, and in which order they run."""
+"""What happens before any test module is imported."""
 
 import gc
 import os
@@ -47,8 +47,7 @@ os.environ["SSL_CERT_DIR"] = RUNTIME.name
 HAS_FAILED = pytest.StashKey[bool]()
 
 TESTS = Path(__file__).parent
-SLOWEST = ("e2e", "gateway", "ops")
-"""Folders, so that of several processes none has a long file left when the others have ended."""
+pytest_plugins = ["tests.tiers", "tests.kernel_sweep"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -69,14 +68,6 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     path = collection_path.relative_to(TESTS).as_posix()
     is_above = any(f"{name}/".startswith(f"{path}/") for name in bare_machine.COLLECTED)
     return None if path == "." or is_above else True
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    def place(item: pytest.Item) -> int:
-        folder = item.path.relative_to(TESTS).parts[0]
-        return SLOWEST.index(folder) if folder in SLOWEST else len(SLOWEST)
-
-    items.sort(key=place)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -15,6 +15,8 @@ from tests.e2e.tiny import NAME, Tiny
 from tests.oracle import Oracle, Verdict
 from tests.stack import Stack, running
 
+pytestmark = pytest.mark.full
+
 INVOCATION = [27, 0, 29]
 """The bytes of "<!>" in the tiny tokenizer."""
 OTHER = [27, 27]

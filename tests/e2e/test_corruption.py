@@ -21,6 +21,8 @@ from tests.e2e import demo
 from tests.e2e.tiny import NAME, Tiny
 from tests.stack import Stack, running
 
+pytestmark = pytest.mark.full
+
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PROMPT = list(range(40, 60))
 NUM_TOKENS = 12

@@ -20,6 +20,8 @@ from tests.pages import PAGES, Shell, blocks, failures
 from tests.stack import ROOT, Stack, running
 from tests.wheel import install_wheel
 
+pytestmark = pytest.mark.full
+
 RUN = [page for page in PAGES if any(block.reason is None for block in blocks(page))]
 AGENT = ROOT / "examples" / "agent.py"
 

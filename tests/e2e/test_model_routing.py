@@ -16,6 +16,8 @@ from tests.e2e.fleet import House, Served
 from tests.e2e.tiny import NAME
 from workers.models.plan import ModelPlan
 
+pytestmark = pytest.mark.full
+
 OTHER = "other"
 PATIENCE_S = 90.0
 """With a shift of the traffic: a policy that works takes a few seconds of it."""

@@ -17,6 +17,8 @@ from tests.oracle import Oracle, Verdict
 from tests.s3 import BUCKET, s3_server
 from tests.stack import Stack, running
 
+pytestmark = pytest.mark.full
+
 PROMPT = [5, 17, 200, 33, 8]
 
 

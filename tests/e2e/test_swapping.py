@@ -23,6 +23,8 @@ from tests.stack import Stack, running
 from tests.worker_state import worker_metrics
 from workers.models.plan import ModelPlan
 
+pytestmark = pytest.mark.full
+
 NUM_STREAMS = scaled(16, 24)
 NUM_TOKENS = scaled(200, 96)
 WORDS = "([a-z]{3} ){500}"

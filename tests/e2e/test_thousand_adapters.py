@@ -27,6 +27,8 @@ from tests.stack import Stack, running
 from tests.worker_state import watched_worker, worker_metrics
 from workers.wire.protocol import WorkerStatus
 
+pytestmark = pytest.mark.full
+
 NUM_ADAPTERS = scaled(40, 1000)
 NUM_REQUESTS = scaled(250, 10_000)
 NUM_HOST_IMAGES = scaled(16, 64)

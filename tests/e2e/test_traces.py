@@ -22,7 +22,7 @@ OTHER = "other"
 ANSWER_TOKENS = 200
 """So long that a kill meets it half-way."""
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.full, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest.fixture(scope="module")

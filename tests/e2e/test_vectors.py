@@ -20,6 +20,8 @@ from tests.e2e.tiny import NAME, Tiny
 from tests.oracle import Oracle
 from tests.stack import Stack, running
 
+pytestmark = pytest.mark.full
+
 LETTERS = "abcdefghij klmnop"
 
 

@@ -24,6 +24,8 @@ from tests.postgres import fresh_database
 from tests.scale import IS_FULL, scaled
 from tests.server_process import ServerProcess
 
+pytestmark = pytest.mark.full
+
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 START_S = 120.0
 NUM_CALLERS = scaled(2, 6)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 MAX_FORMS = {"_attend": 8, "_combine": 2, "_rope_write_kv": 2}
 MAX_FORMS |= {"shrink_rows": 3, "expand_rows": 3, "shrink_segments": 6, "expand_segments": 6}
 """Of kernels whose blocks depend on a step's shape; the others have one."""

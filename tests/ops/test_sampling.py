@@ -138,6 +138,7 @@ def test_filters_over_a_large_vocabulary(ops: Ops, step: float):
     assert torch.equal(ops.sample(logits, batch), expected)
 
 
+@pytest.mark.full
 @settings(max_examples=15, deadline=None)
 @given(
     seed=st.integers(0, 2**31),

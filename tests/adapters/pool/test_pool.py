@@ -573,6 +573,7 @@ def test_no_residue_of_a_larger_adapter(tmp_path: Path) -> None:
     assert lease.max_rank == ONE_UNIT
 
 
+@pytest.mark.full
 def test_a_thousand_cycles_leak_nothing(tmp_path: Path) -> None:
     house = House(tmp_path, [1, 4, 5, 12, TWO_UNITS], num_units=3, num_slots=2)
     for cycle in range(1000):

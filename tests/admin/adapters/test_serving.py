@@ -259,6 +259,7 @@ class _Counting:
         return getattr(self._connection, name)
 
 
+@pytest.mark.full
 async def test_a_thousand_adapters_are_listed_in_few_queries(plane: Plane, base: str, dsn: str):
     key = (await plane.tenant("acme")).headers["authorization"]
     async with plane.database.transaction() as connection:

@@ -146,6 +146,7 @@ async def _make_admin_key(dsn: str) -> str:
     return key
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
 def test_every_answer_is_as_documented(world: World, method: str, path: str) -> None:
     operation = SCHEMA[path][method]

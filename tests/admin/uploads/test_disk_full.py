@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from adapters.format.validator import WEIGHTS_NAME
 from admin.database import Database
 from admin.keys.keys import create_key
@@ -20,6 +22,8 @@ from tests.admin.serve import served
 from tests.admin.uploads.test_resumable import announce, append, client_of
 from tests.admin.uploads.test_upload import parts, tar_of
 from tests.stack import ROOT
+
+pytestmark = pytest.mark.full
 
 DISK_BYTES = 4 << 20
 MOUNT = 'mount -t tmpfs -o size="$0" tmpfs "$1" && shift && exec "$@"'

@@ -23,6 +23,8 @@ from tests.scale import IS_FULL
 from tests.server_process import ServerProcess
 from tools.source_tree import ROOT
 
+pytestmark = pytest.mark.full
+
 BEFORE = "68305a6"
 """The last commit before token rules, which protocol 6 has and 5 does not know."""
 

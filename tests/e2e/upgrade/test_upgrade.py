@@ -23,6 +23,8 @@ from tests.e2e import demo
 from tests.postgres import fresh_database
 from tests.stack import Stack, running
 
+pytestmark = pytest.mark.full
+
 WRITTEN = Path(__file__).parent / "b9f44e2"
 LOAD_TIMEOUT_S = 60.0
 KEEP_DAYS = 36500

@@ -27,6 +27,8 @@ from tests.admin.lifecycle import DIGITS, add, claim, prove
 from tests.gateway.pepper import PEPPER
 from tests.postgres import fresh_database
 
+pytestmark = pytest.mark.full
+
 NUM_CHANGES = 200
 SERVING = ServingData(stop=("END",), chat_template="{{ 1 }}")
 NAMES = ("acme", "globex", "initech")

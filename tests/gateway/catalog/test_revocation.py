@@ -26,6 +26,8 @@ from tests.proxy import PostgresProxy, Way
 from tests.scale import scaled
 from tests.stub_worker import Reply
 
+pytestmark = pytest.mark.full
+
 NUM_GATEWAYS = 3
 TOLD_S = 1.0
 """Asked for where notifications arrive; ten times as much is the deadline here."""

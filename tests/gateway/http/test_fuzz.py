@@ -67,6 +67,7 @@ REPORTED = (
 FIELDS = ("model", "prompt", "messages", "user", "cache_salt", "stop", "tokens", "stream")
 
 
+@pytest.mark.full
 async def test_every_answer_is_as_documented(live: Live) -> None:
     await live.make_ready("a")
     async with live.worker, live.gateway() as served:

@@ -22,6 +22,8 @@ from tests.scale import IS_FULL, scaled
 from tests.stub_worker import Reply
 from workers.wire.protocol import Generate
 
+pytestmark = pytest.mark.full
+
 NUM_GATEWAYS = 3
 NUM_STREAMS = 200
 NUM_ROUNDS = scaled(2, 100)

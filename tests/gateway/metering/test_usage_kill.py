@@ -24,6 +24,8 @@ from tests.scale import scaled
 from tests.stub_worker import Reply
 from workers.wire.protocol import Generate
 
+pytestmark = pytest.mark.full
+
 SEED = 17
 NUM_REQUESTS = scaled(500, 20_000)
 NUM_CLIENTS = 16

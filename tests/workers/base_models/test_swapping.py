@@ -45,6 +45,8 @@ from workers.wire.protocol import (
     why_unsatisfiable,
 )
 
+pytestmark = pytest.mark.full
+
 FAMILIES = {"one": "llama", "two": "qwen2", "three": "gemma3_text"}
 KV_EXTENTS = 6
 """Beside the weights of the largest: eight pages each."""

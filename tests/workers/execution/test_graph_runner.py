@@ -187,6 +187,7 @@ def test_it_serves_other_adapters_than_it_was_made_with(steps: Steps, first: lis
         steps.assert_same(rows, graph.prepare(rows))
 
 
+@pytest.mark.full
 @torch.inference_mode()
 @pytest.mark.skipif(not IS_INTERPRETED, reason="tests/workers/process/test_gpu_worker.py does it")
 def test_triton_kernels_leave_padding_alone(tmp_path: Path) -> None:

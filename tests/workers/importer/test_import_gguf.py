@@ -191,6 +191,7 @@ def test_import_is_idempotent_and_reports_progress(tmp_path: Path) -> None:
     assert calls == sorted(calls) and calls[-1][0] == calls[-1][1] > 0
 
 
+@pytest.mark.full
 def test_demo_model_answers_as_under_transformers(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

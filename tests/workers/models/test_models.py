@@ -18,12 +18,21 @@ from workers.models.plan import ModelPlan
 TOLERANCE = 2e-4
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+FIRST_TIER = ("llama", "gemma3_text")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(family, marks=() if family in FIRST_TIER else pytest.mark.full)
+        for family in FAMILIES
+    ],
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp(request.param), request.param)
 
 
-@pytest.fixture(scope="module", params=["reference", "cpu"])
+@pytest.fixture(scope="module", params=[pytest.param("reference", marks=pytest.mark.full), "cpu"])
 def paged(request: pytest.FixtureRequest, folder: Path) -> PagedModel:
     ops = select(request.param)
     return PagedModel(Decoder.load(ModelPlan.read(folder, "tiny", torch.float32), ops), ops)

@@ -6,9 +6,13 @@ import ctypes
 import gc
 from pathlib import Path
 
+import pytest
+
 from tests.doubles import make_adapter
 from tests.workers.base_models.test_swapping import House
 from tests.workers.driver import Driver, store_adapter
+
+pytestmark = pytest.mark.full
 
 NUM_ADAPTERS = 8
 NUM_SLOTS = 4

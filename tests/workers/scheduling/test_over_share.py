@@ -69,6 +69,7 @@ def first_tokens_s(share_of_long: float | None) -> list[float]:
     return sorted(device.first_s[n] - device.arrived_s[n] for n in counted)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("share_of_long", [0.0, 0.25, 1.0])
 @pytest.mark.soak
 def test_beside_long_prompts_others_begin_nearly_as_soon_as_alone(share_of_long: float) -> None:
