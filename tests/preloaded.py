@@ -34,6 +34,7 @@ from loraplex.death import die_with_parent
 ROOT = Path(__file__).parents[1]
 MODULES = ("loraplex.cli", "loraplex.roles.planes", "loraplex.roles.worker_process")
 MAX_MESSAGE_BYTES = 1 << 18
+START_TIMEOUT_S = 240.0
 
 
 class Start(msgspec.Struct):
@@ -108,7 +109,8 @@ class Preloaded:
         with self._lock:
             self._started = Future()
             self._socket.send(msgspec.msgpack.encode(start))
-            return self._started.result(60)
+            # The first start waits for the imports.
+            return self._started.result(START_TIMEOUT_S)
 
     def _listen(self) -> None:
         while message := self._socket.recv(MAX_MESSAGE_BYTES):
