@@ -21,6 +21,8 @@ from tests.e2e.tiny import NAME, Tiny
 from tests.oracle import Oracle
 from tests.stack import Stack, running
 
+pytestmark = pytest.mark.full
+
 ADAPTER = "chat"
 LETTERS = "abcdefghijklmnopqrstuvwxyz.,?"
 NUM_TEXTS, TEXT_CHARS = 12, 400
