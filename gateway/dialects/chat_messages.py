@@ -51,9 +51,9 @@ Tools = Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)]
 
 def neutral_messages(messages: Sequence[Json], reader: ConversationReader) -> list[Message]:
     """The messages of the neutral request. Raises InvalidRequest."""
-    typed = typed_index(messages, _writer)
+    typed, place = typed_index(messages, _writer), Place("messages")
     return [
-        _neutral(message, reader, Place(f"messages[{number}]", number == typed))
+        _neutral(message, reader, Place(number, place, number == typed))
         for number, message in enumerate(messages)
     ]
 
@@ -79,6 +79,9 @@ def read_role(message: Json, place: Place, roles: Mapping[str, Any]) -> Any:
 
 def _neutral(message: Json, reader: ConversationReader, place: Place) -> Message:
     role = read_role(message, place, ROLES)
+    content = message.get("content")
+    if isinstance(content, str) and len(message) == 2 and role != "tool":
+        return Message(role, content)
     fields = reader.fields(message, FIELDS, place)
     _check_owners(fields, role, reader, place)
     if place.is_typed and message.get("content") is None:
@@ -142,7 +145,7 @@ def read_tools(given: Sequence[Json] | None, reader: ConversationReader) -> list
     """The functions among a request's tools. Others are dropped. Raises InvalidRequest."""
     tools: list[Tool] = []
     for number, tool in enumerate(given or ()):
-        place = Place(f"tools[{number}]", is_typed=True)
+        place = Place(number, Place("tools"), is_typed=True)
         if tool.get("type") != "function":
             reader.drop_kind("tools", tool.get("type"))
             continue

@@ -49,7 +49,8 @@ def read_definition(
     """Reads what describes a function. Raises InvalidRequest for a field that is neither known nor
     without effect."""
     known = frozenset(definition.__struct_fields__)
-    fields = reader.fields(given, known | OPTIONS, Place(place.path, is_typed=True))
+    typed = msgspec.structs.replace(place, is_typed=True)
+    fields = reader.fields(given, known | OPTIONS, typed)
     options = fields.keys() & OPTIONS
     if options:
         reader.drop("tools.options")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
@@ -74,16 +74,24 @@ def typed_index(given: Sequence[T], writer: Callable[[T], Writer]) -> int | None
     return None
 
 
-class Place(NamedTuple):
-    """Where an object stands in the body."""
+class Place(msgspec.Struct, frozen=True, gc=False):
+    """Where an object stands in the body. Its path is only made for a refusal."""
 
-    path: str
+    name: str | int
+    """The name of the field, or the number in a list."""
+    within: Place | None = None
     is_typed: bool = False
     """Whether a person has just typed it. All else is history."""
 
     def inner(self, name: str | int) -> Place:
-        path = f"{self.path}[{name}]" if isinstance(name, int) else f"{self.path}.{name}"
-        return Place(path, self.is_typed)
+        return Place(name, self, self.is_typed)
+
+    @property
+    def path(self) -> str:
+        if self.within is None:
+            return str(self.name)
+        name = f"[{self.name}]" if isinstance(self.name, int) else f".{self.name}"
+        return self.within.path + name
 
     def refusal(self, message: str, *, code: str | None = None) -> InvalidRequest:
         """A refusal that names the field of the body."""
@@ -116,7 +124,7 @@ class ConversationReader:
         InvalidRequest for an unknown field of what a person has typed."""
         found: Json = {}
         for name, value in given.items():
-            if is_absent(value):
+            if value is None or value == [] or value == {}:
                 continue
             if name in known:
                 found[name] = value
@@ -135,30 +143,31 @@ class ConversationReader:
         """Returns the text of a content, which is a text, a part or a list of parts."""
         if isinstance(content, str):
             return content
-        return "\n".join([self.part(*each, depth) for each in self.parts(content, place)])
+        parts = self.parts(content, place)
+        return "\n".join([self.part(part, place, i, depth) for i, part in enumerate(parts)])
 
-    def parts(self, content: Any, place: Place) -> list[tuple[Any, Place]]:
-        """Returns the parts of a content and their places. Raises InvalidRequest for too many."""
-        if content is None:
-            return []
+    def parts(self, content: Any, place: Place) -> list[Any]:
+        """Returns the parts of a content. Raises InvalidRequest for too many."""
         if not isinstance(content, list):
-            return [(content, place)]
+            return [] if content is None else [content]
         parts = as_list(content)
         if len(parts) > MAX_PARTS:
             raise place.invalid(f"Expected at most {MAX_PARTS} parts, got {len(parts)}")
-        return [(part, place.inner(number)) for number, part in enumerate(parts)]
+        return parts
 
-    def part(self, part: Any, place: Place, depth: int = 0) -> str:
-        """Returns the text of a part, or what stands in its place. Raises InvalidRequest if a
-        person has typed it and it has none."""
+    def part(self, part: Any, content: Place, number: int, depth: int = 0) -> str:
+        """Returns the text of a content's part, or what stands in its place. Raises InvalidRequest
+        if a person has typed it and it has none."""
         if isinstance(part, str):
             return part
         given = as_object(part) if isinstance(part, dict) else {"value": part}
         kind: Any = given.get("type")
         text = given.get(TEXTS.get(kind, "")) if isinstance(kind, str) else None
+        if isinstance(text, str) and len(given) == 2:
+            return text
+        place = content.inner(number)
         if isinstance(text, str):
-            if len(given) > 2:
-                self.fields(given, PART_FIELDS, place)
+            self.fields(given, PART_FIELDS, place)
             return text
         if place.is_typed:
             raise self._unreadable(kind, place)
@@ -170,10 +179,10 @@ class ConversationReader:
             return content, ""
         texts: list[str] = []
         thoughts: list[str] = []
-        for part, at in self.parts(content, place):
-            thought = self.thought(part, at)
+        for number, part in enumerate(self.parts(content, place)):
+            thought = self.thought(part, place)
             if thought is None:
-                texts.append(self.part(part, at))
+                texts.append(self.part(part, place, number))
             else:
                 thoughts.append(thought)
         return "\n".join(texts), "\n".join(thoughts)
@@ -206,7 +215,7 @@ class ConversationReader:
                 return self.text(inner["content"], place.inner("content"), depth + 1)
         noun = kind if isinstance(kind, str) and NAME.fullmatch(kind) else "part"
         noun = noun.removeprefix("input_").removesuffix("_url")
-        self.drop_kind("content", noun)
+        self.drop(f"content.{noun}")
         return f"[{noun} omitted]"
 
     def call(self, id: Any, name: Any, arguments: Any, place: Place) -> list[MadeCall]:
@@ -240,6 +249,8 @@ class ConversationReader:
         try:
             if text.count("[") + text.count("{") > MAX_DEPTH:
                 check_json(text.encode(), len(text) * 4, param="arguments")
+            if isinstance(given, dict):
+                return as_object(given)
             return msgspec.json.decode(text, type=dict[str, Any]) if text.strip() else {}
         except (msgspec.DecodeError, RecursionError, UnicodeEncodeError, InvalidRequest):
             self.drop("arguments")

@@ -98,9 +98,9 @@ class ConversationReading:
         body = self._body
         self._note(body, *MESSAGES)
         messages = self._system(body.system, Place("system"))
-        typed = typed_index(body.messages, _writer)
+        typed, place = typed_index(body.messages, _writer), Place("messages")
         for number, message in enumerate(body.messages):
-            messages += self._turns(message, Place(f"messages[{number}]", number == typed))
+            messages += self._turns(message, Place(number, place, number == typed))
         messages = merged(messages)
         if not messages:
             raise InvalidRequest("'messages' has no text to answer.", param="messages")
@@ -119,8 +119,9 @@ class ConversationReading:
         }
 
     def _system(self, system: Any, place: Place) -> list[Message]:
-        parts = [(system, place)] if isinstance(system, str) else self._reader.parts(system, place)
-        texts = [self._system_text(self._reader.part(part, at)) for part, at in parts]
+        parts = self._reader.parts(system, place)
+        texts = [self._reader.part(part, place, number) for number, part in enumerate(parts)]
+        texts = list(map(self._system_text, texts))
         content = "\n".join([text for text in texts if text])
         return [Message("system", content)] if content else []
 
@@ -141,30 +142,35 @@ class ConversationReading:
             return self._system(content, place)
         if isinstance(content, str):
             return [Message(role, content)]
-        blocks = self._reader.parts(content, place)
-        turns = [turn for block, at in blocks for turn in self._block(role, block, at)]
-        if role == "user":
-            return merged(turns) or [Message("user")]
-        return merged(turns) or [Message("assistant")]
+        turns: list[Message] = []
+        for number, block in enumerate(self._reader.parts(content, place)):
+            turns += self._block(role, block, place, number)
+        return merged(turns) or [Message(role)]
 
-    def _block(self, role: Role, block: Any, place: Place) -> list[Message]:
-        """What a block adds to the turns. Only those that tell of tools have an id."""
-        if as_object(block).get("type") == "redacted_thinking":
-            self._reader.drop("redacted_thinking")
-            return []
-        if _is_result(block):
-            fields = self._reader.fields(as_object(block), RESULT_FIELDS, place)
-            if fields.get("is_error"):
-                self._reader.drop("is_error")
-            id, content = fields.get("tool_use_id"), fields.get("content")
-            return [self._reader.result(id, content, place.inner("content"))]
-        if role == "assistant" and _is_call(block):
-            fields = self._reader.fields(as_object(block), CALL_FIELDS, place)
-            id, name, given = (fields.get(field) for field in ("id", "name", "input"))
-            return [Message("assistant", calls=self._reader.call(id, name, given, place))]
-        if role == "assistant" and (thought := self._reader.thought(block, place)) is not None:
-            return [Message("assistant", reasoning=thought)]
-        return [Message(role, self._reader.part(block, place))]
+    def _block(self, role: Role, block: Any, content: Place, number: int) -> Sequence[Message]:
+        """What a block adds to the turns. Only those of calls have an id, or tell of one."""
+        given = as_object(block)
+        if "tool_use_id" in given:
+            return [self._result(given, content.inner(number))]
+        if role == "assistant":
+            if given.get("type") == "redacted_thinking":
+                self._reader.drop("redacted_thinking")
+                return ()
+            if _is_call(given):
+                place = content.inner(number)
+                fields = self._reader.fields(given, CALL_FIELDS, place)
+                id, name, input = (fields.get(field) for field in ("id", "name", "input"))
+                return [Message("assistant", calls=self._reader.call(id, name, input, place))]
+            if (thought := self._reader.thought(block, content)) is not None:
+                return [Message("assistant", reasoning=thought)]
+        return [Message(role, self._reader.part(block, content, number))]
+
+    def _result(self, block: Json, place: Place) -> Message:
+        fields = self._reader.fields(block, RESULT_FIELDS, place)
+        if fields.get("is_error"):
+            self._reader.drop("is_error")
+        id, content = fields.get("tool_use_id"), fields.get("content")
+        return self._reader.result(id, content, place.inner("content"))
 
     def _tools(self, given: Sequence[Json]) -> list[Tool]:
         tools: list[Tool] = []
@@ -173,7 +179,7 @@ class ConversationReading:
                 self._reader.drop_kind("tools", tool["type"])
                 continue
             definition = read_definition(
-                tool, CustomTool, self._reader, Place(f"tools[{number}]", is_typed=True)
+                tool, CustomTool, self._reader, Place(number, Place("tools"), is_typed=True)
             )
             tools.append(
                 Tool(
@@ -215,19 +221,15 @@ class ConversationReading:
 
 
 def _writer(message: Json) -> Writer:
-    blocks = as_list(message.get("content"))
-    if any(_is_result(block) or _is_call(block) for block in blocks):
-        return "tool"
+    for block in map(as_object, as_list(message.get("content"))):
+        if "tool_use_id" in block or _is_call(block):
+            return "tool"
     return "person" if message.get("role") == "user" else "other"
 
 
-def _is_call(block: Any) -> bool:
-    """Whether a block is a call: a tool's own, a server's, or of a kind to come."""
-    return "name" in as_object(block) and "id" in block
-
-
-def _is_result(block: Any) -> bool:
-    return "tool_use_id" in as_object(block)
+def _is_call(block: Json) -> bool:
+    """Whether a block is a call: of a tool, of a server's, or of a kind to come."""
+    return "name" in block and "id" in block
 
 
 def _thought_budget(thinking: Thinking | None) -> ThoughtBudget | None:

@@ -52,11 +52,11 @@ class ItemReading:
 
     def messages(self, items: Sequence[Json]) -> list[Message]:
         """What was reasoned, said and called in one turn is one message. Raises InvalidRequest."""
-        typed = typed_index(items, _writer)
+        typed, place = typed_index(items, _writer), Place("input")
         messages = [
             message
             for number, item in enumerate(items)
-            for message in self._item(item, Place(f"input[{number}]", number == typed))
+            for message in self._item(item, Place(number, place, number == typed))
         ]
         return in_turns(messages, _is_same_turn)
 
@@ -144,7 +144,7 @@ class ItemReading:
         tools = [
             tool
             for number, each in enumerate(given)
-            for tool in self._functions(each, "", Place(f"tools[{number}]", is_typed=True))
+            for tool in self._functions(each, "", Place(number, Place("tools"), is_typed=True))
         ]
         names = {tool.name for tool in tools}
         for each in self.tools:
