@@ -50,7 +50,7 @@ Tools = Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)]
 
 
 def neutral_messages(messages: Sequence[Json], reader: ConversationReader) -> list[Message]:
-    """The messages of the neutral request. Raises InvalidRequest."""
+    """Returns the messages of the neutral request. Raises InvalidRequest."""
     typed, place = typed_index(messages, _writer), Place("messages")
     return [
         _neutral(message, reader, Place(number, place, number == typed))
@@ -142,7 +142,7 @@ def _call(call: Any, reader: ConversationReader, place: Place) -> list[MadeCall]
 
 
 def read_tools(given: Sequence[Json] | None, reader: ConversationReader) -> list[Tool]:
-    """The functions among a request's tools. Others are dropped. Raises InvalidRequest."""
+    """Returns the functions among a request's tools, drops the others. Raises InvalidRequest."""
     tools: list[Tool] = []
     for number, tool in enumerate(given or ()):
         place = Place(number, Place("tools"), is_typed=True)

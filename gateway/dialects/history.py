@@ -44,6 +44,8 @@ TEXTS = {
     "tool_reference": "tool_name",
 }
 """Kinds of parts that are text, and the field that has it."""
+DOCUMENTS = ("document", "search_result")
+"""Kinds of parts that may have text within them."""
 THOUGHTS = {"thinking": "thinking", "reasoning": "text", "reasoning_text": "text"}
 """Kinds of an assistant's parts that are reasoning, and the field that has it."""
 PART_FIELDS = frozenset(
@@ -94,7 +96,7 @@ class Place(msgspec.Struct, frozen=True, gc=False):
         return self.within.path + name
 
     def refusal(self, message: str, *, code: str | None = None) -> InvalidRequest:
-        """A refusal that names the field of the body."""
+        """Returns a refusal that names the field of the body."""
         return InvalidRequest(message, param=re.split(r"[.\[]", self.path)[0], code=code)
 
     def invalid(self, reason: str) -> InvalidRequest:
@@ -169,9 +171,12 @@ class ConversationReader:
         if isinstance(text, str):
             self.fields(given, PART_FIELDS, place)
             return text
-        if place.is_typed:
+        if place.is_typed and kind not in DOCUMENTS:
             raise self._unreadable(kind, place)
-        return self._in_place_of(given, kind, place, depth)
+        text = self._inner_text(given, place, depth)
+        if text is None and place.is_typed:
+            raise self._unreadable(kind, place)
+        return self._in_place_of(given, kind) if text is None else text
 
     def spoken(self, content: Any, place: Place) -> tuple[str, str]:
         """Returns the text of an assistant's content, and the reasoning in it."""
@@ -194,18 +199,17 @@ class ConversationReader:
         return None if field is None else self.text(part.get(field), place, MAX_NESTED_CONTENTS)
 
     def _unreadable(self, kind: Any, place: Place) -> InvalidRequest:
-        if kind in TEXTS:
-            return place.invalid(f"Expected a text in '{TEXTS[kind]}'")
-        shown = str(kind)[:64] if isinstance(kind, str) else "a part without a type"
+        shown = kind[:64] if isinstance(kind, str) else "a part without a type"
+        if shown in TEXTS:
+            return place.invalid(f"Expected a text in '{TEXTS[shown]}'")
         return place.refusal(
             f"Unsupported content in '{place.path}': '{shown}'. Only text is read.",
             code="unsupported_content",
         )
 
-    def _in_place_of(self, part: Json, kind: Any, place: Place, depth: int) -> str:
-        """Returns what can be read of a part of another kind, or a short text."""
-        if kind is None:
-            return written(part.get("value", part))
+    def _inner_text(self, part: Json, place: Place, depth: int) -> str | None:
+        """Returns the text in a document, a search result or a part of an unknown kind; None if it
+        has none."""
         if isinstance(part.get("text"), str):
             return part["text"]
         for inner in (part, as_object(part.get("source"))):
@@ -213,6 +217,12 @@ class ConversationReader:
                 return inner["data"]
             if isinstance(inner.get("content"), str | list) and depth < MAX_NESTED_CONTENTS:
                 return self.text(inner["content"], place.inner("content"), depth + 1)
+        return None
+
+    def _in_place_of(self, part: Json, kind: Any) -> str:
+        """Returns a short text, or JSON that is no part at all."""
+        if kind is None:
+            return written(part.get("value", part))
         noun = kind if isinstance(kind, str) and NAME.fullmatch(kind) else "part"
         noun = noun.removeprefix("input_").removesuffix("_url")
         self.drop(f"content.{noun}")
@@ -268,7 +278,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def is_absent(value: Any) -> bool:
-    """Whether a field asks for nothing."""
+    """Returns whether a field asks for nothing."""
     return value is None or value == [] or value == {}
 
 

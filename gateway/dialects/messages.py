@@ -63,7 +63,7 @@ class Messages(Dialect[MessagesRequest]):
 
     def read(self, body: MessagesRequest) -> GenerationRequest:
         return GenerationRequest(
-            **ConversationReading(body).neutral_fields(),
+            **MessageReading(body).neutral_fields(),
             stream=bool(body.stream),
             max_tokens=body.max_tokens,
             stop=body.stop_sequences or [],
@@ -77,7 +77,7 @@ class Messages(Dialect[MessagesRequest]):
 
     def count(self, body: Conversation) -> GenerationRequest:
         """The neutral request whose prompt is to be counted. Raises InvalidRequest."""
-        return GenerationRequest(**ConversationReading(body).neutral_fields())
+        return GenerationRequest(**MessageReading(body).neutral_fields())
 
     def answer_format(
         self, body: MessagesRequest, request_id: str, spelled: TokenBytes
@@ -86,7 +86,7 @@ class Messages(Dialect[MessagesRequest]):
         return MessagesFormat(id, request_id, body.model, body.stop_sequences or [])
 
 
-class ConversationReading:
+class MessageReading:
     """Turns a conversation into neutral messages and tools, and notes what is dropped."""
 
     def __init__(self, body: Conversation) -> None:
@@ -132,7 +132,7 @@ class ConversationReading:
         return kept
 
     def _turns(self, message: Json, place: Place) -> list[Message]:
-        """A message as neutral ones: results in it are turns of their own."""
+        """Returns a message as neutral ones, in which results are turns of their own."""
         role = read_role(message, place, ROLES)
         content = self._reader.fields(message, FIELDS, place).get("content")
         if place.is_typed and message.get("content") is None:
@@ -148,7 +148,7 @@ class ConversationReading:
         return merged(turns) or [Message(role)]
 
     def _block(self, role: Role, block: Any, content: Place, number: int) -> Sequence[Message]:
-        """What a block adds to the turns. Only those of calls have an id, or tell of one."""
+        """Returns what a block adds to the turns."""
         given = as_object(block)
         if "tool_use_id" in given:
             return [self._result(given, content.inner(number))]
@@ -228,7 +228,7 @@ def _writer(message: Json) -> Writer:
 
 
 def _is_call(block: Json) -> bool:
-    """Whether a block is a call: of a tool, of a server's, or of a kind to come."""
+    """Returns whether a block is a call: each kind of them has a name and an id."""
     return "name" in block and "id" in block
 
 

@@ -20,6 +20,7 @@ from gateway.dialects.history import (
 from gateway.dialects.responses_format import CARRIED
 from gateway.exceptions import InvalidRequest
 from gateway.generation_request import Tool
+from gateway.limits.bounds import TOOL_NAME
 from gateway.messages import Message, in_turns
 
 ROLES: Mapping[str, Literal["system", "user", "assistant"]] = {
@@ -38,6 +39,7 @@ RESULT_FIELDS = frozenset((*ANSWERED, "call_id", "output"))
 REASONING_FIELDS = frozenset((*ANSWERED, "content", "encrypted_content", "summary"))
 ARGUMENTS = ("arguments", "action", "operation")
 """Where items of further kinds have the arguments of a call."""
+OTHER_FIELDS = frozenset((*CALL_FIELDS, *RESULT_FIELDS, *ARGUMENTS, "input", "error", "execution"))
 OFFERS = ("additional_tools", "tool_search_output")
 """Kinds of items that offer tools to what follows."""
 
@@ -51,7 +53,8 @@ class ItemReading:
         """Tools that items offer."""
 
     def messages(self, items: Sequence[Json]) -> list[Message]:
-        """What was reasoned, said and called in one turn is one message. Raises InvalidRequest."""
+        """Returns the items as messages; reasoning, text and calls of one turn are one. Raises
+        InvalidRequest."""
         typed, place = typed_index(items, _writer), Place("input")
         messages = [
             message
@@ -110,8 +113,8 @@ class ItemReading:
         return [Message("assistant", calls=calls)] if calls else []
 
     def _other(self, item: Json, kind: str, place: Place) -> list[Message]:
-        """What an item of a further kind, known or to come, says by its fields: a call, its result,
-        both or neither."""
+        """Returns what the fields of an item of any further kind tell: a call, its result, both or
+        nothing."""
         id = item.get("call_id")
         if kind in OFFERS:
             self.tools += map(as_object, as_list(item.get("tools")))
@@ -132,14 +135,15 @@ class ItemReading:
         if not found or (id is None and not outcome):
             self._reader.drop_kind("items", kind)
             return []
-        fields = {"name": kind.removesuffix("_call"), **item, "call_id": id or item.get("id")}
+        fields = {"name": kind.removesuffix("_call")}
+        fields |= self._reader.fields(item, OTHER_FIELDS, place) | {"call_id": id or item.get("id")}
         messages = self._call(fields, found[0], place)
         if outcome:
             messages.append(self._reader.result(fields["call_id"], outcome, place))
         return messages
 
     def offered(self, given: Sequence[Json]) -> list[Tool]:
-        """The functions of a request's tools, and those that items offer beside. Raises
+        """Returns the functions of a request's tools, and those that items offer. Raises
         InvalidRequest."""
         tools = [
             tool
@@ -155,11 +159,15 @@ class ItemReading:
         return tools
 
     def _offered_later(self, tool: Json) -> list[Tool]:
+        """Returns the functions of a tool in an item; none if it is no such tool."""
         try:
-            return self._functions(tool, "", Place("input"))
+            tools = self._functions(tool, "", Place("input"))
         except InvalidRequest:
+            tools = []
+        found = [tool for tool in tools if TOOL_NAME.fullmatch(tool.name)]
+        if len(found) < max(len(tools), 1):
             self._reader.drop_kind("tools", tool.get("type"))
-            return []
+        return found
 
     def _functions(self, tool: Json, namespace: str, place: Place) -> list[Tool]:
         kind = tool.get("type")
@@ -181,7 +189,8 @@ class ItemReading:
 
 
 def namespaces(tools: Sequence[Json], items: Any) -> dict[str, tuple[str, str]]:
-    """The namespace and the name of each function of one, by the name that a model calls it by."""
+    """Returns the namespace of each function that is in one and its name there, by the name that a
+    model calls."""
     found: dict[str, tuple[str, str]] = {}
     offered = [
         as_object(tool)
@@ -197,13 +206,13 @@ def namespaces(tools: Sequence[Json], items: Any) -> dict[str, tuple[str, str]]:
 
 
 def names_of(tools: Any) -> list[str]:
-    """The names of tools, as far as they have any."""
+    """Returns the names of tools, as far as they have any."""
     names = [as_object(tool).get("name") for tool in as_list(tools)]
     return [name for name in names if isinstance(name, str)]
 
 
 def reasoning_of(carried: str) -> str:
-    """The reasoning in `encrypted_content`; empty if it is a vendor's or broken."""
+    """Returns the reasoning in `encrypted_content`; empty if it is a vendor's or broken."""
     if not carried.startswith(CARRIED):
         return ""
     try:
@@ -213,7 +222,7 @@ def reasoning_of(carried: str) -> str:
 
 
 def _kind(item: Json) -> str:
-    """The kind of an item. A message may come without its type."""
+    """Returns the kind of an item. A message may come without its type."""
     kind = item.get("type")
     if kind is None and "role" in item:
         return "message"
@@ -231,7 +240,7 @@ def _writer(item: Json) -> Writer:
 
 
 def _is_same_turn(last: Message, message: Message) -> bool:
-    """Whether a message goes on with the turn of the last: reasoning, text, calls."""
+    """Returns whether a message goes on with the turn of the last: reasoning, text, calls."""
     if last.role != "assistant" or message.role != "assistant":
         return False
     return bool(message.calls) or not (last.content or last.calls)

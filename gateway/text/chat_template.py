@@ -127,8 +127,8 @@ class ChatTemplate:
 
 
 def _shows_task(text: str, conversation: Conversation) -> bool:
-    """Whether a prompt has the last user's text. A template that wants contents in another form may
-    leave them out without a word."""
+    """Returns whether a prompt has the last user's text. A template that wants contents in another
+    form may leave them out without a word."""
     asked = [message.content for message in conversation.messages if message.role == "user"]
     return not asked or asked[-1].strip() in text
 

@@ -4,16 +4,25 @@ What a person has just typed is refused. Through the official clients."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import anthropic
 import httpx
+import msgspec
 import openai
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from gateway.dialects.chat_completions import ChatCompletionRequest, ChatCompletions
 from gateway.dialects.dropped import WITHOUT_EFFECT
+from gateway.dialects.messages import Messages
+from gateway.dialects.messages_fields import MessagesRequest
+from gateway.dialects.responses import Responses
+from gateway.dialects.responses_fields import ResponsesRequest
 from tests.gateway.dialects.test_all_dialects import CALL, THOUGHT, ask
 from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import say, spelled
@@ -295,6 +304,9 @@ def test_documents_and_search_results_of_text(clients: Clients) -> None:
     turns = [ASKED, *with_result("messages", [document, found, nested])]
     prompt, dropped = clients.send("messages", turns)
     assert "<tool_response>\nPlain.\nFound.\nFound.\n</tool_response>" in prompt and not dropped
+    typed = {"role": "user", "content": [document, found, {"type": "text", "text": "And?"}]}
+    prompt, dropped = clients.send("messages", [typed])
+    assert "user\nPlain.\nFound.\nAnd?" in prompt and not dropped
 
 
 def answered(kind: str, **fields: Any) -> dict[str, Any]:
@@ -337,12 +349,12 @@ ITEMS: list[tuple[list[dict[str, Any]], str, set[str]]] = [
     (
         [answered("mcp_call", name="find", server_label="x", arguments="{}", output="in Bern")],
         "<tool_response>\nin Bern\n</tool_response>",
-        set(),
+        {"fields.server_label"},
     ),
     (
         [answered("mcp_call", name="find", server_label="x", arguments="{}", error="away")],
         "<tool_response>\naway\n</tool_response>",
-        set(),
+        {"fields.server_label"},
     ),
     (
         [
@@ -414,13 +426,15 @@ def test_tools_that_items_offer(clients: Clients) -> None:
         {"type": "additional_tools", "role": "developer", "tools": [tool, tool, {"type": "x"}]},
         ASKED,
         answered("tool_search_call", call_id="c", arguments={"query": "find"}),
-        answered("tool_search_output", call_id="c", tools=[space, {"type": "function"}]),
+        answered(
+            "tool_search_output", call_id="c", tools=[space, {"type": "function", "name": "a b"}]
+        ),
     ]
     now = {"type": "function", "name": "now"}
     prompt, dropped = clients.send("responses", items, tools=[now])
     for name in ("now", "later", "mcp__x__find"):
         assert prompt.count(f'{{"name": "{name}", ') == 1, name
-    assert "<tool_response>\nmcp__x\n</tool_response>" in prompt.replace(", None", "")
+    assert "<tool_response>\nmcp__x, a b\n</tool_response>" in prompt
     assert dropped == {"tools.x", "tools.function"}
 
 
@@ -729,3 +743,52 @@ def test_contents_inside_each_other_are_bounded(clients: Clients) -> None:
         content = [{"type": "search_result", "content": content}]
     prompt, dropped = clients.send("messages", [ASKED, *with_result("messages", content)])
     assert "[search_result omitted]" in prompt and dropped == {"content.search_result"}
+
+
+WORDS = (
+    *("type", "text", "content", "role", "id", "call_id", "name", "arguments", "function", "input"),
+    *("output", "tools", "tool_calls", "tool_use_id", "source", "thinking", "zz"),
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+KINDS = ("text", "image", "thinking", "tool_use", "tool_result", "function_call", "mcp_call")
+KINDS += ("function_call_output", "reasoning", "additional_tools", "x_output", "x")
+OBJECTS = st.dictionaries(st.sampled_from(("content", "tool_calls", "refusal", "zz")), JSON)
+PARTS = st.lists(
+    st.tuples(
+        st.sampled_from(KINDS), st.dictionaries(st.text(max_size=3), JSON, max_size=2), JSON
+    ).map(
+        lambda each: {**each[1], **(each[2] if isinstance(each[2], dict) else {}), "type": each[0]}
+    ),
+    max_size=4,
+)
+READERS: dict[str, tuple[Any, Any]] = {
+    "chat": (ChatCompletions(), ChatCompletionRequest),
+    "messages": (Messages(), MessagesRequest),
+    "responses": (Responses(), ResponsesRequest),
+}
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@settings(derandomize=True, database=None, deadline=None, max_examples=120)
+@given(role=st.sampled_from(("user", "assistant", "system")), fields=OBJECTS, parts=PARTS | JSON)
+def test_no_json_in_history_is_refused(dialect: str, role: str, fields: Any, parts: Any) -> None:
+    """Whatever its shape, and its names may stand in a header."""
+    turns = [ASKED, {**fields, "content": parts, "role": role}, DONE_TURN, ASKED]
+    if dialect == "responses" and isinstance(parts, list):
+        turns[2:2] = [item for item in parts if isinstance(item, dict) and "role" not in item]
+    body: dict[str, Any] = {"model": "m", "input": turns}
+    if dialect != "responses":
+        body = {"model": "m", "messages": turns, "max_tokens": 1}
+    reader, kind = READERS[dialect]
+    asked = reader.read(msgspec.convert(body, kind))
+    assert asked.messages[-1].content == "And now?"
+    assert all(re.fullmatch(r"[\w.:-]{1,80}", name, re.ASCII) for name in asked.dropped)
+
+
+DONE_TURN = {"role": "assistant", "content": "Done."}
