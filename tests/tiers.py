@@ -54,6 +54,7 @@ class Tiers:
 
     def __init__(self, config: pytest.Config) -> None:
         self._tier: Any = config.getoption("tier")
+        self._marks: Any = config.getoption("markexpr")
         self._num_left_out = 0
         self._seconds: dict[str, float] = defaultdict(float)
         """Set-up, call and teardown by node id."""
@@ -111,6 +112,8 @@ class Tiers:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if IS_FULL:
+            marked = self._marks or "soak or chaos"
+            terminalreporter.write_line(f"not run: what is not {marked} (make test-all runs it)")
             return
         not_run = ["the full forms of soak and chaos tests (make soak, make chaos)"]
         if self._tier != "all":
