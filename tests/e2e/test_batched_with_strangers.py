@@ -143,6 +143,7 @@ def test_batched_with_strangers_equals_alone_equals_peft(tmp_path: Path) -> None
     verdict.assert_equal()
 
 
+@pytest.mark.full
 @pytest.mark.soak
 def test_bfloat16_is_no_worse_than_peft_in_bfloat16(tmp_path: Path) -> None:
     """Teacher-forced on the float32 oracle's own tokens: agreement and mean logprob difference, of

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from benchmarks.gpu_engine import make_engine, timed
@@ -48,6 +49,7 @@ def test_a_step_gives_the_same_logits_on_every_backend():
         assert logits(select("cuda")).isfinite().all()
 
 
+@pytest.mark.full
 def test_the_report_runs_without_a_gpu(tmp_path: Path):
     """Each stage in its own process; one that cannot run is noted, and the next one does."""
     command = [sys.executable, "-m", "benchmarks.gpu_report", "--out", str(tmp_path), "--tiny"]

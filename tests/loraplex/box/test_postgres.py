@@ -17,6 +17,8 @@ import pytest
 from loraplex.box.postgres import EmbeddedPostgres
 from loraplex.errors import PostgresError
 
+pytestmark = pytest.mark.full
+
 DURABLE = {"shared_buffers": "16MB"}
 
 

@@ -24,6 +24,8 @@ from tests.postgres import fresh_database
 from tests.stack import Stack, free_port, running
 from tests.terminal import terminal
 
+pytestmark = pytest.mark.full
+
 SETTINGS = {"memory": "64MiB", "threads": 1, "dtype": "float32"}
 
 

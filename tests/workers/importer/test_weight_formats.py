@@ -90,6 +90,7 @@ def test_rows_that_are_not_whole_blocks_stay_as_they_are(tmp_path: Path) -> None
         assert "model.layers.0.mlp.down_proj.weight" not in checkpoint.formats
 
 
+@pytest.mark.full
 def test_the_demo_model_is_kept_as_it_is_stored(tmp_path: Path) -> None:
     """Q4_1 layers and a Q8_0 table: the hidden states have the bits of the bfloat16 import."""
     kept = imported(demo_gguf(), tmp_path, "keep")
