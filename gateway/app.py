@@ -52,6 +52,7 @@ ROUTES = [
     health.get_version,
     health.check_connection,
     reference.show_reference,
+    reference.welcome,
 ]
 
 START_WAIT_S = 2.0

@@ -5,6 +5,7 @@ https://opentelemetry.io/docs/specs/otel/protocol/exporter/
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Literal
 from urllib.parse import urlsplit
@@ -13,17 +14,24 @@ from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, Resou
 
 from loraplex.errors import BadSettings
 
+log = logging.getLogger(__name__)
+
 SEND_TIMEOUT_S = 5.0
 """How long a process that ends waits until its last spans or figures are sent."""
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 DEFAULT_ENDPOINT = "http://localhost:4318"
+PROTOCOL = "http/protobuf"
 
 Signal = Literal["traces", "metrics"]
 
 
 def otlp_url(environ: Mapping[str, str], signal: Signal) -> str | None:
-    """None unless an endpoint is given or OTEL_<SIGNAL>_EXPORTER is `otlp`. Raises BadSettings for
-    what is not supported."""
+    """Returns where a signal is sent, or None.
+
+    None unless an endpoint is given or OTEL_<SIGNAL>_EXPORTER is `otlp`, and, with a warning, for
+    another protocol than http/protobuf: operators set these variables for all their pods, and
+    serving must not fail because of telemetry. Raises BadSettings for other unsupported values.
+    """
     name = signal.upper()
     own = environ.get(f"OTEL_EXPORTER_OTLP_{name}_ENDPOINT")
     base = environ.get(ENDPOINT)
@@ -31,8 +39,14 @@ def otlp_url(environ: Mapping[str, str], signal: Signal) -> str | None:
     exporter = choice(environ, f"OTEL_{name}_EXPORTER", default, "otlp none")
     if exporter == "none" or environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
-    for variable in (f"OTEL_EXPORTER_OTLP_{name}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
-        choice(environ, variable, "http/protobuf", "http/protobuf")
+    protocol = f"OTEL_EXPORTER_OTLP_{name}_PROTOCOL"
+    variable = protocol if environ.get(protocol) else "OTEL_EXPORTER_OTLP_PROTOCOL"
+    if (found := environ.get(variable) or PROTOCOL) != PROTOCOL:
+        log.warning(
+            *("%s are not sent: %s is %r, and only %s is supported", signal, variable, found),
+            PROTOCOL,
+        )
+        return None
     url = own or f"{(base or DEFAULT_ENDPOINT).removesuffix('/')}/v1/{signal}"
     if urlsplit(url).scheme not in ("http", "https"):
         raise BadSettings(f"{ENDPOINT} takes a URL of http or https")

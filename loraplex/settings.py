@@ -20,9 +20,10 @@ import msgspec
 from adapters.store.folder import Store
 from adapters.store.opening import open_store
 from admin.body_budget import ALL
+from admin.choices import list_choices
 from loraplex.errors import BadSettings, NotPrivate
 from loraplex.private import check_owner
-from workers.process.logs import LogFormat
+from workers.process.logs import LogFormat, LogLevel
 from workers.wire.transport.base import MutualTLS, Security
 
 SECRETS = ("database_url", "key", "key_pepper")
@@ -177,7 +178,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How long rows of the audit log are kept; a sealed checkpoint stands for older ones."""
     tenant_writes_per_minute: Positive = 60
     """Changes that a tenant's keys may make in the admin plane."""
-    log_format: LogFormat = "text"
+    log_format: LogFormat | None = None
+    """Default: `short` of `serve` on a terminal, else `text`."""
+    log_level: LogLevel = "info"
     """Lines for people, or a JSON object a line."""
     slow_request_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
     """Seconds to the first token from which a request is traced whatever the sampler says."""
@@ -280,7 +283,7 @@ def load_settings(
     except msgspec.ValidationError as error:
         found = re.search(r"`\$\.(\w+)", str(error))
         source = sources.get(found[1], "settings") if found else "settings"
-        raise BadSettings(f"{source}: {error}") from error
+        raise BadSettings(f"{source}: {list_choices(str(error), Settings)}") from error
 
 
 def parse_size(text: str) -> int:

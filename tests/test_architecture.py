@@ -35,6 +35,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "admin.periodic",
         "admin.keys",
         "admin.body_budget",
+        "admin.choices",
         "admin.client_address",
         "admin.openapi",
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,6 +38,21 @@ class Alert(NamedTuple):
     minutes: int
     """So long it holds before it is told."""
     summary: str
+
+
+JOBS = "loraplex.*"
+"""Scrape jobs of gateways, admin planes and workers: others have metrics of these names too."""
+_SELECTOR = re.compile(r"\b((?:loraplex_|vllm:|process_)\w+)(?:\{([^}]*)\})?")
+
+
+def of_jobs(jobs: str, expression: str) -> str:
+    """Restricts each selector of a query to the scrape jobs that match a pattern."""
+
+    def restricted(found: re.Match[str]) -> str:
+        matchers = [f'job=~"{jobs}"', *filter(None, [found[2]])]
+        return f"{found[1]}{{{', '.join(matchers)}}}"
+
+    return _SELECTOR.sub(restricted, expression)
 
 
 def rate(metric: str, by: str = "", matching: str = "") -> str:
@@ -431,8 +447,12 @@ ALERTS = (
         "Prometheus cannot read a gateway or worker.",
     ),
     Alert(
-        *("LoraplexNoWorker", "critical", 'max(loraplex_workers{state="ready"}) == 0', 1),
-        "No gateway has a worker that is ready.",
+        *("LoraplexAbsent", "critical", 'absent(up{job=~"loraplex.*"})', 5),
+        "Prometheus knows no gateway or worker at all.",
+    ),
+    Alert(
+        *("LoraplexNoWorker", "critical", 'loraplex_workers{state="ready"} == 0', 1),
+        "A gateway has no worker that is ready.",
     ),
     Alert(
         *("LoraplexWorkerLost", "warning", 'max(loraplex_workers{state=~"lost|silent"}) > 0', 2),
@@ -576,21 +596,32 @@ def dashboard(uid: str, title: str, panels: Iterable[Panel]) -> dict[str, Any]:
                     "type": "datasource",
                     "query": "prometheus",
                 },
-                {
-                    "name": "model",
-                    "label": "Base model",
-                    "type": "query",
-                    "datasource": SOURCE,
-                    "query": "label_values(vllm:num_requests_running, model_name)",
-                    "refresh": 2,
-                    "multi": True,
-                    "includeAll": True,
-                    "allValue": ".*",
-                    "current": {"text": "All", "value": "$__all"},
-                },
+                _choice("job", "Job", f'label_values(up{{job=~"{JOBS}"}}, job)', JOBS),
+                _choice(
+                    "model",
+                    "Base model",
+                    'label_values(vllm:num_requests_running{job=~"$job"}, model_name)',
+                    ".*",
+                ),
             ]
         },
         "panels": list(_placed(panels)),
+    }
+
+
+def _choice(name: str, label: str, query: str, everything: str) -> dict[str, Any]:
+    """Returns a variable of a dashboard, with several values or all of them."""
+    return {
+        "name": name,
+        "label": label,
+        "type": "query",
+        "datasource": SOURCE,
+        "query": query,
+        "refresh": 2,
+        "multi": True,
+        "includeAll": True,
+        "allValue": everything,
+        "current": {"text": "All", "value": "$__all"},
     }
 
 
@@ -616,7 +647,7 @@ def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
         "gridPos": place,
         "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
         "targets": [
-            {"refId": chr(ord("A") + n), "expr": query, "legendFormat": legend}
+            {"refId": chr(ord("A") + n), "expr": of_jobs("$job", query), "legendFormat": legend}
             for n, (legend, query) in enumerate(panel.queries.items())
         ],
     }
@@ -633,9 +664,9 @@ def queries() -> Iterator[Query]:
     for uid, (_, panels) in DASHBOARDS.items():
         for panel in panels:
             for legend, expression in panel.queries.items():
-                yield Query(f"{uid}: {panel.title}", expression, legend)
+                yield Query(f"{uid}: {panel.title}", of_jobs(JOBS, expression), legend)
     for alert in ALERTS:
-        yield Query(alert.name, alert.expression)
+        yield Query(alert.name, of_jobs(JOBS, alert.expression))
 
 
 def rules() -> dict[str, Any]:
@@ -647,7 +678,7 @@ def rules() -> dict[str, Any]:
                 "rules": [
                     {
                         "alert": alert.name,
-                        "expr": alert.expression,
+                        "expr": of_jobs(JOBS, alert.expression),
                         "for": f"{alert.minutes}m",
                         "labels": {"severity": alert.severity},
                         "annotations": {

@@ -31,7 +31,7 @@ from workers.process.worker import CannotServe, Worker
 def main(worker: type[Worker] = Worker, metrics: Callable[[], bytes] | None = None) -> None:
     """metrics: makes the page of /metrics, on any thread."""
     config = WorkerConfig.read(Path(sys.argv[1]))
-    set_up_logging(config.log_format)
+    set_up_logging(config.log_format, config.log_level)
     instance_id = sys.argv[2] if len(sys.argv) > 2 else f"worker-{uuid.uuid4().hex[:12]}"
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine") as engine:
         try:

@@ -11,6 +11,7 @@ from typing import Any, get_args
 import msgspec
 from msgspec.structs import fields
 
+from admin.choices import list_choices
 from admin.errors import Invalid, Stalled, TooLarge
 from admin.stored_text import check_json
 
@@ -61,7 +62,7 @@ def decode_json(body: bytes, kind: Any) -> Any:
         check_json(body)
         return decoded
     except msgspec.ValidationError as error:
-        raise _explain(str(error)) from None
+        raise _explain(list_choices(str(error), kind)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Invalid(f"the body is not valid JSON: {error}", "invalid_json") from None
 

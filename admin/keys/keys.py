@@ -117,6 +117,18 @@ async def rotate_key(
 
 
 async def revoke_key(connection: Connection, key_id: str) -> KeyDetails:
-    """Once and for all; a second time changes nothing. Raises NotFound."""
+    """Revokes a key for good; a second time changes nothing.
+
+    In a transaction of the caller's. Raises NotFound, and Conflict for the last admin key that is
+    valid without an end: nobody could make another.
+    """
+    await lock_catalog(connection)
+    key = await get_key(connection, key_id)
+    is_admin = key.tenant_id is None and key.is_live(datetime.now(UTC))
+    if is_admin and not await connection.fetchval(sql["admin_key_beside"], key_id):
+        raise Conflict(
+            "this is the last admin key without an expiry; make another before you revoke it",
+            "last_admin_key",
+        )
     await connection.execute(sql["key_revoke"], key_id)
     return await get_key(connection, key_id)

@@ -30,6 +30,14 @@ UPDATE api_keys SET expires_at = least(expires_at, $2) WHERE id = $1;
 -- name: key_revoke
 UPDATE api_keys SET revoked_at = now() WHERE id = $1 AND revoked_at IS NULL;
 
+-- name: admin_key_beside
+-- Whether another admin key is valid now and has no end.
+SELECT EXISTS (
+    SELECT FROM api_keys
+    WHERE tenant_id IS NULL AND id <> $1 AND revoked_at IS NULL AND expires_at IS NULL
+          AND coalesce(not_before <= now(), true)
+);
+
 -- name: keys_used
 -- $1: ids; $2: when each was last used. Of a key that many use at once one writes, once a minute; of one that is being
 -- deleted none.

@@ -51,7 +51,9 @@ class WorkerReports:
         if not (news or failures or changed):
             return
         # One that is away may come back as it was, one that was replaced does not.
-        are_all_here = all(client.status is not None for client in clients)
+        are_all_here = all(
+            client.status is not None or not client.has_answered for client in clients
+        )
         async with self._database.acquire() as connection:
             if news:
                 await connection.execute(sql["workers_report"], self._id, news)

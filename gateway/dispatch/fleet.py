@@ -86,8 +86,9 @@ class Fleet:
         return best(self.weighed)
 
     def states(self) -> dict[str, int]:
-        """How many workers are ready, silent (connected, not heard of), draining or lost."""
-        found = {"ready": 0, "silent": 0, "draining": 0, "lost": 0}
+        """Counts workers that are ready, silent (connected, without a recent status), draining or
+        lost, and absent ones: addresses that have never answered."""
+        found = {"ready": 0, "silent": 0, "draining": 0, "lost": 0, "absent": 0}
         for client in list(self.clients):
             found[_state(client)] += 1
         return found
@@ -202,7 +203,10 @@ class Fleet:
 def _state(client: WorkerClient) -> str:
     if client.is_ready:
         return "silent" if client.is_silent else "ready"
-    return "draining" if client.status is not None and client.status.draining else "lost"
+    if client.status is not None and client.status.draining:
+        return "draining"
+    # An address of the settings may stand for a worker that does not exist yet.
+    return "lost" if client.has_answered else "absent"
 
 
 def _serves(client: WorkerClient, model: str) -> bool:

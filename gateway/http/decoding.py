@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin
 
 import msgspec
 
+from admin.choices import list_choices
 from gateway.dialects.history import is_absent
 from gateway.exceptions import InvalidRequest
 from gateway.limits.bounds import MAX_TOKEN_IDS
@@ -39,10 +40,10 @@ def decode_request(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
             given = msgspec.json.decode(body)
             asked = _without_absent(given, decoder.type)
             if asked == given:
-                raise _explain(str(error)) from None
+                raise _explain(error, decoder.type) from None
         return msgspec.convert(asked, decoder.type)
     except msgspec.ValidationError as error:
-        raise _explain(str(error)) from None
+        raise _explain(error, decoder.type) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}") from None
 
@@ -100,7 +101,8 @@ def _check_size(body: bytes) -> None:
         )
 
 
-def _explain(message: str) -> InvalidRequest:
+def _explain(error: msgspec.ValidationError, kind: Any) -> InvalidRequest:
+    message = list_choices(str(error), kind)
     if found := UNKNOWN_FIELD.search(message):
         name, path = found["name"], found["path"]
         if path:

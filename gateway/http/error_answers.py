@@ -6,14 +6,17 @@ from typing import Any
 
 import msgspec
 from litestar import Request, Response
-from litestar.exceptions import MethodNotAllowedException
+from litestar.exceptions import MethodNotAllowedException, NotFoundException
 from litestar.types import Receive, Scope, Send
 
 from gateway.dialects.messages_errors import OVERLOADED, messages_error
 from gateway.exceptions import code_of, error_body, problem_of, retry_headers
+from gateway.http.meant_path import find_meant_path
 from gateway.http.paths import is_of_messages
 from gateway.http.request import number_request
 
+MAX_SHOWN = 100
+"""Characters of an unknown path that are repeated in the answer."""
 CODE = "refusal"
 """Key in a scope's state of the code of the error that is being answered."""
 
@@ -54,6 +57,8 @@ class ErrorAnswer:
 
 def to_response(request: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
     """The exception handler of the whole application."""
+    if isinstance(error, NotFoundException):
+        error = NotFoundException(_no_route(request))
     answer = ErrorAnswer(error, request.scope)
     return Response(
         answer.body,
@@ -61,3 +66,12 @@ def to_response(request: Request[Any, Any, Any], error: Exception) -> Response[d
         headers=answer.headers,
         media_type="application/json",
     )
+
+
+def _no_route(request: Request[Any, Any, Any]) -> str:
+    path = request.scope["path"]
+    message = f"There is no route {request.method} {path[:MAX_SHOWN]}."
+    meant = find_meant_path(path, {route.path for route in request.app.routes})
+    if meant is None:
+        return message + " GET /docs lists the routes."
+    return message + f" Did you mean {meant}? Check the client's base URL."

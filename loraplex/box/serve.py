@@ -21,6 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from admin.database import EVERYTHING, Database
 from loraplex.api import Api
 from loraplex.box import demo
@@ -40,6 +42,7 @@ from loraplex.roles.bootstrap import (
     load_pepper,
     migrate_database,
     register,
+    registered_models,
 )
 from loraplex.roles.listener import address_of, listen, listen_for_management, serves_apart
 from loraplex.roles.planes import DRAIN_S
@@ -58,11 +61,18 @@ END_S = 10.0
 WORKER_DRAIN_S = 30.0
 """Its requests have ended with the gateway's."""
 START_TIMEOUT_S = 600.0
+NOTHING_TO_SERVE = "nothing to serve: no model is registered; give --model PATH, or --demo"
 POSTGRES_LOOK_S = 0.5
 OF_GATEWAY = (
     *("max_upload", "min_free_disk", "max_lora_rank", "max_usage_wal", "usage_days", "audit_days"),
     *("tenant_writes_per_minute", "catalog_stale_s", "log_format", "slow_request_s", "drain_s"),
-    *("max_body_memory", "max_connections", "max_connections_per_address", "key_pepper"),
+    *(
+        "log_level",
+        "max_body_memory",
+        "max_connections",
+        "max_connections_per_address",
+        "key_pepper",
+    ),
     *("transport_certificate", "transport_key", "transport_authority", "insecure_transport"),
     *("tls_certificate", "tls_key", "trusted_proxies", "cors_origins", "default_tenant_quota"),
 )
@@ -72,16 +82,19 @@ OF_GATEWAY = (
 def serve(settings: Settings, *, with_demo: bool) -> None:
     """Until SIGINT or SIGTERM. Raises what keeps it from starting, with nothing left running."""
     started = time.monotonic()
+    if settings.log_format is None and sys.stderr.isatty():
+        settings = msgspec.structs.replace(settings, log_format="short")
     if settings.log_format == "json":
-        set_up_logging("json")
+        set_up_logging("json", settings.log_level)
         # It tells of each request that we make.
         logging.getLogger("httpx").setLevel(logging.WARNING)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     models = dict(settings.models)
     if with_demo:
         models.setdefault(demo.MODEL_NAME, str(demo.find_model()))
-    if not models:
-        raise BadSettings("nothing to serve: give --model PATH, or --demo")
+    is_new = settings.database_url is None and not (settings.home / "keys.json").exists()
+    if not models and is_new:
+        raise BadSettings(NOTHING_TO_SERVE)
     # Before anything is started.
     trace_destination(os.environ)
     check_metric_sending(os.environ)
@@ -99,6 +112,10 @@ def serve(settings: Settings, *, with_demo: bool) -> None:
             check_source(Path(path))
         postgres, dsn = stack.enter_context(_database(settings))
         digests = {name: _import(name, path, settings) for name, path in models.items()}
+        if not digests:
+            digests = asyncio.run(registered_models(dsn))
+        if not digests:
+            raise BadSettings(NOTHING_TO_SERVE)
         box = Box(settings, (listener, management), postgres, dsn, digests, with_demo)
         asyncio.run(box.run(started))
 
@@ -171,8 +188,9 @@ class Box:
         settings = self._settings
         # It needs no database, and of all it takes the longest.
         await self._worker.start()
-        migrate = partial(migrate_database, self._dsn, lambda name: tell(f"migration {name}"))
-        await until_there(migrate, self._listener, tell, self._tls)
+        migrate = partial(migrate_database, self._dsn)
+        if applied := await until_there(migrate, self._listener, tell, self._tls):
+            tell(f"{len(applied)} migrations applied: {applied[0]} to {applied[-1]}")
         database = await Database.connect(
             self._dsn, sees=EVERYTHING, application_name="loraplex-serve"
         )
@@ -249,6 +267,14 @@ class Box:
             tell(f"metrics go to {without_secrets(url)}")
         if self._settings.log_format == "json":
             return
+        command = command_line()
+        print(f"\n  {self._url}/ in a browser: links, the API's reference at /docs")
+        print("  in another terminal:")
+        if self._with_demo:
+            print(f"    {command} chat support-bot")
+        print(f"    {command} quickstart NAME    a tenant, its key and its first adapter")
+        print(f"    {command} --help")
+        print(f"\n  keys are in {self._settings.home / 'keys.json'}; Ctrl-C stops\n")
         # A service's output is kept as its log, where no key belongs; a demo's are for all to try.
         if self._with_demo or sys.stdout.isatty():
             print(f"  admin key   {keys.admin}")
@@ -262,13 +288,7 @@ class Box:
                 ' -d \'{"model": "support-bot", "stream": true,'
                 ' "messages": [{"role": "user", "content": "Where is my parcel?"}]}\'\n'
             )
-        command = command_line()
-        print(f"  keys are in {self._settings.home / 'keys.json'}; Ctrl-C stops\n")
-        print("  in another terminal:")
-        if self._with_demo:
-            print(f"    {command} chat support-bot")
-        print(f"    {command} quickstart NAME    a tenant, its key and its first adapter")
-        print(f"    {command} --help", flush=True)
+        sys.stdout.flush()
 
 
 def command_line() -> str:

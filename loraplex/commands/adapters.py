@@ -232,6 +232,22 @@ def unpin(name: str, alias: str, tenant: str | None, as_json: bool) -> None:
         _tell(server.delete(f"{_alias_path(name, alias)}/pin", tenant=tenant), as_json)
 
 
+@adapter_group.command("unalias")
+@click.argument("pointer", metavar="NAME@ALIAS")
+@tenant_option
+@yes_option
+@json_option
+def unalias(pointer: str, tenant: str | None, yes: bool, as_json: bool) -> None:
+    """Delete an alias, such as support-bot@staging. The version that it points to stays."""
+    name, _, alias = pointer.partition("@")
+    if not (name and alias):
+        raise click.UsageError(f"{pointer!r} is not NAME@ALIAS")
+    confirm(f"Delete the alias {pointer}? Requests for it will be refused.", yes)
+    with api() as server:
+        gone = server.delete(_alias_path(name, alias), tenant=tenant)
+    show_done(gone, f"deleted the alias {pointer}", as_json)
+
+
 @adapter_group.command("approve")
 @click.argument("version", metavar="NAME@VERSION")
 @tenant_option

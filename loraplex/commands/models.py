@@ -18,6 +18,7 @@ from loraplex.commands.options import (
     settings_options,
     yes_option,
 )
+from loraplex.errors import ApiFailure
 from loraplex.output import Form, progress, show_done, show_list, show_one
 from loraplex.tables import Column, Kind
 
@@ -63,9 +64,10 @@ def model_group() -> None:
     help="How matrices are stored: `keep` serves those of a .gguf file in its own format, `int8` "
     "and `int4` quantise them.",
 )
+@click.option("--replace", is_flag=True, help="Give a name that is in use to these weights.")
 @json_option
 @settings_options()
-def add(model: str, weight_format: str, as_json: bool, **flags: Any) -> None:
+def add(model: str, weight_format: str, replace: bool, as_json: bool, **flags: Any) -> None:
     """Import a Hugging Face directory or a .gguf file here and register it under NAME."""
     from loraplex.api import connect, with_store_of_server
     from loraplex.box.importing import import_model
@@ -74,8 +76,15 @@ def add(model: str, weight_format: str, as_json: bool, **flags: Any) -> None:
     if not (name and equals and path):
         raise click.UsageError(f"{model!r} is not NAME=PATH")
     settings = with_store_of_server(settings_of(flags))
+    with connect(settings) as server:
+        known = {each["name"]: each["digest"] for each in server.all("/admin/v1/models")}
     with progress(f"importing {name}") as report:
         digest = import_model(Path(path), settings, report, weight_format)
+    if not replace and known.get(name, digest) != digest:
+        raise ApiFailure(
+            f"{name} is served with other weights ({known[name][:12]}); give another name, or "
+            f"--replace to serve {digest[:12]} under this one"
+        )
     with connect(settings) as server:
         made = server.post("/admin/v1/models", {"name": name, "digest": digest})
     show_done(made, f"{name} {digest}", as_json)

@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 import click
 
+from loraplex.api import Api
 from loraplex.commands.options import api, json_option, route
-from loraplex.output import show_done, show_list, show_one
+from loraplex.output import show_done, show_list, show_one, tell
 from loraplex.settings import parse_size
 from loraplex.tables import Column, Kind, Row, Size
 
@@ -92,6 +93,8 @@ def set_quota(tenant: str | None, key: str | None, as_json: bool, **given: str |
         limits = {name: present[name] for name in LIMITS if name in present} | changes
         body = {name: limit for name, limit in limits.items() if limit is not None}
         changed = server.put(path, body, if_match=etag)
+        if any(changes.get(name) is not None for name in DOLLARS):
+            _warn_of_prices(server)
     _show(changed, as_json)
 
 
@@ -103,6 +106,17 @@ def clear_quota(tenant: str | None, key: str | None, as_json: bool) -> None:
     with api() as server:
         cleared = server.delete(_path(tenant, key))
     show_done(cleared, f"{cleared['id']} has no limits", as_json)
+
+
+def _warn_of_prices(server: Api) -> None:
+    """What a model without a price computes costs nothing, and no spend limit ends it."""
+    priced = {price["model"] for price in server.all("/admin/v1/prices", cursor="model")}
+    free = [m["name"] for m in server.all("/admin/v1/models") if m["name"] not in priced]
+    if free:
+        tell(
+            f"warning: {', '.join(free)} has no price, so that a spend limit does not count its"
+            " use; `loraplex price set` gives it one"
+        )
 
 
 def _path(tenant: str | None, key: str | None) -> str:
@@ -137,6 +151,9 @@ def _show(quota: dict[str, Any], as_json: bool) -> None:
     if as_json:
         show_one(quota, as_json)
         return
+    # Nothing may be pinned unless a limit says so.
+    if quota["use"].keys() <= {"pin_bytes"} and not quota.get("pin_bytes"):
+        tell("no limits are set; `loraplex quota set` sets some")
     show_list([_row(name, use) for name, use in quota["use"].items()], COLUMNS)
     if quota.get("cached_weight", 100) != 100:
         click.echo(f"A cached prompt token counts {quota['cached_weight']} % of one.")

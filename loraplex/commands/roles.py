@@ -127,7 +127,7 @@ def worker_command(
     settings.make_home()
     path = settings.home / f"worker-{path_digest(Path(listen))}.json"
     write_private(path, config.to_json())
-    set_up_logging(settings.log_format)
+    set_up_logging(settings.log_format or "text", settings.log_level)
     command = python("-m", "loraplex.roles.worker_process", str(path))
     if advertise is None:
         running = run_worker(command)

@@ -105,7 +105,8 @@ def key_group() -> None:
 
 
 @key_group.command("create")
-@click.option("--tenant", help="Whose key; without it an admin key.")
+@click.option("--tenant", help="Tenant name or id.")
+@click.option("--admin", is_flag=True, help="Make a key for the whole admin plane.")
 @click.option("--name", help="For you to remember what it is for.")
 @click.option(
     "--scope",
@@ -126,6 +127,7 @@ def key_group() -> None:
 @json_option
 def create_key(
     tenant: str | None,
+    admin: bool,
     scopes: tuple[str, ...],
     models: tuple[str, ...],
     cidrs: tuple[str, ...],
@@ -134,7 +136,9 @@ def create_key(
     expires_at: str | None,
     as_json: bool,
 ) -> None:
-    """Create a key and print it."""
+    """Create a key of a tenant, or with --admin a key for everything, and print it."""
+    if admin == (tenant is not None):
+        raise click.UsageError("give --tenant NAME, or --admin for a key that may do everything")
     fields = {
         "name": name,
         "not_before": not_before and moment(not_before, ahead=True),

@@ -65,6 +65,18 @@ async def migrate_database(
         await database.close()
 
 
+async def registered_models(dsn: str) -> dict[str, str]:
+    """Returns the served names of the database's base models, and their digests."""
+    await migrate_database(dsn)
+    database = await Database.connect(dsn, sees=EVERYTHING, application_name="loraplex-serve")
+    try:
+        async with database.acquire() as connection:
+            found = await models.list_models(connection)
+    finally:
+        await database.close()
+    return {model.name: model.digest for model in found}
+
+
 def load_pepper(settings: Settings) -> bytes:
     """The pepper of the settings, else of the data directory, made there at the first start. Raises
     NotPrivate for the file of another account."""

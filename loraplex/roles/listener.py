@@ -9,6 +9,7 @@ from ipaddress import ip_address
 
 from gateway.http.server import bind
 from loraplex.errors import BadSettings
+from loraplex.port_holder import find_holder
 from loraplex.settings import Settings
 
 MANAGEMENT_PORT = 8002
@@ -17,7 +18,7 @@ MANAGEMENT_PORT = 8002
 
 def listen(settings: Settings) -> socket.socket:
     """Raises BadSettings."""
-    return _bind(settings.host, settings.port)
+    return _bind(settings.host, settings.port, "port")
 
 
 def listen_for_management(settings: Settings) -> socket.socket:
@@ -25,13 +26,13 @@ def listen_for_management(settings: Settings) -> socket.socket:
     process has that. Raises BadSettings."""
     host, port = settings.management_host, settings.management_port
     if port is not None:
-        return _bind(host, port)
+        return _bind(host, port, "management_port")
     try:
         return bind(host, MANAGEMENT_PORT)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise BadSettings(f"management_host: {host}: {error.strerror}") from error
-        return _bind(host, 0)
+        return _bind(host, 0, "management_port")
 
 
 def is_loopback(listener: socket.socket) -> bool:
@@ -60,8 +61,15 @@ def address_of(listener: socket.socket) -> str:
     return f"{host}:{port}"
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int, setting: str) -> socket.socket:
     try:
         return bind(host, port)
     except OSError as error:
-        raise BadSettings(f"{host}:{port}: {error.strerror}") from error
+        if error.errno != errno.EADDRINUSE:
+            raise BadSettings(f"{setting}: {host}:{port}: {error.strerror}") from error
+        holder = find_holder(port) or "another process"
+        flag, variable = setting.replace("_", "-"), f"LORAPLEX_{setting.upper()}"
+        raise BadSettings(
+            f"port {port} of {host} is taken by {holder}; "
+            f"choose another with --{flag} or {variable}"
+        ) from error

@@ -47,7 +47,7 @@ from loraplex.settings import Settings
 from loraplex.telemetry import set_up_telemetry, show_certificates
 from loraplex.tracing import trace_destination, tracing_to
 from workers.process.collector import look_for_cycles_less
-from workers.process.logs import LogFormat, set_up_logging
+from workers.process.logs import set_up_logging
 from workers.wire.client import WorkerClient
 
 DRAIN_S = 30.0
@@ -92,16 +92,16 @@ def run_gateway(
     """Serves until SIGTERM or SIGINT, then finishes what runs. worker_health: as for
     `management_app`."""
     serving = _serve_gateway(settings, with_admin, sockets, warns, worker_health)
-    _run(serving, settings.log_format)
+    _run(serving, settings)
 
 
 def run_admin(settings: Settings, sockets: Sockets) -> None:
     """The admin plane alone, with probes; otherwise as `run_gateway`."""
-    _run(_serve_admin(settings, sockets), settings.log_format)
+    _run(_serve_admin(settings, sockets), settings)
 
 
-def _run(serving: Coroutine[Any, Any, None], log_format: LogFormat) -> None:
-    set_up_logging(log_format)
+def _run(serving: Coroutine[Any, Any, None], settings: Settings) -> None:
+    set_up_logging(settings.log_format or "text", settings.log_level)
     # What these tell at these levels is told by us, or is each connection of a pool that retries.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("asyncpg.pool").setLevel(logging.ERROR)

@@ -25,6 +25,7 @@ def worker_config(
         "listen": listen,
         "security": settings.security,
         "health": health,
+        "log_format": settings.log_format or "text",
         "ops": settings.ops or "",
         "kernel_variant": settings.kernel_variant or "",
         "memory": settings.memory or 0,

@@ -26,7 +26,7 @@ PROCESS = {
     )
 }
 VALUES = {
-    "state": {"ready", "silent", "draining", "lost"},
+    "state": {"ready", "silent", "draining", "lost", "absent"},
     "status": {each.value for each in Status},
     "class": {each.value for each in ServiceClass},
     "code": {each.value for each in ErrorCode},

@@ -8,7 +8,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 
 from loraplex.errors import BadSettings
 from loraplex.metric_sending import MetricSender, check_metric_sending, send_interval_s
-from loraplex.otlp import otlp_url, resource
+from loraplex.otlp import Signal, otlp_url, resource
 from tests.otlp_receiver import ReceivedMetric, otlp_receiver
 from workers.tallies import Counter, Exemplar, Histogram
 
@@ -50,7 +50,6 @@ def test_where_they_go(environ: dict[str, str], url: str) -> None:
     ("name", "value"),
     [
         ("OTEL_METRICS_EXPORTER", "console"),
-        ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "grpc"),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4317"),
         ("OTEL_METRIC_EXPORT_INTERVAL", "often"),
         ("OTEL_METRIC_EXPORT_INTERVAL", "0"),
@@ -60,6 +59,18 @@ def test_where_they_go(environ: dict[str, str], url: str) -> None:
 def test_what_is_not_supported_is_refused_by_name(name: str, value: str) -> None:
     with pytest.raises(BadSettings, match=name):
         check_metric_sending(ENDPOINT | {name: value})
+
+
+@pytest.mark.parametrize("signal", ["traces", "metrics"])
+def test_another_protocol_sends_nothing_and_stops_nothing(
+    signal: Signal, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL"
+    for name, value in (("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"), (own, "http/json")):
+        assert otlp_url(ENDPOINT | {name: value}, signal) is None
+        assert f"{signal} are not sent: {name} is {value!r}" in caplog.text
+    own_is_right = {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc", own: "http/protobuf"}
+    assert otlp_url(ENDPOINT | own_is_right, signal) is not None
 
 
 def test_the_interval_is_the_standards() -> None:

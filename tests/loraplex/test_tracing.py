@@ -47,8 +47,6 @@ def test_the_sampler_is_said() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
-        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json"),
         ("OTEL_TRACES_EXPORTER", "zipkin"),
         ("OTEL_TRACES_SAMPLER", "jaeger_remote"),
         ("OTEL_TRACES_SAMPLER_ARG", "2"),

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from workers.process.logs import LogFormat
+from workers.process.logs import LogFormat, LogLevel
 from workers.wire.transport.base import Security
 
 DType = Literal["bfloat16", "float32"]
@@ -79,6 +79,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     drain_s: float = 120.0
     """Seconds that running requests have to end after SIGTERM."""
     log_format: LogFormat = "text"
+    log_level: LogLevel = "info"
 
     @classmethod
     def read(cls, path: Path) -> WorkerConfig:

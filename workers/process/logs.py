@@ -10,24 +10,55 @@ from typing import Any, Literal
 
 import msgspec
 
-LogFormat = Literal["text", "json"]
+LogFormat = Literal["text", "json", "short"]
+"""text: lines with all that is known. json: objects. short: lines for a terminal."""
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 PLAIN = {*logging.makeLogRecord({}).__dict__, "message", "asctime"}
 """What every record has; the rest was given as `extra`."""
 
 
-def set_up_logging(format: LogFormat) -> None:
-    """From INFO on. As JSON also warnings of Python, and what ends the process."""
+SHORT = "%(asctime)s %(message)s"
+SHOWN = ("model", "in_tok", "out_tok", "ttft_ms", "dur_ms", "error", "reason", "address", "number")
+"""What a short line says of a request or a refusal."""
+
+
+def set_up_logging(format: LogFormat, level: LogLevel = "info") -> None:
+    """Logs records of a level and above. As JSON also warnings of Python, and what ends the
+    process."""
     # What no format of ours shows; a gateway logs a line for each request.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None  # pyright: ignore[reportAttributeAccessIssue]
-    logging.basicConfig(level=logging.INFO)
+    logging.basicConfig(level=level.upper())
     for handler in logging.root.handlers:
-        handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter(TEXT))
+        handler.setFormatter(_formatter(format))
     if format == "json":
         logging.captureWarnings(True)
         sys.excepthook = _log_uncaught
+
+
+def _formatter(format: LogFormat) -> logging.Formatter:
+    match format:
+        case "json":
+            return JsonFormatter()
+        case "short":
+            return ShortFormatter(SHORT, "%H:%M:%S")
+        case "text":
+            return TextFormatter(TEXT)
+
+
+class ShortFormatter(logging.Formatter):
+    """Lines of a time, a message and a few of the fields, for people who watch a terminal."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        level = "" if record.levelno < logging.WARNING else f" [{record.levelname.lower()}]"
+        shown = [
+            f" {name}={value}"
+            for name, value in _given(record)
+            if name in SHOWN and value not in (None, "")
+        ]
+        return super().formatMessage(record) + _encodable("".join(shown)) + level
 
 
 class TextFormatter(logging.Formatter):

@@ -116,6 +116,8 @@ class WorkerClient:
         """By digest; empty while there is no connection."""
         self.version = OLDEST_VERSION
         """Version of the protocol that this connection speaks, or the last one spoke."""
+        self.has_answered = False
+        """Whether there has ever been a connection to a worker."""
         self.status: WorkerStatus | None = None
         """The last one; None while there is no connection."""
         self.status_at = 0.0
@@ -255,6 +257,7 @@ class WorkerClient:
             self.version = common_version(self._own_hello, hello) or OLDEST_VERSION
             self.models = {model.digest: model for model in hello.models}
             self._connection = connection
+            self.has_answered = True
             self._num_looks, self._num_heard, self._step_age_s = 0, 0, 0.0
             if self._desired is not None:
                 connection.send(self._desired)

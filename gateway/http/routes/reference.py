@@ -1,4 +1,4 @@
-"""The reference of this gateway's routes, for people."""
+"""Pages for people: the gateway's address, and the reference of its routes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from gateway.http.reference import Json, reference
 from gateway.http.reference_page import POLICY, reference_page
 from gateway.http.request import GatewayRequest
 from gateway.http.routes.health import this_version
+from gateway.http.welcome_page import welcome_page
 
 PAGE = "reference_page"
 """Key of the application's state."""
+HEADERS = {"content-security-policy": POLICY}
 
 
 def write_documents(app: Litestar) -> None:
@@ -26,5 +28,10 @@ def write_documents(app: Litestar) -> None:
 @get("/docs", guards=[public], include_in_schema=False)
 async def show_reference(request: GatewayRequest) -> Response[str]:
     """Needs nothing from elsewhere."""
-    headers = {"content-security-policy": POLICY}
-    return Response(request.app.state[PAGE], headers=headers, media_type=MediaType.HTML)
+    return Response(request.app.state[PAGE], headers=HEADERS, media_type=MediaType.HTML)
+
+
+@get("/", guards=[public], include_in_schema=False)
+async def welcome() -> Response[str]:
+    """Tells a browser what this server is, and where to read on."""
+    return Response(welcome_page(this_version()), headers=HEADERS, media_type=MediaType.HTML)

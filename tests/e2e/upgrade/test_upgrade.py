@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 import time
@@ -60,9 +59,9 @@ def upgraded(facts: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def test_only_newer_migrations_are_applied(upgraded: Stack) -> None:
-    applied = re.findall(r"migration (\S+\.sql)", upgraded.log)
     names = [file.name for file in load_migrations()]
-    assert applied == names[names.index("0016_pre_own_proofs.sql") :]
+    newer = names[names.index("0016_pre_own_proofs.sql") :]
+    assert f"{len(newer)} migrations applied: {newer[0]} to {newer[-1]}" in upgraded.log
 
 
 def test_usage_is_reported_with_what_was_not_loaded(upgraded: Stack, facts: dict[str, Any]) -> None:

@@ -141,3 +141,18 @@ async def test_the_holder_of_the_prompt_and_of_no_other_domain_s(house: House) -
 async def test_a_worker_that_has_told_nothing_yet_waits_for_its_turn(house: House) -> None:
     await house.report(0, waiting_tokens=100_000)
     assert {house.chosen(work()) for _ in range(20)} == {0}
+
+
+async def test_an_address_that_has_never_answered_is_absent_and_not_lost(tmp_path: Path) -> None:
+    """Settings may name more addresses than there are workers."""
+    async with asyncio.TaskGroup() as tasks:
+        client, nobody = WorkerClient(f"unix:{tmp_path}/w"), WorkerClient(f"unix:{tmp_path}/none")
+        fleet = Fleet([client, nobody])
+        running = [tasks.create_task(each.run()) for each in (client, nobody)]
+        async with StubWorker(client.address, [MODEL], lambda _: Reply([1])):
+            await eventually(lambda: fleet.states()["ready"] == 1)
+            assert fleet.states() | {"ready": 0} == dict.fromkeys(fleet.states(), 0) | {"absent": 1}
+        await eventually(lambda: fleet.states()["lost"] == 1)
+        assert fleet.states()["absent"] == 1
+        for task in running:
+            task.cancel()

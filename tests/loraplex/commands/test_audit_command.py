@@ -22,7 +22,9 @@ async def test_keys_with_limits_and_rotation(plane: Plane):
     text = (await run(plane, "key", "rotate", old["id"], "--overlap", "0")).strip()
     assert (await plane.bearing(text).get("models")).status_code == 200
     assert "only a key that is valid" in await run(plane, "key", "rotate", old["id"], code=1)
-    assert "'home' does not appear" in await run(plane, "key", "create", "--cidr", "home", code=1)
+    assert "'home' does not appear" in await run(
+        plane, "key", "create", "--admin", "--cidr", "home", code=1
+    )
 
 
 async def test_the_log_is_listed_and_verified(plane: Plane, owner: Database):

@@ -65,12 +65,24 @@ async def test_tenants_and_keys(plane: Plane):
 
 
 async def test_a_key_ends_after_a_span(plane: Plane):
-    made = json.loads(await run(plane, "key", "create", "--expires-at", "30d", "--json"))
+    made = json.loads(await run(plane, "key", "create", "--admin", "--expires-at", "30d", "--json"))
     left = datetime.fromisoformat(made["record"]["expires_at"]) - datetime.now(UTC)
     assert timedelta(days=29) < left <= timedelta(days=30)
     assert "neither 24h, 30d nor a date" in await run(
-        plane, "key", "create", "--expires-at", "soon", code=2
+        plane, "key", "create", "--admin", "--expires-at", "soon", code=2
     )
+
+
+async def test_an_admin_key_is_asked_for_by_name_and_the_last_one_stays(plane: Plane):
+    refused = await run(plane, "key", "create", code=2)
+    assert "give --tenant NAME, or --admin" in refused
+    (own,) = json.loads(await run(plane, "key", "list", "--json"))
+    ends = json.loads(await run(plane, "key", "create", "--admin", "--expires-at", "1d", "--json"))
+    refused = await run(plane, "key", "revoke", own["id"], code=1)
+    assert "the last admin key without an expiry" in refused
+    await run(plane, "key", "revoke", ends["record"]["id"])
+    await run(plane, "key", "create", "--admin")
+    await run(plane, "key", "revoke", own["id"])
 
 
 @pytest.fixture
@@ -118,6 +130,9 @@ async def test_an_adapter_from_push_to_delete(
     await run(plane, "quota", "set", "--tenant", "acme", "--pin-bytes", "1MiB")
     assert await adapter("pin", "bot") == "bot@prod is now version 1, pinned\n"
     assert await adapter("unpin", "bot") == "bot@prod is now version 1\n"
+    assert "NAME@ALIAS" in await adapter("unalias", "bot", code=2)
+    assert await adapter("unalias", "bot@next", "--yes") == "deleted the alias bot@next\n"
+    assert "prod" in await adapter("unalias", "bot@prod", "--yes", code=1)
     assert "prod" in await adapter("delete", "bot@1", "--yes", code=1)
     question = await adapter("delete", "bot", code=130)
     assert "Delete adapter bot of tenant acme with its versions (2) and aliases" in question

@@ -40,6 +40,7 @@ async def test_quotas_are_set_piece_by_piece(plane: Plane):
     assert "adapters" in await quota("set", *of_key, "--adapters", "1", code=1)
     assert "decimals" in await quota("set", *of_key, "--spend-per-day", "1e-13", code=1)
     assert (await quota("clear", *of_key)) == f"{key_id} has no limits\n"
+    assert len((await quota("show", *of_key)).splitlines()) == 1
     cleared = json.loads(await quota("show", *of_key, "--json"))
     assert (cleared["requests_per_minute"], cleared["use"]) == (None, {})
 

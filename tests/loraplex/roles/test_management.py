@@ -162,7 +162,7 @@ def test_a_management_port_that_was_asked_for_is_that_or_refused():
     with listen_for_management(Settings()) as first, listen_for_management(Settings()) as second:
         taken = first.getsockname()[1]
         assert second.getsockname()[1] != taken
-        with pytest.raises(BadSettings, match=f"127.0.0.1:{taken}"):
+        with pytest.raises(BadSettings, match=f"port {taken} of 127.0.0.1 is taken"):
             listen_for_management(Settings(management_port=taken))
 
 

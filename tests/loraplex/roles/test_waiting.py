@@ -131,7 +131,7 @@ async def test_serve_brings_the_database_up_to_date_when_it_is_there(
                 await role.launch()
                 await says_that_it_waits(role)
                 assert "migration" not in role.told
-            await eventually(lambda: "migration 0001" in role.told, 60)
+            await eventually(lambda: "migrations applied: 0001" in role.told, 60)
             assert await role.end() == 0
         finally:
             await role.kill()

@@ -59,3 +59,18 @@ def test_lines_for_people_say_what_a_record_was_given() -> None:
     assert second == "of two request_id=req_1 finish_reasons=[None, 'stop']"
     assert unreadable.endswith("message_id=<class 'object'> time_s=0.5 level=9")
     assert failed.endswith(" ERROR gateway.http.routes failed")
+
+
+def test_lines_for_a_terminal_say_little() -> None:
+    program = """
+import logging
+from workers.process.logs import set_up_logging
+
+set_up_logging("short", "warning")
+log = logging.getLogger("gateway")
+log.info("answered")
+log.warning("refused", extra={"reason": "overloaded", "request_id": "req_1", "model": None})
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    (line,) = done.stderr.splitlines()
+    assert line[8:] == " refused reason=overloaded [warning]"

@@ -1,0 +1,30 @@
+"""Which process listens on a port of this machine, as Linux shows it to its account."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+PROC = Path("/proc")
+LISTENING = "0A"
+
+
+def find_holder(port: int) -> str | None:
+    """Returns the name and id of a process that listens on a TCP port, or None if none is seen."""
+    links = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
+    for process in PROC.glob("[0-9]*") if links else ():
+        # Processes of other accounts do not show their descriptors, and any may have ended.
+        with contextlib.suppress(OSError):
+            if any(str(each.readlink()) in links for each in (process / "fd").iterdir()):
+                return f"{(process / 'comm').read_text().strip()} (pid {process.name})"
+    return None
+
+
+def _listening_inodes(port: int) -> Iterator[str]:
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in (PROC / "net" / table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
+                    yield fields[9]
