@@ -33,8 +33,8 @@ CONVERSATIONS: Mapping[str, str] = {
     "is_error": "That a tool failed: chat templates know results only.",
     "items.*": "Items that are neither text nor calls nor results, such as "
     "`items.web_search_call`.",
-    "reasoning_items": "Summaries of reasoning that is sent back, and what a vendor encrypted; "
-    "its text is taken.",
+    "reasoning_items": "What a vendor encrypted of reasoning that is sent back, and summaries "
+    "beside its text.",
     "redacted_thinking": "No model here can read it.",
     "tools.*": "Tools that are not functions, by their type, such as `tools.web_search`.",
     "tools.options": "`allowed_callers`, `defer_loading`, `eager_input_streaming`, "
@@ -63,8 +63,7 @@ RESPONSES: Mapping[str, str] = {
     "prompt_cache_key": "Every prefix is cached; requests go where it is.",
     "prompt_cache_options": "As `prompt_cache_key`.",
     "prompt_cache_retention": "As `prompt_cache_key`.",
-    "reasoning.options": "`context`, `generate_summary`, `mode` and `summary`: reasoning is shown "
-    "as it comes.",
+    "reasoning.options": "`context` and `mode`: reasoning is shown as it comes.",
     "service_tier": "The tenant's class of service holds.",
     "stream_options": "`include_obfuscation`: streams are not padded.",
     "text.verbosity": "Models have no levels of it.",

@@ -101,7 +101,9 @@ class ItemReading:
         text = self._reader.text(fields.get("content"), place.inner("content"))
         if not text and isinstance(carried, str):
             text = reasoning_of(carried)
-        if "summary" in fields or (carried and not text):
+        summary = self._reader.text(fields.get("summary"), place.inner("summary"))
+        text = text or summary
+        if summary not in ("", text) or (carried and not text):
             self._reader.drop("reasoning_items")
         return [Message("assistant", reasoning=text)] if text else []
 

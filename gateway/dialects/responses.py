@@ -12,6 +12,7 @@ from gateway.dialects.history import ConversationReader, is_absent
 from gateway.dialects.response_items import ItemReading, namespaces
 from gateway.dialects.responses_fields import (
     FunctionChoice,
+    Reasoning,
     ResponsesRequest,
     TextConfig,
     TextSchemaFormat,
@@ -23,7 +24,7 @@ from gateway.messages import Message
 from gateway.text.detokenizer import TokenBytes
 
 ECHOED_TOOLS = ("function", "namespace")
-REASONING_OPTIONS = ("context", "generate_summary", "mode", "summary")
+REASONING_OPTIONS = ("context", "mode")
 
 
 class Responses(Dialect[ResponsesRequest]):
@@ -58,6 +59,7 @@ class Responses(Dialect[ResponsesRequest]):
     def answer_format(
         self, body: ResponsesRequest, request_id: str, spelled: TokenBytes
     ) -> ResponsesFormat:
+        reasoning = body.reasoning or Reasoning()
         echoed = {
             "id": f"{self.id_prefix}_{request_id}",
             "background": False,
@@ -67,7 +69,7 @@ class Responses(Dialect[ResponsesRequest]):
             "model": body.model,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
-            "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
+            "reasoning": {"effort": reasoning.effort, "summary": reasoning.summarises},
             "store": False,
             "temperature": body.temperature,
             "text": {"format": (body.text and body.text.format) or {"type": "text"}},
@@ -83,6 +85,7 @@ class Responses(Dialect[ResponsesRequest]):
             echoed,
             spelled,
             carries_reasoning=body.carries_reasoning,
+            summarises=reasoning.summarises is not None,
             namespaces=namespaces(body.tools or [], body.input),
         )
 

@@ -44,15 +44,27 @@ class TextConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     verbosity: Any = None
 
 
+Summary = Literal["auto", "concise", "detailed", "none"]
+
+
 class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     effort: ReasoningEffort | None = None
     """A variable of the chat template; "none" sets `enable_thinking` to false instead."""
+    summary: Summary | None = None
+    """Any but "none": items of reasoning have their text as their summary too, where some clients
+    read it."""
+    generate_summary: Summary | None = None
+    """The same under its older name."""
 
     # dropped
     context: Any = None
-    generate_summary: Any = None
     mode: Any = None
-    summary: Any = None
+
+    @property
+    def summarises(self) -> str | None:
+        """How reasoning is to be summarised; None: not at all."""
+        asked = self.summary or self.generate_summary
+        return None if asked == "none" else asked
 
 
 class ResponsesStreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

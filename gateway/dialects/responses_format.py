@@ -36,16 +36,19 @@ class ResponsesFormat(AnswerFormat):
         spelled: TokenBytes,
         *,
         carries_reasoning: bool = False,
+        summarises: bool = False,
         namespaces: Mapping[str, tuple[str, str]] | None = None,
     ) -> None:
         """`echoed`: the fields of a response that repeat its request, `id` among them. `spelled`:
         the bytes of each token id. `carries_reasoning`: its items have it in `encrypted_content`
-        too, which is all that some clients send back. `namespaces`: that of each function in one,
+        too, which is all that some clients send back. `summarises`: they have it as their summary
+        too, which is all that some clients show. `namespaces`: that of each function in one,
         and its name there, by the name that the model calls."""
         self._request_id = request_id
         self._echoed = echoed | {"created_at": int(time.time())}
         self._spelled = spelled
         self._carries_reasoning = carries_reasoning
+        self._summarises = summarises
         self._namespaces = namespaces or {}
         self._number = 0
         """Sequence number of the next event."""
@@ -110,7 +113,8 @@ class ResponsesFormat(AnswerFormat):
             self._scores += written
             scores = {"logprobs": _array(written)}
         name = f"response.{NAMES[type(part)]}.delta"
-        return begun + self._event(name, **self._place(), delta=text, **scores)
+        told = self._event(name, **self._place(), delta=text, **scores)
+        return begun + told + self._summary_event(part, "text.delta", delta=text)
 
     def _open(self, part: Part) -> bytes:
         self._part, self._written, self._scores = part, [], []
@@ -119,9 +123,10 @@ class ResponsesFormat(AnswerFormat):
         added = self._event("response.output_item.added", output_index=index, item=item)
         if isinstance(part, ToolCall):
             return added
-        return added + self._event(
+        added += self._event(
             "response.content_part.added", **self._place(), part=self._content_part(part, "")
         )
+        return added + self._summary_event(part, "part.added", part=summary_part(""))
 
     def _close(self, *, is_last: bool = False) -> bytes:
         """The events that end the item under way, if there is one."""
@@ -140,6 +145,8 @@ class ResponsesFormat(AnswerFormat):
             closed += self._event(
                 "response.content_part.done", **place, part=self._content_part(part, text)
             )
+            closed += self._summary_event(part, "text.done", text=text)
+            closed += self._summary_event(part, "part.done", part=summary_part(text))
         index = len(self._done)
         self._done.append(self._item(part, index, text, status))
         self._part = None
@@ -154,6 +161,14 @@ class ResponsesFormat(AnswerFormat):
         place = {"item_id": self._item_id(self._part, index), "output_index": index}
         return place if isinstance(self._part, ToolCall) else place | {"content_index": 0}
 
+    def _summary_event(self, part: Part, name: str, /, **fields: Any) -> bytes:
+        """An event of the summary of the reasoning under way, if it has one."""
+        if not (self._summarises and isinstance(part, Reasoning)):
+            return b""
+        place = self._place()
+        place["summary_index"] = place.pop("content_index")
+        return self._event(f"response.reasoning_summary_{name}", **place, **fields)
+
     def _item_id(self, part: Part, index: int) -> str:
         prefix = {Text: "msg", Reasoning: "rs", ToolCall: "fc"}[type(part)]
         return f"{prefix}_{self._request_id}_{index}"
@@ -166,7 +181,8 @@ class ResponsesFormat(AnswerFormat):
             case Text():
                 return item | {"type": "message", "role": "assistant", "content": content}
             case Reasoning():
-                item |= {"type": "reasoning", "summary": [], "content": content}
+                summary = [summary_part(text)] if self._summarises and text else []
+                item |= {"type": "reasoning", "summary": summary, "content": content}
                 if self._carries_reasoning and text is not None:
                     item["encrypted_content"] = carried(text)
                 return item
@@ -223,6 +239,10 @@ class ResponsesFormat(AnswerFormat):
 
 def text_of(part: Part) -> str:
     return part.arguments if isinstance(part, ToolCall) else part.text
+
+
+def summary_part(text: str) -> dict[str, Any]:
+    return {"type": "summary_text", "text": text}
 
 
 def _array(written: Sequence[bytes]) -> msgspec.Raw:

@@ -113,8 +113,7 @@ def recorded(name: str, tool: str, arguments: Any, dropped: set[str], later: set
 
 OF_CLAUDE_CODE = {"billing_header", "cache_control", "context_management"}
 OF_CODEX = {
-    *("client_metadata", "prompt_cache_key", "reasoning.options"),
-    *("tools.options", "tools.web_search"),
+    *("client_metadata", "prompt_cache_key", "tools.options", "tools.web_search"),
 }
 AGENTS = {
     "claude_code": recorded(

@@ -12,7 +12,7 @@ import pytest
 
 from tests.gateway.dialects.test_all_dialects import CALL, DIALECTS, ask
 from tests.gateway.scripted import ScriptedWorker
-from tests.gateway.scripts import IM_END, ids, say
+from tests.gateway.scripts import IM_END, ids, say, spelled
 from tests.gateway.service import Service
 from tests.gateway.templated import templated_service
 
@@ -164,6 +164,52 @@ def test_a_forced_call_that_is_cut_shows_no_markup(
         options = {"tool_choice": FORCED[dialect], field: len(THOUGHT) + num_written}
         found = read(service, dialect, stream, **options)
         assert (found.text, found.calls, found.reason) == ("", [], CUT[dialect])
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (None, None),
+        ({"summary": "auto"}, "auto"),
+        ({"generate_summary": "concise"}, "concise"),
+        ({"summary": "none"}, None),
+    ],
+)
+def test_reasoning_is_its_own_summary_where_one_is_asked_for(
+    client: openai.OpenAI, worker: ScriptedWorker, asked: Any, told: str | None
+) -> None:
+    """Whole, in the events of a stream, and sent back, with or without its content."""
+    worker.script = say(f"{THOUGHT}One.", per_step=3)
+    body: dict[str, Any] = ask("responses", reasoning=asked)
+    create: Any = client.responses.with_raw_response.create
+    raw = create(**body)
+    answer = raw.parse()
+    assert "loraplex-dropped" not in raw.headers and answer.reasoning.summary == told
+    streamed: Any = client.responses.create(**body, stream=True)
+    *events, last = streamed
+    for thought in (answer.output[0], last.response.output[0]):
+        assert thought.content[0].text.strip() == "First {a}.\n\nThen b."
+        summary = [part.text for part in thought.summary]
+        assert summary == ([thought.content[0].text] if told else [])
+    named = [event for event in events if "summary" in event.type]
+    assert bool(named) is (told is not None)
+    if told is None:
+        return
+    kinds = [event.type.removeprefix("response.reasoning_summary_") for event in named]
+    first, *deltas, text, part = kinds
+    assert (first, set(deltas), text, part) == (
+        *("part.added", {"text.delta"}, "text.done", "part.done"),
+    )
+    sent = answer.output[0].to_dict()
+    assert "".join([piece.delta for piece in named[1:-2]]) == sent["summary"][0]["text"]
+    prompts: list[list[int]] = []
+    for item in (sent, {**sent, "summary": []}, {**sent, "content": None}):
+        call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+        output = {"type": "function_call_output", "call_id": "c", "output": "7"}
+        raw = create(**{**body, "input": [*body["input"], item, call, output]})
+        assert "loraplex-dropped" not in raw.headers
+        prompts.append(worker.requests[-1].tokens)
+    assert prompts[0] == prompts[1] == prompts[2] and "Then b." in spelled(prompts[0])
 
 
 @pytest.mark.parametrize("per_step", [1, 400])

@@ -170,7 +170,6 @@ def test_what_agents_send_beyond_the_page(client: openai.OpenAI, worker: Scripte
     )
     assert raw.headers["loraplex-dropped"].split(", ") == [
         "prompt_cache_key",
-        "reasoning.options",
         "text.verbosity",
         "tools.custom",
         "tools.web_search",
