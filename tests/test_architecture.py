@@ -14,9 +14,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "ops": (),
     "memory": (),
     "migrations": (),
+    "sandbox": (),
     "adapters": ("memory", "ops"),
-    "workers": ("adapters", "memory", "ops"),
+    "workers": ("adapters", "memory", "ops", "sandbox"),
     "admin": (
+        "sandbox",
         "adapters.manifest",
         "adapters.format.strict_json",
         "adapters.format.validator",

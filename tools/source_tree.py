@@ -18,7 +18,10 @@ from pathlib import Path
 from statistics import quantiles
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("ops", "memory", "adapters", "workers", "admin", "gateway", "loraplex", "migrations")
+PACKAGES = (
+    *("ops", "memory", "adapters", "sandbox", "workers"),
+    *("admin", "gateway", "loraplex", "migrations"),
+)
 LARGE = ("gateway", "admin", "workers", "adapters", "loraplex")
 NOT_READ = ("ops", "workers.models", "workers.layers")
 CLASSES = ("Scheduler", "AdapterPool", "Engine")

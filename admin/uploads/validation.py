@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import signal
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import assert_never
 from weakref import WeakValueDictionary
@@ -16,40 +13,32 @@ import msgspec
 from adapters.errors import AdapterRejected
 from adapters.manifest import AdapterManifest, BaseModelShape
 from admin.errors import Invalid, TooLarge
-from admin.uploads.sandbox import (
-    MAX_OUTCOME_BYTES,
-    Bounds,
-    Died,
-    DiskFailed,
-    Outcome,
-    Refused,
-    Rejected,
-    Task,
-    Validated,
-)
+from admin.uploads.sandbox import DiskFailed, Outcome, Refused, Rejected, Upload, Validated
+from sandbox.sandboxes import Sandboxes
+from sandbox.task import Bounds, Died
 
 MAX_VALIDATIONS = 2
-GRACE_S = 10.0
-"""A sandbox that has not answered so long after its bound is not alive."""
-ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
-"""All that a sandbox is told: no secret is there to be read."""
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+BOUNDS = Bounds(memory_bytes=64 << 20, cpu_s=60.0, wall_s=120.0)
+"""Of one validation."""
 HINTS = {
     "memory": "Validating it takes more memory than any adapter that can be served.",
     "timeout": "Validating it takes longer than any adapter that can be served.",
     "crashed": "Validating it ended without a result.",
 }
 
+_decoder = msgspec.json.Decoder(Outcome)
+
 
 class Validation:
-    """Sandboxes start with the first uploads, live on, and are replaced when they die."""
+    """Validations of one admin plane, in sandboxes."""
 
-    def __init__(self, max_rank: int, max_bytes: int, bounds: Bounds | None = None) -> None:
+    def __init__(self, max_rank: int, max_bytes: int, bounds: Bounds = BOUNDS) -> None:
         """`max_bytes`: of an adapter's files together."""
         self._max_rank = max_rank
         self._max_bytes = max_bytes
-        self._bounds = bounds or Bounds()
-        self._idle: list[_Sandbox] = []
+        self._bounds = bounds
+        self._sandboxes = Sandboxes("admin.uploads.sandbox")
+        self._threads = ThreadPoolExecutor(MAX_VALIDATIONS, "validations")
         self._slots = asyncio.Semaphore(MAX_VALIDATIONS)
         self._tenants: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -67,85 +56,36 @@ class Validation:
         Raises AdapterRejected (adapter.validation.{memory,timeout,crashed} if it hit a bound),
         Invalid or TooLarge for an archive that cannot be read, OSError of the disk.
         """
-        task = Task(
+        upload = Upload(
             folder=str(folder),
             archive=None if archive is None else str(archive),
             bases=bases,
             max_rank=self._max_rank,
             max_bytes=self._max_bytes,
             min_free_bytes=min_free_bytes,
-            bounds=self._bounds,
         )
         turn = self._tenants.setdefault(tenant_id, asyncio.Lock())
         async with turn, self._slots:
-            return _result(await self._run(task))
+            return _result(await self._run(upload))
 
     async def close(self) -> None:
-        while self._idle:
-            await self._idle.pop().kill()
+        await asyncio.to_thread(self._sandboxes.close)
+        self._threads.shutdown(wait=False)
 
-    async def _run(self, task: Task) -> Outcome:
-        """In a second sandbox if the first dies, such as one killed while idle."""
-        for _ in range(2):
-            sandbox = self._idle.pop() if self._idle else await _Sandbox.start()
-            outcome = None
-            try:
-                async with asyncio.timeout(task.bounds.wall_s + GRACE_S):
-                    outcome = await sandbox.run(task)
-            except TimeoutError:
-                outcome = None
-            finally:
-                if outcome is None:
-                    await sandbox.kill()
-            if outcome is not None:
-                self._idle.append(sandbox)
-                return outcome
-        return Died("crashed")
+    async def _run(self, upload: Upload) -> Outcome | Died:
+        file_bytes = upload.max_bytes if upload.archive else 0
+        bounds = msgspec.structs.replace(self._bounds, file_bytes=file_bytes)
+        task = self._sandboxes.task(msgspec.json.encode(upload), bounds)
+        running = asyncio.get_running_loop().run_in_executor(self._threads, task.run)
+        try:
+            outcome = await asyncio.shield(running)
+        except asyncio.CancelledError:
+            task.stop()
+            raise
+        return outcome if isinstance(outcome, Died) else _decoder.decode(outcome)
 
 
-class _Sandbox:
-    """One process of `admin.uploads.sandbox`."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-
-    @classmethod
-    async def start(cls) -> _Sandbox:
-        inherited = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
-        return cls(
-            await asyncio.create_subprocess_exec(
-                # Nothing is imported from the folder the server was started in.
-                *(sys.executable, "-P", "-m", "admin.uploads.sandbox"),
-                cwd="/",
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                env=inherited | ONE_THREAD,
-                limit=2 * MAX_OUTCOME_BYTES,
-                # A group of its own, which ends with it.
-                start_new_session=True,
-            )
-        )
-
-    async def run(self, task: Task) -> Outcome | None:
-        """None if it died."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        with contextlib.suppress(ConnectionError):
-            self._process.stdin.write(msgspec.json.encode(task) + b"\n")
-            await self._process.stdin.drain()
-            if (line := await self._process.stdout.readline()).endswith(b"\n"):
-                return msgspec.json.decode(line, type=Outcome)
-        return None
-
-    async def kill(self) -> None:
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        await self._process.wait()
-
-
-def _result(outcome: Outcome) -> AdapterManifest:
+def _result(outcome: Outcome | Died) -> AdapterManifest:
     match outcome:
         case Validated():
             return outcome.manifest

@@ -1,0 +1,1 @@
+"""Processes with limits, for work on input that strangers sent."""

@@ -1,0 +1,154 @@
+"""Runs tasks in sandboxes, which start with the first tasks and are replaced when they die."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from threading import Lock
+
+import msgspec
+
+from sandbox.task import MAX_OUTCOME_BYTES, Answer, Bounds, Died, Done, Task
+
+GRACE_S = 10.0
+"""Seconds after the limit of a task until its sandbox is considered dead."""
+ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
+"""Variables that a sandbox gets, so that it has no secret."""
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+class SandboxFailed(Exception):
+    """Sandboxes end before they answer, whatever the task."""
+
+
+class Sandboxes:
+    """Sandboxes of one module, used from any thread: as many as tasks run at once."""
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        """module: calls `sandbox.server.serve` when it is run."""
+        # Nothing is imported from the folder in which the server was started.
+        self.command = (sys.executable, "-P", "-m", module, *arguments)
+        self._idle: list[_Sandbox] = []
+        self._busy: set[_Sandbox] = set()
+        self._lock = Lock()
+        self._is_closed = False
+
+    def task(self, work: bytes, bounds: Bounds) -> SandboxTask:
+        """Returns a task that has not begun. work: JSON."""
+        return SandboxTask(self, Task(bounds, msgspec.Raw(work)))
+
+    def acquire(self) -> _Sandbox:
+        """Returns an idle sandbox, or starts one."""
+        with self._lock:
+            if self._is_closed:
+                raise SandboxFailed("the sandboxes are closed")
+            sandbox = self._idle.pop() if self._idle else _Sandbox(self.command)
+            self._busy.add(sandbox)
+        return sandbox
+
+    def release(self, sandbox: _Sandbox, *, is_alive: bool) -> None:
+        """Takes back a sandbox that works on nothing any more."""
+        with self._lock:
+            self._busy.remove(sandbox)
+            if is_alive and not self._is_closed:
+                self._idle.append(sandbox)
+                return
+        sandbox.close()
+
+    def close(self) -> None:
+        """Ends all sandboxes, also those that work."""
+        with self._lock:
+            idle, self._idle, self._is_closed = self._idle, [], True
+            for sandbox in self._busy:
+                sandbox.kill()
+        for sandbox in idle:
+            sandbox.close()
+
+
+class SandboxTask:
+    """Work for a sandbox: one thread runs it, and another may stop it."""
+
+    def __init__(self, sandboxes: Sandboxes, task: Task) -> None:
+        self._sandboxes = sandboxes
+        self._task = task
+        self._lock = Lock()
+        self._sandbox: _Sandbox | None = None
+        self._is_stopped = False
+
+    def run(self) -> bytes | Died:
+        """Returns the JSON of the outcome. Uses a second sandbox if the first dies, such as one
+        that was killed while it was idle. Raises SandboxFailed if that dies too, or the task was
+        stopped."""
+        for _ in range(2):
+            with self._lock:
+                if self._is_stopped:
+                    break
+                sandbox = self._sandbox = self._sandboxes.acquire()
+            answer = sandbox.run(self._task)
+            with self._lock:
+                self._sandbox = None
+            self._sandboxes.release(sandbox, is_alive=answer is not None)
+            if answer is not None:
+                return bytes(answer.outcome) if isinstance(answer, Done) else answer
+        raise SandboxFailed(f"no sandbox answered: {' '.join(self._sandboxes.command)}")
+
+    def stop(self) -> None:
+        """Kills the sandbox that works on the task; `run` then returns."""
+        with self._lock:
+            self._is_stopped = True
+            if self._sandbox is not None:
+                self._sandbox.kill()
+
+
+class _Sandbox:
+    """One process of `sandbox.server`."""
+
+    def __init__(self, command: tuple[str, ...]) -> None:
+        inherited = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                command,
+                cwd="/",
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                env=inherited | ONE_THREAD,
+                # A group of its own, so that its forks end with it.
+                start_new_session=True,
+            )
+
+    def run(self, task: Task) -> Answer | None:
+        """Returns None if the sandbox died."""
+        deadline = time.monotonic() + task.bounds.wall_s + GRACE_S
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            self._socket.settimeout(task.bounds.wall_s + GRACE_S)
+            self._socket.sendall(msgspec.json.encode(task) + b"\n")
+            return msgspec.json.decode(self._read_line(deadline), type=Answer)
+        return None
+
+    def _read_line(self, deadline: float) -> bytes:
+        """Returns less than a line if the sandbox ends first. Raises TimeoutError."""
+        line = b""
+        while not line.endswith(b"\n") and len(line) < 2 * MAX_OUTCOME_BYTES:
+            self._socket.settimeout(max(0.001, deadline - time.monotonic()))
+            chunk = self._socket.recv(1 << 16)
+            if not chunk:
+                break
+            line += chunk
+        return line
+
+    def kill(self) -> None:
+        """May be called while another thread runs a task."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def close(self) -> None:
+        self.kill()
+        self._socket.close()

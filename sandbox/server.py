@@ -1,0 +1,124 @@
+"""Forks a process with limits for each task.
+
+A sandbox reads `Task`s from its standard input and writes an `Answer` to each, a line of JSON
+each, until its input ends, which it does when the parent dies. A fork finds everything imported,
+and costs milliseconds.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import resource
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, NoReturn
+
+import msgspec
+
+from sandbox.task import MAX_OUTCOME_BYTES, Answer, Bounds, Died, Done, Task
+
+MAX_OPEN_FILES = 16
+
+DEATHS: dict[int, Literal["memory", "timeout"]] = {
+    signal.SIGPROF: "timeout",
+    signal.SIGXCPU: "timeout",
+    # Native libraries abort where they cannot allocate.
+    signal.SIGABRT: "memory",
+}
+"""Reasons by signal."""
+
+Work = Callable[[bytes], bytes]
+"""Maps the JSON of a task's work to the JSON of its outcome."""
+
+
+def serve(work: Work) -> None:
+    """Works on one task at a time until the input ends."""
+    # The collector of a fork then leaves these objects alone, and their pages stay shared.
+    gc.freeze()
+    tasks = msgspec.json.Decoder(Task)
+    while line := sys.stdin.buffer.readline():
+        answer = _fork(work, tasks.decode(line))
+        sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def _fork(work: Work, task: Task) -> Answer:
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        _run(work, task, writer)
+    os.close(writer)
+    raw = _read(reader, time.monotonic() + task.bounds.wall_s)
+    os.close(reader)
+    if raw is None:
+        os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    if raw is None:
+        return Died("timeout")
+    status = os.waitstatus_to_exitcode(status)
+    return Done(msgspec.Raw(raw)) if status == 0 else Died(DEATHS.get(-status, "crashed"))
+
+
+def _read(reader: int, deadline: float) -> bytes | None:
+    """Returns what the fork writes until it ends. Returns None if that is too much, or the fork has
+    not ended by the deadline."""
+    raw = b""
+    while len(raw) < MAX_OUTCOME_BYTES:
+        if not select.select([reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            return None
+        if not (chunk := os.read(reader, 1 << 16)):
+            return raw
+        raw += chunk
+    return None
+
+
+def _run(work: Work, task: Task, writer: int) -> NoReturn:
+    status = 1
+    errors = os.fdopen(os.dup(2), "w")
+    try:
+        # A native library that aborts says so in lines that are no log.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        _limit(task.bounds)
+        with open(writer, "wb") as answer:
+            answer.write(work(bytes(task.work)))
+        status = 0
+    except MemoryError:
+        signal.raise_signal(signal.SIGABRT)
+    except BaseException:
+        traceback.print_exc(file=errors)
+        errors.flush()
+    finally:
+        os._exit(status)
+
+
+def _limit(bounds: Bounds) -> None:
+    os.close(0)
+    os.close(1)
+    if sys.platform == "linux":
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        in_use = pages * resource.getpagesize()
+        _set(resource.RLIMIT_AS, in_use + bounds.memory_bytes)
+    _set(resource.RLIMIT_STACK, bounds.stack_bytes)
+    _set(resource.RLIMIT_FSIZE, bounds.file_bytes)
+    _set(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)
+    _set(resource.RLIMIT_CORE, 0)
+    # The timer counts fractions of a second, and the limit of the kernel stays whatever happens
+    # to the timer.
+    _set(resource.RLIMIT_CPU, math.ceil(bounds.cpu_s))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, bounds.cpu_s)
+
+
+def _set(limit: int, value: int) -> None:
+    _, hard = resource.getrlimit(limit)
+    bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    # The soft limit on CPU time is told from other deaths by its signal, the hard one is not.
+    resource.setrlimit(limit, (bound, hard if limit == resource.RLIMIT_CPU else bound))

@@ -1,0 +1,39 @@
+"""Messages between a program and its sandbox."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+MAX_OUTCOME_BYTES = 1 << 20
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """Limits of the process that works on one task."""
+
+    memory_bytes: int
+    """Address space in addition to that of the interpreter with everything imported."""
+    cpu_s: float
+    wall_s: float
+    stack_bytes: int = 8 << 20
+    file_bytes: int = 0
+    """Size of the largest file that the process may write."""
+
+
+class Task(msgspec.Struct, frozen=True):
+    bounds: Bounds
+    work: msgspec.Raw
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    outcome: msgspec.Raw
+
+
+class Died(msgspec.Struct, frozen=True, tag=True):
+    """The process ended before its work did."""
+
+    why: Literal["memory", "timeout", "crashed"]
+
+
+Answer = Done | Died
