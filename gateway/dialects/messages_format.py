@@ -19,6 +19,18 @@ SIGNATURE = "unsigned"
 whose signature is empty."""
 
 
+NOTHING_TOLD = {"container": None, "stop_details": None}
+"""Keys of a message, and of the event that ends one, that say nothing here. Anthropic's schema has
+them, and clients in typed languages expect them."""
+NOTHING_USED = {
+    "cache_creation": None,
+    "inference_geo": None,
+    "service_tier": None,
+    "speed": None,
+}
+"""The same of a message's usage."""
+
+
 class MessagesFormat(AnswerFormat):
     """The answer to one request, which has one choice."""
 
@@ -52,7 +64,7 @@ class MessagesFormat(AnswerFormat):
         reason, sequence = self._stopped(self._finish_reason, self._stop, self._has_called)
         ended = {
             "type": "message_delta",
-            "delta": {"stop_reason": reason, "stop_sequence": sequence},
+            "delta": {"stop_reason": reason, "stop_sequence": sequence, **NOTHING_TOLD},
             "usage": usage_object(usage),
         }
         return b"%s%s%s" % (
@@ -123,12 +135,13 @@ class MessagesFormat(AnswerFormat):
         """The block that a part's pieces are added to."""
         match part:
             case Text():
-                return {"type": "text", "text": ""}
+                return {"type": "text", "text": "", "citations": None}
             case Reasoning():
                 return {"type": "thinking", "thinking": "", "signature": ""}
             case ToolCall(index=index, name=name):
                 id = f"toolu_{self._request_id}_{index}"
-                return {"type": "tool_use", "id": id, "name": name, "input": {}}
+                call = {"type": "tool_use", "id": id, "name": name, "input": {}}
+                return call | {"caller": None, "toolset_name": None}
 
     def _block(self, part: Part) -> dict[str, Any]:
         """A whole part as a block."""
@@ -167,7 +180,9 @@ class MessagesFormat(AnswerFormat):
             "content": content,
             "stop_reason": stop_reason,
             "stop_sequence": stop_sequence,
-            "usage": usage_object(usage),
+            **NOTHING_TOLD,
+            "diagnostics": None,
+            "usage": usage_object(usage) | NOTHING_USED,
         }
 
 
@@ -176,13 +191,15 @@ def event(name: str, data: dict[str, Any]) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (name.encode(), encode(data))
 
 
-def usage_object(usage: Usage) -> dict[str, int]:
+def usage_object(usage: Usage) -> dict[str, Any]:
     """Anthropic counts what came from a cache apart from the other input."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": usage.thought_tokens},
+        "server_tool_use": None,
     }
 
 

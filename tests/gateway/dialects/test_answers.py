@@ -28,7 +28,7 @@ class Read(NamedTuple):
     text: str
     calls: list[Any]
     reason: Any
-    num_thought_tokens: int | None
+    num_thought_tokens: int
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def read_chat(client: openai.OpenAI, body: dict[str, Any], stream: bool) -> Read
         read = extra["reasoning"] or "", message.content or "", calls, choice.finish_reason
         return Read(*read, answer.usage.completion_tokens_details.reasoning_tokens)
     thought = text = arguments = ""
-    reason, number = None, None
+    reason, number = None, 0
     for chunk in create(**body, stream=True, stream_options={"include_usage": True}):
         for choice in chunk.choices:
             extra = choice.delta.model_extra or {}
@@ -91,7 +91,7 @@ def read_message(client: anthropic.Anthropic, body: dict[str, Any], stream: bool
         "".join([block.text for block in found["text"]]),
         [block.input for block in found["tool_use"]],
         (answer.stop_reason, answer.stop_sequence),
-        None,
+        answer.usage.output_tokens_details.thinking_tokens,
     )
 
 
@@ -136,7 +136,7 @@ def test_a_stop_string_ends_the_text_and_no_thought(
     found = read(service, dialect, stream, **{STOP_FIELD[dialect]: ["b.", "\n\n", "</think>"]})
     assert (found.thought.strip(), found.text) == ("First {a}.\n\nThen b.", "One.")
     assert found.reason == STOPPED[dialect]
-    assert found.num_thought_tokens in (THOUGHT_TOKENS, None)
+    assert found.num_thought_tokens == THOUGHT_TOKENS
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -242,6 +242,33 @@ def test_a_last_chunk_has_an_empty_delta(client: openai.OpenAI, worker: Scripted
         *_, last = client.chat.completions.create(**asked, stream=True)
         (choice,) = last.choices
         assert choice.finish_reason and choice.delta.to_dict() == {}
+
+
+OF_A_MESSAGE = {"container", "diagnostics", "stop_details", "stop_sequence"}
+OF_ITS_USAGE = {
+    *("cache_creation", "inference_geo", "server_tool_use", "service_tier", "speed"),
+}
+OF_ITS_END = {"container", "stop_details", "stop_sequence"}
+
+
+def test_messages_have_the_keys_of_their_schema(service: Service, worker: ScriptedWorker) -> None:
+    """Null where there is nothing to tell; the tokens of the thought are counted."""
+    worker.script = say(f"{THOUGHT}Well.\n{CALL}")
+    with anthropic.Anthropic(base_url=service.url, api_key=service.keys.acme) as client:
+        create: Any = client.messages.create
+        message = create(**ask("messages")).to_dict()
+        begun, *events, ended, _ = [e.to_dict() for e in create(**ask("messages"), stream=True)]
+    assert all(message[key] is None for key in OF_A_MESSAGE)
+    assert all(message["usage"][key] is None for key in OF_ITS_USAGE)
+    assert message["usage"]["output_tokens_details"] == {"thinking_tokens": THOUGHT_TOKENS}
+    assert begun["message"].keys() == message.keys()
+    assert begun["message"]["usage"].keys() == message["usage"].keys()
+    assert all(ended["delta"][key] is None for key in OF_ITS_END)
+    assert ended["usage"]["output_tokens_details"] == {"thinking_tokens": THOUGHT_TOKENS}
+    blocks = [event["content_block"] for event in events if "content_block" in event]
+    for _, text, call in (message["content"], blocks):
+        assert text["citations"] is None
+        assert call["caller"] is None and call["toolset_name"] is None
 
 
 KEYS = {"system_fingerprint", "service_tier"}
