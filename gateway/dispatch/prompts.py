@@ -159,8 +159,11 @@ def check_ids(asked: GenerationRequest, target: ResolvedModel) -> None:
         ("stop_token_ids", asked.stop_token_ids),
         ("allowed_token_ids", asked.allowed_token_ids),
     ):
-        if ids and max(ids) >= size:
-            raise InvalidRequest(f"Token ids must be below {size}.", param=param)
+        if ids and (highest := max(ids)) >= size:
+            raise InvalidRequest(
+                f"'{param}' names the token id {highest}; this model's ids are below {size}.",
+                param=param,
+            )
 
 
 async def _prompts(

@@ -22,6 +22,9 @@ to make. So many are in a megabyte of JSON that is sent as a text."""
 SMALL_BYTES = 1 << 16
 """A body of fewer bytes cannot have more of anything than the bounds allow."""
 
+MAX_SEARCHED = 1024
+"""Entries of a mapping among which the wrong one is searched."""
+
 T = TypeVar("T")
 UNKNOWN_FIELD = re.compile(r"unknown field `(?P<name>[^`]*)`(?: - at `\$\.?(?P<path>.*)`)?$")
 PATH = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>(?P<field>[^`.\[]*)[^`]*)`$")
@@ -40,10 +43,11 @@ def decode_request(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
             given = msgspec.json.decode(body)
             asked = _without_absent(given, decoder.type)
             if asked == given:
-                raise _explain(error, decoder.type) from None
-        return msgspec.convert(asked, decoder.type)
-    except msgspec.ValidationError as error:
-        raise _explain(error, decoder.type) from None
+                raise _explain(error, decoder.type, given) from None
+        try:
+            return msgspec.convert(asked, decoder.type, str_keys=True)
+        except msgspec.ValidationError as error:
+            raise _explain(error, decoder.type, asked) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}") from None
 
@@ -83,7 +87,7 @@ def _structs_in(kind: Any) -> Iterator[type[msgspec.Struct]]:
 
 def _fits(value: Any, kind: Any) -> bool:
     try:
-        msgspec.convert(value, kind)
+        msgspec.convert(value, kind, str_keys=True)
     except msgspec.ValidationError:
         return False
     return True
@@ -101,7 +105,7 @@ def _check_size(body: bytes) -> None:
         )
 
 
-def _explain(error: msgspec.ValidationError, kind: Any) -> InvalidRequest:
+def _explain(error: msgspec.ValidationError, kind: Any, given: Any) -> InvalidRequest:
     message = list_choices(str(error), kind)
     if found := UNKNOWN_FIELD.search(message):
         name, path = found["name"], found["path"]
@@ -115,10 +119,28 @@ def _explain(error: msgspec.ValidationError, kind: Any) -> InvalidRequest:
             f"Unsupported parameter: '{name}'.", param=name, code="unsupported_parameter"
         )
     if found := PATH.search(message):
-        reason = message[: found.start()]
-        return InvalidRequest(
-            f"Invalid value for '{found['path'] or 'body'}': {reason}.",
-            param=found["field"] or None,
-        )
+        reason, path = message[: found.start()], found["path"] or "body"
+        key = _wrong_key(given, kind, found["field"])
+        place = f"'{path}'" if key is None else f"the key '{key[:64]}' of '{found['field']}'"
+        return InvalidRequest(f"Invalid value for {place}: {reason}.", param=found["field"] or None)
     missing = REQUIRED.search(message)
     return InvalidRequest(f"{message}.", param=missing["name"] if missing else None)
+
+
+def _wrong_key(given: Any, kind: Any, field: str) -> str | None:
+    """Returns the key of the first wrong entry of a field that maps keys to values. None of any
+    other, and where there are more entries than any such field may have."""
+    entries: Any = given.get(field) if isinstance(given, dict) else None  # pyright: ignore
+    if not isinstance(entries, dict) or len(entries) > MAX_SEARCHED:  # pyright: ignore
+        return None
+    mapping, entries = _fields_of(kind).get(field), cast(dict[str, Any], entries)
+    if not _maps(mapping):
+        return None
+    return next((key for key in entries if not _fits({key: entries[key]}, mapping)), None)
+
+
+def _maps(kind: Any) -> bool:
+    """Whether values of a type map keys to values."""
+    if get_origin(kind) in (Annotated, Union, UnionType):
+        return any(map(_maps, get_args(kind)))
+    return get_origin(kind) is dict

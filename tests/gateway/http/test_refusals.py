@@ -105,6 +105,40 @@ def test_bad_values_by_name(
     assert len(worker.requests) == before and service.gateway.admission.num_open == 0
 
 
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"logit_bias": {"1": 1, "abc": 1}}, "the key 'abc' of 'logit_bias'"),
+        ({"logit_bias": {"1": 1, "2": 101}}, "the key '2' of 'logit_bias'"),
+        ({"logit_bias": {"1": 1, "2": None}}, "the key '2' of 'logit_bias'"),
+        ({"logit_bias": {"1": 1, "-3": 1}}, "the key '-3' of 'logit_bias'"),
+        ({"logit_bias": {"1": 1, "320": 1}}, "'logit_bias' names the token id 320"),
+        ({"stop_token_ids": [1, 999]}, "'stop_token_ids' names the token id 999"),
+        ({"metadata": {"a": "b", "c": 1}}, "the key 'c' of 'metadata'"),
+        ({"temperature": "hot"}, "'temperature'"),
+    ],
+)
+def test_a_wrong_entry_by_its_key(service: Service, changes: dict[str, Any], named: str) -> None:
+    for body in ({**CHAT, **changes}, {**CHAT, **changes, "tools": None}):
+        error = refused(service, "/v1/chat/completions", body)
+        assert named in error["message"] and error["param"] == next(iter(changes))
+
+
+def test_token_ids_are_keys_beside_a_field_that_is_absent(
+    service: Service, worker: ScriptedWorker
+) -> None:
+    worker.script = say("ok")
+    body = {**CHAT, "logit_bias": {"5": 1}, "frobnicate": None}
+    answer = httpx.post(
+        f"{service.url}/v1/chat/completions",
+        json=body,
+        headers={"authorization": f"Bearer {service.keys.acme}"},
+        timeout=20,
+    )
+    assert answer.status_code == 200, answer.text
+    assert worker.requests[-1].params.logit_bias == {5: 1.0}
+
+
 def test_a_missing_field_by_name(service: Service) -> None:
     error = refused(service, "/v1/chat/completions", {"model": "tiny"})
     assert (error["status"], error["param"]) == (400, "messages")
