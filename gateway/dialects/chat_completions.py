@@ -26,6 +26,7 @@ from gateway.exceptions import InvalidRequest
 from gateway.generation_request import GenerationRequest, ThoughtBudget
 from gateway.text.detokenizer import TokenBytes
 from gateway.text.parsers.parser import Reasoning, Text, ToolCall, join_parts
+from workers.wire.protocol import SamplingParams
 
 ThoughtTokens = Annotated[int, Meta(ge=-1, lt=1 << 31)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -237,7 +238,11 @@ class ChatCompletions(Dialect[ChatCompletionRequest]):
         )
 
     def answer_format(
-        self, body: ChatCompletionRequest, request_id: str, spelled: TokenBytes
+        self,
+        body: ChatCompletionRequest,
+        request_id: str,
+        spelled: TokenBytes,
+        used: SamplingParams,
     ) -> ChatFormat:
         return ChatFormat(
             f"{self.id_prefix}-{request_id}",

@@ -24,6 +24,7 @@ from gateway.exceptions import InvalidRequest
 from gateway.generation_request import GenerationRequest
 from gateway.limits.bounds import MAX_TOKEN_IDS
 from gateway.text.detokenizer import TokenBytes
+from workers.wire.protocol import SamplingParams
 
 UTF8 = codecs.getincrementaldecoder("utf-8")
 
@@ -148,7 +149,7 @@ class Completions(Dialect[CompletionRequest]):
         )
 
     def answer_format(
-        self, body: CompletionRequest, request_id: str, spelled: TokenBytes
+        self, body: CompletionRequest, request_id: str, spelled: TokenBytes, used: SamplingParams
     ) -> CompletionFormat:
         id = f"{self.id_prefix}-{request_id}"
         return CompletionFormat(id, body, spelled, logprobs=body.logprobs is not None)

@@ -13,6 +13,7 @@ from gateway.generation_request import GenerationRequest
 from gateway.limits.admission import Usage
 from gateway.text.detokenizer import TokenBytes
 from gateway.text.parsers.parser import Part, Text, join_parts
+from workers.wire.protocol import SamplingParams
 
 SCORED_AT_ONCE = 192
 """Tokens whose log-probabilities are written before the event loop goes on with others: with 20
@@ -100,10 +101,12 @@ class Dialect(ABC, Generic[B]):
         """The neutral request. Raises InvalidRequest, which names the field."""
 
     @abstractmethod
-    def answer_format(self, body: B, request_id: str, spelled: TokenBytes) -> BodyFormat:
+    def answer_format(
+        self, body: B, request_id: str, spelled: TokenBytes, used: SamplingParams
+    ) -> BodyFormat:
         """How the answer to `body` is written; an AnswerFormat if it may be streamed.
 
-        spelled: the bytes of each token id.
+        spelled: the bytes of each token id. used: how its tokens are drawn, defaults included.
         """
 
 

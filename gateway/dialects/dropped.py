@@ -65,6 +65,7 @@ RESPONSES: Mapping[str, str] = {
     "prompt_cache_retention": "As `prompt_cache_key`.",
     "reasoning.options": "`context` and `mode`: reasoning is shown as it comes.",
     "service_tier": "The tenant's class of service holds.",
+    "store": "Nothing is stored: the answer says `store: false`.",
     "stream_options": "`include_obfuscation`: streams are not padded.",
     "text.verbosity": "Models have no levels of it.",
     "truncation": "`auto`: a conversation that is too long is refused, not cut.",

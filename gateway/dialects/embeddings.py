@@ -19,7 +19,7 @@ from gateway.generation_request import GenerationRequest
 from gateway.limits.admission import Usage
 from gateway.limits.bounds import MAX_TOKEN_IDS
 from gateway.text.detokenizer import TokenBytes
-from workers.wire.protocol import OutputKind
+from workers.wire.protocol import OutputKind, SamplingParams
 
 MAX_INPUTS = 2048
 """As OpenAI has it."""
@@ -123,7 +123,7 @@ class Embeddings(Dialect[EmbeddingRequest]):
         )
 
     def answer_format(
-        self, body: EmbeddingRequest, request_id: str, spelled: TokenBytes
+        self, body: EmbeddingRequest, request_id: str, spelled: TokenBytes, used: SamplingParams
     ) -> EmbeddingFormat:
         return EmbeddingFormat(
             body.model, body.dimensions, is_base64=body.encoding_format == "base64"

@@ -43,6 +43,7 @@ from gateway.generation_request import (
 )
 from gateway.messages import Message, in_turns
 from gateway.text.detokenizer import TokenBytes
+from workers.wire.protocol import SamplingParams
 
 BILLING_HEADER = re.compile(r"^x-anthropic-billing-header:.*\n*", re.MULTILINE)
 Role = Literal["user", "assistant", "system"]
@@ -80,7 +81,7 @@ class Messages(Dialect[MessagesRequest]):
         return GenerationRequest(**MessageReading(body).neutral_fields())
 
     def answer_format(
-        self, body: MessagesRequest, request_id: str, spelled: TokenBytes
+        self, body: MessagesRequest, request_id: str, spelled: TokenBytes, used: SamplingParams
     ) -> MessagesFormat:
         id = f"{self.id_prefix}_{request_id}"
         return MessagesFormat(id, request_id, body.model, body.stop_sequences or [])

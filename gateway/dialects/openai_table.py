@@ -54,6 +54,7 @@ class FieldsWithoutEffect(ConstraintFields, frozen=True, kw_only=True):
 
     request_id: Annotated[Short | None, Wish()] = None
     service_tier: Annotated[ServiceTier | None, Wish(("auto", "default"))] = None
+    store: Annotated[bool | None, Wish((False,))] = None
 
     early_stopping: Annotated[Any, Refusal("There is no beam search.", (False,))] = None
     guided_decoding_backend: Annotated[Any, Refusal("There is one, llguidance.")] = None
@@ -65,7 +66,6 @@ class FieldsWithoutEffect(ConstraintFields, frozen=True, kw_only=True):
     ] = None
     length_penalty: Annotated[Any, Refusal("There is no beam search.", (1,))] = None
     logits_processors: Annotated[Any, Refusal("Code of a request is not run.")] = None
-    store: Annotated[bool | None, Refusal("No answer is stored.", (False,))] = None
     use_beam_search: Annotated[Any, Refusal("There is none; use `n`.", (False,))] = None
     vllm_xargs: Annotated[Any, Refusal("There are no plug-ins to take them.")] = None
 

@@ -19,7 +19,7 @@ from gateway.generation_request import GenerationRequest
 from gateway.limits.admission import Usage
 from gateway.relevance import INSTRUCTION, Pair
 from gateway.text.detokenizer import TokenBytes
-from workers.wire.protocol import OutputKind
+from workers.wire.protocol import OutputKind, SamplingParams
 
 MAX_PAIRS = 2048
 Instruction = Annotated[str, Meta(min_length=1, max_length=4096)]
@@ -173,7 +173,7 @@ class Scores(Dialect[ScoreRequest]):
         return _asked(body, body.pairs, "text_2")
 
     def answer_format(
-        self, body: ScoreRequest, request_id: str, spelled: TokenBytes
+        self, body: ScoreRequest, request_id: str, spelled: TokenBytes, used: SamplingParams
     ) -> ScoreFormat:
         return ScoreFormat(f"{self.id_prefix}-{request_id}", body.model)
 
@@ -185,7 +185,7 @@ class Reranking(Dialect[RerankRequest]):
         return _asked(body, body.pairs, "documents")
 
     def answer_format(
-        self, body: RerankRequest, request_id: str, spelled: TokenBytes
+        self, body: RerankRequest, request_id: str, spelled: TokenBytes, used: SamplingParams
     ) -> RerankFormat:
         texts = None if body.return_documents is False else body.texts
         return RerankFormat(f"{self.id_prefix}-{request_id}", body.model, texts, body.top_n)

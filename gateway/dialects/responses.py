@@ -10,6 +10,7 @@ from gateway.dialects.dropped import RESPONSES
 from gateway.dialects.function_tools import qualified
 from gateway.dialects.history import ConversationReader, is_absent
 from gateway.dialects.response_items import ItemReading, namespaces
+from gateway.dialects.response_object import echoed
 from gateway.dialects.responses_fields import (
     FunctionChoice,
     Reasoning,
@@ -22,8 +23,8 @@ from gateway.exceptions import InvalidRequest
 from gateway.generation_request import Constraint, GenerationRequest, NamedTool, ToolChoice
 from gateway.messages import Message
 from gateway.text.detokenizer import TokenBytes
+from workers.wire.protocol import SamplingParams
 
-ECHOED_TOOLS = ("function", "namespace")
 REASONING_OPTIONS = ("context", "mode")
 
 
@@ -34,6 +35,8 @@ class Responses(Dialect[ResponsesRequest]):
         dropped = {name for name in RESPONSES if not is_absent(getattr(body, name, None))}
         if body.truncation == "disabled":
             dropped.remove("truncation")
+        if body.store is False:
+            dropped.remove("store")
         reader = ConversationReader()
         items = ItemReading(reader)
         messages = _messages(body, items)
@@ -57,32 +60,12 @@ class Responses(Dialect[ResponsesRequest]):
         )
 
     def answer_format(
-        self, body: ResponsesRequest, request_id: str, spelled: TokenBytes
+        self, body: ResponsesRequest, request_id: str, spelled: TokenBytes, used: SamplingParams
     ) -> ResponsesFormat:
         reasoning = body.reasoning or Reasoning()
-        echoed = {
-            "id": f"{self.id_prefix}_{request_id}",
-            "background": False,
-            "instructions": body.instructions,
-            "max_output_tokens": body.max_output_tokens,
-            "metadata": body.metadata or {},
-            "model": body.model,
-            "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": None,
-            "reasoning": {"effort": reasoning.effort, "summary": reasoning.summarises},
-            "store": False,
-            "temperature": body.temperature,
-            "text": {"format": (body.text and body.text.format) or {"type": "text"}},
-            "tool_choice": body.tool_choice or "auto",
-            "tools": [tool for tool in body.tools or () if tool.get("type") in ECHOED_TOOLS],
-            "top_logprobs": body.top_logprobs or 0,
-            "top_p": body.top_p,
-            "truncation": "disabled",
-            "user": body.user,
-        }
         return ResponsesFormat(
             request_id,
-            echoed,
+            {"id": f"{self.id_prefix}_{request_id}", **echoed(body, used)},
             spelled,
             carries_reasoning=body.carries_reasoning,
             summarises=reasoning.summarises is not None,
@@ -122,7 +105,12 @@ def _constraint(text: TextConfig | None, dropped: set[str]) -> Constraint | None
 
 
 def _template_arguments(body: ResponsesRequest, dropped: set[str]) -> dict[str, Any]:
-    reasoning = body.reasoning
+    """Returns the variables of the chat template. `chat_template_kwargs` comes before what
+    `reasoning.effort` means."""
+    return _effort(body.reasoning, dropped) | (body.chat_template_kwargs or {})
+
+
+def _effort(reasoning: Reasoning | None, dropped: set[str]) -> dict[str, Any]:
     if reasoning is None:
         return {}
     if any(getattr(reasoning, option) is not None for option in REASONING_OPTIONS):

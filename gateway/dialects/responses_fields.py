@@ -15,6 +15,7 @@ from gateway.dialects.chat_completions import ReasoningEffort
 from gateway.dialects.chat_messages import MAX_MESSAGES, Tools
 from gateway.dialects.constraints import JsonObjectFormat, Name, Schema, TextFormat
 from gateway.dialects.openai_fields import Count, TopLogprobs
+from gateway.dialects.openai_table import check_refused
 from gateway.dialects.sampling_fields import SamplingFields
 from gateway.exceptions import InvalidRequest
 
@@ -87,7 +88,6 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     instructions: str | None = None
     max_output_tokens: Count | None = None
     stream: bool | None = None
-    store: bool | None = None
     tools: Tools | None = None
     """Functions, namespaces of functions, or of a type that is dropped."""
     tool_choice: Literal["auto", "none", "required"] | FunctionChoice | None = None
@@ -104,16 +104,19 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     )
     top_logprobs: TopLogprobs | None = None
     """Likeliest tokens told beside each one of the text."""
-    background: Literal[False] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Further variables of the chat template."""
+    background: bool | None = None
     previous_response_id: str | None = None
 
     # dropped
     client_metadata: Any = None
     max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
-    prompt_cache_key: Any = None
+    prompt_cache_key: str | None = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
     service_tier: Any = None
+    store: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
 
@@ -130,8 +133,9 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         self.check_min_tokens(self.max_output_tokens, "max_output_tokens")
-        if self.store:
-            raise InvalidRequest("Unsupported value: 'store' may only be false.", param="store")
+        check_refused(
+            "background", self.background, "Stream the answer: it is kept open.", (False,)
+        )
         if self.previous_response_id is not None:
             raise InvalidRequest(
                 "Unsupported parameter: 'previous_response_id'. Responses are not stored: send the "

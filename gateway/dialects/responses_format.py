@@ -224,6 +224,7 @@ class ResponsesFormat(AnswerFormat):
         return {
             **self._echoed,
             "object": "response",
+            "completed_at": int(time.time()) if status == "completed" else None,
             "status": status,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,

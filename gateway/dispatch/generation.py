@@ -27,6 +27,7 @@ from workers.wire.protocol import (
     Generate,
     OutputKind,
     PromptProgress,
+    SamplingParams,
     SequenceOutput,
     SequenceTimes,
     TokenLogprobs,
@@ -180,6 +181,11 @@ class Generation:
     @property
     def is_done(self) -> bool:
         return self._num_running == 0
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How its tokens are drawn: each choice has the same parameters, but for its bounds."""
+        return self._runs[0].request.params
 
     @property
     def finish_reasons(self) -> list[str | None]:

@@ -123,8 +123,11 @@ def _explain(error: msgspec.ValidationError, kind: Any, given: Any) -> InvalidRe
         key = _wrong_key(given, kind, found["field"])
         place = f"'{path}'" if key is None else f"the key '{key[:64]}' of '{found['field']}'"
         return InvalidRequest(f"Invalid value for {place}: {reason}.", param=found["field"] or None)
-    missing = REQUIRED.search(message)
-    return InvalidRequest(f"{message}.", param=missing["name"] if missing else None)
+    if found := REQUIRED.search(message):
+        name = found["name"]
+        hint = " GET /v1/models lists those of your key." if name == "model" else ""
+        return InvalidRequest(f"Missing required parameter: '{name}'.{hint}", param=name)
+    return InvalidRequest(f"{message}.")
 
 
 def _wrong_key(given: Any, kind: Any, field: str) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -38,7 +38,7 @@ from gateway.text.call_grammars import HeldGrammar, rules_of
 from gateway.text.long_texts import LONG
 from gateway.text.tokenizer import ModelTokenizer
 from workers.wire.client import WorkerClient
-from workers.wire.protocol import ModelInfo
+from workers.wire.protocol import ModelInfo, SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,9 @@ async def answer(request: GatewayRequest, dialect: Dialect[B], body: B) -> ASGIA
         admitted = await admit(call, request, full)
         gateway.refused_tenants.discard(tenant_id)
         try:
-            format = dialect.answer_format(body, call.request_id, call.tokenizer.spelling.all)
+            format = partial(
+                dialect.answer_format, body, call.request_id, call.tokenizer.spelling.all
+            )
             return respond(request, call, in_flight, admitted, format)
         except BaseException:
             gateway.admission.settle(admitted.reservation, Usage())
@@ -202,13 +204,14 @@ def respond(
     call: Call,
     in_flight: InFlightRequest,
     admitted: Admitted,
-    format: BodyFormat,
+    make_format: Callable[[SamplingParams], BodyFormat],
 ) -> ASGIApp:
     """Hands over to the response, which submits, streams and settles."""
     gateway = request.gateway
     worker, model, reservation = admitted
     call.trace.enter("stream")
     generation = plan(call, reservation, worker, model.adapter_layout, gateway.failover)
+    format = make_format(generation.sampling)
     usage = RequestUsage(gateway.usage_recorder, call, reservation, request.started_at)
     gateway.running.add(call.caller.key.id, generation)
 

@@ -102,6 +102,18 @@ def test_approval_takes_effect(service: Service, client: openai.OpenAI) -> None:
         service.wait_for(lambda: service.gateway.catalog.current.generation == 4)
 
 
+def test_a_response_tells_what_was_used(client: openai.OpenAI) -> None:
+    """The version's defaults, the base model's and OpenAI's, in the events too."""
+    asked: dict[str, Any] = {"model": "support-bot", "input": "Hi", "top_p": 0.5}
+    whole = client.responses.create(**asked)
+    created, *_ = client.responses.create(**asked, stream=True)
+    assert created.type == "response.created"
+    for answer in (whole, created.response):
+        assert (answer.temperature, answer.top_p) == (0.25, 0.5)
+        told = answer.model_extra or {}
+        assert (told["presence_penalty"], told["frequency_penalty"]) == (0.5, 0)
+
+
 @pytest.mark.parametrize(
     ("asked", "text"),
     [(None, "before "), ("b", ""), (["nothing", "e "], "befor"), (["###"], "before ")],

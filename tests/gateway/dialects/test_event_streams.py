@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from openai import omit
 from openai._streaming import SSEDecoder as OpenAIDecoder
 from openai.lib.streaming.responses._responses import ResponseStreamState
-from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from gateway.dialects.dialect import Answer, AnswerFormat
@@ -25,10 +24,10 @@ from gateway.dialects.responses_fields import ResponsesRequest
 from gateway.dispatch.choice import Delta
 from gateway.limits.admission import Usage
 from gateway.text.parsers.parser import Part, Reasoning, Text, ToolCall
-from workers.wire.protocol import TokenLogprobs
+from tests.gateway.dialects.response_schema import check_event, check_response
+from workers.wire.protocol import SamplingParams, TokenLogprobs
 
 MESSAGE_EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
-RESPONSE_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 scored = st.builds(TokenLogprobs, st.integers(0, 9), st.floats(-9, 0), st.just([(1, -0.5)]))
 SPELLED: Any = [b"%d" % token for token in range(10)]
@@ -103,7 +102,7 @@ def test_messages(deltas: list[Delta]) -> None:
     assert open_index is None and sse.event == "message_stop"
     body = body_of(format(), deltas, USAGE)
     shown = json.loads(message.to_json())
-    assert [_without_null(each) for each in shown["content"]] == body["content"]
+    assert list(map(_without_null, shown["content"])) == list(map(_without_null, body["content"]))
     for name in ("id", "role", "model", "stop_reason", "stop_sequence"):
         assert shown[name] == body[name]
     assert shown["usage"] == body["usage"]
@@ -119,7 +118,7 @@ def test_responses(deltas: list[Delta], include: Any) -> None:
     request = ResponsesRequest(model="tiny", input="Hi", include=include)
 
     def format() -> AnswerFormat:
-        return Responses().answer_format(request, "req_1", SPELLED)
+        return Responses().answer_format(request, "req_1", SPELLED, SamplingParams(5, 1))
 
     state: ResponseStreamState[Any] = ResponseStreamState(input_tools=omit, text_format=omit)
     last: Any = None
@@ -127,12 +126,13 @@ def test_responses(deltas: list[Delta], include: Any) -> None:
     for sse in OpenAIDecoder().iter_bytes(iter([stream_of(format(), deltas, USAGE)])):
         if not sse.data:
             continue
-        assert sse.event == sse.json()["type"]
-        event = RESPONSE_EVENT.validate_python(sse.json())
+        event = check_event(sse.json())
+        assert sse.event == event.type
         numbers.append(event.sequence_number)
         last = state.handle_event(event)[-1]
     assert numbers == list(range(len(numbers)))
     body = body_of(format(), deltas, USAGE)
+    check_response(body)
     shown = json.loads(last.response.to_json())
     assert last.type == f"response.{body['status']}"
     for item, expected in zip(shown["output"], body["output"], strict=True):

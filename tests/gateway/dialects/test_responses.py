@@ -6,19 +6,23 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import msgspec
 import openai
 import pytest
+from openai._streaming import SSEDecoder
 from pydantic import BaseModel
 
+from gateway.dialects.response_object import echoed
 from gateway.dialects.responses import Responses
 from gateway.dialects.responses_fields import ResponsesRequest
 from gateway.messages import Message
+from tests.gateway.dialects.response_schema import check_event, check_response
 from tests.gateway.scripted import MAX_MODEL_LEN, ScriptedWorker
 from tests.gateway.scripts import ids, say, spelled
 from tests.gateway.service import Service
 from workers.wire.client import WorkerFailed
-from workers.wire.protocol import ErrorCode, Generate, SequenceOutput
+from workers.wire.protocol import ErrorCode, Generate, SamplingParams, SequenceOutput
 
 RENDERED = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 ASK: dict[str, Any] = {"model": "tiny", "input": "Hi", "max_output_tokens": 64}
@@ -38,6 +42,7 @@ def test_one_response(client: openai.OpenAI, worker: ScriptedWorker) -> None:
     assert spelled(asked.tokens) == RENDERED
     assert (asked.params.temperature, asked.params.top_p) == (0.5, 0.9)
     assert asked.params.max_tokens == 64
+    check_response(json.loads(raw.text))
     usage = answer.usage
     assert usage and usage.input_tokens == len(asked.tokens)
     assert usage.input_tokens_details.cached_tokens == 16
@@ -65,6 +70,105 @@ def test_every_event_in_order(client: openai.OpenAI, worker: ScriptedWorker) -> 
     assert [event.sequence_number for event in events] == list(range(10))
     assert events[-1].type == "response.completed"
     assert events[-1].response.output_text == "ab" and events[-1].response.usage
+
+
+ASKED: dict[str, Any] = {
+    "frequency_penalty": 0.5,
+    "max_tool_calls": 3,
+    "presence_penalty": -1,
+    "prompt_cache_key": "key",
+    "safety_identifier": "user-7",
+    "temperature": 0,
+    "tool_choice": "none",
+    "top_p": 0.5,
+    "user": "u",
+}
+FUNCTIONS: list[dict[str, Any]] = [
+    {"type": "function", "name": "f", "cache_control": {"type": "ephemeral"}},
+    {"type": "function", "name": "g", "description": "G", "parameters": {}, "strict": False},
+    {"type": "namespace", "name": "files", "tools": [{"type": "function", "name": "read"}]},
+    {"type": "web_search"},
+]
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize("format", [None, {"type": "text"}, {"type": "json_object"}])
+def test_every_body_and_event_has_the_keys_of_the_schema(
+    client: openai.OpenAI, worker: ScriptedWorker, is_cut: bool, format: Any
+) -> None:
+    worker.script = say('{"n": 1}')
+    asked = {**ASK, **ASKED, "tools": FUNCTIONS, "text": {"format": format}}
+    asked |= {"tool_choice": "none", "max_output_tokens": 3 if is_cut else 64}
+    whole = client.post("/responses", body=asked, cast_to=httpx.Response)
+    streamed = client.post("/responses", body=asked | {"stream": True}, cast_to=httpx.Response)
+    events = [check_event(sse.json()) for sse in SSEDecoder().iter_bytes(iter([streamed.content]))]
+    status = "incomplete" if is_cut else "completed"
+    last = f"response.{status}"
+    assert (events[0].type, events[1].type) == ("response.created", "response.in_progress")
+    assert events[-1].type == last and whole.json()["status"] == status
+    check_response(whole.json())
+
+
+def test_a_response_tells_what_was_asked_for(client: openai.OpenAI, worker: ScriptedWorker) -> None:
+    worker.script = say("ok")
+    asked = {**ASK, **ASKED, "tools": FUNCTIONS, "store": True, "service_tier": "flex"}
+    named = {"type": "function", "name": "f"}
+    choice = {"tool_choice": named}
+    told = echoed(msgspec.convert(asked | choice, ResponsesRequest), SamplingParams(5, 1))
+    assert told["tool_choice"] == named
+    whole = client.post("/responses", body=asked, cast_to=httpx.Response)
+    body = whole.json()
+    assert {name: body[name] for name in ASKED} == ASKED
+    assert (body["store"], body["service_tier"], body["background"]) == (False, "default", False)
+    bare = {"type": "function", "name": "f"}
+    nothing = {"description": None, "parameters": None, "strict": None}
+    nested = {"type": "namespace", "name": "files", "description": ""}
+    assert body["tools"] == [
+        bare | nothing,
+        FUNCTIONS[1],
+        nested | {"tools": [bare | nothing | {"name": "read"}]},
+    ]
+    dropped = whole.headers["loraplex-dropped"].split(", ")
+    assert {"store", "service_tier", "max_tool_calls", "prompt_cache_key"} <= set(dropped)
+
+
+def test_variables_of_the_template(client: openai.OpenAI, worker: ScriptedWorker) -> None:
+    """What they say comes before what the effort means."""
+    fields = {"reasoning": {"effort": "none"}, "chat_template_kwargs": {"enable_thinking": True}}
+    asked = Responses().read(msgspec.convert(ASK | fields, ResponsesRequest))
+    assert asked.template_arguments == {"enable_thinking": True}
+    with pytest.raises(openai.BadRequestError, match="messages") as raised:
+        client.responses.create(**ASK, extra_body={"chat_template_kwargs": {"messages": []}})
+    assert raised.value.param == "chat_template_kwargs"
+
+
+WORDS: list[tuple[str, dict[str, Any], str, str]] = [
+    ("/responses", {"input": "Hi"}, "model", "Missing required parameter: 'model'. GET /v1/models"),
+    ("/chat/completions", {"messages": []}, "model", "Missing required parameter: 'model'."),
+    ("/completions", {"model": "tiny"}, "prompt", "Missing required parameter: 'prompt'."),
+    ("/responses", ASK | {"background": True}, "background", "'background' may only be false or"),
+    (
+        "/responses",
+        {"model": "tiny", "input": [{"role": "narrator", "content": "x"}]},
+        "input",
+        "Expected one of",
+    ),
+    (
+        "/chat/completions",
+        {"model": "tiny", "messages": [{"role": "narrator", "content": "x"}]},
+        "messages",
+        "Expected one of system, developer, user, assistant, tool, function; got 'narrator'.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "param", "words"), WORDS)
+def test_refusals_are_in_words(
+    client: openai.OpenAI, path: str, body: dict[str, Any], param: str, words: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.post(path, body=body, cast_to=object)
+    assert raised.value.param == param and words in raised.value.message
 
 
 def test_streaming_helper(client: openai.OpenAI, worker: ScriptedWorker) -> None:
@@ -112,7 +216,6 @@ def test_an_answer_by_a_schema(client: openai.OpenAI, worker: ScriptedWorker) ->
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
-    ({"store": True}, "store"),
     ({"background": True}, "background"),
     ({"conversation": "c"}, "conversation"),
     ({"include": ["file_search_call.results"]}, "include"),

@@ -52,7 +52,6 @@ def test_unsupported_fields_by_name(service: Service, field: str, value: Any) ->
     ("route", "param", "changes"),
     [
         ("chat", "response_format", {"response_format": {"type": "xml"}}),
-        ("chat", "store", {"store": True}),
         ("chat", "service_tier", {"service_tier": "gold"}),
         ("chat", "temperature", {"temperature": -1}),
         ("chat", "temperature", {"temperature": "1"}),
