@@ -15,7 +15,7 @@ LOCK := requirements.lock
 # Two processes; files run whole, those that take longest first.
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: serve test test-all durations soak chaos lint bench bench-gateway bench-swap lock sbom manifests dashboards kernels api schema wheel clean
+.PHONY: serve test test-all durations soak chaos lint bench bench-gateway bench-swap lock sbom manifests dashboards kernels gpu-kit api schema wheel clean
 
 serve: .venv/serve.stamp
 	@echo "starting loraplex with the demo on http://127.0.0.1:$${LORAPLEX_PORT:-8000}"
@@ -62,6 +62,10 @@ api: .venv/dev.stamp
 # Resources of the CUDA backend's kernels, compiled for sm_90 without a GPU.
 kernels: .venv/dev.stamp
 	$(BIN)/python -m tools.hopper $(ARGS)
+
+# .gpu, for benchmarks.gpu_report on a machine without network; see docs/understand/gpu.md.
+gpu-kit: .venv/dev.stamp
+	$(BIN)/python -m tools.gpu_kit $(ARGS)
 
 dashboards: .venv/dev.stamp
 	$(BIN)/python -m tools.dashboards

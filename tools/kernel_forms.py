@@ -1,0 +1,124 @@
+"""`python -m tools.kernel_forms`: the forms of kernels that `benchmarks.gpu_report` launches, as
+JSON for `tools.compile_forms`.
+
+Stages of the report and the worker of its tests run at full size on tensors without memory, with a
+double of Triton's driver. Every form that Triton would compile is recorded, and none is compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton import knobs
+
+from benchmarks.gpu_numerics import FULL, Cases
+from benchmarks.gpu_ops import long_rows, op_rows, prefill_rows
+from benchmarks.gpu_timing import Bench
+from benchmarks.gpu_tuning import attention_rows, beside_rows, form_rows, sampling_rows
+from benchmarks.shaped_model import LLAMA_8B, Batch, ShapedModel
+from ops.base import DeviceEvent, KVCacheView, PassedEvent, StreamName
+from ops.cuda import CudaOps
+from tests.workers.driver import Driver
+from tests.workers.process.test_gpu_worker import Models
+from tools.late_kernels import UnrunWorker
+from tools.triton_driver import run_nothing
+from workers.execution.batch_builder import BatchInputs, build_inputs, forward_batch
+from workers.execution.token_buffer import TokenBuffer
+from workers.execution.upload import upload
+from workers.execution.warm_up import every_form
+
+META = torch.device("meta")
+MAX_LEN = 2048
+OPTIONS = ("num_warps", "num_stages")
+"""Launch options that the kernels set. The others are the compiler's defaults."""
+
+
+class MetaOps(CudaOps):
+    """Ops on tensors that have shapes and no memory."""
+
+    def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        work()
+        return work
+
+    @contextmanager
+    def side_stream(self, name: StreamName, *, waits: bool = True) -> Iterator[None]:
+        yield
+
+    def record_event(self) -> DeviceEvent:
+        return PassedEvent()
+
+
+class Unmeasured(Bench):
+    """Does the work once and measures nothing."""
+
+    def seconds(
+        self, work: Callable[[], object], *, captured: bool = True, most: int = 50
+    ) -> float:
+        work()
+        return 1.0
+
+
+def run_stages() -> None:
+    ops = MetaOps(META)
+    for make_cases in Cases(ops, FULL).parts.values():
+        for case in make_cases():
+            case.run()
+    bench = Unmeasured(META, False, {"copy_bytes_per_second": 1.0})
+    model = ShapedModel(ops, replace(LLAMA_8B, layers=2), torch.bfloat16, 32_769)
+    for rows in (attention_rows, sampling_rows, form_rows, beside_rows, prefill_rows, long_rows):
+        list(rows(bench, model))
+    for num_rows in (32, 256):
+        list(op_rows(bench, model, num_rows))
+    run_steps(model)
+
+
+def run_steps(model: ShapedModel) -> None:
+    """The forward passes of an engine's steps."""
+    tables = model.adapters(1, (64,)).tables
+    buffer = TokenBuffer(1, MAX_LEN, META)
+    view = KVCacheView(torch.empty(1 << 30, dtype=torch.uint8, device=META), model.layout)
+    for step in every_form(MAX_LEN, max_tokens=2048, max_rank=64):
+        inputs, shape = build_inputs(step)
+        tensors = BatchInputs[Tensor](*upload([*inputs], META))
+        batch = forward_batch(tensors, shape, buffer, view, tables)
+        model.hidden(Batch(batch.input_ids, batch.attention, batch.kv, batch.lora))
+
+
+def run_worker(folder: Path) -> None:
+    """The worker of `tests/workers/process/test_gpu_worker.py`, until it is warm."""
+    models = Models(folder)
+    config = models.config(memory=64 << 20, max_loaded_adapters=2, uses_graphs=True)
+    with Driver(config, UnrunWorker):
+        pass
+
+
+def main() -> None:
+    forms: dict[str, dict[str, Any]] = {}
+
+    def record(*, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
+        data = json.loads(compile["specialization_data"])
+        data["options"] = {name: data["options"][name] for name in OPTIONS}
+        name = fn.name.rpartition(".")[2]
+        forms[str(key) + name] = {"module": fn.module, "name": name, "data": data}
+        return True  # taken as compiled by another
+
+    run_nothing()
+    knobs.runtime.jit_cache_hook = record  # pyright: ignore[reportAttributeAccessIssue]
+    torch.set_grad_enabled(False)
+    run_stages()
+    with tempfile.TemporaryDirectory() as folder:
+        run_worker(Path(folder))
+    json.dump([*forms.values()], sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
