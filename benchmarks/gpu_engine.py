@@ -83,50 +83,88 @@ class FixedAdapters:
         return 0
 
 
-def engine_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
-    """Decode steps through the engine. gap_us: of a step's time what the captured forward of the
-    base model alone does not take: adapters, sampling, transfers, and the host where the device
-    waits for it. host_us: what the host does, waiting for nothing. of_base: tokens a second, as a
-    share of those without adapters. of_bytes: the time that the weights, KV and factors take at the
-    rate of a copy, as a share of the step's."""
+def engine_rows(bench: Bench, model: ShapedModel, rows: int) -> Iterator[dict[str, Any]]:
+    """Decode steps of so many sequences through the engine. gap_us: of a step's time what the
+    captured forward of the base model alone does not take: adapters, sampling, transfers, and the
+    host where the device waits for it. host_us: what the host does, waiting for nothing. of_base:
+    tokens a second, as a share of those without adapters. of_bytes: the time that the weights, KV
+    and factors take at the rate of a copy, as a share of the step's."""
     num_steps = 2 if bench.tiny else 48
-    mixes: tuple[tuple[int, ...], ...] = ((), (16,), (16,) * 8, (16,) * 32, (8, 16, 32, 64) * 8)
+    mixes: tuple[tuple[int, ...], ...] = ((), (16,), (16,) * 8, (16,) * 32)
     if bench.tiny:
         mixes = ((), (4, 2))
-    for rows in (2,) if bench.tiny else (32, 128, 256, 1):
-        context = 20 if bench.tiny else min(CONTEXT, 65_536 // rows)
-        attention, kv = model.cache(rows, context)(1, context)
-        ids = torch.zeros(rows, dtype=torch.int32, device=bench.device)
-        device_s = bench.seconds(partial(model.forward, Batch(ids, attention, kv, None)))
-        del attention, kv
-        base_s = 0.0
-        for ranks, runs_ahead in product(mixes, (True, False)):
-            if len(ranks) > rows or not (runs_ahead or bench.tiny or rows == 32):
-                continue
-            max_len = context + 2 * num_steps
-            engine, ring = make_engine(model, rows, max_len, runs_ahead, True, ranks)
-            step_s, host_us = timed(engine, ring, rows, context, num_steps, len(ranks))
-            del engine
-            if not ranks and runs_ahead:
-                base_s = step_s
-            shape = model.shape
-            num_bytes = 2 * (shape.linear_parameters + sum(ranks) * shape.rank_elements)
-            num_bytes += rows * context * model.layout.page_bytes // PAGE_TOKENS
-            copy = bench.results.get("copy_bytes_per_second", float("inf"))
-            yield {
-                "model": shape.name,
-                "rows": rows,
-                "context": context,
-                "adapters": len(ranks),
-                "ranks": sorted(set(ranks)),
-                "ahead": runs_ahead,
-                "ms": step_s * 1e3,
-                "of_base": base_s / step_s,
-                "of_bytes": num_bytes / copy / step_s,
-                "gap_us": (step_s - device_s) * 1e6,
-                "host_us": host_us,
-                "tokens_s": rows / step_s,
-            }
+    elif rows > 1:
+        mixes = ((), (16,) * 8, (16,) * 32)
+    context = 20 if bench.tiny else min(CONTEXT, 65_536 // rows)
+    attention, kv = model.cache(rows, context)(1, context)
+    ids = torch.zeros(rows, dtype=torch.int32, device=bench.device)
+    device_s = bench.seconds(partial(model.forward, Batch(ids, attention, kv, None)))
+    del attention, kv
+    base_s = 0.0
+    for ranks, runs_ahead in product(mixes, (True, False)):
+        if len(ranks) > rows or not (runs_ahead or bench.tiny or rows == 1):
+            continue
+        step_s, host_us = _measured(model, rows, context, runs_ahead, ranks, num_steps)
+        bench.free_memory()
+        if not ranks and runs_ahead:
+            base_s = step_s
+        shape = model.shape
+        num_bytes = 2 * (shape.linear_parameters + sum(ranks) * shape.rank_elements)
+        num_bytes += rows * context * model.layout.page_bytes // PAGE_TOKENS
+        copy = bench.results.get("copy_bytes_per_second", float("inf"))
+        yield {
+            "model": shape.name,
+            "rows": rows,
+            "context": context,
+            "adapters": len(ranks),
+            "ranks": sorted(set(ranks)),
+            "ahead": runs_ahead,
+            "ms": step_s * 1e3,
+            "of_base": base_s / step_s,
+            "of_bytes": num_bytes / copy / step_s,
+            "gap_us": (step_s - device_s) * 1e6,
+            "host_us": host_us,
+            "tokens_s": rows / step_s,
+        }
+
+
+def _measured(
+    model: ShapedModel,
+    rows: int,
+    context: int,
+    runs_ahead: bool,
+    ranks: tuple[int, ...],
+    num_steps: int,
+) -> tuple[float, float]:
+    """As `timed`, of an engine that is dropped afterwards."""
+    engine, ring = make_engine(model, rows, context + 2 * num_steps, runs_ahead, True, ranks)
+    return timed(engine, ring, rows, context, num_steps, len(ranks))
+
+
+def mixed_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
+    """Steps of 32 streams, and the same steps with a prompt of 200 tokens in each, which run
+    without a graph: how much later a stream's next token comes where prompts arrive."""
+    rows, prompt, num_steps = (2, 9, 2) if bench.tiny else (32, 200, 32)
+    context = 20 if bench.tiny else CONTEXT
+    max_len = context + 6 * num_steps
+    engine, ring = make_engine(model, rows + 2, max_len, True, True)
+    decode_s, _ = timed(engine, ring, rows, context, num_steps, num_tokens=6 * num_steps)
+    params = SamplingParams(1, seed=0, temperature=0.0, ignore_eos=True)
+    begin = time.perf_counter()
+    for number in range(num_steps):
+        tokens = [number % 32] * prompt
+        request = Generate(rows + number, "", "model", tokens, params, cache_domain=f"p{number}")
+        assert engine.submit(0, request) is None
+        engine.step()
+    mixed_s = (time.perf_counter() - begin) / num_steps
+    steps = ring.last(num_steps)
+    yield {
+        "rows": rows,
+        "prompt_tokens": prompt,
+        "decode_ms": decode_s * 1e3,
+        "mixed_ms": mixed_s * 1e3,
+        "prefill_tokens_a_step": float(steps["num_prefill_tokens"].mean()),
+    }
 
 
 def make_engine(
@@ -171,10 +209,18 @@ def make_engine(
 
 
 def timed(
-    engine: Engine, ring: StepRing, rows: int, context: int, num_steps: int, num_adapters: int = 0
+    engine: Engine,
+    ring: StepRing,
+    rows: int,
+    context: int,
+    num_steps: int,
+    num_adapters: int = 0,
+    num_tokens: int = 0,
 ) -> tuple[float, float]:
-    """Seconds of a step, and microseconds in which the host does something for it."""
-    params = SamplingParams(2 * num_steps, seed=0, temperature=0.0, ignore_eos=True)
+    """Returns the seconds of a step, and the microseconds in which the host works for it.
+    num_tokens: that each sequence may generate; by default twice as many as there are steps."""
+    max_tokens = num_tokens or 2 * num_steps
+    params = SamplingParams(max_tokens, seed=0, temperature=0.0, ignore_eos=True)
     for number in range(rows):
         prompt = [number % 32] * context
         slot = str(number % num_adapters) if num_adapters else ""

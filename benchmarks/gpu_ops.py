@@ -1,19 +1,16 @@
-"""The GPU benchmark's parts about single ops: their bandwidth, their forms, and a long row."""
+"""Single ops of the `cuda` backend at a served model's shapes: bytes and FLOP a second."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from benchmarks.gpu_timing import Bench
-from benchmarks.shaped_model import ShapedModel
-from ops import triton_lora, triton_table
-from ops.base import PAGE_TOKENS, AttentionBatch, FusedLinear, KVCacheView, LoRABatch, SamplingBatch
-from ops.triton_table import Blocks
+from benchmarks.shaped_model import Batch, ShapedModel
+from ops.base import PAGE_TOKENS, AttentionBatch, FusedLinear, KVCacheView, LoRABatch
 
 CONTEXT = 1024
 
@@ -73,12 +70,6 @@ def op_rows(bench: Bench, model: ShapedModel, rows: int) -> Iterator[dict[str, A
             for n in layers
         ],
     )
-    logits = torch.randn(rows, shape.vocab, device=device)
-    for name, batch in (
-        ("sample", _sampling(device, rows, 0, 1.0)),
-        ("sample, top-k and top-p", _sampling(device, rows, 50, 0.9)),
-    ):
-        yield row(name, logits.nbytes, 1, lambda batch=batch: ops.sample(logits, batch))
     for count, rank in ((1, 16), (8, 16), (32, 16), (32, 64)):
         if count > rows:
             continue
@@ -99,59 +90,6 @@ def op_rows(bench: Bench, model: ShapedModel, rows: int) -> Iterator[dict[str, A
 
             measured = row(f"add_lora {name}", num_bytes, shape.layers, run)
             yield {**measured, "adapters": count, "rank": rank}
-
-
-def beside_rows(bench: Bench, model: ShapedModel, rows: int) -> Iterator[dict[str, Any]]:
-    """A linear with its LoRA, whose shrink comes behind the base product, as in a step, or on a
-    stream of its own beside it: both read the same input. A step does so when these figures say
-    that it pays."""
-    ops, shape, layers = model.ops, model.shape, range(model.shape.layers)
-    side = torch.cuda.Stream(bench.device) if bench.device.type == "cuda" else None
-    for count, rank in ((1, 16), (32, 16), (32, 64)):
-        if count > rows:
-            continue
-        lora = model.assign(model.adapters(count, (rank,)), rows, count)
-        for name, fused in shape.fused_linears.items():
-            x = torch.randn(rows, fused.in_features, device=bench.device).to(model.dtype)
-            shrinks = triton_table.shrink(rows, count, fused.in_features, rank, x.itemsize)
-            expands = triton_table.expand(rows, count, rank, x.itemsize)
-
-            def behind(
-                name: str = name,
-                fused: FusedLinear = fused,
-                lora: LoRABatch = lora,
-                x: torch.Tensor = x,
-            ) -> None:
-                for n in layers:
-                    ops.add_lora(ops.linear(x, model.layers[n][name]), x, fused, n, lora)
-
-            def beside(
-                name: str = name,
-                fused: FusedLinear = fused,
-                lora: LoRABatch = lora,
-                x: torch.Tensor = x,
-                shrinks: Blocks = shrinks,
-                expands: Blocks = expands,
-            ) -> None:
-                for n in layers:
-                    with _forked(side):
-                        planes = triton_lora.shrink(x, fused, n, lora, shrinks)
-                    y = ops.linear(x, model.layers[n][name])
-                    if side is not None:
-                        torch.cuda.current_stream().wait_stream(side)
-                    triton_lora.expand_add(y, planes, fused, n, lora, expands)
-
-            took = bench.seconds(behind), bench.seconds(beside)
-            yield {
-                "model": shape.name,
-                "linear": name,
-                "rows": rows,
-                "adapters": count,
-                "rank": rank,
-                "behind_us": took[0] / len(layers) * 1e6,
-                "beside_us": took[1] / len(layers) * 1e6,
-                "of_behind": took[1] / took[0],
-            }
 
 
 def long_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
@@ -190,55 +128,44 @@ def long_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
     }
 
 
-def form_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
-    """LoRA of a layer by row and by adapter, at the numbers of adapters that graphs are made for:
-    `triton_table.reads_by_row` chooses between the two."""
-    shape, layers = model.shape, range(model.shape.layers)
-    for rows, count in ((2, 2),) if bench.tiny else ((32, 8), (32, 16), (128, 8), (256, 32)):
-        lora = model.assign(model.adapters(count, (16,)), rows, count)
+def product_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
+    """The linears of all layers by cuBLAS: bytes of weights and activations over their time, as a
+    share of a copy's rate."""
+    shape, copy = model.shape, bench.results["copy_bytes_per_second"]
+    for rows in (2,) if bench.tiny else (1, 16, 32, 64, 128, 256):
+        num_bytes = seconds = 0.0
+        us: dict[str, float] = {}
         for name, fused in shape.fused_linears.items():
             x = torch.randn(rows, fused.in_features, device=bench.device).to(model.dtype)
-            y = torch.zeros(rows, sum(fused.widths), device=bench.device, dtype=model.dtype)
-            us: dict[str, float] = {}
-            few = min(count, max((rows - 1) // 2, 1))
-            for form, segments in (("by_row", rows), ("by_adapter", few)):
-                shrinks = triton_table.shrink(rows, segments, fused.in_features, 16, x.itemsize)
-                expands = triton_table.expand(rows, segments, 16, x.itemsize)
 
-                def add(
-                    shrinks: Blocks = shrinks,
-                    expands: Blocks = expands,
-                    fused: FusedLinear = fused,
-                    x: torch.Tensor = x,
-                    y: torch.Tensor = y,
-                    lora: LoRABatch = lora,
-                ) -> None:
-                    for n in layers:
-                        planes = triton_lora.shrink(x, fused, n, lora, shrinks)
-                        triton_lora.expand_add(y, planes, fused, n, lora, expands)
+            def multiply(name: str = name, x: torch.Tensor = x) -> None:
+                for layer in model.layers:
+                    model.ops.linear(x, layer[name])
 
-                us[f"{form}_us"] = 1e6 * bench.seconds(add) / len(layers)
-            yield {"linear": name, "rows": rows, "adapters": count, **us}
-        del lora
+            took = bench.seconds(multiply)
+            seconds += took
+            us[name] = took / shape.layers * 1e6
+            width = sum(fused.widths)
+            elements = fused.in_features * width + rows * (fused.in_features + width)
+            num_bytes += shape.layers * elements * model.dtype.itemsize
+        yield {"rows": rows, "us": us, "share_of_copy": num_bytes / seconds / copy}
 
 
-def _forked(side: torch.cuda.Stream | None) -> AbstractContextManager[object]:
-    """What is submitted within goes to that stream, behind what the current one has by now. None:
-    to the current one."""
-    if side is None:
-        return nullcontext()
-    side.wait_stream(torch.cuda.current_stream())
-    return torch.cuda.stream(side)
-
-
-def _sampling(device: torch.device, rows: int, top_k: int, top_p: float) -> SamplingBatch:
-    def full(value: float, dtype: torch.dtype) -> torch.Tensor:
-        return torch.full((rows,), value, dtype=dtype, device=device)
-
-    zeros, ints = full(0, torch.float32), full(0, torch.int32)
-    longs, starts = full(0, torch.int64), torch.zeros(rows + 1, dtype=torch.int32, device=device)
-    return SamplingBatch(
-        *(full(1, torch.float32), full(top_k, torch.int32), full(top_p, torch.float32), zeros),
-        *(longs, torch.arange(rows, device=device), longs, zeros, zeros, full(1, torch.float32)),
-        *(ints[:, None], ints, ints, ints, starts, ints[:0], zeros[:0], False, False, False),
-    )
+def prefill_rows(bench: Bench, model: ShapedModel) -> Iterator[dict[str, Any]]:
+    """A chunk of one prompt, eager, the head on every row: FLOP of linears and attention."""
+    shape = model.shape
+    for rows in (18,) if bench.tiny else (512, 2048, 8192):
+        attention, kv = model.cache(1, rows)(rows, rows)
+        ids = torch.zeros(rows, dtype=torch.int32, device=bench.device)
+        flops = 2.0 * rows * shape.linear_parameters
+        flops += 2.0 * shape.layers * shape.heads * shape.dim * rows * rows
+        adapters = model.adapters(1, (16,))
+        for lora in (None, model.assign(adapters, rows, 1)):
+            batch = Batch(ids, attention, kv, lora)
+            took = bench.seconds(lambda b=batch: model.forward(b), captured=False, most=3)
+            yield {
+                "rows": rows,
+                "lora": lora is not None,
+                "ms": took * 1e3,
+                "TFLOP_s": flops / took / 1e12,
+            }

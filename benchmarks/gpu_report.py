@@ -1,12 +1,15 @@
-"""`python -m benchmarks.gpu_report --out DIR`: the most of the first minutes on a GPU, ten in all.
+"""`python -m benchmarks.gpu_report --out DIR`: whether the `cuda` backend is right and how fast it
+is, measured on one card in less than nine minutes.
 
-Stages in the order of their worth (`benchmarks.gpu_stages`), each a process with a limit of its
-own: one that dies or hangs loses no row, and the next one runs. DIR/STAGE.jsonl has a line a row,
-written as it is measured; DIR/report.jsonl a line a stage: how it ended, its seconds, and the end
-of what it printed. A stage for which too little time or memory is left is skipped, and says so.
+The report is a list of stages (`benchmarks.gpu_stages`), first those about correctness. Each is a
+process group with a time limit, so that a stage that crashes or hangs costs only its own rows, and
+none of its processes outlives it. DIR/gpu-report.tgz holds all rows and logs; it is replaced after
+each stage. A table of at most 60 lines is printed last.
 
-It takes torch, Triton, numpy, msgspec, pytest and this checkout; transformers and peft for the last
-stage. `--tiny` runs all of it at toy sizes on the CPU, interpreted.
+It needs Python 3.11 or later, torch, Triton, numpy, pytest, pytest-timeout, hypothesis, safetensors
+and a C compiler, and no network. `make gpu-kit` puts the other packages and a cache of compiled
+kernels into the folder `.gpu`, to be copied with the checkout. `--tiny` runs the stages at toy
+sizes on the CPU, in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -14,20 +17,32 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import tarfile
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks.gpu_table import table
+
 ROOT = Path(__file__).parents[1]
+KIT = ROOT / ".gpu"
+ARCHIVE = "gpu-report.tgz"
+MAX_LOG_BYTES = 1 << 20
+"""Of a log, in the archive."""
 
 
 class Limits(NamedTuple):
-    """seconds: after which it is ended. least_s: below which it is not worth to begin. gib: of the
-    GPU's memory that it takes."""
+    """seconds: after which the stage is ended. least_s: the stage is skipped if less time is left.
+    gib: GPU memory without which it is skipped."""
 
     seconds: float
     least_s: float
@@ -35,78 +50,141 @@ class Limits(NamedTuple):
 
 
 STAGES = {
-    "smoke": Limits(60, 10, 9),
-    "tests": Limits(180, 30, 8),
-    "engine": Limits(150, 40, 60),
-    "prompts": Limits(60, 20, 30),
-    "swaps": Limits(60, 20, 24),
-    "kernels": Limits(60, 20, 50),
-    "sanitizer": Limits(60, 30, 8),
-    "compared": Limits(60, 30, 40),
+    "smoke": Limits(40, 10, 9),
+    "numerics": Limits(60, 20, 20),
+    "tests": Limits(80, 30, 8),
+    "kernels": Limits(70, 20, 50),
+    "engine": Limits(130, 40, 50),
+    "served": Limits(60, 20, 50),
+    "sanitizer": Limits(70, 30, 8),
 }
-SANITIZER = ("compute-sanitizer", "--error-exitcode", "9")
-SANITIZED = "tests/workers/process/test_gpu_worker.py"
+"""Order and limits: 8.5 minutes if every stage takes all of its time."""
+INTERPRETED = 10
+"""Times as long a stage may take that Triton interprets."""
 
 
-def command_of(name: str, out: Path, tiny: bool) -> list[str]:
-    if name == "sanitizer":
-        tests = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-k", "graphs", SANITIZED]
-        return [*SANITIZER, *tests]
-    extra = ["--tiny"] if tiny else []
-    return [sys.executable, "-m", "benchmarks.gpu_stages", name, str(out), *extra]
-
-
-def run(name: str, limits: Limits, left_s: float, out: Path, tiny: bool) -> dict[str, Any]:
-    """How the stage ended."""
+def run(
+    name: str,
+    limits: Limits,
+    left_s: float,
+    scratch: Path,
+    environment: dict[str, str],
+    tiny: bool,
+) -> dict[str, Any]:
+    """Runs a stage. Returns how it ended."""
     if left_s < limits.least_s:
         return {"stage": name, "skipped": f"{left_s:.0f} s are left, {limits.least_s:.0f} needed"}
     free_gib = float("inf") if tiny else torch.cuda.mem_get_info()[0] / (1 << 30)
     if free_gib < limits.gib:
         return {"stage": name, "skipped": f"{free_gib:.0f} GiB are free, {limits.gib:.0f} needed"}
-    environment = {**os.environ, **({"TRITON_INTERPRET": "1"} if tiny else {})}
-    begin, log = time.monotonic(), out / f"{name}.log"
-    ended: dict[str, Any]
-    try:
-        with log.open("w") as file:
-            done = subprocess.run(
-                command_of(name, out, tiny),
-                cwd=ROOT,
-                env=environment,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                timeout=min(limits.seconds, left_s),
-            )
-        ended = {"rc": done.returncode}
-    except subprocess.TimeoutExpired:
-        ended = {"error": "its time was over"}
-    except OSError as error:
-        ended = {"error": str(error)}
+    seconds = min(limits.seconds, left_s)
+    begin, log = time.monotonic(), scratch / f"{name}.log"
+    ended: dict[str, Any] = {}
+    command = [sys.executable, "-m", "benchmarks.gpu_stages", name, str(scratch)]
+    command += [str(begin + seconds), *(["--tiny"] if tiny else [])]
+    with log.open("w") as file, process_group(command, environment, file) as process:
+        try:
+            ended["rc"] = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            ended["error"] = f"it was ended after {seconds:.0f} s"
     ended = {"stage": name, **ended, "seconds": round(time.monotonic() - begin, 1)}
-    if ended.get("rc") != 0 and log.is_file():
+    if ended.get("rc") != 0:
         ended["tail"] = log.read_text(errors="replace").splitlines()[-20:]
     return ended
 
 
+@contextmanager
+def process_group(
+    command: list[str], environment: dict[str, str], output: Any
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Starts the command in a process group of its own and ends all of the group at the end."""
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):  # all have ended
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def prepare(kit: Path, scratch: Path, tiny: bool) -> dict[str, str]:
+    """Installs the kit's wheels and kernels in the scratch folder. Returns the environment of the
+    stages, in which they are found."""
+    path, kernels = [str(ROOT)], scratch / "kernels"
+    if wheels := sorted(kit.glob("wheels/*.whl")):
+        site = scratch / "site"
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        pip += ["--root-user-action=ignore", "--no-index", "--no-deps", "--target", str(site)]
+        subprocess.run([*pip, *map(str, wheels)], check=True)
+        path.insert(0, str(site))
+    if (kit / "kernels").is_dir():
+        shutil.copytree(kit / "kernels", kernels)
+    kernels.mkdir(exist_ok=True)
+    path += [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONUNBUFFERED": "1",
+        "TRITON_CACHE_DIR": str(kernels),
+        **({"TRITON_INTERPRET": "1"} if tiny else {}),
+    }
+
+
+def archive(scratch: Path, out: Path) -> None:
+    """Replaces the archive by one of all rows and of the end of each log."""
+    for log in scratch.glob("*.log"):
+        if log.stat().st_size > MAX_LOG_BYTES:
+            log.write_bytes(log.read_bytes()[-MAX_LOG_BYTES:])
+    staged = out / f".{ARCHIVE}"
+    with tarfile.open(staged, "w:gz") as file:
+        for each in sorted(scratch.iterdir()):
+            if each.suffix in (".jsonl", ".log", ".txt"):
+                file.add(each, f"gpu-report/{each.name}")
+    staged.replace(out / ARCHIVE)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=9.5)
-    parser.add_argument("--only", help="stages, with commas between them")
-    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the archive")
+    parser.add_argument("--minutes", type=float, default=8.5, help="time limit of all stages")
+    parser.add_argument("--only", help="stages to run, separated by commas")
+    parser.add_argument("--kit", type=Path, default=KIT, help="folder made by `make gpu-kit`")
+    parser.add_argument("--tiny", action="store_true", help="toy sizes, on the CPU")
     options = parser.parse_args()
     if not torch.cuda.is_available() and not options.tiny:
         parser.error("torch sees no CUDA device here; --tiny runs the stages on the CPU")
     names = options.only.split(",") if options.only else [*STAGES]
     if unknown := [name for name in names if name not in STAGES]:
-        parser.error(f"there is no stage {unknown[0]!r}: there are {', '.join(STAGES)}")
+        parser.error(f"unknown stage {unknown[0]!r}; the stages are {', '.join(STAGES)}")
     out = options.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + 60 * options.minutes
-    for name in names:
-        ended = run(name, STAGES[name], deadline - time.monotonic(), out, options.tiny)
-        print(json.dumps(ended), flush=True)
-        with (out / "report.jsonl").open("a") as file:
-            file.write(json.dumps(ended) + "\n")
+    slowness = INTERPRETED if options.tiny else 1
+    deadline = time.monotonic() + 60 * options.minutes * slowness
+    # Ended from outside, it still ends its stage and leaves the archive.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with tempfile.TemporaryDirectory(prefix="loraplex-gpu-") as folder:
+        scratch = Path(folder)
+        environment = prepare(options.kit, scratch, options.tiny)
+        try:
+            for name in names:
+                left_s = deadline - time.monotonic()
+                limits = STAGES[name]._replace(seconds=STAGES[name].seconds * slowness)
+                ended = run(name, limits, left_s, scratch, environment, options.tiny)
+                with (scratch / "report.jsonl").open("a") as file:
+                    file.write(json.dumps(ended) + "\n")
+                archive(scratch, out)
+        finally:
+            lines = table(scratch)
+            (scratch / "table.txt").write_text("\n".join([*lines, ""]))
+            archive(scratch, out)
+            print(*lines, f"all rows and logs: {out / ARCHIVE}", sep="\n", flush=True)
 
 
 if __name__ == "__main__":

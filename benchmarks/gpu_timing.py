@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -31,6 +32,12 @@ class Bench:
         once = _events(run, 1)
         count = max(1, min(most, int(0.02 / max(once, 1e-6))))
         return statistics.median(_events(run, count) for _ in range(5))
+
+    def free_memory(self) -> None:
+        """Returns to the device what no tensor holds, so that the next measurement finds it."""
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 def _capture(work: Callable[[], object]) -> Callable[[], None]:

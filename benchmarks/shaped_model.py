@@ -87,15 +87,16 @@ class ShapedModel:
         positions: int,
         image: WeightImage | None = None,
     ) -> None:
-        """image: what the weights become, for it to bring them."""
+        """image: what the weights become, for it to bring them. Seeds torch's random numbers, so
+        that two models of one shape on one device have the same weights."""
         self.ops, self.shape, self.dtype = ops, shape, dtype
         self.arrival = Arrival() if image is None else image.arrival
         device = ops.device
-        generator = torch.Generator(device).manual_seed(0)
+        torch.manual_seed(0)
 
         def random(*size: int) -> Tensor:
             values = torch.empty(size, dtype=dtype, device=device)
-            return values.normal_(0, size[-1] ** -0.5, generator=generator)
+            return values.normal_(0, size[-1] ** -0.5)
 
         def linear(*size: int) -> PackedLinear:
             packed = ops.pack_linear(random(*size))

@@ -30,8 +30,11 @@ class ReferenceOps(HostOps):
     """Ops in float32 torch. Inner layout of a page: K and V both `[G][PAGE_TOKENS][D]`."""
 
     name = "reference"
-    device = torch.device("cpu")
     b_rank_major = True
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        """device: the CPU by default; another one to check a backend's results where they are."""
+        self.device = torch.device("cpu") if device is None else device
 
     def activation_dtype(self, weights: torch.dtype) -> torch.dtype:
         return torch.float32
@@ -97,7 +100,7 @@ class ReferenceOps(HostOps):
     ) -> Tensor:
         num_kv, dim = kv.layout.num_kv_heads, kv.layout.head_dim
         queries = qkv[:, : num_heads * dim].view(-1, num_heads, dim)
-        out = torch.empty(len(qkv), num_heads, dim)
+        out = qkv.new_empty(len(qkv), num_heads, dim)
         starts = batch.query_start.tolist()
         for seq, length in enumerate(batch.context_lens.tolist()):
             rows = slice(starts[seq], starts[seq + 1])
@@ -108,7 +111,7 @@ class ReferenceOps(HostOps):
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
             own = batch.positions[rows].long().unsqueeze(1)
-            other = torch.arange(length).unsqueeze(0)
+            other = torch.arange(length, device=qkv.device).unsqueeze(0)
             hidden = other > own
             if window is not None:
                 hidden |= other <= own - window
@@ -142,7 +145,7 @@ class ReferenceOps(HostOps):
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
         drawn = [_sample_row(logits[row], batch, row) for row in range(len(logits))]
-        return torch.tensor(drawn, dtype=torch.int32)
+        return torch.tensor(drawn, dtype=torch.int32, device=logits.device)
 
     def log_softmax_top(
         self, logits: Tensor, tokens: Tensor, num_top: int
@@ -192,7 +195,8 @@ def _sample_row(logits: Tensor, batch: SamplingBatch, row: int) -> int:
     scaled = _keep_top_p(scaled, float(batch.top_p[row]))
     scaled = _keep_min_p(scaled, float(batch.min_p[row]))
     key = (int(batch.seed[row]), int(batch.position[row]), int(batch.choice[row]))
-    return int((scaled + gumbel_noise(*key, len(logits))).argmax())
+    noise = gumbel_noise(*key, len(logits)).to(logits.device)
+    return int((scaled + noise).argmax())
 
 
 def _penalise(logits: Tensor, batch: SamplingBatch, row: int) -> None:

@@ -1,7 +1,7 @@
 """Block sizes of the Triton kernels, chosen by shape on the host: no autotuning on the hot path.
 
 The numbers come from public tunings on Hopper and from arithmetic, not from a sweep of ours;
-`benchmarks/gpu_stages.py` compares the forms. BLOCK_N of the LoRA expand stays at 64 or less: 128
+`benchmarks/gpu_tuning.py` compares the forms. BLOCK_N of the LoRA expand stays at 64 or less: 128
 gave NaN on sm_90 elsewhere (vllm#48590), and `tests/ops/test_cuda.py` is what may raise it.
 
 Everything that selects a compiled kernel here is a power of two, so that few are compiled. Float32

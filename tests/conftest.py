@@ -5,20 +5,13 @@ import os
 import sys
 import tempfile
 from collections.abc import Generator
-from pathlib import Path
 
+import hypothesis
 import pytest
 
-from tests import bare_machine
-
-if bare_machine.IS_BARE:
-    bare_machine.install()
-else:
-    import hypothesis
-
-    # A busy machine is no defect of an example.
-    hypothesis.settings.register_profile("untimed", deadline=None)
-    hypothesis.settings.load_profile("untimed")
+# A busy machine is no defect of an example.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 # The suite starts hundreds of processes: without bytecode each would compile all that it imports,
 # which for torch, transformers and peft takes longer than to import them.
@@ -46,28 +39,7 @@ os.environ["SSL_CERT_DIR"] = RUNTIME.name
 
 HAS_FAILED = pytest.StashKey[bool]()
 
-TESTS = Path(__file__).parent
 pytest_plugins = ["tests.tiers", "tests.kernel_sweep"]
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    if bare_machine.IS_BARE:
-        for name in bare_machine.INI_OPTIONS:
-            parser.addini(name, "of a plugin that is not here")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if bare_machine.IS_BARE:
-        for marker in bare_machine.MARKERS:
-            config.addinivalue_line("markers", marker)
-
-
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    if not bare_machine.IS_BARE or not collection_path.is_relative_to(TESTS):
-        return None
-    path = collection_path.relative_to(TESTS).as_posix()
-    is_above = any(f"{name}/".startswith(f"{path}/") for name in bare_machine.COLLECTED)
-    return None if path == "." or is_above else True
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -77,10 +77,10 @@ class ModelRunner:
             self._graphs = GraphRunner(graphs, ops, compute)
 
     @torch.inference_mode()
-    def warm_up(self, max_rank: int, max_tokens: int) -> None:
+    def warm_up(self, max_rank: int, max_tokens: int) -> int:
         """Compiles every form of a kernel that steps of up to `max_tokens` tokens take, with
-        adapters up to that rank, and captures their graphs. No sequence may run, and none is
-        changed. Raises what a step raises."""
+        adapters up to that rank, and captures their graphs, of which it returns the number. No
+        sequence may run, and none is changed. Raises what a step raises."""
         begin = perf_counter_ns()
         self.model.arrival.synchronize()
         if self._ops.compiles:
@@ -91,6 +91,7 @@ class ModelRunner:
             "%d kernels compiled or read, %d graphs captured in %.1f s",
             *(self._ops.num_compiled, num_graphs, (perf_counter_ns() - begin) / 1e9),
         )
+        return num_graphs
 
     @torch.inference_mode()
     def launch(self, step: StepInput) -> LaunchedStep:

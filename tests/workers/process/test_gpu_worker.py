@@ -1,13 +1,13 @@
 """A whole worker on a GPU against one with the reference ops: two base models that take turns on
 the device, three adapters of each beside the base model alone, graphs and steps ahead and neither.
 
-Without a GPU the same runs on a double of its driver, with the reference ops. Imported with torch,
-Triton, numpy, msgspec and pytest alone (`tests/bare_machine.py`).
+Without a GPU the same runs on a double of its driver, with the reference ops.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 
@@ -57,6 +57,10 @@ class Models:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        if kernels := os.environ.get("TRITON_CACHE_DIR"):
+            # The worker has a cache of its own; those compiled before need not be compiled again.
+            (folder / "cache").mkdir()
+            (folder / "cache" / "kernels").symlink_to(kernels)
         store = LocalStore(folder / "store")
         self.refs: dict[str, list[AdapterRef]] = {}
         for seed, digest in enumerate(("a" * 64, "b" * 64)):
