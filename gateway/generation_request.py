@@ -90,6 +90,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     num_choices: int = 1
     """Answers to each prompt."""
     max_tokens: int | None = None
+    """Cut to the room that the prompt leaves in the context."""
+    max_tokens_param: str = "max_tokens"
+    """Field of the body that it came from."""
     min_tokens: int = 0
     stop: list[str] = []
     stop_token_ids: tuple[int, ...] = ()

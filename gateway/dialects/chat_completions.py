@@ -234,6 +234,9 @@ class ChatCompletions(Dialect[ChatCompletionRequest]):
             template_arguments=body.template_arguments,
             thought_budget=body.thought_budget,
             max_tokens=body.max_completion_tokens or body.max_tokens,
+            max_tokens_param="max_completion_tokens"
+            if body.max_completion_tokens
+            else "max_tokens",
             num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         )
 

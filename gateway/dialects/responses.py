@@ -47,6 +47,7 @@ class Responses(Dialect[ResponsesRequest]):
             stream=bool(body.stream),
             messages=messages,
             max_tokens=body.max_output_tokens,
+            max_tokens_param="max_output_tokens",
             num_logprobs=body.num_logprobs,
             scores_texts=body.num_logprobs is not None,
             **body.sampling(),

@@ -13,7 +13,7 @@ from gateway.catalog.catalog import ResolvedModel
 from gateway.catalog.principal import Principal
 from gateway.conversation import Conversation, conversation_of
 from gateway.dispatch.activation import find_activation
-from gateway.exceptions import InvalidRequest
+from gateway.exceptions import ContextLengthExceeded, InvalidRequest
 from gateway.generation_request import GenerationRequest
 from gateway.limits.bounds import (
     MAX_TOKEN_IDS,
@@ -147,8 +147,15 @@ def _most_tokens(asked: GenerationRequest, max_model_len: int) -> int:
     that it is whole or refused."""
     if asked.truncate is None:
         return MAX_TOKEN_IDS
-    room = max(max_model_len - max(asked.max_tokens or 0, 1), 1)
-    return room if asked.truncate == -1 else asked.truncate
+    if asked.truncate > 0:
+        return asked.truncate
+    room = max_model_len - (1 if asked.max_tokens is None else asked.max_tokens)
+    if room < 1:
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {max_model_len} tokens, and "
+            f"'{asked.max_tokens_param}' of {asked.max_tokens} leaves no room for a prompt."
+        )
+    return room
 
 
 def check_ids(asked: GenerationRequest, target: ResolvedModel) -> None:

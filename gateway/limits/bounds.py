@@ -46,16 +46,18 @@ MAX_VECTOR_NUMBERS = 1 << 21
 
 
 def completion_tokens(prompt: int, asked: int | None, default: int, max_model_len: int) -> int:
-    """Tokens that an answer to `prompt` tokens may have. Raises ContextLengthExceeded."""
+    """Returns how many tokens an answer to `prompt` tokens may have. What was asked for is cut to
+    the room that is left. Raises ContextLengthExceeded if none is left, or if more than the whole
+    context was asked for."""
     room = max_model_len - prompt
-    wanted = min(default, max(room, 1)) if asked is None else asked
-    if wanted > room:
+    wanted = default if asked is None else asked
+    if (asked is not None and asked > max_model_len) or room < min(wanted, 1):
         raise ContextLengthExceeded(
             f"This model's maximum context length is {max_model_len} tokens. However, you "
-            f"requested {prompt + wanted} tokens "
+            f"requested {prompt + max(wanted, 1)} tokens "
             f"({prompt} in the prompt, {wanted} in the completion)."
         )
-    return wanted
+    return min(wanted, room)
 
 
 def check_total(

@@ -96,7 +96,7 @@ async def answer(request: GatewayRequest, dialect: Dialect[B], body: B) -> ASGIA
             format = partial(
                 dialect.answer_format, body, call.request_id, call.tokenizer.spelling.all
             )
-            return respond(request, call, in_flight, admitted, format)
+            return respond(request, _told(call, admitted), in_flight, admitted, format)
         except BaseException:
             gateway.admission.settle(admitted.reservation, Usage())
             raise
@@ -197,6 +197,14 @@ async def admit(call: Call, request: GatewayRequest, full: Sequence[WorkerClient
     )
     gateway.fleet.note_sent(worker, work)
     return Admitted(worker, model, reservation)
+
+
+def _told(call: Call, admitted: Admitted) -> Call:
+    """Names the bound of the answer's tokens if it was cut to the room that was left."""
+    asked, allowed = call.asked, admitted.reservation.max_tokens
+    if asked.max_tokens is None or min(allowed) >= asked.max_tokens:
+        return call
+    return msgspec.structs.replace(call, asked=with_dropped(asked, asked.max_tokens_param))
 
 
 def respond(

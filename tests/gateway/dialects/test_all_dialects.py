@@ -145,6 +145,47 @@ def post(service: Service, dialect: str, **options: Any) -> httpx.Response:
     return httpx.post(url, json=ask(dialect, **options), headers=headers, timeout=20)
 
 
+def test_an_answer_is_cut_to_the_room_that_is_left(
+    service: Service, worker: ScriptedWorker
+) -> None:
+    """Agents ask for as many tokens as the context has. More than that is refused."""
+    worker.script = say("ok")
+    for dialect in DIALECTS:
+        field = LENGTH_FIELD[dialect]
+        answer = post(service, dialect, **{field: LENGTH})
+        assert answer.status_code == 200, answer.text
+        assert field in answer.headers["loraplex-dropped"].split(", ")
+        request = worker.requests[-1]
+        assert request.params.max_tokens == LENGTH - len(request.tokens)
+        fits = post(service, dialect, **{field: LENGTH - len(request.tokens)})
+        assert field not in fits.headers.get("loraplex-dropped", "").split(", ")
+        refused = post(service, dialect, **{field: LENGTH + 1})
+        assert refused.status_code == 400 and "maximum context length" in refused.text
+    answer = post(service, "chat", max_tokens=LENGTH, max_completion_tokens=LENGTH)
+    assert answer.headers["loraplex-dropped"] == "max_completion_tokens"
+
+
+def test_each_answer_of_a_completion_is_cut_to_its_room(
+    service: Service, worker: ScriptedWorker
+) -> None:
+    worker.script = say("ok")
+    headers = {"authorization": f"Bearer {service.keys.acme}"}
+    url, body = f"{service.url}/v1/completions", {"model": "tiny", "prompt": ["a", "bcd"]}
+
+    def complete(**fields: Any) -> httpx.Response:
+        return httpx.post(url, json=body | fields, headers=headers, timeout=20)
+
+    answer = complete(max_tokens=LENGTH - 2)
+    assert answer.headers["loraplex-dropped"] == "max_tokens"
+    allowed = {len(each.tokens): each.params.max_tokens for each in worker.requests[-2:]}
+    assert allowed == {1: LENGTH - 2, 3: LENGTH - 3}
+    assert "loraplex-dropped" not in complete(max_tokens=LENGTH - 3).headers
+    full = complete(prompt=[[65] * LENGTH], max_tokens=1)
+    assert full.json()["error"]["code"] == "context_length_exceeded"
+    none = complete(truncate_prompt_tokens=-1, max_tokens=LENGTH)
+    assert none.status_code == 400 and "no room for a prompt" in none.text
+
+
 def test_the_same_conversation_is_the_same_tokens(service: Service, worker: ScriptedWorker) -> None:
     worker.script = say("ok")
     before = len(worker.requests)

@@ -230,7 +230,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": ""}]}]},
         "messages[0].content[0]': 'thinking'",
     ),
-    ({"max_tokens": MAX_MODEL_LEN}, "maximum context length"),
+    ({"max_tokens": MAX_MODEL_LEN + 1}, "maximum context length"),
 ]
 
 

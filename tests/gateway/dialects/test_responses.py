@@ -234,7 +234,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"tools": [{"type": "function", "name": 7}]}, "tools"),
     ({"tools": [{"type": "teleport"}], "tool_choice": "required"}, "tool_choice"),
-    ({"max_output_tokens": MAX_MODEL_LEN}, ""),
+    ({"max_output_tokens": MAX_MODEL_LEN + 1}, ""),
 ]
 
 

@@ -173,7 +173,7 @@ def test_a_body_over_the_bound(service: Service) -> None:
 
 def test_too_long_for_the_context(client: openai.OpenAI, worker: ScriptedWorker) -> None:
     with pytest.raises(openai.BadRequestError, match="maximum context length is 128") as refusal:
-        client.completions.create(model="tiny", prompt="a" * 100, max_tokens=29)
+        client.completions.create(model="tiny", prompt="a" * 100, max_tokens=MAX_MODEL_LEN + 1)
     assert refusal.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError):
         client.completions.create(model="tiny", prompt="a" * MAX_MODEL_LEN)
