@@ -44,6 +44,10 @@ _HINTS = {
         "The tensor's rank is not what r and rank_pattern say: upload the two files of one run."
     ),
     "adapter.rank.too_large": _SMALLER_RANK,
+    "adapter.tensor.doubled_prefix": (
+        "A prefix was added twice: save with save_pretrained of one PeftModel, not of one that"
+        " wraps another."
+    ),
     "adapter.tensor.dtype": "Save the factors as float32, float16 or bfloat16.",
     "adapter.tensor.missing": "Save the whole adapter: every target needs its lora_A and lora_B.",
     "adapter.tensor.name": "Use peft's own names of tensors, as save_pretrained writes them.",
@@ -55,12 +59,24 @@ _HINTS = {
     "adapter.tensor.not_targeted": (
         "adapter_config.json excludes this module: upload the two files of one run."
     ),
+    "adapter.tensor.several_adapters": (
+        "The file has tensors of several adapters: save each into a folder of its own with"
+        " save_pretrained(folder, selected_adapters=[name])."
+    ),
     "adapter.tensor.shape": "Use peft's LoRA for linear layers: its factors have two dimensions.",
+    "adapter.tensor.two_namings": (
+        "The two tensors name the model's modules in different ways, so which values are meant"
+        " cannot be known: save once, with save_pretrained."
+    ),
     "adapter.tensor.unbound": (
         "The base model has no such module: train on the registered base model, and adapt its"
         " linear layers (q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj)."
     ),
     "adapter.unsupported": "Train without this feature: plain LoRA and rsLoRA are served.",
+    "adapter.unsupported.base_weights": (
+        "The file has weights of the base model: save with save_pretrained of the PeftModel, which"
+        " writes the LoRA factors alone, not the state_dict of the whole model."
+    ),
     "adapter.unsupported.bias": "Train with bias='none'.",
     "adapter.unsupported.corda": _INITIALISATION,
     "adapter.unsupported.dora": (
@@ -71,24 +87,41 @@ _HINTS = {
     "adapter.unsupported.eva": _INITIALISATION,
     "adapter.unsupported.experts": "Leave the experts' layers out of target_modules.",
     "adapter.unsupported.fan_in_fan_out": "Train with fan_in_fan_out=False, for linear layers.",
+    "adapter.unsupported.full_checkpoint": (
+        "The file has the weights of a whole model and no LoRA factors: register it as a base model"
+        " with loraplex model add, or push the adapter that it was merged from."
+    ),
     "adapter.unsupported.full_embedding": (
         "Train with the base model's own vocabulary (no resize_token_embeddings) and save with"
         " save_embedding_layers=False."
     ),
     "adapter.unsupported.init_lora_weights": _INITIALISATION,
+    "adapter.unsupported.kohya": (
+        "The names are those of kohya's scripts, which train image models: train a language model"
+        " with peft."
+    ),
     "adapter.unsupported.layer_replication": "Train without layer_replication, on all layers once.",
     "adapter.unsupported.lm_head": "Leave lm_head out of target_modules.",
     "adapter.unsupported.loftq": _INITIALISATION,
     "adapter.unsupported.lora_bias": "Train with lora_bias=False.",
     "adapter.unsupported.lora_ga": _INITIALISATION,
     "adapter.unsupported.mica": _INITIALISATION,
+    "adapter.unsupported.mlx": (
+        "The names are MLX's. Convert the adapter to peft's form: lora_A is the transpose of"
+        " lora_a, lora_B that of lora_b, and lora_alpha is scale * rank."
+    ),
     "adapter.unsupported.modules_to_save": (
         "Train without modules_to_save: only LoRA factors are served."
+    ),
+    "adapter.unsupported.nested_adapter": (
+        "The adapter was trained on a model that had an adapter already: merge the first one"
+        " (merge_and_unload) and train on that, or continue training the first one."
     ),
     "adapter.unsupported.olora": _INITIALISATION,
     "adapter.unsupported.peft_type": "Train with LoraConfig: other methods are not served.",
     "adapter.unsupported.pickle": "Save with save_pretrained(safe_serialization=True).",
     "adapter.unsupported.pissa": _INITIALISATION,
+    "adapter.unsupported.prompt_tuning": "Train with LoraConfig: prompt tuning is not served.",
     "adapter.unsupported.target_parameters": "Name linear layers in target_modules instead.",
     "adapter.unsupported.task_type": "Train with task_type='CAUSAL_LM' or 'FEATURE_EXTRACTION'.",
     "adapter.unsupported.auto_mapping": (
@@ -97,6 +130,10 @@ _HINTS = {
         "Classes of one's own are not served."
     ),
     "adapter.unsupported.trainable_tokens": "Train without new or changed token embeddings.",
+    "adapter.unsupported.vision": (
+        "Only the text model is served: leave the image encoder and its projector out of"
+        " target_modules (finetune_vision_layers=False in Unsloth)."
+    ),
     "adapter.unsupported.weight_tying": "Train with ensure_weight_tying=False.",
 }
 

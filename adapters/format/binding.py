@@ -14,26 +14,8 @@ from adapters.errors import AdapterRejected
 from adapters.format.configuration import ZERO_INITS, LoRAConfig
 from adapters.format.patterns import PatternMatcher
 from adapters.format.tensor_headers import TensorEntry
+from adapters.format.tensor_names import PREFIX, ROOTS, Factor, TensorNames, read_names
 from adapters.manifest import PROJECTIONS, BaseModelShape
-
-PREFIX = "base_model.model."
-SUFFIX_A, SUFFIX_B = ".lora_A.weight", ".lora_B.weight"
-
-UNSUPPORTED_TENSORS = (
-    ("lora_magnitude_vector", "dora"),
-    ("lora_embedding_", "embedding_lora"),
-    ("lora_B.bias", "lora_bias"),
-    ("lora_A.bias", "lora_bias"),
-    ("lora_diag", "kasa"),
-    ("trainable_tokens", "trainable_tokens"),
-    ("modules_to_save", "modules_to_save"),
-    ("lm_head.lora_", "lm_head"),
-    ("embed_tokens.", "full_embedding"),
-    ("lm_head.", "full_embedding"),
-    (".experts.", "experts"),
-    (".bias", "bias"),
-)
-"""Parts of tensor names by which features show themselves, whatever the config says."""
 
 
 class BoundModule(msgspec.Struct, frozen=True):
@@ -66,18 +48,21 @@ def bind(
 ) -> BoundAdapter:
     """Every tensor finds its module and every touched module its pair, or AdapterRejected."""
     _check_vocabulary(config.alora_invocation_tokens or (), base.vocab_size)
-    sites = _sites(base, is_bare=_is_bare(tensors))
-    paths = _touched(tensors, sites)
+    names = read_names(tensors)
+    sites = _sites(base, names.root)
+    _check_modules(names, sites)
     matcher = PatternMatcher("target_modules")
     modules = tuple(
-        _bind_module(config, path, sites[path], tensors, base, max_rank, matcher)
+        _bind_module(
+            config, path, sites[path], names.modules[path], tensors, base, max_rank, matcher
+        )
         for path in sites
-        if path in paths
+        if path in names.modules
     )
     missing = [
         path
         for path, (layer, _) in sites.items()
-        if path not in paths and config.targets(path, layer, matcher)
+        if path not in names.modules and config.targets(path, layer, matcher)
     ]
     warnings = _explain_missing(missing, config)
     return BoundAdapter(base, modules, warnings, config.alora_invocation_tokens or ())
@@ -117,17 +102,15 @@ def bind_any(
     )
 
 
-def _is_bare(tensors: dict[str, TensorEntry]) -> bool:
-    """Whether the adapter was trained on the model without its output matrix, as AutoModel loads
-    it: paths then lack the first part, `model.`, in the tensors' names and for all patterns."""
-    return next(iter(tensors), "").startswith(PREFIX + "layers.")
-
-
 @lru_cache(maxsize=16)
-def _sites(base: BaseModelShape, *, is_bare: bool) -> dict[str, tuple[int, int]]:
-    """Path of each linear an adapter can touch -> (layer, index in PROJECTIONS), in that order."""
+def _sites(base: BaseModelShape, root: str) -> dict[str, tuple[int, int]]:
+    """Path of each linear an adapter can touch -> (layer, index in PROJECTIONS), in that order.
+
+    The paths begin with `root`, as in the model that was trained, because the config's patterns are
+    of those.
+    """
     return {
-        base.module_path(layer, name).removeprefix("model." if is_bare else ""): (layer, index)
+        root + base.module_path(layer, name).removeprefix(ROOTS[0]): (layer, index)
         for layer in range(base.num_layers)
         for index, name in enumerate(PROJECTIONS)
     }
@@ -145,51 +128,35 @@ def _check_vocabulary(invocation_tokens: tuple[int, ...], vocab_size: int) -> No
             )
 
 
-def _touched(tensors: dict[str, TensorEntry], sites: dict[str, tuple[int, int]]) -> set[str]:
-    """Paths of the modules with tensors, each proved to have both."""
-    if not tensors:
-        raise AdapterRejected("adapter.tensor.none", "adapter_model.safetensors", 0, "at least one")
-    paths: set[str] = set()
-    for name in tensors:
-        path = _module_path(name)
+def _check_modules(names: TensorNames, sites: dict[str, tuple[int, int]]) -> None:
+    """Raises AdapterRejected for a module that the base lacks, or that lacks one of its factors."""
+    for path, factors in names.modules.items():
+        name = next(iter(factors.values()))
         if path not in sites:
             raise AdapterRejected(
                 "adapter.tensor.unbound",
                 name,
                 path,
-                f"{PREFIX}{next(iter(sites))}{SUFFIX_A}, ... in {len(sites)} modules",
+                f"{PREFIX}{next(iter(sites))}.lora_A.weight, ... in {len(sites)} modules",
             )
-        paths.add(path)
-    wanted = (PREFIX + path + suffix for path in sorted(paths) for suffix in (SUFFIX_A, SUFFIX_B))
-    for name in wanted:
-        if name not in tensors:
-            raise AdapterRejected("adapter.tensor.missing", name)
-    return paths
-
-
-def _module_path(name: str) -> str:
-    for part, feature in UNSUPPORTED_TENSORS:
-        if part in name:
-            raise AdapterRejected(f"adapter.unsupported.{feature}", name)
-    for suffix in (SUFFIX_A, SUFFIX_B):
-        if name.startswith(PREFIX) and name.endswith(suffix):
-            return name[len(PREFIX) : -len(suffix)]
-    raise AdapterRejected(
-        "adapter.tensor.unbound", name, None, [f"{PREFIX}...{SUFFIX_A}", f"{PREFIX}...{SUFFIX_B}"]
-    )
+        if "A" not in factors:
+            raise AdapterRejected("adapter.tensor.missing", name.replace("lora_B", "lora_A"))
+        if "B" not in factors:
+            raise AdapterRejected("adapter.tensor.missing", name.replace("lora_A", "lora_B"))
 
 
 def _bind_module(
     config: LoRAConfig,
     path: str,
     site: tuple[int, int],
+    names: dict[Factor, str],
     tensors: dict[str, TensorEntry],
     base: BaseModelShape,
     max_rank: int,
     matcher: PatternMatcher,
 ) -> BoundModule:
     layer, projection = site
-    a_name, b_name = PREFIX + path + SUFFIX_A, PREFIX + path + SUFFIX_B
+    a_name, b_name = names["A"], names["B"]
     if not config.targets(path, layer, matcher):
         raise AdapterRejected("adapter.tensor.not_targeted", a_name, path)
     in_features, out_features = base.projection_shape(PROJECTIONS[projection])

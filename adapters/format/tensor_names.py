@@ -1,0 +1,129 @@
+"""Which module and which factor the name of a tensor means. Torch-free."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import msgspec
+
+from adapters.errors import AdapterRejected
+
+PREFIX = "base_model.model."
+ROOTS = ("model.", "model.language_model.", "language_model.model.", "language_model.", "")
+"""Paths of the module that has the decoder's layers: in a causal language model, in a model of text
+and images (two generations of transformers, then as AutoModel loads it), and in a language model
+without its output matrix, as AutoModel loads it."""
+
+WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""Parts that torch.compile, DistributedDataParallel, FSDP and activation checkpointing add."""
+
+DOUBLED = ((PREFIX, ""), ("model.model.", "model."))
+"""Beginnings of a module's path that show that a prefix was added twice, and what is meant."""
+
+UNSUPPORTED = (
+    ("lora_unet_", "kohya"),
+    ("lora_te", "kohya"),
+    (".lora_down.", "kohya"),
+    (".lora_up.", "kohya"),
+    (".lora_a", "mlx"),
+    (".lora_b", "mlx"),
+    ("base_layer.lora_", "nested_adapter"),
+    ("base_layer.", "base_weights"),
+    ("lora_magnitude_vector", "dora"),
+    ("lora_embedding_", "embedding_lora"),
+    ("lora_B.bias", "lora_bias"),
+    ("lora_A.bias", "lora_bias"),
+    ("lora_diag", "kasa"),
+    ("prompt_embeddings", "prompt_tuning"),
+    ("trainable_tokens", "trainable_tokens"),
+    ("modules_to_save", "modules_to_save"),
+    ("lm_head.lora_", "lm_head"),
+    ("embed_tokens.", "full_embedding"),
+    ("lm_head.", "full_embedding"),
+    ("vision_tower.", "vision"),
+    ("multi_modal_projector.", "vision"),
+    ("visual.", "vision"),
+    (".experts.", "experts"),
+    (".bias", "bias"),
+)
+"""Parts of names by which unsupported features and formats are recognised. The first match counts,
+whatever the config says."""
+
+_NAME = re.compile(
+    r"base_model\.model\.(?P<path>.+)\.lora_(?P<factor>[AB])(?:\.(?P<adapter>[^.]+))?\.weight",
+    re.DOTALL,
+)
+
+Factor = Literal["A", "B"]
+
+
+class TensorNames(msgspec.Struct, frozen=True):
+    """Names of an adapter's tensors by module and factor.
+
+    root: the one of ROOTS that all paths begin with. modules: path -> factor -> name in the file.
+    """
+
+    root: str
+    modules: dict[str, dict[Factor, str]]
+
+
+def read_names(names: Iterable[str]) -> TensorNames:
+    """Finds each tensor's module and factor.
+
+    Raises AdapterRejected for a name that is unknown or of an unsupported feature or format, and
+    for names that contradict each other.
+    """
+    names = list(names)
+    if not names:
+        raise AdapterRejected("adapter.tensor.none", "adapter_model.safetensors", 0, "at least one")
+    if any(name.endswith("_proj.weight") for name in names) and not any(
+        "lora_" in name for name in names
+    ):
+        raise AdapterRejected("adapter.unsupported.full_checkpoint", names[0])
+    modules: dict[str, dict[Factor, str]] = {}
+    roots: dict[str, str] = {}
+    adapters: dict[str | None, str] = {}
+    for name in names:
+        path, factor, adapter = _parse(name)
+        found = modules.setdefault(path, {})
+        if factor in found:
+            raise AdapterRejected("adapter.tensor.two_namings", name, found[factor])
+        found[factor] = name
+        _note(adapters, adapter, name, "adapter.tensor.several_adapters")
+        if (root := _root(path)) is not None:
+            _note(roots, root, name, "adapter.tensor.two_namings")
+    return TensorNames(next(iter(roots), ROOTS[0]), modules)
+
+
+def _parse(name: str) -> tuple[str, Factor, str | None]:
+    """(module's path, factor, adapter's name or None) of a tensor's name."""
+    for part, feature in UNSUPPORTED:
+        if part in name:
+            raise AdapterRejected(f"adapter.unsupported.{feature}", name)
+    plain = ".".join(part for part in name.split(".") if part not in WRAPPERS)
+    match = _NAME.fullmatch(plain)
+    if match is None:
+        expected = [f"{PREFIX}...lora_{factor}.weight" for factor in "AB"]
+        raise AdapterRejected("adapter.tensor.unbound", name, None, expected)
+    path = match["path"]
+    for doubled, single in DOUBLED:
+        if path.startswith(doubled):
+            meant = plain.replace(PREFIX + doubled, PREFIX + single, 1)
+            raise AdapterRejected("adapter.tensor.doubled_prefix", name, name, meant)
+    return path, "A" if match["factor"] == "A" else "B", match["adapter"]
+
+
+def _root(path: str) -> str | None:
+    """The one of ROOTS that the path begins with, or None if it is of no decoder layer."""
+    root, separator, _ = path.partition("layers.")
+    return root if separator and root in ROOTS else None
+
+
+def _note(seen: dict[Any, str], value: object, name: str, code: str) -> None:
+    """Remembers the first name that has the value. Raises AdapterRejected if an earlier name has a
+    different value."""
+    seen.setdefault(value, name)
+    if len(seen) > 1:
+        raise AdapterRejected(code, name, next(iter(seen.values())))
