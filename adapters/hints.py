@@ -84,7 +84,6 @@ _HINTS = {
         " of its own (merge_and_unload), not converted to LoRA."
     ),
     "adapter.unsupported.embedding_lora": "Leave embed_tokens out of target_modules.",
-    "adapter.unsupported.eva": _INITIALISATION,
     "adapter.unsupported.experts": "Leave the experts' layers out of target_modules.",
     "adapter.unsupported.fan_in_fan_out": "Train with fan_in_fan_out=False, for linear layers.",
     "adapter.unsupported.full_checkpoint": (

@@ -72,6 +72,8 @@ class AdapterManifest(msgspec.Struct, frozen=True):
     projections: tuple[str, ...]
     layers: tuple[int, ...]
     warnings: tuple[str, ...] = ()
+    equals_base: bool = False
+    """The adapter changes nothing, so no alias is pointed to it unless someone asks for that."""
     invocation_tokens: tuple[int, ...] = ()
     """Token ids of an activated LoRA: it acts from the start of their last occurrence in the prompt
     on, or not at all."""

@@ -1192,7 +1192,9 @@ CREATE FUNCTION version_takes_aliases(made adapter_versions) RETURNS void
     LANGUAGE plpgsql
     AS $$
 BEGIN
-    IF NOT EXISTS (SELECT FROM aliases WHERE (tenant_id, name, alias) = (made.tenant_id, made.name, 'prod')) THEN
+    IF NOT coalesce((made.manifest ->> 'equals_base')::boolean, false)
+        AND NOT EXISTS (SELECT FROM aliases WHERE (tenant_id, name, alias) = (made.tenant_id, made.name, 'prod'))
+    THEN
         PERFORM point_alias(
             made.tenant_id, made.name, 'prod', made.version, NULL, NULL, made.uploaded_by, 'first', NULL, NULL);
     END IF;

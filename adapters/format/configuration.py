@@ -31,7 +31,6 @@ REFUSED = {
     "fan_in_fan_out": "fan_in_fan_out",
     "megatron_config": "megatron",
     "loftq_config": "loftq",
-    "eva_config": "eva",
     "corda_config": "corda",
     "lora_ga_config": "lora_ga",
     "use_qalora": "qalora",
@@ -50,6 +49,7 @@ HARMLESS = {
     "inference_mode",
     "peft_version",
     "lora_dropout",
+    "eva_config",
     "megatron_core",
     "qalora_group_size",
     "runtime_config",
@@ -59,10 +59,10 @@ HARMLESS = {
 TASKS = ("CAUSAL_LM", "FEATURE_EXTRACTION")
 """Task types that are served: with the output matrix of the base, and without it."""
 
-ZERO_INITS = (True, "gaussian")
+ZERO_INITS = (True, "gaussian", "eva")
 """`init_lora_weights` values under which B starts at zero: a module without tensors is a no-op."""
 
-PLAIN_INITS = (True, False, "gaussian", "orthogonal")
+PLAIN_INITS = (True, False, "gaussian", "orthogonal", "eva")
 """`init_lora_weights` values that leave the base weights as they are."""
 
 
@@ -185,7 +185,7 @@ def _check_init(value: Any) -> None:
     if isinstance(value, bool | str) and value in PLAIN_INITS:
         return
     name = str(value).split("_niter_")[0].lower()
-    known = name in {"pissa", "olora", "corda", "loftq", "eva", "lora_ga", "mica"}
+    known = name in {"pissa", "olora", "corda", "loftq", "lora_ga", "mica"}
     raise AdapterRejected(
         f"adapter.unsupported.{name if known else 'init_lora_weights'}",
         "init_lora_weights",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from adapters.errors import AdapterRejected
-from adapters.format.binding import BoundAdapter, bind, bind_any
+from adapters.format.binding import BoundAdapter, BoundModule, bind, bind_any
 from adapters.format.configuration import MAX_CONFIG_BYTES, parse_config
 from adapters.format.tensor_headers import ITEM_BYTES, TensorHeader, read_header
 from adapters.manifest import PROJECTIONS, AdapterManifest, BaseModelShape
@@ -184,9 +184,20 @@ def _summarise(
     bound: BoundAdapter, digest: str, file_bytes: int, zeros: set[str]
 ) -> AdapterManifest:
     modules = bound.modules
+    reasons = [_reason_for_no_effect(module, zeros) for module in modules]
+    idle = [reason for reason in reasons if reason is not None]
+    equals_base = len(idle) == len(modules)
+    because = " or ".join(sorted(set(idle)))
     warnings = list(bound.warnings)
-    if all(module.b_name in zeros or module.a_name in zeros for module in modules):
-        warnings.append("no-op: every lora_B (or lora_A) is zero")
+    if equals_base:
+        warnings.append(
+            f"the version equals its base model, because {because}:"
+            " it does not become prod by itself"
+        )
+    elif idle:
+        warnings.append(
+            f"{len(idle)} of {len(modules)} adapted modules equal the base's, because {because}"
+        )
     shapes = [shape for module in modules for shape in (module.a.shape, module.b.shape)]
     return AdapterManifest(
         digest=digest,
@@ -199,5 +210,15 @@ def _summarise(
         ),
         layers=tuple(sorted({module.layer for module in modules})),
         warnings=tuple(warnings),
+        equals_base=equals_base,
         invocation_tokens=bound.invocation_tokens,
     )
+
+
+def _reason_for_no_effect(module: BoundModule, zeros: set[str]) -> str | None:
+    """Why the module's product is zero, or None if it is not."""
+    if module.scale == 0:
+        return "lora_alpha (or its alpha_pattern) is 0"
+    if module.b_name in zeros:
+        return "lora_B is zero"
+    return "lora_A is zero" if module.a_name in zeros else None

@@ -144,6 +144,8 @@ def _told(version: Version) -> str:
 
 def _advise(version: Version, tenant: str | None) -> None:
     name = f"{version['name']}@{version['version']}"
+    for warning in version["warnings"]:
+        tell(f"{name}: {warning}")
     if version["state"] == "awaiting_approval":
         tell(
             f"{name} is proved, and no alias points to it until an admin approves its chat"

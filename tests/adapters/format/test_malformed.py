@@ -232,7 +232,7 @@ CONFIGS: dict[str, tuple[Any, str]] = {
     "monteclora": ({"monteclora_config": {"a": 1}}, "adapter.unsupported.monteclora"),
     **{
         init: ({"init_lora_weights": init}, f"adapter.unsupported.{init.split('_niter')[0]}")
-        for init in ("pissa", "pissa_niter_4", "olora", "corda", "loftq", "eva", "lora_ga", "mica")
+        for init in ("pissa", "pissa_niter_4", "olora", "corda", "loftq", "lora_ga", "mica")
     },
 }
 

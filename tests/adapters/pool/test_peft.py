@@ -180,7 +180,11 @@ def test_no_task_type(model: Path, base: BaseModelShape, tmp_path: Path) -> None
     get_peft_model(AutoModelForCausalLM.from_pretrained(model), lora).save_pretrained(str(tmp_path))
     assert json.loads((tmp_path / "adapter_config.json").read_text())["auto_mapping"]
     manifest = validate(AdapterFiles.in_folder(tmp_path), base)
-    assert manifest.warnings == ("no-op: every lora_B (or lora_A) is zero",)
+    assert manifest.warnings == (
+        "the version equals its base model, because lora_B is zero:"
+        " it does not become prod by itself",
+    )
+    assert manifest.equals_base
 
 
 @pytest.mark.parametrize(
@@ -255,6 +259,38 @@ def replace_base(**changes: Any) -> BaseModelShape:
     import msgspec
 
     return msgspec.structs.replace(BASE, **changes)
+
+
+def test_eva_is_plain_lora(model: Path, base: BaseModelShape, tmp_path: Path) -> None:
+    """It initialises A from data, distributes ranks, and leaves the base's weights alone."""
+    from peft import EvaConfig, LoraConfig, get_peft_model, initialize_lora_eva_weights
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    lora = LoraConfig(
+        r=4,
+        task_type="CAUSAL_LM",
+        target_modules=["q_proj", "v_proj", "down_proj"],
+        init_lora_weights="eva",
+        eva_config=EvaConfig(rho=2.0),
+    )
+    untrained = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    trained = get_peft_model(untrained, lora, low_cpu_mem_usage=True)
+    tokens = [torch.randint(base.vocab_size, (8, 16)) for _ in range(8)]
+    batches = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in tokens]
+    initialize_lora_eva_weights(trained, batches, show_progress_bar=False)
+    for name, parameter in trained.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    trained.save_pretrained(str(tmp_path))
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert config["init_lora_weights"] == "eva" and config["eva_config"] and config["rank_pattern"]
+    assert validate(AdapterFiles.in_folder(tmp_path), base).warnings == ()
+    expected = peft_deltas(model, tmp_path)
+    found = image_deltas(tmp_path, base, ImageLayout(base.num_layers, torch.float32, True))
+    assert found.keys() == expected.keys()
+    for name, delta in found.items():
+        torch.testing.assert_close(delta, expected[name], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)

@@ -277,6 +277,23 @@ async def test_the_alias_of_an_upload_moves_when_it_is_ready(database: Database)
     assert made.wanted_alias is None
 
 
+async def test_a_version_that_equals_its_base_becomes_prod_on_request_alone(database: Database):
+    async with database.transaction() as connection:
+        tenant_id = await make_tenant(connection)
+        await add(connection, tenant_id, "a", equals_base=True)
+        await add(connection, tenant_id, "b", equals_base=True, alias="staging")
+    await prove_all(database)
+    async with database.transaction() as connection:
+        found = await aliases.list_aliases(connection, tenant_id, "bot")
+        assert [(alias.alias, alias.version) for alias in found] == [("staging", 2)]
+        await add(connection, tenant_id, "c")
+    await prove_all(database)
+    async with database.transaction() as connection:
+        assert (await aliases.find_alias(connection, tenant_id, "bot", "prod")).version == 3
+        await aliases.set_alias(connection, tenant_id, "bot", "prod", 1, "operator")
+        assert (await aliases.find_alias(connection, tenant_id, "bot", "prod")).version == 1
+
+
 async def test_an_upload_that_is_ready_late_does_not_undo_what_came_after(database: Database):
     async with database.transaction() as connection:
         tenant_id = await make_tenant(connection)
