@@ -85,7 +85,13 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     num_prompt_logprobs: int | None = None
     """Likeliest tokens told beside each one of the prompt, apart from the answer; None: none."""
     truncate: int | None = None
-    """A prompt keeps its last so many tokens; -1: as many as there is room for."""
+    """A prompt keeps its last so many tokens; -1: as many as there is room for. Of a pair the
+    document is cut, at its end."""
+    max_document_tokens: int | None = None
+    """For pairs: tokens that each document keeps, from its beginning; None: all."""
+    add_special_tokens: bool | None = None
+    """Whether the tokenizer adds its special tokens. None: to texts, and not to what a chat
+    template has written."""
     stream: bool = False
     num_choices: int = 1
     """Answers to each prompt."""

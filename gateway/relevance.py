@@ -28,6 +28,10 @@ class Pair(msgspec.Struct, frozen=True):
         """Characters of the caller's texts."""
         return len(self.query) + len(self.document) + len(self.instruction)
 
+    def with_document(self, document: str) -> Pair:
+        """Returns the pair with a shorter document. A character that was cut in two is left out."""
+        return msgspec.structs.replace(self, document=document.rstrip("\ufffd"))
+
     def messages(self) -> list[Message]:
         """The question as a conversation. The document comes last, so that all documents of a query
         share a prefix."""

@@ -11,8 +11,10 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from gateway.dialects.chat_messages import Messages, neutral_messages
 from gateway.dialects.dialect import Answer, BodyFormat, Dialect
-from gateway.dialects.openai_fields import Count, TokenIds, prompts_of
+from gateway.dialects.history import ConversationReader
+from gateway.dialects.openai_fields import Count, InputFields, TokenIds, prompts_of
 from gateway.dialects.sampling_fields import TokenId
 from gateway.exceptions import InvalidRequest
 from gateway.generation_request import GenerationRequest
@@ -27,7 +29,7 @@ NUMBERS_AT_ONCE = 1 << 15
 """Numbers that are written before the event loop goes on with others: about 5 ms of them."""
 
 
-class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EmbeddingRequest(InputFields, frozen=True, kw_only=True):
     """POST /v1/embeddings. `null` always means absent."""
 
     example: ClassVar[dict[str, Any]] = {
@@ -39,7 +41,15 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     input: (
         str
         | Annotated[list[str | TokenId | TokenIds], Meta(min_length=1, max_length=MAX_TOKEN_IDS)]
-    )
+        | None
+    ) = None
+    messages: Messages | None = None
+    """A conversation in place of `input`: one vector of what the chat template makes of it."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Further variables of the chat template."""
+    add_generation_prompt: bool | None = None
+    """Whether the beginning of an answer stands at the end; it does not unless this is true."""
+    continue_final_message: bool | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Count | None = None
     """Leading numbers of each vector, which are then made of length 1."""
@@ -49,9 +59,17 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     @property
     def prompts(self) -> list[str | list[int]]:
         """One entry an input, each text or token ids."""
-        return prompts_of(self.input, param="input")
+        return [] if self.input is None else prompts_of(self.input, param="input")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.input is None) == (self.messages is None):
+            raise InvalidRequest("Give either 'input' or 'messages'.", param="input")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidRequest(
+                "'continue_final_message' and 'add_generation_prompt' exclude each other.",
+                param="continue_final_message",
+            )
         if len(self.prompts) > MAX_INPUTS:
             raise InvalidRequest(
                 f"At most {MAX_INPUTS} inputs are taken in one request; you sent "
@@ -112,10 +130,19 @@ class Embeddings(Dialect[EmbeddingRequest]):
     id_prefix = "embd"
 
     def read(self, body: EmbeddingRequest) -> GenerationRequest:
+        reader, messages = ConversationReader(), None
+        if body.messages is not None:
+            messages = neutral_messages(body.messages, reader)
         return GenerationRequest(
+            **body.input_fields(),
             model=body.model,
             prompts=body.prompts,
-            prompts_param="input",
+            prompts_param="input" if messages is None else "messages",
+            messages=messages,
+            add_generation_prompt=bool(body.add_generation_prompt),
+            continue_final_message=bool(body.continue_final_message),
+            template_arguments=body.chat_template_kwargs or {},
+            dropped=reader.dropped,
             kind=OutputKind.EMBED,
             dimensions=body.dimensions,
             max_tokens=0,

@@ -86,10 +86,7 @@ class OpenAIRequest(FieldsWithoutEffect, frozen=True, kw_only=True):
                 param="best_of",
                 code="unsupported_parameter",
             )
-        if self.truncate_prompt_tokens == 0:
-            raise InvalidRequest(
-                "'truncate_prompt_tokens' must be -1 or at least 1.", param="truncate_prompt_tokens"
-            )
+        check_truncation(self.truncate_prompt_tokens)
         if self.prompt_logprobs is not None and self.stream:
             raise InvalidRequest(
                 "'prompt_logprobs' come with a whole answer; 'stream' must be false.",
@@ -99,6 +96,35 @@ class OpenAIRequest(FieldsWithoutEffect, frozen=True, kw_only=True):
             raise InvalidRequest(
                 "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
             )
+
+
+class InputFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long a text may be that becomes a vector or a score, as vLLM has it."""
+
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, lt=1 << 31)] | None = None
+    """An input keeps its last so many tokens, and of a question the document is cut at its end;
+    -1: as many as the context has."""
+    add_special_tokens: bool | None = None
+    """Whether the tokenizer adds its special tokens: to a text unless this is false, to what a chat
+    template has written only if it is true."""
+
+    def __post_init__(self) -> None:
+        check_truncation(self.truncate_prompt_tokens)
+
+    def input_fields(self) -> dict[str, Any]:
+        """These fields as the neutral request has them."""
+        return {
+            "truncate": self.truncate_prompt_tokens,
+            "add_special_tokens": self.add_special_tokens,
+        }
+
+
+def check_truncation(num_tokens: int | None) -> None:
+    """Raises InvalidRequest if a prompt would keep nothing."""
+    if num_tokens == 0:
+        raise InvalidRequest(
+            "'truncate_prompt_tokens' must be -1 or at least 1.", param="truncate_prompt_tokens"
+        )
 
 
 def prompts_of(given: str | list[str | int | list[int]], *, param: str) -> list[str | list[int]]:

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from gateway.dialects.dialect import Answer, BodyFormat, Dialect
 from gateway.dialects.embeddings import prompt_usage
-from gateway.dialects.openai_fields import Count
+from gateway.dialects.openai_fields import Count, InputFields
 from gateway.exceptions import InvalidRequest
 from gateway.generation_request import GenerationRequest
 from gateway.limits.admission import Usage
@@ -22,44 +22,80 @@ from gateway.text.detokenizer import TokenBytes
 from workers.wire.protocol import OutputKind, SamplingParams
 
 MAX_PAIRS = 2048
+Texts = str | Annotated[list[str], Meta(min_length=1)]
+PAIR_NAMES = (
+    ("queries", "documents"),
+    ("queries", "items"),
+    ("data_1", "data_2"),
+    ("text_1", "text_2"),
+)
+"""Names of the texts that are compared, as vLLM has them."""
 Instruction = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 
-class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/score. One text against one or many, or as many against as many."""
+class ScoreRequest(InputFields, frozen=True, kw_only=True):
+    """POST /v1/score. One text against one or many, or as many against as many, under one pair of
+    names."""
 
     example: ClassVar[dict[str, Any]] = {
         "model": "support-bot",
-        "text_1": "Where is my parcel?",
-        "text_2": ["Parcels take two days.", "We are closed on Sundays."],
+        "queries": "Where is my parcel?",
+        "documents": ["Parcels take two days.", "We are closed on Sundays."],
     }
 
     model: Annotated[str, Meta(min_length=1)]
-    text_1: str | Annotated[list[str], Meta(min_length=1)]
-    text_2: str | Annotated[list[str], Meta(min_length=1)]
+    queries: Texts | None = None
+    """With `documents` or `items`."""
+    documents: Texts | None = None
+    items: Texts | None = None
+    """The same as `documents`."""
+    data_1: Texts | None = None
+    """The same as `queries`, with `data_2`."""
+    data_2: Texts | None = None
+    text_1: Texts | None = None
+    """The same as `queries`, with `text_2`."""
+    text_2: Texts | None = None
     instruction: Instruction | None = None
     """What makes a text relevant to another; ours, as Qwen3-Reranker has it."""
     user: str | None = None
     """Splits canaries; without it the API key does."""
 
     @property
+    def names(self) -> tuple[str, str]:
+        """Names of the two fields that have the texts. Raises InvalidRequest."""
+        given = {name for pair in PAIR_NAMES for name in pair if getattr(self, name) is not None}
+        for pair in PAIR_NAMES:
+            if given == set(pair):
+                return pair
+        choices = ", ".join(f"'{first}' with '{second}'" for first, second in PAIR_NAMES)
+        shown = ", ".join(f"'{name}'" for name in sorted(given)) or "none of them"
+        missing = [n for pair in PAIR_NAMES if given & {*pair} for n in pair if n not in given]
+        raise InvalidRequest(
+            f"Give one of {choices}; you gave {shown}.", param=missing[0] if missing else "queries"
+        )
+
+    @property
     def pairs(self) -> list[Pair]:
-        queries = [self.text_1] if isinstance(self.text_1, str) else self.text_1
-        documents = [self.text_2] if isinstance(self.text_2, str) else self.text_2
+        first, second = self.names
+        queries, documents = _texts(getattr(self, first)), _texts(getattr(self, second))
         if len(queries) == 1:
             queries = queries * len(documents)
         if len(queries) != len(documents):
             raise InvalidRequest(
-                "'text_1' must be one text, or as many as 'text_2' has.", param="text_1"
+                f"'{first}' must be one text, or as many as '{second}' has.", param=first
             )
-        return _pairs(queries, documents, self.instruction, param="text_2")
+        return _pairs(queries, documents, self.instruction, param=second)
+
+
+def _texts(given: Texts) -> list[str]:
+    return [given] if isinstance(given, str) else given
 
 
 class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text: str
 
 
-class RerankRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RerankRequest(InputFields, frozen=True, kw_only=True):
     """POST /v1/rerank."""
 
     example: ClassVar[dict[str, Any]] = {
@@ -76,6 +112,8 @@ class RerankRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Documents that are shown; all without it."""
     return_documents: bool | None = None
     """Whether their texts are shown, too, as they are without it."""
+    max_tokens_per_doc: Count | None = None
+    """Tokens that each document keeps, from its beginning; all without it."""
     instruction: Instruction | None = None
     user: str | None = None
 
@@ -170,7 +208,7 @@ class Scores(Dialect[ScoreRequest]):
     id_prefix = "score"
 
     def read(self, body: ScoreRequest) -> GenerationRequest:
-        return _asked(body, body.pairs, "text_2")
+        return _asked(body, body.pairs, body.names[1])
 
     def answer_format(
         self, body: ScoreRequest, request_id: str, spelled: TokenBytes, used: SamplingParams
@@ -182,7 +220,8 @@ class Reranking(Dialect[RerankRequest]):
     id_prefix = "rerank"
 
     def read(self, body: RerankRequest) -> GenerationRequest:
-        return _asked(body, body.pairs, "documents")
+        asked = _asked(body, body.pairs, "documents")
+        return msgspec.structs.replace(asked, max_document_tokens=body.max_tokens_per_doc)
 
     def answer_format(
         self, body: RerankRequest, request_id: str, spelled: TokenBytes, used: SamplingParams
@@ -193,6 +232,7 @@ class Reranking(Dialect[RerankRequest]):
 
 def _asked(body: ScoreRequest | RerankRequest, pairs: list[Pair], param: str) -> GenerationRequest:
     return GenerationRequest(
+        **body.input_fields(),
         model=body.model,
         pairs=pairs,
         prompts_param=param,

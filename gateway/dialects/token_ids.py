@@ -22,6 +22,8 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     tools: Tools | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
+    """Whether the tokenizer adds its special tokens: to a text unless this is false, to messages,
+    whose chat template writes its own, only if it is true."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     return_token_strs: bool | None = None
@@ -30,11 +32,6 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequest("Give either 'prompt' or 'messages'.", param="prompt")
-        if self.messages is not None and self.add_special_tokens:
-            raise InvalidRequest(
-                "The chat template writes the special tokens of 'messages'.",
-                param="add_special_tokens",
-            )
         if self.continue_final_message and self.add_generation_prompt:
             raise InvalidRequest(
                 "'continue_final_message' and 'add_generation_prompt' exclude each other.",

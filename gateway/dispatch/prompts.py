@@ -23,6 +23,7 @@ from gateway.limits.bounds import (
     completion_tokens,
 )
 from gateway.messages import Message
+from gateway.relevance import Pair
 from gateway.text.parsers.answer_form import AnswerForm
 from gateway.text.parsers.thoughts import is_in_thought
 from gateway.text.tokenizer import ModelTokenizer
@@ -77,6 +78,7 @@ async def _chat_prompts(
         domain=caller.cache_domain,
         template=template,
         max_tokens=None if asked.truncate else max_tokens,
+        add_special_tokens=bool(asked.add_special_tokens),
     )
     tokens = tokens[-_most_tokens(asked, max_tokens) :]
     check_total([len(tokens)], asked.num_choices, max_tokens, param="n")
@@ -98,16 +100,47 @@ async def _pair_prompts(
 ) -> list[Prompt]:
     """One question a pair. Many short ones are rendered on the event loop, in turns with what else
     there is to do."""
-    template, max_tokens = target.chat_template(), target.base.max_model_len
-    fewest = [tokenizer.fewest_tokens(pair.num_chars) for pair in asked.pairs]
+    max_tokens = target.base.max_model_len
+    most = _most_tokens(asked, max_tokens)
+    fewest = [min(most, tokenizer.fewest_tokens(pair.num_chars)) for pair in asked.pairs]
     check_total(fewest, 1, max_tokens, param=asked.prompts_param)
-    prompts: list[list[int]] = []
     for pair in asked.pairs:
         tokenizer.check_chars(pair.num_chars, max_tokens)
-        conversation = Conversation(pair.messages(), template_arguments=WITHOUT_THINKING)
+
+    async def encode(pair: Pair) -> list[int]:
         tokens, _ = await tokenizer.encode_chat(
-            conversation, domain=caller.cache_domain, template=template, max_tokens=max_tokens
+            Conversation(pair.messages(), template_arguments=WITHOUT_THINKING),
+            domain=caller.cache_domain,
+            template=target.chat_template(),
+            max_tokens=None if asked.truncate else max_tokens,
+            add_special_tokens=bool(asked.add_special_tokens),
         )
+        return tokens
+
+    documents: list[list[int]] = []
+    if asked.truncate is not None or asked.max_document_tokens is not None:
+        documents = await tokenizer.encode_many(
+            [pair.document for pair in asked.pairs],
+            domain=caller.cache_domain,
+            add_special_tokens=False,
+        )
+    prompts: list[list[int]] = []
+    for number, pair in enumerate(asked.pairs):
+        num_kept = len(documents[number]) if documents else 0
+        if asked.max_document_tokens is not None and num_kept > asked.max_document_tokens:
+            num_kept = asked.max_document_tokens
+            pair = pair.with_document(tokenizer.text(documents[number][:num_kept]))
+        tokens = await encode(pair)
+        while len(tokens) > most:
+            num_kept -= len(tokens) - most
+            if num_kept < 1:
+                raise InvalidRequest(
+                    f"The question without its document has {most} tokens or more, which "
+                    "'truncate_prompt_tokens' does not allow.",
+                    param="truncate_prompt_tokens",
+                )
+            pair = pair.with_document(tokenizer.text(documents[number][:num_kept]))
+            tokens = await encode(pair)
         prompts.append(tokens)
         await asyncio.sleep(0)
     check_total([len(tokens) for tokens in prompts], 1, max_tokens, param=asked.prompts_param)
@@ -128,7 +161,10 @@ async def _completion_prompts(
     tokenizer.check_chars(max(map(len, texts), default=0), max_tokens)
     encoded = iter(
         await tokenizer.encode_many(
-            texts, domain=caller.cache_domain, max_tokens=None if asked.truncate else max_tokens
+            texts,
+            domain=caller.cache_domain,
+            add_special_tokens=asked.add_special_tokens is not False,
+            max_tokens=None if asked.truncate else max_tokens,
         )
     )
     prompts = [(next(encoded) if isinstance(each, str) else each)[-most:] for each in given]

@@ -111,13 +111,19 @@ class ModelTokenizer:
         domain: str,
         template: str | None = None,
         max_tokens: int | None = None,
+        add_special_tokens: bool = False,
     ) -> ChatTokens:
-        """As `render`; the template writes the special tokens itself, so none are added. `domain`:
-        inside one, what was encoded before need not be again. Raises ContextLengthExceeded as
-        `encode_many` does."""
+        """As `render`; the template writes the special tokens itself, so none are added unless
+        that is asked for. `domain`: inside one, what was encoded before need not be again. Raises
+        ContextLengthExceeded as `encode_many` does."""
         text, is_folded = await self.render(conversation, domain=domain, template=template)
         self.check_chars(len(text), max_tokens)
-        tokens = await self._prompts.encode(text, domain, max_tokens=max_tokens)
+        if add_special_tokens:
+            (tokens,) = await self._prompts.encode_each(
+                [text], domain, add_special_tokens=True, max_tokens=max_tokens
+            )
+        else:
+            tokens = await self._prompts.encode(text, domain, max_tokens=max_tokens)
         return ChatTokens(tokens, is_folded)
 
     async def render(

@@ -50,6 +50,7 @@ async def tokenize(
             domain=request.user.cache_domain,
             template=target.chat_template(),
             max_tokens=max_counted(target),
+            add_special_tokens=bool(data.add_special_tokens),
         )
         if is_folded:
             reader.drop(FOLDED_TURNS)

@@ -39,7 +39,7 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Messages": ("/v1/messages", {"messages": SAID, "max_tokens": 90}),
     "Responses": ("/v1/responses", {"input": WORD, "max_output_tokens": 90}),
     "embeddings": ("/v1/embeddings", {"input": WORD}),
-    "score": ("/v1/score", {"text_1": "q", "text_2": WORD}),
+    "score": ("/v1/score", {"queries": "q", "documents": WORD}),
     "rerank": ("/v1/rerank", {"query": "q", "documents": [WORD]}),
 }
 SCHEMAS = {
@@ -101,6 +101,10 @@ class Probe(NamedTuple):
         self.answered(**fields)
         return self.service.worker.requests[-1]
 
+    def conversation(self, messages: list[Any]) -> dict[str, Any]:
+        """The fields of a conversation, which embeddings take in place of their input."""
+        return {"messages": messages} | ({"input": None} if self.dialect == "embeddings" else {})
+
     def refuses(self, name: str, value: Any) -> None:
         """By the field's name, before a worker is asked."""
         before = len(self.service.worker.requests)
@@ -134,7 +138,8 @@ def asks_with(probe: Probe) -> None:
     for name in probe.names:
         is_list = name in ("messages", "documents")
         value = (SAID if name == "messages" else [WORD] * 2) if is_list else WORD
-        assert WORD in spelled(probe.sent(**{name: value}).tokens)
+        fields = {name: value} if name != "messages" else probe.conversation(value)
+        assert WORD in spelled(probe.sent(**fields).tokens)
 
 
 def answers_per_request(probe: Probe) -> None:
@@ -148,7 +153,7 @@ def answers_per_request(probe: Probe) -> None:
         case "embeddings":
             assert len(probe.answered(input=["a", "b", "c"])["data"]) == 3
         case "score":
-            assert len(probe.answered(text_2=["a", "b", "c"])["data"]) == 3
+            assert len(probe.answered(documents=["a", "b", "c"])["data"]) == 3
         case _:
             answer = probe.answered(documents=["a", "b", "c"], top_n=2)
             assert len(answer["results"]) == 2
@@ -267,8 +272,8 @@ def schemas(probe: Probe) -> None:
 def begun(probe: Probe) -> None:
     turns = [*SAID, {"role": "assistant", "content": "The best is"}]
     match probe.dialect:
-        case "chat":
-            fields: dict[str, Any] = {"messages": turns, "continue_final_message": True}
+        case "chat" | "embeddings":
+            fields = probe.conversation(turns) | {"continue_final_message": True}
         case "completions":
             fields = {"prompt": "The best is"}
         case "Messages":
@@ -284,10 +289,9 @@ def begun(probe: Probe) -> None:
 
 def templates(probe: Probe) -> None:
     """Version 3 has its own."""
-    if probe.is_no:
-        assert spelled(probe.sent(model="support-bot@3").tokens) == WORD
-    else:
-        assert spelled(probe.sent(model="support-bot@3").tokens).startswith("OWN ")
+    fields = probe.conversation(SAID) if probe.dialect == "embeddings" else {}
+    shown = spelled(probe.sent(model="support-bot@3", **fields).tokens)
+    assert shown == WORD if probe.is_no else shown.startswith("OWN ")
 
 
 def cached(probe: Probe) -> None:

@@ -49,7 +49,6 @@ def test_messages_are_what_a_chat_sends(client: openai.OpenAI) -> None:
     [
         ({"prompt": "a", "messages": MESSAGES}, "prompt"),
         ({}, "prompt"),
-        ({"messages": MESSAGES, "add_special_tokens": True}, "add_special_tokens"),
         (
             {
                 "messages": MESSAGES,

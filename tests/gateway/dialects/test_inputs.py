@@ -1,0 +1,145 @@
+"""What becomes a vector or a score: how long it may be, and whose special tokens are around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+
+from tests.gateway.dialects.test_relevance_scores import longest_is_best
+from tests.gateway.scripted import DIGEST, LAYOUT
+from tests.gateway.scripts import embed, spelled
+from tests.gateway.service import Service, make_store, snapshot
+from workers.wire.protocol import ModelInfo
+
+LENGTH = 1024
+CHAT: list[Any] = [{"role": "user", "content": "Hi"}]
+RENDERED = "<|im_start|>user\nHi<|im_end|>\n"
+BOS = "<|bos|>"
+DOCUMENTS = ["a", "bbbb", "ccccccc"]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Its tokenizer puts a special token before each text."""
+    store: Path = make_store(tmp_path_factory.mktemp("inputs"))
+    path = str(store / DIGEST / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(path)
+    bos = tokenizer.token_to_id(BOS)
+    tokenizer.post_processor = TemplateProcessing(f"{BOS} $A", special_tokens=[(BOS, bos)])
+    tokenizer.save(path)
+    service = Service(store)
+    service.worker.models = [ModelInfo(DIGEST, "tiny", LENGTH, LAYOUT)]
+    service.start()
+    longer = snapshot(service.keys.records, generation=2, max_model_len=LENGTH)
+    service.call(lambda: service.source.feed(longer))
+    service.wait_for(lambda: service.gateway.catalog.current.generation == 2)
+    yield service
+    service.stop()
+
+
+def post(service: Service, path: str, **body: Any) -> httpx.Response:
+    headers = {"authorization": f"Bearer {service.keys.acme}"}
+    body = {"model": "tiny", **body}
+    return httpx.post(service.url + path, json=body, headers=headers, timeout=20)
+
+
+def sent(service: Service, path: str, **body: Any) -> list[str]:
+    """Texts of the prompts that a request becomes."""
+    before = len(service.worker.requests)
+    answer = post(service, path, **body)
+    assert answer.status_code == 200, answer.text
+    return [spelled(request.tokens) for request in service.worker.requests[before:]]
+
+
+def test_embeddings_of_a_conversation(service: Service, client: openai.OpenAI) -> None:
+    service.worker.script = embed
+    extra: dict[str, Any] = {"messages": CHAT}
+    answer = client.post(
+        "/embeddings", body={"model": "tiny", **extra}, cast_to=openai.types.CreateEmbeddingResponse
+    )
+    assert len(answer.data) == 1 and answer.usage.prompt_tokens == len(
+        service.worker.requests[-1].tokens
+    )
+    assert spelled(service.worker.requests[-1].tokens) == RENDERED
+    begun = sent(service, "/v1/embeddings", messages=CHAT, add_generation_prompt=True)
+    assert begun == [RENDERED + "<|im_start|>assistant\n"]
+    assert sent(service, "/v1/embeddings", messages=CHAT, add_special_tokens=True) == [
+        BOS + RENDERED
+    ]
+    for wrong in ({"messages": CHAT, "input": "x"}, {}):
+        refused = post(service, "/v1/embeddings", **wrong).json()["error"]
+        assert "either 'input' or 'messages'" in refused["message"]
+
+
+def test_texts_keep_their_last_tokens(service: Service) -> None:
+    service.worker.script = embed
+    texts = ["Hello", "x" * (LENGTH + 9)]
+    path = "/v1/embeddings"
+    assert sent(service, path, input=texts, truncate_prompt_tokens=3) == ["llo", "xxx"]
+    whole, cut = sent(service, path, input=texts, truncate_prompt_tokens=-1)
+    assert (whole, cut) == (BOS + "Hello", "x" * LENGTH)
+    assert post(service, path, input=texts).status_code == 400
+    assert sent(service, path, input="Hi", add_special_tokens=False) == ["Hi"]
+    refused = post(service, path, input="Hi", truncate_prompt_tokens=0).json()["error"]
+    assert refused["param"] == "truncate_prompt_tokens"
+
+
+def documents_in(prompts: list[str]) -> list[str]:
+    return [each.split("<Document>: ")[1].split("<|im_end|>")[0] for each in prompts]
+
+
+@pytest.mark.parametrize("names", ["queries documents", "queries items", "data_1 data_2"])
+def test_scores_by_the_names_of_vllm(service: Service, names: str) -> None:
+    service.worker.script = longest_is_best
+    first, second = names.split()
+    by_name = post(service, "/score", **{first: "q", second: DOCUMENTS}).json()
+    by_text = post(service, "/score", text_1="q", text_2=DOCUMENTS).json()
+    assert by_name["data"] == by_text["data"] and by_name["usage"] == by_text["usage"]
+    for wrong in (
+        {first: "q"},
+        {first: "q", "text_2": "d"},
+        {first: "q", second: "d", "text_1": "q"},
+    ):
+        error = post(service, "/score", **wrong).json()["error"]
+        assert "Give one of 'queries' with 'documents'" in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/score", "/v2/rerank"])
+def test_documents_are_cut_and_questions_are_not(service: Service, path: str) -> None:
+    """The query and the template stay whole."""
+    service.worker.script = longest_is_best
+    field = "queries" if path == "/v1/score" else "query"
+    asked: dict[str, Any] = {field: "q", "documents": DOCUMENTS}
+    whole = sent(service, path, **asked)
+    assert documents_in(whole) == DOCUMENTS
+    most = len(service.worker.requests[-2].tokens)
+    cut = sent(service, path, **asked, truncate_prompt_tokens=most)
+    assert documents_in(cut) == ["a", "bbbb", "cccc"]
+    assert [len(each.tokens) for each in service.worker.requests[-2:]] == [most, most]
+    long = asked | {"documents": ["d" * LENGTH]}
+    assert post(service, path, **long).status_code == 400
+    sent(service, path, **long, truncate_prompt_tokens=-1)
+    assert len(service.worker.requests[-1].tokens) == LENGTH
+    refused = post(service, path, **asked, truncate_prompt_tokens=5).json()["error"]
+    assert refused["param"] == "truncate_prompt_tokens"
+    assert sent(service, path, **asked, add_special_tokens=True)[0] == BOS + whole[0]
+
+
+def test_a_document_keeps_its_first_tokens(service: Service) -> None:
+    service.worker.script = longest_is_best
+    asked: dict[str, Any] = {"query": "q", "documents": [*DOCUMENTS, "ab🏴"]}
+    cut = sent(service, "/v2/rerank", **asked, max_tokens_per_doc=4)
+    assert documents_in(cut) == ["a", "bbbb", "cccc", "ab"]
+
+
+def test_counted_messages_with_the_tokenizer_s_own_tokens(service: Service) -> None:
+    for asked, begin in ((None, ""), (False, ""), (True, BOS)):
+        counted = post(service, "/tokenize", messages=CHAT, add_special_tokens=asked).json()
+        assert spelled(counted["tokens"]) == f"{begin}{RENDERED}<|im_start|>assistant\n"
