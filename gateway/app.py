@@ -102,7 +102,6 @@ class _Tasks:
                         await gateway.catalog.loaded.wait()
                 yield
             finally:
-                gateway.is_draining = True
                 for task in running:
                     task.cancel()
         if control is not None:

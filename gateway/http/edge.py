@@ -21,22 +21,46 @@ PUBLIC = ("/docs", "/schema", "/version")
 time and are never refused."""
 PROBES = ("/livez", "/readyz", "/health")
 """What they answer is no refusal of anything."""
+READINESS = ("/readyz", "/health")
+UNTIL_THE_END = ("/livez", "/metrics")
+"""Answered while the server drains too."""
+JSON = [(b"content-type", b"application/json")]
+NOT_READY = b'{"status":"unavailable","reason":"draining"}'
 NOT_SERVED = (404, 405)
 NO_LIMIT_LEFT = "too_many_anonymous_requests"
+
+
+class Draining:
+    """Whether the servers of a process are ending, which refuse new requests then."""
+
+    def __init__(self) -> None:
+        self.is_on = False
 
 
 class Edge:
     """An ASGI application around another."""
 
-    def __init__(self, app: ASGIApp, refusals: Refusals) -> None:
+    def __init__(self, app: ASGIApp, refusals: Refusals, draining: Draining) -> None:
+        self.num_open = 0
+        """Requests that the application is answering."""
         self._app = app
         self._refusals = refusals
+        self._draining = draining
         self._limit = AnonymousLimit()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-            return
+        elif self._draining.is_on and scope["path"] not in UNTIL_THE_END:
+            await self._refuse_draining(scope, receive, send)
+        else:
+            self.num_open += 1
+            try:
+                await self._answer(scope, receive, send)
+            finally:
+                self.num_open -= 1
+
+    async def _answer(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
         is_replaced = False
 
         async def watched(message: Message) -> None:
@@ -64,6 +88,14 @@ class Edge:
             await self._refuse(error, scope, receive, send)
         else:
             await self._app(scope, receive, watched)
+
+    async def _refuse_draining(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
+        if scope["path"] in READINESS:
+            await send({"type": "http.response.start", "status": 503, "headers": JSON})
+            await send({"type": "http.response.body", "body": NOT_READY, "more_body": False})
+        else:
+            error = Overloaded("The server is being stopped. Try again.", code="draining")
+            await self._refuse(error, scope, receive, send)
 
     def _take(self, scope: Scope) -> ApiError | None:
         """Takes one from the limits of those without a key; the refusal if one has none left."""

@@ -13,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from admin.body_budget import HELD_BODY, BodyBudget, HeldBody
 from admin.client_address import canonical
 from gateway.http.connections import Connections
+from gateway.http.edge import Draining, Edge
 from gateway.http.refusals import Refusals
 
 KEEP_ALIVE_S = 75
@@ -45,10 +46,13 @@ class Config(uvicorn.Config):
         connections: Connections,
         bodies: BodyBudget,
         refusals: Refusals,
+        draining: Draining,
         head_s: float = HEAD_S,
         **options: Any,
     ) -> None:
-        super().__init__(app, **options)
+        self.edge = Edge(app, refusals, draining)
+        super().__init__(self.edge, **options)
+        self.draining = draining
         self.connections = connections
         self.bodies = bodies
         self.refusals = refusals
@@ -213,6 +217,9 @@ class HttpProtocol(HttpToolsProtocol):
             if self.cycle.more_body:
                 self._start_clock(self.timeout_keep_alive)
             return
+        if self.config.draining.is_on and not (self.cycle.more_body or self.pipeline):
+            self.transport.close()
+            return
         self.config.connections.end_request(self)
         if self._is_in_head:
             self.config.connections.add_to_head(self, self._head_bytes)
@@ -224,6 +231,8 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
         # Also of a body that is not read.
         self.cycle.more_body = False
+        if self.config.draining.is_on and self.cycle.response_complete:
+            self.transport.close()
         # Reading stops at a large body. No other code may ask for more, and the end of the
         # connection must be seen.
         if not self.pipeline:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 import ssl
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from litestar.types import ASGIApp
 
 from admin.body_budget import BodyBudget
 from gateway.http.connections import Connections
-from gateway.http.edge import Edge
+from gateway.http.edge import Draining
 from gateway.http.http_protocol import KEEP_ALIVE_S, Config, HttpProtocol
 from gateway.http.refusals import Refusals
 
@@ -22,6 +23,8 @@ BACKLOG = 2048
 ACCEPTED_AT_ONCE = 8
 """libuv accepts one connection of a listener in a turn of its loop, and under load turns are long:
 a new connection would wait for all before it. So the same socket is listened to so many times."""
+DRAIN_LOOK_S = 0.05
+"""Seconds between checks whether requests are still in progress."""
 STUCK_CLIENT_MS = 30_000
 """The kernel drops a connection whose peer has taken nothing for this long: closing one politely
 would wait for the peer for ever."""
@@ -44,24 +47,26 @@ def make_config(
     max_connections: int | None = None,
     max_connections_per_address: int | None = None,
     bodies: BodyBudget | None = None,
+    draining: Draining | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> Config:
-    """Streams have `drain_s` to end at shutdown.
+    """Requests in progress have `drain_s` to end at shutdown.
 
     trusted_proxies: addresses or networks whose `X-Forwarded-For` names the client. By
     default none is, and the client is the peer that connects. With one, all clients may come from
     the proxy's address, and addresses have no bound of their own.
     max_connections, max_connections_per_address: see `Connections`.
-    bodies: what the bodies of requests may take; servers of one process may share it.
+    bodies: what the bodies of requests may take. draining: set by a server that ends. Servers of
+    one process may share both.
     """
-    refusals = Refusals()
     return Config(
-        Edge(app, refusals),
+        app,
         connections=Connections(
             max_connections, 0 if trusted_proxies else max_connections_per_address
         ),
         bodies=bodies or BodyBudget(),
-        refusals=refusals,
+        refusals=Refusals(),
+        draining=draining or Draining(),
         http=HttpProtocol,
         loop="uvloop",
         ws="none",
@@ -96,6 +101,20 @@ class Server(uvicorn.Server):
         for listener in (sockets or []) * (ACCEPTED_AT_ONCE - 1):
             sock = listener.dup()
             self.servers.append(await loop.create_server(protocol, sock=sock, ssl=self.config.ssl))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Refuses new requests by an answer until those in progress have ended, and closes then. A
+        listener that was closed at once, and that another process holds too, would leave new
+        clients without an answer."""
+        config, loop = self.config, asyncio.get_running_loop()
+        ends_at = loop.time() + (config.timeout_graceful_shutdown or 0)
+        config.draining.is_on = True
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        while config.edge.num_open and not self.force_exit and loop.time() < ends_at:
+            await asyncio.sleep(DRAIN_LOOK_S)
+        config.timeout_graceful_shutdown = max(0, math.ceil(ends_at - loop.time()))
+        await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:
         return await super().on_tick(counter) or getattr(self.lifespan, "error_occurred", False)

@@ -62,7 +62,6 @@ class Gateway:
         self.key_uses = KeyUses()
         self.wal = WriteAheadLog(config.wal, config.instance_id)
         self.usage_recorder = UsageRecorder(self.wal, config.max_wal_bytes)
-        self.is_draining = False
         self.catalog.watch(self.discovery.follow)
         self.catalog.watch(self.fleet.want)
 
@@ -86,8 +85,6 @@ class Gateway:
 
     def why_not_ready(self) -> str | None:
         """The reason why requests cannot be served, or None."""
-        if self.is_draining:
-            return "draining"
         if self.catalog.view is None:
             return "the catalog is not loaded"
         if self.catalog.is_stale:

@@ -78,13 +78,11 @@ def _sockets(
     settings: Settings, fd: int | None = None, management_fd: int | None = None
 ) -> tuple[socket.socket, socket.socket]:
     """The public socket and that for management: inherited, or by the settings."""
-    from loraplex.roles.listener import listen, listen_for_management
+    from loraplex.roles.listener import inherited, listen, listen_for_management
 
     return (
-        listen(settings) if fd is None else socket.socket(fileno=fd),
-        listen_for_management(settings)
-        if management_fd is None
-        else socket.socket(fileno=management_fd),
+        listen(settings) if fd is None else inherited(fd),
+        listen_for_management(settings) if management_fd is None else inherited(management_fd),
     )
 
 

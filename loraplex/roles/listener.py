@@ -35,6 +35,14 @@ def listen_for_management(settings: Settings) -> socket.socket:
         return _bind(host, 0, "management_port")
 
 
+def inherited(descriptor: int) -> socket.socket:
+    """Returns the listening socket that a supervisor has handed down. Children of this process do
+    not inherit it, however they are started."""
+    listener = socket.socket(fileno=descriptor)
+    listener.set_inheritable(False)
+    return listener
+
+
 def is_loopback(listener: socket.socket) -> bool:
     """Whether only this machine reaches it."""
     return ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback

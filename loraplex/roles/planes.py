@@ -31,6 +31,7 @@ from admin.migrate import check_schema
 from gateway.catalog.source import PostgresSource
 from gateway.config import GatewayConfig, new_instance_id
 from gateway.http import server
+from gateway.http.edge import Draining
 from gateway.http.routes.health import this_version
 from gateway.telemetry import LATENCIES
 from gateway.tracing import Tracing
@@ -184,6 +185,7 @@ class Role:
         self.tls = load_tls(settings)
         self._public, self._management = sockets
         self._bodies = BodyBudget(settings.max_body_memory)
+        self._draining = Draining()
 
     def prepare(self, *, warns: bool) -> None:
         """Folders and telemetry; `warns` of what an operator should know. Raises BadSettings."""
@@ -207,6 +209,7 @@ class Role:
             max_connections=settings.max_connections,
             max_connections_per_address=settings.max_connections_per_address,
             bodies=self._bodies,
+            draining=self._draining,
             tls=self.tls,
         )
         async with (
@@ -241,7 +244,11 @@ class Role:
 
     def _managing(self, app: Any) -> AbstractAsyncContextManager[None]:
         config = server.make_config(
-            app, drain_s=1, max_connections=MANAGEMENT_CONNECTIONS, bodies=self._bodies
+            app,
+            drain_s=1,
+            max_connections=MANAGEMENT_CONNECTIONS,
+            bodies=self._bodies,
+            draining=self._draining,
         )
         # The public server runs what the planes do at their start and end.
         config.lifespan = "off"

@@ -120,13 +120,15 @@ class Server:
         self._idle.set()
         self._engine: EngineLoop | None = None
         self._listener: Listener | None = None
+        self._is_leaving = False
+        """Whether the process is to end, which the engine learns after its current step."""
         self._pulse: asyncio.Task[None] | None = None
 
     def why_not_ready(self) -> str | None:
         """Returns why this worker takes no new work, or None if it does."""
         if self._engine is None or self._listener is None:
             return "it does not listen"
-        if self.status is not None and self.status.draining:
+        if self._is_leaving or (self.status is not None and self.status.draining):
             return "draining"
         if not self._engine.is_ready:
             return "the base models of the catalog are being fetched"
@@ -148,6 +150,7 @@ class Server:
     async def drain(self) -> None:
         """Makes the engine refuse new work and returns when no sequence is open any more."""
         assert self._engine is not None
+        self._is_leaving = True
         self._engine.post(SERVER, Drain())
         await self._idle.wait()
 

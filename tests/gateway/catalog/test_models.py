@@ -126,16 +126,6 @@ def test_health(service: Service) -> None:
     assert "version" in httpx.get(f"{service.url}/version").json()
 
 
-def test_not_ready_while_draining(service: Service) -> None:
-    service.gateway.is_draining = True
-    try:
-        answer = httpx.get(f"{service.url}/readyz")
-        assert (answer.status_code, answer.json()["reason"]) == (503, "draining")
-        assert httpx.get(f"{service.url}/livez").status_code == 200
-    finally:
-        service.gateway.is_draining = False
-
-
 def test_the_schema_has_these_routes_and_bodies(service: Service) -> None:
     document = httpx.get(f"{service.url}/schema").json()
     assert document == httpx.get(f"{service.url}/schema/openapi.json").json()

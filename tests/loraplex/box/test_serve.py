@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from tests.terminal import terminal
 
 pytestmark = pytest.mark.full
 
+UPLOADED = ("adapter_config.json", "adapter_model.safetensors")
 SETTINGS = {"memory": "64MiB", "threads": 1, "dtype": "float32"}
 
 
@@ -292,6 +294,92 @@ def of_address(stack: Stack, address: str) -> list[str]:
     """States of the workers there."""
     workers = json.loads(stack.cli("workers", "list", "--json"))
     return [worker["state"] for worker in workers if worker["address"] == address]
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Command of each process below this one."""
+    found: dict[int, str] = {}
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            parents[int(entry.name)] = int(
+                (entry / "stat").read_text().rsplit(")", 1)[1].split()[1]
+            )
+    for each in parents:
+        above = each
+        while above in parents and above != pid:
+            above = parents[above]
+        if above == pid and each != pid:
+            with contextlib.suppress(OSError):
+                found[each] = Path(f"/proc/{each}/cmdline").read_text().replace("\0", " ")
+    return found
+
+
+def sockets_of(pid: int) -> set[str]:
+    """Inodes."""
+    found: set[str] = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.add(str(entry.readlink()).removeprefix("socket:[").removesuffix("]"))
+    return found
+
+
+def listening() -> set[str]:
+    """Inodes of all listening TCP sockets of this machine."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return {row[9] for row in rows if row[3] == "0A"}
+
+
+def test_no_child_holds_a_listener_that_is_not_its_own(stack: Stack, acme: str):
+    """The one that reads uploads, above all: clients would wait in the queue of a listener that
+    nobody serves."""
+    below, listeners = descendants(stack.pid), listening()
+    assert any("admin.uploads.sandbox" in command for command in below.values())
+    (gateway,) = [pid for pid, command in below.items() if " gateway " in command]
+    assert len(sockets_of(gateway) & listeners) == 2
+    holders = {pid for pid in below if sockets_of(pid) & listeners}
+    assert holders == {gateway}, {pid: below[pid] for pid in holders}
+
+
+def test_a_server_that_stops_says_so_and_holds_nobody(
+    stack: Stack, acme: str, model: Path, tmp_path: Path
+):
+    """While one upload is still coming."""
+    folder = make_adapter(model, tmp_path, b_std=0.5, seed=3)
+    files = [(name, (folder / name).read_bytes()) for name in UPLOADED]
+    request = httpx.Request(
+        "POST",
+        f"{stack.url}/admin/v1/adapters",
+        headers={"Authorization": f"Bearer {stack.keys['admin']}"},
+        data={"name": "late", "tenant": "acme"},
+        files=[(name, (name, data)) for name, data in files],
+    )
+    body = request.read()
+    head = b"POST /admin/v1/adapters HTTP/1.1\r\n"
+    for name, value in request.headers.raw:
+        head += b"%s: %s\r\n" % (name, value)
+    management = json.loads((stack.data_dir / "serve.json").read_text())["management_url"]
+    port = int(stack.url.rpartition(":")[2])
+    with (
+        socket.create_connection(("127.0.0.1", port)) as upload,
+        httpx.Client(timeout=10, headers={"connection": "close"}) as client,
+    ):
+        upload.sendall(head + b"\r\n" + body[:-100])
+        until(lambda: client.get(f"{stack.url}/readyz").status_code == 200)
+        os.kill(stack.pid, signal.SIGTERM)
+        for url in (stack.url, management):
+            until(lambda url=url: client.get(f"{url}/readyz").status_code == 503)
+            assert client.get(f"{url}/livez").status_code == 200
+        for path in ("/v1/models", "/admin/v1/tenants"):
+            refused = client.get(f"{stack.url}{path}")
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "draining"
+        upload.sendall(body[-100:])
+        assert upload.recv(1 << 16).startswith(b"HTTP/1.1 201 ")
+    stack.stop()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{stack.url}/readyz")
+    stack.start()
 
 
 @pytest.mark.parametrize("kind", ["worker", "gateway", "postgres"])

@@ -44,6 +44,8 @@ def url(dsn: str, tmp_path: Path) -> Iterator[str]:
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 0
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/livez")
 
 
 async def test_it_administers_and_does_not_infer(url: str, dsn: str):

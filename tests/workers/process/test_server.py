@@ -211,6 +211,9 @@ async def test_drain_waits_for_what_runs(engine: Engine) -> None:
     async with gateway(engine) as gate:
         number = await submit(engine, gate, 1, 2)
         draining = asyncio.create_task(engine.server.drain())
+        await asyncio.sleep(0)
+        # The engine learns of it after its step, which may be long; probes at once.
+        assert engine.server.why_not_ready() == "draining"
         await until(lambda: isinstance(engine.posted[-1][1], Drain))
         engine.step([(0, msgspec.structs.replace(STATUS, draining=True))])
         engine.step([(number, StepFrame([output(1, FinishReason.STOP)]))])
