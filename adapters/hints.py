@@ -30,6 +30,10 @@ _HINTS = {
         " turns on, or remove it if it has no effect."
     ),
     "adapter.file": _DAMAGED,
+    "adapter.file.git_lfs": (
+        "The file names its contents and does not have them: run git lfs pull in the repository,"
+        " then push again."
+    ),
     "adapter.file.missing": (
         "Upload both files that save_pretrained writes: adapter_config.json and"
         " adapter_model.safetensors."
@@ -94,6 +98,10 @@ _HINTS = {
         "Train with the base model's own vocabulary (no resize_token_embeddings) and save with"
         " save_embedding_layers=False."
     ),
+    "adapter.unsupported.gguf": (
+        "Adapters are served from peft's files: push the folder that the GGUF file was converted"
+        " from."
+    ),
     "adapter.unsupported.init_lora_weights": _INITIALISATION,
     "adapter.unsupported.kohya": (
         "The names are those of kohya's scripts, which train image models: train a language model"
@@ -117,7 +125,10 @@ _HINTS = {
         " (merge_and_unload) and train on that, or continue training the first one."
     ),
     "adapter.unsupported.olora": _INITIALISATION,
-    "adapter.unsupported.peft_type": "Train with LoraConfig: other methods are not served.",
+    "adapter.unsupported.peft_type": (
+        "Train with LoraConfig: other methods, such as prefix tuning (PREFIX_TUNING) and prompt"
+        " tuning, are not served."
+    ),
     "adapter.unsupported.pickle": "Save with save_pretrained(safe_serialization=True).",
     "adapter.unsupported.pissa": _INITIALISATION,
     "adapter.unsupported.prompt_tuning": "Train with LoraConfig: prompt tuning is not served.",

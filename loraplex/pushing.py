@@ -12,14 +12,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from adapters.errors import AdapterRejected
-from adapters.format.configuration import parse_config
 from adapters.format.validator import CONFIG_NAME, WEIGHTS_NAME, AdapterFiles, content_digest
 from admin.adapters.serving_data import check_names, parse_serving
 from admin.errors import Invalid
+from loraplex.adapter_folder import check_folder
 from loraplex.api import Api
 from loraplex.errors import ApiFailure, NoAnswer, Refused
-from loraplex.output import ProgressCallback
+from loraplex.output import ProgressCallback, tell
 from loraplex.tar import Tar
 
 IN_PIECES_ABOVE = 64 << 20
@@ -40,10 +39,7 @@ def push(api: Api, folder: Path, fields: dict[str, Any], report: ProgressCallbac
     under way as may be, this waits. `report` hears of bytes sent. Raises ApiFailure.
     """
     files = [folder / CONFIG_NAME, folder / WEIGHTS_NAME]
-    for file in files:
-        if not file.is_file():
-            raise ApiFailure(f"{folder} has no {file.name}")
-    _check_configuration(files[0])
+    check_folder(folder, tell)
     _check(api, fields)
     is_large = num_bytes(folder) > IN_PIECES_ABOVE
     deadline = time.monotonic() + PATIENCE_S
@@ -79,14 +75,6 @@ def wait_ready(
     if version["state"] == "rejected":
         raise Refused(version["error"])
     return version
-
-
-def _check_configuration(file: Path) -> None:
-    """That it is one that can be served: the weights are large, and this can be told without."""
-    try:
-        parse_config(file.read_bytes())
-    except AdapterRejected as rejected:
-        raise Refused(rejected.to_dict()) from None
 
 
 def _check(api: Api, fields: dict[str, Any]) -> None:

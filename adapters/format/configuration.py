@@ -114,6 +114,8 @@ class LoRAConfig(msgspec.Struct, frozen=True):
 
 def parse_config(raw: bytes) -> LoRAConfig:
     """Raises AdapterRejected: adapter.config.* (invalid) or adapter.unsupported.* (refused)."""
+    if raw.startswith(b"version https://git-lfs"):
+        raise AdapterRejected("adapter.file.git_lfs", "adapter_config.json", "a Git LFS pointer")
     values = decode_object(raw, "adapter.config.invalid", "adapter_config.json")
     if (path := find_nul(values)) is not None:
         raise AdapterRejected("adapter.config.invalid", path, "text with the character U+0000")

@@ -50,6 +50,12 @@ def read_header(file: BinaryIO, file_bytes: int) -> TensorHeader:
             "a pickle or zip archive",
             ["safetensors"],
         )
+    if prefix.startswith(b"GGUF"):
+        raise AdapterRejected("adapter.unsupported.gguf", "adapter_model.safetensors", "GGUF")
+    if prefix == b"version ":
+        raise AdapterRejected(
+            "adapter.file.git_lfs", "adapter_model.safetensors", "a Git LFS pointer"
+        )
     if len(prefix) < 8:
         raise AdapterRejected("adapter.file.truncated", "adapter_model.safetensors", file_bytes)
     length = int.from_bytes(prefix, "little")

@@ -1,0 +1,101 @@
+"""Checks of a folder that a training tool wrote, before any of it is sent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from adapters.errors import AdapterRejected
+from adapters.format.configuration import MAX_CONFIG_BYTES, parse_config
+from adapters.format.tensor_headers import read_header
+from adapters.format.tensor_names import read_names
+from adapters.format.validator import CONFIG_NAME, PICKLE_NAMES, WEIGHTS_NAME
+from loraplex.errors import ApiFailure, Refused
+
+INDEX_NAME = WEIGHTS_NAME + ".index.json"
+MLX_NAME = "adapters.safetensors"
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+
+
+def check_folder(folder: Path, warn: Callable[[str], None]) -> None:
+    """Checks that the folder has the two files of an adapter, and that they can be served as far as
+    can be known without the base model. `warn` receives what is worth a look.
+
+    Raises ApiFailure, which names what the folder has instead, or Refused.
+    """
+    config, weights = folder / CONFIG_NAME, folder / WEIGHTS_NAME
+    pickle = next((folder / name for name in PICKLE_NAMES if (folder / name).is_file()), None)
+    if config.is_file() and weights.is_file() and pickle is not None:
+        _compare_ages(pickle, weights, warn)
+    if (instead := _found_instead(folder, pickle)) is not None:
+        raise ApiFailure(f"{folder} {instead}")
+    for file in (config, weights):
+        if not file.is_file():
+            raise ApiFailure(f"{folder} has no {file.name}")
+    try:
+        with config.open("rb") as file:
+            parse_config(file.read(MAX_CONFIG_BYTES + 1))
+        with weights.open("rb") as file:
+            read_names(read_header(file, weights.stat().st_size).tensors)
+    except AdapterRejected as rejected:
+        raise Refused(rejected.to_dict()) from None
+
+
+def _compare_ages(pickle: Path, weights: Path, warn: Callable[[str], None]) -> None:
+    if pickle.stat().st_mtime_ns > weights.stat().st_mtime_ns:
+        raise ApiFailure(
+            f"{pickle} is newer than {weights.name} beside it, so which file is meant cannot be"
+            f" known: delete the one that is not, or save {weights.name} again"
+        )
+    warn(f"{pickle} is ignored: {weights.name} beside it is newer or as old")
+
+
+def _found_instead(folder: Path, pickle: Path | None) -> str | None:
+    """What the folder has in place of an adapter and what to do, or None if that is unknown."""
+    has_config, has_weights = (folder / CONFIG_NAME).is_file(), (folder / WEIGHTS_NAME).is_file()
+    if (folder / MLX_NAME).is_file() and not has_weights:
+        return (
+            f"is an MLX folder ({MLX_NAME}), which has other names and transposed factors:"
+            f" convert it to peft's {CONFIG_NAME} and {WEIGHTS_NAME}"
+        )
+    if has_config and not has_weights and pickle is not None:
+        return (
+            f"has {pickle.name}, a pickle, which is never opened here. Convert it:\n"
+            "  import safetensors.torch, torch\n"
+            f"  safetensors.torch.save_file(torch.load({str(pickle)!r}, map_location='cpu',"
+            f" weights_only=True), {str(folder / WEIGHTS_NAME)!r})"
+        )
+    if has_config and not has_weights and (folder / INDEX_NAME).is_file():
+        return (
+            f"has its factors in several files ({INDEX_NAME}): save it again with"
+            " save_pretrained(folder, max_shard_size='100GB')"
+        )
+    if has_config or has_weights:
+        return None
+    return _found_without_adapter(folder)
+
+
+def _found_without_adapter(folder: Path) -> str | None:
+    if any(folder.glob("*.gguf")):
+        return (
+            "has a GGUF file: adapters are served from peft's files, so push the folder that it was"
+            " converted from"
+        )
+    if (folder / "config.json").is_file():
+        return (
+            f"has a whole model (config.json) and no {CONFIG_NAME}: register it with loraplex model"
+            " add, or push the adapter that it was merged from"
+        )
+    checkpoints = [
+        (int(match[1]), file.name)
+        for file in folder.iterdir()
+        if (match := _CHECKPOINT.fullmatch(file.name)) and (file / CONFIG_NAME).is_file()
+    ]
+    if not checkpoints:
+        return None
+    newest = folder / max(checkpoints)[1]
+    return (
+        f"has no {CONFIG_NAME} of its own, only {len(checkpoints)} checkpoint(s): push one of them,"
+        f" such as {newest} --name {folder.resolve().name}"
+    )
