@@ -225,6 +225,16 @@ async def test_a_push_need_not_wait(plane: Plane, base: str, tmp_path: Path):
     assert "waiting for a worker that serves tiny" in listed
 
 
+async def test_the_answer_to_an_upload_has_its_warnings(plane: Plane, base: str, tmp_path: Path):
+    await run(plane, "tenant", "create", "acme")
+    write_adapter(tmp_path)
+    config = tmp_path / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"lora_alpha": 0}))
+    push = ("adapter", "push", str(tmp_path), "--name", "bot", "--tenant", "acme", "--no-wait")
+    (warning,) = json.loads(await run(plane, *push, "--json"))["warnings"]
+    assert warning.startswith("the version equals its base model, because lora_alpha")
+
+
 async def test_a_refused_adapter_is_explained(plane: Plane, base: str, tmp_path: Path):
     await run(plane, "tenant", "create", "acme")
     write_adapter(tmp_path)
