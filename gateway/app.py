@@ -104,6 +104,7 @@ class _Tasks:
             finally:
                 for task in running:
                     task.cancel()
+        await asyncio.to_thread(gateway.grammars.close)
         if control is not None:
             await control.leave()
         await gateway.wal.close()

@@ -163,6 +163,7 @@ def test_no_drawers() -> None:
         ("workers.importer", ("torch",)),
         ("workers.execution.engine", ("litestar", "asyncpg")),
         ("admin.uploads.sandbox", ("litestar", "asyncpg")),
+        ("workers.wire.grammar_sandbox", ("torch", "numpy")),
     ],
 )
 def test_heavy_libraries_stay_out(module: str, absent: tuple[str, ...]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -11,13 +11,17 @@ from gateway.dialects.sampling_fields import SamplingFields
 from gateway.exceptions import InvalidRequest
 from gateway.generation_request import Constraint
 from gateway.limits.bounds import MAX_SCHEMA_BYTES, check_json, check_nested
+from gateway.text.grammar_limits import MAX_EXPRESSION_BYTES, check_expression
 
 MAX_CONSTRAINT_CHARS = 256 << 10
-"""Characters that an expression, a grammar, or a schema given as text may have."""
+"""Characters that a grammar, or a schema given as text, may have."""
 MAX_CHOICES = 4096
 
 Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$(?!\n)")]
-Pattern = Annotated[str, Meta(min_length=1, max_length=MAX_CONSTRAINT_CHARS)]
+Text = Annotated[str, Meta(min_length=1, max_length=MAX_CONSTRAINT_CHARS)]
+Expression = Annotated[
+    str, Meta(min_length=1, extra_json_schema={"maxLength": MAX_EXPRESSION_BYTES})
+]
 Schema = dict[str, Any] | bool
 Choices = Annotated[
     list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=MAX_CHOICES)
@@ -56,10 +60,10 @@ ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """vLLM's `structured_outputs`: one of these."""
 
-    json: Schema | Pattern | None = None
-    regex: Pattern | None = None
+    json: Schema | Text | None = None
+    regex: Expression | None = None
     choice: Choices | None = None
-    grammar: Pattern | None = None
+    grammar: Text | None = None
     json_object: bool | None = None
 
 
@@ -68,10 +72,10 @@ class ConstraintFields(SamplingFields, frozen=True, kw_only=True):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: Schema | Pattern | None = None
-    guided_regex: Pattern | None = None
+    guided_json: Schema | Text | None = None
+    guided_regex: Expression | None = None
     guided_choice: Choices | None = None
-    guided_grammar: Pattern | None = None
+    guided_grammar: Text | None = None
 
     def constraint(self) -> Constraint | None:
         """What the answer is held to. Raises InvalidRequest, which names the field."""
@@ -79,13 +83,13 @@ class ConstraintFields(SamplingFields, frozen=True, kw_only=True):
         fields = (
             _of_format(self.response_format),
             _of_schema("guided_json", self.guided_json),
-            _of_text("guided_regex", "regex", self.guided_regex),
+            _of_expression("guided_regex", self.guided_regex),
             _of_choices("guided_choice", self.guided_choice),
-            _of_text("guided_grammar", "lark", self.guided_grammar),
+            _of_lark("guided_grammar", self.guided_grammar),
             _of_schema("structured_outputs", given.json),
-            _of_text("structured_outputs", "regex", given.regex),
+            _of_expression("structured_outputs", given.regex),
             _of_choices("structured_outputs", given.choice),
-            _of_text("structured_outputs", "lark", given.grammar),
+            _of_lark("structured_outputs", given.grammar),
             any_object("structured_outputs") if given.json_object else None,
         )
         found = [constraint for constraint in fields if constraint is not None]
@@ -140,8 +144,15 @@ def _of_schema(param: str, given: Schema | str | None) -> Constraint | None:
     return Constraint("json_schema", given, param)
 
 
-def _of_text(param: str, kind: Literal["regex", "lark"], given: str | None) -> Constraint | None:
-    return None if given is None else Constraint(kind, given, param)
+def _of_expression(param: str, given: str | None) -> Constraint | None:
+    if given is None:
+        return None
+    check_expression(given, param=param)
+    return Constraint("regex", given, param)
+
+
+def _of_lark(param: str, given: str | None) -> Constraint | None:
+    return None if given is None else Constraint("lark", given, param)
 
 
 def _of_choices(param: str, given: list[str] | None) -> Constraint | None:

@@ -67,6 +67,10 @@ class AnswerRules(msgspec.Struct, frozen=True):
     body: str
     """Grammar of an answer without calls; empty: any text."""
 
+    def schema_of(self, tool: Tool) -> dict[str, Any]:
+        """Returns the schema that arguments of the tool are held to."""
+        return tool.parameters if self.must_call or tool.strict else ANY_OBJECT
+
 
 def rules_of(
     asked: GenerationRequest, form: AnswerForm, *, in_thought: bool, body: str
@@ -99,8 +103,7 @@ def grammar_of(rules: AnswerRules, special: Callable[[str], int | None]) -> Held
     parts: list[dict[str, Any]] = []
     dropped: frozenset[str] = frozenset()
     for number, tool in enumerate(rules.tools):
-        schema = tool.parameters if rules.must_call or tool.strict else ANY_OBJECT
-        held = held_schema(json.dumps(schema), is_strict=tool.strict)
+        held = held_schema(json.dumps(rules.schema_of(tool)), is_strict=tool.strict)
         dropped |= {f"tools.{keyword}" for keyword in held.dropped}
         parts.append(_named(f"arguments_{number}", grammars.of_json_schema(held.text)))
     if rules.body:

@@ -1,61 +1,103 @@
-"""What an answer is held to, as a grammar that a worker generates by, or refused by name."""
+"""Grammars that answers are held to, which a worker generates by."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
 from gateway.exceptions import InvalidRequest
 from gateway.generation_request import Constraint
 from gateway.text.call_grammars import MARKERS, AnswerRules, HeldGrammar, grammar_of
+from gateway.text.grammar_limits import check_lark, check_schema
 from gateway.text.json_schemas import held_schema
 from gateway.text.long_texts import LongTexts
 from workers.wire import grammars
+from workers.wire.grammar_checks import GrammarChecks
+from workers.wire.recent_refusals import RecentRefusals
 
+log = logging.getLogger(__name__)
+
+MAX_COMPILING = 2
 MAX_CACHED = 1024
 MAX_CACHED_BYTES = 16 << 20
-"""Length of the grammars that are kept, in characters together."""
+"""Length of all cached grammars, in characters."""
+
+
+class GrammarUser(NamedTuple):
+    """The request that a grammar is compiled for, and its tenant."""
+
+    request_id: str
+    tenant_id: str
+    domain: str
+    """The tenant, or the group that it shares its cache with."""
 
 
 class Grammars:
-    """Grammars that were found to compile, the newest in use. Compiled beside the event loop, one
-    at a time for each tenant."""
+    """Cache of compiled grammars. Each is compiled in a sandbox, one at a time for each tenant."""
 
     def __init__(self) -> None:
-        self._threads = LongTexts()
+        self._threads = LongTexts(MAX_COMPILING)
+        self._checks = GrammarChecks()
+        self._refusals: RecentRefusals[InvalidRequest] = RecentRefusals()
         self._compiled: OrderedDict[bytes, HeldGrammar] = OrderedDict()
         self._num_bytes = 0
 
-    async def of(self, constraint: Constraint | None, domain: str) -> HeldGrammar:
-        """The grammar; empty for no constraint. domain: of the tenant. Raises InvalidRequest."""
+    async def of(self, constraint: Constraint | None, user: GrammarUser) -> HeldGrammar:
+        """Returns the grammar of a constraint; empty without one. Raises InvalidRequest."""
         if constraint is None:
             return HeldGrammar()
-        return await self._made(constraint, domain, lambda: compile_constraint(constraint))
+        return await self._find(constraint, user, lambda: self._compile_constraint(constraint))
 
     async def of_rules(
-        self, rules: AnswerRules, special: Callable[[str], int | None], domain: str
+        self, rules: AnswerRules, special: Callable[[str], int | None], user: GrammarUser
     ) -> HeldGrammar:
-        """The grammar of an answer with tools or thoughts. `special`: as `grammar_of` has it.
+        """Returns the grammar of an answer with tools or thoughts. special: as of `grammar_of`.
         Raises InvalidRequest."""
         ids = [special(marker) for marker in MARKERS]
-        return await self._made((rules, ids), domain, lambda: compile_rules(rules, special))
+        return await self._find((rules, ids), user, lambda: self._compile_rules(rules, special))
 
-    async def _made(
-        self, source: object, domain: str, make: Callable[[], HeldGrammar]
+    def close(self) -> None:
+        self._checks.close()
+
+    async def _find(
+        self, source: object, user: GrammarUser, compile: Callable[[], HeldGrammar]
     ) -> HeldGrammar:
-        """The grammar of a `source`, which is encoded as the key that it is kept under."""
+        """Returns the grammar of a `source`. The digest of its JSON is the key of the cache."""
         key = hashlib.sha256(msgspec.json.encode((type(source).__name__, source))).digest()
-        held = self._compiled.get(key)
-        if held is not None:
+        if (held := self._known(key)) is not None:
             self._compiled.move_to_end(key)
             return held
-        held = await self._threads.run(domain, make)
+
+        def compile_once() -> HeldGrammar:
+            # The tenant may have sent the same in a request before, and this one waited for it.
+            if (held := self._known(key)) is not None:
+                return held
+            try:
+                return compile()
+            except InvalidRequest as error:
+                self._refusals.remember(key, error)
+                raise
+
+        # A grammar that ends a process can be traced to its request.
+        log.info(
+            "compiling a grammar",
+            extra={"request_id": user.request_id, "tenant": user.tenant_id, "digest": key.hex()},
+        )
+        held = await self._threads.run(user.domain, compile_once)
         self._keep(key, held)
         return held
+
+    def _known(self, key: bytes) -> HeldGrammar | None:
+        """Returns a cached grammar, or None. Raises InvalidRequest if it was refused recently."""
+        if (refused := self._refusals.find(key)) is not None:
+            raise refused.with_traceback(None)
+        return self._compiled.get(key)
 
     def _keep(self, key: bytes, held: HeldGrammar) -> None:
         if key not in self._compiled:
@@ -65,39 +107,43 @@ class Grammars:
             _, oldest = self._compiled.popitem(last=False)
             self._num_bytes -= len(oldest.grammar)
 
+    def _compile_constraint(self, constraint: Constraint) -> HeldGrammar:
+        return self._compile(
+            lambda: _grammar_of(constraint), lambda reason: _refused(constraint, reason)
+        )
 
-def compile_constraint(constraint: Constraint) -> HeldGrammar:
-    """The constraint as a grammar. Raises InvalidRequest, which says what is not supported."""
-    return _compiled(partial(_grammar_of, constraint), lambda reason: _refused(constraint, reason))
+    def _compile_rules(
+        self, rules: AnswerRules, special: Callable[[str], int | None]
+    ) -> HeldGrammar:
+        for tool in rules.tools:
+            check_schema(rules.schema_of(tool), param="tools")
+        return self._compile(lambda: grammar_of(rules, special), _refused_tools)
 
-
-def compile_rules(rules: AnswerRules, special: Callable[[str], int | None]) -> HeldGrammar:
-    """The rules as a grammar. Raises InvalidRequest, which says what is not supported."""
-    return _compiled(partial(grammar_of, rules, special), _refused_tools)
+    def _compile(
+        self, make: Callable[[], HeldGrammar], refused: Callable[[str], InvalidRequest]
+    ) -> HeldGrammar:
+        try:
+            held = make()
+        except ValueError as error:
+            raise refused(str(error)) from None
+        if (reason := self._checks.refusal(held.grammar)) is not None:
+            raise refused(reason)
+        return held
 
 
 def _grammar_of(constraint: Constraint) -> HeldGrammar:
+    text, param = constraint.text, constraint.param
     match constraint.kind:
         case "json_schema":
-            held = held_schema(constraint.text, is_strict=constraint.strict)
-            dropped = frozenset(f"{constraint.param}.{keyword}" for keyword in held.dropped)
-            return HeldGrammar(grammars.of_json_schema(held.text), dropped)
+            check_schema(json.loads(text), param=param)
+            schema = held_schema(text, is_strict=constraint.strict)
+            dropped = frozenset(f"{param}.{keyword}" for keyword in schema.dropped)
+            return HeldGrammar(grammars.of_json_schema(schema.text), dropped)
         case "regex":
-            return HeldGrammar(grammars.of_regex(constraint.text))
+            return HeldGrammar(grammars.of_regex(text))
         case "lark":
-            return HeldGrammar(grammars.of_lark(constraint.text))
-
-
-def _compiled(
-    make: Callable[[], HeldGrammar], refused: Callable[[str], InvalidRequest]
-) -> HeldGrammar:
-    try:
-        held = make()
-    except ValueError as error:
-        raise refused(str(error)) from None
-    if (reason := grammars.refusal(held.grammar)) is not None:
-        raise refused(reason)
-    return held
+            check_lark(text, param=param)
+            return HeldGrammar(grammars.of_lark(text))
 
 
 def _refused_tools(reason: str) -> InvalidRequest:

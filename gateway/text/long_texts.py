@@ -22,8 +22,7 @@ A = TypeVar("A")
 class LongTexts:
     """The long texts of one gateway."""
 
-    def __init__(self) -> None:
-        num_threads = max(MIN_THREADS, os.cpu_count() or 1)
+    def __init__(self, num_threads: int = max(MIN_THREADS, os.cpu_count() or 1)) -> None:
         self._threads = ThreadPoolExecutor(num_threads, "long-texts")
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 

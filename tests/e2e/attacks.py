@@ -12,6 +12,17 @@ from urllib.parse import urlsplit
 import httpx
 
 from tests.e2e.tiny import MAX_MODEL_LEN, NAME
+from tests.hostile_grammars import (
+    DOUBLES,
+    RULES,
+    WRAPS,
+    chain,
+    deep,
+    hidden,
+    pattern,
+    properties,
+    rules,
+)
 
 BODY_BYTES = 9 << 20
 """A little below what a body may have."""
@@ -134,6 +145,22 @@ SCHEMAS: tuple[object, ...] = (
 )
 COSTLY_SCHEMAS = [_completion(prompt="x", guided_json=schema) for schema in SCHEMAS]
 
+# Each would end a process by its stack, or take gigabytes.
+HOSTILE_GRAMMARS = [
+    _completion(prompt="x", **{field: text})
+    for field, text in (
+        ("guided_json", chain("%s", 2_500)),
+        ("guided_json", chain(deep(WRAPS["items"], 4), 1_000)),
+        ("guided_json", chain(DOUBLES["allOf"], 30, pattern("a"))),
+        ("guided_json", properties(9_000)),
+        ("guided_json", hidden(pattern("a?" * 2_000))),
+        ("guided_regex", "a?" * 20_000),
+        ("guided_regex", "a?" * 8_000),
+        ("guided_grammar", rules(RULES["rules"], 2_700)),
+        ("guided_grammar", rules(RULES["two terminals"], 16)),
+    )
+]
+
 
 async def many_ids_to_detokenize(attacker: Attacker) -> None:
     await attacker.post(many_ids_to_detokenize, "/detokenize", MANY_IDS)
@@ -158,6 +185,11 @@ async def costly_sampling(attacker: Attacker) -> None:
 async def costly_schemas(attacker: Attacker) -> None:
     for body in COSTLY_SCHEMAS:
         await attacker.post(costly_schemas, "/v1/completions", body)
+
+
+async def hostile_grammars(attacker: Attacker) -> None:
+    for body in HOSTILE_GRAMMARS:
+        await attacker.post(hostile_grammars, "/v1/completions", body)
 
 
 async def bursts_of_long_prompts(attacker: Attacker) -> None:
@@ -201,6 +233,7 @@ ATTACKS: tuple[Attack, ...] = (
     echo_with_all_logprobs,
     costly_sampling,
     costly_schemas,
+    hostile_grammars,
     bursts_of_long_prompts,
     half_sent_heads,
     half_sent_bodies,

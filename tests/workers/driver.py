@@ -64,6 +64,7 @@ class Driver:
     def __exit__(self, *_: object) -> None:
         self.loop.stop()
         self._thread.join()
+        self.worker.close()
 
     def submit(self, request: Generate) -> None:
         self.answers[request.id] = []

@@ -334,7 +334,9 @@ class Engine:
         if (rules := request.params.rules) is not None:
             sequence.limits = TokenLimits(rules, self._vocab_size, generated)
         if request.grammar and self._grammars is not None:
-            sequence.grammar = self._grammars.open(request.grammar, request.tenant, generated)
+            sequence.grammar = self._grammars.open(
+                request.grammar, request.tenant, request.request_id, generated
+            )
         self.is_stalled = False
         self.scheduler.add(sequence)
 

@@ -8,23 +8,25 @@ from collections import OrderedDict, deque
 from pathlib import Path
 from threading import Lock
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 
 from workers.grammar.sequence_grammar import CompiledGrammar, GrammarThreads, SequenceGrammar
 from workers.wire import grammars
+from workers.wire.grammar_checks import GrammarChecks
+from workers.wire.recent_refusals import RecentRefusals
 
 log = logging.getLogger(__name__)
 
 MAX_CACHED = 256
 MAX_CACHED_BYTES = 16 << 20
-"""Length of the texts of compiled grammars that are kept, in characters together."""
+"""Length of the texts of all compiled grammars that are kept, in characters."""
 
 
 class Grammars:
     """The grammars of one base model.
 
-    Each is compiled once and kept while it is used; a copy for a sequence takes microseconds.
-    Tenants' grammars are compiled in turn, one of each at a time.
+    Each is compiled in a sandbox first, then in this process, and kept while it is used; a copy for
+    a sequence takes microseconds. Tenants take turns, and of each tenant one is compiled at a time.
     """
 
     def __init__(
@@ -34,61 +36,100 @@ class Grammars:
         end_tokens: frozenset[int],
         threads: GrammarThreads,
     ) -> None:
-        """tokenizer: the model's tokenizer.json. vocab_size: columns of its logits."""
-        self._tokenizer = LLTokenizer(
-            str(tokenizer), n_vocab=vocab_size, eos_token=sorted(end_tokens) or None
-        )
+        """tokenizer: the model's tokenizer.json. vocab_size: columns of its logits. Raises
+        ValueError if grammars cannot be compiled for the tokenizer."""
+        ends = sorted(end_tokens)
+        self._tokenizer = grammars.read_tokenizer(str(tokenizer), vocab_size, ends)
+        self._checks = GrammarChecks(str(tokenizer.absolute()), str(vocab_size), *map(str, ends))
+        self._refusals: RecentRefusals[str] = RecentRefusals()
         self._threads = threads
         self._lock = Lock()
-        self._waiting: OrderedDict[str, deque[SequenceGrammar]] = OrderedDict()
-        """By tenant, the next in turn first."""
+        """Guards all that follows."""
+        self._waiting: OrderedDict[str, deque[tuple[SequenceGrammar, str]]] = OrderedDict()
+        """Grammars and ids of their requests by tenant, the next tenant first."""
+        self._compiling: set[str] = set()
+        """Tenants that a thread works for."""
         self._compiled: OrderedDict[bytes, CompiledGrammar] = OrderedDict()
-        """By digest, the one longest unused first. Of the compiling thread, as the next two."""
+        """By digest, the one longest unused first."""
         self._sizes: dict[bytes, int] = {}
 
-    def open(self, grammar: str, tenant: str, generated: list[int]) -> SequenceGrammar:
-        """A sequence's grammar, which is ready some time later."""
+    def open(
+        self, grammar: str, tenant: str, request_id: str, generated: list[int]
+    ) -> SequenceGrammar:
+        """Returns a sequence's grammar, which becomes ready later."""
         opened = SequenceGrammar(grammar, generated, self._tokenizer, self._threads)
         with self._lock:
-            self._waiting.setdefault(tenant, deque()).append(opened)
-        self._threads.slow.submit(self._prepare_next)
+            self._waiting.setdefault(tenant, deque()).append((opened, request_id))
+        self._threads.compiling.submit(self._prepare_next)
         return opened
 
     def follow(self) -> None:
-        """Follows the new tokens of a step's sequences. Those of its grammars that are not ready
-        then are left out of the next step."""
+        """Follows the new tokens of a step's sequences. The next step leaves out sequences whose
+        grammars are not ready then."""
         self._threads.follow()
 
+    def close(self) -> None:
+        self._checks.close()
+
     def _prepare_next(self) -> None:
+        """Prepares a waiting grammar of the next tenant that no other thread works for."""
         with self._lock:
-            tenant, waiting = self._waiting.popitem(last=False)
-            opened = waiting.popleft()
-            if waiting:
-                self._waiting[tenant] = waiting
+            tenant = next((each for each in self._waiting if each not in self._compiling), None)
+            if tenant is None:
+                return
+            opened, request_id = self._waiting[tenant].popleft()
+            if self._waiting[tenant]:
+                self._waiting.move_to_end(tenant)
+            else:
+                del self._waiting[tenant]
+            self._compiling.add(tenant)
         try:
-            compiled = self._compile(opened.grammar)
-            if compiled.matcher.is_error():
-                opened.fail(compiled.matcher.get_error())
+            self._prepare(opened, tenant, request_id)
+        finally:
+            with self._lock:
+                self._compiling.remove(tenant)
+                has_more = bool(self._waiting)
+            if has_more:
+                # Where another thread found this tenant's next grammar, it has passed it over.
+                self._threads.compiling.submit(self._prepare_next)
+
+    def _prepare(self, opened: SequenceGrammar, tenant: str, request_id: str) -> None:
+        key = hashlib.sha256(opened.grammar.encode()).digest()
+        try:
+            compiled = self._find(key) or self._refusals.find(key)
+            if compiled is None:
+                # A grammar that ends a process can be traced to its request.
+                log.info(
+                    "compiling a grammar of %d characters for request %s of tenant %s",
+                    *(len(opened.grammar), request_id, tenant),
+                )
+                compiled = self._compile(key, opened.grammar)
+            if isinstance(compiled, str):
+                opened.fail(compiled)
             else:
                 opened.begin(compiled)
-        except Exception as error:
+        except BaseException as error:  # a panic of the library is no Exception
             log.exception("a grammar could not be compiled")
             opened.fail(type(error).__name__)
 
-    def _compile(self, grammar: str) -> CompiledGrammar:
-        key = hashlib.sha256(grammar.encode()).digest()
-        compiled = self._compiled.get(key)
-        if compiled is None:
-            compiled = CompiledGrammar(
-                LLMatcher(self._tokenizer, grammar, log_level=0, limits=grammars.limits()),
-                is_slow=grammars.is_lark(grammar),
-            )
-            if compiled.matcher.is_error():
-                return compiled
+    def _find(self, key: bytes) -> CompiledGrammar | None:
+        with self._lock:
+            if (compiled := self._compiled.get(key)) is not None:
+                self._compiled.move_to_end(key)
+        return compiled
+
+    def _compile(self, key: bytes, grammar: str) -> CompiledGrammar | str:
+        """Returns the reason if the grammar is refused."""
+        if (reason := self._checks.refusal(grammar)) is not None:
+            self._refusals.remember(key, reason)
+            return reason
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=grammars.limits())
+        if matcher.is_error():
+            return matcher.get_error()
+        compiled = CompiledGrammar(matcher, is_slow=grammars.is_lark(grammar))
+        with self._lock:
             self._compiled[key], self._sizes[key] = compiled, len(grammar)
             while len(self._sizes) > MAX_CACHED or sum(self._sizes.values()) > MAX_CACHED_BYTES:
                 oldest, _ = self._compiled.popitem(last=False)
                 del self._sizes[oldest]
-        else:
-            self._compiled.move_to_end(key)
         return compiled

@@ -22,6 +22,8 @@ QUICK_WAIT_S = 0.05
 take microseconds each."""
 SLOW_WAIT_S = 0.004
 """The same for others."""
+NUM_COMPILING = 2
+"""One is free for the other tenants while the other compiles a slow grammar of one tenant."""
 SLOW_S = 0.004
 """CPU time, in seconds, of one token of a grammar that is then followed on the second thread."""
 
@@ -36,12 +38,13 @@ class CompiledGrammar:
 
 
 class GrammarThreads:
-    """The two threads of a worker that follow grammars: one for all that take microseconds, one
-    that compiles, and follows those that have once taken longer."""
+    """Threads of a worker that work on grammars: one follows those that take microseconds, one
+    those that have once taken longer, and others compile."""
 
     def __init__(self) -> None:
         self._quick = ThreadPoolExecutor(1, thread_name_prefix="masks")
-        self.slow = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self.slow = ThreadPoolExecutor(1, thread_name_prefix="slow-masks")
+        self.compiling = ThreadPoolExecutor(NUM_COMPILING, thread_name_prefix="grammars")
         self._due: list[SequenceGrammar] = []
 
     def add(self, grammar: SequenceGrammar) -> None:
@@ -60,7 +63,7 @@ class GrammarThreads:
             wait(slow, SLOW_WAIT_S)
 
     def close(self) -> None:
-        for threads in (self._quick, self.slow):
+        for threads in (self._quick, self.slow, self.compiling):
             threads.shutdown(wait=False, cancel_futures=True)
 
 
@@ -133,7 +136,7 @@ class SequenceGrammar:
         begun_s = thread_time()
         try:
             self._go_on()
-        except Exception as error:
+        except BaseException as error:  # a panic of the library is no Exception
             log.exception("a grammar could not be followed")
             self.failure = type(error).__name__
         if self._compiled is not None and thread_time() - begun_s >= SLOW_S:

@@ -136,6 +136,7 @@ class Worker:
             self.ops.block_hashes,
         )
         self._grammar_threads = GrammarThreads()
+        self._grammars: list[Grammars] = []
         self.instances: dict[str, ModelInstance] = {}
         self.verifier = AdapterVerifier(self.instances, clock=time.monotonic)
         self._residency = ModelResidency(
@@ -172,6 +173,8 @@ class Worker:
     def close(self) -> None:
         """When its loop has ended: adapters that wait to be loaded do not hold the process up."""
         self._grammar_threads.close()
+        for grammars in self._grammars:
+            grammars.close()
         for instance in self.instances.values():
             instance.pool.close()
 
@@ -363,12 +366,14 @@ class Worker:
         """None where the model's tokenizer is not one that grammars can be compiled for."""
         tokenizer, spec = plan.folder / "tokenizer.json", plan.spec
         try:
-            return Grammars(
+            grammars = Grammars(
                 tokenizer, spec.vocab_size, frozenset(spec.eos_token_ids), self._grammar_threads
             )
         except (ValueError, OSError) as error:
             log.warning("model %s: no structured output: %s", plan.digest[:12], error)
             return None
+        self._grammars.append(grammars)
+        return grammars
 
     def _max_kv_extents(self, num_extents: int) -> int:
         """Extents of KV that a model whose weights have `num_extents` may have. Raises CannotServe

@@ -1,11 +1,16 @@
 """Grammars as they travel to a worker: in llguidance's JSON, compiled within the same bounds by the
-gateway, which refuses them by name, and by the worker, which generates by them."""
+gateway, which refuses them by name, and by the worker, which generates by them.
+
+llguidance may crash or take gigabytes on a grammar that a stranger wrote. Whatever compiles one
+does so in a sandbox first (`grammar_checks`).
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,16}"
 """Between the tokens of JSON: a model that writes nothing else does not go on for ever."""
@@ -69,9 +74,22 @@ def is_lark(grammar: str) -> bool:
     return not grammar.startswith("{")
 
 
-def refusal(grammar: str) -> str | None:
-    """Why the grammar cannot be compiled, or None. May take 100 ms; other threads go on."""
-    reason = LLMatcher.validate_grammar(grammar, None, limits=limits())
+def read_tokenizer(path: str, vocab_size: int, end_tokens: Sequence[int]) -> LLTokenizer:
+    """Reads a model's tokenizer.json. vocab_size: columns of the model's logits. Raises ValueError
+    if grammars cannot be compiled for it."""
+    return LLTokenizer(path, n_vocab=vocab_size, eos_token=list(end_tokens) or None)
+
+
+def refusal(grammar: str, tokenizer: LLTokenizer | None = None) -> str | None:
+    """Returns why the grammar cannot be compiled, or None if it can. With a tokenizer the mask of
+    the first token is computed too."""
+    if tokenizer is None:
+        reason = LLMatcher.validate_grammar(grammar, None, limits=limits())
+    else:
+        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits())
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+        reason = matcher.get_error() if matcher.is_error() else ""
     if "coerce_one_of" in reason:
         return "oneOf of schemas that the same value may fit cannot be held to; use anyOf"
     return reason or None

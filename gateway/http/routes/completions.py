@@ -35,6 +35,7 @@ from gateway.http.streaming import Headers, StreamResponse, WholeResponse
 from gateway.limits.admission import Reservation, Usage
 from gateway.quota_types import Service
 from gateway.text.call_grammars import HeldGrammar, rules_of
+from gateway.text.grammars import GrammarUser
 from gateway.text.long_texts import LONG
 from gateway.text.tokenizer import ModelTokenizer
 from workers.wire.client import WorkerClient
@@ -154,14 +155,15 @@ async def _grammar(
     request: GatewayRequest, asked: GenerationRequest, tokenizer: ModelTokenizer, prompt: Prompt
 ) -> HeldGrammar:
     """What the answers are held to; empty: nothing. The prompts of a request have one form."""
-    grammars, domain = request.gateway.grammars, request.user.cache_domain
-    body = await grammars.of(asked.constraint, domain)
+    grammars, caller = request.gateway.grammars, request.user
+    user = GrammarUser(request.request_id, caller.tenant.id, caller.cache_domain)
+    body = await grammars.of(asked.constraint, user)
     if prompt.form is None:
         return body
     rules = rules_of(asked, prompt.form, in_thought=prompt.in_thought, body=body.grammar)
     if rules is None:
         return body
-    held = await grammars.of_rules(rules, tokenizer.special_id, domain)
+    held = await grammars.of_rules(rules, tokenizer.special_id, user)
     return msgspec.structs.replace(held, dropped=held.dropped | body.dropped)
 
 

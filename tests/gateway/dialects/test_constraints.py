@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import say
+from tests.hostile_grammars import DOUBLES, RULES, chain, pattern, properties, rules
 
 
 class Parcel(BaseModel):
@@ -145,6 +146,13 @@ def nested(depth: int) -> dict[str, Any]:
         ({"guided_json": nested(70)}, "guided_json", "64"),
         ({"guided_json": '{"a":' * 5000 + "0" + "}" * 5000}, "guided_json", "64"),
         ({"guided_json": {"enum": ["x" * 300_000]}}, "guided_json", "262144"),
+        ({"guided_json": chain("%s", 2_500)}, "guided_json", "128"),
+        ({"guided_json": chain(DOUBLES["allOf"], 30, pattern("a"))}, "guided_json", "MiB"),
+        ({"guided_json": properties(8_000)}, "guided_json", "compiler"),
+        ({"guided_json": pattern("a?" * 8_000)}, "guided_json", "4096"),
+        ({"guided_regex": "a?" * 20_000}, "guided_regex", "16384 bytes"),
+        ({"structured_outputs": {"regex": "a?" * 20_000}}, "structured_outputs", "40000"),
+        ({"guided_grammar": rules(RULES["rules"], 2_700)}, "guided_grammar", "2702"),
         ({"guided_regex": "(?<=x)a"}, "guided_regex", "look"),
         ({"guided_grammar": "start: missing"}, "guided_grammar", "missing"),
         ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "one schema or grammar"),

@@ -1,4 +1,5 @@
-"""A served gateway against its own OpenAPI document, and hostile text wherever it takes text.
+"""A served gateway against its own OpenAPI document, and hostile text wherever it takes text,
+schemas and grammars among it.
 
 `LORAPLEX_TEST_SCALE=full` sends 20,000 requests of each kind.
 """
@@ -26,6 +27,7 @@ from schemathesis.specs.openapi import checks
 from tests.admin.dump import dump
 from tests.gateway.live import Live
 from tests.hostile import texts
+from tests.hostile_grammars import expressions, larks, schemas
 from tests.scale import scaled
 
 load_all_checks()
@@ -153,5 +155,68 @@ def _offend(url: str, key: str) -> None:
                 answer = client.request(method, path, **arguments)
                 assert answer.status_code < 500, (request, answer.text)
                 assert "x-injected" not in answer.headers
+
+        check()
+
+
+GRAMMARS = scaled(50, 5_000)
+CHAT = '"messages":[{"role":"user","content":"x"}]'
+TOOL = '{"type":"function","function":{"name":"f","strict":true,"parameters":%s}}'
+SCHEMA_FIELDS = [
+    ("/v1/completions", '"prompt":"x","guided_json":%s'),
+    ("/v1/completions", '"prompt":"x","structured_outputs":{"json":%s}'),
+    (
+        "/v1/chat/completions",
+        CHAT + ',"response_format":{"type":"json_schema","json_schema":{"name":"x","schema":%s}}',
+    ),
+    ("/v1/chat/completions", CHAT + ',"tool_choice":"required","tools":[' + TOOL + "]"),
+    (
+        "/v1/responses",
+        '"input":"x","text":{"format":{"type":"json_schema","name":"x","schema":%s}}',
+    ),
+    (
+        "/v1/messages",
+        CHAT + ',"max_tokens":1,"tool_choice":{"type":"any"},'
+        '"tools":[{"name":"f","input_schema":%s}]',
+    ),
+]
+EXPRESSION_FIELDS = [
+    ("/v1/completions", '"prompt":"x","guided_regex":%s'),
+    ("/v1/completions", '"prompt":"x","structured_outputs":{"regex":%s}'),
+]
+GRAMMAR_FIELDS = [
+    ("/v1/completions", '"prompt":"x","guided_grammar":%s'),
+    ("/v1/completions", '"prompt":"x","structured_outputs":{"grammar":%s}'),
+]
+held_requests = st.one_of(
+    st.tuples(st.sampled_from(SCHEMA_FIELDS), schemas),
+    st.tuples(st.sampled_from(SCHEMA_FIELDS[:2]), schemas.map(json.dumps)),
+    st.tuples(st.sampled_from(EXPRESSION_FIELDS), expressions.map(json.dumps)),
+    st.tuples(st.sampled_from(GRAMMAR_FIELDS), larks.map(json.dumps)),
+)
+
+
+async def test_no_grammar_ends_the_gateway(live: Live, dsn: str) -> None:
+    """Of growing size and depth, sent to a gateway in a process that may die."""
+    await live.make_ready("a")
+    gateway = live.process(dsn)
+    async with live.worker:
+        await gateway.start()
+        await asyncio.to_thread(_constrain, gateway.url, live.key)
+        assert gateway.is_running
+        await gateway.stop()
+
+
+def _constrain(url: str, key: str) -> None:
+    bearer = {"authorization": f"Bearer {key}"}
+    with httpx.Client(base_url=url, timeout=60, headers=bearer) as client:
+
+        @settings(max_examples=GRAMMARS, **OPTIONS)
+        @given(held_requests)
+        def check(request: tuple[tuple[str, str], str]) -> None:
+            (path, fields), held = request
+            body = f'{{"model":"bot",{fields.replace("%s", held)}}}'
+            answer = client.post(path, content=body)
+            assert answer.status_code < 500, (path, body[:500], answer.text)
 
         check()

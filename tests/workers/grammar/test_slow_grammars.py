@@ -57,15 +57,18 @@ def threads() -> Iterator[GrammarThreads]:
 
 
 @pytest.fixture
-def opened(tmp_path: Path, threads: GrammarThreads) -> Grammars:
+def opened(tmp_path: Path, threads: GrammarThreads) -> Iterator[Grammars]:
     tokenizer = Tokenizer(models.BPE(vocab=IDS, merges=[]))
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    return Grammars(tmp_path / "tokenizer.json", len(VOCAB), frozenset([IDS["<end>"]]), threads)
+    end = frozenset([IDS["<end>"]])
+    opened = Grammars(tmp_path / "tokenizer.json", len(VOCAB), end, threads)
+    yield opened
+    opened.close()
 
 
 def begin(opened: Grammars, *texts: str) -> list[SequenceGrammar]:
-    begun = [opened.open(text, "t", []) for text in texts]
+    begun = [opened.open(text, "t", "request", []) for text in texts]
     for grammar in begun:
         await_ready(grammar)
     return begun
@@ -103,11 +106,13 @@ def test_a_step_does_not_wait_for_a_slow_grammar(opened: Grammars, threads: Gram
     slow, quick = begin(opened, grammars.of_lark('start: "x" "a" "b"'), QUICK)
     is_free = Event()
     threads.slow.submit(is_free.wait)
-    for grammar in (slow, quick):
-        grammar.follow([IDS["x"]], forces=True)
-    opened.follow()
-    assert quick.is_ready and not slow.is_ready
-    assert slow.take_forced() == []
-    is_free.set()
+    try:
+        for grammar in (slow, quick):
+            grammar.follow([IDS["x"]], forces=True)
+        opened.follow()
+        assert quick.is_ready and not slow.is_ready
+        assert slow.take_forced() == []
+    finally:
+        is_free.set()
     await_ready(slow)
     assert VOCAB[first_allowed(slow)] in ("a", "ab")

@@ -1,0 +1,79 @@
+"""Rules of a grammar in Lark's syntax, read as far as it takes to see which names which."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+
+from gateway.text.longest_path import longest_path
+from gateway.text.schema_graph import SchemaGraph
+
+TOKEN = re.compile(
+    r"""
+    (?://|\#)[^\n]*
+    | "(?:\\.|[^"\\\n])*"?
+    | (?P<expression> /(?:\\.|[^/\\\n])*/? )
+    | (?P<json> %json\b\s* )
+    | (?P<name> [A-Za-z_]\w* )
+    | (?P<mark> [()\[\]{}:] )
+    """,
+    re.VERBOSE,
+)
+"""Quotes and slashes that are not closed end with their line, so that no text is read twice."""
+DECODER = json.JSONDecoder()
+
+
+@dataclass(slots=True)
+class _Rule:
+    names: list[str] = field(default_factory=list[str])
+    """All names in the rule, also those that are no rules."""
+    weight: int = 1
+    """One, and the largest number of brackets inside each other, those of schemas included."""
+
+
+class LarkRules:
+    """Rules of one grammar."""
+
+    def __init__(self, grammar: str) -> None:
+        self.expressions: list[str] = []
+        self.schemas: list[SchemaGraph] = []
+        """JSON Schemas inside the rules."""
+        self._rules: dict[str, _Rule] = {}
+        self._read(grammar)
+
+    def longest_path(self) -> int:
+        """Returns the number of rules and brackets on the longest path."""
+        return longest_path(
+            self._rules,
+            lambda name: (other for other in self._rules[name].names if other in self._rules),
+            lambda name: self._rules[name].weight,
+        )
+
+    def _read(self, grammar: str) -> None:
+        rule, depth, at = _Rule(), 0, 0
+        while (token := TOKEN.search(grammar, at)) is not None:
+            at = token.end()
+            match token.lastgroup, token[0]:
+                case "expression", expression:
+                    self.expressions.append(expression)
+                case "json", _:
+                    try:
+                        schema, at = DECODER.raw_decode(grammar, at)
+                    except (ValueError, RecursionError):
+                        return  # the compiler refuses the grammar
+                    self.schemas.append(SchemaGraph(schema))
+                    length = self.schemas[-1].longest_path()
+                    rule.weight = max(rule.weight, 1 + depth + length)
+                case "name", name:
+                    rule.names.append(name)
+                case "mark", ":" if not depth and rule.names:
+                    # The name before a colon is that of the next rule.
+                    rule = self._rules.setdefault(rule.names.pop(), _Rule())
+                case "mark", "(" | "[" | "{":
+                    depth += 1
+                    rule.weight = max(rule.weight, 1 + depth)
+                case "mark", ")" | "]" | "}":
+                    depth = max(0, depth - 1)
+                case _:
+                    pass

@@ -1,0 +1,41 @@
+"""Compiles grammars of strangers in sandboxes, before a gateway accepts or a worker uses them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from sandbox.sandboxes import Sandboxes
+from sandbox.task import Bounds, Died
+
+BOUNDS = Bounds(
+    memory_bytes=48 << 20,
+    cpu_s=0.3,
+    wall_s=30.0,
+    # Less than the smallest stack of a worker's thread, 2 MiB: what compiles in this one compiles
+    # there too.
+    stack_bytes=1536 << 10,
+)
+REASONS = {
+    "timeout": f"compiling it takes more than {BOUNDS.cpu_s:g} s of CPU time",
+    "memory": f"compiling it takes more than {BOUNDS.memory_bytes >> 20} MiB of memory",
+    "crashed": "it ends the compiler, as too many rules or references inside each other do",
+}
+
+
+class GrammarChecks:
+    """Sandboxes that compile grammars. Used from any thread: as many as compile at once."""
+
+    def __init__(self, *arguments: str) -> None:
+        """arguments: of `workers.wire.grammar_sandbox`."""
+        self._sandboxes = Sandboxes("workers.wire.grammar_sandbox", *arguments)
+
+    def refusal(self, grammar: str) -> str | None:
+        """Returns why the grammar cannot be compiled within the limits, or None if it can. Blocks
+        its thread for the time of the compilation. Raises SandboxFailed."""
+        outcome = self._sandboxes.task(msgspec.json.encode(grammar), BOUNDS).run()
+        if isinstance(outcome, Died):
+            return REASONS[outcome.why]
+        return msgspec.json.decode(outcome, type=str | None)
+
+    def close(self) -> None:
+        self._sandboxes.close()
