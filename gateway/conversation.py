@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.generation_request import GenerationRequest, Tool, callable_tools
+from gateway.generation_request import GenerationRequest, Tool, shown_tools
 from gateway.messages import Message
 
 
@@ -36,7 +36,7 @@ def conversation_of(asked: GenerationRequest, messages: list[Message]) -> Conver
     """The conversation of a request. Tools that must not be called are not shown."""
     return Conversation(
         messages,
-        callable_tools(asked),
+        shown_tools(asked),
         asked.add_generation_prompt,
         asked.continue_final_message,
         asked.template_arguments,

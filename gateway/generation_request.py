@@ -34,7 +34,15 @@ class NamedTool(msgspec.Struct, frozen=True):
     name: str
 
 
-ToolChoice = Literal["auto", "none", "required"] | NamedTool
+class AllowedTools(msgspec.Struct, frozen=True):
+    """A choice of tools that lets the answer call only some of those that are shown."""
+
+    names: tuple[str, ...]
+    must_call: bool
+    """Whether the answer must call one of them."""
+
+
+ToolChoice = Literal["auto", "none", "required"] | NamedTool | AllowedTools
 
 
 class Constraint(msgspec.Struct, frozen=True):
@@ -151,11 +159,20 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.echo and self.messages is None and self.num_logprobs is not None
 
 
+def shown_tools(asked: GenerationRequest) -> list[Tool]:
+    """The tools that the chat template is given."""
+    return [] if asked.tool_choice == "none" else asked.tools
+
+
 def callable_tools(asked: GenerationRequest) -> list[Tool]:
     """The tools that the answer may call."""
-    return [] if asked.tool_choice == "none" else asked.tools
+    if isinstance(asked.tool_choice, AllowedTools):
+        return [tool for tool in asked.tools if tool.name in asked.tool_choice.names]
+    return shown_tools(asked)
 
 
 def must_call(asked: GenerationRequest) -> bool:
     """Whether the answer is held to calls of tools."""
+    if isinstance(asked.tool_choice, AllowedTools):
+        return asked.tool_choice.must_call
     return asked.tool_choice not in ("auto", "none")

@@ -219,13 +219,14 @@ class ChatCompletions(Dialect[ChatCompletionRequest]):
         reader = ConversationReader()
         fields = body.neutral_fields()
         messages, tools = neutral_messages(body.messages, reader), read_tools(body.tools, reader)
+        choice = neutral_choice(body.tool_choice, reader)
         fields["dropped"] = tuple(sorted({*body.dropped, *reader.dropped}))
         return GenerationRequest(
             **fields,
             messages=messages,
             echo=bool(body.echo),
             tools=tools,
-            tool_choice=neutral_choice(body.tool_choice),
+            tool_choice=choice,
             is_parallel=body.parallel_tool_calls is not False,
             add_generation_prompt=(
                 not body.continue_final_message and body.add_generation_prompt is not False

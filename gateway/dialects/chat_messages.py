@@ -8,7 +8,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from gateway.dialects.function_tools import FunctionDefinition, read_definition
+from gateway.dialects.function_tools import (
+    AllowedMode,
+    FunctionDefinition,
+    allowed_tools,
+    read_definition,
+)
 from gateway.dialects.history import (
     MAX_CALLS,
     ConversationReader,
@@ -163,15 +168,46 @@ class FunctionName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
 
 
-class NamedToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    type: Literal["function"]
+class NamedToolChoice(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="function"
+):
     function: FunctionName
 
 
-ChatToolChoice = Literal["auto", "none", "required"] | NamedToolChoice
+class AllowedSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Some of the request's tools, by name."""
+
+    mode: AllowedMode
+    tools: Tools
 
 
-def neutral_choice(choice: ChatToolChoice | None) -> ToolChoice:
-    if isinstance(choice, NamedToolChoice):
-        return NamedTool(choice.function.name)
-    return choice or "auto"
+class AllowedToolChoice(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"
+):
+    """Only these of the request's tools may be called."""
+
+    allowed_tools: AllowedSet
+
+
+ChatToolChoice = Literal["auto", "none", "required"] | NamedToolChoice | AllowedToolChoice
+
+
+def neutral_choice(choice: ChatToolChoice | None, reader: ConversationReader) -> ToolChoice:
+    """Returns which tools may be called. Raises InvalidRequest for one without a name."""
+    match choice:
+        case NamedToolChoice():
+            return NamedTool(choice.function.name)
+        case AllowedToolChoice(allowed_tools=allowed):
+            names: list[str] = []
+            for number, tool in enumerate(allowed.tools):
+                if tool.get("type") != "function":
+                    reader.drop_kind("tools", tool.get("type"))
+                    continue
+                name = as_object(tool.get("function")).get("name")
+                if not isinstance(name, str):
+                    place = Place("tool_choice").inner("allowed_tools").inner("tools")
+                    raise place.inner(number).invalid("Expected a function with a name")
+                names.append(name)
+            return allowed_tools(allowed.mode, names)
+        case _:
+            return choice or "auto"

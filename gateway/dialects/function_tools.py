@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from gateway.dialects.history import ConversationReader, Json, Place
-from gateway.generation_request import Tool
+from gateway.generation_request import AllowedTools, Tool, ToolChoice
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+AllowedMode = Literal["auto", "required"]
 
 NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
 OPTIONS = frozenset(
@@ -41,6 +44,12 @@ class FunctionDefinition(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 def qualified(namespace: str, name: str) -> str:
     """Returns the name by which a model calls a function of a namespace."""
     return f"{namespace}__{name}" if namespace else name
+
+
+def allowed_tools(mode: AllowedMode, names: Iterable[str]) -> ToolChoice:
+    """Returns the choice of these functions. An answer that may call none of them is a text."""
+    allowed = AllowedTools(tuple(names), must_call=mode == "required")
+    return allowed if allowed.names or allowed.must_call else "none"
 
 
 def read_definition(

@@ -8,7 +8,6 @@ from typing import Any
 from gateway.dialects.constraints import JsonObjectFormat
 from gateway.dialects.history import Json, as_list, as_object
 from gateway.dialects.responses_fields import (
-    FunctionChoice,
     Reasoning,
     ResponsesRequest,
     TextConfig,
@@ -40,7 +39,7 @@ def echoed(body: ResponsesRequest, used: SamplingParams) -> dict[str, Any]:
         "store": False,
         "temperature": used.temperature,
         "text": {"format": _text_format(body.text)},
-        "tool_choice": _choice(body),
+        "tool_choice": body.tool_choice or "auto",
         "tools": _tools(body.tools or ()),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": used.top_p,
@@ -55,13 +54,6 @@ def _text_format(text: TextConfig | None) -> Any:
             return {"type": "json_object" if format else "text"}
         case format:
             return format
-
-
-def _choice(body: ResponsesRequest) -> Any:
-    choice = body.tool_choice or "auto"
-    if isinstance(choice, FunctionChoice) and choice.namespace is None:
-        return {"type": choice.type, "name": choice.name}
-    return choice
 
 
 def _tools(given: Sequence[Json]) -> list[dict[str, Any]]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from gateway.dialects.constraints import JsonObjectFormat, object_constraint, schema_constraint
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.dropped import RESPONSES
-from gateway.dialects.function_tools import qualified
-from gateway.dialects.history import ConversationReader, is_absent
+from gateway.dialects.function_tools import allowed_tools, qualified
+from gateway.dialects.history import ConversationReader, Place, is_absent
 from gateway.dialects.response_items import ItemReading, namespaces
 from gateway.dialects.response_object import echoed
 from gateway.dialects.responses_fields import (
+    AllowedChoice,
     FunctionChoice,
     Reasoning,
     ResponsesRequest,
@@ -20,7 +22,7 @@ from gateway.dialects.responses_fields import (
 )
 from gateway.dialects.responses_format import ResponsesFormat
 from gateway.exceptions import InvalidRequest
-from gateway.generation_request import Constraint, GenerationRequest, NamedTool, ToolChoice
+from gateway.generation_request import Constraint, GenerationRequest, NamedTool, Tool, ToolChoice
 from gateway.messages import Message
 from gateway.text.detokenizer import TokenBytes
 from workers.wire.protocol import SamplingParams
@@ -41,6 +43,7 @@ class Responses(Dialect[ResponsesRequest]):
         items = ItemReading(reader)
         messages = _messages(body, items)
         tools = items.offered(body.tools or [])
+        choice = _choice(body, tools, reader)
         constraint, arguments = _constraint(body.text, dropped), _template_arguments(body, dropped)
         return GenerationRequest(
             model=body.model,
@@ -52,7 +55,7 @@ class Responses(Dialect[ResponsesRequest]):
             scores_texts=body.num_logprobs is not None,
             **body.sampling(),
             tools=tools,
-            tool_choice=_choice(body),
+            tool_choice=choice,
             is_parallel=body.parallel_tool_calls is not False,
             constraint=constraint,
             template_arguments=arguments,
@@ -84,11 +87,29 @@ def _messages(body: ResponsesRequest, items: ItemReading) -> list[Message]:
     return messages
 
 
-def _choice(body: ResponsesRequest) -> ToolChoice:
-    choice = body.tool_choice
-    if isinstance(choice, FunctionChoice):
-        return NamedTool(qualified(choice.namespace or "", choice.name))
-    return choice or "auto"
+def _choice(
+    body: ResponsesRequest, tools: Sequence[Tool], reader: ConversationReader
+) -> ToolChoice:
+    """Returns which tools may be called. Raises InvalidRequest for one without a name."""
+    match body.tool_choice:
+        case FunctionChoice(name=name, namespace=namespace):
+            return NamedTool(qualified(namespace or "", name))
+        case AllowedChoice(mode=mode, tools=allowed):
+            names: list[str] = []
+            for number, tool in enumerate(allowed):
+                kind, name, namespace = map(tool.get, ("type", "name", "namespace"))
+                if kind not in ("function", "namespace"):
+                    reader.drop_kind("tools", kind)
+                elif not isinstance(name, str) or not isinstance(namespace, str | None):
+                    place = Place("tool_choice").inner("tools").inner(number)
+                    raise place.invalid("Expected a name")
+                elif kind == "function":
+                    names.append(qualified(namespace or "", name))
+                else:
+                    names += [each.name for each in tools if each.name.startswith(f"{name}__")]
+            return allowed_tools(mode, names)
+        case choice:
+            return choice or "auto"
 
 
 def _constraint(text: TextConfig | None, dropped: set[str]) -> Constraint | None:

@@ -14,16 +14,32 @@ from msgspec import Meta
 from gateway.dialects.chat_completions import ReasoningEffort
 from gateway.dialects.chat_messages import MAX_MESSAGES, Tools
 from gateway.dialects.constraints import JsonObjectFormat, Name, Schema, TextFormat
+from gateway.dialects.function_tools import AllowedMode
 from gateway.dialects.openai_fields import Count, TopLogprobs
 from gateway.dialects.openai_table import check_refused
 from gateway.dialects.sampling_fields import SamplingFields
 from gateway.exceptions import InvalidRequest
 
 
-class FunctionChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    type: Literal["function"]
+class FunctionChoice(
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    tag_field="type",
+    tag="function",
+):
     name: str
     namespace: str | None = None
+
+
+class AllowedChoice(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"
+):
+    """Only these of the request's tools may be called."""
+
+    mode: AllowedMode
+    tools: Tools
 
 
 class TextSchemaFormat(
@@ -90,7 +106,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     stream: bool | None = None
     tools: Tools | None = None
     """Functions, namespaces of functions, or of a type that is dropped."""
-    tool_choice: Literal["auto", "none", "required"] | FunctionChoice | None = None
+    tool_choice: Literal["auto", "none", "required"] | FunctionChoice | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from gateway.exceptions import ContextLengthExceeded, InvalidRequest
-from gateway.generation_request import NamedTool, Tool, ToolChoice
+from gateway.generation_request import AllowedTools, NamedTool, Tool, ToolChoice
 
 MAX_REQUEST_TOKENS = 1 << 18
 """Prompt tokens of one request, each counted once a choice: a worker is sent so many ids. A single
@@ -115,10 +115,19 @@ def check_tools(
         raise InvalidRequest(
             f"'tool_choice' needs a function in 'tools'.{beside}", param="tool_choice"
         )
-    if isinstance(choice, NamedTool) and choice.name not in names:
-        raise InvalidRequest(
-            f"'tools' has no function {choice.name[:128]!r}.{beside}", param="tool_choice"
-        )
+    wanted = [choice.name] if isinstance(choice, NamedTool) else []
+    if isinstance(choice, AllowedTools):
+        wanted = choice.names
+        if not wanted:
+            raise InvalidRequest(
+                f"'tool_choice' requires a call and allows no function.{beside}",
+                param="tool_choice",
+            )
+    for name in wanted:
+        if name not in names:
+            raise InvalidRequest(
+                f"'tools' has no function {name[:128]!r}.{beside}", param="tool_choice"
+            )
 
 
 def _check_names(tools: Sequence[Tool]) -> set[str]:

@@ -14,6 +14,7 @@ import msgspec
 
 from admin.records import ToolFormat
 from gateway.generation_request import (
+    AllowedTools,
     GenerationRequest,
     NamedTool,
     Tool,
@@ -78,8 +79,8 @@ def rules_of(
     """The rules of an answer; None if it may be any text."""
     tools, choice = callable_tools(asked), asked.tool_choice
     is_forced = must_call(asked)
-    is_strict = any(tool.strict for tool in tools)
-    if not (is_forced or is_strict or (body and (tools or form.has_thoughts))):
+    is_limited = isinstance(choice, AllowedTools) or any(tool.strict for tool in tools)
+    if not (is_forced or is_limited or (body and (tools or form.has_thoughts))):
         return None
     is_parallel = asked.is_parallel
     if isinstance(choice, NamedTool):

@@ -112,10 +112,11 @@ def test_every_body_and_event_has_the_keys_of_the_schema(
 def test_a_response_tells_what_was_asked_for(client: openai.OpenAI, worker: ScriptedWorker) -> None:
     worker.script = say("ok")
     asked = {**ASK, **ASKED, "tools": FUNCTIONS, "store": True, "service_tier": "flex"}
-    named = {"type": "function", "name": "f"}
-    choice = {"tool_choice": named}
-    told = echoed(msgspec.convert(asked | choice, ResponsesRequest), SamplingParams(5, 1))
-    assert told["tool_choice"] == named
+    named: dict[str, Any] = {"type": "function", "name": "f"}
+    for choice in (named, {"type": "allowed_tools", "mode": "auto", "tools": [named]}):
+        body = msgspec.convert(asked | {"tool_choice": choice}, ResponsesRequest)
+        told = echoed(body, SamplingParams(5, 1))
+        assert msgspec.to_builtins(told["tool_choice"]) == choice
     whole = client.post("/responses", body=asked, cast_to=httpx.Response)
     body = whole.json()
     assert {name: body[name] for name in ASKED} == ASKED

@@ -51,6 +51,48 @@ def test_a_call(client: openai.OpenAI, worker: ScriptedWorker) -> None:
     assert '"name": "get_weather"' in spelled(worker.requests[-1].tokens)
 
 
+def test_allowed_tools_are_held_to_and_all_are_shown(
+    client: openai.OpenAI, worker: ScriptedWorker
+) -> None:
+    worker.script = say("Rain.")
+    named: list[Any] = [{"type": "function", "function": {"name": "get_time"}}]
+
+    def ask(mode: str, tools: list[Any]) -> Any:
+        allowed: Any = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+        return client.chat.completions.with_raw_response.create(
+            model="tiny", messages=ASK, tools=TOOLS, tool_choice=allowed
+        )
+
+    def respond(mode: Any, tools: list[Any]) -> Any:
+        flat: list[Any] = [{"type": "function", **tool["function"]} for tool in TOOLS]
+        return client.responses.with_raw_response.create(
+            model="tiny",
+            input="Hi",
+            tools=flat,
+            tool_choice={"type": "allowed_tools", "mode": mode, "tools": tools},
+        )
+
+    flat = [{"type": "function", "name": "get_time"}]
+    for send, choice in ((ask, named), (respond, flat)):
+        for mode in ("auto", "required"):
+            send(mode, choice)
+            request = worker.requests[-1]
+            assert '"name": "get_weather"' in spelled(request.tokens)
+            assert "get_time" in request.grammar and "get_weather" not in request.grammar
+        answer = send("auto", [*choice, {"type": "web_search"}])
+        assert answer.headers["loraplex-dropped"] == "tools.web_search"
+        unknown = json.loads(json.dumps(choice).replace("get_time", "get_tide"))
+        with pytest.raises(openai.BadRequestError, match="no function 'get_tide'") as raised:
+            send("auto", unknown)
+        assert raised.value.param == "tool_choice"
+        with pytest.raises(openai.BadRequestError, match=r"allows no function.*web_search"):
+            send("required", [{"type": "web_search"}])
+        with pytest.raises(openai.BadRequestError, match="a name"):
+            send("auto", [{"type": "function"}])
+        send("auto", [{"type": "web_search"}])
+        assert not worker.requests[-1].grammar
+
+
 def test_an_answer_of_calls_alone_has_no_content(
     client: openai.OpenAI, worker: ScriptedWorker
 ) -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
+import msgspec
 import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from gateway.generation_request import GenerationRequest, NamedTool, Tool
+from gateway.generation_request import AllowedTools, GenerationRequest, NamedTool, Tool
 from gateway.text.call_grammars import BARE, HELD, AnswerRules, grammar_of, rules_of
 from gateway.text.parsers.answer_form import AnswerForm
 from gateway.text.parsers.parser import Part, Reasoning, Text, ToolCall
@@ -193,6 +194,26 @@ def test_a_thought_is_free_and_what_follows_is_held(tokenizer: LLTokenizer) -> N
         Reasoning("Hm, <tool_call>?"),
         Text('{"x":1}'),
     ]
+
+
+@pytest.mark.parametrize("calls", HELD)
+def test_only_allowed_tools_are_called(tokenizer: LLTokenizer, calls: Any) -> None:
+    """A text is an answer too, unless a call is required. No tool here is strict."""
+    other = msgspec.structs.replace(WEATHER, strict=False)
+    form = AnswerForm(calls)
+
+    def held_to(must: bool) -> AnswerRules:
+        request = asked(tools=[other, NOW], tool_choice=AllowedTools(("now",), must))
+        found = rules_of(request, form, in_thought=False, body="")
+        assert found
+        return found
+
+    right, wrong = held(calls, "now", {}), held(calls, "get_weather", RIGHT)
+    for must in (False, True):
+        assert allows(tokenizer, held_to(must), right)
+        assert not allows(tokenizer, held_to(must), wrong)
+        assert not allows(tokenizer, held_to(must), write(calls, ("get_weather", RIGHT)))
+        assert allows(tokenizer, held_to(must), "It is late.") is not must
 
 
 def test_an_answer_by_a_schema_may_be_a_call(tokenizer: LLTokenizer) -> None:
