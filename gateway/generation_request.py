@@ -126,7 +126,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     thought_budget: ThoughtBudget | None = None
     seed: int | None = None
     num_logprobs: int | None = None
-    """Likeliest tokens shown beside each one; 0: the token's own log-probability; None: none."""
+    """Likeliest tokens shown beside each one; 0: the token's own log-probability; `ALL_TOKENS`: all
+    of the vocabulary; None: none."""
+    logprob_token_ids: tuple[int, ...] = ()
+    """With `num_logprobs`: the tokens shown beside each one, in place of the likeliest."""
     scores_texts: bool = False
     """Whether each piece of the answer's text comes with the log-probabilities of its tokens, which
     the end of a stream repeats."""

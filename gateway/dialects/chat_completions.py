@@ -18,7 +18,7 @@ from gateway.dialects.chat_messages import (
 )
 from gateway.dialects.dialect import Answer, Dialect
 from gateway.dialects.history import ConversationReader
-from gateway.dialects.openai_fields import Count, OpenAIRequest, TopLogprobs
+from gateway.dialects.openai_fields import Count, OpenAIRequest
 from gateway.dialects.openai_format import OpenAIFormat, encode, scored_token
 from gateway.dialects.openai_table import Refusal, Wish
 from gateway.dispatch.choice import Delta, Scored
@@ -26,7 +26,7 @@ from gateway.exceptions import InvalidRequest
 from gateway.generation_request import GenerationRequest, ThoughtBudget
 from gateway.text.detokenizer import TokenBytes
 from gateway.text.parsers.parser import Reasoning, Text, ToolCall, join_parts
-from workers.wire.protocol import SamplingParams
+from workers.wire.protocol import ALL_TOKENS, SamplingParams
 
 ThoughtTokens = Annotated[int, Meta(ge=-1, lt=1 << 31)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -45,7 +45,8 @@ class ChatCompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: TopLogprobs | None = None
+    top_logprobs: Annotated[int, Meta(ge=ALL_TOKENS, le=20)] | None = None
+    """-1: all tokens of the vocabulary, as far as an answer may have so many."""
     tools: Tools | None = None
     tool_choice: ChatToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -92,8 +93,9 @@ class ChatCompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_min_tokens(self.max_completion_tokens or self.max_tokens)
-        if self.top_logprobs and not self.logprobs:
-            raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
+        for param in ("top_logprobs", "logprob_token_ids"):
+            if getattr(self, param) and not self.logprobs:
+                raise InvalidRequest(f"'{param}' needs 'logprobs': true.", param=param)
         if self.continue_final_message and self.add_generation_prompt:
             raise InvalidRequest(
                 "'continue_final_message' and 'add_generation_prompt' exclude each other.",

@@ -61,6 +61,8 @@ class CompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_min_tokens(self.max_tokens)
+        if self.logprob_token_ids and self.logprobs is None:
+            raise InvalidRequest("'logprob_token_ids' needs 'logprobs'.", param="logprob_token_ids")
         if self.max_tokens == 0 and not self.echo:
             raise InvalidRequest("'max_tokens' may be 0 only with 'echo'.", param="max_tokens")
         if len(self.prompts) * (self.n or 1) > MAX_SEQUENCES:

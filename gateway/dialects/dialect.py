@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import ClassVar, Generic, TypeVar
 
 import msgspec
@@ -15,11 +16,12 @@ from gateway.text.detokenizer import TokenBytes
 from gateway.text.parsers.parser import Part, Text, join_parts
 from workers.wire.protocol import SamplingParams
 
-SCORED_AT_ONCE = 192
-"""Tokens whose log-probabilities are written before the event loop goes on with others: with 20
-others each it takes about 10 ms."""
+SCORES_AT_ONCE = 192 * 21
+"""Log-probabilities that are written before the event loop goes on with others, which takes about
+10 ms: 192 tokens with 20 others each."""
 
 B = TypeVar("B")
+T = TypeVar("T")
 
 
 class Answer(msgspec.Struct):
@@ -110,17 +112,41 @@ class Dialect(ABC, Generic[B]):
         """
 
 
+def num_scores(scored: Iterable[Scored]) -> int:
+    """Returns the number of log-probabilities of some tokens and of the others beside them."""
+    return sum([len(entry.top) + 1 for entry in scored])
+
+
 def slices(scored: Sequence[Scored]) -> Iterator[list[Scored]]:
-    """Scored tokens, as many at a time as are written at once."""
-    for start in range(0, len(scored), SCORED_AT_ONCE):
-        yield list(scored[start : start + SCORED_AT_ONCE])
+    """Scored tokens, as many at a time as are written at once; a single one may have more others
+    beside it."""
+    piece: list[Scored] = []
+    size = 0
+    for entry in scored:
+        size += len(entry.top) + 1
+        if piece and size > SCORES_AT_ONCE:
+            yield piece
+            piece, size = [], len(entry.top) + 1
+        piece.append(entry)
+    if piece:
+        yield piece
+
+
+async def write_scores(scored: Sequence[Scored], write: Callable[[], T]) -> T:
+    """Returns what `write` makes of a slice. The event loop goes on with others after it, or in the
+    meantime if a token has so many others beside it that they take long."""
+    if num_scores(scored) > SCORES_AT_ONCE:
+        return await asyncio.to_thread(write)
+    written = write()
+    await asyncio.sleep(0)
+    return written
 
 
 def split(deltas: Iterable[Delta]) -> Iterator[Delta]:
     """The same deltas, each with as many scored tokens as are written at once: the first piece has
     the text, the last the end."""
     for delta in deltas:
-        if len(delta.scored) <= SCORED_AT_ONCE:
+        if num_scores(delta.scored) <= SCORES_AT_ONCE:
             yield delta
             continue
         *pieces, last = slices(delta.scored)

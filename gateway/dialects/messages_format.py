@@ -140,7 +140,7 @@ class MessagesFormat(AnswerFormat):
                 return {"type": "thinking", "thinking": "", "signature": ""}
             case ToolCall(index=index, name=name):
                 id = f"toolu_{self._request_id}_{index}"
-                call = {"type": "tool_use", "id": id, "name": name, "input": {}}
+                call: dict[str, Any] = {"type": "tool_use", "id": id, "name": name, "input": {}}
                 return call | {"caller": None, "toolset_name": None}
 
     def _block(self, part: Part) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from gateway.dialects.sampling_fields import TokenId
 from gateway.exceptions import InvalidRequest
 from gateway.limits.bounds import MAX_TOKEN_IDS
 
+MAX_NAMED_TOKENS = 128
 MAX_SEQUENCES = 128
 """Prompts times choices of one request."""
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
@@ -47,6 +48,8 @@ class OpenAIRequest(FieldsWithoutEffect, frozen=True, kw_only=True):
     """Each choice has `token_ids`, those that `completion_tokens` counts, the end token too;
     streamed, the chunk's own. `prompt_token_ids` are in each choice of a completion and beside the
     choices of a chat; streamed, in the first chunk."""
+    logprob_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_NAMED_TOKENS)] | None = None
+    """With `logprobs`: these are told beside each generated token, in place of the likeliest."""
     return_tokens_as_token_ids: bool | None = None
     """Log-probabilities name a token by its id, as `token_id:17`, and not by its text."""
 
@@ -62,6 +65,7 @@ class OpenAIRequest(FieldsWithoutEffect, frozen=True, kw_only=True):
             "num_choices": self.n or 1,
             **self.sampling(),
             "num_prompt_logprobs": self.prompt_logprobs,
+            "logprob_token_ids": tuple(self.logprob_token_ids or ()),
             "truncate": self.truncate_prompt_tokens,
             "user": self.user or self.safety_identifier,
             "constraint": self.constraint(),

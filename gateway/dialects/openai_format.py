@@ -9,12 +9,19 @@ import asyncio
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import msgspec
 
-from gateway.dialects.dialect import SCORED_AT_ONCE, Answer, AnswerFormat, slices
+from gateway.dialects.dialect import (
+    SCORES_AT_ONCE,
+    Answer,
+    AnswerFormat,
+    num_scores,
+    slices,
+    write_scores,
+)
 from gateway.dialects.openai_fields import OpenAIRequest
 from gateway.dispatch.choice import Delta, Scored
 from gateway.exceptions import error_body, problem_of
@@ -80,7 +87,7 @@ class OpenAIFormat(AnswerFormat):
         return b"data: %s\n\n" % encode(error_body(error, *problem_of(error)))
 
     async def body(self, answers: list[Answer], usage: Usage) -> bytes:
-        is_large = sum([len(answer.scored) for answer in answers]) > SCORED_AT_ONCE
+        is_large = sum([num_scores(answer.scored) for answer in answers]) > SCORES_AT_ONCE
         logprobs = [
             await self._large_logprobs(answer) if is_large else self._small_logprobs(answer)
             for answer in answers
@@ -120,10 +127,13 @@ class OpenAIFormat(AnswerFormat):
             return self._small_logprobs(answer)
         parts: list[dict[str, bytes]] = []
         for piece in slices(answer.scored):
-            part = self._logprobs_of(answer.index, piece)
-            parts.append({name: encode(value) for name, value in part.items()})
-            await asyncio.sleep(0)
+            write = partial(self._written_logprobs, answer.index, piece)
+            parts.append(await write_scores(piece, write))
         return {name: _joined([part[name] for part in parts]) for name in parts[0]}
+
+    def _written_logprobs(self, index: int, scored: list[Scored]) -> dict[str, bytes]:
+        told = self._logprobs_of(index, scored)
+        return {name: encode(value) for name, value in told.items()}
 
     async def _prompt(self, answer: Answer) -> dict[str, Any]:
         """The ids and the scores of the prompt as vLLM has them, null unless they are asked for.

@@ -179,5 +179,6 @@ def _work_of(request: Generate) -> Work:
         activation=request.activation,
         salt=request.cache_salt,
     )
-    least_version = version_needed(request.params.rules)
+    params = request.params
+    least_version = version_needed(params.logprobs, params.logprob_token_ids)
     return Work(request.model, adapter, [prefix], 1, least_version)

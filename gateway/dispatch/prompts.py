@@ -201,6 +201,7 @@ def check_ids(asked: GenerationRequest, target: ResolvedModel) -> None:
         ("logit_bias", asked.logit_bias),
         ("stop_token_ids", asked.stop_token_ids),
         ("allowed_token_ids", asked.allowed_token_ids),
+        ("logprob_token_ids", asked.logprob_token_ids),
     ):
         if ids and (highest := max(ids)) >= size:
             raise InvalidRequest(

@@ -25,6 +25,7 @@ from gateway.tracing import Untraced
 from workers.wire.client import WorkerClient
 from workers.wire.prefix_index import Prefix
 from workers.wire.protocol import (
+    ALL_TOKENS,
     Generate,
     OutputKind,
     Pooling,
@@ -87,6 +88,7 @@ def check_answer_of(call: Call, default_tokens: int) -> None:
     """Raises InvalidRequest if the answer could be larger than what is sent. Of a stream the
     generated tokens do not count, which are sent as they come, unless its end repeats them."""
     asked, num_choices = call.asked, call.asked.num_choices
+    num_told = _num_told(call)
     if asked.kind is OutputKind.EMBED and not asked.pairs:
         check_vectors(len(call.prompts), call.target.base.shape.hidden_size, asked.dimensions)
     num_logprobs = 0
@@ -96,14 +98,25 @@ def check_answer_of(call: Call, default_tokens: int) -> None:
             num_logprobs += length * (asked.num_prompt_logprobs + 1)
         if asked.num_logprobs is None:
             continue
-        num_scored = length if asked.scores_echo else 0
-        if not asked.stream or asked.scores_texts:
-            num_scored += completion_tokens(
+        if asked.scores_echo:
+            num_logprobs += length * (asked.num_logprobs + 1)
+        if not asked.stream or asked.scores_texts or asked.num_logprobs == ALL_TOKENS:
+            num_scored = completion_tokens(
                 length, asked.max_tokens, default_tokens, call.target.base.max_model_len
             )
-        num_logprobs += num_scored * (asked.num_logprobs + 1)
+            num_logprobs += num_scored * (num_told + 1)
     num_echoed = sum([len(prompt.echo) for prompt in call.prompts])
     check_answer(num_logprobs * num_choices, num_echoed * num_choices)
+
+
+def _num_told(call: Call) -> int:
+    """Tokens that are told beside each generated one."""
+    asked = call.asked
+    if asked.logprob_token_ids:
+        return len(asked.logprob_token_ids)
+    if asked.num_logprobs == ALL_TOKENS:
+        return call.target.base.shape.vocab_size
+    return asked.num_logprobs or 0
 
 
 def work_of(call: Call) -> Work:
@@ -116,7 +129,7 @@ def work_of(call: Call) -> Work:
         version and version.digest,
         prompts,
         num_sequences,
-        version_needed(call.rules),
+        version_needed(call.asked.num_logprobs, call.asked.logprob_token_ids),
     )
 
 
@@ -191,6 +204,7 @@ def sampling_params(
         ignore_eos=asked.ignore_eos,
         min_tokens=min(asked.min_tokens, max_tokens),
         logprobs=asked.num_logprobs,
+        logprob_token_ids=asked.logprob_token_ids,
         prompt_logprobs=_prompt_logprobs(asked, max_tokens),
     )
 

@@ -12,12 +12,21 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Self
 
 from litestar.types import Receive, Scope, Send
 
 from gateway import telemetry
-from gateway.dialects.dialect import SCORED_AT_ONCE, Answer, AnswerFormat, BodyFormat, split
+from gateway.dialects.dialect import (
+    SCORES_AT_ONCE,
+    Answer,
+    AnswerFormat,
+    BodyFormat,
+    num_scores,
+    split,
+    write_scores,
+)
 from gateway.dispatch.choice import Delta
 from gateway.dispatch.generation import Generation
 from gateway.dispatch.request_usage import RequestUsage
@@ -166,14 +175,13 @@ class StreamResponse(GenerationResponse):
     async def _chunks(self, send: Send, deltas: list[Delta]) -> bytes:
         """The events of these deltas. Of large ones all but the last is written, piece by piece,
         and the loop goes on in between."""
-        if sum([len(delta.scored) for delta in deltas]) <= SCORED_AT_ONCE:
+        if sum([num_scores(delta.scored) for delta in deltas]) <= SCORES_AT_ONCE:
             return b"".join([self.format.chunk(delta) for delta in deltas])
         chunks = b""
         for delta in split(deltas):
             if chunks:
                 await self._write(send, chunks)
-                await asyncio.sleep(0)
-            chunks = self.format.chunk(delta)
+            chunks = await write_scores(delta.scored, partial(self.format.chunk, delta))
         return chunks
 
     async def _write(self, send: Send, data: bytes, *, more: bool = True) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -138,6 +139,50 @@ def test_scores_of_continuations_equal_peft(
                 )
                 assert is_greedy == question.is_greedy
     assert num_ended >= NUM_QUESTIONS
+
+
+def test_scores_of_labels_and_of_all_tokens_equal_peft(
+    stack: Stack, key: str, tiny: Tiny, adapter: Path
+) -> None:
+    """Of the first token of a chat, base and adapter in one batch."""
+    oracle = Oracle(tiny.model, {ADAPTER: adapter})
+    tokenizer: Any = AutoTokenizer.from_pretrained(tiny.model)
+    messages: Any = [{"role": "user", "content": "good or bad?"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    prompt = tokenizer(text, add_special_tokens=False).input_ids
+    labels = [70, 3, 201]
+
+    def told(model: str, **fields: Any) -> list[tuple[int, float]]:
+        with stack.openai(key, timeout=60) as client:
+            answer = client.chat.completions.create(
+                model=model,
+                messages=messages,
+                max_tokens=1,
+                logprobs=True,
+                extra_body={"return_tokens_as_token_ids": True, **fields},
+            )
+        scores = answer.choices[0].logprobs
+        assert scores and scores.content
+        tops = scores.content[0].top_logprobs
+        return [(int(top.token.removeprefix("token_id:")), top.logprob) for top in tops]
+
+    asked = [
+        (model, fields)
+        for model in (NAME, ADAPTER)
+        for fields in ({"logprob_token_ids": labels}, {"top_logprobs": -1})
+    ]
+    with ThreadPoolExecutor() as pool:
+        answers = list(pool.map(lambda each: told(each[0], **each[1]), asked))
+    for (model, fields), scores in zip(asked, answers, strict=True):
+        logits = oracle.logits(prompt, model if model == ADAPTER else None, last=1)[0]
+        wanted = logits.log_softmax(-1).tolist()
+        ranked = sorted(range(VOCAB), key=lambda token: -wanted[token])
+        assert [token for token, _ in scores] == (
+            labels if "logprob_token_ids" in fields else ranked
+        )
+        assert [each for _, each in scores] == pytest.approx(
+            [wanted[token] for token, _ in scores], abs=1e-4
+        )
 
 
 @pytest.mark.parametrize("model", [NAME, ADAPTER])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tests.doubles import SIZES
 from workers.wire.protocol import (
+    ALL_TOKENS,
     FinishReason,
     Generate,
     OutputKind,
@@ -37,9 +38,13 @@ def spelled(tokens: list[int]) -> str:
     return b"".join(parts).decode()
 
 
-def scored(token: int, num_top: int | None) -> TokenLogprobs:
-    """Ever the same numbers: the token itself, then its neighbours, each less likely."""
-    top = [((token + i) % 256, -0.5 - i) for i in range(num_top or 0)]
+def scored(token: int, num_top: int | None, named: Sequence[int] = ()) -> TokenLogprobs:
+    """Ever the same numbers: the token itself, then its neighbours, each less likely. Those that
+    are `named` are told in place of them."""
+    if named:
+        return TokenLogprobs(token, -0.5, [(other, -0.25 * other) for other in named])
+    num_others = SIZES["vocab_size"] if num_top == ALL_TOKENS else num_top or 0
+    top = [((token + i) % SIZES["vocab_size"], -0.5 - i) for i in range(num_others)]
     return TokenLogprobs(token, -0.5, top)
 
 
@@ -83,7 +88,11 @@ def say(text: str, *, per_step: int = 1, pause_s: float = 0.0, cached: int = 0) 
             yield SequenceOutput(
                 id=request.id,
                 tokens=step,
-                logprobs=[scored(t, params.logprobs) for t in step] if scores else None,
+                logprobs=(
+                    [scored(t, params.logprobs, params.logprob_token_ids) for t in step]
+                    if scores
+                    else None
+                ),
                 prompt_logprobs=prompt_logprobs if i == 0 else None,
                 finish_reason=(
                     (FinishReason.STOP if ends else FinishReason.LENGTH) if is_last else None

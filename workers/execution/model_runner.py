@@ -31,7 +31,8 @@ from workers.execution.batch_builder import (
 )
 from workers.execution.graph_runner import GraphRunner, Limits
 from workers.execution.pooler import pool, read_vectors
-from workers.execution.sampler import Sampler, SamplerInputs, Scores
+from workers.execution.sampler import Sampler, SamplerInputs
+from workers.execution.scores import SampleScores, Scores
 from workers.execution.step_input import (
     Array,
     DeviceFailed,
@@ -43,7 +44,7 @@ from workers.execution.token_buffer import TokenBuffer
 from workers.execution.upload import upload
 from workers.execution.warm_up import every_form
 from workers.models.decoder import Decoder
-from workers.wire.protocol import ErrorCode, TokenLogprobs
+from workers.wire.protocol import ErrorCode
 
 log = logging.getLogger(__name__)
 
@@ -192,7 +193,7 @@ class LaunchedStep:
 
     step: StepInput
     tokens: Tensor | None
-    scores: Scores | None
+    scores: SampleScores | None
     prompts: list[Scores]
     pooled: tuple[Tensor, Tensor] | None
     event: DeviceEvent
@@ -208,9 +209,9 @@ class LaunchedStep:
         if self.tokens is not None:
             logprobs = iter([] if self.scores is None else self.scores.read())
             for sample, token in zip(self.step.samples, self.tokens.tolist(), strict=True):
-                result, num_top = results[sample.sequence], sample.params.logprobs
-                if num_top is not None:
-                    result.logprobs = [_trim(next(logprobs), num_top)]
+                result = results[sample.sequence]
+                if sample.params.logprobs is not None:
+                    result.logprobs = [next(logprobs)]
                 if token < 0:
                     result.error = ErrorCode.LOGITS_NAN
                 else:
@@ -254,7 +255,3 @@ def _waiting() -> Generator[None]:
         yield
     except Exception as error:
         raise DeviceFailed(f"the device cannot be waited for: {error}") from error
-
-
-def _trim(scored: TokenLogprobs, num_top: int) -> TokenLogprobs:
-    return TokenLogprobs(scored.token, scored.logprob, scored.top[:num_top])

@@ -14,6 +14,8 @@ from workers.wire.protocol import (
     SamplingParams,
 )
 
+MAX_NAMED = 128
+"""Tokens of one request whose log-probabilities are told with each generated token, at most."""
 MAX_LABELS = 64
 """Labels of one request at most: their logits are copied to the host with each step's results."""
 
@@ -33,6 +35,8 @@ def check_request(
         return ErrorCode.INVALID, f"token ids must lie in 0..{vocab_size - 1}"
     if any(not 0 <= token < vocab_size for token in params.logit_bias or ()):
         return ErrorCode.INVALID, f"logit_bias ids must lie in 0..{vocab_size - 1}"
+    if (message := _logprobs_refusal(params, vocab_size)) is not None:
+        return ErrorCode.INVALID, message
     if (message := _rules_refusal(sequence.request, vocab_size)) is not None:
         return ErrorCode.INVALID, message
     if not 0 <= num_resumed < len(sequence.tokens):
@@ -63,6 +67,18 @@ def _kind_refusal(params: SamplingParams, kind: OutputKind) -> str | None:
         return "prompt_logprobs must be set where only the prompt is scored"
     if kind is OutputKind.EMBED and (params.max_tokens != 0 or params.prompt_logprobs is not None):
         return "max_tokens must be 0 and prompt_logprobs absent where a vector is asked for"
+    return None
+
+
+def _logprobs_refusal(params: SamplingParams, vocab_size: int) -> str | None:
+    """Why the log-probabilities that a request asks for cannot be told."""
+    named = params.logprob_token_ids
+    if not named:
+        return None
+    if params.logprobs is None:
+        return "logprob_token_ids need logprobs"
+    if len(named) > MAX_NAMED or not 0 <= min(named) <= max(named) < vocab_size:
+        return f"at most {MAX_NAMED} logprob_token_ids are taken, each in 0..{vocab_size - 1}"
     return None
 
 

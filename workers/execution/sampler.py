@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ops.base import Ops, SamplingBatch
+from workers.execution.scores import SampleScores, Scores
 from workers.execution.step_input import Array, SampleInput, StepInput
 from workers.execution.token_buffer import TokenBuffer
 from workers.execution.upload import upload
-from workers.wire.protocol import TokenLogprobs
+from workers.wire.protocol import ALL_TOKENS, SamplingParams
 
 MIN_TEMPERATURE = 1e-6
 """Logits that are divided by much less overflow. Below it only the likeliest token is drawn, which
@@ -25,35 +26,21 @@ is all that could be."""
 class SamplerInputs:
     """A step's samples and scores on the device.
 
-    scored int64 [M]     the samples whose log-probabilities are asked for
+    scored int64 [M]     the samples whose log-probabilities are asked for, with these parameters
+    named_rows, named int64   the tokens that these name, and the rows of those that name them
     masked int64 [K], masks int32 [K, ceil(V / 32)]   the samples that have a mask, and the masks
     targets              for each `ScoreInput` its targets, int32
     """
 
     batch: SamplingBatch
     scored: Tensor
+    scored_params: list[SamplingParams]
     num_top: int
+    named_rows: Tensor
+    named: Tensor
     masked: Tensor
     masks: Tensor | None
     targets: list[Tensor]
-
-
-class Scores(NamedTuple):
-    """Log-probabilities of tokens, and of the likeliest ones at their places: tokens, chosen [N];
-    top_ids, top_values [N, num_top]."""
-
-    tokens: Tensor
-    chosen: Tensor
-    top_ids: Tensor
-    top_values: Tensor
-
-    def read(self) -> list[TokenLogprobs]:
-        """Once they are on the host."""
-        columns = (tensor.tolist() for tensor in self)
-        return [
-            TokenLogprobs(token, logprob, list(zip(ids, values, strict=True)))
-            for token, logprob, ids, values in zip(*columns, strict=True)
-        ]
 
 
 class Sampler:
@@ -70,16 +57,21 @@ class Sampler:
         columns = _columns(step)
         scored = [i for i, sample in enumerate(samples) if sample.params.logprobs is not None]
         masked = [i for i, sample in enumerate(samples) if sample.mask is not None]
+        scored_params = [samples[i].params for i in scored]
+        named = [each.logprob_token_ids for each in scored_params]
         arrays = [
             *columns.values(),
             np.array(scored, np.int64),
+            np.repeat(np.arange(len(named)), list(map(len, named))),
+            np.array([token for tokens in named for token in tokens], np.int64),
             np.array(masked, np.int64),
             *(np.array(score.targets, np.int32) for score in step.scores),
             *([np.stack([s.mask for s in samples if s.mask is not None])] if masked else []),
         ]
         tensors = upload(arrays, self._ops.device)
         first = len(columns)
-        targets = tensors[first + 2 : first + 2 + len(step.scores)]
+        scored_tensor, named_rows, named_tensor, masked_tensor, *rest = tensors[first:]
+        targets = rest[: len(step.scores)]
         batch = SamplingBatch(
             **dict(zip(columns, tensors[:first], strict=True)),
             token_buffer=self._buffer.tokens,
@@ -89,14 +81,17 @@ class Sampler:
         )
         return SamplerInputs(
             batch,
-            scored=tensors[first],
-            num_top=max((samples[i].params.logprobs or 0 for i in scored), default=0),
-            masked=tensors[first + 1],
+            scored=scored_tensor,
+            scored_params=scored_params,
+            num_top=max((each.logprobs or 0 for each in scored_params), default=0),
+            named_rows=named_rows,
+            named=named_tensor,
+            masked=masked_tensor,
             masks=tensors[-1] if masked else None,
             targets=targets,
         )
 
-    def draw(self, logits: Tensor, inputs: SamplerInputs) -> tuple[Tensor, Scores | None]:
+    def draw(self, logits: Tensor, inputs: SamplerInputs) -> tuple[Tensor, SampleScores | None]:
         """Tokens int32 [N], -1 where a logit is NaN, and the scores of those in `inputs.scored`.
 
         logits: float32 [N, V] of the samples; they may be changed.
@@ -111,7 +106,7 @@ class Sampler:
         self._buffer.tokens[batch.buffer_slot, batch.position] = tokens
         scores = None
         if raw is not None:
-            scores = self._score(raw, tokens[inputs.scored], inputs.num_top)
+            scores = self._score_samples(raw, tokens[inputs.scored], inputs)
         return _to_host(drawn), scores
 
     def score_prompts(
@@ -132,6 +127,19 @@ class Sampler:
             logits = head(hidden[first : first + len(targets)])
             scored.append(self._score(logits, targets, score.num_top))
         return scored
+
+    def _score_samples(self, logits: Tensor, tokens: Tensor, inputs: SamplerInputs) -> SampleScores:
+        """logits: float32 [M, V] of the samples that are scored. tokens: int32 [M], as drawn."""
+        chosen, *top = self._ops.log_softmax_top(logits, tokens, max(inputs.num_top, 0))
+        # The logarithm of the sum of a row's exponentials, without a second pass over the row.
+        sums = logits.gather(1, tokens.long().unsqueeze(1)).squeeze(1) - chosen
+        whole = [row for row, each in enumerate(inputs.scored_params) if _scores_all(each)]
+        return SampleScores(
+            Scores(*map(_to_host, (tokens, chosen, *top))),
+            inputs.scored_params,
+            _to_host(logits[inputs.named_rows, inputs.named] - sums[inputs.named_rows]),
+            [_to_host(logits[row] - sums[row]) for row in whole],
+        )
 
     def _score(self, logits: Tensor, tokens: Tensor, num_top: int) -> Scores:
         return Scores(*map(_to_host, (tokens, *self._ops.log_softmax_top(logits, tokens, num_top))))
@@ -175,6 +183,10 @@ def _bias(sample: SampleInput) -> dict[int, float]:
     if sample.banned:
         return {**bias, **dict.fromkeys(sample.banned, float("-inf"))}
     return bias
+
+
+def _scores_all(params: SamplingParams) -> bool:
+    return params.logprobs == ALL_TOKENS and not params.logprob_token_ids
 
 
 def _has_penalties(sample: SampleInput) -> bool:

@@ -15,7 +15,7 @@ from enum import StrEnum
 
 import msgspec
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 OLDEST_VERSION = PROTOCOL_VERSION - 1
 """Oldest version of a peer that is let in: gateways and workers of two neighbouring releases serve
 together."""
@@ -23,6 +23,8 @@ MAX_FRAME_BYTES = 16 << 20
 PULSE_PERIOD_S = 0.5
 UNSATISFIABLE = "unsatisfiable"
 """The `tier` of a model that the worker, as it is set up, cannot serve; its `error` says why."""
+ALL_TOKENS = -1
+"""For `SamplingParams.logprobs`: every token of the vocabulary is told."""
 MAX_RETRY_S = 60.0
 """No refused client is told to come again later than that."""
 
@@ -119,7 +121,10 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     ignore_eos: bool = False
     min_tokens: int = 0
     logprobs: int | None = None
-    """Log-probability of each generated token, with this many top alternatives (0 = none)."""
+    """Log-probability of each generated token, with this many top alternatives (0 = none), or with
+    all tokens (`ALL_TOKENS`)."""
+    logprob_token_ids: tuple[int, ...] = ()
+    """With `logprobs`: the tokens that are told, in this order, in place of the likeliest."""
     prompt_logprobs: int | None = None
     """The same for each prompt token but the first; such a request reuses no cached prefix."""
     rules: TokenRules | None = None
@@ -513,10 +518,10 @@ def common_version(own: Hello, peer: Hello) -> int | None:
     return newest if newest >= max(own.version, peer.version) else None
 
 
-def version_needed(rules: TokenRules | None) -> int:
-    """The oldest version whose workers answer a `Generate` with such rules as it is meant: 5 knows
-    none."""
-    return 6 if rules else OLDEST_VERSION
+def version_needed(logprobs: int | None, logprob_token_ids: tuple[int, ...]) -> int:
+    """Returns the oldest version whose workers answer a `Generate` with such log-probabilities as
+    it is meant: 6 tells the likeliest tokens alone, and not all of them."""
+    return 7 if logprob_token_ids or logprobs == ALL_TOKENS else OLDEST_VERSION
 
 
 ToWorker = Hello | Generate | Abort | Prefetch | Probe | Desired | Drain

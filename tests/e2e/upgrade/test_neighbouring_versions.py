@@ -25,8 +25,8 @@ from tools.source_tree import ROOT
 
 pytestmark = pytest.mark.full
 
-BEFORE = "68305a6"
-"""The last commit before token rules, which protocol 6 has and 5 does not know."""
+BEFORE = "7ec48ae"
+"""The last commit before scores of chosen tokens, which protocol 7 has and 6 does not know."""
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import anthropic
 import openai
 import pytest
 
+from tests.doubles import SIZES
 from tests.gateway.dialects.test_all_dialects import CALL, DIALECTS, ask
 from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import IM_END, ids, say, spelled
@@ -242,6 +243,78 @@ def test_a_last_chunk_has_an_empty_delta(client: openai.OpenAI, worker: Scripted
         *_, last = client.chat.completions.create(**asked, stream=True)
         (choice,) = last.choices
         assert choice.finish_reason and choice.delta.to_dict() == {}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_scores_of_chosen_tokens(
+    client: openai.OpenAI, worker: ScriptedWorker, is_chat: bool, stream: bool
+) -> None:
+    """How classifiers are run: in place of the likeliest tokens those of the labels."""
+    worker.script = say("ab")
+    labels = [260, 7]
+    create: Any = client.chat.completions.create if is_chat else client.completions.create
+    asked = ask("chat") if is_chat else {"model": "tiny", "prompt": "Hi"}
+    asked |= {"logprobs": True if is_chat else 0, "max_tokens": 1, "stream": stream}
+    extra = {"logprob_token_ids": labels, "return_tokens_as_token_ids": True}
+    answer = create(**asked, extra_body=extra)
+    told = [c.logprobs for part in (answer if stream else [answer]) for c in part.choices]
+    (scores,) = [each for each in told if each]
+    own = f"token_id:{ids('a')[0]}"
+    if is_chat:
+        (entry,) = scores.content
+        assert [(top.token, top.logprob) for top in entry.top_logprobs] == [
+            ("token_id:260", -65.0),
+            ("token_id:7", -1.75),
+        ]
+    else:
+        (tops,) = scores.top_logprobs
+        assert tops == {"token_id:260": -65.0, "token_id:7": -1.75, own: -0.5}
+    params = worker.requests[-1].params
+    assert (params.logprobs, params.logprob_token_ids) == (0, tuple(labels))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_all_tokens_are_told_where_they_are_few_enough(
+    client: openai.OpenAI, worker: ScriptedWorker, stream: bool
+) -> None:
+    """131,072 numbers in all, streamed or not; more are refused before the answer is begun."""
+    worker.script = say("abc")
+    create: Any = client.chat.completions.create
+    fields: dict[str, Any] = {"logprobs": True, "top_logprobs": -1, "stream": stream}
+    answer = create(**ask("chat", max_tokens=400), **fields)
+    parts = list(answer) if stream else [answer]
+    told = [
+        entry for part in parts for c in part.choices if c.logprobs for entry in c.logprobs.content
+    ]
+    assert [len(entry.top_logprobs) for entry in told] == [SIZES["vocab_size"]] * 4
+    num_requests = len(worker.requests)
+    with pytest.raises(openai.BadRequestError, match="131072 log-probabilities") as refused:
+        create(**ask("chat", max_tokens=410), **fields)
+    assert refused.value.code == "answer_too_large" and len(worker.requests) == num_requests
+
+
+@pytest.mark.parametrize(
+    ("path", "param", "fields"),
+    [
+        ("chat", "logprob_token_ids", {"logprob_token_ids": [1]}),
+        ("chat", "logprob_token_ids", {"logprob_token_ids": [320], "logprobs": True}),
+        ("chat", "logprob_token_ids", {"logprob_token_ids": [1] * 129, "logprobs": True}),
+        ("chat", "top_logprobs", {"top_logprobs": -1}),
+        ("chat", "top_logprobs", {"top_logprobs": -2, "logprobs": True}),
+        ("text", "logprob_token_ids", {"logprob_token_ids": [1]}),
+        ("text", "logprobs", {"logprobs": -1}),
+    ],
+)
+def test_scores_that_cannot_be_told(
+    client: openai.OpenAI, worker: ScriptedWorker, path: str, param: str, fields: dict[str, Any]
+) -> None:
+    create: Any = client.chat.completions.create if path == "chat" else client.completions.create
+    asked = ask("chat") if path == "chat" else {"model": "tiny", "prompt": "Hi"}
+    num_requests = len(worker.requests)
+    with pytest.raises(openai.BadRequestError) as refused:
+        create(**asked, extra_body=fields)
+    assert refused.value.param == param and len(worker.requests) == num_requests
 
 
 OF_A_MESSAGE = {"container", "diagnostics", "stop_details", "stop_sequence"}

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.dialects.chat_completions import ChatFormat
 from gateway.dialects.completions import CompletionFormat
-from gateway.dialects.dialect import SCORED_AT_ONCE, Answer, split
+from gateway.dialects.dialect import SCORES_AT_ONCE, Answer, split
 from gateway.dialects.openai_fields import OpenAIRequest
 from gateway.dialects.openai_format import OpenAIFormat
 from gateway.dispatch.choice import Delta, Scored, ScoredToken
@@ -26,6 +26,8 @@ from tests.gateway.scripts import ids, say
 from tests.gateway.service import Service
 
 NUM_TOP = 20
+SCORED_AT_ONCE = SCORES_AT_ONCE // (NUM_TOP + 1)
+"""Tokens, with so many others each."""
 PROMPT = "abcdefghij" * 10
 """Of which a few choices have more tokens than are written at once."""
 

@@ -18,11 +18,11 @@ from tests.stub_worker import Reply, StubWorker
 from workers.wire.client import WorkerClient
 from workers.wire.prefix_index import Prefix, changed_pages
 from workers.wire.protocol import (
+    ALL_TOKENS,
     OLDEST_VERSION,
     PROTOCOL_VERSION,
     AdapterStatus,
     ModelStatus,
-    TokenRules,
     WorkerStatus,
     version_needed,
 )
@@ -96,15 +96,16 @@ async def test_a_worker_of_the_version_before_gets_nothing_that_it_does_not_know
     """It would answer without it, as if it had not been asked for."""
     for number in range(3):
         await house.report(number)
-    needed = version_needed(TokenRules(allowed=(1,)))
-    assert needed == PROTOCOL_VERSION and version_needed(None) == OLDEST_VERSION
+    needed = version_needed(0, (7,))
+    assert needed == version_needed(ALL_TOKENS, ()) == PROTOCOL_VERSION
+    assert version_needed(None, ()) == version_needed(20, ()) == OLDEST_VERSION
     new = Work(MODEL, None, [Prefix([1], model=MODEL, domain="d")], 1, needed)
     first, second, third = house.clients
     first.version = third.version = OLDEST_VERSION
     assert {house.chosen(new) for _ in range(20)} == {1}
     assert len({house.chosen(work()) for _ in range(30)}) == 3
     second.version = OLDEST_VERSION
-    with pytest.raises(NoWorker, match="This request needs a worker that speaks protocol 6"):
+    with pytest.raises(NoWorker, match="This request needs a worker that speaks protocol 7"):
         house.chosen(new)
 
 

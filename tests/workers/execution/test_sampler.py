@@ -1,15 +1,19 @@
-"""The sampler alone: masks, bans, and log-probabilities of the samples that ask."""
+"""The sampler alone: masks, bans, and log-probabilities of the samples that ask, of the tokens
+that they ask for."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
+from ops.base import Ops
+from ops.cpu import CpuOps
 from ops.reference import ReferenceOps
 from workers.execution.sampler import Sampler
 from workers.execution.step_input import SampleInput, StepInput
 from workers.execution.token_buffer import TokenBuffer
-from workers.wire.protocol import SamplingParams
+from workers.wire.protocol import ALL_TOKENS, SamplingParams
 
 VOCAB = 40
 
@@ -54,3 +58,31 @@ def test_a_mask_and_a_ban_hold_for_their_sample_and_scores_are_of_samples_that_a
     assert (masked.token, last.token) == (37, 39), "the samples that ask, and no others"
     torch.testing.assert_close(masked.logprob, float(expected[37]))
     assert masked.top[0][0] == 39, "log-probabilities are of the logits before the mask"
+
+
+@pytest.mark.parametrize("ops", [ReferenceOps(), CpuOps()], ids=["reference", "cpu"])
+def test_each_sample_is_told_the_tokens_that_it_asks_for(ops: Ops) -> None:
+    """The likeliest, all, or those that it names, in its order; other rows change nothing."""
+    asked = [
+        SamplingParams(4, 0, temperature=0.0, logprobs=2),
+        SamplingParams(4, 0, temperature=0.0, logprobs=0, logprob_token_ids=(7, 3, 39)),
+        SamplingParams(4, 0, temperature=0.0),
+        SamplingParams(4, 0, temperature=0.0, logprobs=ALL_TOKENS),
+        SamplingParams(4, 0, temperature=0.0, logprobs=1, logprob_token_ids=(0,)),
+    ]
+    samples = [SampleInput(row, 4, 4, each, frozenset()) for row, each in enumerate(asked)]
+    logits = torch.randn(len(asked), VOCAB, generator=torch.Generator().manual_seed(1)) * 4
+    wanted = logits.log_softmax(-1)
+    sampler = Sampler(ops, TokenBuffer(len(asked), 8, torch.device("cpu")))
+    tokens, scores = sampler.draw(logits.clone(), sampler.upload(step_of(samples)))
+    assert scores is not None
+    told = dict(zip((0, 1, 3, 4), scores.read(), strict=True))
+    for row, entry in told.items():
+        assert entry.token == tokens[row] == wanted[row].argmax()
+        for token, logprob in [(entry.token, entry.logprob), *entry.top]:
+            assert logprob == pytest.approx(float(wanted[row, token]), abs=1e-5)
+    ranked = {row: wanted[row].argsort(descending=True).tolist() for row in told}
+    assert [token for token, _ in told[0].top] == ranked[0][:2]
+    assert [token for token, _ in told[1].top] == [7, 3, 39]
+    assert [token for token, _ in told[3].top] == ranked[3]
+    assert [token for token, _ in told[4].top] == [0]
