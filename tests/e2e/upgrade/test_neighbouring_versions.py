@@ -77,7 +77,7 @@ class Upgrade:
         applied = await asyncio.to_thread(self._pods.run, "migrate")
         old = {file.name for file in load_migrations(before / "migrations")}
         new = [file.name for file in load_migrations() if file.name not in old]
-        assert applied.split("\n") == new
+        assert applied.split("\n") == (new or ["nothing to do"])
 
 
 @pytest.fixture
