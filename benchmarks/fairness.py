@@ -39,7 +39,7 @@ from tests.e2e.shares import (
     p99_ttft,
     paced,
 )
-from tests.workers.counting import Market
+from tests.workers.counting import Market, StepCost
 from tests.workers.scheduling.test_fairness import ask, service_gap
 from tests.workers.simulation import StubPool
 from workers.execution.block_tables import BlockTables
@@ -106,7 +106,7 @@ def first_tokens(heavy: Heavy | None, seconds: float) -> list[float]:
         num_pages=40_000,
         max_num_seqs=32,
         max_batched_tokens=512,
-        row_s=ROW_S,
+        cost=StepCost(row_s=ROW_S),
         pool=StubPool(num_slots=8, delay_steps=1),
     )
     due: list[tuple[float, str]] = []

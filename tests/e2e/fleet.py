@@ -106,7 +106,6 @@ class House:
         folder = self.folder / name
         folder.mkdir()
         config = WorkerConfig(
-            models={name: shape.digest for name, shape in self.models.items()},
             store=str(self.folder / "store"),
             cache_dir=folder / "cache",
             listen=f"unix:{folder}/socket",
@@ -114,6 +113,7 @@ class House:
             dtype="float32",
             threads=1,
             **{
+                "models": {name: shape.digest for name, shape in self.models.items()},
                 "memory": 8 << 20,
                 "max_num_seqs": 8,
                 "max_queue_wait": MAX_QUEUE_WAIT_S,

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
+from typing import NamedTuple
 
 from tests.workers.simulation import Simulation
-from tests.workers.simulator import FakeClock, Late, Slots
+from tests.workers.simulator import END, FakeClock, Late, Slots
 from workers.execution.step_input import PendingStep, SequenceResult, StepInput, StepOutput
 from workers.scheduling.fairness_policy import DECODE_COST, PREFILL_COST
 from workers.wire.protocol import Failed, Generate, SequenceOutput
@@ -15,16 +16,29 @@ from workers.wire.protocol import Failed, Generate, SequenceOutput
 STEP_S, ROW_S = 0.010, 0.001
 
 
-class CountingRunner:
-    """Each token generated is 0."""
+class StepCost(NamedTuple):
+    """Seconds of a step, of each row in it, and of each position that a row attends to."""
 
-    def __init__(self, clock: FakeClock, slots: Slots, row_s: float = ROW_S) -> None:
-        self.row_s = row_s
+    step_s: float = STEP_S
+    row_s: float = ROW_S
+    position_s: float = 0.0
+
+
+class CountingRunner:
+    """Each token generated is 0, unless an answer ends with it."""
+
+    def __init__(self, clock: FakeClock, slots: Slots, cost: StepCost = StepCost()) -> None:  # noqa: B008
+        self.cost = cost
+        self.slowdown = 1.0
+        """Times as long as `cost` says that steps take."""
+        self.answers: dict[int, int] = {}
+        """Tokens of the answer to a request that ends before its `max_tokens`."""
         self.clock = clock
         self.served: Counter[str] = Counter()
         """Cost of the rows computed, by tenant; of those computed again after a preemption none."""
         self.by_class: Counter[str] = Counter()
         self._computed: Counter[int] = Counter()
+        self._generated: Counter[int] = Counter()
         self._slots = slots
         self.begun_s: dict[int, float] = {}
         """When the prompt of each request began."""
@@ -32,7 +46,11 @@ class CountingRunner:
 
     def launch(self, step: StepInput) -> PendingStep:
         self.num_steps += 1
+        num_attended = 0
         for slot, start, end in _spans(step):
+            num_attended += (end - start) * start
+            if not self._slots.is_taken(slot):
+                continue  # a step of no sequence, which is timed
             sequence = self._slots.sequence(slot)
             request = sequence.request
             num_new = end - max(self._computed[request.id], start)
@@ -41,11 +59,22 @@ class CountingRunner:
             self.served[request.tenant] += cost
             self.by_class[request.service_class] += cost
             self.begun_s.setdefault(request.id, self.clock.now)
-        self.clock.now += STEP_S + self.row_s * int(step.counts.sum())
+        step_s, row_s, position_s = self.cost
+        seconds = step_s + row_s * int(step.counts.sum()) + position_s * num_attended
+        self.clock.now += self.slowdown * seconds
         results = [SequenceResult() for _ in step.counts]
         for sample in step.samples:
-            results[sample.sequence].tokens = [0]
+            results[sample.sequence].tokens = [
+                self._draw(int(step.sequence_slots[sample.sequence]))
+            ]
         return Late(lambda: StepOutput(results))
+
+    def _draw(self, slot: int) -> int:
+        if not self._slots.is_taken(slot):
+            return 0
+        number = self._slots.sequence(slot).request.id
+        self._generated[number] += 1
+        return END if self._generated[number] == self.answers.get(number) else 0
 
 
 def _spans(step: StepInput) -> list[tuple[int, int, int]]:
@@ -57,9 +86,9 @@ def _spans(step: StepInput) -> list[tuple[int, int, int]]:
 class Market(Simulation):
     """Requests come through the bounds of the queue."""
 
-    def __init__(self, *, row_s: float = ROW_S, **options: object) -> None:
-        """row_s: what a row adds to a step."""
-        super().__init__(runner=partial(CountingRunner, row_s=row_s), **options)  # pyright: ignore
+    def __init__(self, *, cost: StepCost = StepCost(), **options: object) -> None:  # noqa: B008
+        """cost: of steps."""
+        super().__init__(runner=partial(CountingRunner, cost=cost), **options)  # pyright: ignore
         self.failed: dict[int, Failed] = {}
         self.arrived_s: dict[int, float] = {}
         self.first_s: dict[int, float] = {}

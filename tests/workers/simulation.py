@@ -144,6 +144,7 @@ class Simulation:
         runs_ahead: bool | None = None,
     ) -> None:
         self.clock = FakeClock()
+        self.bounds = bounds
         self.pool = pool or StubPool(num_slots=4)
         arena = Arena(num_pages * PAGE_BYTES, 4 * PAGE_BYTES)
         self.kv = KVCache(arena, "model", PAGE_BYTES)

@@ -79,6 +79,9 @@ class Slots:
         self.scheduler: Scheduler | None = None
         """Set by a simulation: to look at what the device is not told."""
 
+    def is_taken(self, slot: int) -> bool:
+        return slot in self.tokens and slot not in self.free_slots
+
     def sequence(self, slot: int) -> Sequence:
         """The live sequence in the slot."""
         assert self.scheduler is not None

@@ -268,6 +268,7 @@ class Engine:
             is_held = self.is_held or self.runner is None
             schedule = self._schedule = self.scheduler.schedule(start_s, is_held=is_held)
             failed = [self._fail(*failure) for failure in schedule.failed]
+            failed += [self._refuse(each) for each in self.scheduler.refuse_late(start_s)]
             self.is_stalled = not schedule.items and not self._in_flight
         if not schedule.items or self.runner is None:
             return False, failed

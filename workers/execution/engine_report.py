@@ -43,8 +43,8 @@ class EngineReport:
         self._ring = ring
         self._ended_s = 0.0
         """When the last step ended."""
-        self._prefill_rate, self._decode_steps = RecentRatio(), RecentRatio()
-        """Tokens a second of steps that are mostly prompts; seconds a step of those without."""
+        self._decode_steps = RecentRatio()
+        """Seconds of a step without prompts."""
         self._recent_itl = Recent(telemetry.inter_token_latency)
         self.num_integrity_failures = 0
 
@@ -57,7 +57,6 @@ class EngineReport:
         self._scheduler.policy.step_time.note(num_tokens, schedule.num_attended, seconds)
         if 2 * num_prefill > num_tokens:
             self._kv.note_prefill(num_tokens, seconds)
-            self._prefill_rate.note(num_tokens, seconds)
         elif num_prefill == 0:
             self._decode_steps.note(seconds, 1)
 
@@ -104,7 +103,7 @@ class EngineReport:
             num_integrity_failures=self.num_integrity_failures,
             max_num_seqs=scheduler.max_num_seqs,
             num_waiting_tokens=scheduler.num_waiting_tokens,
-            prefill_tokens_per_s=self._prefill_rate.value,
+            prefill_tokens_per_s=scheduler.forecast.prompt_tokens_per_s,
             decode_step_s=self._decode_steps.value,
             adapter_loads={tier: loads.number for tier, loads in self._pool.loads.items()},
             adapter_load_s={tier: loads.seconds for tier, loads in self._pool.loads.items()},

@@ -41,6 +41,7 @@ from workers.device.weight_image import WeightImage
 from workers.execution.engine import Engine
 from workers.execution.graph_runner import Limits
 from workers.execution.model_runner import ModelRunner
+from workers.execution.speed import measure_speed
 from workers.execution.step_ring import StepRing
 from workers.execution.token_buffer import TokenBuffer
 from workers.grammar.grammars import Grammars
@@ -53,7 +54,6 @@ from workers.process.machine import CannotServe, settled
 from workers.process.server import Delivery
 from workers.scheduling.queue_limits import QueueBounds
 from workers.scheduling.scheduler import Scheduler
-from workers.scheduling.step_cost import MIN_STEPS
 from workers.verification.adapter_verifier import AdapterVerifier, ModelInstance
 from workers.verification.effect_proof import EffectProof
 from workers.wire.protocol import (
@@ -85,6 +85,8 @@ class CannotServeModel(CannotServe):
 
 
 SLAB_MARGIN = 8
+WARM_TOKENS = 8
+"""Tokens that the warm-up generates."""
 
 
 class Worker:
@@ -234,10 +236,13 @@ class Worker:
         assert isinstance(engine.runner, ModelRunner)
         try:
             engine.runner.warm_up(self.config.max_lora_rank, self.config.max_batched_tokens)
+            warm_up(engine)
+            measure_speed(engine, time.monotonic)
+        except CannotServe:
+            raise
         except Exception as error:
             log.exception("a step that warms the worker up failed", exc_info=error)
             raise CannotServe(f"a step that warms the worker up failed: {error}") from error
-        warm_up(engine)
 
     def _virtual_memory(self) -> VirtualMemory | None:
         """None where weights are loaded anew each time, wherever the allocator puts them."""
@@ -409,12 +414,11 @@ class Worker:
 
 
 def warm_up(engine: Engine) -> None:
-    """Runs a short sequence through the whole engine, so that kernels are built and caches and
-    threads are warm; then a step with as many rows as it may have, so that step times can be
-    predicted before the first request. Prompts are shorter than a page: none stays cached. Raises
-    CannotServe where a step fails, for the requests' would."""
+    """Runs a short sequence through the whole engine, and then a step with as many sequences as it
+    may have, so that kernels are built and caches and threads are warm. Prompts are shorter than a
+    page: none stays cached. Raises CannotServe where a step fails, for the requests' would."""
     longest = min(engine.info.max_model_len, PAGE_TOKENS)
-    _run_alone(engine, [[0, 1, 2]], max_tokens=min(MIN_STEPS, longest - 3))
+    _run_alone(engine, [[0, 1, 2]], max_tokens=min(WARM_TOKENS, longest - 3))
     scheduler = engine.scheduler
     length = longest - 1
     fitting = min(scheduler.max_num_seqs, scheduler.num_free_pages)

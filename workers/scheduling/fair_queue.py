@@ -16,7 +16,7 @@ from heapq import heapify, heappop, heapreplace
 
 from workers.scheduling import tenant_queue
 from workers.scheduling.sequence import Sequence
-from workers.scheduling.tenant_queue import TERMS, Turn
+from workers.scheduling.tenant_queue import NO_LOAD, TERMS, Load, Turn
 from workers.wire.protocol import ServiceClass
 
 RECENT_TOKENS = 4096.0
@@ -40,8 +40,7 @@ class FairQueue:
 
     def __init__(self) -> None:
         self.classes = {service_class: ClassQueue(terms) for service_class, terms in TERMS.items()}
-        self.num_waiting = 0
-        self.num_waiting_tokens = 0
+        self.waiting = NO_LOAD
         self._floor = 0.0
         """Counter of the last class that had pending sequences."""
         self._num_activations = 0
@@ -51,6 +50,14 @@ class FairQueue:
         """The tenant's queue; a new one is kept only from its first sequence on."""
         class_queue = self.classes[service_class]
         return class_queue.tenants.get(tenant) or TenantQueue(class_queue, tenant, weight)
+
+    @property
+    def num_waiting(self) -> int:
+        return int(self.waiting.num_requests)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        return int(self.waiting.num_tokens)
 
     @property
     def has_pending(self) -> bool:
@@ -132,9 +139,40 @@ class FairQueue:
             return False
         return self._recent_part(tenant) > with_leeway(self.share(tenant))
 
+    @property
+    def _least(self) -> float:
+        """Counter that a returning class is raised to."""
+        counters = (each.counter for each in self.classes.values() if each.active)
+        return min(counters, default=self._floor)
+
     def _recent_part(self, tenant: TenantQueue) -> float:
         num_since = self._num_charged - tenant.recent_at
         return tenant.recent_part * math.exp(-num_since / RECENT_TOKENS)
+
+    def ahead_of(self, tenant: TenantQueue, own: Load) -> Load:
+        """Returns the waiting work that is done by the time at which the tenant's `own` is done,
+        itself included, if no more is queued: of each other tenant and class what it can be given
+        until it is charged as much."""
+        ours = tenant.class_queue
+        counter = tenant.counter if tenant.pending else max(tenant.counter, ours.least)
+        end = counter + own.num_tokens / tenant.weight
+        others = (
+            (other.waiting, (end - other.counter) * other.weight)
+            for other in ours.active.values()
+            if other is not tenant
+        )
+        load = own.with_parts(others)
+        counter = ours.counter if ours.active else max(ours.counter, self._least)
+        end = counter + load.num_tokens / ours.terms.share
+        classes = (
+            (
+                NO_LOAD.with_parts((each.waiting, math.inf) for each in other.active.values()),
+                (end - other.counter) * other.terms.share,
+            )
+            for other in self.classes.values()
+            if other is not ours and other.active
+        )
+        return load.with_parts(classes)
 
     def in_turn(self, is_closed: Callable[[TenantQueue], bool]) -> Iterator[Sequence]:
         """Pending sequences, each once; waiting ones only while their tenant is not closed. The
@@ -169,9 +207,7 @@ class FairQueue:
         class_queue = tenant.class_queue
         if not tenant.pending:
             if not class_queue.active:
-                others = (other.counter for other in self.classes.values() if other.active)
-                least = min(others, default=self._floor)
-                class_queue.counter = max(class_queue.counter, least)
+                class_queue.counter = max(class_queue.counter, self._least)
             tenant.counter = max(tenant.counter, class_queue.least)
             self._num_activations += 1
             tenant.since = self._num_activations
@@ -193,10 +229,14 @@ class FairQueue:
                 self._floor = class_queue.counter
 
     def _count(self, tenant: TenantQueue, sign: int, sequence: Sequence) -> None:
-        num_tokens = sign * len(sequence.tokens)
-        tenant.num_waiting_tokens += num_tokens
-        self.num_waiting += sign
-        self.num_waiting_tokens += num_tokens
+        load = load_of(sequence)
+        tenant.waiting = tenant.waiting.changed(load, sign)
+        self.waiting = self.waiting.changed(load, sign)
+
+
+def load_of(sequence: Sequence) -> Load:
+    """Returns the load that one waiting sequence is."""
+    return Load(1, len(sequence.tokens), sequence.max_len - len(sequence.tokens))
 
 
 def with_leeway(share: float) -> float:

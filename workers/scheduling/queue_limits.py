@@ -1,37 +1,40 @@
 """Bounds of a scheduler's queue: which request is refused when it is full, and when it may return.
 
-The queue is bounded in requests, in prompt tokens and in the time that a request would wait in it.
+The queue is bounded in requests, in prompt tokens and in the time until a request's first token.
 Each tenant may fill its share. When the queue is full, a tenant beyond its share makes room for a
-newcomer of a tenant within its share: its newest request is refused. A sequence whose answer has
-begun is never refused.
+newcomer of a tenant within its share: its newest request is refused. What would be late is refused
+when it arrives, or as soon as it turns out that it would be, because steps take longer than
+predicted or other tenants have come. A sequence whose answer has begun is never refused.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from heapq import nlargest
 
-from workers.scheduling.fair_queue import FairQueue, TenantQueue
+from workers.scheduling.fair_queue import FairQueue, TenantQueue, load_of
+from workers.scheduling.queue_forecast import QueueForecast, RunningWork
 from workers.scheduling.sequence import Sequence
-from workers.scheduling.step_cost import StepTime
-from workers.scheduling.tenant_queue import TERMS
+from workers.scheduling.tenant_queue import TERMS, Load
 from workers.wire.protocol import MAX_RETRY_S, ServiceClass
 
-MEMORY_S = 10.0
-"""Decay time constant of the drain rate, in seconds."""
-MIN_MEASURED_S = 0.5
-"""Seconds of a backlog to measure before the drain rate is used."""
-
-ASSUMED_OUTPUT = 32
-"""Tokens that a waiting request is assumed to generate before the next one's first token. They
-share steps with prompts, so few of them matter."""
+CHECK_S = 0.25
+"""Seconds between checks whether waiting sequences are still in time."""
+MAX_CHECKED = 8
+"""Tenants that are checked each time: those with the most tokens that wait."""
+ADMITTED_PART = 0.85
+"""Part of the longest wait up to which a newcomer is admitted: no forecast is exact."""
+LATE_PART = 0.95
+"""Part of the longest wait beyond which a waiting sequence is refused."""
+SPARED_PART = 0.05
+"""A sequence that needs no more than this part of the longest wait is not refused any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueBounds:
-    """max_wait_s: estimated wait of an interactive request when it arrives; the limit of other
-    classes is longer in proportion to their time to first token."""
+    """max_wait_s: until the first token of an interactive request; the limit of other classes is
+    longer in proportion to the time to first token that they are promised."""
 
     max_requests: int = 1024
     max_tokens: int = 1 << 20
@@ -49,85 +52,98 @@ class Refusal:
     pace_s: float = 0.0
 
 
-class DrainRate:
-    """Requests and prompt tokens a second that leave a backlogged queue."""
-
-    def __init__(self) -> None:
-        self._seconds = self._requests = self._tokens = 0.0
-        self._backlogged_at_s: float | None = None
-
-    def note(self, now: float, num_requests: int, num_tokens: int, *, is_backlogged: bool) -> None:
-        """Records what left the queue since the last call, and whether it is still backlogged."""
-        if self._backlogged_at_s is not None:
-            seconds = min(now - self._backlogged_at_s, MEMORY_S)
-            memory = math.exp(-seconds / MEMORY_S)
-            self._seconds = memory * self._seconds + seconds
-            self._requests = memory * self._requests + num_requests
-            self._tokens = memory * self._tokens + num_tokens
-        self._backlogged_at_s = now if is_backlogged else None
-
-    @property
-    def is_backlogged(self) -> bool:
-        return self._backlogged_at_s is not None
-
-    def seconds_for(self, num_requests: float, num_tokens: float) -> float:
-        """Seconds until so many have left; 0 before enough was measured. Assumes one departure now,
-        so that the estimate stays finite while long answers hold every slot."""
-        if self._seconds < MIN_MEASURED_S:
-            return 0.0
-        num_left = self._requests
-        if num_tokens:
-            num_left = min(num_left, self._tokens * num_requests / num_tokens)
-        return self._seconds * num_requests / (num_left + 1)
-
-
 class QueueLimits:
-    """Bounds of one queue, and the rate at which it drains."""
+    """Bounds of one queue."""
 
     def __init__(
-        self, queue: FairQueue, bounds: QueueBounds, step_time: StepTime, tokens_a_step: int
+        self,
+        queue: FairQueue,
+        running: list[Sequence],
+        forecast: QueueForecast,
+        bounds: QueueBounds,
+        memory_tokens: Callable[[], int],
     ) -> None:
-        """step_time: predicts the work ahead, from the first burst on. tokens_a_step: at most."""
+        """running: the scheduler's own list. memory_tokens: returns the tokens of running sequences
+        that fit into memory."""
         self._queue = queue
+        self._running = running
+        self._forecast = forecast
         self._bounds = bounds
-        self._step_time = step_time
-        self._tokens_a_step = tokens_a_step
-        self._rate = DrainRate()
-        self._num_started = self._num_started_tokens = 0
-        """Sequences, and their tokens, that left the queue since the last step."""
+        self._memory_tokens = memory_tokens
+        self._next_check_s = 0.0
 
-    def note_started(self, sequence: Sequence) -> None:
-        """Counts a sequence that leaves the queue to run."""
-        self._num_started += 1
-        self._num_started_tokens += len(sequence.tokens)
-
-    def note_step(self, now: float, *, is_backlogged: bool) -> None:
-        """Records the departures of a step. is_backlogged: sequences still wait for slots, pages or
-        time; for an adapter or base model does not count."""
-        counts = self._num_started, self._num_started_tokens
-        self._rate.note(now, *counts, is_backlogged=is_backlogged)
-        self._num_started = self._num_started_tokens = 0
-
-    def refuse_for(
-        self, newcomer: Sequence, now: float, num_free_slots: int, running: Iterable[Sequence]
-    ) -> list[Refusal]:
-        """Sequences to refuse so that the newcomer may wait: none, other ones, or the newcomer
-        alone."""
+    def refuse_for(self, newcomer: Sequence, now: float) -> list[Refusal]:
+        """Returns the sequences to refuse so that the newcomer may wait: none, other ones, or the
+        newcomer alone."""
         request = newcomer.request
         if request.num_resumed:
             return []
         tenant = self._queue.tenant(request.service_class, request.tenant, request.weight)
-        bounds = self._bounds
-        wait_s = max(
-            self._wait_s(tenant, newcomer, num_free_slots), self._work_ahead_s(tenant, running)
-        )
-        max_wait_s = bounds.max_wait_s * tenant.class_queue.terms.ttft_s / _INTERACTIVE.ttft_s
-        if wait_s > min(max_wait_s, newcomer.expires_s - newcomer.arrival_s):
+        wait_s, max_wait_s = self._wait_with_s(newcomer, tenant), self._max_wait_s(newcomer)
+        limit_s = min(max_wait_s, newcomer.expires_s - newcomer.arrival_s)
+        if wait_s > ADMITTED_PART * limit_s and not self._is_idle:
             message = f"a first token would take about {wait_s:.0f} s"
-            return [self._refusal(newcomer, tenant, message, now, is_full=wait_s > max_wait_s)]
+            is_full = wait_s > ADMITTED_PART * max_wait_s
+            return [self._refusal(newcomer, tenant, message, now, wait_s, is_full=is_full)]
         if self._queue.num_waiting == 0:
             return []  # a prompt longer than the queue could otherwise never enter it
         return self._push_out(newcomer, tenant, now)
+
+    def refuse_late(self, now: float, able_s: float) -> list[Refusal]:
+        """Returns waiting sequences whose first token would be late as it looks now. able_s: time
+        since which sequences may be admitted, so that a wait for the base model does not count."""
+        if now < self._next_check_s:
+            return []
+        self._next_check_s = now + CHECK_S
+        work = self._forecast.running_work(self._running)
+        tenants = nlargest(MAX_CHECKED, self._tenants(), key=lambda each: each.waiting.num_tokens)
+        return [
+            self._refusal(sequence, tenant, "a first token would take too long", now)
+            for tenant in tenants
+            for sequence in self._late(tenant, now, able_s, work)
+        ]
+
+    def _late(
+        self, tenant: TenantQueue, now: float, able_s: float, work: RunningWork
+    ) -> list[Sequence]:
+        """Returns the tenant's last sequences, as many as would be late."""
+        late: list[Sequence] = []
+        waiting = tenant.waiting
+        for sequence in reversed(tenant.pending[tenant.num_started :]):
+            if sequence.num_generated or sequence.stage_times.started_s is not None:
+                break
+            wait_s, max_wait_s = self._wait_s(tenant, waiting, work), self._max_wait_s(sequence)
+            waited_s = now - max(sequence.arrival_s, able_s)
+            if waited_s + wait_s <= LATE_PART * max_wait_s or wait_s < SPARED_PART * max_wait_s:
+                break
+            late.append(sequence)
+            waiting = waiting.changed(load_of(sequence), -1)
+        return late
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether a newcomer begins at once, and no other prompt is being computed."""
+        return not self._queue.has_pending and len(self._running) < self._forecast.max_num_seqs
+
+    def _max_wait_s(self, sequence: Sequence) -> float:
+        return self._bounds.max_wait_s * sequence.terms.ttft_s / _INTERACTIVE.ttft_s
+
+    def _wait_with_s(self, newcomer: Sequence, tenant: TenantQueue) -> float:
+        """Returns the seconds until a newcomer has its first token. Its own prompt counts no more
+        than the mean of those that wait, so that long prompts find room as often as short ones."""
+        num_requests, num_tokens, _ = self._queue.waiting
+        load = load_of(newcomer)
+        num_own = min(load.num_tokens, num_tokens / max(num_requests, 1))
+        own = tenant.waiting.changed(load._replace(num_tokens=num_own), 1)
+        return self._wait_s(tenant, own, self._forecast.running_work(self._running))
+
+    def _wait_s(self, tenant: TenantQueue, own: Load, work: RunningWork) -> float:
+        """Returns the seconds until the last of the tenant's `own` waiting sequences has its first
+        token."""
+        ahead = self._queue.ahead_of(tenant, own)
+        num_begun = sum(each.num_uncomputed for each in self._running if each.is_prefilling)
+        terms, memory_tokens = tenant.class_queue.terms, self._memory_tokens()
+        return self._forecast.seconds(ahead, num_begun, work, terms, memory_tokens)
 
     def _push_out(self, newcomer: Sequence, tenant: TenantQueue, now: float) -> list[Refusal]:
         """Refuses as many as the newcomer needs, of tenants further above their share."""
@@ -166,43 +182,8 @@ class QueueLimits:
     def _fullness(self, tenant: TenantQueue, num_requests: int, num_tokens: int) -> float:
         """Part of the tenant's share of the queue that is used with so many more; 1 is full."""
         requests = (tenant.num_waiting + num_requests) / self._bounds.max_requests
-        tokens = (tenant.num_waiting_tokens + num_tokens) / self._bounds.max_tokens
+        tokens = (tenant.waiting.num_tokens + num_tokens) / self._bounds.max_tokens
         return max(requests, tokens) / self._share(tenant)
-
-    def _wait_s(self, tenant: TenantQueue, newcomer: Sequence, num_free_slots: int) -> float:
-        """Seconds the newcomer waits behind its tenant's other requests, at the tenant's share of
-        the drain rate. Without a backlog, free slots are taken at once."""
-        share = self._share(tenant)
-        num_requests = (tenant.num_waiting + 1) / share
-        num_tokens = (tenant.num_waiting_tokens + len(newcomer.tokens)) / share
-        num_behind = num_requests if self._rate.is_backlogged else num_requests - num_free_slots
-        if self._queue.num_waiting == 0 or num_behind <= 0:
-            return 0.0
-        return self._rate.seconds_for(num_behind, num_tokens * num_behind / num_requests)
-
-    def _work_ahead_s(self, tenant: TenantQueue, running: Iterable[Sequence]) -> float:
-        """Seconds that the tenant's accepted requests still take at its share of the device, by
-        predicted step times: the uncomputed part of their prompts, and some output of each. 0
-        before a step was measured."""
-        begun = [s for s in running if s.tenant_queue is tenant and s.is_prefilling]
-        num_requests = tenant.num_waiting + len(begun)
-        if not num_requests:
-            return 0.0
-        num_tokens = tenant.num_waiting_tokens + sum(s.num_uncomputed for s in begun)
-        context = num_tokens / num_requests / 2
-        num_ahead = num_tokens + ASSUMED_OUTPUT * num_requests
-        seconds = self._step_time.prompt_seconds(num_ahead, context, self._tokens_a_step)
-        return seconds / self._share(tenant)
-
-    def _pace_s(self, sequence: Sequence, tenant: TenantQueue) -> float:
-        """Seconds for one place to come free for the tenant: as measured, else as predicted."""
-        measured_s = self._rate.seconds_for(1 / self._share(tenant), 0.0)
-        if measured_s:
-            return measured_s
-        num_tokens = len(sequence.tokens)
-        num_ahead, context = num_tokens + ASSUMED_OUTPUT, num_tokens / 2
-        predicted_s = self._step_time.prompt_seconds(num_ahead, context, self._tokens_a_step)
-        return predicted_s / self._share(tenant)
 
     def _refusal(
         self,
@@ -210,11 +191,15 @@ class QueueLimits:
         tenant: TenantQueue,
         message: str,
         now: float,
+        wait_s: float | None = None,
+        *,
         is_full: bool = True,
     ) -> Refusal:
         """A refusal whose retry time lies one place behind the tenant's last refused request.
-        is_full: another request of the tenant would have been refused too."""
-        pace_s = self._pace_s(sequence, tenant)
+        wait_s: until one more would have its first token, if that is known. is_full: another
+        request of the tenant would have been refused too."""
+        wait_s = self._wait_with_s(sequence, tenant) if wait_s is None else wait_s
+        pace_s = wait_s / (tenant.num_waiting + 1)
         room_s = max(tenant.next_room_s, now) + pace_s
         tenant.next_room_s = min(room_s, now + MAX_RETRY_S)
         retry_s = max(tenant.next_room_s - now, 1.0)

@@ -16,6 +16,7 @@ from memory.page_key import PAGE_TOKENS
 from workers.scheduling.adapter_admission import AdapterAdmission, LeaseOutcome
 from workers.scheduling.fair_queue import FairQueue, last_in_turn
 from workers.scheduling.fairness_policy import MAX_TOKEN_GAP_S, FairnessPolicy
+from workers.scheduling.queue_forecast import QueueForecast
 from workers.scheduling.queue_limits import QueueBounds, QueueLimits, Refusal
 from workers.scheduling.schedule import (
     Admitted,
@@ -80,8 +81,22 @@ class Scheduler:
             max_token_gap_s=max_token_gap_s,
         )
         self._adapters = AdapterAdmission(pool)
-        self._limits = QueueLimits(self._queue, bounds, self.policy.step_time, max_batched_tokens)
+        self.forecast = QueueForecast(
+            self.policy.step_time,
+            max_num_seqs=max_num_seqs,
+            max_batched_tokens=max_batched_tokens,
+            max_token_gap_s=max_token_gap_s,
+        )
+        self._able_s = 0.0
+        """Time since which sequences may be admitted."""
         self.running: list[Sequence] = []
+        self._limits = QueueLimits(
+            self._queue,
+            self.running,
+            self.forecast,
+            bounds,
+            memory_tokens=lambda: kv.num_total * PAGE_TOKENS,
+        )
         self.leaving: list[Sequence] = []
         """Ended sequences of which a step in flight computes tokens."""
         self._now = 0.0
@@ -134,6 +149,12 @@ class Scheduler:
         return self._kv.num_free
 
     @property
+    def _is_backlogged(self) -> bool:
+        """Whether sequences wait for slots, pages or time. Those that wait for an adapter or a base
+        model do not count."""
+        return self.num_waiting > 0 and self.policy.is_full
+
+    @property
     def _num_free_slots(self) -> int:
         return self.max_num_seqs - len(self.running) - len(self.leaving)
 
@@ -149,7 +170,19 @@ class Scheduler:
 
     def refuse_for(self, newcomer: Sequence, now: float) -> list[Refusal]:
         """Sequences to refuse so that the newcomer may wait: none, other ones, or the newcomer."""
-        return self._limits.refuse_for(newcomer, now, self._num_free_slots, self.running)
+        return self._limits.refuse_for(newcomer, now)
+
+    def forget_speed(self) -> None:
+        """Forgets how long steps took so far, as in a warm-up whose kernels were cold."""
+        self.policy.step_time.forget()
+        self.forecast.forget()
+
+    def refuse_late(self, now: float) -> list[Refusal]:
+        """Returns waiting sequences to refuse because their first token would be late. Called after
+        a step was scheduled."""
+        if not self._is_backlogged:
+            return []
+        return self._limits.refuse_late(now, self._able_s)
 
     def expect(self, sequence: Sequence) -> None:
         """Starts the load of its adapter if the sequence, to be added next, has a free slot."""
@@ -166,6 +199,8 @@ class Scheduler:
         """Frees all that the sequence holds, in whatever state; what a step in flight uses is freed
         at that step's end."""
         if sequence.status is SequenceStatus.RUNNING:
+            if sequence.is_begun and sequence.connection >= 0:
+                self.forecast.note_answer(sequence.num_generated)
             self.running.remove(sequence)
             if sequence.num_inflight_steps:
                 self.leaving.append(sequence)
@@ -207,7 +242,10 @@ class Scheduler:
             self.policy.begin_prompts(schedule, self.running, self._num_free_slots)
             self._prefill(now, schedule)
         schedule.items.sort(key=lambda item: (item.adapter_slot < 0, item.adapter_slot))
-        self._limits.note_step(now, is_backlogged=self.num_waiting > 0 and self.policy.is_full)
+        if is_held:
+            self._able_s = now
+        counts = schedule.num_tokens, schedule.num_attended
+        self.forecast.note_step(now, *counts, is_backlogged=self._is_backlogged)
         self._depart(schedule)
         return schedule
 
@@ -415,7 +453,7 @@ class Scheduler:
         self.running.append(sequence)
         self._queue.start(sequence)
         self._adapters.note_not_waiting(sequence)
-        self._limits.note_started(sequence)
+        self.forecast.note_start(len(sequence.tokens), sequence.num_computed)
         self._computing.add(sequence.next_page_key)
         return Admitted(num_tokens)
 

@@ -44,7 +44,7 @@ class StepBudget:
         is_late = is_over_share and self._floor <= 0 and self._over_share_s <= 0.0
         return self.num_tokens <= 0 or is_late
 
-    def room(self, context: int, *, is_over_share: bool) -> int:
+    def room(self, context: float, *, is_over_share: bool) -> int:
         """Tokens left for a prompt with `context` tokens computed: at least one, unless the budget
         is spent."""
         seconds = min(self._seconds, self._over_share_s) if is_over_share else self._seconds

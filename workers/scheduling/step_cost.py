@@ -25,6 +25,10 @@ class StepTime:
     little. Nothing is negative: more work takes no less time."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Forgets what was measured so far."""
         self._products = [[0.0] * 3 for _ in range(3)]
         self._sums = [0.0] * 3
         self._num_steps = 0
@@ -44,23 +48,21 @@ class StepTime:
         self._num_steps += 1
         self._coefficients = None
 
-    def predict(self, num_tokens: int, num_attended: int) -> float:
-        """Seconds; 0 before enough was measured."""
-        step, token, position = self._solved()
-        return step + token * num_tokens + position * num_attended
+    def predict(self, num_tokens: float, num_attended: float) -> float:
+        """Seconds; 0 if nothing is known."""
+        return self.total(1, num_tokens, num_attended)
 
-    def seconds_of(self, num_tokens: int, context: int) -> float:
+    def total(self, num_steps: float, num_tokens: float, num_attended: float) -> float:
+        """Seconds of several steps with so many tokens in all; 0 if nothing is known."""
+        step, token, position = self._solved()
+        return step * num_steps + token * num_tokens + position * num_attended
+
+    def seconds_of(self, num_tokens: float, context: float) -> float:
         """What `num_tokens` tokens of a prompt add to a step, behind `context` positions."""
         _, token, position = self._solved()
         return num_tokens * (token + position * context)
 
-    def prompt_seconds(self, num_tokens: float, context: float, step_tokens: int) -> float:
-        """Seconds to compute prompts of `num_tokens` in all, in steps of `step_tokens` tokens that
-        read `context` positions each; 0 before enough was measured."""
-        step, token, position = self._solved()
-        return num_tokens * (step / step_tokens + token + position * context)
-
-    def tokens_within(self, seconds: float, context: int) -> float:
+    def tokens_within(self, seconds: float, context: float) -> float:
         """Tokens of a prompt that add at most `seconds` to a step."""
         cost = self.seconds_of(1, context)
         return max(seconds, 0.0) / cost if cost > 0.0 else math.inf

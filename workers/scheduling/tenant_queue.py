@@ -3,6 +3,7 @@ order is `FairQueue`'s."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -38,6 +39,40 @@ TERMS = {
 Turn = tuple[float, float, int]
 
 
+class Load(NamedTuple):
+    """Waiting sequences, their tokens, and the tokens that they may still generate."""
+
+    num_requests: float
+    num_tokens: float
+    num_output: float
+
+    def changed(self, other: Load, sign: int) -> Load:
+        """Returns the load with the other one, or without it if `sign` is -1."""
+        return Load(
+            self.num_requests + sign * other.num_requests,
+            self.num_tokens + sign * other.num_tokens,
+            self.num_output + sign * other.num_output,
+        )
+
+    def with_parts(self, parts: Iterable[tuple[Load, float]]) -> Load:
+        """Returns the load with others, of each as many tokens as are given at most."""
+        requests, tokens, output = self
+        for (more_requests, more_tokens, more_output), most in parts:
+            if most >= more_tokens:
+                part = 1.0
+            elif most > 0.0:
+                part = most / more_tokens
+            else:
+                continue
+            requests += part * more_requests
+            tokens += part * more_tokens
+            output += part * more_output
+        return Load(requests, tokens, output)
+
+
+NO_LOAD = Load(0, 0, 0)
+
+
 @dataclass(slots=True, eq=False)
 class TenantQueue(Generic[Item]):
     """A tenant in one service class. counter: tokens charged, divided by its weight."""
@@ -52,8 +87,8 @@ class TenantQueue(Generic[Item]):
     """Pending or generating."""
     num_started: int = 0
     """Pending sequences that run."""
-    num_waiting_tokens: int = 0
-    """Tokens of the pending sequences that wait."""
+    waiting: Load = NO_LOAD
+    """Those of the pending sequences that wait."""
     since: int = 0
     """Number of the activation at which the tenant last began to have a pending sequence."""
     next_room_s: float = 0.0

@@ -423,7 +423,7 @@ class ModelStatus(msgspec.Struct, frozen=True):
     num_waiting_tokens: int = 0
     """Prompt tokens that are neither computed nor cached, of what runs and waits."""
     prefill_tokens_per_s: float = 0.0
-    """As measured of late; 0: not yet."""
+    """As measured recently, before the first request in the steps of the warm-up; 0: not yet."""
     decode_step_s: float = 0.0
     """Mean length of a step without prefill, of late; 0: not yet."""
     adapter_loads: dict[str, int] = {}

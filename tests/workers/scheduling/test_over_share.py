@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tests.scale import scaled
-from tests.workers.counting import Market
+from tests.workers.counting import Market, StepCost
 from tests.workers.scheduling.test_fairness import ask
 from tests.workers.simulation import Simulation, assert_equals_alone, generate, prompt_of
 from tests.workers.waiting import waiting_of
@@ -26,7 +26,7 @@ def market(max_num_seqs: int = 32, max_batched_tokens: int = 512) -> Market:
         num_pages=8000,
         max_num_seqs=max_num_seqs,
         max_batched_tokens=max_batched_tokens,
-        row_s=1e-4,
+        cost=StepCost(row_s=1e-4),
         bounds=NO_BOUNDS,
     )
 

@@ -12,8 +12,9 @@ from tests.workers.counting import Market
 from tests.workers.scheduling.test_fairness import ask
 from tests.workers.simulation import StubPool
 from tests.workers.waiting import waiting_of
+from workers.execution.speed import measure_speed
 from workers.process.worker import warm_up
-from workers.scheduling.queue_limits import MIN_MEASURED_S, DrainRate, QueueBounds
+from workers.scheduling.queue_limits import QueueBounds
 from workers.wire.protocol import MAX_RETRY_S, ErrorCode, Generate, ServiceClass
 
 
@@ -53,28 +54,6 @@ def test_who_would_then_be_as_full_pushes_nobody_out() -> None:
     for _ in range(9):
         market.offer(ask(rng, "light", 10, 4))
     assert waiting(market) == {"heavy": 4, "light": 3}
-
-
-def drained(seconds: float, num_requests: int, num_tokens: int) -> DrainRate:
-    rate = DrainRate()
-    rate.note(0.0, 0, 0, is_backlogged=True)
-    rate.note(seconds, num_requests, num_tokens, is_backlogged=True)
-    return rate
-
-
-def test_a_wait_is_not_estimated_before_enough_was_measured() -> None:
-    assert drained(0.9 * MIN_MEASURED_S, 1, 100).seconds_for(10, 1000) == 0
-    assert drained(1.1 * MIN_MEASURED_S, 1, 100).seconds_for(10, 1000) > 0
-
-
-def test_a_wait_is_estimated_by_whichever_goes_down_more_slowly() -> None:
-    """100 requests and 1000 tokens in 10 s, and one more that may leave at any moment."""
-    rate = drained(10.0, 100, 1000)
-    for num_requests, num_tokens in ((1, 0), (1, 10), (50, 500), (50, 10)):
-        expected_s = 10 * num_requests / 101
-        assert rate.seconds_for(num_requests, num_tokens) == pytest.approx(expected_s)
-    assert rate.seconds_for(1, 100) == pytest.approx(10 / 11)
-    assert rate.seconds_for(1, 1000) == pytest.approx(10 / 2)
 
 
 def test_shares_of_the_queue_follow_weight_and_class() -> None:
@@ -137,17 +116,21 @@ def test_what_would_wait_too_long_is_refused_and_who_obeys_is_served() -> None:
         for n in range(40, 400)
     ]
     told_s: list[float] = []
+    numbers: dict[int, int] = {}
     num_refused = 0
     while todo or market.engine.has_work:
         todo.sort()
         while todo and todo[0][0] <= market.clock.now:
             _, number, request = todo.pop(0)
+            numbers[request.id] = number
             market.offer(request)
-            if (failed := market.failed.pop(request.id, None)) is not None:
-                num_refused += 1
-                told_s.append(failed.retry_after_s)
-                again = ask(rng, "t", 60, 20, service_class=interactive)
-                todo.append((market.clock.now + failed.retry_after_s, number, again))
+        # At once, or later because the first steps took longer than was believed.
+        while market.failed:
+            request_id, failed = market.failed.popitem()
+            num_refused += 1
+            told_s.append(failed.retry_after_s)
+            again = ask(rng, "t", 60, 20, service_class=interactive)
+            todo.append((market.clock.now + failed.retry_after_s, numbers[request_id], again))
         if market.engine.has_work:
             market.step()
         else:
@@ -160,7 +143,7 @@ def test_what_would_wait_too_long_is_refused_and_who_obeys_is_served() -> None:
     assert all(1.0 <= seconds <= MAX_RETRY_S for seconds in told_s)
 
 
-def test_those_who_find_free_rows_are_not_refused_for_how_slowly_a_full_device_goes_on() -> None:
+def test_those_who_find_free_rows_are_not_refused_for_how_long_answers_are() -> None:
     """Answers of 400 tokens are long in leaving eight rows; then all of them are free."""
     rng = random.Random(6)
 
@@ -170,17 +153,17 @@ def test_those_who_find_free_rows_are_not_refused_for_how_slowly_a_full_device_g
     market = Market(
         num_pages=400, max_num_seqs=8, max_batched_tokens=128, bounds=QueueBounds(max_wait_s=2.0)
     )
-    for _ in range(24):
-        market.offer(long_answer())
-    while market.engine.has_work:
-        market.step()
-    assert not market.failed
-    burst = [long_answer() for _ in range(24)]
-    for request in burst:
-        market.offer(request)
-    # Eight begin at once, and as many more wait as one to whom the wait may be two seconds.
-    assert market.failed
-    assert not {request.id for request in burst[:8]} & market.failed.keys()
+    warm_up(market.engine)
+    measure_speed(market.engine, market.clock)
+    for _ in range(2):
+        burst = [long_answer() for _ in range(24)]
+        for request in burst:
+            market.offer(request)
+        while market.engine.has_work:
+            market.step()
+        begun = {request.id for request in burst[:8]}
+        assert not begun & market.failed.keys()
+        assert market.failed.keys() >= {request.id for request in burst[8:]}
 
 
 def test_what_cannot_be_in_time_is_refused_at_once() -> None:
@@ -281,7 +264,7 @@ def stood_still(market: Market) -> None:
     market.step()
     market.offer(ask(rng, "a", 5, 4))
     begun_s = market.clock.now
-    while market.clock.now < begun_s + 2 * MIN_MEASURED_S:
+    while market.clock.now < begun_s + 1.0:
         market.step()
 
 
@@ -326,17 +309,18 @@ def test_time_in_which_the_model_was_away_says_nothing_of_the_queue() -> None:
     assert not market.failed
 
 
-def test_time_in_which_nobody_waited_says_nothing_of_the_queue() -> None:
-    """All rows were taken all the while."""
-    market = Market(max_num_seqs=1, bounds=QueueBounds(max_wait_s=0.1))
+def test_who_finds_all_rows_taken_waits_for_the_first_that_comes_free() -> None:
+    """If that is in time: nobody has waited before, so nothing was measured of it."""
     rng = random.Random(15)
-    market.offer(ask(rng, "a", 10, 200))
-    while market.clock.now < 2 * MIN_MEASURED_S:
-        market.step()
-    newcomers = [ask(rng, "a", 10, 4) for _ in range(2)]
-    for request in newcomers:
-        market.offer(request)
-    assert market.engine.has_work and not market.failed
+    for num_left, is_refused in ((150, True), (20, False)):
+        market = Market(max_num_seqs=1, bounds=QueueBounds(max_wait_s=0.1))
+        running = ask(rng, "a", 10, 200)
+        market.offer(running)
+        while market.counts.num_steps < 200 - num_left:
+            market.step()
+        newcomer = ask(rng, "a", 10, 4)
+        market.offer(newcomer)
+        assert (newcomer.id in market.failed) == is_refused
 
 
 def test_a_cold_adapter_that_is_long_in_coming_keeps_nobody_else_out() -> None:
@@ -357,12 +341,12 @@ def test_a_cold_adapter_that_is_long_in_coming_keeps_nobody_else_out() -> None:
 def test_of_a_burst_on_a_fresh_worker_what_cannot_be_in_time_is_refused_at_once(
     num_tenants: int,
 ) -> None:
-    """309 long prompts before any rate is measured: about four minutes of work, and 15 s to wait.
-    What is accepted has its first token within the bound and a fifth of it, so long does its own
-    prompt and what else there is in its steps take at most."""
+    """309 long prompts before any request was served: about four minutes of work, and 15 s to
+    wait."""
     rng = random.Random(20)
     market = Market(num_pages=12_000, max_num_seqs=64, max_batched_tokens=512)
     warm_up(market.engine)
+    measure_speed(market.engine, market.clock)
     requests = [
         ask(rng, f"t{n % num_tenants}", 600, 32, service_class=ServiceClass.INTERACTIVE)
         for n in range(309)
@@ -377,7 +361,7 @@ def test_of_a_burst_on_a_fresh_worker_what_cannot_be_in_time_is_refused_at_once(
     assert market.failed == refused, "nothing is refused later"
     accepted = [request.id for request in requests if request.id not in refused]
     waits = [market.first_s[number] - market.arrived_s[number] for number in accepted]
-    assert max(waits) <= 1.2 * QueueBounds().max_wait_s
+    assert max(waits) <= QueueBounds().max_wait_s
     assert max(waits) >= 0.7 * QueueBounds().max_wait_s, "no more is refused than has to be"
 
 
@@ -385,6 +369,7 @@ def test_a_moderate_burst_on_a_fresh_worker_is_accepted_whole() -> None:
     rng = random.Random(21)
     market = Market(num_pages=12_000, max_num_seqs=64, max_batched_tokens=512)
     warm_up(market.engine)
+    measure_speed(market.engine, market.clock)
     for _ in range(16):
         market.offer(ask(rng, "t", 600, 32, service_class=ServiceClass.INTERACTIVE))
     assert not market.failed

@@ -1,0 +1,71 @@
+"""Times a few steps of a model, so that its speed is known before the first request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from memory.page_key import PAGE_TOKENS
+from workers.execution.engine import Engine
+from workers.execution.step_input import NONE_BANNED, SampleInput, StepInput
+from workers.wire.protocol import SamplingParams
+
+ENOUGH_S = 0.25
+"""A step that takes as long is neither repeated nor followed by a longer one."""
+FIRST_CHUNK, GROWTH = 64, 4
+"""Tokens of the shortest prompt that is timed, and how many times longer each next one is."""
+FAR = 1024
+"""Position of the tokens of steps with a long context."""
+GREEDY = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
+
+
+def measure_speed(engine: Engine, clock: Callable[[], float]) -> None:
+    """Replaces what the engine's steps took so far, which may have been cold, by the times of steps
+    like those of requests: sequences that generate, prompts of several lengths, short and long
+    contexts. No sequence runs. The steps read and write the first page alone, and the first slot of
+    the token buffer. Raises what a step raises."""
+    runner, scheduler = engine.runner, engine.scheduler
+    assert runner is not None
+    max_len, max_tokens = engine.info.max_model_len, scheduler.max_batched_tokens
+
+    def time(num_sequences: int, num_tokens: int, start: int) -> float:
+        """Returns the seconds of a step, the second of its kind unless the first is long."""
+        start = min(start, max_len - 1 - num_tokens)
+        step = _step(num_sequences, num_tokens, start)
+        seconds = 0.0
+        for _ in range(2):
+            begin_s = clock()
+            runner.launch(step).result()
+            seconds = clock() - begin_s
+            if seconds >= ENOUGH_S:
+                break
+        num_computed = num_sequences * num_tokens
+        scheduler.policy.step_time.note(num_computed, num_computed * start, seconds)
+        return seconds
+
+    scheduler.forget_speed()
+    most = min(scheduler.max_num_seqs, max_tokens)
+    for num_sequences in (1, -(-most // 2), most):
+        for start in (0, FAR):
+            time(num_sequences, 1, start)
+    longest = min(max_tokens, max_len - 1)
+    chunk = min(FIRST_CHUNK, longest)
+    while time(1, chunk, 0) < ENOUGH_S and chunk < longest:
+        chunk = min(GROWTH * chunk, longest)
+    time(1, chunk, FAR)
+
+
+def _step(num_sequences: int, num_tokens: int, start: int) -> StepInput:
+    """A step in which each sequence draws a token."""
+    end = start + num_tokens
+    return StepInput(
+        sequence_slots=np.zeros(num_sequences, np.int64),
+        adapter_slots=np.full(num_sequences, -1, np.int32),
+        starts=np.full(num_sequences, start, np.int32),
+        counts=np.full(num_sequences, num_tokens, np.int32),
+        block_tables=np.zeros((num_sequences, -(-end // PAGE_TOKENS)), np.int64),
+        max_rank=0,
+        samples=[SampleInput(i, end, 0, GREEDY, NONE_BANNED) for i in range(num_sequences)],
+        scores=[],
+    )

@@ -1,0 +1,234 @@
+"""Predicts when a waiting sequence has its first token.
+
+A fluid model of the scheduler: while sequences wait, each step has one token of every generating
+sequence and as many prompt tokens as the step budget lets join them. A sequence has waited long
+enough when a slot is free for it, the prompts before it are computed, and its own is. What the
+model needs is learned: seconds of a step, the length of an answer, the part of prompts that is
+cached, and how much longer than predicted a backlogged queue takes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from workers.scheduling.sequence import Sequence
+from workers.scheduling.step_budget import StepBudget
+from workers.scheduling.step_cost import StepTime
+from workers.scheduling.tenant_queue import Load, Terms
+
+ASSUMED_ANSWER = 64.0
+"""Tokens of an answer before any was measured. Counts as much as `ASSUMED_ANSWERS`."""
+ASSUMED_ANSWERS = 4.0
+KEPT = 0.97
+"""Weight that each answer and each prompt leaves to those before it."""
+SLOWDOWN_MEMORY_S = 10.0
+"""Decay time constant of the slowdown, in seconds."""
+ASSUMED_S = 0.25
+"""Seconds of backlog without slowdown that count as measured."""
+NUM_HALVINGS = 6
+"""Steps of the search for the number of generating sequences."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningWork:
+    """What running sequences still need. releases: steps until each frees its slot, ascending.
+    answer: expected tokens of an answer, which is no shorter than those that run are by now.
+    tpot_s: seconds between two tokens that their streams are promised. num_gaps: see `Terms`."""
+
+    releases: list[float]
+    answer: float
+    tpot_s: float
+    num_gaps: float
+
+
+class _Request(NamedTuple):
+    """The mean waiting request, in tokens. prompt: what is not cached of it; length: prompt and
+    answer."""
+
+    prompt: float
+    answer: float
+    length: float
+
+
+class _Steps(NamedTuple):
+    """Steps of a backlogged queue. num_joining: prompt tokens that join one; seconds: of a step
+    with so many; slot_s: of a step while all slots are taken, and only the prompts join that find a
+    free one."""
+
+    num_joining: float
+    seconds: float
+    slot_s: float
+
+
+class QueueForecast:
+    """Forecast for the queue of one scheduler."""
+
+    def __init__(
+        self,
+        step_time: StepTime,
+        *,
+        max_num_seqs: int,
+        max_batched_tokens: int,
+        max_token_gap_s: float,
+    ) -> None:
+        self._step_time = step_time
+        self.max_num_seqs = max_num_seqs
+        self._max_batched_tokens = max_batched_tokens
+        self._max_token_gap_s = max_token_gap_s
+        self._num_answers = ASSUMED_ANSWERS
+        self._num_answer_tokens = ASSUMED_ANSWERS * ASSUMED_ANSWER
+        self._num_prompt_tokens = self._num_computed_tokens = 1.0
+        self._backlog_s = 0.0
+        self._backlog_work = [0.0, 0.0, 0.0]
+        """Recent seconds of backlog; and steps, tokens and attended positions in them."""
+        self._step_work = [0.0, 0.0, 0.0]
+        """The same of the last step; zeros if no sequence waited for it to end."""
+        self._step_at_s = 0.0
+
+    def note_start(self, num_tokens: int, num_cached: int) -> None:
+        """Records that a prompt begins, and how many of its tokens were found in the cache."""
+        self._num_prompt_tokens = KEPT * self._num_prompt_tokens + num_tokens
+        self._num_computed_tokens = KEPT * self._num_computed_tokens + num_tokens - num_cached
+
+    def note_answer(self, num_tokens: int) -> None:
+        """Records the length of an answer that has ended, for whatever reason."""
+        self._num_answers = KEPT * self._num_answers + 1
+        self._num_answer_tokens = KEPT * self._num_answer_tokens + num_tokens
+
+    def note_step(
+        self, now: float, num_tokens: int, num_attended: int, *, is_backlogged: bool
+    ) -> None:
+        """Records that a step with so many tokens begins. is_backlogged: sequences wait for slots,
+        pages or time."""
+        seconds, is_counted = now - self._step_at_s, self._step_work[0] > 0.0
+        memory = math.exp(-seconds / SLOWDOWN_MEMORY_S)
+        self._backlog_s = memory * self._backlog_s + seconds * is_counted
+        pairs = zip(self._backlog_work, self._step_work, strict=True)
+        self._backlog_work = [memory * before + last for before, last in pairs]
+        counts = [1.0, float(num_tokens), float(num_attended)]
+        self._step_work = counts if is_backlogged and num_tokens else [0.0, 0.0, 0.0]
+        self._step_at_s = now
+
+    def forget(self) -> None:
+        """Forgets what was measured so far, as in the steps of a warm-up."""
+        self._backlog_s, self._backlog_work = 0.0, [0.0, 0.0, 0.0]
+        self._step_work = [0.0, 0.0, 0.0]
+
+    @property
+    def prompt_tokens_per_s(self) -> float:
+        """Prompt tokens that a step without generating sequences computes, by its seconds; 0 before
+        enough was measured."""
+        num_tokens = self._num_joining(0.0, 0.0, self._max_token_gap_s, self._max_token_gap_s)
+        seconds = self._step_time.predict(num_tokens, 0)
+        return num_tokens / (seconds * self._slowdown) if seconds else 0.0
+
+    def running_work(self, sequences: Iterable[Sequence]) -> RunningWork:
+        """Returns what these running sequences still need."""
+        sequences = list(sequences)
+        num_generated = [sequence.num_generated for sequence in sequences]
+        num_answers = self._num_answers + len(sequences)
+        answer = (self._num_answer_tokens + sum(num_generated)) / num_answers
+        # One that is longer than the mean already is believed to have half of that left.
+        answer = max(answer, self._num_answer_tokens / self._num_answers)
+        num_left = [sequence.max_len - len(sequence.tokens) for sequence in sequences]
+        expected = [max(answer - number, answer / 2) for number in num_generated]
+        tpot_s = min((sequence.terms.tpot_s for sequence in sequences), default=math.inf)
+        num_gaps = min((sequence.terms.num_gaps for sequence in sequences), default=math.inf)
+        return RunningWork(sorted(map(min, num_left, expected)), answer, tpot_s, num_gaps)
+
+    def seconds(
+        self,
+        ahead: Load,
+        num_begun: float,
+        running: RunningWork,
+        terms: Terms,
+        memory_tokens: float,
+    ) -> float:
+        """Returns the seconds until a sequence with these terms has its first token, or 0 if
+        nothing is known of steps. ahead: waiting work until then, its own included. num_begun:
+        prompt tokens that running sequences still compute. memory_tokens: tokens of running
+        sequences that fit into memory."""
+        request = self._mean_request(ahead, running.answer)
+        num_running = len(running.releases)
+        num_fitting = memory_tokens / max(request.length, 1.0)
+        num_slots = max(min(self.max_num_seqs, num_fitting), num_running, 1.0)
+        num_most = min(num_slots, num_running + ahead.num_requests)
+        steps = self._steps(request, num_slots, num_most, running, terms)
+        num_tokens = num_begun + ahead.num_requests * request.prompt
+        seconds = num_tokens / steps.num_joining * steps.seconds
+        num_behind = math.ceil(ahead.num_requests - (num_slots - num_running))
+        if num_behind > 0:
+            own_steps = request.prompt / steps.num_joining
+            releases = running.releases + [
+                request.answer + number * own_steps
+                for number in range(int(num_slots) - num_running)
+            ]
+            num_rounds, number = divmod(num_behind - 1, len(releases))
+            num_steps = num_rounds * request.answer + sorted(releases)[number]
+            seconds = max(seconds, num_steps * steps.slot_s + own_steps * steps.seconds)
+        return seconds * self._slowdown
+
+    @property
+    def _slowdown(self) -> float:
+        predicted_s = self._step_time.total(*self._backlog_work)
+        return (self._backlog_s + ASSUMED_S) / (predicted_s + ASSUMED_S)
+
+    def _mean_request(self, ahead: Load, answer: float) -> _Request:
+        length = ahead.num_tokens / ahead.num_requests
+        prompt = length * self._num_computed_tokens / self._num_prompt_tokens
+        answer = min(ahead.num_output / ahead.num_requests, answer)
+        return _Request(prompt, answer, length + answer)
+
+    def _steps(
+        self,
+        request: _Request,
+        num_slots: float,
+        num_most: float,
+        running: RunningWork,
+        terms: Terms,
+    ) -> _Steps:
+        """Finds the number of generating sequences at which as many begin as end: the more there
+        are, the fewer prompt tokens join a step. num_most: that can run at a time."""
+        step_time, context = self._step_time, request.prompt / 2
+        gap_s = self._max_token_gap_s * min(running.num_gaps, terms.num_gaps)
+        tpot_s = min(running.tpot_s, terms.tpot_s, gap_s)
+
+        def num_joining(num_rows: float) -> float:
+            return self._num_joining(num_rows, num_rows * request.length, tpot_s, gap_s, context)
+
+        def is_too_many(num_rows: float) -> bool:
+            return request.answer * num_joining(num_rows) < num_rows * request.prompt
+
+        low, num_rows = 0.0, num_most
+        if is_too_many(num_rows):
+            high = num_rows
+            for _ in range(NUM_HALVINGS):
+                num_rows = (low + high) / 2
+                low, high = (low, num_rows) if is_too_many(num_rows) else (num_rows, high)
+        joining = num_joining(num_rows)
+        rows_s = step_time.predict(num_rows, num_rows * request.length)
+        starting = num_slots * request.prompt / request.answer if request.answer else joining
+        return _Steps(
+            joining,
+            rows_s + step_time.seconds_of(joining, context),
+            rows_s + step_time.seconds_of(min(starting, joining), context),
+        )
+
+    def _num_joining(
+        self, num_rows: float, num_attended: float, tpot_s: float, gap_s: float, context: float = 0
+    ) -> float:
+        """Returns the prompt tokens that join a step of so many generating sequences, by the
+        scheduler's own budget."""
+        is_alone = num_rows < 1
+        budget = StepBudget(
+            self._step_time,
+            num_tokens=self._max_batched_tokens - int(num_rows),
+            decode_s=0.0 if is_alone else self._step_time.predict(num_rows, num_attended),
+            within_share_s=math.inf,
+            seconds=math.inf if is_alone else tpot_s,
+            max_gap_s=math.inf if is_alone else gap_s,
+        )
+        return max(budget.room(context, is_over_share=False), 1)
