@@ -3,7 +3,7 @@ for each tenant and in all. The server counts what comes, the planes say whose i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 HELD_BODY = "held_body"
@@ -16,6 +16,10 @@ GRACE_S = 30.0
 MIN_BYTES_PER_S = 32 << 10
 """A body must have come 30 s after its head, and 1 s for each 32 KiB of it: 10 MiB take 350 s at
 most. A mobile link of 0.5 Mbit/s is twice as fast."""
+
+MAX_UNREAD_BYTES = 16 << 20
+"""Bound of what comes of a body after its request is answered. Clients send 10 MiB before they read
+the 413."""
 
 Excess = Literal["tenant", "all"]
 
@@ -53,29 +57,51 @@ class BodyBudget:
 
 
 class HeldBody:
-    """The bytes of one request's body that are in memory."""
+    """The bytes of one request's body that are in memory, and what may come of it after its request
+    is answered."""
 
-    __slots__ = ("_budget", "_owner", "num_bytes")
+    __slots__ = (
+        "_budget",
+        "_num_unread",
+        "_owner",
+        "num_bytes",
+        "num_read",
+        "on_unread",
+    )
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
         self._owner: str | None = None
+        self._num_unread = 0
         self.num_bytes = 0
+        """Bytes in memory."""
+        self.num_read = 0
+        """Bytes that came before the answer."""
+        self.on_unread: Callable[[int], None] | None = None
+        """Counts bytes that come after the answer and are thrown away."""
 
     def add(self, num_bytes: int) -> None:
-        self.num_bytes += num_bytes
-        self._budget.add(self._owner, num_bytes)
+        """Counts bytes that have come."""
+        self.num_read += num_bytes
+        self._hold(num_bytes)
 
     def release(self, num_bytes: int | None = None) -> None:
         """Gives back so many bytes; None: all."""
-        self.add(-(self.num_bytes if num_bytes is None else num_bytes))
+        self._hold(-(self.num_bytes if num_bytes is None else num_bytes))
 
     def charge(self, owner: str) -> None:
         """Counts the body as the owner's from now on."""
         num_bytes = self.num_bytes
         self.release()
         self._owner = owner
-        self.add(num_bytes)
+        self._hold(num_bytes)
+
+    def throw_away(self, num_bytes: int) -> bool:
+        """Counts bytes that have come after the answer. Returns whether more may come."""
+        self._num_unread += num_bytes
+        if self.on_unread is not None:
+            self.on_unread(num_bytes)
+        return self._num_unread <= MAX_UNREAD_BYTES
 
     def latest_end(self, began: float, num_bytes: int) -> float:
         """When the body must be whole that began then, of which so many bytes have come; on the
@@ -89,10 +115,19 @@ class HeldBody:
     @property
     def excess(self) -> Excess | None:
         """The bound that is exceeded while this body is held; None if none is."""
+        return self.excess_with(0)
+
+    def excess_with(self, num_more: int) -> Excess | None:
+        """The bound that is exceeded once so many more bytes of this body are held; None if none
+        is."""
         budget, owner = self._budget, self._owner
-        if owner is not None and budget.owned_by(owner) > budget.max_tenant_bytes:
+        if owner is not None and budget.owned_by(owner) + num_more > budget.max_tenant_bytes:
             return "tenant"
-        return "all" if budget.num_bytes > budget.max_bytes else None
+        return "all" if budget.num_bytes + num_more > budget.max_bytes else None
+
+    def _hold(self, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        self._budget.add(self._owner, num_bytes)
 
 
 def held_body(scope: Mapping[str, Any]) -> HeldBody:

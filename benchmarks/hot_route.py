@@ -25,12 +25,19 @@ from gateway.exceptions import InvalidRequest
 from gateway.http.error_answers import to_response
 from gateway.http.handlers import DataPlane, HotRoute
 from gateway.http.request import GatewayRequest, add_request_headers
+from gateway.limits.body_pace import BodyPace
 from gateway.tracing import Tracing
 
 BODY = b'{"model": "bot", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 64}'
 CANNED = Canned(b"{}")
 OPTIONS: dict[str, Any] = {
-    "state": State({"gateway": SimpleNamespace(config=SimpleNamespace(tracing=Tracing()))}),
+    "state": State(
+        {
+            "gateway": SimpleNamespace(
+                config=SimpleNamespace(tracing=Tracing()), body_pace=BodyPace()
+            )
+        }
+    ),
     "request_class": GatewayRequest,
     "exception_handlers": {Exception: to_response},
     "openapi_config": None,

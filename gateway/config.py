@@ -39,6 +39,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How long a request that says nothing else has until its first token."""
     limits_wait_s: float = 1.0
     """How long a request waits for the database, or other gateways, to know of its limits."""
+    tenant_refusals_per_minute: int = 1200
+    """Requests of a tenant that may be refused after their bodies were read. One counts as one more
+    for each 16 KiB."""
     failover_wait_s: float = 30.0
     """How long a request whose worker was lost waits for one when there is no other."""
     tracing: Tracing = Tracing()

@@ -42,6 +42,7 @@ CODES: Mapping[str, tuple[int, str]] = {
     "template_not_approved": (409, "No admin has approved the adapter's chat template."),
     "too_many_anonymous_requests": (429, "Too many requests without a key; 503 from all together."),
     "too_many_body_bytes": (503, "The bodies of all requests together fill their memory."),
+    "too_many_refusals": (429, "Too many requests of the tenant were refused recently."),
     "unsupported_constraint": (400, "A schema, expression or grammar that cannot be held exactly."),
     "unsupported_content": (400, "Content of a kind that no model here can read, as an image."),
     "unsupported_item": (

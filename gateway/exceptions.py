@@ -26,6 +26,8 @@ class Problem(msgspec.Struct, frozen=True):
     """None: waiting does not help."""
     is_final: bool = False
     """Clients that would repeat such a status are told not to."""
+    is_ours: bool = False
+    """Whether the cause is on the server's side, so that the request is given back to its limit."""
 
 
 class ApiError(Exception):
@@ -48,6 +50,18 @@ class ContextLengthExceeded(InvalidRequest):
 
 class TooManyRequests(ApiError):
     """Requests without a key come too often from the client's address."""
+
+
+class TooManyRefusals(ApiError):
+    """Too many of the tenant's requests, or of their bytes, were refused after they were read."""
+
+    def __init__(self, frees_in_s: float) -> None:
+        super().__init__(
+            "Too many requests of this tenant, or too many bytes of them, were refused in the last "
+            "minutes. Correct what their answers name, and wait as long as 'retry-after' says "
+            "before you send a request again."
+        )
+        self.frees_in_s = frees_in_s
 
 
 class Unauthenticated(ApiError):
@@ -133,6 +147,7 @@ PROBLEMS: Mapping[type[Exception] | ErrorCode | int, Problem] = {
     InvalidRequest: Problem(400, INVALID),
     ContextLengthExceeded: Problem(400, INVALID, "context_length_exceeded"),
     TooManyRequests: Problem(429, "rate_limit_error", retry_after_s=1),
+    TooManyRefusals: Problem(429, "rate_limit_error", "too_many_refusals"),
     Unauthenticated: Problem(401, "authentication_error", "invalid_api_key"),
     Forbidden: Problem(403, "permission_error", "insufficient_scope"),
     ModelNotFound: Problem(404, "not_found_error", "model_not_found"),
@@ -140,22 +155,26 @@ PROBLEMS: Mapping[type[Exception] | ErrorCode | int, Problem] = {
     TemplateNotApproved: Problem(409, INVALID, "template_not_approved", is_final=True),
     Overloaded: Problem(503, SERVER, "overloaded", retry_after_s=1),
     QuotaExceeded: Problem(429, "rate_limit_error", "rate_limit_exceeded"),
-    QuotaUnavailable: Problem(503, SERVER, "quota_unavailable", retry_after_s=1),
-    CatalogStale: Problem(503, SERVER, "catalog_stale", retry_after_s=5),
-    NoWorker: Problem(503, SERVER, "no_worker", retry_after_s=2),
-    ModelUnsatisfiable: Problem(503, SERVER, "model_unsatisfiable", is_final=True),
-    UsageUnavailable: Problem(503, SERVER, "usage_unavailable", retry_after_s=5),
+    QuotaUnavailable: Problem(503, SERVER, "quota_unavailable", retry_after_s=1, is_ours=True),
+    CatalogStale: Problem(503, SERVER, "catalog_stale", retry_after_s=5, is_ours=True),
+    NoWorker: Problem(503, SERVER, "no_worker", retry_after_s=2, is_ours=True),
+    ModelUnsatisfiable: Problem(503, SERVER, "model_unsatisfiable", is_final=True, is_ours=True),
+    UsageUnavailable: Problem(503, SERVER, "usage_unavailable", retry_after_s=5, is_ours=True),
     PoisonRequest: Problem(500, SERVER, "poison_request", is_final=True),
     DeadlineExceeded: Problem(504, SERVER, "deadline_exceeded", is_final=True),
     ErrorCode.INVALID: Problem(400, INVALID),
-    ErrorCode.MODEL_UNKNOWN: Problem(503, SERVER, "no_worker", retry_after_s=2),
-    ErrorCode.MODEL_UNAVAILABLE: Problem(503, SERVER, "model_unavailable", retry_after_s=5),
+    ErrorCode.MODEL_UNKNOWN: Problem(503, SERVER, "no_worker", retry_after_s=2, is_ours=True),
+    ErrorCode.MODEL_UNAVAILABLE: Problem(
+        503, SERVER, "model_unavailable", retry_after_s=5, is_ours=True
+    ),
     ErrorCode.PROMPT_TOO_LONG: Problem(400, INVALID, "context_length_exceeded"),
-    ErrorCode.ADAPTER_UNAVAILABLE: Problem(503, SERVER, "adapter_unavailable", retry_after_s=2),
+    ErrorCode.ADAPTER_UNAVAILABLE: Problem(
+        503, SERVER, "adapter_unavailable", retry_after_s=2, is_ours=True
+    ),
     ErrorCode.OVERLOADED: Problem(503, SERVER, "overloaded", retry_after_s=1),
     ErrorCode.EXPIRED: Problem(504, SERVER, "deadline_exceeded", is_final=True),
-    ErrorCode.DRAINING: Problem(503, SERVER, "draining", retry_after_s=1),
-    ErrorCode.WORKER_LOST: Problem(503, SERVER, "worker_lost", retry_after_s=1),
+    ErrorCode.DRAINING: Problem(503, SERVER, "draining", retry_after_s=1, is_ours=True),
+    ErrorCode.WORKER_LOST: Problem(503, SERVER, "worker_lost", retry_after_s=1, is_ours=True),
     ErrorCode.LOGITS_NAN: Problem(500, SERVER, "logits_nan", is_final=True),
     ErrorCode.INTERNAL: Problem(500, SERVER, "internal_error"),
     400: Problem(400, INVALID),
@@ -221,6 +240,8 @@ def retry_headers(problem: Problem, error: Exception) -> dict[str, str]:
         if not error.is_worth_a_retry:
             headers["x-should-retry"] = "false"
         return headers
+    if isinstance(error, TooManyRefusals):
+        return _retry_after(error.frees_in_s)
     if problem.is_final:
         return {"x-should-retry": "false"}
     if isinstance(error, WorkerFailed) and error.retry_after_s > 0:

@@ -32,6 +32,12 @@ refusals = Counter(
     ("reason",),
     expected=CODES,
 )
+refused_bytes = Counter(
+    _meter,
+    "loraplex_refused_bytes",
+    "Bytes of bodies of tenants' requests that were refused, read or thrown away.",
+    unit="By",
+)
 connections_refused = Counter(
     _meter,
     "loraplex_connections_refused",

@@ -178,6 +178,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How long rows of the audit log are kept; a sealed checkpoint stands for older ones."""
     tenant_writes_per_minute: Positive = 60
     """Changes that a tenant's keys may make in the admin plane."""
+    tenant_refusals_per_minute: Positive = 1200
+    """Requests of a tenant that a gateway may refuse after their bodies were read. One counts as
+    one more for each 16 KiB. Beyond it, requests are refused before their bodies are read."""
     log_format: LogFormat | None = None
     """Default: `short` of `serve` on a terminal, else `text`."""
     log_level: LogLevel = "info"

@@ -1,9 +1,11 @@
-"""Queues that refused a moment ago: what they would refuse now is refused here, before anything
-of his prompt is read. So too many requests cost a worker no more than the places that it has.
+"""Remembers queues that have just refused, and refuses requests that they would refuse before their
+prompts are tokenised. So too many requests cost a worker no more than the places that it has.
 
 A worker that refuses for want of room says how long one place takes to come free for the tenant. So
 long it is not asked again for that tenant, unless an answer of ours has ended there meanwhile, or
-for what is smaller than what was refused: it may find room.
+for what is smaller than what was refused, which may find room. A large request needs many places,
+and its refusal takes as much of the worker's time as that of many small ones. So it is offered less
+often.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from workers.wire.client import WorkerClient, WorkerFailed
 from workers.wire.protocol import MAX_RETRY_S, ErrorCode, Generate, ServiceClass
 
 ASK_AGAIN_S = 0.25
-"""No estimate is believed for longer."""
+"""No estimate is believed for longer, of a request that is not large."""
+LARGE = 64 << 10
+"""Bytes of a request beyond which a refusal holds as much longer as the request is larger."""
 MANY = 64
 """From so many remembered refusals on, those that are over are removed."""
 
@@ -38,8 +42,8 @@ class Refused:
 
     def holds(self, worker: WorkerClient, now: float, num_bytes: int) -> bool:
         """For a request of this size."""
-        is_fresh = now < self.until and worker.num_finished == self.num_finished
-        return is_fresh and num_bytes >= self.num_bytes
+        is_as_full = worker.num_finished == self.num_finished or self.num_bytes > LARGE
+        return now < self.until and is_as_full and num_bytes >= self.num_bytes
 
 
 class FullQueues:
@@ -69,6 +73,8 @@ class FullQueues:
             if known.holds(worker, now, known.num_bytes):
                 num_bytes = min(num_bytes, known.num_bytes)
         until = now + min(failure.pace_s, ASK_AGAIN_S)
+        if num_bytes > LARGE:
+            until = now + ASK_AGAIN_S * num_bytes / LARGE
         self._refused[key] = Refused(
             num_bytes, until, worker.num_finished, failure.pace_s, next_room_at
         )

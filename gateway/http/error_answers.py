@@ -11,9 +11,10 @@ from litestar.types import Receive, Scope, Send
 
 from gateway.dialects.messages_errors import OVERLOADED, messages_error
 from gateway.exceptions import code_of, error_body, problem_of, retry_headers
+from gateway.http.guards import CLOSES
 from gateway.http.meant_path import find_meant_path
 from gateway.http.paths import is_of_messages
-from gateway.http.request import number_request
+from gateway.http.request import IS_OURS, number_request
 
 MAX_SHOWN = 100
 """Characters of an unknown path that are repeated in the answer."""
@@ -25,7 +26,8 @@ class ErrorAnswer:
     """An error as a whole answer: an ASGI application."""
 
     def __init__(self, error: Exception, scope: Scope) -> None:
-        """Leaves the error's code in the scope, for the log and the counters of refusals."""
+        """Leaves the error's code in the scope, for the log and the counters of refusals, and
+        whether its cause is on the server's side, for the limits."""
         number_request(scope)
         problem, message = problem_of(error)
         self.status = problem.status
@@ -35,11 +37,14 @@ class ErrorAnswer:
         else:
             self.body = error_body(error, problem, message)
         self.headers = retry_headers(problem, error)
+        if CLOSES in scope["state"]:
+            self.headers["connection"] = "close"
         if problem.status == 401:
             self.headers["www-authenticate"] = "Bearer"
         if isinstance(error, MethodNotAllowedException) and error.headers:
             self.headers["allow"] = error.headers["allow"]
         scope["state"][CODE] = code_of(error, problem)
+        scope["state"][IS_OURS] = problem.is_ours
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         body = msgspec.json.encode(self.body)

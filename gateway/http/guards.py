@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
+from admin.body_budget import held_body
 from admin.client_address import client_address
 from gateway.catalog.auth import authenticate, authorize, check_address, may_be_newer
-from gateway.exceptions import Overloaded, Unauthenticated
-from gateway.headers import find_header
+from gateway.exceptions import ApiError, Overloaded, Unauthenticated
+from gateway.headers import announced_bytes, find_header
 from gateway.http.services import Gateway
+from gateway.limits.refusal_limit import MAX_DELAY_S
 
 Connection = ASGIConnection[Any, Any, Any, Any]
 Guard = Callable[[Connection, BaseRouteHandler], Awaitable[None]]
 
 INFERENCE = "inference"
 CHARGE = "request_charge"
-"""Key of a request's state: its RequestCharge, where its tenant or key has limits."""
+"""Key of a request's state: its RequestCharge."""
+CLOSES = "closes"
+"""Key of a request's state: whether its connection is closed after the answer."""
 UNCONFIRMED = "This API key is not known yet, and the gateway cannot reach its database to look."
 
 
@@ -35,9 +40,10 @@ def _authorization(scope: Any) -> str | None:
     return given
 
 
-def requires(scope: str) -> Guard:
+def requires(scope: str, *, on_worker: bool = False) -> Guard:
     """A guard that lets a tenant's key with the scope pass, takes one of the requests that its
-    limits allow, and leaves its Principal as `request.user`."""
+    limits allow, and leaves its Principal as `request.user`. `on_worker`: a worker is to run the
+    request, which also takes one of the concurrent requests."""
 
     async def guard(connection: Connection, _handler: BaseRouteHandler) -> None:
         gateway: Gateway = connection.app.state["gateway"]
@@ -52,10 +58,26 @@ def requires(scope: str) -> Guard:
         check_address(key, client_address(connection.scope))
         principal = connection.scope["user"] = authorize(view, key, scope)
         gateway.key_uses.note(key.id)
-        charge = gateway.admission.charge(view, principal)
-        if charge is not None:
-            # Known before it is taken: a refusal, too, tells what is left.
-            connection.scope["state"][CHARGE] = charge
-            await charge.take()
+        body = held_body(connection.scope)
+        body.charge(principal.tenant.id)
+        # Known before it is taken: a refusal, too, tells what is left.
+        charge = gateway.admission.charge(view, principal, body)
+        connection.scope["state"][CHARGE] = charge
+        try:
+            await charge.take(announced_bytes(connection.scope), on_worker=on_worker)
+        except ApiError:
+            # What has come of the body stays in memory while the refusal waits.
+            if body.excess is None:
+                await _wait_for_turn(gateway, principal.tenant.id, connection.scope["state"])
+            raise
 
     return guard
+
+
+async def _wait_for_turn(gateway: Gateway, tenant_id: str, state: dict[str, Any]) -> None:
+    """Waits until a refusal of the tenant whose body is not read may be answered."""
+    delay_s = gateway.refusals.delay_s(tenant_id)
+    if delay_s >= MAX_DELAY_S:
+        state[CLOSES] = True
+    if delay_s:
+        await asyncio.sleep(delay_s)

@@ -9,6 +9,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp, Message, Middleware, Receive, Scope, Send
 
+from admin.body_budget import held_body
 from gateway.exceptions import error_type, forget_frames
 from gateway.http.cross_origin import CrossOrigin, Headers
 from gateway.http.error_answers import ErrorAnswer
@@ -17,7 +18,7 @@ from gateway.http.request import (
     GatewayRequest,
     add_request_headers,
     decoder_of,
-    keep_charge,
+    end_charge,
 )
 
 
@@ -48,6 +49,8 @@ class HotRoute(HTTPRouteHandler):
                 body = await request.decode(decoder)
                 trace.event("body_read")
                 response: ASGIApp = await handler.fn(request, body)
+                # Its text has become tokens, which the limits of its model bound.
+                held_body(scope).release()
                 await response(scope, receive, send)
             except Exception as error:
                 trace.fail(error_type(error))
@@ -95,7 +98,7 @@ class DataPlane(Litestar):
         try:
             await self._answer(scope, receive, send)
         finally:
-            keep_charge(scope)
+            end_charge(scope)
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         answer = self._hot.get((scope.get("method"), scope.get("path")))

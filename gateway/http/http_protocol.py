@@ -30,8 +30,6 @@ HEAD_PIECE_BYTES = 16 << 10
 request of the same piece may pass its bound by less than a piece."""
 FRAMING_PER_BYTE = 8
 """Bytes that the framing of a chunk of one byte takes, at most."""
-MAX_UNREAD_BYTES = 16 << 20
-"""Bound of a body after its request is answered; clients send 10 MiB before they read the 413."""
 
 _CONNECTION_LOST = "connection_lost"
 
@@ -111,11 +109,12 @@ class HttpProtocol(HttpToolsProtocol):
         self.app_state = {**self.app_state, _CONNECTION_LOST: self._lost}
         self._bodies: deque[HeldBody] = deque()
         """Bodies of the requests that are not answered, in their order."""
+        self._answered: HeldBody
+        """Body of the request that was answered last."""
         self._is_in_head = False
         self._head_bytes = 0
         self._framing_bytes = 0
         """Received since the head less what the body may take of them."""
-        self._unread_bytes = 0
         reason = self.config.connections.open(self, self._host)
         if reason is not None:
             self.shed(reason)
@@ -186,7 +185,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
-        self._head_bytes = self._framing_bytes = self._unread_bytes = 0
+        self._head_bytes = self._framing_bytes = 0
         body = HeldBody(self.config.bodies)
         self.scope.setdefault("state", {})[HELD_BODY] = body
         self._bodies.append(body)
@@ -197,8 +196,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_body(body)
         self._framing_bytes -= FRAMING_PER_BYTE * len(body)
         if self.cycle.response_complete:
-            self._unread_bytes += len(body)
-            if self._unread_bytes > MAX_UNREAD_BYTES:
+            if not self._answered.throw_away(len(body)):
                 self.transport.close()
             return
         self._bodies[-1].add(len(body))
@@ -208,7 +206,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._bodies.popleft().release()
+        self._answered = self._bodies.popleft()
+        self._answered.release()
         if self.transport.is_closing():
             return
         clock = self.timeout_keep_alive_task

@@ -15,21 +15,23 @@ from litestar.datastructures import State
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.types import Message, Scope
 
-from admin.body_budget import held_body
+from admin.body_budget import Excess, held_body
 from gateway.catalog.principal import Principal
 from gateway.exceptions import BodyTimeout, InvalidRequest, Overloaded
-from gateway.headers import find_header
+from gateway.headers import announced_bytes, find_header
 from gateway.http.decoding import MAX_BODY_BYTES, decode_request
 from gateway.http.guards import CHARGE
 from gateway.http.paths import is_of_messages
 from gateway.http.services import Gateway
-from gateway.limits.admission import RequestCharge
+from gateway.limits.request_charge import RequestCharge
 
 T = TypeVar("T")
 
 MAX_TIMEOUT_S = 86_400
 STATUS = "status"
 """Key of a request's state: the status of its answer, once it is sent."""
+IS_OURS = "is_ours"
+"""Key of a request's state: whether it is refused for a cause on the server's side."""
 _EXCEEDED = {
     "tenant": "Too many bytes of this tenant's requests are being read.",
     "all": "Too many bytes of requests are being read.",
@@ -69,10 +71,11 @@ class GatewayRequest(Request[Principal, Any, State]):
         if too many bytes of bodies are held; InvalidRequest, which is never read, if the client
         leaves."""
         held = held_body(self.scope)
-        held.charge(self.user.tenant.id)
-        announced = find_header(self.scope, b"content-length")
-        if announced is not None and int(announced) > MAX_BODY_BYTES:
+        announced = announced_bytes(self.scope)
+        if announced > MAX_BODY_BYTES:
             raise RequestEntityTooLarge
+        if (excess := held.excess_with(max(0, announced - held.num_read))) is not None:
+            raise _too_many_bytes(excess)
         body, is_whole = bytearray(), False
         began = asyncio.get_running_loop().time()
         while not is_whole:
@@ -87,7 +90,7 @@ class GatewayRequest(Request[Principal, Any, State]):
             if len(body) > MAX_BODY_BYTES:
                 raise RequestEntityTooLarge
             if (excess := held.excess) is not None:
-                raise Overloaded(_EXCEEDED[excess], code="too_many_body_bytes")
+                raise _too_many_bytes(excess)
             is_whole = not message["more_body"]
         if not body:
             raise InvalidRequest("The body is not valid JSON: Input data was truncated")
@@ -95,14 +98,12 @@ class GatewayRequest(Request[Principal, Any, State]):
         return bytes(body)
 
     async def decode(self, decoder: msgspec.json.Decoder[T]) -> T:
-        """The body as a struct; its bytes are then given back. Raises as `body` and
-        `decode_request`."""
-        try:
-            body = await self.body()
-            self._whole = b""
-            return decode_request(decoder, body)
-        finally:
-            held_body(self.scope).release()
+        """The body as a struct. Raises as `body` and `decode_request`."""
+        body = await self.body()
+        if delay_s := self.gateway.body_pace.delay_s(self.user.tenant.id, len(body)):
+            await asyncio.sleep(delay_s)
+        self._whole = b""
+        return decode_request(decoder, body)
 
     @property
     def request_id(self) -> str:
@@ -157,16 +158,20 @@ async def add_request_headers(message: Message, scope: Scope) -> None:
         headers.append((b"request-id", state["request_id"].encode()))
     charge: RequestCharge | None = state.get(CHARGE)
     if charge is not None:
-        charge.settle(message["status"])
+        charge.settle(message["status"], is_ours=state.get(IS_OURS, False))
         headers += [(name.encode(), text.encode()) for name, text in charge.headers().items()]
     message["headers"] = headers
 
 
-def keep_charge(scope: Any) -> None:
-    """Settles the charge of a request that has got no answer because its client left."""
+def end_charge(scope: Any) -> None:
+    """Ends the charge of a request that has ended, answered or not."""
     charge: RequestCharge | None = scope.get("state", {}).get(CHARGE)
     if charge is not None:
-        charge.settle()
+        charge.end()
+
+
+def _too_many_bytes(excess: Excess) -> Overloaded:
+    return Overloaded(_EXCEEDED[excess], code="too_many_body_bytes")
 
 
 def _elapsed_ms(scope: Any) -> int:

@@ -17,7 +17,9 @@ from gateway.dispatch.outcomes import Outcomes
 from gateway.dispatch.running_generations import RunningGenerations
 from gateway.dispatch.worker_discovery import WorkerDiscovery
 from gateway.limits.admission import Admission
+from gateway.limits.body_pace import BodyPace
 from gateway.limits.leases import Leases, PostgresLeaseRenewal
+from gateway.limits.refusal_limit import RefusalLimit
 from gateway.metering.usage import UsageRecorder
 from gateway.metering.wal import WriteAheadLog
 from gateway.telemetry import Standing
@@ -50,7 +52,9 @@ class Gateway:
                 wait_s=config.limits_wait_s,
             )
             self.catalog.watch(lambda _: leases.believe_catalog())
-        self.admission = Admission(self.leases)
+        self.refusals = RefusalLimit(config.tenant_refusals_per_minute)
+        self.admission = Admission(self.leases, self.refusals)
+        self.body_pace = BodyPace()
         self.discovery = WorkerDiscovery(clients, self._connect)
         self.fleet = Fleet(self.discovery.clients)
         self.failover = Failover(self.fleet, config.failover_wait_s)

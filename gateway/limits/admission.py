@@ -8,13 +8,15 @@ from collections.abc import Sequence
 
 import msgspec
 
+from admin.body_budget import HeldBody
 from gateway.catalog.catalog import CatalogView
 from gateway.catalog.principal import Principal
 from gateway.exceptions import ApiError, QuotaUnavailable
 from gateway.limits.bounds import completion_tokens
 from gateway.limits.leases import Leases
 from gateway.limits.quota import Hold
-from gateway.limits.rate_headers import is_shown
+from gateway.limits.refusal_limit import RefusalLimit
+from gateway.limits.request_charge import RequestCharge
 from gateway.quota_types import Cost, Kind, Limit, Tariff, leased_bits
 
 AT_ONCE = 1024
@@ -30,40 +32,6 @@ class Usage(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
     thought_tokens: int = 0
     """Completion tokens that spell thoughts."""
-
-
-NOT_SERVED = (429, 503, 529)
-"""Statuses of answers that give back the request they had taken."""
-
-
-class RequestCharge:
-    """The one request that a call of a metered route takes from the request limits of its tenant
-    and key, before anything of its body is read."""
-
-    def __init__(self, leases: Leases, limits: Sequence[Limit]) -> None:
-        """`limits`: all of the tenant and the key."""
-        self._leases = leases
-        self._counted = [limit for limit in limits if limit.kind is Kind.REQUESTS_PER_MINUTE]
-        self._shown = [limit for limit in limits if is_shown(limit.kind)]
-        self._holds: Sequence[Hold] = ()
-
-    async def take(self) -> None:
-        """Raises QuotaExceeded or QuotaUnavailable; then nothing is taken."""
-        if self._counted:
-            self._holds = await self._leases.take(
-                [(each, 1) for each in self._counted], time.time()
-            )
-
-    def settle(self, status: int | None = None) -> None:
-        """Keeps the request, or gives it back if the answer's `status` says that it was not served.
-        None: the client left before there was an answer. Only the first call counts."""
-        holds, self._holds = self._holds, ()
-        for hold in holds:
-            self._leases.settle(hold, 0 if status in NOT_SERVED else 1)
-
-    def headers(self) -> dict[str, str]:
-        """`x-ratelimit-*` headers that tell what is left of the limits now."""
-        return self._leases.headers(self._shown)
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -100,7 +68,6 @@ class Reservation:
         self._tariff = tariff
         self._prompt_tokens = prompt_tokens
         self._most = sum(max_tokens) * num_choices
-        self._growing = [limit for limit in limits if not limit.kind.counts_requests]
         self._step = min(self._most, AT_ONCE * num_choices * len(max_tokens))
         self._promised = 0
         self._given = 0
@@ -111,11 +78,11 @@ class Reservation:
     async def begin(self) -> None:
         """Raises QuotaExceeded or QuotaUnavailable; then nothing is taken."""
         if self._limits:
-            await self._reserve(self._limits, self._prompt_tokens, self._step)
+            await self._reserve(self._prompt_tokens, self._step)
 
     def give(self, num_tokens: int) -> int:
         """How many of these completion tokens are within what is promised."""
-        if not self._growing:
+        if not self._limits:
             return num_tokens
         given = min(num_tokens, self._promised - self._given)
         self._given += given
@@ -150,22 +117,25 @@ class Reservation:
             metered -= metered_here
             cost -= cost_here
             for hold in part.holds:
-                self._leases.settle(hold, _used(hold, metered_here, cost_here))
+                used = cost_here if hold.quota.kind.counts_money else metered_here
+                self._leases.settle(hold, used)
         self._parts.clear()
 
     async def _extend(self, left: int) -> None:
         """By one step."""
         more = min(self._step, self._most - self._promised)
         try:
-            await self._reserve(self._growing, 0, more)
+            await self._reserve(0, more)
         except ApiError:
             # Asked again when half of what is left is used, for others may have ended by then.
             self._ask_below = left // 2
         self._extending = None
 
-    async def _reserve(self, limits: Sequence[Limit], prompt: int, completion: int) -> None:
+    async def _reserve(self, prompt: int, completion: int) -> None:
         assert self._leases is not None
-        wanted = [(limit, self._amount(limit.kind, prompt, completion)) for limit in limits]
+        wanted = [
+            (limit, self._tariff.promise(limit.kind, prompt, completion)) for limit in self._limits
+        ]
         holds = await self._leases.take(wanted, self.admitted_at)
         if self.holder != self._leases.holder:
             if self._parts:
@@ -177,39 +147,20 @@ class Reservation:
         self._parts.append(Part(prompt, completion, holds))
         self._promised += completion
 
-    def _amount(self, kind: Kind, prompt: int, completion: int) -> int:
-        if kind.counts_requests:
-            return 1
-        return self._tariff.promise(kind, prompt, completion)
-
-
-def _used(hold: Hold, metered: int, cost: int) -> int:
-    kind = hold.quota.kind
-    if kind is Kind.CONCURRENT_REQUESTS:
-        return 0
-    return cost if kind.counts_money else metered
-
 
 class Admission:
-    def __init__(self, leases: Leases | None) -> None:
+    def __init__(self, leases: Leases | None, refusals: RefusalLimit) -> None:
         """Without leases nothing that has a limit is admitted."""
         self.num_open = 0
         """Reservations not settled yet."""
         self._leases = leases
+        self._refusals = refusals
 
-    def charge(self, view: CatalogView, caller: Principal) -> RequestCharge | None:
-        """The caller's charge for one request, nothing of it taken yet; None without limits.
-        Raises QuotaUnavailable."""
+    def charge(self, view: CatalogView, caller: Principal, body: HeldBody) -> RequestCharge:
+        """The caller's charge for a request with this body, nothing of it taken yet. Raises
+        QuotaUnavailable."""
         limits = self._limits_of(view, caller)
-        return RequestCharge(self._leases, limits) if self._leases and limits else None
-
-    async def check(self, view: CatalogView, caller: Principal) -> None:
-        """Refuses a caller with any limit of which nothing is left, before a long text of its
-        request is tokenised. Takes nothing. Raises QuotaExceeded or QuotaUnavailable."""
-        wanted = [(limit, 1) for limit in self._reserved(view, caller)]
-        if self._leases is not None and wanted:
-            for hold in await self._leases.take(wanted, time.time()):
-                self._leases.settle(hold, 0)
+        return RequestCharge(self._leases, limits, self._refusals, caller.tenant.id, body)
 
     async def reserve(
         self,
@@ -223,12 +174,12 @@ class Admission:
         num_choices: int,
         max_model_len: int,
     ) -> Reservation:
-        """Reserves tokens, money and one of the concurrent requests. Raises ContextLengthExceeded
-        if a prompt with its answer cannot fit, QuotaExceeded, QuotaUnavailable; then nothing is
-        taken."""
+        """Reserves tokens and money. Raises ContextLengthExceeded if a prompt with its answer
+        cannot fit, QuotaExceeded, QuotaUnavailable; then nothing is taken."""
+        limits = self._limits_of(view, caller)
         reservation = Reservation(
             self._leases,
-            self._reserved(view, caller),
+            [limit for limit in limits if not limit.kind.counts_requests],
             view.tariff(model, caller.tenant.id),
             tenant_id=caller.tenant.id,
             prompt_tokens=sum(prompt_lengths),
@@ -241,11 +192,6 @@ class Admission:
         await reservation.begin()
         self.num_open += 1
         return reservation
-
-    def _reserved(self, view: CatalogView, caller: Principal) -> Sequence[Limit]:
-        """The limits that a request reserves from, beside its charge."""
-        limits = self._limits_of(view, caller)
-        return [limit for limit in limits if limit.kind is not Kind.REQUESTS_PER_MINUTE]
 
     def _limits_of(self, view: CatalogView, caller: Principal) -> Sequence[Limit]:
         limits = view.limits_of(caller.tenant.id, caller.key.quota_subject)

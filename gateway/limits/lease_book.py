@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -108,6 +109,8 @@ class LeaseBook:
                 self._current[place] = quota
         if limit.amount < quota.limit:
             self._give_up(quota)
+        elif limit.amount > quota.limit:
+            quota.refused_at = -math.inf
         quota.limit = limit.amount
         quota.highest = max(quota.highest, limit.amount)
         quota.used_at = now

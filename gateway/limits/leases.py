@@ -41,6 +41,9 @@ REQUESTS_AT_ONCE = 1000
 """Lease requests in one renewal: the database takes some thousands a second, and other gateways
 wait for it."""
 RETRY_S = 0.25
+REFUSED_S = 0.5
+"""Seconds that a refusal holds for other requests that need as much. Neither the database nor other
+gateways are asked again in that time."""
 UPKEEP_INTERVAL_S = 30.0
 
 Wanted = Sequence[tuple[Limit, int]]
@@ -153,6 +156,9 @@ class Leases:
                 if self._book.is_due:
                     self._wake.set()
                 return holds
+            refused = next((hold for hold in holds if self._was_refused(hold)), None)
+            if refused is not None:
+                raise self._refusal(refused)
             telemetry.limit_waits.add(1)
             waiter = self._book.wait(holds)
             if self._is_away:
@@ -162,7 +168,21 @@ class Leases:
             if waiter.is_served:
                 return holds
             if waiter.refused is not None:
-                raise self._refusal(waiter.refused)
+                raise self._remember_refusal(waiter.refused)
+
+    def _was_refused(self, hold: Hold) -> bool:
+        """Whether such a hold was refused a moment ago. While a request waits for an answer about
+        the limit, the last answer holds."""
+        quota = hold.quota
+        if hold.fits or hold.amount < quota.refused_amount:
+            return False
+        believed_s = REFUSED_S + (self._wait_s if quota.num_waiting else 0.0)
+        return time.monotonic() < quota.refused_at + believed_s
+
+    def _remember_refusal(self, hold: Hold) -> QuotaExceeded:
+        hold.quota.refused_at = time.monotonic()
+        hold.quota.refused_amount = hold.amount
+        return self._refusal(hold)
 
     def _refusal(self, hold: Hold) -> QuotaExceeded:
         telemetry.limit_refusals.add(1, hold.quota.kind.value)
@@ -295,7 +315,7 @@ class Leases:
             unfollowed = next((hold for hold in waiter.holds if hold.quota.recall), None)
             self._book.leave(waiter)
             if unfollowed is not None:
-                raise self._refusal(unfollowed)
+                raise self._remember_refusal(unfollowed)
             raise QuotaUnavailable("Limits cannot be checked at the moment.")
 
     def _abandon(self, waiter: Waiter) -> None:

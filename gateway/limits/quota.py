@@ -8,6 +8,8 @@ ready: granted - used - reserved.
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from gateway.quota_types import BUDGETS, Limit, Window
@@ -44,6 +46,10 @@ class QuotaWindow:
         """What the first waiting request needed when the last renewal was sent."""
         self.is_refused = False
         """Whether the last response left less than `needed`, with no recall open."""
+        self.refused_at = -math.inf
+        """When a request was refused last, as time.monotonic() has it."""
+        self.refused_amount = 0
+        """What that request needed."""
         self.recall = 0
         """Number of our recall that other gateways have not all followed; 0: none."""
         self.recall_to_answer = 0

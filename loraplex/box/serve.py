@@ -73,6 +73,7 @@ OF_GATEWAY = (
         "max_connections_per_address",
         "key_pepper",
     ),
+    "tenant_refusals_per_minute",
     *("transport_certificate", "transport_key", "transport_authority", "insecure_transport"),
     *("tls_certificate", "tls_key", "trusted_proxies", "cors_origins", "default_tenant_quota"),
 )

@@ -280,6 +280,7 @@ def _data_plane(
         max_wal_bytes=settings.max_usage_wal,
         catalog_stale_s=settings.catalog_stale_s,
         cors_origins=settings.cors_origins,
+        tenant_refusals_per_minute=settings.tenant_refusals_per_minute,
     )
     return gateway.app.create_app(
         own,

@@ -179,7 +179,7 @@ class Cluster:
         """What its gateways find in the database; the adapters are not proved yet."""
         house, shape = self.house, self.house.tiny.shape
         async with self.database.transaction() as connection:
-            await models.register_model(connection, NAME, shape, MAX_MODEL_LEN)
+            await models.register_model(connection, NAME, shape, house.tiny.max_model_len)
             for name in self.tenants:
                 tenant = await tenants.create_tenant(connection, name)
                 scopes = TENANT_SCOPES
@@ -254,6 +254,7 @@ async def running_cluster(
     worker: str = WORKER,
     gateway: str = "loraplex",
     reached_at: Callable[[str], str] = str,
+    max_model_len: int = MAX_MODEL_LEN,
     **settings: Any,
 ) -> AsyncIterator[Cluster]:
     """worker-0, worker-1, ... and gateway-0, ..., all ready, each gateway with all workers and the
@@ -263,7 +264,8 @@ async def running_cluster(
         dsn = stack.enter_context(fresh_database())
         database = await Database.connect(dsn, sees=EVERYTHING)
         stack.push_async_callback(database.close)
-        cluster = Cluster(House(folder, num_adapters), dsn, database, tenants)
+        house = House(folder, num_adapters, max_model_len=max_model_len)
+        cluster = Cluster(house, dsn, database, tenants)
         stack.push_async_callback(cluster.close)
         await cluster.prepare()
         for number in range(num_workers):

@@ -57,9 +57,15 @@ class WorkerProcess(ServerProcess):
 class House:
     """A store with the tiny model, others like it, and adapters of rank 8 for it, all of acme."""
 
-    def __init__(self, folder: Path, num_adapters: int, other_models: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        num_adapters: int,
+        other_models: Sequence[str] = (),
+        max_model_len: int = MAX_MODEL_LEN,
+    ) -> None:
         self.folder = folder
-        self.tiny = Tiny(folder)
+        self.tiny = Tiny(folder, max_model_len=max_model_len)
         store = LocalStore(folder / "store")
         self.models = {NAME: self.tiny.shape}
         """By name."""

@@ -37,6 +37,8 @@ class Outcome:
     first_s: float | None = None
     end_s: float = 0.0
     num_tokens: int = 0
+    gaps_s: list[float] = field(default_factory=list[float])
+    """Between reads that brought tokens."""
     is_whole: bool = False
 
     @property
@@ -76,11 +78,16 @@ async def send(url: str, ask: Ask) -> Outcome:
         while (line := await reader.readline()).strip():
             name, _, value = line.decode().partition(":")
             outcome.headers[name.lower()] = value.strip()
-        tail = b""
+        tail, last_s = b"", 0.0
         while data := await reader.read(65536):
             found = data.count(b'"text":"')
-            if found and outcome.first_s is None:
-                outcome.first_s = time.perf_counter()
+            if found:
+                now_s = time.perf_counter()
+                if outcome.first_s is None:
+                    outcome.first_s = now_s
+                else:
+                    outcome.gaps_s.append(now_s - last_s)
+                last_s = now_s
             outcome.num_tokens += found
             tail = (tail + data)[-64:]
         outcome.is_whole = b"data: [DONE]" in tail

@@ -20,12 +20,20 @@ MAX_MODEL_LEN = 2048
 class Tiny:
     """The model's files; `stack` makes a server of it."""
 
-    def __init__(self, folder: Path, *, num_layers: int = 2, **changes: object) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        num_layers: int = 2,
+        max_model_len: int = MAX_MODEL_LEN,
+        **changes: object,
+    ) -> None:
         """changes: of the model's config."""
-        changes |= {"num_hidden_layers": num_layers, "max_position_embeddings": MAX_MODEL_LEN}
+        changes |= {"num_hidden_layers": num_layers, "max_position_embeddings": max_model_len}
         source = make_model(folder / "source", "llama", **changes)
         digest = import_model(source, LocalStore(folder / "store"))
         self.folder = folder
+        self.max_model_len = max_model_len
         self.model = folder / "store" / "models" / digest
         config = json.loads((self.model / "config.json").read_text())
         self.shape = BaseModelShape.from_config(config, digest)

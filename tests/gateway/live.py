@@ -77,8 +77,10 @@ class Live:
         trusted_proxies: Sequence[str] = (),
         bodies: BodyBudget | None = None,
         tracing: Tracing = Tracing(),  # noqa: B008
+        **settings: Any,
     ) -> AsyncIterator[Served]:
-        """Serves, once it has a catalog. workers: addresses of its settings; None: the one."""
+        """Serves, once it has a catalog. workers: addresses of its settings; None: the one.
+        settings: others of the gateway."""
         addresses = [self.worker.address] if workers is None else workers
         config = GatewayConfig(
             model_folder=self._store.joinpath,
@@ -88,6 +90,7 @@ class Live:
             wal=self.wal,
             max_wal_bytes=self.max_wal_bytes,
             tracing=tracing,
+            **settings,
         )
         app = create_app(
             config,

@@ -36,7 +36,6 @@ from gateway.limits.admission import Reservation, Usage
 from gateway.quota_types import Service
 from gateway.text.call_grammars import HeldGrammar, rules_of
 from gateway.text.grammars import GrammarUser
-from gateway.text.long_texts import LONG
 from gateway.text.tokenizer import ModelTokenizer
 from workers.wire.client import WorkerClient
 from workers.wire.protocol import ModelInfo, SamplingParams
@@ -49,7 +48,9 @@ RESPONSES = Responses()
 
 B = TypeVar("B")
 
-answering = partial(HotRoute, http_method="POST", guards=[requires(INFERENCE)], status_code=200)
+answering = partial(
+    HotRoute, http_method="POST", guards=[requires(INFERENCE, on_worker=True)], status_code=200
+)
 """Declares a route whose function hands its body to `answer`."""
 
 
@@ -88,8 +89,6 @@ async def answer(request: GatewayRequest, dialect: Dialect[B], body: B) -> ASGIA
         full = _full_workers(request, target, service)
         if tenant_id not in gateway.refused_tenants:
             gateway.fleet.prefetch(target)
-        if request.num_bytes > LONG:
-            await gateway.admission.check(gateway.catalog.current, caller)
         call = await prepare(request, asked, target, service)
         admitted = await admit(call, request, full)
         gateway.refused_tenants.discard(tenant_id)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dispatch.shedding import ASK_AGAIN_S, MANY, FullQueues
+from gateway.dispatch.shedding import ASK_AGAIN_S, LARGE, MANY, FullQueues
 from workers.wire.client import WorkerClient, WorkerFailed
 from workers.wire.protocol import MAX_RETRY_S, ErrorCode, Generate, SamplingParams, ServiceClass
 
@@ -66,6 +66,19 @@ def test_a_refusal_holds_until_a_place_may_have_come_free() -> None:
     assert gateway.told() is not None
     gateway.workers[0].num_finished += 1
     assert gateway.told() is None
+
+
+def test_the_refusal_of_a_large_request_holds_as_much_longer() -> None:
+    """Also when an answer ends, which makes room for a small one."""
+    gateway = Gateway()
+    gateway.refuse(num_bytes=16 * LARGE, pace_s=0.1)
+    for _ in range(15):
+        gateway.now += ASK_AGAIN_S
+        gateway.workers[0].num_finished += 1
+        assert gateway.told(num_bytes=16 * LARGE) is not None
+        assert gateway.told(num_bytes=16 * LARGE - 1) is None
+    gateway.now += 1.1 * ASK_AGAIN_S
+    assert gateway.told(num_bytes=16 * LARGE) is None
 
 
 def test_it_holds_for_that_tenant_class_model_and_size_alone() -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 
 from admin.body_budget import GRACE_S, MIN_BYTES_PER_S, BodyBudget, HeldBody
+from gateway.text.long_texts import LONG, LongTexts
+from gateway.text.tokenizer import MANY_MESSAGES
 from tests.gateway.live import Live, Served, eventually
 
 TENANT_BYTES = 1 << 20
@@ -74,6 +77,64 @@ async def test_a_tenants_unfinished_bodies_are_bounded(live: Live) -> None:
             assert (await request.answer())[0] == 200
         assert (await served.complete("bot")).status_code == 200
         assert budget.num_bytes == budget.num_unowned_bytes == 0
+
+
+async def test_a_body_that_has_no_room_is_refused_before_it_comes(live: Live) -> None:
+    budget = BodyBudget(BUDGET)
+    async with live.worker, live.gateway(bodies=budget) as served:
+        async with posting(served, live.key) as held, posting(served, live.key) as refused:
+            await held.send(WHOLE[:PART])
+            await eventually(lambda: budget.num_bytes == PART)
+            async with posting(served, live.key, length=TENANT_BYTES) as large:
+                status, _, error = await large.answer()
+                assert (status, error["code"]) == (503, "too_many_body_bytes")
+            await refused.send(WHOLE)
+            assert (await refused.answer())[0] == 404
+        await eventually(lambda: budget.num_bytes == 0)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/tokenize"])
+async def test_a_text_that_waits_to_be_tokenised_is_held(
+    live: Live, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And counts towards the tenant's part until then."""
+    may_begin = asyncio.Event()
+    run = LongTexts.run
+
+    async def wait(self: LongTexts, domain: str, work: Callable[[], Any]) -> Any:
+        await may_begin.wait()
+        return await run(self, domain, work)
+
+    monkeypatch.setattr(LongTexts, "run", wait)
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    fields: dict[str, Any] = {"messages": messages * (MANY_MESSAGES // 2 + 1), "max_tokens": 1}
+    if path == "/tokenize":
+        fields = {"prompt": "a " * (LONG // 2 + 1)}
+    body = json.dumps({"model": "tiny", **fields}).encode()
+    budget = BodyBudget(8 * 2 * len(body))
+    async with live.worker, live.gateway(bodies=budget) as served:
+        asking = [asyncio.create_task(served.client.post(path, content=body)) for _ in range(2)]
+        await eventually(lambda: budget.num_bytes == 2 * len(body))
+        refused = await served.client.post(path, content=body)
+        assert "Too many bytes of this tenant" in refused.text
+        may_begin.set()
+        answers = await asyncio.gather(*asking)
+        assert budget.num_bytes == 0
+    assert {answer.status_code for answer in answers} < {200, 400}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses", "/tokenize"])
+async def test_large_bodies_wait_for_their_turn(live: Live, path: str) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def delay_s(tenant_id: str, num_bytes: int) -> float:
+        asked.append((tenant_id, num_bytes))
+        return 0.001
+
+    async with live.worker, live.gateway() as served:
+        served.gateway.body_pace.delay_s = delay_s
+        await served.client.post(path, content=WHOLE)
+    assert asked == [(live.tenant_id, len(WHOLE))]
 
 
 async def test_a_client_that_leaves_gives_its_bytes_back(live: Live) -> None:

@@ -9,9 +9,10 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from admin.errors import DatabaseUnavailable
+from gateway import telemetry
 from gateway.exceptions import QuotaExceeded, QuotaUnavailable
 from gateway.limits.lease_book import AHEAD_S, LeaseRequest, LeaseResponse
-from gateway.limits.leases import SWEEP_INTERVAL_S, Leases
+from gateway.limits.leases import REFUSED_S, SWEEP_INTERVAL_S, Leases
 from gateway.limits.quota import Hold
 from gateway.quota_types import Kind, Limit
 from tests.gateway.lease_renewals import LeaseModel, Wire
@@ -21,6 +22,7 @@ NOON = 1_790_000_040.0
 """The first second of a minute."""
 REQUESTS = Limit("ten_a", Kind.REQUESTS_PER_MINUTE, 100)
 AT_ONCE = Limit("ten_a", Kind.CONCURRENT_REQUESTS, 10)
+TOKENS = Limit("ten_a", Kind.TOKENS_PER_DAY, 1000)
 BUDGETS = [
     (Limit("ten_a", Kind.SPEND_PER_DAY, 100), 86_400.0),
     (Limit("ten_a", Kind.SPEND_PER_MONTH, 100), 31 * 86_400.0),
@@ -271,7 +273,50 @@ async def test_others_give_back_what_they_do_not_need(bench: Bench) -> None:
             await bench.take(two, AT_ONCE)
         assert refused.value.is_worth_a_retry
         one.settle(held[0], 0)
+        await asyncio.sleep(REFUSED_S)
         await bench.take(two, AT_ONCE)
+
+
+@pytest.mark.parametrize("limit", [AT_ONCE, REQUESTS, TOKENS])
+async def test_after_a_refusal_others_are_refused_at_once(bench: Bench, limit: Limit) -> None:
+    """They wait for nothing and ask nobody, unless they need less or what they need is here."""
+    bench.set(limit)
+    async with bench.gateway("g1") as one, bench.gateway("g2") as two:
+        await bench.take(one, limit, limit.amount - 1)
+        (held,) = await bench.take(two, limit)
+        assert await is_refused_at_once(bench, two, limit, 2) is False
+        waits = telemetry.limit_waits.totals()
+        for amount in (2, 3, limit.amount) * 10:
+            assert await is_refused_at_once(bench, two, limit, amount)
+        assert telemetry.limit_waits.totals() == waits
+        two.settle(held, 0)
+        await bench.take(two, limit)
+
+
+async def test_a_recall_that_nobody_follows_is_waited_for_once(bench: Bench) -> None:
+    """Of a gateway that was killed. While one request asks again, all others are refused."""
+    async with bench.gateway("g1") as one:
+        await bench.take(one, AT_ONCE, AT_ONCE.amount)
+    async with bench.gateway("g2", wait_s=0.3) as two:
+        for _ in range(2):
+            assert await is_refused_at_once(bench, two, AT_ONCE, 1) is False
+            assert await is_refused_at_once(bench, two, AT_ONCE, 1)
+            await asyncio.sleep(REFUSED_S)
+        asking = asyncio.ensure_future(bench.take(two, AT_ONCE))
+        await asyncio.sleep(0)
+        assert await is_refused_at_once(bench, two, AT_ONCE, 1) and not asking.done()
+        with pytest.raises(QuotaExceeded):
+            await asking
+
+
+async def is_refused_at_once(bench: Bench, leases: Leases, limit: Limit, amount: int) -> bool:
+    """Whether the request, which is refused, did not wait."""
+    taking = asyncio.ensure_future(bench.take(leases, limit, amount))
+    await asyncio.sleep(0)
+    is_at_once = taking.done()
+    with pytest.raises(QuotaExceeded):
+        await taking
+    return is_at_once
 
 
 async def test_what_comes_back_goes_at_once_to_who_waits(bench: Bench) -> None:

@@ -222,7 +222,8 @@ async def test_who_is_refused_has_no_adapters_fetched_ahead(live: Live) -> None:
     """Or a tenant beyond its limit could move the adapters of others about for nothing."""
     await live.make_ready(*"123456")
     async with live.worker, live.gateway() as served:
-        await limited(live, served, tokens_per_minute=PROMPT_TOKENS + 3)
+        # One token is left, so that the next requests are refused only when their prompts are read.
+        await limited(live, served, tokens_per_minute=PROMPT_TOKENS + 3 + 1)
         codes = [(await served.complete(f"bot@{number}")).status_code for number in range(1, 7)]
         await live.limit(tokens_per_minute=100)
         await eventually(lambda: served.serves("bot@6"))
@@ -362,14 +363,18 @@ async def test_gateways_share_a_limit(live: Live) -> None:
 
 
 async def test_a_worker_that_is_lost_while_a_request_waits_for_its_limit(live: Live) -> None:
+    """It was chosen before the request had to wait for more tokens than its gateway holds."""
     async with live.gateway() as served:
         fleet = served.gateway.fleet
+        await lengthen(live, served)
         await limited(live, served, tokens_per_day=1000)
+        async with live.worker:
+            await eventually(lambda: served.serves("tiny"))
         async with live.database.transaction() as elsewhere:
             await elsewhere.execute("SELECT FROM quotas FOR UPDATE")
             async with live.worker:
                 await eventually(lambda: fleet.why_not_serving() is None)
-                asked = asyncio.create_task(served.complete("tiny"))
+                asked = asyncio.create_task(served.complete("tiny", max_tokens=800))
                 await eventually(lambda: live.fetch("SELECT FROM pg_locks WHERE NOT granted"))
             await eventually(lambda: fleet.why_not_serving() is not None)
         async with live.worker:

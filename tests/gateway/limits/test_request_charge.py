@@ -1,5 +1,5 @@
 """Each request with a tenant's key takes one from the request limits, whichever route it names and
-however it ends; only an answer that says "come again" gives it back."""
+however it ends. Only a refusal whose cause is on the server's side gives it back."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from litestar.handlers import HTTPRouteHandler
 
 from gateway.app import ROUTES
 from gateway.http.guards import public
+from tests.gateway.http.test_bodies import posting
 from tests.gateway.limits.test_quotas import limited
 from tests.gateway.live import Live, Served, eventually
 from tests.stub_worker import Reply
+from workers.wire.protocol import ErrorCode
 
 REQUESTS = 9
 CHAT = [{"role": "user", "content": "Hi"}]
@@ -35,6 +37,13 @@ CALLS = {
     "/detokenize": {"model": "tiny", "tokens": [1, 2]},
 }
 """A body for each metered route; None: it is read."""
+NOT_ON_WORKER = (
+    "/v1/models",
+    "/v1/models/{model:path}",
+    "/v1/messages/count_tokens",
+    "/tokenize",
+    "/detokenize",
+)
 
 
 def paths(route: HTTPRouteHandler) -> list[str]:
@@ -81,18 +90,78 @@ async def test_a_bad_request_keeps_what_it_took(live: Live, body: bytes, status:
     assert [answer.status_code for answer in answers] == [status, status, 429]
 
 
-async def test_who_is_told_to_come_again_has_it_back(live: Live) -> None:
-    """429 of another limit, and 503."""
+OURS = (ErrorCode.MODEL_UNAVAILABLE, ErrorCode.ADAPTER_UNAVAILABLE)
+THEIRS = (ErrorCode.OVERLOADED, ErrorCode.EXPIRED, ErrorCode.INVALID, ErrorCode.PROMPT_TOO_LONG)
+ON_WORKER = [path for path in CALLS if path not in NOT_ON_WORKER]
+
+
+@pytest.mark.parametrize("code", OURS + THEIRS)
+async def test_a_worker_s_refusal_gives_it_back_if_the_cause_is_ours(
+    live: Live, code: ErrorCode
+) -> None:
+    live.worker.script = lambda _: Reply([], failure=code)
+    paths = ("/v1/completions", "/v1/messages")
     async with live.worker, live.gateway() as served:
-        await limited(live, served, requests_per_minute=REQUESTS, tokens_per_minute=10)
-        assert await served.serves("tiny")
-        refused = [await served.complete("tiny", max_tokens=4) for _ in range(3)]
+        await limited(live, served, requests_per_minute=REQUESTS)
+        # It expires at once.
+        served.client.headers["x-request-timeout"] = "0.001" if code is ErrorCode.EXPIRED else "9"
+        answers = [await call(served, path) for path in paths * 2]
+    assert all(answer.status_code >= 400 for answer in answers)
+    taken = [0] * 4 if code in OURS else [1, 2, 3, 4]
+    assert [REQUESTS - left(answer) for answer in answers] == taken
+
+
+async def test_a_gateway_that_can_run_nothing_gives_it_back(live: Live) -> None:
+    """There is no worker, or no room for what is used."""
     async with live.gateway() as served:
-        away = [await served.complete("tiny", max_tokens=3) for _ in range(3)]
-    assert [answer.status_code for answer in refused + away] == [429] * 3 + [503] * 3
-    assert {left(answer) for answer in refused} == {REQUESTS - 1}
-    assert {answer.headers["x-ratelimit-remaining-tokens"] for answer in refused} == {"5"}
-    assert len({left(answer) for answer in away}) == 1
+        await limited(live, served, requests_per_minute=REQUESTS)
+        answers = [await call(served, path) for path in ON_WORKER]
+    live.max_wal_bytes = 0
+    async with live.worker, live.gateway() as served:
+        await eventually(lambda: served.gateway.fleet.why_not_serving() is None)
+        answers += [await call(served, path) for path in ON_WORKER]
+    assert {answer.status_code for answer in answers} == {503, 529}
+    assert {left(answer) for answer in answers} == {REQUESTS}
+
+
+@pytest.mark.parametrize("limit", ["tokens_per_minute", "tokens_per_day"])
+async def test_another_limit_s_refusal_keeps_it(live: Live, limit: str) -> None:
+    """Whether the prompt is tokenised for it, or nothing is left at all."""
+    async with live.worker, live.gateway() as served:
+        await limited(live, served, requests_per_minute=REQUESTS, **{limit: 10})
+        # Each of these uses 5 tokens.
+        answers = [await served.complete("tiny", max_tokens=each) for each in (3, 4, 3, 3)]
+    assert [answer.status_code for answer in answers] == [200, 429, 200, 429]
+    assert [REQUESTS - left(answer) for answer in answers] == [1, 2, 3, 4]
+
+
+async def test_of_a_request_too_many_at_once_nothing_is_read(live: Live) -> None:
+    """On every route whose requests a worker runs. One takes its place when its head has come, and
+    leaves it when it has ended or its client has left."""
+    whole = b'{"model": "tiny", "prompt": "Hi", "max_tokens": 3}'
+    path = "/v1/completions"
+    async with live.worker, live.gateway() as served:
+        await limited(live, served, requests_per_minute=100, concurrent_requests=1)
+        first = await call(served, path)
+        async with posting(served, live.key, path, len(whole)) as open_request:
+            await eventually(lambda: is_refused(served))
+            for each in ON_WORKER:
+                async with posting(served, live.key, each, 5 << 20) as request:
+                    status, head, error = await request.answer()
+                    assert status == 429 and b"x-ratelimit-remaining-requests" in head
+                    assert "concurrent_requests" in str(error)
+            for each in NOT_ON_WORKER:
+                assert (await call(served, each)).status_code == 200
+            await open_request.send(whole)
+            assert (await open_request.answer())[0] == 200
+        async with posting(served, live.key, path, len(whole)):
+            await eventually(lambda: is_refused(served))
+        await eventually(lambda: served.serves("tiny"))
+    assert first.status_code == 200
+
+
+async def is_refused(served: Served) -> bool:
+    return (await served.complete("tiny")).status_code == 429
 
 
 async def test_a_client_that_leaves_early_keeps_it(live: Live) -> None:

@@ -1,0 +1,117 @@
+"""Limit of a tenant's refused requests in one gateway.
+
+The refusal of a request takes at most one request of a minute from its tenant's quota, and up to a
+prompt's reading, decoding and tokenising of the gateway's time. So requests that are refused after
+their bodies were read count against a limit of their own. The requests of a tenant that has used it
+up are refused before their bodies are read, which is cheap, until some of it has come back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from gateway import telemetry
+from gateway.exceptions import TooManyRefusals
+
+UNIT_BYTES = 16 << 10
+"""A refusal counts as one, and as one more for each so many bytes of its body."""
+BURST_S = 60.0
+"""Seconds' worth of the limit that may be used at once."""
+MAX_DEBT_S = 60.0
+"""Seconds for which a tenant waits at most after it has exceeded its limit: a body is counted after
+it was read."""
+UNREAD_PER_S, UNREAD_BYTES_PER_S = 400.0, 64 << 20
+"""Refusals of a tenant that are answered in a second before their bodies are read, and bytes of
+those bodies that are thrown away. Other answers wait for their turn, so that clients that ask again
+at once take some 10 % of a core."""
+UNREAD_BURST_S = 0.25
+"""Seconds' worth of them that are answered at once."""
+MAX_DELAY_S = 5.0
+"""Longest wait for such an answer, after which the connection is closed."""
+MAX_TENANTS = 10_000
+"""Tenants remembered. Beyond that, those that have their whole limit are forgotten."""
+
+
+class _Use:
+    """A tenant's use of its limit."""
+
+    __slots__ = ("answers_at", "num_open", "whole_at")
+
+    def __init__(self) -> None:
+        self.whole_at = 0.0
+        """When the whole limit is there again (GCRA, ITU-T I.371)."""
+        self.answers_at = 0.0
+        """When the last refusal that waits for its turn is answered."""
+        self.num_open = 0.0
+        """What the requests that are not answered yet would count if they were refused."""
+
+    def is_idle(self, now: float) -> bool:
+        return self.num_open <= 0 and max(self.whole_at, self.answers_at) <= now
+
+
+class RefusalLimit:
+    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._unit_s = 60 / per_minute
+        self._clock = clock
+        self._tenants: dict[str, _Use] = {}
+
+    def begin(self, tenant_id: str, num_bytes: int) -> None:
+        """Begins a request with a body of so many bytes, as far as is known. Raises
+        TooManyRefusals if nothing is left of the tenant's limit.
+
+        Once half of the limit is used, requests that are not answered yet count as if they were
+        refused. Otherwise all of a tenant's clients would be let in when some of the limit comes
+        back, and would use that of the next seconds.
+        """
+        use, now = self._use(tenant_id), self._clock()
+        used_s = max(use.whole_at - now, 0.0)
+        if used_s > BURST_S / 2:
+            used_s += use.num_open * self._unit_s
+        excess_s = used_s + self._unit_s - BURST_S
+        # Sums of fractions are off by less than half a refusal.
+        if used_s and excess_s > self._unit_s / 2:
+            raise TooManyRefusals(min(excess_s, MAX_DEBT_S))
+        use.num_open += _units(num_bytes)
+
+    def end(self, tenant_id: str, num_bytes: int, num_refused_bytes: int | None) -> None:
+        """Ends a request that was begun with `num_bytes`. `num_refused_bytes`: what was read of its
+        body before it was refused; None: it was not."""
+        use, now = self._use(tenant_id), self._clock()
+        use.num_open -= _units(num_bytes)
+        if num_refused_bytes is not None:
+            cost_s = _units(num_refused_bytes) * self._unit_s
+            most = now + BURST_S + MAX_DEBT_S
+            use.whole_at = min(max(use.whole_at, now) + cost_s, most)
+            telemetry.refused_bytes.add(num_refused_bytes)
+
+    def add_unread(self, tenant_id: str, num_bytes: int) -> None:
+        """Counts bytes of a body that come after its request is refused and are thrown away. The
+        tenant's next refusals wait longer for them."""
+        use, now = self._use(tenant_id), self._clock()
+        use.answers_at = max(use.answers_at, now) + num_bytes / UNREAD_BYTES_PER_S
+        telemetry.refused_bytes.add(num_bytes)
+
+    def delay_s(self, tenant_id: str) -> float:
+        """Seconds after which a refusal of the tenant whose body is not read is to be answered. If
+        these are `MAX_DELAY_S`, its turn would come later, and its connection is to be closed."""
+        use, now = self._use(tenant_id), self._clock()
+        answers_at = max(use.answers_at, now) + 1 / UNREAD_PER_S
+        delay_s = answers_at - now - UNREAD_BURST_S
+        if delay_s >= MAX_DELAY_S:
+            return MAX_DELAY_S
+        use.answers_at = answers_at
+        return max(0.0, delay_s)
+
+    def _use(self, tenant_id: str) -> _Use:
+        use = self._tenants.get(tenant_id)
+        if use is None:
+            if len(self._tenants) >= MAX_TENANTS:
+                now = self._clock()
+                self._tenants = {t: u for t, u in self._tenants.items() if not u.is_idle(now)}
+            use = self._tenants[tenant_id] = _Use()
+        return use
+
+
+def _units(num_bytes: int) -> float:
+    return 1 + num_bytes / UNIT_BYTES

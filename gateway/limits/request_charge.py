@@ -1,0 +1,106 @@
+"""What a request takes of its tenant's limits before anything of its body is read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+
+from admin.body_budget import HeldBody
+from gateway.limits.leases import Leases
+from gateway.limits.quota import Hold
+from gateway.limits.rate_headers import is_shown
+from gateway.limits.refusal_limit import RefusalLimit
+from gateway.quota_types import Kind, Limit
+
+
+class RequestCharge:
+    """One of the requests of a minute and, for a request that a worker is to run, one of the
+    concurrent requests. Counts the request if it is refused."""
+
+    def __init__(
+        self,
+        leases: Leases | None,
+        limits: Sequence[Limit],
+        refusals: RefusalLimit,
+        tenant_id: str,
+        body: HeldBody,
+    ) -> None:
+        """`limits`: all of the tenant and the key; none without leases."""
+        self._leases = leases
+        self._limits = limits
+        self._refusals = refusals
+        self._tenant_id = tenant_id
+        self._body = body
+        self._requests: Sequence[Hold] = ()
+        self._slots: Sequence[Hold] = ()
+        self._num_begun: int | None = None
+        """Bytes with which the request was begun at the limit of refusals; None: it was not."""
+
+    async def take(self, num_bytes: int, *, on_worker: bool) -> None:
+        """Refuses a request that a worker is to run also if nothing is left of a limit of tokens or
+        money, of which the request reserves its part later. `num_bytes`: of its body, as far as is
+        known. Raises TooManyRefusals, QuotaExceeded or QuotaUnavailable."""
+        self._body.on_unread = partial(self._refusals.add_unread, self._tenant_id)
+        self._refusals.begin(self._tenant_id, num_bytes)
+        self._num_begun = num_bytes
+        try:
+            if self._leases is not None and self._limits:
+                await self._take_from(self._leases, on_worker=on_worker)
+        except BaseException:
+            # Its body is not read, so it does not count.
+            self._end_refusal(None)
+            raise
+
+    def settle(self, status: int, *, is_ours: bool) -> None:
+        """Keeps the request of the minute, or gives it back if it is refused and the cause
+        `is_ours`. Called when the answer begins."""
+        self._settle_requests(0 if is_ours else 1)
+        self._end_refusal(self._body.num_read if status >= 400 else None)
+
+    def end(self) -> None:
+        """Releases the concurrent request. Called when the request has ended, also if its client
+        left before the answer began: then the request of the minute is kept."""
+        self._settle_requests(1)
+        self._end_refusal(None)
+        slots, self._slots = self._slots, ()
+        for slot in slots:
+            self._settle(slot, 0)
+
+    def headers(self) -> dict[str, str]:
+        """`x-ratelimit-*` headers that tell what is left of the limits now."""
+        if self._leases is None or not self._limits:
+            return {}
+        return self._leases.headers([limit for limit in self._limits if is_shown(limit.kind)])
+
+    async def _take_from(self, leases: Leases, *, on_worker: bool) -> None:
+        now = time.time()
+        requests = [each for each in self._limits if each.kind is Kind.REQUESTS_PER_MINUTE]
+        if requests:
+            self._requests = await leases.take([(limit, 1) for limit in requests], now)
+        others = [each for each in self._limits if each.kind is not Kind.REQUESTS_PER_MINUTE]
+        if not (on_worker and others):
+            return
+        slots: list[Hold] = []
+        for hold in await leases.take([(limit, 1) for limit in others], now):
+            if hold.quota.kind is Kind.CONCURRENT_REQUESTS:
+                slots.append(hold)
+            else:
+                leases.settle(hold, 0)
+        self._slots = slots
+
+    def _end_refusal(self, num_refused_bytes: int | None) -> None:
+        """Only the first call counts."""
+        num_begun, self._num_begun = self._num_begun, None
+        if num_begun is not None:
+            self._refusals.end(self._tenant_id, num_begun, num_refused_bytes)
+
+    def _settle_requests(self, used: int) -> None:
+        """Only the first call counts."""
+        requests, self._requests = self._requests, ()
+        for hold in requests:
+            self._settle(hold, used)
+
+    def _settle(self, hold: Hold, used: int) -> None:
+        assert self._leases is not None
+        self._leases.settle(hold, used)

@@ -1,0 +1,75 @@
+"""Floods of refused requests: another tenant hardly notices one, and clients that ask again at once
+keep no prompt from being served. `python -m benchmarks.refusals` prints the figures."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from tests.e2e.cluster import Cluster
+from tests.e2e.floods import (
+    FLOOD_PER_S,
+    NO_TOKEN,
+    finished_per_s,
+    flooded,
+    flooding,
+    large_request,
+    limit,
+    other_tenant,
+)
+from tests.e2e.shares import HEAVY, ORDINARY
+from tests.scale import IS_FULL, scaled
+
+SECONDS = scaled(5, 60)
+LENIENCE = 1.0 if IS_FULL else 10.0
+"""Of times: the suite shares its machine."""
+SHARED_S = 0.0 if IS_FULL else 0.25
+"""What such a machine takes of anybody's time; who was alone may have been spared."""
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+    async with flooded(tmp_path_factory.mktemp("flooded")) as cluster:
+        yield cluster
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    ("limits", "last_token"),
+    [({"requests_per_minute": 3}, 0), ({"concurrent_requests": 1}, 0), ({}, NO_TOKEN)],
+)
+async def test_another_tenant_hardly_notices_a_flood(
+    cluster: Cluster, limits: dict[str, int], last_token: int
+) -> None:
+    """Of large requests that are refused for a limit of their tenant, or once they are read."""
+    url, keys = cluster.gateways["gateway-0"].url, cluster.keys
+    await limit(cluster, HEAVY, **limits)
+    alone = await other_tenant(url, keys[ORDINARY[0]], SECONDS)
+    body = large_request(random.Random(0), last_token)
+    async with flooding(url, keys[HEAVY], FLOOD_PER_S, body) as answers:
+        beside = await other_tenant(url, keys[ORDINARY[0]], SECONDS)
+    print(f"\n{limits}\nalone  {alone}\nbeside {beside}\n{answers}")
+    assert answers.num_refused > 0
+    assert beside.num_served == beside.num_asked
+    for before_s, after_s in (
+        (alone.p99_ttft_s, beside.p99_ttft_s),
+        (alone.p99_gap_s, beside.p99_gap_s),
+    ):
+        assert after_s <= 1.5 * LENIENCE * max(before_s, SHARED_S)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_clients_that_ask_again_at_once_keep_no_prompt_from_being_served(
+    cluster: Cluster,
+) -> None:
+    url, key = cluster.gateways["gateway-0"].url, cluster.keys[ORDINARY[1]]
+    patient, _ = await finished_per_s(url, key, SECONDS, is_patient=True)
+    impatient, answers = await finished_per_s(url, key, SECONDS, is_patient=False)
+    print(f"\n{patient:.2f} prompts/s, {impatient:.2f} of clients that do not wait\n{answers}")
+    assert answers.num_refused > 0
+    assert impatient >= 0.7 / LENIENCE * patient

@@ -1,0 +1,53 @@
+"""Large bodies of a tenant are worked on one after the other. No other tenant waits for them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.limits.body_pace import BYTES_PER_S, LARGE, MAX_TENANTS, BodyPace
+
+MIB = 1 << 20
+
+
+class Bench:
+    """A pace with a clock that goes on only as the test says."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.pace = BodyPace(lambda: self.now)
+
+
+def test_each_waits_for_those_before_it() -> None:
+    bench, mib_s = Bench(), MIB / BYTES_PER_S
+    delays = [bench.pace.delay_s("a", MIB) for _ in range(4)]
+    assert delays == pytest.approx([0, mib_s, 2 * mib_s, 3 * mib_s])
+    assert bench.pace.delay_s("b", MIB) == bench.pace.delay_s("a", LARGE - 1) == 0
+    bench.now += 3.5 * mib_s
+    assert bench.pace.delay_s("a", LARGE) == pytest.approx(0.5 * mib_s)
+    bench.now += 10.0
+    assert bench.pace.delay_s("a", 10 * MIB) == 0
+
+
+def test_tenants_that_nothing_waits_for_are_forgotten() -> None:
+    bench = Bench()
+    for number in range(2 * MAX_TENANTS):
+        bench.pace.delay_s(f"t{number}", LARGE)
+        bench.now += 0.01
+    assert len(bench.pace._next_at) <= MAX_TENANTS  # pyright: ignore[reportPrivateUsage]
+
+
+@given(st.lists(st.tuples(st.floats(0, 0.3), st.integers(LARGE, 10 * MIB)), max_size=40))
+def test_between_two_bodies_there_is_time_for_all_that_begin_before_the_second(
+    bodies: list[tuple[float, int]],
+) -> None:
+    bench = Bench()
+    begun: list[tuple[float, int]] = []
+    for pause_s, num_bytes in bodies:
+        bench.now += pause_s
+        begun.append((bench.now + bench.pace.delay_s("a", num_bytes), num_bytes))
+    for first in range(len(begun)):
+        for last in range(first, len(begun)):
+            within_s = begun[last][0] - begun[first][0]
+            assert sum(size for _, size in begun[first:last]) <= within_s * BYTES_PER_S + 1
