@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from gateway.dispatch.choice import Delta
 from gateway.exceptions import problem_of
 from gateway.limits.admission import Usage
 from gateway.text.parsers.parser import Part, Reasoning, Text, ToolCall, part_key
+from gateway.text.parsers.reading_parser import whole_characters
 
 encode = msgspec.json.encode
 SIGNATURE = "unsigned"
@@ -203,9 +205,21 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     }
 
 
-def read_arguments(arguments: str) -> dict[str, Any]:
-    """The arguments of a call as an object; empty if the answer ended within them."""
+def read_arguments(arguments: str) -> msgspec.Raw:
+    """Returns the arguments of a call, as JSON; an empty object if the answer ended within them, or
+    they are none."""
+    for text in (arguments, _with_whole_characters(arguments)):
+        try:
+            msgspec.json.decode(text, type=dict[str, Any])
+            return msgspec.Raw(text.encode())
+        except (msgspec.DecodeError, RecursionError):
+            continue
+    return msgspec.Raw(b"{}")
+
+
+def _with_whole_characters(arguments: str) -> str:
+    """Returns the JSON without escapes of half a character; empty if it is no JSON."""
     try:
-        return msgspec.json.decode(arguments, type=dict[str, Any])
-    except (msgspec.DecodeError, msgspec.ValidationError):
-        return {}
+        return whole_characters(json.dumps(json.loads(arguments), ensure_ascii=False))
+    except (ValueError, RecursionError):
+        return ""

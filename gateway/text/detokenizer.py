@@ -67,7 +67,7 @@ class ByteFallbackDetokenizer:
                 self._run.append(byte)
             elif spelled := self._spelled[token]:
                 pieces.append(self.flush())
-                pieces.append(spelled.decode())
+                pieces.append(spelled.decode(errors="replace"))
         return "".join(pieces)
 
     def flush(self) -> str:

@@ -136,11 +136,14 @@ class SchemaReader:
         discriminator = _object(node.get("discriminator")) or {}
         if not self._differ(branches, discriminator.get("propertyName")):
             return
-        del node["oneOf"]
-        if "anyOf" in node:
-            node.setdefault("allOf", []).append({"anyOf": branches})
-        else:
+        members = node.get("allOf", [])
+        if "anyOf" not in node:
             node["anyOf"] = branches
+        elif isinstance(members, list):
+            node["allOf"] = [*cast(list[Any], members), {"anyOf": branches}]
+        else:
+            return  # the compiler refuses it
+        del node["oneOf"]
 
     def _differ(self, branches: list[Any], tag: Any) -> bool:
         """`tag`: the property that a discriminator names. It is required from here on."""
@@ -294,7 +297,8 @@ def _is_unsupported(pattern: Any) -> bool:
 def _has_optional_properties(node: Node) -> bool:
     """Whether the number of an object's properties depends on those that may be left out."""
     is_open = node.get("additionalProperties") is not False
-    return is_open and not _properties(node).keys() <= set(_required(node))
+    required = {name for name in _required(node) if isinstance(name, str)}
+    return is_open and not _properties(node).keys() <= required
 
 
 def _change_bounds(node: Node) -> None:

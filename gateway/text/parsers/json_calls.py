@@ -177,10 +177,10 @@ def as_object(written: str) -> str:
         value: Any = json.loads(written, strict=False) if written.strip(SPACE) else None
         if isinstance(value, str):
             value = json.loads(value, strict=False) if value.strip(SPACE) else None
+        if value is None:
+            return "{}"
+        if isinstance(value, dict):
+            return json.dumps(value, ensure_ascii=False)
     except (ValueError, RecursionError):
-        raise Malformed from None
-    if value is None:
-        return "{}"
-    if not isinstance(value, dict):
-        raise Malformed
-    return json.dumps(value, ensure_ascii=False)
+        pass
+    raise Malformed

@@ -108,8 +108,10 @@ def _as_json(text: str, schema: Mapping[str, Any]) -> str:
 
 
 def _may_be_string(schema: Mapping[str, Any]) -> bool:
-    kinds = [schema, *schema.get("anyOf", ())]
-    return any("string" in (kind.get("type"), *_list(kind.get("type"))) for kind in kinds)
+    # A schema may be a boolean too.
+    branches: list[Any] = [schema, *_list(schema.get("anyOf"))]
+    types: list[Any] = [each.get("type") for each in branches if isinstance(each, Mapping)]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    return any("string" in (each, *_list(each)) for each in types)
 
 
 def _list(value: Any) -> Sequence[Any]:

@@ -172,11 +172,11 @@ class ReadingParser(Parser):
         self._unsure = None
         self._is_begun = True
         self._is_lost = False
-        self._parts.append(ToolCall(self._num_calls, name, ""))
+        self._parts.append(ToolCall(self._num_calls, whole_characters(name), ""))
 
     def add_arguments(self, text: str) -> None:
         if text:
-            self._parts.append(ToolCall(self._num_calls, "", text))
+            self._parts.append(ToolCall(self._num_calls, "", whole_characters(text)))
 
     def end_call(self) -> None:
         """What follows may be another call, or not."""
@@ -214,6 +214,14 @@ class ReadingParser(Parser):
         self._text = "".join(self._unsure or ()) + self._text[self._at :]
         self._at = 0
         self._unsure = None
+
+
+def whole_characters(text: str) -> str:
+    """Joins the halves of characters that escapes of JSON or Python spell, and replaces a half that
+    stands alone: no encoding has it."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _certain(text: str, start: int, markers: tuple[str, ...], trims: int) -> int:
