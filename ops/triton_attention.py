@@ -24,7 +24,7 @@ from ops.base import PAGE_TOKENS, AttentionBatch, KVCacheView
 from ops.triton_blocks import group_of_block
 from ops.triton_table import ALIGNMENT, MAX_PARTS, SMALLEST_DOT, AttentionBlocks, power_of_two
 
-COUNTS = ("num_seqs", "table_stride")
+COUNTS = ("num_seqs", "table_stride", "part_rows")
 """They change from step to step. A kernel made for one that is 1 or a multiple of 16 would be
 compiled again for others, in the middle of a request."""
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -47,8 +47,8 @@ def paged_attention(
 
     Bytes of a decode step: the context's K and V, `context * 2 * G * D * itemsize` a layer; queries
     and results are nothing beside them. Llama 3 8B at 1024 tokens: 4.2 MB a sequence and layer.
-    Parts are `T * H * MAX_PARTS * (D + 2)` floats, of which as many are written and read as a
-    sequence's context has; they stay in the L2.
+    Parts are `S * min(max_query, short tokens) * H * MAX_PARTS * (D + 2)` floats, of which as many
+    are written and read as a sequence's context has; they stay in the L2. Long sequences have none.
     Flops of a prefill: `4 * D * H * rows * context / 2`.
     """
     layout = kv.layout
@@ -59,9 +59,10 @@ def paged_attention(
     if num_rows == 0:
         return out
     has_parts = batch.max_context > short.part_tokens
+    part_rows = min(batch.max_query, short_tokens)
     parts = maxima = sums = out
     if has_parts:
-        shape = (num_rows, num_heads, MAX_PARTS)
+        shape = (num_seqs * part_rows, num_heads, MAX_PARTS)
         parts = qkv.new_empty(*shape, dim, dtype=torch.float32)
         maxima, sums = parts.new_empty(shape), parts.new_empty(shape)
     launches = [(short, num_seqs)]
@@ -70,7 +71,7 @@ def paged_attention(
         launches = [(long, capacity)] if num_seqs == 1 else [*launches, (long, capacity)]
     for blocks, capacity in launches:
         _attend[(capacity, num_kv, blocks.programs)](
-            *(qkv, kv.arena.view(layout.dtype), out, parts, maxima, sums),
+            *(qkv, kv.arena.view(layout.dtype), out, parts, maxima, sums, part_rows),
             *(batch.query_start, num_seqs, batch.positions),
             *(batch.block_tables, batch.block_tables.stride(0)),
             layer * layout.layer_bytes // layout.dtype.itemsize,
@@ -95,7 +96,7 @@ def paged_attention(
         )
     if has_parts:
         _combine[(num_rows, num_heads)](
-            *(parts, maxima, sums, out),
+            *(parts, maxima, sums, part_rows, out),
             *(batch.query_start, batch.token_seq, batch.context_lens, window or 0),
             HAS_WINDOW=window is not None,
             SHORT_TOKENS=short_tokens,
@@ -206,6 +207,7 @@ def _attend(
     parts,
     maxima,
     sums,
+    part_rows,
     query_start,
     num_seqs,
     positions,
@@ -270,6 +272,7 @@ def _attend(
         num_parts = tl.cdiv(num_tiles, share)
     pages = block_tables + seq.to(tl.int64) * table_stride
     at = row * HEADS + head
+    part_at = (seq.to(tl.int64) * part_rows + row - begin) * HEADS + head
     for part in range(tl.program_id(2), num_parts, tl.num_programs(2)):
         to_tile = first_tile + tl.minimum((part + 1) * share, num_tiles)
         result, total, largest = _sum_tiles(
@@ -291,17 +294,18 @@ def _attend(
             to = out + at[:, None] * DIM + lane[None, :]
             tl.store(to, result.to(out.dtype.element_ty), mask=shown)
         else:
-            to_part = at * PARTS + part
+            to_part = part_at * PARTS + part
             tl.store(parts + to_part[:, None] * DIM + lane[None, :], result, mask=shown)
             tl.store(maxima + to_part, largest, mask=valid)
             tl.store(sums + to_part, total, mask=valid)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def _combine(
     parts,
     maxima,
     sums,
+    part_rows,
     out,
     query_start,
     token_seq,
@@ -319,20 +323,22 @@ def _combine(
     """One row and head from its parts, summed in one order whatever finished first."""
     row = tl.program_id(0)
     seq = tl.load(token_seq + row)
-    num_rows = tl.load(query_start + seq + 1) - tl.load(query_start + seq)
+    begin = tl.load(query_start + seq)
+    num_rows = tl.load(query_start + seq + 1) - begin
     _, num_tiles = _tiles(num_rows, tl.load(context_lens + seq), window, HAS_WINDOW, TILE)
     num_parts = tl.cdiv(num_tiles, _tiles_a_part(num_tiles, TILE, PARTS, PART_TOKENS))
     if (num_rows > SHORT_TOKENS) | (num_parts == 1):
         return
     at = row.to(tl.int64) * HEADS + tl.program_id(1)
+    part_at = (seq.to(tl.int64) * part_rows + row - begin) * HEADS + tl.program_id(1)
     part, lane = tl.arange(0, PARTS), tl.arange(0, WIDTH)
     written, known = part < num_parts, lane < DIM
-    largest = tl.load(maxima + at * PARTS + part, mask=written, other=float("-inf"))
-    total = tl.load(sums + at * PARTS + part, mask=written, other=0)
+    largest = tl.load(maxima + part_at * PARTS + part, mask=written, other=float("-inf"))
+    total = tl.load(sums + part_at * PARTS + part, mask=written, other=0)
     # The row sees itself, so one part has seen something: the maximum is finite.
     decay = tl.exp2(largest - tl.max(largest, axis=0))
     values = tl.load(
-        parts + (at * PARTS + part[:, None]) * DIM + lane[None, :],
+        parts + (part_at * PARTS + part[:, None]) * DIM + lane[None, :],
         mask=written[:, None] & known[None, :],
         other=0,
     )

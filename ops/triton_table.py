@@ -108,9 +108,10 @@ def short_attention(
     wanted = power_of_two(blocks_of(16 * PROCESSORS, num_seqs * num_kv_heads))
     most = min(MAX_PARTS, power_of_two(blocks_of(max_context, PART_TOKENS)))
     programs = min(max(wanted, 4), most)
-    return AttentionBlocks(
-        rows, 32, PART_TOKENS, programs, warps=4, stages=1 if itemsize > 2 else 3
-    )
+    # The address of a page is loaded before its keys, which takes two stages: with 3 no load of
+    # keys or values would overlap the arithmetic on those before.
+    stages = 1 if itemsize > 2 else 5
+    return AttentionBlocks(rows, 32, PART_TOKENS, programs, warps=4, stages=stages)
 
 
 def long_attention(group: int, itemsize: int) -> AttentionBlocks:

@@ -2,7 +2,8 @@
 
 No GPU is needed: Triton brings its own assembler, and `tools.triton_driver` launches nothing. One
 JSON line a kernel: its name, the bytes of shared memory of a program, registers and bytes of stack
-of a thread, and how many of its loads from memory read 16 bytes.
+of a thread, how many of its loads from memory read 16 bytes, and how many copies to shared memory
+may be in flight while it computes.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ def report(name: str, binary: bytes, shared: int) -> None:
 
 
 def _resources(binary: bytes) -> dict[str, int]:
-    """Returns a kernel's registers and bytes of stack of a thread, and the number of its loads of
-    16 bytes. The result is kept in Triton's cache folder, because reading it takes a second."""
-    kept = Path(knobs.cache.dir, f"{hashlib.sha256(binary).hexdigest()}.resources")
+    """Returns a kernel's registers and bytes of stack of a thread, the number of its loads of 16
+    bytes, and the largest number of groups of copies that a wait leaves in flight. The result is
+    kept in Triton's cache folder, because reading it takes a second."""
+    kept = Path(knobs.cache.dir, f"{hashlib.sha256(binary).hexdigest()}.resources.json")
     if kept.exists():
         return json.loads(kept.read_text())
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -53,7 +55,9 @@ def _resources(binary: bytes) -> dict[str, int]:
     found = re.search(r"REG:(\d+) STACK:(\d+)", dump)
     assert found is not None, dump
     wide = len(re.findall(r"LDG\.E\.128|LDGSTS\.E\S*\.128", dump))
+    waits = [int(count, 16) for count in re.findall(r"DEPBAR\.LE SB0, 0x([0-9a-f]+)", dump)]
     resources = {"registers": int(found[1]), "stack": int(found[2]), "wide_loads": wide}
+    resources["in_flight"] = max(waits, default=0)
     kept.write_text(json.dumps(resources))
     return resources
 
