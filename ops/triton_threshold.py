@@ -23,7 +23,8 @@ from ops.triton_table import blocks_of, power_of_two
 
 BINS = 2048
 BINS_A_UNIT = tl.constexpr(64.0)
-"""The last bin holds everything 32 or more below the largest, whose weight is nothing."""
+"""The last bin holds everything 32 or more below the largest. Its weight is nothing, and none of it
+is ever drawn: the noise of two tokens differs by less than 20."""
 UNIT_WEIGHT = tl.constexpr(float(1 << 40))
 """A vocabulary of 2^22 tokens fits an int64."""
 CAPACITY = 4096
@@ -146,7 +147,8 @@ def _fill_bins(
     BINS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """counts and weights int64 [N, BINS], zero before."""
+    """counts and weights int64 [N, BINS], zero before. The last bin stays zero. At low temperatures
+    it holds nearly all tokens, and as many additions would wait for one address."""
     row = tl.program_id(0).to(tl.int64)
     top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row)
     has_top_k = (top_k > 0) & (top_k < vocab)
@@ -157,11 +159,21 @@ def _fill_bins(
     known = token < vocab
     value = _scaled(logits + row * vocab, token, known, temperature)
     largest = _largest(maxima, row, spans, SPANS)
-    at = row * BINS + _bin(value, largest, BINS)
+    bin = _bin(value, largest, BINS)
+    known &= bin < BINS - 1
+    at = row * BINS + bin
     tl.atomic_add(counts + at, tl.full((BLOCK,), 1, tl.int64), mask=known, sem="relaxed")
     if top_p < 1:
         weight = _weight(value, largest)
         tl.atomic_add(weights + at, weight, mask=known & (weight > 0), sem="relaxed")
+
+
+@triton.jit
+def _counts_of(counts, row, vocab, BINS: tl.constexpr):
+    """int64 [BINS], those of the last bin included."""
+    bin = tl.arange(0, BINS)
+    count = tl.load(counts + row * BINS + bin)
+    return tl.where(bin == BINS - 1, vocab - tl.sum(count, axis=0), count)
 
 
 @triton.jit
@@ -193,9 +205,10 @@ def _choose_by_count(
     row = tl.program_id(0).to(tl.int64)
     top_k = tl.load(top_ks + row)
     if (tl.load(temperatures + row) != 0) & (top_k > 0) & (top_k < vocab):
-        count = tl.load(counts + row * BINS + tl.arange(0, BINS))
+        count = _counts_of(counts, row, vocab, BINS)
         bin, above = _last_bin(count, count, top_k, BINS)
-        tl.store(chosen + row * 3, bin)
+        # A cut within the last bin drops nothing that could be drawn.
+        tl.store(chosen + row * 3, tl.where(bin == BINS - 1, -1, bin))
         tl.store(chosen + row * 3 + 1, above)
         tl.store(chosen + row * 3 + 2, top_k.to(tl.int64))
     else:
@@ -323,7 +336,7 @@ def _resolve_by_count(
         weight = tl.where(number > bin, 0, weight)
     tl.store(chosen + row * 3, -1)
     if (temperature != 0) & (top_p < 1):
-        count = tl.load(counts + row * BINS + number)
+        count = _counts_of(counts, row, vocab, BINS)
         if bin >= 0:
             count = tl.where(number > bin, 0, count)
         # At least one unit, so that the largest stays whatever the target.

@@ -138,6 +138,23 @@ def test_filters_over_a_large_vocabulary(ops: Ops, step: float):
     assert torch.equal(ops.sample(logits, batch), expected)
 
 
+@pytest.mark.parametrize("temperature", [0.2, 0.02])
+def test_filters_where_most_tokens_are_far_below_the_largest(ops: Ops, temperature: float):
+    """At a low temperature the tokens that top-k keeps are among those that are never drawn."""
+    torch.manual_seed(4)
+    vocab = 5_000 if is_interpreted(ops) else 20_000
+    logits = torch.randn(4, vocab) * 3
+    logits[3, 50:] = float("-inf")
+    options = {
+        "top_k": torch.tensor([50, 3, vocab // 3, 200], dtype=torch.int32),
+        "top_p": torch.tensor([1.0, 0.9, 0.999, 1.0]),
+        "min_p": torch.tensor([0.0, 0.0, 0.01, 0.0]),
+    }
+    batch = make_batch(4, **options, temperature=temperature)
+    expected = select("reference").sample(logits.clone(), batch)
+    assert torch.equal(ops.sample(logits, batch), expected)
+
+
 @pytest.mark.full
 @settings(max_examples=15, deadline=None)
 @given(
