@@ -134,31 +134,34 @@ class ModelRunner:
         )
 
     @torch.inference_mode()
-    def lora_deltas(
+    def launch_deltas(
         self, lease: AdapterLease, layer: int, inputs: list[tuple[FusedLinear, Tensor]]
-    ) -> list[Tensor]:
-        """What the leased adapter adds to linears of the layer, by the op and tables of `launch`.
+    ) -> LaunchedDeltas:
+        """Computes what the leased adapter adds to linears of the layer, by the op and tables of
+        `launch`. Does not wait for the device, which may still compute the step in flight.
 
-        Shape: x [T, in] of each linear, the same T -> y [T, sum(fused.widths)], on the CPU. DType:
-        activation in, float32 out.
+        Shape: x [T, in] of each linear, the same T -> y [T, sum(fused.widths)].
+        DType: float32 in and out, on the host.
         """
         device, dtype = self._ops.device, self._view.layout.dtype
         num_tokens = len(inputs[0][1])
+        segments = np.array([0, num_tokens], np.int32), np.array([lease.slot], np.int32)
+        start, slot, *rows = upload([*segments, *(x.numpy() for _, x in inputs)], device)
         lora = LoRABatch(
             arena=self._view.arena,
             dtype=dtype,
             tables=self._tables,
-            segment_start=torch.tensor([0, num_tokens], dtype=torch.int32, device=device),
-            segment_slot=torch.tensor([lease.slot], dtype=torch.int32, device=device),
+            segment_start=start,
+            segment_slot=slot,
             max_rank=rank_bound(lease.max_rank),
         )
         deltas: list[Tensor] = []
-        for fused, x in inputs:
-            x = x.to(device, self._ops.activation_dtype(dtype))
+        for (fused, _), x in zip(inputs, rows, strict=True):
+            x = x.to(self._ops.activation_dtype(dtype))
             y = torch.zeros(num_tokens, sum(fused.widths), dtype=x.dtype, device=device)
             self._ops.add_lora(y, x, fused, layer, lora)
-            deltas.append(y.float().cpu())
-        return deltas
+            deltas.append(y.float().to("cpu", non_blocking=True))
+        return LaunchedDeltas(deltas, self._ops.record_event())
 
     def _prepare_graph(
         self, step: StepInput, inputs: BatchInputs[Array], shape: StepShape
@@ -185,6 +188,14 @@ class ModelRunner:
         logits = self.model.logits(hidden[inputs.last_tokens]) if step.samples else None
         pooled = pool(step, hidden, self.model.logits) if step.pools else None
         return logits, prompts, pooled
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedDeltas:
+    """deltas: of each linear, on the host once the event is passed."""
+
+    deltas: list[Tensor]
+    event: DeviceEvent
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from adapters.errors import AdapterRejected, AdapterUnavailable
 from adapters.pool.pool import AdapterPool
 from adapters.pool.tiers import AdapterLease
 from workers.execution.engine import Engine
-from workers.execution.model_runner import ModelRunner
+from workers.execution.model_runner import LaunchedDeltas, ModelRunner
 from workers.verification.effect_proof import EffectProof, NotProved
 from workers.wire.protocol import (
     AdapterRef,
@@ -228,14 +228,19 @@ class AdapterVerifier:
         return lease
 
     def _measure(self, instance: ModelInstance, lease: AdapterLease) -> Work[list[list[Tensor]]]:
-        deltas: list[list[Tensor]] = []
+        """Launches the deltas of all layers between steps and returns them once the device has
+        computed them, so that the engine never waits for a step in flight."""
+        launched: list[LaunchedDeltas] = []
         begin = self._clock()
         for layer in range(instance.effect_proof.layout.num_layers):
             if self._clock() - begin > STEP_BUDGET_S:
                 yield
                 begin = self._clock()
-            deltas.append(instance.runner.lora_deltas(lease, layer, instance.effect_proof.inputs))
-        return deltas
+            inputs = instance.effect_proof.inputs
+            launched.append(instance.runner.launch_deltas(lease, layer, inputs))
+        while not launched[-1].event.query():
+            yield
+        return [each.deltas for each in launched]
 
     def _score(
         self, instance: ModelInstance, adapter: AdapterRef | None

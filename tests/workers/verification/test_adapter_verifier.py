@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -25,6 +26,7 @@ from tests.doubles import write_adapter
 from tests.oracle import Oracle
 from tests.workers.driver import Driver, store_adapter
 from tests.workers.process.test_worker import ADAPTERS, Setup, import_broken_model
+from workers.execution.model_runner import LaunchedDeltas, ModelRunner
 from workers.process.config import WorkerConfig
 from workers.process.server import Disconnected
 from workers.verification.adapter_verifier import MAX_QUEUED
@@ -87,6 +89,41 @@ def test_what_peft_saved_is_proved(llama: Setup, backend: str, dtype: str) -> No
         assert fingerprint.logprobs == pytest.approx(best.values.tolist(), abs=1e-3)
         change = (with_adapter - without)[range(len(prompt) - 1), prompt[1:]]
         assert fingerprint.effect == pytest.approx(float(change.abs().max()), abs=1e-3)
+
+
+class LaterEvent:
+    """Event of a device that is busy with a step: it passes when it has been polled three times."""
+
+    def __init__(self) -> None:
+        self.num_queries = 0
+
+    def query(self) -> bool:
+        self.num_queries += 1
+        return self.num_queries > 3
+
+    def synchronize(self) -> None:
+        raise AssertionError("the engine's thread waited for the device")
+
+    def wait(self) -> None:
+        pass
+
+
+def test_a_probe_does_not_wait_for_the_step_in_flight(
+    llama: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads what the adapter adds when the device has come to it; steps go on until then."""
+    events: list[LaterEvent] = []
+    launch = ModelRunner.launch_deltas
+
+    def launch_deltas(self: ModelRunner, *arguments: Any) -> LaunchedDeltas:
+        events.append(LaterEvent())
+        return replace(launch(self, *arguments), event=events[-1])
+
+    monkeypatch.setattr(ModelRunner, "launch_deltas", launch_deltas)
+    with Driver(llama.config(ops="reference", dtype="float32")) as driver:
+        num_layers = driver.worker.instances[llama.digest].effect_proof.layout.num_layers
+        assert driver.probe(0, llama.digest, next(iter(llama.refs.values()))).error == ""
+    assert len(events) == num_layers and events[-1].num_queries == 4
 
 
 Spoil = Callable[[ImageTables, Tensor, ImageLayout], None]
