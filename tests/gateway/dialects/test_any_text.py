@@ -27,7 +27,7 @@ from gateway.text.parsers.parser import Part
 from gateway.text.tokenizer import ModelTokenizer
 from tests.doubles import make_tokenizer
 from tests.gateway.dialects.test_all_dialects import LENGTH_FIELD, post
-from tests.gateway.dialects.test_all_dialects import service as service  # noqa: PLC0414
+from tests.gateway.dialects.test_all_dialects import service as service
 from tests.gateway.scripted import ScriptedWorker
 from tests.gateway.scripts import say
 from tests.gateway.service import Service
@@ -46,7 +46,19 @@ DIALECTS: list[tuple[Dialect[Any], Any, dict[str, Any]]] = [
 ]
 LONE = r"\ud800"
 """As JSON and Python write half of a character."""
-WORDS = [LONE, r"\udfff\ud800", r"\ud83d", r"\ud83d\ude00", "\\", "\\u12", '"', "'", "x", "é", "\x00"]
+WORDS = [
+    LONE,
+    r"\udfff\ud800",
+    r"\ud83d",
+    r"\ud83d\ude00",
+    "\\",
+    "\\u12",
+    '"',
+    "'",
+    "x",
+    "é",
+    "\x00",
+]
 MARKS = [
     *("<tool_call>", "</tool_call>", "<think>", "</think>", "<function=f>", "</function>"),
     *("<parameter=x>", "</parameter>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"),
@@ -70,8 +82,9 @@ def answers(draw: st.DrawFn) -> tuple[AnswerForm, str]:
     form = AnswerForm(calls, draw(st.booleans()))
     if draw(st.booleans()):
         return form, "".join(draw(st.lists(st.sampled_from(MARKS) | words, max_size=20)))
-    name, arguments = draw(st.sampled_from(["f", "g"]) | words), draw(
-        st.dictionaries(words | st.just("x"), values, max_size=3)
+    name, arguments = (
+        draw(st.sampled_from(["f", "g"]) | words),
+        draw(st.dictionaries(words | st.just("x"), values, max_size=3)),
     )
     # Escapes of the values are the model's own, and not ours.
     text = write(calls, (name, arguments)).replace("\\\\ud", "\\ud")

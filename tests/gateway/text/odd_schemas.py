@@ -16,7 +16,10 @@ VALID: list[dict[str, Any]] = [
     {"type": "object", "properties": {"x": {"allOf": [True, {"type": "string"}]}}},
     {"type": "object", "properties": {"x": {"type": ["integer", "string"]}}},
     {"type": "object", "properties": {"x": {"type": "array", "items": False}}},
-    {"type": "object", "properties": {"x": {"type": "array", "prefixItems": [True], "items": True}}},
+    {
+        "type": "object",
+        "properties": {"x": {"type": "array", "prefixItems": [True], "items": True}},
+    },
     {"type": "object", "properties": {"x": {"enum": [1, None, "a", [], {}]}}},
     {"type": "object", "properties": {"x": {"const": None}}},
     {"type": "object", "properties": {"x": {"$ref": "#/$defs/a"}}, "$defs": {"a": True}},

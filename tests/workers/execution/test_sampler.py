@@ -3,6 +3,8 @@ that they ask for."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,8 +12,9 @@ import torch
 from ops.base import Ops
 from ops.cpu import CpuOps
 from ops.reference import ReferenceOps
+from workers.execution import sampler as sampling
 from workers.execution.sampler import Sampler
-from workers.execution.step_input import SampleInput, StepInput
+from workers.execution.step_input import SampleInput, ScoreInput, StepInput
 from workers.execution.token_buffer import TokenBuffer
 from workers.wire.protocol import ALL_TOKENS, SamplingParams
 
@@ -86,3 +89,22 @@ def test_each_sample_is_told_the_tokens_that_it_asks_for(ops: Ops) -> None:
     assert [token for token, _ in told[1].top] == [7, 3, 39]
     assert [token for token, _ in told[3].top] == ranked[3]
     assert [token for token, _ in told[4].top] == [0]
+
+
+def test_a_long_prompt_is_scored_some_tokens_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that its logits fit into memory that no request was promised."""
+    scores = [ScoreInput(0, [3, 1, 2], 2), ScoreInput(1, [7, 8, 9, 10], 1)]
+    step = replace(step_of([]), scores=scores, counts=np.array([4, 4], np.int32))
+    sampler = Sampler(ReferenceOps(), TokenBuffer(2, 8, torch.device("cpu")))
+    inputs, hidden = sampler.upload(step), torch.randn(8, VOCAB)
+    sizes: list[int] = []
+
+    def head(rows: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(rows))
+        return 2 * rows
+
+    whole = [score.read() for score in sampler.score_prompts(step, inputs, hidden, head)]
+    monkeypatch.setattr(sampling, "MAX_SCORED_ROWS", 2)
+    parts = [score.read() for score in sampler.score_prompts(step, inputs, hidden, head)]
+    assert sizes == [3, 4, 2, 1, 2, 2]
+    assert parts == whole and [len(score) for score in whole] == [3, 4]
