@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +27,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How connections to workers over TCP are secured."""
     pepper: bytes
     """The secret of the keyed hash of API keys."""
+    clock: Callable[[], float] = time.time
+    """This machine's clock, in seconds since 1970."""
     wal: Path
     """Folder of the write-ahead log of usage; gateways may share it."""
     max_wal_bytes: int = 256 << 20

@@ -163,6 +163,7 @@ class Standing(NamedTuple):
     catalog_generation: int
     usage_log_bytes: int
     max_usage_log_bytes: int
+    clock_difference_s: float
     workers: dict[str, int]
     """Connected or not, by state."""
     moves: dict[str, int]
@@ -215,6 +216,12 @@ _gauge(
     "Where it is so much, requests are refused.",
     lambda s: s.max_usage_log_bytes,
     "By",
+)
+_gauge(
+    "loraplex_database_clock_difference_seconds",
+    "Time that the machine's clock is ahead of the database's, by which limits and keys go.",
+    lambda s: s.clock_difference_s,
+    "s",
 )
 _meter.create_observable_gauge(
     "loraplex_workers",

@@ -485,6 +485,13 @@ ALERTS = (
         "The database takes long for renewals of limits.",
     ),
     Alert(
+        "LoraplexClockDiffers",
+        "warning",
+        "max(abs(loraplex_database_clock_difference_seconds)) > 5",
+        2,
+        "The clock of a gateway's machine is not the database's.",
+    ),
+    Alert(
         "LoraplexCertificateEnds",
         "warning",
         "min by (certificate) (loraplex_certificate_expiry_timestamp_seconds) - time()"

@@ -1,6 +1,7 @@
 -- name: quota_exchange
 -- $1: gateway id; $2: number of the exchange; $3: seconds that its slices outlive it; $4: as the function takes them.
-SELECT quota_exchange($1, $2, make_interval(secs => $3), $4);
+SELECT quota_exchange($1, $2, make_interval(secs => $3), $4) AS responses,
+       extract(epoch FROM clock_timestamp())::float8 AS database_at;
 
 -- name: quota_release
 -- $1: gateways that are gone, and all of whose usage is loaded. After a loss one holds as <id>#<number>.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 
 from admin.records import ApiKey, hash_key, parse_key
 from gateway.catalog.catalog import CatalogView
@@ -12,7 +12,9 @@ from gateway.exceptions import Forbidden, Unauthenticated
 INCORRECT = "Incorrect API key provided."
 
 
-def authenticate(view: CatalogView, pepper: bytes, authorization: str | None) -> ApiKey:
+def authenticate(
+    view: CatalogView, pepper: bytes, authorization: str | None, now: datetime
+) -> ApiKey:
     """The valid key of an Authorization header. Raises Unauthenticated in the same words, whatever
     is wrong with it.
 
@@ -20,7 +22,7 @@ def authenticate(view: CatalogView, pepper: bytes, authorization: str | None) ->
     choose what is looked up, so the time of a refusal says nothing about the key.
     """
     key = view.keys_by_hash.get(hash_key(_bearer(authorization), pepper))
-    if key is None or not key.is_live(datetime.now(UTC)):
+    if key is None or not key.is_live(now):
         raise Unauthenticated(INCORRECT)
     return key
 
@@ -42,10 +44,10 @@ def _bearer(authorization: str | None) -> str:
     return text
 
 
-def is_valid(view: CatalogView, key_id: str) -> bool:
+def is_valid(view: CatalogView, key_id: str, now: datetime) -> bool:
     """Whether the key is live and its tenant exists. A key's scopes never change."""
     key = view.keys.get(key_id)
-    return key is not None and key.is_live(datetime.now(UTC)) and key.tenant_id in view.tenants
+    return key is not None and key.is_live(now) and key.tenant_id in view.tenants
 
 
 def check_address(key: ApiKey, address: str | None) -> None:

@@ -50,7 +50,7 @@ def requires(scope: str, *, on_worker: bool = False) -> Guard:
         view = gateway.catalog.current
         header = _authorization(connection.scope)
         try:
-            key = authenticate(view, gateway.config.pepper, header)
+            key = authenticate(view, gateway.config.pepper, header, gateway.clock.moment)
         except Unauthenticated as error:
             if gateway.catalog.unconfirmed_s == 0 or not may_be_newer(view, header):
                 raise

@@ -18,6 +18,7 @@ from gateway.dispatch.running_generations import RunningGenerations
 from gateway.dispatch.worker_discovery import WorkerDiscovery
 from gateway.limits.admission import Admission
 from gateway.limits.body_pace import BodyPace
+from gateway.limits.database_clock import DatabaseClock
 from gateway.limits.leases import Leases, PostgresLeaseRenewal
 from gateway.limits.refusal_limit import RefusalLimit
 from gateway.metering.usage import UsageRecorder
@@ -39,16 +40,18 @@ class Gateway:
         database: Database | None,
     ) -> None:
         self.config = config
+        self.clock = DatabaseClock(config.clock)
         self.catalog = Catalog(source, config.catalog_stale_s)
         self.tokenizers = Tokenizers(config.model_folder)
         self.grammars = Grammars()
         self.leases: Leases | None = None
         if database is not None:
-            renewal = PostgresLeaseRenewal(database, config.catalog_stale_s)
+            renewal = PostgresLeaseRenewal(database, config.catalog_stale_s, self.clock)
             self.leases = leases = Leases(
                 renewal,
                 config.instance_id,
                 config.catalog_stale_s,
+                self.clock,
                 wait_s=config.limits_wait_s,
             )
             self.catalog.watch(lambda _: leases.believe_catalog())
@@ -79,6 +82,7 @@ class Gateway:
             catalog_generation=0 if view is None else view.generation,
             usage_log_bytes=self.wal.num_bytes,
             max_usage_log_bytes=self.config.max_wal_bytes,
+            clock_difference_s=self.clock.difference_s,
             workers=self.fleet.states(),
             moves={
                 "retried": failover.num_retried,
@@ -97,7 +101,7 @@ class Gateway:
 
     def _is_valid(self, key_id: str) -> bool:
         view = self.catalog.view
-        return view is not None and is_valid(view, key_id)
+        return view is not None and is_valid(view, key_id, self.clock.moment)
 
     def _connect(self, address: str) -> WorkerClient:
         """A client of a worker, not yet connected."""

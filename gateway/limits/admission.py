@@ -59,7 +59,7 @@ class Reservation:
     ) -> None:
         """`max_tokens` has one entry a prompt, which each of its `num_choices` may take."""
         self.max_tokens = max_tokens
-        self.admitted_at = time.time()
+        self.admitted_at = time.time() if leases is None else leases.clock()
         self.holder = "" if leases is None else leases.holder
         """The holder of the leases that all of it is reserved from."""
         self.leased = leased_bits(tenant_id, limits)

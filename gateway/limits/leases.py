@@ -16,6 +16,7 @@ from admin.periodic import repeat
 from admin.queries import sql
 from gateway import telemetry
 from gateway.exceptions import QuotaExceeded, QuotaUnavailable
+from gateway.limits.database_clock import DatabaseClock
 from gateway.limits.lease_book import (
     LeaseBook,
     LeaseRecall,
@@ -68,19 +69,28 @@ class LeaseRenewal(Protocol):
 
 
 class PostgresLeaseRenewal:
-    def __init__(self, database: Database, lifetime_s: float) -> None:
+    def __init__(
+        self, database: Database, lifetime_s: float, clock: DatabaseClock | None = None
+    ) -> None:
+        """clock: to be told the database's time with each renewal."""
         self._database = database
         self._lifetime_s = lifetime_s
+        self._clock = clock or DatabaseClock()
 
     async def renew(
         self, holder: str, number: int, requests: list[LeaseRequest]
     ) -> list[LeaseResponse] | None:
         given = [msgspec.structs.asdict(request) for request in requests]
         async with self._database.acquire() as connection:
-            row = await connection.fetchval(
+            sent_at = time.monotonic()
+            row = await connection.fetchrow(
                 sql["quota_exchange"], holder, number, self._lifetime_s, given
             )
-        return None if row is None else msgspec.convert(row, list[LeaseResponse])
+            received_at = time.monotonic()
+        assert row is not None
+        self._clock.note_exchange(sent_at, row["database_at"], received_at)
+        responses = row["responses"]
+        return None if responses is None else msgspec.convert(responses, list[LeaseResponse])
 
     async def listen(self, hear: Callable[[LeaseRecall], None]) -> None:
         def heard(payload: str) -> None:
@@ -114,14 +124,14 @@ class Leases:
         clock: Callable[[], float] = time.time,
         wait_s: float = 1.0,
     ) -> None:
-        """wait_s: seconds that a request waits for the database, or for other gateways to
-        return."""
+        """clock: of the windows. wait_s: seconds that a request waits for the database, or for
+        other gateways to return."""
         self.holder = gateway_id
         """Changes when all was lost: what is settled later must not be taken from new leases."""
         self._gateway_id = gateway_id
         self._renewal = renewal
         self._lifetime_s = lifetime_s
-        self._clock = clock
+        self.clock = clock
         self._wait_s = wait_s
         self._book = LeaseBook()
         self._number = 0
@@ -141,7 +151,7 @@ class Leases:
         while True:
             if not time.monotonic() < min(deadline, self._valid_until):
                 raise QuotaUnavailable("Limits cannot be checked: the database is away.")
-            now = self._clock()
+            now = self.clock()
             holds = [
                 Hold(
                     self._book.quota(limit, admitted_at if limit.kind in BUDGETS else now, now),
@@ -163,7 +173,7 @@ class Leases:
             waiter = self._book.wait(holds)
             if self._is_away:
                 self._book.share()
-                self._end(self._book.serve(self._clock()))
+                self._end(self._book.serve(self.clock()))
             await self._served(waiter, deadline)
             if waiter.is_served:
                 return holds
@@ -186,16 +196,16 @@ class Leases:
 
     def _refusal(self, hold: Hold) -> QuotaExceeded:
         telemetry.limit_refusals.add(1, hold.quota.kind.value)
-        return exceeded(hold, self._clock())
+        return exceeded(hold, self.clock())
 
     def settle(self, hold: Hold, used: int) -> None:
         self._book.settle(hold, used)
         if hold.quota.num_waiting:
-            self._end(self._book.serve(self._clock()))
+            self._end(self._book.serve(self.clock()))
 
     def headers(self, limits: Sequence[Limit]) -> dict[str, str]:
         """`x-ratelimit-*` headers that tell what is left of these limits now."""
-        now = self._clock()
+        now = self.clock()
         return rate_limit_headers([self._book.quota(limit, now, now) for limit in limits], now)
 
     def believe_catalog(self) -> None:
@@ -212,12 +222,12 @@ class Leases:
             while True:
                 self._wake.clear()
                 if time.monotonic() >= next_sweep:
-                    self._book.sweep(self._clock())
+                    self._book.sweep(self.clock())
                     next_sweep = time.monotonic() + SWEEP_INTERVAL_S
-                requests = self._book.gather(self._clock())
+                requests = self._book.gather(self.clock())
                 self._delivery = asyncio.create_task(self._deliver(requests))
                 await asyncio.shield(self._delivery)
-                self._end(self._book.serve(self._clock()))
+                self._end(self._book.serve(self.clock()))
                 await asyncio.sleep(PACE_S)
                 if not self._book.is_due:
                     with contextlib.suppress(TimeoutError):
@@ -234,7 +244,7 @@ class Leases:
         try:
             if self._delivery is not None:
                 await self._delivery
-            requests = self._book.give_back(self._clock())
+            requests = self._book.give_back(self.clock())
             for i in range(0, len(requests), REQUESTS_AT_ONCE):
                 await self._renewed(requests[i : i + REQUESTS_AT_ONCE])
         finally:
@@ -281,7 +291,7 @@ class Leases:
                     self._book.see_nothing()
                 self._is_away = True
                 self._book.share()
-                self._end(self._book.serve(self._clock()))
+                self._end(self._book.serve(self.clock()))
                 await asyncio.sleep(RETRY_S)
         self._is_away = False
         telemetry.lease_renewal.record(time.monotonic() - sent_at)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -74,7 +73,7 @@ class RequestCharge:
         return self._leases.headers([limit for limit in self._limits if is_shown(limit.kind)])
 
     async def _take_from(self, leases: Leases, *, on_worker: bool) -> None:
-        now = time.time()
+        now = leases.clock()
         requests = [each for each in self._limits if each.kind is Kind.REQUESTS_PER_MINUTE]
         if requests:
             self._requests = await leases.take([(limit, 1) for limit in requests], now)

@@ -71,7 +71,8 @@ def _metrics_for_admins(gateway: Gateway, worker_health: str | None) -> Litestar
 
     async def admins_only(connection: Connection, _handler: BaseRouteHandler) -> None:
         header = find_header(connection.scope, b"authorization")
-        key = authenticate(gateway.catalog.current, gateway.config.pepper, header)
+        view, now = gateway.catalog.current, gateway.clock.moment
+        key = authenticate(view, gateway.config.pepper, header, now)
         check_address(key, client_address(connection.scope))
         if key.tenant_id is not None:
             raise NotFoundException()

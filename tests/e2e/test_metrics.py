@@ -55,6 +55,7 @@ STILL = {
     "loraplex_catalog_age_seconds": "the database answers",
     "loraplex_usage_log_bytes": "it is loaded at once",
     "loraplex_usage_log_max_bytes": "a setting",
+    "loraplex_database_clock_difference_seconds": "the database is on this machine",
     "loraplex_workers": "one worker, which stays",
     "loraplex_waiting_tokens": "prompts wait for milliseconds",
     "loraplex_adapter_leases": "read once a second, held for milliseconds",

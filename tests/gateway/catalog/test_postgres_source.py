@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
 from typing import Any, NoReturn
 
 import asyncpg
@@ -57,7 +58,9 @@ async def test_keys_and_models_as_they_change(database: Database) -> None:
         await models.register_model(connection, "tiny", SHAPE, 512)
         key, text = await keys.create_key(connection, PEPPER, tenant.id, TENANT_SCOPES)
     view = await until(catalog, lambda view: key.id in view.keys)
-    caller = authorize(view, authenticate(view, PEPPER, f"Bearer {text}"), "inference")
+    caller = authorize(
+        view, authenticate(view, PEPPER, f"Bearer {text}", datetime.now(UTC)), "inference"
+    )
     assert caller.tenant.name == "acme"
     assert view.resolve(caller.tenant, "tiny").base.digest == DIGEST
     before = view.generation
@@ -65,7 +68,7 @@ async def test_keys_and_models_as_they_change(database: Database) -> None:
         await keys.revoke_key(connection, key.id)
     view = await until(catalog, lambda view: view.generation > before)
     with pytest.raises(Unauthenticated):
-        authenticate(view, PEPPER, f"Bearer {text}")
+        authenticate(view, PEPPER, f"Bearer {text}", datetime.now(UTC))
     running.cancel()
 
 

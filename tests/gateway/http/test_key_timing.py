@@ -9,6 +9,7 @@ import statistics
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 
 import pytest
 
@@ -30,6 +31,7 @@ WELCH_T = 4.5
 KEPT = 0.9
 """The share of samples, of both kinds by one bound, that no other process fell into."""
 SEED = 23
+NOW = datetime.now(UTC)
 
 Check = Callable[[str], object]
 
@@ -77,7 +79,7 @@ class Keys:
         return self.chance.choice(BASE62.replace(character, ""))
 
     def ours(self, text: str) -> None:
-        authenticate(self.view, PEPPER, f"Bearer {text}")
+        authenticate(self.view, PEPPER, f"Bearer {text}", NOW)
 
     def leaky(self, text: str) -> None:
         """What the test must see: unknown ids are not hashed, and characters are compared until
