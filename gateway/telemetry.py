@@ -226,7 +226,8 @@ _gauge(
 _meter.create_observable_gauge(
     "loraplex_workers",
     [partial(_observe, lambda s: [Observation(n, {"state": k}) for k, n in s.workers.items()])],
-    description="Workers by `state`: ready, silent, draining or lost.",
+    description="Workers by `state`: ready, silent, draining, lost, or absent: an address that has "
+    "never answered.",
 )
 _meter.create_observable_counter(
     "loraplex_moves",

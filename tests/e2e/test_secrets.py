@@ -121,7 +121,7 @@ class Box:
             good | {"max_tokens": said},
             good | {"prompt": {said: said}},
             good | {"prompt": said * 1000},
-            good | {"logit_bias": {said: 1}},
+            good | {"logit_bias": {"5": said}},
             good | {"stop": [said] * 100},
             [said],
         ]

@@ -23,7 +23,7 @@ from tests.e2e import demo
 from tests.e2e.tiny import Tiny
 from tests.oracle import Verdict
 from tests.scale import scaled
-from tests.stack import Stack, running
+from tests.stack import PLAIN, Stack, running
 from tests.worker_state import watched_worker, worker_metrics
 from workers.wire.protocol import WorkerStatus
 
@@ -74,6 +74,7 @@ def test_a_thousand_adapters_answer_as_themselves(tiny: Tiny) -> None:
     chosen = rng.choices(names, zipf, k=half) + rng.choices(names, k=NUM_REQUESTS - half)
     asked = [(name, rng.choice(prompts)) for name in chosen]
     stack = tiny.stack(
+        command=PLAIN,
         memory=ARENA_BYTES,
         max_loaded_adapters=NUM_SLOTS,
         host_adapter_memory=NUM_HOST_IMAGES * IMAGE_BYTES,
