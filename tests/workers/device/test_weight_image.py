@@ -105,6 +105,7 @@ class LateOps:
 
 class Capturing(ReferenceOps):
     def __init__(self) -> None:
+        super().__init__()
         self.num_captured = 0
 
     def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
