@@ -212,7 +212,7 @@ async def test_a_worker_that_hangs_is_left_and_taken_back(
     ejected_s = max(ejected_after())
     during = [t for t in traffic.told if paused_at - 1 < t.asked_at < resumed_at]
     there, elsewhere = (
-        max(t.longest_wait_s for t in during if (t.worker == hung.name) is was_there)
+        max((t.longest_wait_s for t in during if (t.worker == hung.name) is was_there), default=0)
         for was_there in (True, False)
     )
     back_s = min(told.first_at for told in back()) - resumed_at
