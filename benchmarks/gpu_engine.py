@@ -136,7 +136,7 @@ def _measured(
     ranks: tuple[int, ...],
     num_steps: int,
 ) -> tuple[float, float]:
-    """As `timed`, of an engine that is dropped afterwards."""
+    """Times an engine as `timed` does, and drops it afterwards."""
     engine, ring = make_engine(model, rows, context + 2 * num_steps, runs_ahead, True, ranks)
     return timed(engine, ring, rows, context, num_steps, len(ranks))
 

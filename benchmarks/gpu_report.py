@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[1]
 KIT = ROOT / ".gpu"
 ARCHIVE = "gpu-report.tgz"
 MAX_LOG_BYTES = 1 << 20
-"""Of a log, in the archive."""
+"""Bytes that the archive keeps of a log."""
 
 
 class Limits(NamedTuple):

@@ -19,7 +19,7 @@ from sandbox.task import Bounds, Died
 
 MAX_VALIDATIONS = 2
 BOUNDS = Bounds(memory_bytes=64 << 20, cpu_s=60.0, wall_s=120.0)
-"""Of one validation."""
+"""Limits of the process that validates one adapter."""
 HINTS = {
     "memory": "Validating it takes more memory than any adapter that can be served.",
     "timeout": "Validating it takes longer than any adapter that can be served.",

@@ -29,7 +29,7 @@ from gateway.messages import MadeCall, Message
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 512
-"""With those that are dropped."""
+"""Maximum number of tools in a request, dropped ones included."""
 ROLES: Mapping[str, Literal["system", "user", "assistant", "tool"]] = {
     "system": "system",
     "developer": "system",
