@@ -119,7 +119,7 @@ def _rowed(sequence: Sequence, start: int, end: int) -> Rowed:
 
 
 class BilledWorker:
-    """Does nothing but in `receive` and `step`."""
+    """Does nothing but in `receive`, `refuse` and `step`."""
 
     is_ready = True
     step_age_s = 0.0
@@ -130,8 +130,7 @@ class BilledWorker:
         self.is_up = False
         self.num_preemptions = 0
         self.refused_part = 0.0
-        """Part of the steps before which a waiting sequence is refused, as if others needed its
-        place in the queue."""
+        """Part of the calls of `refuse` that refuse a sequence."""
         self._name = name
         self._counts = counts
         self._chance = chance
@@ -194,10 +193,14 @@ class BilledWorker:
                     pass
         self._deliver(engine.expire())
 
+    def refuse(self) -> None:
+        """Refuses now and then a waiting sequence, as if others needed its place in the queue."""
+        if self._chance.random() < self.refused_part:
+            engine = self._simulation.engine
+            self._deliver(engine.fail_first(ErrorCode.OVERLOADED, "the queue is full"))
+
     def step(self) -> None:
         engine = self._simulation.engine
-        if self._chance.random() < self.refused_part:
-            self._deliver(engine.fail_first(ErrorCode.OVERLOADED, "the queue is full"))
         if engine.has_work:
             self._deliver(engine.step())
 

@@ -62,12 +62,6 @@ class Asked:
         return self.status == 503 and json.loads(self.data)["error"]["code"] == "overloaded"
 
     @property
-    def ended_unanswered(self) -> bool:
-        """Whether it expired or was refused: it has shown nothing, and takes no token that a worker
-        emits afterwards."""
-        return self.status == 504 or self.is_refused
-
-    @property
     def is_open(self) -> bool:
         return not self.is_whole and not self.lost.done()
 
@@ -96,7 +90,7 @@ class House:
         )
         self.asked: list[Asked] = []
         self.events: Counter[str] = Counter()
-        self._prefixes = [self._tokens(length) for length in (16, 40, 100, 160)]
+        self._prefixes = [self.tokens(length) for length in (16, 40, 100, 160)]
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -133,14 +127,32 @@ class House:
             if not is_calm:
                 await self._leave()
                 await self._disturb()
-            for worker in self.workers:
-                if worker.is_up:
-                    await self._receive(worker)
-                    worker.step()
-                    await self._settle()
+            await self._compute()
             for task in [task for task in tasks if task.done()]:
                 tasks.remove(task)
                 task.result()
+
+    async def run_refused(self, asked: Asked) -> None:
+        """Until the request is over. From its first token on, workers refuse every sequence that
+        waits, and none waits for another worker."""
+        self.gateway.failover.wait_s = 0.0
+        self.asked.append(asked)
+        task = asyncio.create_task(self._ask(asked))
+        while not task.done():
+            await self._settle()
+            for worker in self.workers:
+                worker.refused_part = 1.0 if self.counts[asked.request_id].num_tokens else 0.0
+            await self._compute()
+        task.result()
+
+    async def _compute(self) -> None:
+        """One step of each worker."""
+        for worker in self.workers:
+            if worker.is_up:
+                worker.refuse()
+                await self._receive(worker)
+                worker.step()
+                await self._settle()
 
     async def _receive(self, worker: BilledWorker) -> None:
         """Until it has taken all that it was sent, and what it answered has brought no more: a
@@ -170,7 +182,9 @@ class House:
                 await self._settle()
 
     async def _disturb(self) -> None:
-        """Now and then a worker is lost or comes back, or all stand still for a moment."""
+        """Now and then a worker is lost or comes back, or all stand still for a moment. Sequences
+        without a worker wait for one, or fail at once, while other choices are answered."""
+        self.gateway.failover.wait_s = self.chance.choice([0.0, 1.0])
         for worker in self.workers:
             if self.chance.random() < (0.002 if worker.is_up else 0.05):
                 await (worker.kill() if worker.is_up else worker.start())
@@ -185,14 +199,14 @@ class House:
             await asyncio.sleep(PAUSE_S)
             await self._settle()
 
-    def _tokens(self, count: int) -> list[int]:
+    def tokens(self, count: int) -> list[int]:
         return [self.chance.randrange(90) for _ in range(count)]
 
     def request(self) -> Asked:
         chance = self.chance
         prompts = [
             chance.choice([[], *self._prefixes])
-            + self._tokens(chance.choice([1, 20, 60, 150]))
+            + self.tokens(chance.choice([1, 20, 60, 150]))
             + [number]
             for number in range(chance.choice([1, 1, 1, 2, 3]))
         ]
@@ -278,8 +292,7 @@ def differences(house: House, billed: dict[str, UsageRecord]) -> list[str]:
         told = NOTHING
         if bill is not None:
             told = bill.prompt_tokens, bill.cached_tokens, bill.completion_tokens
-        num_tokens = 0 if asked.ended_unanswered else count.num_tokens
-        counted = count.num_positions, count.num_cached, num_tokens
+        counted = count.num_positions, count.num_cached, count.num_tokens
         if told != counted:
             found.append(f"{asked} is billed {told}, not {counted}: {bill and bill.finish_reasons}")
         if bill is not None and asked.is_whole and asked.status == 200:
@@ -305,6 +318,29 @@ async def test_a_scored_prompt_of_many_choices_is_computed_once(
     (count,) = house.counts.values()
     assert count.num_computed <= len(prompt) + 7 * PAGE_TOKENS
     assert differences(house, bills(tmp_path)) == []
+
+
+async def test_a_refused_choice_leaves_the_tokens_of_the_others_billed(
+    store: Path, tmp_path: Path
+) -> None:
+    """Though their text is never sent: a failed request pays for what was emitted until then."""
+    house = House(store, tmp_path, SEED)
+    shapes = [(8, 1, 30, False), (8, 2, 30, False), (9, 1, 60, False), (8, 1, 30, True)]
+    async with house.running():
+        for num_prompts, num_choices, max_tokens, is_stream in shapes:
+            # So long that the three workers have pages for six of them at most.
+            prompts = [house.tokens(400) for _ in range(num_prompts)]
+            body = {"model": "tiny", "prompt": prompts, "n": num_choices, "max_tokens": max_tokens}
+            body |= {"stream": is_stream, "ignore_eos": True, "return_token_ids": True}
+            await house.run_refused(Asked(body, None, asyncio.Future()))
+    billed = bills(tmp_path)
+    assert [asked.status for asked in house.asked] == [503, 503, 503, 200]
+    for asked in house.asked:
+        bill = billed[asked.request_id]
+        assert bill.status is Status.FAILED
+        assert None in bill.finish_reasons
+        assert bill.completion_tokens > 0
+    assert differences(house, billed) == []
 
 
 @pytest.mark.soak
@@ -339,6 +375,12 @@ async def test_bills_are_what_was_computed_found_and_emitted(
             "refused midway": sum(
                 asked.is_refused and asked.request_id in billed for asked in house.asked
             ),
+            "refused after tokens": sum(
+                asked.is_refused
+                and asked.request_id in billed
+                and billed[asked.request_id].completion_tokens > 0
+                for asked in house.asked
+            ),
             "left in a prompt": sum(
                 bill.status is Status.CANCELLED and not bill.completion_tokens
                 for bill in billed.values()
@@ -347,5 +389,6 @@ async def test_bills_are_what_was_computed_found_and_emitted(
     )
     print(len(billed), sum(each.prompt_tokens for each in billed.values()), dict(seen))
     # What depends on the machine's clock is certain in the full form only.
-    rare = () if IS_FULL else ("paused", "expired", "expired midway")
+    clocked = ("paused", "expired", "expired midway", "refused after tokens")
+    rare = () if IS_FULL else clocked
     assert all(count for name, count in seen.items() if name not in rare), seen
