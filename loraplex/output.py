@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import logging
@@ -13,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from loraplex.errors import OutputLost
+from loraplex.neutral_text import ExactText, NeutralText, neutral
 from loraplex.tables import UNBOUNDED, Column, Kind, Row, exact, fields, fitted, printable, tabbed
 
 log = logging.getLogger("loraplex")
@@ -35,17 +37,32 @@ class _Output(io.FileIO):
 
 
 def watch_output() -> None:
-    """From now on print and its like raise OutputLost; what is closed takes everything."""
-    given = sys.stdout
-    if not isinstance(given, io.TextIOWrapper):
+    """From now on all that is printed is neutral, and print and its like raise OutputLost; what is
+    closed takes everything."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout = _neutral(sys.stdout, _Output)
+    else:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the end
-        return
-    sys.stdout = io.TextIOWrapper(
-        io.BufferedWriter(_Output(given.fileno(), "w", closefd=False)),
-        encoding=given.encoding,
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr = _neutral(sys.stderr, io.FileIO)
+
+
+def _neutral(given: io.TextIOWrapper, kind: type[io.FileIO]) -> NeutralText:
+    # click replaces a file for ASCII alone by one of its own.
+    is_ascii = codecs.lookup(given.encoding).name == "ascii"
+    return NeutralText(
+        io.BufferedWriter(kind(given.fileno(), "w", closefd=False)),
+        encoding="utf-8" if is_ascii else given.encoding,
         errors=given.errors,
         line_buffering=given.line_buffering or given.write_through,
     )
+
+
+def print_answer(text: str) -> None:
+    """Prints a part of what a model says: neutral on a terminal, and as it is into a file or a
+    pipe."""
+    ExactText(sys.stdout).write(neutral(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
 
 
 Form = Literal["json", "wide"]
@@ -109,11 +126,13 @@ def progress(what: str, then: str = "", *, of_bytes: bool = True) -> Iterator[Pr
         yield _Lines(what, then)
         return
     from rich import progress as rich
-    from rich.console import Console
 
+    from loraplex.neutral_console import NeutralConsole
+
+    console = NeutralConsole(sys.stderr)
     amount = rich.DownloadColumn() if of_bytes else rich.MofNCompleteColumn()
     parts = (rich.TextColumn("{task.description}", markup=False), rich.BarColumn(), amount)
-    with rich.Progress(*parts, rich.TimeRemainingColumn(), console=Console(stderr=True)) as bars:
+    with rich.Progress(*parts, rich.TimeRemainingColumn(), console=console) as bars:
         task = bars.add_task(what, total=None)
 
         def report(done: int, total: int) -> None:
@@ -129,10 +148,11 @@ def waiting(what: str) -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
         yield lambda detail: tell(f"{what}: {detail}")
         return
-    from rich.console import Console
     from rich.text import Text
 
-    with Console(stderr=True).status(Text(what)) as status:
+    from loraplex.neutral_console import NeutralConsole
+
+    with NeutralConsole(sys.stderr).status(Text(what)) as status:
         yield lambda detail: status.update(Text(f"{what}: {detail}"))
 
 

@@ -7,7 +7,6 @@ import shutil
 import sys
 import textwrap
 import time
-import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -20,6 +19,7 @@ import click
 
 from loraplex.commands.options import route
 from loraplex.errors import ApiFailure, NoKey, Refused
+from loraplex.output import print_answer
 from loraplex.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Chat:
                     if piece := choice["delta"].get("content"):
                         first = first or time.monotonic()
                         said.append(piece)
-                        click.echo(_shown(piece), nl=False)
+                        print_answer(piece)
         finally:
             if said or sys.exc_info()[0] is None:
                 click.echo()
@@ -305,13 +305,6 @@ def _tell(text: str) -> None:
         click.echo(
             textwrap.fill(line, width, break_on_hyphens=False, replace_whitespace=False), err=True
         )
-
-
-def _shown(piece: str) -> str:
-    """A terminal gets nothing from a model that it would act on; a file gets what was said."""
-    if not sys.stdout.isatty():
-        return piece
-    return "".join(c for c in piece if c in "\n\t" or unicodedata.category(c) != "Cc")
 
 
 def _speed(usage: dict[str, Any], started: float, first: float | None) -> str:

@@ -65,16 +65,16 @@ def status_command(as_json: bool) -> None:
 
 
 def _print(server: Api) -> None:
-    from rich.console import Console
-
     from loraplex.commands.overview_screen import draw
+    from loraplex.neutral_console import NeutralConsole
 
     overview = server.get(route("overview"))
-    console = Console(width=shutil.get_terminal_size((PIPE_WIDTH, 0)).columns)
+    width = shutil.get_terminal_size((PIPE_WIDTH, 0)).columns
+    console = NeutralConsole(sys.stdout, width=width)
     with console.capture() as captured:
         console.print(draw(overview, title=_title(server), width=console.width))
     # Padding of columns is of no use at the end of a line.
-    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    console.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
 def _title(server: Api) -> str:
@@ -97,11 +97,13 @@ class _Live:
         from rich.live import Live
 
         from loraplex.commands.overview_screen import ORDERS
+        from loraplex.neutral_console import NeutralConsole
 
+        console = NeutralConsole(sys.stdout)
         order = ORDERS[0]
         by_key = {each.key: each for each in ORDERS}
         looking = threading.Thread(target=self._look, daemon=True)
-        with _keys() as keys, Live(screen=True, auto_refresh=False) as live:
+        with _keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
             looking.start()
             inputs = [self._news, *([] if keys is None else [keys])]
             while True:
