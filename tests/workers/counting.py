@@ -25,7 +25,8 @@ class StepCost(NamedTuple):
 
 
 class CountingRunner:
-    """Each token generated is 0, unless an answer ends with it."""
+    """Each token generated is 0, unless an answer ends with it. The device computes one step after
+    the other, whatever the host does in the meantime."""
 
     def __init__(self, clock: FakeClock, slots: Slots, cost: StepCost = StepCost()) -> None:  # noqa: B008
         self.cost = cost
@@ -43,6 +44,8 @@ class CountingRunner:
         self.begun_s: dict[int, float] = {}
         """When the prompt of each request began."""
         self.num_steps = 0
+        self._free_s = 0.0
+        """When the last step launched ends."""
 
     def launch(self, step: StepInput) -> PendingStep:
         self.num_steps += 1
@@ -61,13 +64,17 @@ class CountingRunner:
             self.begun_s.setdefault(request.id, self.clock.now)
         step_s, row_s, position_s = self.cost
         seconds = step_s + row_s * int(step.counts.sum()) + position_s * num_attended
-        self.clock.now += self.slowdown * seconds
+        self._free_s = max(self._free_s, self.clock.now) + self.slowdown * seconds
         results = [SequenceResult() for _ in step.counts]
         for sample in step.samples:
             results[sample.sequence].tokens = [
                 self._draw(int(step.sequence_slots[sample.sequence]))
             ]
-        return Late(lambda: StepOutput(results))
+        return Late(partial(self._end, StepOutput(results), self._free_s))
+
+    def _end(self, output: StepOutput, end_s: float) -> StepOutput:
+        self.clock.now = max(self.clock.now, end_s)
+        return output
 
     def _draw(self, slot: int) -> int:
         if not self._slots.is_taken(slot):

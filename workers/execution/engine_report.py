@@ -54,7 +54,7 @@ class EngineReport:
         seconds = ended_s - max(launched_s, self._ended_s)
         self._ended_s = ended_s
         num_tokens, num_prefill = schedule.num_tokens, schedule.num_prefill_tokens
-        self._scheduler.policy.step_time.note(num_tokens, schedule.num_attended, seconds)
+        self._scheduler.note_duration(schedule, seconds, ended_s)
         if 2 * num_prefill > num_tokens:
             self._kv.note_prefill(num_tokens, seconds)
         elif num_prefill == 0:

@@ -81,12 +81,11 @@ class QueueForecast:
         self._num_answers = ASSUMED_ANSWERS
         self._num_answer_tokens = ASSUMED_ANSWERS * ASSUMED_ANSWER
         self._num_prompt_tokens = self._num_computed_tokens = 1.0
-        self._backlog_s = 0.0
-        self._backlog_work = [0.0, 0.0, 0.0]
+        self._backlog = [0.0] * 4
         """Recent seconds of backlog; and steps, tokens and attended positions in them."""
-        self._step_work = [0.0, 0.0, 0.0]
-        """The same of the last step; zeros if no sequence waited for it to end."""
-        self._step_at_s = 0.0
+        self._is_backlogged = False
+        """Whether sequences waited when the last step ended, so that the next one counts."""
+        self._ended_s = 0.0
 
     def note_start(self, num_tokens: int, num_cached: int) -> None:
         """Records that a prompt begins, and how many of its tokens were found in the cache."""
@@ -99,23 +98,27 @@ class QueueForecast:
         self._num_answer_tokens = KEPT * self._num_answer_tokens + num_tokens
 
     def note_step(
-        self, now: float, num_tokens: int, num_attended: int, *, is_backlogged: bool
+        self, ended_s: float, num_tokens: int, num_attended: int, *, is_backlogged: bool
     ) -> None:
-        """Records that a step with so many tokens begins. is_backlogged: sequences wait for slots,
-        pages or time."""
-        seconds, is_counted = now - self._step_at_s, self._step_work[0] > 0.0
+        """Records that a step with so many tokens has ended. is_backlogged: sequences wait for
+        slots, pages or time."""
+        seconds = ended_s - self._ended_s
         memory = math.exp(-seconds / SLOWDOWN_MEMORY_S)
-        self._backlog_s = memory * self._backlog_s + seconds * is_counted
-        pairs = zip(self._backlog_work, self._step_work, strict=True)
-        self._backlog_work = [memory * before + last for before, last in pairs]
-        counts = [1.0, float(num_tokens), float(num_attended)]
-        self._step_work = counts if is_backlogged and num_tokens else [0.0, 0.0, 0.0]
-        self._step_at_s = now
+        last = [seconds, 1.0, num_tokens, num_attended] if self._is_backlogged else [0.0] * 4
+        self._backlog = [
+            memory * recent + each for recent, each in zip(self._backlog, last, strict=True)
+        ]
+        self._is_backlogged, self._ended_s = is_backlogged, ended_s
+
+    def pause(self) -> None:
+        """Notes that the device is idle, or not this model's: the time until the next step ends
+        does not count as backlog."""
+        self._is_backlogged = False
 
     def forget(self) -> None:
         """Forgets what was measured so far, as in the steps of a warm-up."""
-        self._backlog_s, self._backlog_work = 0.0, [0.0, 0.0, 0.0]
-        self._step_work = [0.0, 0.0, 0.0]
+        self._backlog = [0.0] * 4
+        self.pause()
 
     @property
     def prompt_tokens_per_s(self) -> float:
@@ -173,8 +176,8 @@ class QueueForecast:
 
     @property
     def _slowdown(self) -> float:
-        predicted_s = self._step_time.total(*self._backlog_work)
-        return (self._backlog_s + ASSUMED_S) / (predicted_s + ASSUMED_S)
+        seconds, *work = self._backlog
+        return (seconds + ASSUMED_S) / (self._step_time.total(*work) + ASSUMED_S)
 
     def _mean_request(self, ahead: Load, answer: float) -> _Request:
         length = ahead.num_tokens / ahead.num_requests

@@ -216,6 +216,7 @@ class Scheduler:
     def suspend(self, now: float) -> None:
         """Puts all running sequences back to waiting with their tokens. No step is in flight."""
         self._now = now
+        self.forecast.pause()
         for sequence in list(self.running):
             self._put_back(sequence)
 
@@ -244,10 +245,16 @@ class Scheduler:
         schedule.items.sort(key=lambda item: (item.adapter_slot < 0, item.adapter_slot))
         if is_held:
             self._able_s = now
-        counts = schedule.num_tokens, schedule.num_attended
-        self.forecast.note_step(now, *counts, is_backlogged=self._is_backlogged)
         self._depart(schedule)
+        if not self._in_flight:
+            self.forecast.pause()
         return schedule
+
+    def note_duration(self, schedule: Schedule, seconds: float, ended_s: float) -> None:
+        """Records how long the device took for a step that ended then. Called before `update`."""
+        work = schedule.num_tokens, schedule.num_attended
+        self.policy.step_time.note(*work, seconds)
+        self.forecast.note_step(ended_s, *work, is_backlogged=self._is_backlogged)
 
     def write_tokens(self, sequence: Sequence, num_tokens: int) -> None:
         """Copies its last tokens to the device, which did not draw them."""

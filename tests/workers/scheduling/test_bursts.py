@@ -35,7 +35,7 @@ class Case:
     def __init__(self, seed: int, *, is_answer_known: bool | None = None) -> None:
         """is_answer_known: answers are as long as they may be; None: drawn too."""
         self.rng = rng = random.Random(seed)
-        is_gpu = rng.random() < 0.4
+        self.is_gpu = is_gpu = rng.random() < 0.4
         if is_gpu:
             rows_s, positions_s = rng.uniform(2e-5, 1e-4), rng.uniform(0, 1e-8)
         else:
@@ -62,6 +62,7 @@ class Case:
             max_num_seqs=self.num_slots,
             max_batched_tokens=self.step_tokens,
             bounds=QueueBounds(max_wait_s=max_wait_s),
+            runs_ahead=self.is_gpu,
         )
         if is_measured:
             warm_up(market.engine)

@@ -1,0 +1,72 @@
+"""A forecast of first tokens keeps to the speed of the device while sequences wait, whether a step
+is collected before the next one is launched or after."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.workers.counting import Market, StepCost
+from tests.workers.scheduling.test_fairness import ask
+from workers.execution.speed import measure_speed
+
+NUM_SLOTS = 8
+
+pytestmark = pytest.mark.usefixtures("both_ways")
+
+
+def backlogged(*, max_tokens: int) -> Market:
+    """A worker that knows its speed, with ten times as many requests as it has slots."""
+    market = Market(
+        cost=StepCost(0.01, 0.0005), num_pages=2000, max_num_seqs=NUM_SLOTS, max_batched_tokens=256
+    )
+    measure_speed(market.engine, market.clock)
+    burst(market, max_tokens=max_tokens)
+    return market
+
+
+def burst(market: Market, *, max_tokens: int) -> None:
+    rng = random.Random(1)
+    for _ in range(10 * NUM_SLOTS):
+        market.submit(ask(rng, "t", rng.randrange(50, 400), max_tokens))
+
+
+def prompt_tokens_per_s(market: Market) -> float:
+    return market.scheduler.forecast.prompt_tokens_per_s
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 40])
+def test_steps_that_take_as_long_as_predicted_are_not_slow(max_tokens: int) -> None:
+    market = backlogged(max_tokens=max_tokens)
+    known = prompt_tokens_per_s(market)
+    while market.scheduler.num_waiting:
+        market.step()
+        assert prompt_tokens_per_s(market) == pytest.approx(known, rel=0.01)
+
+
+@pytest.mark.parametrize("max_tokens", [2, 40])
+def test_steps_that_take_twice_as_long_halve_the_rate(max_tokens: int) -> None:
+    market = backlogged(max_tokens=max_tokens)
+    known = prompt_tokens_per_s(market)
+    market.counts.slowdown = 2.0
+    while market.scheduler.num_waiting:
+        market.step()
+        assert prompt_tokens_per_s(market) > 0.45 * known
+    assert prompt_tokens_per_s(market) == pytest.approx(0.5 * known, rel=0.1)
+
+
+@pytest.mark.parametrize("is_suspended", [False, True])
+def test_time_without_steps_of_this_model_counts_for_nothing(is_suspended: bool) -> None:
+    """Other models had the device, or no request came."""
+    market = backlogged(max_tokens=40)
+    known = prompt_tokens_per_s(market)
+    while market.scheduler.num_waiting > 5 * NUM_SLOTS if is_suspended else market.engine.has_work:
+        market.step()
+    if is_suspended:
+        market.suspend()
+    market.clock.now += 60.0
+    burst(market, max_tokens=40)
+    while market.scheduler.num_waiting:
+        market.step()
+        assert prompt_tokens_per_s(market) == pytest.approx(known, rel=0.01)
